@@ -1,0 +1,266 @@
+"""Chunk: an object of the hub log (docs/reference/formats/chunk.md).
+
+Layout: header | one section per (tenant, stream) | footer (msgpack) | trailer. A section is a run of entries; each
+entry names the lane it came from, which of the batch's records count (overlap is trimmed by these numbers, never by
+encoding the batch again) and when the hub took it in, followed by the batch as it was received.
+One GET of the tail reads the index; one ranged GET reads a stream.
+"""
+
+from __future__ import annotations
+
+import re
+import struct
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import msgspec
+from crc32c import crc32c
+
+from protocols.batch import Buffer
+from protocols.errors import Corrupt, Truncated, UnsupportedVersion
+
+MAGIC = b"WFC"
+TRAILER_MAGIC = b"WFCE"
+VERSION = 1
+_HEADER = struct.Struct("<4sI16sQQIIQ")
+HEADER_BYTES = _HEADER.size
+_ENTRY = struct.Struct("<IIIIq")
+ENTRY_HEADER_BYTES = _ENTRY.size
+_TRAILER = struct.Struct("<II4s")
+TRAILER_BYTES = _TRAILER.size
+TAIL_READ_BYTES = 64 << 10
+"""First guess for reading a chunk's index: one GET of this many bytes nearly always holds the footer."""
+_NAME = re.compile(r"(\d{20})")
+
+
+class ChunkHeader(NamedTuple):
+    """The fixed header of a chunk."""
+
+    cluster_id: bytes
+    """16 random bytes of the cluster."""
+    n: int
+    created: int
+    """Nanoseconds since 1970 by the writer's clock."""
+    shard: int
+    previous_footer_crc: int
+    """CRC-32C of chunk n-1's footer (0 for the first): a chain that shows a chunk from another history."""
+    nonce: int
+    """Random per attempt: tells a writer its own earlier attempt from somebody else's."""
+
+
+class StreamSection(msgspec.Struct, frozen=True, array_like=True):
+    """What a chunk holds of one (tenant, stream): offsets [base_offset, base_offset + count)."""
+
+    tenant: str
+    stream: str
+    base_offset: int
+    count: int
+    first_time: int
+    last_time: int
+    position: int
+    """Byte of the chunk where the section starts."""
+    length: int
+    crc: int
+    """CRC-32C of the section's bytes."""
+
+
+class GapRange(msgspec.Struct, frozen=True, array_like=True):
+    """Records [first, end) of a lane that can never come, and why (``protocols.segment.GapReason``)."""
+
+    first: int
+    end: int
+    reason: int
+
+
+class Mark(msgspec.Struct, frozen=True, array_like=True):
+    """Everything the edge took in up to ``time`` (its wall clock, ns) has a sequence number below ``seq``."""
+
+    time: int
+    seq: int
+
+
+class LaneUpdate(msgspec.Struct, frozen=True, array_like=True):
+    """What a chunk adds to one lane. Entries name lanes by their index in the footer's list of these."""
+
+    tenant: str
+    edge: str
+    log_id: int
+    stream: str
+    epoch: int
+    ranges: list[tuple[int, int]]
+    """Sequence numbers whose records this chunk holds, half-open, ascending."""
+    gaps: list[GapRange]
+    mark: Mark | None
+    topics: list[str] | None
+    """The stream's topic patterns at that edge when the chunk first tells them or they changed, else None."""
+
+
+class ChunkFooter(msgspec.Struct, frozen=True, array_like=True):
+    """The index of a chunk, and all that the hub's state needs of it."""
+
+    streams: list[StreamSection]
+    lanes: list[LaneUpdate]
+
+
+class SectionEntry(NamedTuple):
+    """One batch in a section."""
+
+    lane: int
+    """Index into the footer's lanes."""
+    skip: int
+    """Leading records of the batch that are not part of the chunk (they were held already)."""
+    take: int
+    """Records after those that are; the batch may have more."""
+    received: int
+    """Nanoseconds since 1970 by the hub's clock."""
+    batch: memoryview
+
+
+class Chunk(NamedTuple):
+    """A chunk's index."""
+
+    header: ChunkHeader
+    footer: ChunkFooter
+    footer_crc: int
+
+
+def file_name(n: int) -> str:
+    """The last part of chunk n's key; names sort in log order."""
+    return f"{n:020d}"
+
+
+def parse_file_name(name: str) -> int | None:
+    """The n that a key's last part stands for, or None when it names no chunk."""
+    return int(name) if _NAME.fullmatch(name) else None
+
+
+def encode_header(header: ChunkHeader) -> bytes:
+    """The bytes at the start of a chunk."""
+    data = bytearray(_HEADER.pack(MAGIC + bytes([VERSION]), 0, *header))
+    struct.pack_into("<I", data, 4, crc32c(data[8:]))
+    return bytes(data)
+
+
+def decode_header(data: Buffer) -> ChunkHeader:
+    """Decode and check a chunk's header.
+
+    Raises:
+        Truncated: fewer than ``HEADER_BYTES`` bytes.
+        UnsupportedVersion: written by a later release.
+        Corrupt: not a chunk, or the checksum does not match.
+    """
+    if len(data) < HEADER_BYTES:
+        raise Truncated(f"a chunk header has {HEADER_BYTES} bytes, {len(data)} are there")
+    magic, crc, cluster_id, n, created, shard, previous, nonce = _HEADER.unpack_from(data)
+    if magic[:3] != MAGIC:
+        raise Corrupt(f"expected a chunk ({MAGIC!r}), found {magic!r}")
+    if magic[3] != VERSION:
+        raise UnsupportedVersion(f"chunk version {magic[3]}; this release reads version {VERSION}")
+    if crc32c(memoryview(data)[8:HEADER_BYTES]) != crc:
+        raise Corrupt("a chunk header's checksum does not match")
+    return ChunkHeader(cluster_id, n, created, shard, previous, nonce)
+
+
+def encode_entry_header(lane: int, skip: int, take: int, batch_length: int, received: int) -> bytes:
+    """The 24 bytes that precede a batch in a section."""
+    return _ENTRY.pack(lane, skip, take, batch_length, received)
+
+
+def section_entries(section: Buffer, lanes: int) -> Iterator[SectionEntry]:
+    """The entries of a section whose CRC was checked before.
+
+    Args:
+        lanes: how many lanes the footer lists.
+
+    Raises:
+        Corrupt: an entry does not fit the section or names a lane that the footer lacks.
+    """
+    view = memoryview(section)
+    at = 0
+    while at < len(view):
+        if len(view) - at < ENTRY_HEADER_BYTES:
+            raise Corrupt("a chunk section ends inside an entry header")
+        lane, skip, take, length, received = _ENTRY.unpack_from(view, at)
+        start = at + ENTRY_HEADER_BYTES
+        at = start + length
+        if at > len(view) or lane >= lanes or take == 0:
+            raise Corrupt(f"a chunk entry of {length} bytes for lane {lane} does not fit its section")
+        yield SectionEntry(lane, skip, take, received, view[start:at])
+
+
+def check_section(section: Buffer, stream: StreamSection) -> None:
+    """Check a section's bytes against the footer.
+
+    Raises:
+        Corrupt: length or checksum differ.
+    """
+    if len(section) != stream.length or crc32c(section) != stream.crc:
+        raise Corrupt(f"the section of {stream.tenant}/{stream.stream} does not match its checksum")
+
+
+def encode_footer(footer: ChunkFooter) -> tuple[bytes, int]:
+    """Footer and trailer, and the footer's CRC-32C (which the next chunk's header carries)."""
+    body = msgspec.msgpack.encode(footer)
+    crc = int(crc32c(body))
+    return body + _TRAILER.pack(len(body), crc, TRAILER_MAGIC), crc
+
+
+_FOOTER = msgspec.msgpack.Decoder(ChunkFooter)
+
+
+def decode_footer(tail: Buffer) -> tuple[ChunkFooter, int]:
+    """Decode the footer from the last bytes of a chunk.
+
+    Returns:
+        The footer and its CRC-32C.
+
+    Raises:
+        Truncated: ``tail`` does not reach back to the footer's start; ``footer_bytes`` says how far it must.
+        Corrupt: no trailer, or the checksum does not match.
+    """
+    length = footer_bytes(tail)
+    if length > len(tail):
+        raise Truncated(f"the footer and trailer have {length} bytes, {len(tail)} are there")
+    body = memoryview(tail)[len(tail) - length : len(tail) - TRAILER_BYTES]
+    crc = _TRAILER.unpack_from(tail, len(tail) - TRAILER_BYTES)[1]
+    if crc32c(body) != crc:
+        raise Corrupt("a chunk footer's checksum does not match")
+    try:
+        return _FOOTER.decode(body), crc
+    except msgspec.MsgspecError as error:
+        raise Corrupt(f"a chunk footer does not decode: {error}") from error
+
+
+def footer_bytes(tail: Buffer) -> int:
+    """Bytes of footer and trailer together, from the last ``TRAILER_BYTES`` bytes of a chunk.
+
+    Raises:
+        Truncated: fewer bytes than a trailer has.
+        Corrupt: no trailer there.
+    """
+    if len(tail) < TRAILER_BYTES:
+        raise Truncated("too short for a chunk trailer")
+    length, _, magic = _TRAILER.unpack_from(tail, len(tail) - TRAILER_BYTES)
+    if magic != TRAILER_MAGIC:
+        raise Corrupt(f"expected a chunk trailer ({TRAILER_MAGIC!r}), found {magic!r}")
+    return int(length) + TRAILER_BYTES
+
+
+def decode(data: Buffer) -> Chunk:
+    """Decode and check a whole chunk's header, footer and every section's checksum.
+
+    Raises:
+        Truncated, UnsupportedVersion, Corrupt: as the parts do.
+    """
+    header = decode_header(data)
+    footer, crc = decode_footer(data)
+    end = len(data) - footer_bytes(data)
+    at = HEADER_BYTES
+    for stream in footer.streams:
+        if stream.position != at or stream.position + stream.length > end:
+            raise Corrupt(f"the section of {stream.tenant}/{stream.stream} does not stand where the footer says")
+        check_section(memoryview(data)[at : at + stream.length], stream)
+        at += stream.length
+    if at != end:
+        raise Corrupt(f"{end - at} bytes of a chunk belong to no section")
+    return Chunk(header, footer, crc)

@@ -1,0 +1,17 @@
+"""The three outcomes of a decoder: a value, "need more", or "this can never become valid"."""
+
+
+class CodecError(ValueError):
+    """Bytes that are not what they claim to be. The sentence says what was expected and what was found."""
+
+
+class Truncated(CodecError):
+    """The bytes end before the value does. More bytes may complete it; at rest it is a torn tail."""
+
+
+class Corrupt(CodecError):
+    """The bytes are wrong, and no further bytes would make them right."""
+
+
+class UnsupportedVersion(Corrupt):
+    """A known format in a version this release does not read: the writer is newer than the reader."""

@@ -1,0 +1,32 @@
+"""Who a record is: the lane, and the rules that names must keep."""
+
+from __future__ import annotations
+
+import re
+from typing import NamedTuple
+
+NAME_CHARACTERS_MAX = 64
+_NAME = re.compile(rf"[a-z0-9][a-z0-9_-]{{0,{NAME_CHARACTERS_MAX - 1}}}")
+NAME_RULE = "lower-case letters, digits, '-' and '_', at most 64, starting with a letter or digit"
+
+
+class Lane(NamedTuple):
+    """(tenant, edge, log id, stream): within it a sequence number names a record for ever."""
+
+    tenant: str
+    edge: str
+    log_id: int
+    stream: str
+
+    def __str__(self) -> str:
+        return f"{self.tenant}/{self.edge}/{format_log_id(self.log_id)}/{self.stream}"
+
+
+def valid_name(name: str) -> bool:
+    """Whether ``name`` may name a tenant, an edge or a stream: it is safe in paths, URLs and SQL."""
+    return _NAME.fullmatch(name) is not None
+
+
+def format_log_id(log_id: int) -> str:
+    """A log id as people see it: 16 hexadecimal digits."""
+    return f"{log_id:016x}"

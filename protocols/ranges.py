@@ -1,0 +1,148 @@
+"""A set of sequence numbers kept as half-open ranges, the currency of replication.
+
+Ranges are sorted, disjoint and never touch: ``[0, 5) + [5, 9)`` is stored as ``[0, 9)``. All operations are
+O(log n) to find the place plus the ranges they touch; n is the number of holes, not of records.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable, Iterator
+
+from protocols.errors import Corrupt
+
+Range = tuple[int, int]
+
+SEQ_END = 1 << 64
+"""One past the largest sequence number."""
+
+
+class RangeSet:
+    """Half-open ranges ``[first, end)`` of sequence numbers."""
+
+    __slots__ = ("_ends", "_starts")
+
+    def __init__(self, ranges: Iterable[Range] = ()) -> None:
+        self._starts: list[int] = []
+        self._ends: list[int] = []
+        for first, end in ranges:
+            self.add(first, end)
+
+    @classmethod
+    def from_wire(cls, pairs: Iterable[Iterable[int]]) -> RangeSet:
+        """Build a set from ``[[first, end], ...]`` as a peer sent it.
+
+        Raises:
+            Corrupt: a pair is not two integers with ``0 <= first < end <= 2**64``.
+        """
+        result = cls()
+        for pair in pairs:
+            bounds = list(pair)
+            if len(bounds) != 2:
+                raise Corrupt(f"expected a range [first, end], got {bounds!r}")
+            first, end = bounds
+            if not 0 <= first < end <= SEQ_END:
+                raise Corrupt(f"expected a range with 0 <= first < end <= 2**64, got [{first}, {end}]")
+            result.add(first, end)
+        return result
+
+    def to_wire(self) -> list[list[int]]:
+        """The ranges as ``[[first, end], ...]``, ascending."""
+        return [[first, end] for first, end in self]
+
+    def add(self, first: int, end: int) -> None:
+        """Add ``[first, end)``; an empty range changes nothing."""
+        if first >= end:
+            return
+        low = bisect_left(self._ends, first)
+        high = bisect_right(self._starts, end)
+        if low < high:
+            first = min(first, self._starts[low])
+            end = max(end, self._ends[high - 1])
+        self._starts[low:high] = [first]
+        self._ends[low:high] = [end]
+
+    def update(self, other: Iterable[Range]) -> None:
+        """Add every range of ``other``."""
+        for first, end in other:
+            self.add(first, end)
+
+    def remove(self, first: int, end: int) -> None:
+        """Take ``[first, end)`` out, whether or not all of it is in the set."""
+        if first >= end:
+            return
+        low = bisect_right(self._ends, first)
+        high = bisect_left(self._starts, end)
+        if low >= high:
+            return
+        starts, ends = [], []
+        if self._starts[low] < first:
+            starts.append(self._starts[low])
+            ends.append(first)
+        if self._ends[high - 1] > end:
+            starts.append(end)
+            ends.append(self._ends[high - 1])
+        self._starts[low:high] = starts
+        self._ends[low:high] = ends
+
+    def missing(self, first: int, end: int) -> list[Range]:
+        """The parts of ``[first, end)`` that the set lacks, ascending."""
+        gaps: list[Range] = []
+        at = first
+        for index in range(bisect_right(self._ends, first), len(self._starts)):
+            start = self._starts[index]
+            if start >= end:
+                break
+            if start > at:
+                gaps.append((at, start))
+            at = self._ends[index]
+        if at < end:
+            gaps.append((at, end))
+        return gaps
+
+    def covers(self, first: int, end: int) -> bool:
+        """Whether every number of ``[first, end)`` is in the set; true for an empty range."""
+        if first >= end:
+            return True
+        index = bisect_right(self._starts, first) - 1
+        return index >= 0 and self._ends[index] >= end
+
+    def contiguous_end(self, first: int = 0) -> int:
+        """The end of the run that starts at ``first``, or ``first`` itself when it is not in the set."""
+        index = bisect_right(self._starts, first) - 1
+        return self._ends[index] if index >= 0 and self._ends[index] > first else first
+
+    @property
+    def end(self) -> int:
+        """One past the largest number in the set; 0 when empty."""
+        return self._ends[-1] if self._ends else 0
+
+    def copy(self) -> RangeSet:
+        """An independent set with the same ranges."""
+        twin = RangeSet()
+        twin._starts = self._starts.copy()
+        twin._ends = self._ends.copy()
+        return twin
+
+    def count(self) -> int:
+        """How many sequence numbers the set holds."""
+        return sum(self._ends) - sum(self._starts)
+
+    def __contains__(self, seq: int) -> bool:
+        return self.covers(seq, seq + 1)
+
+    def __iter__(self) -> Iterator[Range]:
+        return iter(list(zip(self._starts, self._ends, strict=True)))
+
+    def __len__(self) -> int:
+        return len(self._starts)
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, RangeSet):
+            return NotImplemented
+        return self._starts == other._starts and self._ends == other._ends
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __repr__(self) -> str:
+        return f"RangeSet({list(self)!r})"

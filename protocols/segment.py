@@ -1,0 +1,261 @@
+"""Segment: a file of the edge log (docs/reference/formats/segment.md).
+
+A segment is a header, then entries, then (once sealed) a footer entry and a fixed trailer. An entry's checksum is
+seeded with its *position* - the byte at which it stands in the whole log - so that old bytes in a recycled or
+preallocated file never pass for an entry of the current log.
+"""
+
+from __future__ import annotations
+
+import re
+import struct
+from enum import IntEnum
+from typing import NamedTuple
+
+import msgspec
+from crc32c import crc32c
+
+from protocols.batch import Buffer
+from protocols.errors import Corrupt, Truncated, UnsupportedVersion
+
+MAGIC = b"WFS"
+TRAILER_MAGIC = b"WFSE"
+VERSION = 1
+_HEADER = struct.Struct("<4sIQQQ")
+HEADER_BYTES = _HEADER.size
+_ENTRY = struct.Struct("<IIBxxx")
+ENTRY_HEADER_BYTES = _ENTRY.size
+_TRAILER = struct.Struct("<QI4s")
+TRAILER_BYTES = _TRAILER.size
+ENTRY_BYTES_MAX = 80 << 20
+"""Longest entry body: the largest batch (64 MiB uncompressed) and its header fit."""
+_SEED = struct.Struct("<QIB")
+_FILE_NAME = re.compile(r"(\d{20})\.seg")
+
+
+class EntryKind(IntEnum):
+    """What an entry holds. The numbers are persisted; 0 is what preallocated zeros read as: the end."""
+
+    END = 0
+    BATCH = 1
+    GAP = 2
+    CLOCK = 3
+    FUNCTION_COMMIT = 4
+    STREAMS = 5
+    FOOTER = 15
+
+
+class GapReason(IntEnum):
+    """Why a range of records can never be delivered. The numbers are persisted and travel on links."""
+
+    BUDGET = 1
+    CORRUPTION = 2
+    EXPIRED = 3
+    OPERATOR = 4
+
+
+class SegmentHeader(NamedTuple):
+    """The fixed header of a segment file."""
+
+    log_id: int
+    first_position: int
+    """Position of the segment's byte 0 in the log; also its file name."""
+    created: int
+    """Nanoseconds since 1970, for people."""
+
+
+class Entry(NamedTuple):
+    """One entry's frame: where its body lies."""
+
+    kind: EntryKind
+    body_start: int
+    body_end: int
+
+    @property
+    def end(self) -> int:
+        """Offset of the next entry."""
+        return self.body_end
+
+
+class GapNotice(msgspec.Struct, frozen=True, array_like=True):
+    """The records ``[first, end)`` of a stream can never come; appended so that loss is a recorded fact."""
+
+    stream: int
+    first: int
+    end: int
+    reason: int
+    time: int
+
+
+class ClockNotice(msgspec.Struct, frozen=True, array_like=True):
+    """The wall clock of boot ``boot_id`` was ``offset`` ns behind true time at ``monotonic``, within ``error`` ns."""
+
+    boot_id: int
+    monotonic: int
+    offset: int
+    error: int
+
+
+class LaneIndex(msgspec.Struct, frozen=True, array_like=True):
+    """What a sealed segment holds of one stream."""
+
+    stream: int
+    ranges: list[tuple[int, int]]
+    first_time: int
+    last_time: int
+    points: list[tuple[int, int]]
+    """Sparse index: (base_seq of a batch, file offset of its entry), ascending in both."""
+
+
+class Footer(msgspec.Struct, frozen=True, array_like=True):
+    """The index of a sealed segment."""
+
+    streams: dict[int, str]
+    lanes: list[LaneIndex]
+    gaps: list[GapNotice]
+
+
+def file_name(first_position: int) -> str:
+    """The name of the segment that starts at ``first_position``; names sort in log order."""
+    return f"{first_position:020d}.seg"
+
+
+def parse_file_name(name: str) -> int | None:
+    """The first position that a file name stands for, or None when it is not a segment's name."""
+    match = _FILE_NAME.fullmatch(name)
+    return int(match[1]) if match else None
+
+
+def encode_header(header: SegmentHeader) -> bytes:
+    """The 32 bytes at the start of a segment file."""
+    data = bytearray(_HEADER.pack(MAGIC + bytes([VERSION]), 0, *header))
+    struct.pack_into("<I", data, 4, crc32c(data[8:]))
+    return bytes(data)
+
+
+def decode_header(data: Buffer) -> SegmentHeader:
+    """Decode and check a segment's header.
+
+    Raises:
+        Truncated: fewer than ``HEADER_BYTES`` bytes.
+        UnsupportedVersion: written by a later release.
+        Corrupt: not a segment, or the checksum does not match.
+    """
+    if len(data) < HEADER_BYTES:
+        raise Truncated(f"a segment header has {HEADER_BYTES} bytes, {len(data)} are there")
+    magic, crc, log_id, first_position, created = _HEADER.unpack_from(data)
+    if magic[:3] != MAGIC:
+        raise Corrupt(f"expected a segment ({MAGIC!r}), found {magic!r}")
+    if magic[3] != VERSION:
+        raise UnsupportedVersion(f"segment version {magic[3]}; this release reads version {VERSION}")
+    if crc32c(memoryview(data)[8:HEADER_BYTES]) != crc:
+        raise Corrupt("a segment header's checksum does not match")
+    return SegmentHeader(log_id, first_position, created)
+
+
+def _entry_crc(position: int, kind: int, body: Buffer) -> int:
+    return int(crc32c(body, crc32c(_SEED.pack(position, len(body), kind))))
+
+
+def encode_entry_header(position: int, kind: EntryKind, body: Buffer) -> bytes:
+    """The frame that precedes ``body`` when the entry stands at ``position`` of the log."""
+    return _ENTRY.pack(_entry_crc(position, kind, body), len(body), kind)
+
+
+def decode_entry(data: Buffer, offset: int, first_position: int) -> Entry | None:
+    """Decode and check the entry at ``offset`` of a segment (or of a piece of it).
+
+    Args:
+        first_position: log position of ``data[0]``.
+
+    Returns:
+        The entry, or None where the segment's entries end (zeros, or the end of the file).
+
+    Raises:
+        Truncated: the entry runs past the end of the bytes.
+        Corrupt: the bytes are no entry that was written at this position.
+    """
+    left = len(data) - offset
+    if left < ENTRY_HEADER_BYTES:
+        if any(data[offset:]):
+            raise Truncated(f"{left} bytes are left at offset {offset}, an entry header has {ENTRY_HEADER_BYTES}")
+        return None
+    crc, length, kind = _ENTRY.unpack_from(data, offset)
+    if kind == 0 and crc == 0 and length == 0:
+        return None
+    if length > ENTRY_BYTES_MAX:
+        raise Corrupt(f"an entry of {length} bytes at offset {offset}")
+    start = offset + ENTRY_HEADER_BYTES
+    if start + length > len(data):
+        raise Truncated(f"an entry of {length} bytes at offset {offset} runs past the end")
+    padding = bytes(data[start - 3 : start])
+    if (
+        padding != b"\0\0\0"
+        or _entry_crc(first_position + offset, kind, memoryview(data)[start : start + length]) != crc
+    ):
+        raise Corrupt(f"the entry at offset {offset} does not match its checksum")
+    try:
+        return Entry(EntryKind(kind), start, start + length)
+    except ValueError:
+        raise UnsupportedVersion(f"an entry of unknown kind {kind} at offset {offset}") from None
+
+
+def encode_trailer(footer_offset: int) -> bytes:
+    """The last 16 bytes of a sealed segment: where its footer entry starts."""
+    return _TRAILER.pack(footer_offset, crc32c(struct.pack("<Q", footer_offset)), TRAILER_MAGIC)
+
+
+def decode_trailer(data: Buffer) -> int:
+    """The footer entry's offset, from the last ``TRAILER_BYTES`` bytes of a sealed segment.
+
+    Raises:
+        Truncated: fewer bytes than a trailer has.
+        Corrupt: no trailer, or a damaged one: the segment was not sealed.
+    """
+    if len(data) < TRAILER_BYTES:
+        raise Truncated("too short for a segment trailer")
+    offset, crc, magic = _TRAILER.unpack_from(data, len(data) - TRAILER_BYTES)
+    if magic != TRAILER_MAGIC or crc32c(struct.pack("<Q", offset)) != crc:
+        raise Corrupt("no segment trailer: the segment was not sealed")
+    return int(offset)
+
+
+class StreamEntry(msgspec.Struct, frozen=True, array_like=True):
+    """What a ``STREAMS`` entry says of one stream number."""
+
+    name: str
+    next_seq: int
+    """The next sequence number when the entry was written: survives the deletion of every earlier segment."""
+
+
+def encode_streams(streams: dict[int, StreamEntry]) -> bytes:
+    """Body of a ``STREAMS`` entry. Every segment starts with one, so that any segment can be read alone."""
+    return msgspec.msgpack.encode(streams)
+
+
+_STREAMS = msgspec.msgpack.Decoder(dict[int, StreamEntry])
+_GAP = msgspec.msgpack.Decoder(GapNotice)
+_CLOCK = msgspec.msgpack.Decoder(ClockNotice)
+_FOOTER = msgspec.msgpack.Decoder(Footer)
+encode_body = msgspec.msgpack.encode
+"""Body of a ``GAP``, ``CLOCK`` or ``FOOTER`` entry from its struct."""
+
+
+def decode_body(kind: EntryKind, body: Buffer) -> dict[int, StreamEntry] | GapNotice | ClockNotice | Footer:
+    """Decode the body of any entry but a batch.
+
+    Raises:
+        Corrupt: the body is not what the kind promises.
+    """
+    decoder = {
+        EntryKind.STREAMS: _STREAMS,
+        EntryKind.GAP: _GAP,
+        EntryKind.CLOCK: _CLOCK,
+        EntryKind.FOOTER: _FOOTER,
+    }.get(kind)
+    if decoder is None:
+        raise Corrupt(f"an entry of kind {kind.name} has no msgpack body")
+    try:
+        return decoder.decode(body)  # type: ignore[no-any-return, attr-defined]
+    except msgspec.MsgspecError as error:
+        raise Corrupt(f"a {kind.name} entry does not decode: {error}") from error

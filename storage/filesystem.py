@@ -1,0 +1,247 @@
+"""The only door to the disk.
+
+Everything durable goes through ``FileSystem``, so that tests can replace it with one that forgets whatever was not
+synced, tears writes, and fails any call. The promises are POSIX's, spelt out: bytes are durable after ``File.sync``;
+a name (created, linked, renamed, removed) is durable after ``sync_directory`` of the directory that holds it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import os
+from typing import Protocol
+
+Buffer = bytes | bytearray | memoryview
+
+
+class DirectoryInUse(RuntimeError):
+    """Another process holds the lock: two writers on one directory would destroy it."""
+
+
+class File(Protocol):
+    """An open file. Not for use by two threads at once. Every method may raise ``OSError``."""
+
+    def write_at(self, offset: int, data: Buffer) -> None:
+        """Write all of ``data`` at ``offset``. Not durable before ``sync``."""
+
+    def read_at(self, offset: int, length: int) -> bytes:
+        """Up to ``length`` bytes from ``offset``; fewer only at the end of the file."""
+        ...
+
+    def allocate(self, length: int) -> None:
+        """Reserve zeroed space up to ``length`` bytes, so that later writes need no metadata and cannot run out."""
+
+    def truncate(self, length: int) -> None:
+        """Cut (or extend with zeros) to ``length`` bytes. Not durable before ``sync``."""
+
+    def sync(self) -> None:
+        """Make everything written so far durable (fdatasync). After an error nothing is known: never try again."""
+
+    def size(self) -> int:
+        """Length in bytes."""
+        ...
+
+    def close(self) -> None:
+        """Release the file. Does not sync."""
+
+
+class Lock(Protocol):
+    """An exclusive lock on a directory, held until ``close`` or the end of the process."""
+
+    def close(self) -> None:
+        """Release the lock."""
+
+
+class FileSystem(Protocol):
+    """Names and files. Paths are plain strings. Every method may raise ``OSError``."""
+
+    def open(self, path: str) -> File:
+        """Open an existing file for reading and writing. ``FileNotFoundError`` when it is missing."""
+        ...
+
+    def create(self, path: str) -> File:
+        """Create a file that must not exist yet (``FileExistsError``). The name needs ``sync_directory``."""
+        ...
+
+    def read(self, path: str) -> bytes:
+        """The whole content of a file."""
+        ...
+
+    def size(self, path: str) -> int:
+        """Length of a file in bytes."""
+        ...
+
+    def exists(self, path: str) -> bool:
+        """Whether the name is there."""
+        ...
+
+    def list_names(self, directory: str) -> list[str]:
+        """Names in a directory, sorted."""
+        ...
+
+    def is_directory(self, path: str) -> bool:
+        """Whether the name is a directory."""
+        ...
+
+    def make_directory(self, path: str) -> None:
+        """Create a directory and its missing parents, durably. Nothing to do when it is there."""
+
+    def link(self, source: str, target: str) -> None:
+        """Give a file a second name that must not exist yet (``FileExistsError``): create-if-absent."""
+
+    def rename(self, source: str, target: str) -> None:
+        """Move a name, replacing the target in one step."""
+
+    def remove(self, path: str) -> None:
+        """Remove a file's name."""
+
+    def sync_directory(self, path: str) -> None:
+        """Make the names in a directory durable."""
+
+    def free_bytes(self, path: str) -> int:
+        """Bytes that may still be written to the file system that holds ``path``."""
+        ...
+
+    def lock(self, directory: str) -> Lock:
+        """Take the directory's exclusive lock or raise ``DirectoryInUse``."""
+        ...
+
+
+class _OSFile:
+    def __init__(self, path: str, flags: int) -> None:
+        self._fd = os.open(path, os.O_RDWR | os.O_CLOEXEC | flags, 0o640)
+
+    def write_at(self, offset: int, data: Buffer) -> None:
+        view = memoryview(data)
+        while view:
+            written = os.pwrite(self._fd, view, offset)
+            view = view[written:]
+            offset += written
+
+    def read_at(self, offset: int, length: int) -> bytes:
+        parts = []
+        while length > 0:
+            part = os.pread(self._fd, length, offset)
+            if not part:
+                break
+            parts.append(part)
+            offset += len(part)
+            length -= len(part)
+        return parts[0] if len(parts) == 1 else b"".join(parts)
+
+    def allocate(self, length: int) -> None:
+        try:
+            os.posix_fallocate(self._fd, 0, length)
+        except OSError as error:
+            if error.errno not in (errno.EOPNOTSUPP, errno.EINVAL):
+                raise
+            os.ftruncate(self._fd, length)
+
+    def truncate(self, length: int) -> None:
+        os.ftruncate(self._fd, length)
+
+    def sync(self) -> None:
+        os.fdatasync(self._fd)
+
+    def size(self) -> int:
+        return os.fstat(self._fd).st_size
+
+    def close(self) -> None:
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+
+class _OSLock:
+    def __init__(self, path: str) -> None:
+        self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o640)
+        try:
+            fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            os.close(self._fd)
+            raise
+
+    def close(self) -> None:
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+
+class OSFileSystem:
+    """The machine's own file system."""
+
+    def open(self, path: str) -> File:
+        return _OSFile(path, 0)
+
+    def create(self, path: str) -> File:
+        return _OSFile(path, os.O_CREAT | os.O_EXCL)
+
+    def read(self, path: str) -> bytes:
+        with open(path, "rb") as file:
+            return file.read()
+
+    def size(self, path: str) -> int:
+        return os.stat(path).st_size
+
+    def exists(self, path: str) -> bool:
+        return os.path.exists(path)
+
+    def list_names(self, directory: str) -> list[str]:
+        return sorted(os.listdir(directory))
+
+    def is_directory(self, path: str) -> bool:
+        return os.path.isdir(path)
+
+    def make_directory(self, path: str) -> None:
+        path = os.path.abspath(path)
+        missing = []
+        while not os.path.isdir(path):
+            missing.append(path)
+            path = os.path.dirname(path)
+        for directory in reversed(missing):
+            with contextlib.suppress(FileExistsError):
+                os.mkdir(directory, 0o750)
+            self.sync_directory(os.path.dirname(directory))
+
+    def link(self, source: str, target: str) -> None:
+        os.link(source, target)
+
+    def rename(self, source: str, target: str) -> None:
+        os.replace(source, target)
+
+    def remove(self, path: str) -> None:
+        os.unlink(path)
+
+    def sync_directory(self, path: str) -> None:
+        fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+
+    def free_bytes(self, path: str) -> int:
+        stat = os.statvfs(path)
+        return stat.f_bavail * stat.f_frsize
+
+    def lock(self, directory: str) -> Lock:
+        try:
+            return _OSLock(os.path.join(directory, "lock"))
+        except BlockingIOError:
+            raise DirectoryInUse(f"{directory} is in use by another process") from None
+
+
+def write_atomically(filesystem: FileSystem, path: str, data: bytes) -> None:
+    """Replace the content of ``path`` durably: after a crash a reader sees the old bytes or the new, never a mix."""
+    temporary = f"{path}.new"
+    with contextlib.suppress(FileNotFoundError):
+        filesystem.remove(temporary)
+    file = filesystem.create(temporary)
+    try:
+        file.write_at(0, data)
+        file.sync()
+    finally:
+        file.close()
+    filesystem.rename(temporary, path)
+    filesystem.sync_directory(os.path.dirname(path) or ".")
