@@ -11,7 +11,7 @@ import sys
 from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from enum import IntEnum, IntFlag
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from typing import NamedTuple
 
 import msgspec
@@ -441,7 +441,7 @@ def merge(batches: Sequence[Buffer], compressor: zstandard.ZstdCompressor | None
         Corrupt: one of them is damaged.
     """
     headers = [verify(batch) for batch in batches]
-    for left, right in zip(headers, headers[1:], strict=False):
+    for left, right in pairwise(headers):
         if not mergeable(left, right):
             raise ValueError(f"batches at seq {left.base_seq} and {right.base_seq} do not merge")
     parts = [decode_columns(batch, header) for batch, header in zip(batches, headers, strict=True)]
