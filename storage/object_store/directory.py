@@ -1,0 +1,261 @@
+"""The store in a directory: the embedded default, shared by any processes of one machine.
+
+Every promise is kept with fsync, because obstore's and deltalake's local stores never call it. An object's bytes
+are synced under a temporary name before the final name exists, so a power cut leaves a whole object or none.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
+
+from storage.filesystem import DirectoryInUse, File, FileSystem, Lock, OSFileSystem
+from storage.object_store.directory_slot import HIDDEN, Slot, take_slot
+from storage.object_store.errors import AlreadyExists, NotFound, PreconditionFailed, StoreError
+from storage.object_store.memory import content_etag
+from storage.object_store.protocol import (
+    Buffer,
+    Listed,
+    Listing,
+    Object,
+    check_key,
+    check_prefix,
+    clamp_range,
+    valid_part,
+)
+
+THREADS = 8
+"""Calls that run at once. An fsync waits for the disk, not for a core."""
+SWAP_WAIT_SECONDS_MAX = 10.0
+_SWAP_POLL_SECONDS = 0.002
+DURABLE_KEYS_MAX = 4096
+"""Keys whose directory entry is known to be synced, so that reading a chunk in ranges syncs once."""
+
+T = TypeVar("T")
+
+
+class DirectoryStore:
+    """Keeps ``ObjectStore`` in files below ``root``, one file per object.
+
+    Args:
+        root: the directory; made when missing.
+        filesystem: the door to the disk.
+    """
+
+    def __init__(self, root: str, filesystem: FileSystem | None = None) -> None:
+        self._root = os.path.abspath(root)
+        self._fs: FileSystem = filesystem or OSFileSystem()
+        self._threads = ThreadPoolExecutor(THREADS, "weft-store")
+        self._mutex = threading.Lock()
+        self._swaps = threading.Lock()
+        self._slot: Slot | None = None
+        self._durable_directories: set[str] = set()
+        self._durable_keys: OrderedDict[str, None] = OrderedDict()
+
+    async def create(self, key: str, data: Buffer) -> str:
+        """Temporary file, write, fdatasync, link to the final name, fsync of the directory."""
+        return await self._run(self._create, check_key(key), data)
+
+    async def swap(self, key: str, data: Buffer, expected_etag: str) -> str:
+        """Compare and rename under a lock that every process of this machine respects."""
+        return await self._run(self._swap, check_key(key), data, expected_etag)
+
+    async def get(self, key: str) -> Object:
+        """The whole object."""
+        return await self._read(self._get, check_key(key))
+
+    async def get_range(self, key: str, start: int, length: int) -> bytes:
+        """A part of an object."""
+        return await self._read(self._get_range, check_key(key), start, length)
+
+    async def list(self, prefix: str, after: str | None = None, limit: int | None = None) -> Listing:
+        """Objects below a folder, ascending."""
+        return await self._run(self._list, check_prefix(prefix), after or "", limit)
+
+    async def delete(self, key: str) -> None:
+        """Remove an object durably."""
+        await self._run(self._delete, check_key(key))
+
+    async def sync(self, key: str) -> None:
+        """fdatasync of the file and fsync of its directories."""
+        await self._read(self._sync, check_key(key))
+
+    def location(self, key: str) -> tuple[str, dict[str, str]]:
+        """A path: deltalake and pyarrow open it as it is."""
+        return self._path(check_key(key)), {}
+
+    async def _run(self, call: Callable[..., T], key: str, *arguments: object) -> T:
+        """Run a blocking call in a thread and name the key in whatever goes wrong."""
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self._threads, call, key, *arguments)
+        except OSError as error:
+            raise StoreError(f"{key}: {error}") from error
+
+    async def _read(self, call: Callable[..., T], key: str, *arguments: object) -> T:
+        """As ``_run``, where a missing file is an answer."""
+
+        def read() -> T:
+            try:
+                return call(key, *arguments)
+            except (FileNotFoundError, IsADirectoryError, NotADirectoryError):
+                raise NotFound(key) from None
+
+        return await self._run(lambda _: read(), key)
+
+    def _path(self, key: str) -> str:
+        return f"{self._root}/{key}" if key else self._root
+
+    def _create(self, key: str, data: Buffer) -> str:
+        path = self._path(key)
+        if self._fs.exists(path):
+            self._refuse_create(key)
+        self._make_directories(os.path.dirname(path))
+        temporary = self._write_temporary(data)
+        try:
+            self._fs.link(temporary, path)
+        except FileExistsError:
+            self._refuse_create(key)
+        finally:
+            self._fs.remove(temporary)
+        self._fs.sync_directory(os.path.dirname(path))
+        return content_etag(data)
+
+    def _refuse_create(self, key: str) -> None:
+        """Whoever made the object may not have synced its name yet, and the caller will build on what it finds."""
+        self._fs.sync_directory(os.path.dirname(self._path(key)))
+        raise AlreadyExists(key)
+
+    def _swap(self, key: str, data: Buffer, expected_etag: str) -> str:
+        path = self._path(key)
+        with self._swaps, contextlib.closing(self._swap_lock()):
+            try:
+                found = content_etag(self._fs.read(path))
+            except FileNotFoundError:
+                raise PreconditionFailed(f"{key}: missing") from None
+            if found != expected_etag:
+                raise PreconditionFailed(f"{key}: changed")
+            self._fs.rename(self._write_temporary(data), path)
+            self._fs.sync_directory(os.path.dirname(path))
+        return content_etag(data)
+
+    def _swap_lock(self) -> Lock:
+        """The machine-wide lock of swaps and deletions: about one a minute, so one for the whole store."""
+        directory = f"{self._root}/{HIDDEN}/swap"
+        self._fs.make_directory(directory)
+        deadline = time.monotonic() + SWAP_WAIT_SECONDS_MAX
+        while True:
+            try:
+                return self._fs.lock(directory)
+            except DirectoryInUse:
+                if time.monotonic() > deadline:
+                    raise TimeoutError(f"another process held the swap lock for {SWAP_WAIT_SECONDS_MAX} s") from None
+                time.sleep(_SWAP_POLL_SECONDS)
+
+    def _get(self, key: str) -> Object:
+        path = self._path(key)
+        data = self._fs.read(path)
+        self._fs.sync_directory(os.path.dirname(path))
+        return Object(data, content_etag(data))
+
+    def _get_range(self, key: str, start: int, length: int) -> bytes:
+        with self._opened(key) as file:
+            first, end = clamp_range(file.size(), start, length)
+            data = file.read_at(first, end - first)
+        self._sync_name_once(key)
+        return data
+
+    def _sync_name_once(self, key: str) -> None:
+        """A name may be seen before its writer has synced it; what a reader builds on must not vanish."""
+        with self._mutex:
+            if key in self._durable_keys:
+                return
+        self._fs.sync_directory(os.path.dirname(self._path(key)))
+        with self._mutex:
+            self._durable_keys[key] = None
+            if len(self._durable_keys) > DURABLE_KEYS_MAX:
+                self._durable_keys.popitem(last=False)
+
+    def _list(self, prefix: str, after: str, limit: int | None) -> Listing:
+        found: Listing = []
+        walk = self._walk(prefix, after)
+        while limit is None or len(found) < limit:
+            listed = next(walk, None)
+            if listed is None:
+                break
+            found.append(listed)
+        return found
+
+    def _walk(self, directory: str, after: str) -> Iterator[Listed]:
+        """Files in key order. A directory sorts as its name with '/', since that is how its keys continue."""
+        base = f"{directory}/" if directory else ""
+        try:
+            names = [name for name in self._fs.list_names(self._path(directory)) if valid_part(name)]
+        except (FileNotFoundError, NotADirectoryError):
+            return
+        marked = sorted(f"{name}/" if self._fs.is_directory(self._path(base + name)) else name for name in names)
+        for key in (base + name for name in marked):
+            if key.endswith("/"):
+                if key > after or after.startswith(key):
+                    yield from self._walk(key[:-1], after)
+            elif key > after:
+                with contextlib.suppress(FileNotFoundError):
+                    yield Listed(key, self._fs.size(self._path(key)))
+
+    def _delete(self, key: str) -> None:
+        path = self._path(key)
+        with self._swaps, contextlib.closing(self._swap_lock()), contextlib.suppress(FileNotFoundError):
+            self._fs.remove(path)
+            self._fs.sync_directory(os.path.dirname(path))
+        with self._mutex:
+            self._durable_keys.pop(key, None)
+
+    def _sync(self, key: str) -> None:
+        with self._opened(key) as file:
+            file.sync()
+        self._make_directories(os.path.dirname(self._path(key)))
+        self._fs.sync_directory(os.path.dirname(self._path(key)))
+
+    @contextlib.contextmanager
+    def _opened(self, key: str) -> Iterator[File]:
+        with contextlib.closing(self._fs.open(self._path(key))) as file:
+            yield file
+
+    def _make_directories(self, directory: str) -> None:
+        """Make a directory and be sure that it and its parents are durable, whoever made them."""
+        with self._mutex:
+            if directory in self._durable_directories:
+                return
+        self._fs.make_directory(directory)
+        parent = directory
+        while parent != self._root and parent != os.path.dirname(parent):
+            parent = os.path.dirname(parent)
+            self._fs.sync_directory(parent)
+        with self._mutex:
+            self._durable_directories.add(directory)
+
+    def _write_temporary(self, data: Buffer) -> str:
+        path = self._take_slot().new_path()
+        file = self._fs.create(path)
+        try:
+            file.write_at(0, data)
+            file.sync()
+        except BaseException:
+            with contextlib.suppress(OSError):
+                self._fs.remove(path)
+            raise
+        finally:
+            file.close()
+        return path
+
+    def _take_slot(self) -> Slot:
+        with self._mutex:
+            if self._slot is None:
+                self._slot = take_slot(self._fs, self._root)
+            return self._slot

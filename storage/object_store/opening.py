@@ -1,0 +1,39 @@
+"""From a URI to a store."""
+
+from __future__ import annotations
+
+from urllib.parse import urlsplit
+
+from storage.object_store.directory import DirectoryStore
+from storage.object_store.memory import MemoryStore
+from storage.object_store.protocol import ObjectStore
+
+_memory_stores: dict[str, MemoryStore] = {}
+
+
+def open_store(uri: str, options: dict[str, str] | None = None) -> ObjectStore:
+    """Open a store; nothing is read or written yet (``probe`` does that).
+
+    Args:
+        uri: a path, ``file:///path``, ``s3://bucket/prefix``, or ``memory://name`` (one store per name and process;
+            without a name a new one each time).
+        options: for S3, names as deltalake and object_store know them: ``AWS_ENDPOINT_URL``, ``AWS_REGION``,
+            ``AWS_ACCESS_KEY_ID``, ``AWS_SECRET_ACCESS_KEY``, ``AWS_ALLOW_HTTP``. What is missing comes from the
+            environment and the machine's role.
+
+    Raises:
+        ValueError: no such kind of store.
+        StoreUnfit: the library that the kind needs is not installed.
+    """
+    if "://" not in uri:
+        return DirectoryStore(uri)
+    parts = urlsplit(uri)
+    if parts.scheme == "file" and parts.netloc in ("", "localhost") and parts.path:
+        return DirectoryStore(parts.path)
+    if parts.scheme == "memory":
+        return _memory_stores.setdefault(parts.netloc, MemoryStore()) if parts.netloc else MemoryStore()
+    if parts.scheme == "s3" and parts.netloc:
+        from storage.object_store.s3 import S3Store
+
+        return S3Store(parts.netloc, parts.path.strip("/"), options or {})
+    raise ValueError(f"{uri!r} is no store: expected a path, file:///path, s3://bucket/prefix or memory://name")

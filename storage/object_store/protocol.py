@@ -1,0 +1,153 @@
+"""What Weft asks of an object store.
+
+Memory, directory and S3 keep it, under one suite: tests/storage/object_store/test_conformance.py.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import NamedTuple, Protocol
+
+Buffer = bytes | bytearray | memoryview
+
+KEY_CHARACTERS_MAX = 512
+KEY_PART_CHARACTERS_MAX = 200
+"""Below the 255 bytes of a file name, and S3's 1,024 bytes of a key with a prefix before it."""
+_PART = re.compile(rf"[A-Za-z0-9_][A-Za-z0-9_.=@+~-]{{0,{KEY_PART_CHARACTERS_MAX - 1}}}")
+
+
+class Object(NamedTuple):
+    """An object as it was at one instant."""
+
+    data: bytes
+    etag: str
+    """Names this content for ``swap``. Derived from the bytes, so equal bytes may have equal etags: whoever swaps in a
+    loop puts a counter into the object."""
+
+
+class Listed(NamedTuple):
+    """One line of a listing."""
+
+    key: str
+    size: int
+    """Bytes."""
+
+
+Listing = list[Listed]
+
+
+class ObjectStore(Protocol):
+    """Immutable objects by key, and compare-and-swap for the few that change.
+
+    Keys are '/'-separated relative names (``check_key``). A store serves any number of tasks of one event loop and any
+    number of processes at once. Every method may raise ``StoreError``: unavailable, or the outcome is unknown. No
+    call waits for ever: the implementation bounds each.
+    """
+
+    async def create(self, key: str, data: Buffer) -> str:
+        """Make an object that must not exist yet; of any number of concurrent attempts exactly one succeeds.
+
+        Returns:
+            Its etag. The object is durable, whole, and seen by every later read anywhere.
+
+        Raises:
+            AlreadyExists: the key is taken (perhaps by an earlier attempt of one's own).
+        """
+        ...
+
+    async def swap(self, key: str, data: Buffer, expected_etag: str) -> str:
+        """Replace an object if its etag still is ``expected_etag``; durable when it returns. Swaps of a key are linear.
+
+        Raises:
+            PreconditionFailed: the object has another etag, or is missing.
+        """
+        ...
+
+    async def get(self, key: str) -> Object:
+        """The whole object. What was read is durable: no power cut takes it back.
+
+        Raises:
+            NotFound: no such object.
+        """
+        ...
+
+    async def get_range(self, key: str, start: int, length: int) -> bytes:
+        """Bytes ``[start, start + length)`` of an object that is never swapped; fewer where it ends.
+
+        Args:
+            start: from the beginning; negative counts from the end, clamped to the beginning.
+            length: most bytes to return, at least 0.
+
+        Raises:
+            NotFound: no such object.
+        """
+        ...
+
+    async def list(self, prefix: str, after: str | None = None, limit: int | None = None) -> Listing:
+        """Objects below the folder ``prefix`` ('' for all), ascending by key, compared byte by byte.
+
+        Args:
+            prefix: whole parts of a key: ``a/b`` holds ``a/b/c`` but not ``a/bc``. A final '/' changes nothing.
+            after: a full key; only later ones are listed.
+            limit: most objects to return.
+        """
+        ...
+
+    async def delete(self, key: str) -> None:
+        """Remove an object; an absent one is fine."""
+
+    async def sync(self, key: str) -> None:
+        """Make durable what another library wrote under ``key``: the bytes, the name, and its directories.
+
+        Raises:
+            NotFound: no such object.
+        """
+
+    def location(self, key: str) -> tuple[str, dict[str, str]]:
+        """URI and storage options by which deltalake and pyarrow reach the same place.
+
+        Raises:
+            StoreUnfit: other libraries cannot reach this store (memory).
+        """
+        ...
+
+
+def check_key(key: str) -> str:
+    """``key`` itself.
+
+    Raises:
+        ValueError: not a relative name that every store and file system can hold.
+    """
+    if len(key) > KEY_CHARACTERS_MAX or not all(map(_PART.fullmatch, key.split("/"))):
+        raise ValueError(
+            f"{key[:80]!r} is no object key: expected parts of A-Z a-z 0-9 _ . = @ + ~ -, not starting with a dot or a "
+            f"dash, joined by '/', at most {KEY_CHARACTERS_MAX} characters"
+        )
+    return key
+
+
+def check_prefix(prefix: str) -> str:
+    """``prefix`` without a final '/'; '' means everything.
+
+    Raises:
+        ValueError: as ``check_key``.
+    """
+    prefix = prefix.removesuffix("/")
+    return check_key(prefix) if prefix else ""
+
+
+def valid_part(name: str) -> bool:
+    """Whether ``name`` may be one part of a key; other names in a store's directory are not objects."""
+    return _PART.fullmatch(name) is not None
+
+
+def clamp_range(size: int, start: int, length: int) -> tuple[int, int]:
+    """``[first, end)`` within ``size`` bytes that ``get_range(start, length)`` means.
+
+    Raises:
+        ValueError: a negative length.
+    """
+    if length < 0:
+        raise ValueError(f"a range of {length} bytes")
+    first = max(0, size + start) if start < 0 else min(start, size)
+    return first, min(size, first + length)

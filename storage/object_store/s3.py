@@ -1,0 +1,166 @@
+"""The store in a bucket: S3, and whatever speaks its protocol and passes ``probe``.
+
+The only module that imports obstore.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+from datetime import timedelta
+from typing import Any
+
+from storage.object_store.errors import AlreadyExists, NotFound, PreconditionFailed, StoreError, StoreUnfit
+from storage.object_store.protocol import Buffer, Listed, Listing, Object, check_key, check_prefix, clamp_range
+
+try:
+    from obstore.exceptions import AlreadyExistsError, BaseError, PreconditionError
+    from obstore.store import S3Store as _Bucket
+except ImportError as missing:  # pragma: no cover
+    raise StoreUnfit("S3 needs obstore: pip install 'weft-fabric[hub]'") from missing
+
+CONNECT_SECONDS_MAX = 5
+REQUEST_SECONDS_MAX = 30
+READ_RETRIES_MAX = 5
+READ_RETRY_SECONDS_MAX = 30
+
+
+class S3Store:
+    """Keeps ``ObjectStore`` with conditional PUTs (If-None-Match and If-Match).
+
+    Reads are retried; writes never are, because a retried conditional PUT answers "precondition failed" to its own
+    success. A write that got no clear answer raises ``StoreError`` and the caller reads what happened.
+
+    Args:
+        bucket: its name.
+        prefix: where in the bucket the store begins; '' for its root.
+        options: object_store's names in capitals, as ``open_store`` describes.
+    """
+
+    def __init__(self, bucket: str, prefix: str, options: dict[str, str]) -> None:
+        self._uri = f"s3://{bucket}/{prefix}".rstrip("/")
+        self._options = dict(options)
+        self._reads = _open_bucket(bucket, prefix, options, READ_RETRIES_MAX)
+        self._writes = _open_bucket(bucket, prefix, options, 0)
+
+    async def create(self, key: str, data: Buffer) -> str:
+        """PUT with If-None-Match: *."""
+        with _answers(check_key(key)):
+            try:
+                return await self._put(key, data, "create")
+            except (AlreadyExistsError, PreconditionError):
+                # "Conflict" has the same face and only means that another request is under way: look.
+                with contextlib.suppress(FileNotFoundError):
+                    await self._reads.head_async(key)
+                    raise AlreadyExists(key) from None
+                raise StoreError(f"{key}: the store refused a create, yet holds no such object") from None
+
+    async def swap(self, key: str, data: Buffer, expected_etag: str) -> str:
+        """PUT with If-Match."""
+        with _answers(check_key(key)):
+            try:
+                return await self._put(key, data, {"e_tag": expected_etag})
+            except PreconditionError:
+                raise PreconditionFailed(f"{key}: changed") from None
+            except FileNotFoundError:
+                raise PreconditionFailed(f"{key}: missing") from None
+
+    async def get(self, key: str) -> Object:
+        """One GET."""
+        with _answers(check_key(key)):
+            result = await self._reads.get_async(key)
+            etag = _etag(key, result.meta["e_tag"])
+            return Object(bytes(await result.bytes_async()), etag)
+
+    async def get_range(self, key: str, start: int, length: int) -> bytes:
+        """One ranged GET; a negative start is a suffix range."""
+        if length <= 0:
+            clamp_range(await self._size(key), start, length)
+            return b""
+        part = {"suffix": -start} if start < 0 else (start, start + length)
+        with _answers(check_key(key)):
+            try:
+                result = await self._reads.get_async(key, options={"range": part})
+                return bytes(await result.bytes_async())[:length]
+            except FileNotFoundError:
+                raise
+            except (BaseError, OSError):
+                # A range that holds no byte is an error of the protocol (416) and an empty answer here.
+                first, end = clamp_range(await self._size(key), start, length)
+                if first < end:
+                    raise
+                return b""
+
+    async def list(self, prefix: str, after: str | None = None, limit: int | None = None) -> Listing:
+        """As many LIST pages as the limit needs."""
+        prefix = check_prefix(prefix)
+        found: Listing = []
+        with _answers(prefix):
+            stream = self._reads.list_async(prefix or None, offset=after or None, chunk_size=min(limit or 1000, 1000))
+            async for page in stream:
+                found += [Listed(meta["path"], meta["size"]) for meta in page]
+                if limit is not None and len(found) >= limit:
+                    return found[:limit]
+        return found
+
+    async def delete(self, key: str) -> None:
+        """One DELETE."""
+        with _answers(check_key(key)), contextlib.suppress(FileNotFoundError):
+            await self._reads.delete_async(key)
+
+    async def sync(self, key: str) -> None:
+        """An object that a bucket shows is durable."""
+        await self._size(key)
+
+    def location(self, key: str) -> tuple[str, dict[str, str]]:
+        """The s3:// URI, and the options as they were given."""
+        return f"{self._uri}/{check_key(key)}", dict(self._options)
+
+    async def _put(self, key: str, data: Buffer, mode: Any) -> str:
+        # One request: a multipart upload cannot be made conditional everywhere.
+        result = await self._writes.put_async(key, bytes(data), mode=mode, use_multipart=False)
+        return _etag(key, result["e_tag"])
+
+    async def _size(self, key: str) -> int:
+        with _answers(check_key(key)):
+            return int((await self._reads.head_async(key))["size"])
+
+
+def _open_bucket(bucket: str, prefix: str, options: dict[str, str], retries: int) -> Any:
+    config = {name.lower(): value for name, value in options.items()}
+    client: dict[str, Any] = {
+        "timeout": timedelta(seconds=REQUEST_SECONDS_MAX),
+        "connect_timeout": timedelta(seconds=CONNECT_SECONDS_MAX),
+    }
+    # obstore reads every other option from the environment by itself.
+    allow_http = config.pop("aws_allow_http", os.environ.get("AWS_ALLOW_HTTP", "false"))
+    if allow_http.lower() in ("1", "true", "yes"):
+        client["allow_http"] = True
+    retry = {"max_retries": retries, "retry_timeout": timedelta(seconds=READ_RETRY_SECONDS_MAX)}
+    try:
+        return _Bucket(bucket, prefix=prefix or None, config=config, client_options=client, retry_config=retry)
+    except (BaseError, ValueError) as error:
+        raise StoreUnfit(f"s3://{bucket}: {_sentence(error)}") from error
+
+
+def _etag(key: str, etag: str | None) -> str:
+    if not etag:
+        raise StoreUnfit(f"{key}: the store gives objects no etag, so a swap cannot be safe")
+    return etag
+
+
+@contextlib.contextmanager
+def _answers(key: str) -> Iterator[None]:
+    """obstore's errors as ours: what is not a clear answer is "nobody knows"."""
+    try:
+        yield
+    except FileNotFoundError:
+        raise NotFound(key) from None
+    except (BaseError, OSError) as error:
+        # obstore appends pages of debugging to its sentence.
+        raise StoreError(f"{key}: {_sentence(error)}") from error
+
+
+def _sentence(error: BaseException) -> str:
+    return str(error).partition("\n")[0]

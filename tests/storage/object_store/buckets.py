@@ -1,0 +1,73 @@
+"""A real S3 endpoint for tests: moto's server in a process of its own, a fresh bucket for every test."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from urllib.request import Request, urlopen
+
+
+@dataclass(frozen=True)
+class S3Endpoint:
+    """Where the server listens."""
+
+    url: str
+
+    @property
+    def options(self) -> dict[str, str]:
+        """Store options, as ``open_store`` takes them."""
+        return {
+            "AWS_ENDPOINT_URL": self.url,
+            "AWS_REGION": "us-east-1",
+            "AWS_ACCESS_KEY_ID": "test",
+            "AWS_SECRET_ACCESS_KEY": "test",
+            "AWS_ALLOW_HTTP": "true",
+        }
+
+    def new_bucket(self) -> str:
+        """The URI of a bucket that did not exist."""
+        name = f"weft-{uuid.uuid4().hex}"
+        with urlopen(Request(f"{self.url}/{name}", method="PUT"), timeout=30):
+            return f"s3://{name}"
+
+
+@contextmanager
+def s3_endpoint() -> Iterator[S3Endpoint]:
+    """Run the server on a port that the system chooses."""
+    command = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", "0"]
+    server = subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True)
+    assert server.stderr is not None
+    try:
+        lines = []
+        for line in server.stderr:
+            lines.append(line)
+            if found := re.search(r"http://127\.0\.0\.1:(\d+)", line):
+                break
+        else:
+            raise RuntimeError(f"moto_server did not start: {''.join(lines)}")
+        with _drained(server):
+            yield S3Endpoint(f"http://127.0.0.1:{found[1]}")
+    finally:
+        server.kill()
+        server.wait()
+        server.stderr.close()
+
+
+@contextmanager
+def _drained(server: subprocess.Popen[str]) -> Iterator[None]:
+    """Read the request log to its end, or the server would stop at a full pipe."""
+    import threading
+
+    assert server.stderr is not None
+    reader = threading.Thread(target=lambda: [None for _ in server.stderr], daemon=True)
+    reader.start()
+    try:
+        yield
+    finally:
+        server.kill()
+        reader.join(10)

@@ -1,0 +1,59 @@
+from __future__ import annotations
+
+import pyarrow as pa
+import pytest
+from deltalake import DeltaTable
+
+from storage.object_store import NotFound, StoreError, StoreUnfit, open_store, probe
+from tests.storage.object_store.buckets import S3Endpoint
+
+
+async def test_a_named_store_in_memory_is_one_per_process() -> None:
+    await open_store("memory://opening").create("a", b"1")
+    assert (await open_store("memory://opening").get("a")).data == b"1"
+    with pytest.raises(NotFound):
+        await open_store("memory://").get("a")
+
+
+def test_memory_has_no_location() -> None:
+    with pytest.raises(StoreUnfit, match="give the hub a directory or a bucket"):
+        open_store("memory://").location("tables/a")
+
+
+@pytest.mark.parametrize("uri", ["ftp://host/x", "s3://", "file://host/x"])
+def test_other_kinds_are_refused_by_name(uri: str) -> None:
+    with pytest.raises(ValueError, match="is no store: expected a path"):
+        open_store(uri)
+
+
+async def test_an_endpoint_that_is_not_there_is_an_unknown_outcome() -> None:
+    options = {
+        "AWS_ENDPOINT_URL": "http://127.0.0.1:9",
+        "AWS_REGION": "us-east-1",
+        "AWS_ACCESS_KEY_ID": "x",
+        "AWS_SECRET_ACCESS_KEY": "x",
+        "AWS_ALLOW_HTTP": "true",
+    }
+    with pytest.raises(StoreError):
+        await open_store("s3://bucket/root", options).create("a", b"1")
+
+
+def test_the_location_in_a_bucket_is_what_deltalake_takes() -> None:
+    store = open_store("s3://bucket/root/", {"AWS_REGION": "eu-west-1"})
+    assert store.location("tables/t") == ("s3://bucket/root/tables/t", {"AWS_REGION": "eu-west-1"})
+
+
+def test_an_unknown_option_is_refused() -> None:
+    with pytest.raises(StoreUnfit, match="s3://bucket"):
+        open_store("s3://bucket", {"AWS_REGOIN": "eu-west-1"})
+
+
+@pytest.mark.s3
+async def test_credentials_come_from_the_environment(s3: S3Endpoint, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in s3.options.items():
+        monkeypatch.setenv(name, value)
+    store = open_store(f"{s3.new_bucket()}/root")
+    await probe(store)
+    uri, options = store.location("tables/t")
+    DeltaTable.create(uri, pa.schema([("a", pa.int64())]), storage_options=options)
+    assert [item.key for item in await store.list("tables")] == [f"tables/t/_delta_log/{0:020d}.json"]
