@@ -7,18 +7,62 @@ lists to ``columns_from_lists`` and joins each of them once; nothing here loops 
 from __future__ import annotations
 
 import struct
-import sys
 from array import array
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from enum import IntEnum, IntFlag
-from itertools import accumulate, pairwise
+from itertools import pairwise
 from typing import NamedTuple
 
-import msgspec
 import zstandard
 from crc32c import crc32c
 
+from protocols.columns import (
+    HEADER_PAIRS_MAX,
+    Buffer,
+    Columns,
+    HeaderPairs,
+    check_shape,
+    columns_from_lists,
+    decode_body,
+    encode_body,
+    ends_of,
+    read_u32s,
+    u32s,
+)
 from protocols.errors import Corrupt, Truncated, UnsupportedVersion
+from protocols.ranges import SEQ_END
+
+__all__ = [
+    "CLOCK_STEP_NS_MAX",
+    "COMPRESS_BYTES_MIN",
+    "COUNT_MAX",
+    "HEADER_BYTES",
+    "HEADER_PAIRS_MAX",
+    "MAGIC",
+    "RAW_BYTES_MAX",
+    "RAW_BYTES_MIN_PER_RECORD",
+    "SEQ_END",
+    "VERSION",
+    "BatchHeader",
+    "Buffer",
+    "ClockReading",
+    "ClockState",
+    "Codec",
+    "Column",
+    "Columns",
+    "Flag",
+    "HeaderPairs",
+    "Record",
+    "body_of",
+    "columns_from_lists",
+    "decode_columns",
+    "decode_header",
+    "encode",
+    "merge",
+    "mergeable",
+    "records",
+    "verify",
+]
 
 MAGIC = b"WFB"
 VERSION = 1
@@ -27,17 +71,18 @@ HEADER_BYTES = _HEADER.size
 _CRC_END = 8
 """The CRC covers everything after itself: bytes 8 to the end of the body."""
 
+RAW_BYTES_MIN_PER_RECORD = 16
+"""A time, a key index and a payload offset: no header can claim records that its body has no room for."""
 RAW_BYTES_MAX = 64 << 20
 """Longest uncompressed body. Keeps every offset inside a signed 32-bit Arrow offset with room to spare."""
 COUNT_MAX = 1 << 22
 COMPRESS_BYTES_MIN = 4096
 """Shorter bodies stay uncompressed: on the link the connection's streaming context does better than a frame of
-their own (32 against 143 bytes a message at one message per send, research.md)."""
+their own: 32 against 143 bytes a message (docs/decisions/0004-compress-large-batches-only.md)."""
 
-HeaderPairs = tuple[tuple[str, str], ...]
-"""A record's headers: names may repeat and their order is kept (MQTT 5.0 section 3.3.2.3.7)."""
-
-Buffer = bytes | bytearray | memoryview
+CLOCK_STEP_NS_MAX = 1_000_000_000
+"""Neighbouring batches merge while their wall clock moved against the monotonic clock by no more than this. A merged
+batch keeps one pair of readings, so a larger step (a Pi that learns the time) must stay visible between two batches."""
 
 
 class Codec(IntEnum):
@@ -55,7 +100,7 @@ class Column(IntFlag):
 
 
 class Flag(IntFlag):
-    """What the ``flags`` column says of a record. The numbers are persisted."""
+    """What the ``flags`` column says of a record. The numbers are persisted; bits without a name are kept."""
 
     RETAINED = 1
     TOMBSTONE = 2
@@ -110,23 +155,6 @@ class BatchHeader(NamedTuple):
         return HEADER_BYTES + self.body_length
 
 
-class Columns(NamedTuple):
-    """The columns of a batch as raw little-endian bytes, ready to be joined or wrapped by Arrow."""
-
-    times: Buffer
-    """i64 x count."""
-    key_index: Buffer
-    """u32 x count, into ``keys``."""
-    keys: Sequence[bytes]
-    payload_offsets: Buffer
-    """u32 x (count + 1)."""
-    payload: Buffer
-    headers: Mapping[int, HeaderPairs]
-    """Record index in the batch -> its headers; absent for most."""
-    flags: Buffer
-    """u8 x count, or empty when no record has a flag."""
-
-
 class Record(NamedTuple):
     """One record, for people and tests; the data path never makes these."""
 
@@ -136,83 +164,6 @@ class Record(NamedTuple):
     payload: bytes
     headers: HeaderPairs
     flags: Flag
-
-
-def _u32s(values: Iterable[int]) -> array[int]:
-    column = array("I", values)
-    if sys.byteorder != "little":  # pragma: no cover
-        column.byteswap()
-    return column
-
-
-def _read_u32s(data: Buffer) -> array[int]:
-    column = array("I")
-    column.frombytes(data)
-    if sys.byteorder != "little":  # pragma: no cover
-        column.byteswap()
-    return column
-
-
-def columns_from_lists(
-    times: Buffer,
-    keys: Sequence[bytes],
-    payloads: Sequence[bytes],
-    headers: Mapping[int, HeaderPairs] | None = None,
-    flags: Mapping[int, int] | None = None,
-) -> Columns:
-    """Lay out a run of records in columns, in a few passes that all run in C.
-
-    Args:
-        times: i64 x count, little-endian nanoseconds.
-        keys: one key per record; the key table is built here.
-        payloads: one payload per record.
-        headers: record index -> header pairs, for the records that have any.
-        flags: record index -> ``Flag`` bits, for the records that have any.
-    """
-    table = {key: index for index, key in enumerate(dict.fromkeys(keys))}
-    flag_column = b""
-    if flags:
-        dense = bytearray(len(keys))
-        for index, bits in flags.items():
-            dense[index] = bits
-        flag_column = bytes(dense)
-    return Columns(
-        times,
-        _u32s(map(table.__getitem__, keys)).tobytes(),
-        list(table),
-        _u32s(accumulate(map(len, payloads), initial=0)).tobytes(),
-        b"".join(payloads),
-        headers or {},
-        flag_column,
-    )
-
-
-def _blobs(values: Sequence[bytes]) -> list[Buffer]:
-    """A run of byte strings: u32 x (n + 1) offsets, then the bytes."""
-    return [_u32s(accumulate(map(len, values), initial=0)).tobytes(), b"".join(values)]
-
-
-def _column(parts: list[Buffer]) -> Iterator[Buffer]:
-    """A column: length u32, zero u32, the bytes, zeros up to a multiple of eight so that Arrow can wrap it."""
-    length = sum(map(len, parts))
-    yield struct.pack("<II", length, 0)
-    yield from parts
-    yield bytes(-length % 8)
-
-
-def _body(columns: Columns) -> bytes:
-    parts: list[Buffer] = []
-    parts += _column([columns.times])
-    key_table = [columns.key_index, struct.pack("<I", len(columns.keys)), *_blobs(columns.keys)]
-    parts += _column(key_table)
-    parts += _column([columns.payload_offsets, columns.payload])
-    if columns.headers:
-        indexes = sorted(columns.headers)
-        packed = [msgspec.msgpack.encode(columns.headers[index]) for index in indexes]
-        parts += _column([struct.pack("<I", len(indexes)), _u32s(indexes).tobytes(), *_blobs(packed)])
-    if columns.flags:
-        parts += _column([columns.flags])
-    return b"".join(parts)
 
 
 def encode(
@@ -229,10 +180,14 @@ def encode(
             serves one thread at a time.
 
     Raises:
-        ValueError: no records, more than ``COUNT_MAX``, or a body over ``RAW_BYTES_MAX``.
+        ValueError: no records, more than ``COUNT_MAX``, a body over ``RAW_BYTES_MAX``, sequence numbers past
+            ``SEQ_END``, more than ``HEADER_PAIRS_MAX`` headers of a record, or columns of different lengths.
     """
     count = len(columns.times) // 8
-    raw = _body(columns)
+    check_shape(columns, count)
+    if not 0 <= base_seq <= SEQ_END - count:
+        raise ValueError(f"sequence numbers end at {SEQ_END}; got {count} records from {base_seq}")
+    raw = encode_body(columns)
     if not 0 < count <= COUNT_MAX or len(raw) > RAW_BYTES_MAX:
         raise ValueError(f"a batch holds 1 to {COUNT_MAX} records in {RAW_BYTES_MAX} bytes; got {count} in {len(raw)}")
     body, codec = raw, Codec.NONE
@@ -241,10 +196,7 @@ def encode(
         if len(packed) < len(raw):
             body, codec = packed, Codec.ZSTD
     present = (Column.HEADERS if columns.headers else 0) | (Column.FLAGS if columns.flags else 0)
-    first_time, last_time = (
-        struct.unpack_from("<q", columns.times)[0],
-        struct.unpack_from("<q", columns.times, 8 * count - 8)[0],
-    )
+    first_time, last_time = ends_of(columns.times, count)
     header = bytearray(HEADER_BYTES)
     _HEADER.pack_into(
         header, 0, MAGIC + bytes([VERSION]), 0, codec, present, clock.state, 0, stream, count, len(raw), len(body), 0,
@@ -272,9 +224,11 @@ def decode_header(data: Buffer, offset: int = 0) -> BatchHeader:
         raise UnsupportedVersion(f"batch version {magic[3]}; this release reads version {VERSION}")
     if zero or zero2 or codec > Codec.ZSTD or columns > 3 or clock > ClockState.SYNCED:
         raise Corrupt("a batch header has an unknown codec, column or clock state")
-    if not 0 < count <= COUNT_MAX or raw_length > RAW_BYTES_MAX or body_length > raw_length:
-        raise Corrupt(f"a batch header is out of bounds: {count} records, {raw_length} bytes in {body_length}")
-    if base_seq + count > 1 << 64:
+    if not 0 < count <= COUNT_MAX or not RAW_BYTES_MIN_PER_RECORD * count < raw_length <= RAW_BYTES_MAX:
+        raise Corrupt(f"a batch header is out of bounds: {count} records in {raw_length} bytes")
+    if body_length > raw_length or (codec == Codec.NONE and body_length != raw_length):
+        raise Corrupt(f"a batch body of {body_length} bytes cannot stand for {raw_length}")
+    if base_seq + count > SEQ_END:
         raise Corrupt(f"a batch runs past the last sequence number: {base_seq} + {count}")
     return BatchHeader(
         stream, base_seq, count, first_time, last_time, boot_id, monotonic,
@@ -308,7 +262,12 @@ def body_of(data: Buffer, header: BatchHeader, offset: int = 0) -> Buffer:
     if header.codec is Codec.NONE:
         return body
     try:
-        raw = zstandard.ZstdDecompressor().decompress(body, max_output_size=header.raw_length)
+        # The library allocates what the frame claims and looks at max_output_size only when it claims nothing.
+        claimed = zstandard.frame_content_size(body)
+        if claimed not in (header.raw_length, _CONTENT_SIZE_UNKNOWN):
+            raise Corrupt(f"a batch body claims {claimed} bytes, its header says {header.raw_length}")
+        decompressor = zstandard.ZstdDecompressor()
+        raw = decompressor.decompress(body, max_output_size=header.raw_length, allow_extra_data=False)
     except zstandard.ZstdError as error:
         raise Corrupt(f"a batch body does not decompress: {error}") from error
     if len(raw) != header.raw_length:
@@ -316,41 +275,7 @@ def body_of(data: Buffer, header: BatchHeader, offset: int = 0) -> Buffer:
     return raw
 
 
-class _BodyReader:
-    """Walks the columns of a body, refusing any length that does not fit."""
-
-    def __init__(self, body: Buffer) -> None:
-        self._body = memoryview(body)
-        self._at = 0
-
-    def column(self) -> memoryview:
-        if len(self._body) - self._at < 8:
-            raise Corrupt("a batch body ends inside a column's length")
-        length, zero = struct.unpack_from("<II", self._body, self._at)
-        start = self._at + 8
-        self._at = start + length + (-length % 8)
-        if zero or self._at > len(self._body):
-            raise Corrupt(f"a column of {length} bytes does not fit its batch body")
-        return self._body[start : start + length]
-
-    def finish(self) -> None:
-        if self._at != len(self._body):
-            raise Corrupt(f"{len(self._body) - self._at} bytes follow the last column of a batch body")
-
-
-def _split_blobs(data: memoryview, count: int) -> list[bytes]:
-    head = 4 * (count + 1)
-    if len(data) < head:
-        raise Corrupt("a batch column ends inside its offsets")
-    offsets = _read_u32s(data[:head])
-    _check_offsets(offsets, len(data) - head)
-    blob = bytes(data[head:])
-    return [blob[offsets[i] : offsets[i + 1]] for i in range(count)]
-
-
-def _check_offsets(offsets: array[int], length: int) -> None:
-    if offsets[0] != 0 or offsets[-1] != length or any(map(int.__gt__, offsets, offsets[1:])):
-        raise Corrupt("a batch column's offsets do not ascend from zero to its length")
+_CONTENT_SIZE_UNKNOWN = -1
 
 
 def decode_columns(data: Buffer, header: BatchHeader | None = None, offset: int = 0) -> Columns:
@@ -364,45 +289,15 @@ def decode_columns(data: Buffer, header: BatchHeader | None = None, offset: int 
     """
     if header is None:
         header = verify(data, offset)
-    reader = _BodyReader(body_of(data, header, offset))
-    count = header.count
-    times, keys, payloads = reader.column(), reader.column(), reader.column()
-    if len(times) != 8 * count or len(keys) < 4 * count + 4 or len(payloads) < 4 * count + 4:
-        raise Corrupt("a batch column is shorter than its record count needs")
-    table_size = struct.unpack_from("<I", keys, 4 * count)[0]
-    if not 0 < table_size <= count:
-        raise Corrupt(f"a key table of {table_size} for {count} records")
-    key_index = keys[: 4 * count]
-    table = _split_blobs(keys[4 * count + 4 :], table_size)
-    if max(_read_u32s(key_index)) >= table_size:
-        raise Corrupt("a record names a key that is not in the key table")
-    payload_offsets = payloads[: 4 * count + 4]
-    _check_offsets(_read_u32s(payload_offsets), len(payloads) - len(payload_offsets))
-    headers = _decode_headers(reader.column(), count) if header.columns & Column.HEADERS else {}
-    flags: Buffer = reader.column() if header.columns & Column.FLAGS else b""
-    if header.columns & Column.FLAGS and len(flags) != count:
-        raise Corrupt(f"a flags column of {len(flags)} bytes for {count} records")
-    reader.finish()
-    return Columns(times, key_index, table, payload_offsets, payloads[4 * count + 4 :], headers, flags)
-
-
-_HEADER_PAIRS = msgspec.msgpack.Decoder(HeaderPairs)
-
-
-def _decode_headers(data: memoryview, count: int) -> dict[int, HeaderPairs]:
-    if len(data) < 4:
-        raise Corrupt("a headers column ends inside its count")
-    size = struct.unpack_from("<I", data)[0]
-    if not 0 < size <= count or len(data) < 4 + 4 * size:
-        raise Corrupt(f"a headers column names {size} of {count} records")
-    indexes = _read_u32s(data[4 : 4 + 4 * size])
-    if indexes[-1] >= count or any(map(int.__ge__, indexes, indexes[1:])):
-        raise Corrupt("a headers column's record indexes do not ascend inside the batch")
-    try:
-        pairs = [_HEADER_PAIRS.decode(blob) for blob in _split_blobs(data[4 + 4 * size :], size)]
-    except msgspec.MsgspecError as error:
-        raise Corrupt(f"a headers column is not msgpack pairs: {error}") from error
-    return dict(zip(indexes, pairs, strict=True))
+    columns = decode_body(
+        body_of(data, header, offset),
+        header.count,
+        headers=bool(header.columns & Column.HEADERS),
+        flags=bool(header.columns & Column.FLAGS),
+    )
+    if ends_of(columns.times, header.count) != (header.first_time, header.last_time):
+        raise Corrupt("a batch header's times are not those of its first and last record")
+    return columns
 
 
 def records(data: Buffer, offset: int = 0) -> Iterator[Record]:
@@ -411,8 +306,8 @@ def records(data: Buffer, offset: int = 0) -> Iterator[Record]:
     columns = decode_columns(data, header, offset)
     times = array("q")
     times.frombytes(columns.times)
-    key_index = _read_u32s(columns.key_index)
-    offsets = _read_u32s(columns.payload_offsets)
+    key_index = read_u32s(columns.key_index)
+    offsets = read_u32s(columns.payload_offsets)
     payload = bytes(columns.payload)
     for i in range(header.count):
         yield Record(
@@ -422,12 +317,14 @@ def records(data: Buffer, offset: int = 0) -> Iterator[Record]:
 
 
 def mergeable(left: BatchHeader, right: BatchHeader) -> bool:
-    """Whether ``right`` continues ``left``: same stream, next seq, same boot and clock state, within the bounds."""
+    """Whether ``right`` continues ``left``: same stream, next seq, same boot, no step of the clock, within bounds."""
+    step = (right.first_time - right.monotonic) - (left.first_time - left.monotonic)
     return (
         left.stream == right.stream
         and left.end_seq == right.base_seq
         and left.boot_id == right.boot_id
         and left.clock == right.clock
+        and abs(step) <= CLOCK_STEP_NS_MAX
         and left.count + right.count <= COUNT_MAX
         and left.raw_length + right.raw_length <= RAW_BYTES_MAX
     )
@@ -437,10 +334,12 @@ def merge(batches: Sequence[Buffer], compressor: zstandard.ZstdCompressor | None
     """One batch with the records of neighbouring batches (each ``mergeable`` with the next): columns concatenated.
 
     Raises:
-        ValueError: two neighbours are not mergeable.
-        Corrupt: one of them is damaged.
+        ValueError: no batches, two neighbours are not mergeable, or all of them exceed the bounds of one batch.
+        Truncated, UnsupportedVersion, Corrupt: one of them is damaged.
     """
     headers = [verify(batch) for batch in batches]
+    if not headers or sum(header.raw_length for header in headers) > RAW_BYTES_MAX:
+        raise ValueError(f"a merge takes at least one batch and at most {RAW_BYTES_MAX} uncompressed bytes in all")
     for left, right in pairwise(headers):
         if not mergeable(left, right):
             raise ValueError(f"batches at seq {left.base_seq} and {right.base_seq} do not merge")
@@ -452,8 +351,8 @@ def merge(batches: Sequence[Buffer], compressor: zstandard.ZstdCompressor | None
     done = length = 0
     for header, part in zip(headers, parts, strict=True):
         renumber = [table.setdefault(key, len(table)) for key in part.keys]
-        key_index.extend(map(renumber.__getitem__, _read_u32s(part.key_index)))
-        shifted = _read_u32s(part.payload_offsets)
+        key_index.extend(map(renumber.__getitem__, read_u32s(part.key_index)))
+        shifted = read_u32s(part.payload_offsets)
         offsets.extend([at + length for at in shifted[1:]] if length else shifted[1:])
         if any_flags:
             flags += part.flags or bytes(header.count)
@@ -461,7 +360,7 @@ def merge(batches: Sequence[Buffer], compressor: zstandard.ZstdCompressor | None
         done += header.count
         length += len(part.payload)
     columns = Columns(
-        b"".join(part.times for part in parts), _u32s(key_index).tobytes(), list(table), _u32s(offsets).tobytes(),
+        b"".join(part.times for part in parts), u32s(key_index).tobytes(), list(table), u32s(offsets).tobytes(),
         b"".join(part.payload for part in parts), pairs, bytes(flags),
     )  # fmt: skip
     first = headers[0]

@@ -11,13 +11,17 @@ from __future__ import annotations
 import re
 import struct
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import msgspec
 from crc32c import crc32c
+from msgspec import Meta
 
 from protocols.batch import Buffer
+from protocols.batch import decode_header as batch_header
 from protocols.errors import Corrupt, Truncated, UnsupportedVersion
+from protocols.fields import LIST_ITEMS_MAX, U32, U64, Epoch, Nanoseconds, Seq, StoredRanges, Topics, unpack
+from protocols.ranges import SEQ_END
 
 MAGIC = b"WFC"
 TRAILER_MAGIC = b"WFCE"
@@ -30,7 +34,10 @@ _TRAILER = struct.Struct("<II4s")
 TRAILER_BYTES = _TRAILER.size
 TAIL_READ_BYTES = 64 << 10
 """First guess for reading a chunk's index: one GET of this many bytes nearly always holds the footer."""
-_NAME = re.compile(r"(\d{20})")
+FOOTER_BYTES_MAX = 64 << 20
+"""Longest footer that a reader fetches."""
+N_MAX = (1 << 63) - 1
+_NAME = re.compile(r"[0-9]{20}")
 
 
 class ChunkHeader(NamedTuple):
@@ -53,30 +60,30 @@ class StreamSection(msgspec.Struct, frozen=True, array_like=True):
 
     tenant: str
     stream: str
-    base_offset: int
-    count: int
-    first_time: int
-    last_time: int
-    position: int
+    base_offset: Seq
+    count: Seq
+    first_time: Nanoseconds
+    last_time: Nanoseconds
+    position: Seq
     """Byte of the chunk where the section starts."""
-    length: int
-    crc: int
+    length: Seq
+    crc: U32
     """CRC-32C of the section's bytes."""
 
 
 class GapRange(msgspec.Struct, frozen=True, array_like=True):
     """Records [first, end) of a lane that can never come, and why (``protocols.segment.GapReason``)."""
 
-    first: int
-    end: int
-    reason: int
+    first: Seq
+    end: Seq
+    reason: U32
 
 
 class Mark(msgspec.Struct, frozen=True, array_like=True):
     """Everything the edge took in up to ``time`` (its wall clock, ns) has a sequence number below ``seq``."""
 
-    time: int
-    seq: int
+    time: Nanoseconds
+    seq: Seq
 
 
 class LaneUpdate(msgspec.Struct, frozen=True, array_like=True):
@@ -84,22 +91,22 @@ class LaneUpdate(msgspec.Struct, frozen=True, array_like=True):
 
     tenant: str
     edge: str
-    log_id: int
+    log_id: U64
     stream: str
-    epoch: int
-    ranges: list[tuple[int, int]]
+    epoch: Epoch
+    ranges: StoredRanges
     """Sequence numbers whose records this chunk holds, half-open, ascending."""
-    gaps: list[GapRange]
+    gaps: Annotated[list[GapRange], Meta(max_length=LIST_ITEMS_MAX)]
     mark: Mark | None
-    topics: list[str] | None
+    topics: Topics | None
     """The stream's topic patterns at that edge when the chunk first tells them or they changed, else None."""
 
 
 class ChunkFooter(msgspec.Struct, frozen=True, array_like=True):
     """The index of a chunk, and all that the hub's state needs of it."""
 
-    streams: list[StreamSection]
-    lanes: list[LaneUpdate]
+    streams: Annotated[list[StreamSection], Meta(max_length=LIST_ITEMS_MAX)]
+    lanes: Annotated[list[LaneUpdate], Meta(max_length=LIST_ITEMS_MAX)]
 
 
 class SectionEntry(NamedTuple):
@@ -131,14 +138,19 @@ def file_name(n: int) -> str:
 
 def parse_file_name(name: str) -> int | None:
     """The n that a key's last part stands for, or None when it names no chunk."""
-    return int(name) if _NAME.fullmatch(name) else None
+    return int(name) if _NAME.fullmatch(name) and int(name) <= N_MAX else None
 
 
 def encode_header(header: ChunkHeader) -> bytes:
     """The bytes at the start of a chunk."""
     data = bytearray(_HEADER.pack(MAGIC + bytes([VERSION]), 0, *header))
-    struct.pack_into("<I", data, 4, crc32c(data[8:]))
+    struct.pack_into("<I", data, 4, _header_crc(data))
     return bytes(data)
+
+
+def _header_crc(data: Buffer) -> int:
+    """Of a header in *this* version, whatever its version byte says: a damaged byte is no later version."""
+    return int(crc32c(memoryview(data)[8:HEADER_BYTES], crc32c(MAGIC + bytes([VERSION]))))
 
 
 def decode_header(data: Buffer) -> ChunkHeader:
@@ -154,10 +166,13 @@ def decode_header(data: Buffer) -> ChunkHeader:
     magic, crc, cluster_id, n, created, shard, previous, nonce = _HEADER.unpack_from(data)
     if magic[:3] != MAGIC:
         raise Corrupt(f"expected a chunk ({MAGIC!r}), found {magic!r}")
-    if magic[3] != VERSION:
+    sound = _header_crc(data) == crc
+    if magic[3] != VERSION and not sound:
         raise UnsupportedVersion(f"chunk version {magic[3]}; this release reads version {VERSION}")
-    if crc32c(memoryview(data)[8:HEADER_BYTES]) != crc:
+    if magic[3] != VERSION or not sound:
         raise Corrupt("a chunk header's checksum does not match")
+    if n > N_MAX:
+        raise Corrupt(f"a chunk numbered {n}")
     return ChunkHeader(cluster_id, n, created, shard, previous, nonce)
 
 
@@ -167,13 +182,15 @@ def encode_entry_header(lane: int, skip: int, take: int, batch_length: int, rece
 
 
 def section_entries(section: Buffer, lanes: int) -> Iterator[SectionEntry]:
-    """The entries of a section whose CRC was checked before.
+    """The entries of a section whose CRC was checked before. Batches are views of ``section``.
 
     Args:
         lanes: how many lanes the footer lists.
 
     Raises:
-        Corrupt: an entry does not fit the section or names a lane that the footer lacks.
+        UnsupportedVersion: a batch of a later format.
+        Corrupt: an entry does not fit the section, names a lane that the footer lacks, or takes records that its
+            batch does not have.
     """
     view = memoryview(section)
     at = 0
@@ -183,9 +200,20 @@ def section_entries(section: Buffer, lanes: int) -> Iterator[SectionEntry]:
         lane, skip, take, length, received = _ENTRY.unpack_from(view, at)
         start = at + ENTRY_HEADER_BYTES
         at = start + length
-        if at > len(view) or lane >= lanes or take == 0:
+        if at > len(view) or lane >= lanes:
             raise Corrupt(f"a chunk entry of {length} bytes for lane {lane} does not fit its section")
+        _check_entry(view[start:at], skip, take)
         yield SectionEntry(lane, skip, take, received, view[start:at])
+
+
+def _check_entry(data: memoryview, skip: int, take: int) -> None:
+    """Refuse an entry that is not exactly one batch, or that takes records the batch does not have."""
+    try:
+        batch = batch_header(data)
+    except Truncated as error:
+        raise Corrupt(f"a chunk entry holds no batch: {error}") from error
+    if batch.length != len(data) or not 0 < take <= batch.count - skip:
+        raise Corrupt(f"a chunk entry takes {take} records after {skip} of a batch of {batch.count}")
 
 
 def check_section(section: Buffer, stream: StreamSection) -> None:
@@ -199,8 +227,19 @@ def check_section(section: Buffer, stream: StreamSection) -> None:
 
 
 def encode_footer(footer: ChunkFooter) -> tuple[bytes, int]:
-    """Footer and trailer, and the footer's CRC-32C (which the next chunk's header carries)."""
+    """Footer and trailer, and the footer's CRC-32C (which the next chunk's header carries).
+
+    Raises:
+        ValueError: no reader would take it. A chunk is there for ever, and one bad chunk would end its shard's log, so
+            the footer is read back before it leaves.
+    """
     body = msgspec.msgpack.encode(footer)
+    try:
+        _unpack_footer(body)
+    except Corrupt as error:
+        raise ValueError(f"not written: {error}") from error
+    if len(body) > FOOTER_BYTES_MAX:
+        raise ValueError(f"a chunk footer of {len(body)} bytes; the limit is {FOOTER_BYTES_MAX}")
     crc = int(crc32c(body))
     return body + _TRAILER.pack(len(body), crc, TRAILER_MAGIC), crc
 
@@ -216,7 +255,7 @@ def decode_footer(tail: Buffer) -> tuple[ChunkFooter, int]:
 
     Raises:
         Truncated: ``tail`` does not reach back to the footer's start; ``footer_bytes`` says how far it must.
-        Corrupt: no trailer, or the checksum does not match.
+        Corrupt: no trailer, the checksum does not match, or the sections do not follow one another.
     """
     length = footer_bytes(tail)
     if length > len(tail):
@@ -225,10 +264,17 @@ def decode_footer(tail: Buffer) -> tuple[ChunkFooter, int]:
     crc = _TRAILER.unpack_from(tail, len(tail) - TRAILER_BYTES)[1]
     if crc32c(body) != crc:
         raise Corrupt("a chunk footer's checksum does not match")
-    try:
-        return _FOOTER.decode(body), crc
-    except msgspec.MsgspecError as error:
-        raise Corrupt(f"a chunk footer does not decode: {error}") from error
+    return _unpack_footer(body), crc
+
+
+def _unpack_footer(body: Buffer) -> ChunkFooter:
+    footer = unpack(_FOOTER, body, "a chunk footer")
+    at = HEADER_BYTES
+    for stream in footer.streams:
+        if stream.position != at or not stream.count or stream.base_offset + stream.count > SEQ_END:
+            raise Corrupt(f"a chunk footer misplaces the section of {stream.tenant}/{stream.stream}")
+        at += stream.length
+    return footer
 
 
 def footer_bytes(tail: Buffer) -> int:
@@ -236,13 +282,15 @@ def footer_bytes(tail: Buffer) -> int:
 
     Raises:
         Truncated: fewer bytes than a trailer has.
-        Corrupt: no trailer there.
+        Corrupt: no trailer there, or a footer over ``FOOTER_BYTES_MAX``.
     """
     if len(tail) < TRAILER_BYTES:
         raise Truncated("too short for a chunk trailer")
     length, _, magic = _TRAILER.unpack_from(tail, len(tail) - TRAILER_BYTES)
     if magic != TRAILER_MAGIC:
         raise Corrupt(f"expected a chunk trailer ({TRAILER_MAGIC!r}), found {magic!r}")
+    if length > FOOTER_BYTES_MAX:
+        raise Corrupt(f"a chunk footer of {length} bytes; the limit is {FOOTER_BYTES_MAX}")
     return int(length) + TRAILER_BYTES
 
 
@@ -253,14 +301,12 @@ def decode(data: Buffer) -> Chunk:
         Truncated, UnsupportedVersion, Corrupt: as the parts do.
     """
     header = decode_header(data)
-    footer, crc = decode_footer(data)
     end = len(data) - footer_bytes(data)
-    at = HEADER_BYTES
+    if end < HEADER_BYTES:
+        raise Corrupt("a chunk's footer does not fit the chunk")
+    footer, crc = decode_footer(data)
+    if HEADER_BYTES + sum(stream.length for stream in footer.streams) != end:
+        raise Corrupt("a chunk's sections do not fill the space between its header and its footer")
     for stream in footer.streams:
-        if stream.position != at or stream.position + stream.length > end:
-            raise Corrupt(f"the section of {stream.tenant}/{stream.stream} does not stand where the footer says")
-        check_section(memoryview(data)[at : at + stream.length], stream)
-        at += stream.length
-    if at != end:
-        raise Corrupt(f"{end - at} bytes of a chunk belong to no section")
+        check_section(memoryview(data)[stream.position : stream.position + stream.length], stream)
     return Chunk(header, footer, crc)

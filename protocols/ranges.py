@@ -13,8 +13,8 @@ from protocols.errors import Corrupt
 
 Range = tuple[int, int]
 
-SEQ_END = 1 << 64
-"""One past the largest sequence number."""
+SEQ_END = (1 << 63) - 1
+"""One past the largest sequence number or offset. The bound itself still fits the signed 64-bit columns of tables."""
 
 
 class RangeSet:
@@ -30,19 +30,24 @@ class RangeSet:
 
     @classmethod
     def from_wire(cls, pairs: Iterable[Iterable[int]]) -> RangeSet:
-        """Build a set from ``[[first, end], ...]`` as a peer sent it.
+        """Build a set from ``[[first, end], ...]`` as a peer sent it: ascending, as ``to_wire`` writes them.
+
+        Order is demanded, not restored: inserting a hostile order would cost time quadratic in its length.
 
         Raises:
-            Corrupt: a pair is not two integers with ``0 <= first < end <= 2**64``.
+            Corrupt: a pair is not two integers with ``0 <= first < end <= SEQ_END``, or does not start at or after
+                the end of the pair before it.
         """
         result = cls()
         for pair in pairs:
-            bounds = list(pair)
-            if len(bounds) != 2:
-                raise Corrupt(f"expected a range [first, end], got {bounds!r}")
-            first, end = bounds
-            if not 0 <= first < end <= SEQ_END:
-                raise Corrupt(f"expected a range with 0 <= first < end <= 2**64, got [{first}, {end}]")
+            try:
+                first, end = pair
+            except (TypeError, ValueError):
+                raise Corrupt(f"expected a range [first, end], got {pair!r}") from None
+            if type(first) is not int or type(end) is not int or not 0 <= first < end <= SEQ_END:
+                raise Corrupt(f"expected a range with 0 <= first < end <= {SEQ_END}, got [{first!r}, {end!r}]")
+            if first < result.end:
+                raise Corrupt(f"expected ascending ranges, got [{first}, {end}] after the end {result.end}")
             result.add(first, end)
         return result
 

@@ -10,13 +10,15 @@ from __future__ import annotations
 import re
 import struct
 from enum import IntEnum
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import msgspec
 from crc32c import crc32c
+from msgspec import Meta
 
 from protocols.batch import Buffer
 from protocols.errors import Corrupt, Truncated, UnsupportedVersion
+from protocols.fields import LIST_ITEMS_MAX, U32, U64, Nanoseconds, Seq, StoredRanges, unpack
 
 MAGIC = b"WFS"
 TRAILER_MAGIC = b"WFSE"
@@ -29,8 +31,10 @@ _TRAILER = struct.Struct("<QI4s")
 TRAILER_BYTES = _TRAILER.size
 ENTRY_BYTES_MAX = 80 << 20
 """Longest entry body: the largest batch (64 MiB uncompressed) and its header fit."""
+POSITION_MAX = (1 << 63) - 1
+"""Largest position of a log."""
 _SEED = struct.Struct("<QIB")
-_FILE_NAME = re.compile(r"(\d{20})\.seg")
+_FILE_NAME = re.compile(r"([0-9]{20})\.seg")
 
 
 class EntryKind(IntEnum):
@@ -80,39 +84,39 @@ class Entry(NamedTuple):
 class GapNotice(msgspec.Struct, frozen=True, array_like=True):
     """The records ``[first, end)`` of a stream can never come; appended so that loss is a recorded fact."""
 
-    stream: int
-    first: int
-    end: int
-    reason: int
-    time: int
+    stream: U32
+    first: Seq
+    end: Seq
+    reason: U32
+    time: Nanoseconds
 
 
 class ClockNotice(msgspec.Struct, frozen=True, array_like=True):
     """The wall clock of boot ``boot_id`` was ``offset`` ns behind true time at ``monotonic``, within ``error`` ns."""
 
-    boot_id: int
-    monotonic: int
-    offset: int
-    error: int
+    boot_id: U64
+    monotonic: Nanoseconds
+    offset: Nanoseconds
+    error: Nanoseconds
 
 
 class LaneIndex(msgspec.Struct, frozen=True, array_like=True):
     """What a sealed segment holds of one stream."""
 
-    stream: int
-    ranges: list[tuple[int, int]]
-    first_time: int
-    last_time: int
-    points: list[tuple[int, int]]
+    stream: U32
+    ranges: StoredRanges
+    first_time: Nanoseconds
+    last_time: Nanoseconds
+    points: Annotated[list[tuple[Seq, Seq]], Meta(max_length=LIST_ITEMS_MAX)]
     """Sparse index: (base_seq of a batch, file offset of its entry), ascending in both."""
 
 
 class Footer(msgspec.Struct, frozen=True, array_like=True):
     """The index of a sealed segment."""
 
-    streams: dict[int, str]
-    lanes: list[LaneIndex]
-    gaps: list[GapNotice]
+    streams: dict[U32, str]
+    lanes: Annotated[list[LaneIndex], Meta(max_length=LIST_ITEMS_MAX)]
+    gaps: Annotated[list[GapNotice], Meta(max_length=LIST_ITEMS_MAX)]
 
 
 def file_name(first_position: int) -> str:
@@ -123,14 +127,19 @@ def file_name(first_position: int) -> str:
 def parse_file_name(name: str) -> int | None:
     """The first position that a file name stands for, or None when it is not a segment's name."""
     match = _FILE_NAME.fullmatch(name)
-    return int(match[1]) if match else None
+    return int(match[1]) if match and int(match[1]) <= POSITION_MAX else None
 
 
 def encode_header(header: SegmentHeader) -> bytes:
     """The 32 bytes at the start of a segment file."""
     data = bytearray(_HEADER.pack(MAGIC + bytes([VERSION]), 0, *header))
-    struct.pack_into("<I", data, 4, crc32c(data[8:]))
+    struct.pack_into("<I", data, 4, _header_crc(data))
     return bytes(data)
+
+
+def _header_crc(data: Buffer) -> int:
+    """Of a header in *this* version, whatever its version byte says: a damaged byte is no later version."""
+    return int(crc32c(memoryview(data)[8:HEADER_BYTES], crc32c(MAGIC + bytes([VERSION]))))
 
 
 def decode_header(data: Buffer) -> SegmentHeader:
@@ -146,10 +155,13 @@ def decode_header(data: Buffer) -> SegmentHeader:
     magic, crc, log_id, first_position, created = _HEADER.unpack_from(data)
     if magic[:3] != MAGIC:
         raise Corrupt(f"expected a segment ({MAGIC!r}), found {magic!r}")
-    if magic[3] != VERSION:
+    sound = _header_crc(data) == crc
+    if magic[3] != VERSION and not sound:
         raise UnsupportedVersion(f"segment version {magic[3]}; this release reads version {VERSION}")
-    if crc32c(memoryview(data)[8:HEADER_BYTES]) != crc:
+    if magic[3] != VERSION or not sound:
         raise Corrupt("a segment header's checksum does not match")
+    if first_position > POSITION_MAX:
+        raise Corrupt(f"a segment that starts at position {first_position}")
     return SegmentHeader(log_id, first_position, created)
 
 
@@ -194,6 +206,8 @@ def decode_entry(data: Buffer, offset: int, first_position: int) -> Entry | None
         or _entry_crc(first_position + offset, kind, memoryview(data)[start : start + length]) != crc
     ):
         raise Corrupt(f"the entry at offset {offset} does not match its checksum")
+    if kind == EntryKind.END:
+        raise Corrupt(f"the entry at offset {offset} has a body but no kind")
     try:
         return Entry(EntryKind(kind), start, start + length)
     except ValueError:
@@ -224,7 +238,7 @@ class StreamEntry(msgspec.Struct, frozen=True, array_like=True):
     """What a ``STREAMS`` entry says of one stream number."""
 
     name: str
-    next_seq: int
+    next_seq: Seq
     """The next sequence number when the entry was written: survives the deletion of every earlier segment."""
 
 
@@ -233,29 +247,27 @@ def encode_streams(streams: dict[int, StreamEntry]) -> bytes:
     return msgspec.msgpack.encode(streams)
 
 
-_STREAMS = msgspec.msgpack.Decoder(dict[int, StreamEntry])
-_GAP = msgspec.msgpack.Decoder(GapNotice)
-_CLOCK = msgspec.msgpack.Decoder(ClockNotice)
-_FOOTER = msgspec.msgpack.Decoder(Footer)
+Body = dict[int, StreamEntry] | GapNotice | ClockNotice | Footer
+_DECODERS: dict[EntryKind, msgspec.msgpack.Decoder[Body]] = {
+    EntryKind.STREAMS: msgspec.msgpack.Decoder(dict[U32, StreamEntry]),
+    EntryKind.GAP: msgspec.msgpack.Decoder(GapNotice),
+    EntryKind.CLOCK: msgspec.msgpack.Decoder(ClockNotice),
+    EntryKind.FOOTER: msgspec.msgpack.Decoder(Footer),
+}
 encode_body = msgspec.msgpack.encode
 """Body of a ``GAP``, ``CLOCK`` or ``FOOTER`` entry from its struct."""
 
 
-def decode_body(kind: EntryKind, body: Buffer) -> dict[int, StreamEntry] | GapNotice | ClockNotice | Footer:
+def decode_body(kind: EntryKind, body: Buffer) -> Body:
     """Decode the body of any entry but a batch.
 
     Raises:
+        UnsupportedVersion: a kind that only later releases read.
         Corrupt: the body is not what the kind promises.
     """
-    decoder = {
-        EntryKind.STREAMS: _STREAMS,
-        EntryKind.GAP: _GAP,
-        EntryKind.CLOCK: _CLOCK,
-        EntryKind.FOOTER: _FOOTER,
-    }.get(kind)
+    if kind is EntryKind.FUNCTION_COMMIT:
+        raise UnsupportedVersion("a function commit: a later release wrote this log")
+    decoder = _DECODERS.get(kind)
     if decoder is None:
         raise Corrupt(f"an entry of kind {kind.name} has no msgpack body")
-    try:
-        return decoder.decode(body)  # type: ignore[no-any-return, attr-defined]
-    except msgspec.MsgspecError as error:
-        raise Corrupt(f"a {kind.name} entry does not decode: {error}") from error
+    return unpack(decoder, body, f"a {kind.name} entry")

@@ -1,0 +1,5 @@
+"""The log folded into one Delta table per stream, exactly once.
+
+``service`` runs it in a hub; ``tierer`` moves rows of one stream; ``maintenance`` keeps its table small.
+The only package of the hub that imports deltalake.
+"""

@@ -1,0 +1,28 @@
+"""Which columns a stream's table has beyond the fixed ones: one per named topic level (``storage.rows``)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from storage.rows import row_schema, usable_fields
+
+LEVELS_MAX = 512
+"""Named topic levels that become columns of one table; later ones stay readable in ``_key``."""
+_FIXED = frozenset(row_schema([]).names)
+
+
+def level_columns(columns: Iterable[tuple[str, str]]) -> list[str]:
+    """The columns for topic levels, from (name, Delta type) of all columns of a table, in the table's order.
+
+    A column of another type is somebody's own: it is left alone, and null in new rows.
+    """
+    return [name for name, kind in columns if name not in _FIXED and kind == "string"]
+
+
+def new_columns(names: Sequence[str], told: Iterable[str]) -> list[str]:
+    """Levels that edges told of and a table with the columns ``names`` lacks, in the order told.
+
+    The table's own spelling of a level comes first: to Spark, names that differ in case only are one column.
+    """
+    others = [name for name in names if name not in _FIXED]
+    return usable_fields([*others, *told])[len(others) :][: max(0, LEVELS_MAX - len(others))]

@@ -1,0 +1,216 @@
+"""A Delta table through deltalake: every call that blocks, in one place.
+
+A ``DeltaHandle`` is one reading of the table. What is decided from it is committed through it and only on top of the
+version it has seen, because deltalake does not refuse a transaction version that is already there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple, TypeVar
+
+import msgspec
+import pyarrow as pa
+from deltalake import CommitProperties, DeltaTable, PostCommitHookProperties, Transaction
+from deltalake.exceptions import CommitFailedError, TableNotFoundError
+from deltalake.schema import Field, PrimitiveType
+from deltalake.transaction import AddAction, RemoveAction
+
+from cloud_hub.tables.errors import TableConflict, TableError
+
+T = TypeVar("T")
+ACTIONS_KEY = "weftActions"
+"""In a commit's info: how many lines follow it, so that an entry cut short by a power cut is known for what it is."""
+_NO_HOOKS = PostCommitHookProperties(create_checkpoint=False, cleanup_expired_logs=False)
+"""deltalake's own checkpoints are not synced; ``maintenance`` makes them when the log before them is durable."""
+
+_SCAN_ROWS = 128 << 10
+
+
+class DataFile(NamedTuple):
+    """A Parquet file of a table, as its log names it."""
+
+    path: str
+    """Relative to the table."""
+    size: int
+    rows: int
+    shard: int
+    first_offset: int
+    end_offset: int
+    modified_ms: int
+    stats: str
+    """JSON, as the Delta protocol's "Per-file Statistics" has it."""
+
+
+async def in_thread(call: Callable[[], T]) -> T:
+    """Run a blocking deltalake call.
+
+    Raises:
+        TableConflict: another writer was first.
+        TableError: anything else, Rust panics included.
+    """
+    return await asyncio.to_thread(_guarded, call)
+
+
+def _guarded(call: Callable[[], T]) -> T:
+    try:
+        return call()
+    except TableError:
+        raise
+    except CommitFailedError as error:
+        raise TableConflict(_sentence(error)) from error
+    except Exception as error:
+        raise TableError(_sentence(error)) from error
+    except BaseException as error:
+        # A Rust panic derives from BaseException, so that nobody swallows it; it must not end the hub.
+        if type(error).__name__ != "PanicException":
+            raise
+        raise TableError(_sentence(error)) from error
+
+
+def _sentence(error: BaseException) -> str:
+    """The first line: deltalake appends a backtrace."""
+    lines = str(error).splitlines()
+    return lines[0] if lines else type(error).__name__
+
+
+class DeltaHandle:
+    """One reading of a table, and commits on top of it. All methods block; use ``in_thread``."""
+
+    def __init__(self, table: Any) -> None:
+        self._table = table
+
+    @classmethod
+    def open(cls, uri: str, options: dict[str, str]) -> DeltaHandle | None:
+        """The table as it is now, or None when there is none."""
+        try:
+            return cls(DeltaTable(uri, storage_options=options))
+        except TableNotFoundError:
+            return None
+
+    @classmethod
+    def create(cls, uri: str, options: dict[str, str], schema: pa.Schema, configuration: dict[str, str]) -> None:
+        """Make an empty table unless one is there (reader version 1, writer version 2: every engine reads it)."""
+        DeltaTable.create(
+            uri,
+            schema,
+            mode="ignore",
+            configuration=configuration,
+            storage_options=options,
+            commit_properties=CommitProperties(max_commit_retries=0),
+            post_commithook_properties=_NO_HOOKS,
+        )
+
+    @property
+    def version(self) -> int:
+        """The version seen, or made by the last commit through this handle."""
+        return int(self._table.version())
+
+    def position(self, app_id: str) -> int:
+        """The version of an application's last transaction; 0 when it never committed."""
+        found = self._table.transaction_version(app_id)
+        return 0 if found is None else int(found)
+
+    def columns(self) -> list[tuple[str, str]]:
+        """(name, type) of the columns, in the table's order. Types other than simple ones read "nested"."""
+        return [
+            (field.name, field.type.type if isinstance(field.type, PrimitiveType) else "nested")
+            for field in self._table.schema().fields
+        ]
+
+    def add_columns(self, names: Sequence[str]) -> None:
+        """Let the table have further text columns. Existing rows have null there.
+
+        Raises:
+            TableConflict: the table is not what this handle has seen.
+        """
+        fields = [Field(name, PrimitiveType("string"), nullable=True) for name in names]
+        properties = CommitProperties(max_commit_retries=0)
+        self._table.alter.add_columns(fields, commit_properties=properties, post_commithook_properties=_NO_HOOKS)
+
+    def commit(self, files: Sequence[DataFile], positions: dict[str, int], schema: pa.Schema) -> None:
+        """Add files and move the positions, in one version.
+
+        Raises:
+            TableConflict: the table is not what this handle has seen. Whether it was changed by an earlier attempt of
+                this very commit, only a new reading tells.
+        """
+        adds = [_add(file, data_change=True) for file in files]
+        self._write(adds, [Transaction(app_id, end) for app_id, end in positions.items()], schema)
+
+    def replace(self, old: Sequence[DataFile], new: DataFile, now_ms: int, schema: pa.Schema) -> None:
+        """Put one file in the place of others that hold the same rows.
+
+        Raises:
+            TableConflict: as ``commit``.
+        """
+        removes = [RemoveAction(file.path, False, now_ms, file.size, {}) for file in old]
+        self._write([_add(new, data_change=False), *removes], [], schema)
+
+    def _write(self, actions: list[Any], transactions: list[Any], schema: pa.Schema) -> None:
+        made = self.version + 1
+        self._table.create_write_transaction(
+            actions,
+            "append",
+            schema,
+            commit_properties=CommitProperties(
+                max_commit_retries=0,
+                app_transactions=transactions,
+                custom_metadata={ACTIONS_KEY: len(actions) + len(transactions)},
+            ),
+            post_commithook_properties=_NO_HOOKS,
+        )
+        # The handle does not follow by itself, and the newest version may be somebody else's by now.
+        self._table.load_as_version(made)
+
+    def files(self) -> list[DataFile]:
+        """The files of this version whose statistics name one shard and an offset range; others are left out."""
+        actions = pa.table(self._table.get_add_actions(flatten=True))
+        wanted = ["min._shard", "max._shard", "min._offset", "max._offset", "num_records"]
+        if any(name not in actions.column_names for name in wanted):
+            return []
+        return [
+            DataFile(
+                row["path"], row["size_bytes"], row["num_records"], row["min._shard"],
+                row["min._offset"], row["max._offset"] + 1, 0, "",
+            )
+            for row in actions.select(["path", "size_bytes", *wanted]).to_pylist()
+            if None not in row.values() and row["min._shard"] == row["max._shard"]
+        ]  # fmt: skip
+
+    def rows(self, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
+        """All rows of this version, some columns of them, in no order, a bounded number at a time."""
+        dataset = self._table.to_pyarrow_dataset()
+        scanner = dataset.scanner(list(columns), batch_size=_SCAN_ROWS, batch_readahead=2, fragment_readahead=1)
+        yield from scanner.to_batches()
+
+    def checkpoint(self) -> None:
+        """Write this version's whole state into one file."""
+        self._table.create_checkpoint()
+
+    def clean_log(self) -> None:
+        """Remove log entries that are older than the table's retention and covered by a checkpoint."""
+        self._table.cleanup_metadata()
+
+    def vacuum(self, retention_hours: int) -> int:
+        """Remove files that no version within the retention refers to, orphans included; returns how many."""
+        removed = self._table.vacuum(retention_hours, dry_run=False, full=True, post_commithook_properties=_NO_HOOKS)
+        return len(removed)
+
+
+def _add(file: DataFile, data_change: bool) -> Any:
+    return AddAction(file.path, file.size, {}, file.modified_ms, data_change, file.stats)
+
+
+def whole_entry(data: bytes) -> bool:
+    """Whether a log entry is all that its writer wrote, as far as one can tell."""
+    try:
+        lines = [msgspec.json.decode(line) for line in data.splitlines() if line]
+    except msgspec.DecodeError:
+        return False
+    if not lines or not all(isinstance(line, dict) for line in lines):
+        return False
+    info: dict[str, Any] = next((line["commitInfo"] for line in lines if isinstance(line.get("commitInfo"), dict)), {})
+    actions = info.get(ACTIONS_KEY)
+    return actions is None or actions == len(lines) - 1

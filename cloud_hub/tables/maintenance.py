@@ -1,0 +1,170 @@
+"""Keeping a table small: joining small files, checkpoints, removing what nobody can need.
+
+deltalake's own ``optimize`` and hooks are not used because they sync nothing: a power cut could leave a version that
+names files whose bytes are gone. Everything here is durable before something depends on it.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from itertools import groupby
+from operator import attrgetter
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from cloud_hub.tables.columns import level_columns
+from cloud_hub.tables.delta import DataFile, DeltaHandle, in_thread
+from cloud_hub.tables.errors import TableConflict
+from cloud_hub.tables.parquet_file import ParquetFile
+from cloud_hub.tables.settings import DEFAULTS, TableSettings
+from cloud_hub.tables.tierer import Tierer
+from storage.object_store import ObjectStore
+from storage.rows import row_schema
+
+_BATCH_ROWS = 64 << 10
+
+
+class Maintenance:
+    """Looks after one tierer's table, between its steps and in the same task.
+
+    Args:
+        clock: nanoseconds since 1970.
+        monotonic: seconds of a clock that never jumps.
+    """
+
+    def __init__(
+        self,
+        store: ObjectStore,
+        tierer: Tierer,
+        *,
+        settings: TableSettings = DEFAULTS,
+        clock: Callable[[], int] = time.time_ns,
+        monotonic: Callable[[], float] = time.monotonic,
+        nonce: Callable[[], str] = lambda: secrets.token_hex(8),
+    ) -> None:
+        self._store = store
+        self._tierer = tierer
+        self._settings = settings
+        self._clock, self._monotonic, self._nonce = clock, monotonic, nonce
+        self._vacuumed = monotonic()
+        self._seen_version = -1
+        self._looked = False
+
+    async def maintain(self) -> None:
+        """Do what is due. Cheap when nothing is: the table is opened once in ``compact_files_min`` versions.
+
+        Raises:
+            TableError: the table cannot be read or changed; what was done before stays done.
+            StoreError: the store did not answer.
+        """
+        due = self._tierer.version - self._seen_version >= self._settings.compact_files_min
+        vacuum_due = self._monotonic() - self._vacuumed >= self._settings.vacuum_interval_s
+        if self._tierer.version < 0 or not (due or vacuum_due or not self._looked):
+            return
+        self._looked = True
+        handle = await self._tierer.open()
+        # A conflict means that somebody else is at work on the table: the next time will do.
+        with suppress(TableConflict):
+            await self.compact(handle)
+        await self.checkpoint(handle)
+        if vacuum_due:
+            self._vacuumed = self._monotonic()
+            await self.vacuum(handle)
+        self._seen_version = handle.version
+
+    async def compact(self, handle: DeltaHandle) -> int:
+        """Join neighbouring small files of a shard; returns how many files went. One rewrite per shard and call.
+
+        Raises:
+            TableConflict: another writer was first; nothing changed.
+        """
+        columns = await in_thread(handle.columns)
+        schema = row_schema(level_columns(columns))
+        if len(schema) != len(columns):
+            # A table with columns of its owner's is the owner's to rewrite.
+            return 0
+        files = await in_thread(handle.files)
+        gone = 0
+        for run in small_runs(files, self._settings):
+            joined = await self._join(run, schema)
+            await in_thread(lambda run=run, joined=joined: self._replace(handle, run, joined, schema))  # type: ignore[misc]
+            await self._tierer.log.sync(handle.version)
+            gone += len(run)
+        return gone
+
+    def _replace(self, handle: DeltaHandle, run: Sequence[DataFile], joined: DataFile, schema: pa.Schema) -> None:
+        handle.replace(run, joined, self._now_ms(), schema)
+
+    async def _join(self, run: Sequence[DataFile], schema: pa.Schema) -> DataFile:
+        out = await in_thread(lambda: ParquetFile(schema))
+        for file in run:
+            data = (await self._store.get(f"{self._tierer.key}/{file.path}")).data
+            await in_thread(lambda data=data: out.add(_rows(data, schema)))  # type: ignore[misc]
+        joined = await in_thread(out.finish)
+        path = f"shard-{run[0].shard}-{run[0].first_offset:020d}-{run[-1].end_offset:020d}-{self._nonce()}.parquet"
+        await self._store.create(f"{self._tierer.key}/{path}", joined)
+        return out.data_file(path, len(joined), self._now_ms())
+
+    async def checkpoint(self, handle: DeltaHandle) -> bool:
+        """Write a checkpoint when the last is ``checkpoint_versions`` old, and drop log entries past retention."""
+        last = await self._tierer.log.checkpoint_version()
+        if handle.version - max(last, 0) < self._settings.checkpoint_versions:
+            return False
+        await in_thread(handle.checkpoint)
+        await self._tierer.log.sync_checkpoint()
+        await in_thread(handle.clean_log)
+        return True
+
+    async def vacuum(self, handle: DeltaHandle) -> int:
+        """Remove files that no version within the retention needs; returns how many."""
+        removed = await in_thread(lambda: handle.vacuum(self._settings.retention_hours))
+        await self._tierer.log.sync(handle.version)
+        return removed
+
+    def _now_ms(self) -> int:
+        return self._clock() // 1_000_000
+
+
+def small_runs(files: Sequence[DataFile], settings: TableSettings) -> list[list[DataFile]]:
+    """For each shard with enough small files, the neighbours that one rewrite joins, offsets ascending.
+
+    Neighbours, so that the file that takes their place still has a narrow range of offsets for readers to skip by.
+    """
+    runs = []
+    ordered = sorted(files, key=attrgetter("shard", "first_offset"))
+    for _, group in groupby(ordered, key=attrgetter("shard")):
+        found = [run for run in _runs(list(group), settings) if len(run) > 1]
+        if sum(map(len, found)) >= settings.compact_files_min:
+            runs.append(max(found, key=len))
+    return runs
+
+
+def _runs(files: Sequence[DataFile], settings: TableSettings) -> Iterator[list[DataFile]]:
+    run: list[DataFile] = []
+    for file in files:
+        small = file.size < settings.compact_file_bytes_max
+        overlaps = bool(run) and file.first_offset < run[-1].end_offset
+        too_much = sum(item.size for item in run) + file.size > settings.compact_bytes_max
+        if run and (not small or overlaps or too_much):
+            yield run
+            run = []
+        if small:
+            run.append(file)
+    if run:
+        yield run
+
+
+def _rows(data: bytes, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+    """The rows of a file as the table has them now: columns that came later are null."""
+    for batch in pq.ParquetFile(pa.BufferReader(data)).iter_batches(_BATCH_ROWS):
+        columns = [
+            batch.column(field.name).cast(field.type)
+            if field.name in batch.schema.names
+            else pa.nulls(batch.num_rows, field.type)
+            for field in schema
+        ]
+        yield pa.RecordBatch.from_arrays(columns, schema=schema)

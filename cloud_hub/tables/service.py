@@ -1,0 +1,173 @@
+"""Runs a tierer for every stream of a hub."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import Callable
+
+import msgspec
+
+from cloud_hub.tables.errors import TableError
+from cloud_hub.tables.maintenance import Maintenance
+from cloud_hub.tables.settings import DEFAULTS, TableSettings
+from cloud_hub.tables.shards import ShardView, load_shards, refresh
+from cloud_hub.tables.tierer import Tierer
+from protocols.errors import CodecError
+from protocols.shard_state import StreamKey
+from storage.chunk_log import Cluster
+from storage.object_store import NotFound, ObjectStore, StoreError, StoreUnfit
+
+_logger = logging.getLogger(__name__)
+EXPECTED = (TableError, StoreError, StoreUnfit, NotFound, CodecError)
+"""What may go wrong in a round and go right in the next."""
+
+
+class ShardPosition(msgspec.Struct, frozen=True):
+    """How far one shard of a stream has come."""
+
+    shard: int
+    table: int
+    """Offsets below are in the table."""
+    log: int
+    """One past the last offset in the log."""
+
+
+class TableStatus(msgspec.Struct, frozen=True):
+    """What a person wants to know of one stream's table."""
+
+    tenant: str
+    stream: str
+    version: int
+    """Newest table version seen; -1 before the first."""
+    shards: list[ShardPosition]
+    lag_records: int
+    """Records in the log that are not in the table yet."""
+    rows_moved: int
+    """Since this node started."""
+    committed_at: int | None
+    """When this node last moved rows (ns since 1970)."""
+    error: str | None
+    """Why the last round failed; None when it did not."""
+
+
+class _Stream:
+    """One stream's tierer with what is known of its work."""
+
+    def __init__(self, tierer: Tierer, maintenance: Maintenance) -> None:
+        self.tierer = tierer
+        self.maintenance = maintenance
+        self.rows_moved = 0
+        self.committed_at: int | None = None
+        self.error: str | None = None
+
+    def status(self, key: StreamKey) -> TableStatus:
+        ends, positions = self.tierer.ends(), self.tierer.positions
+        shards = [ShardPosition(shard, positions.get(shard, 0), end) for shard, end in sorted(ends.items())]
+        return TableStatus(
+            *key,
+            self.tierer.version,
+            shards,
+            sum(max(0, item.log - item.table) for item in shards),
+            self.rows_moved,
+            self.committed_at,
+            self.error,
+        )
+
+
+class TableService:
+    """Finds the streams in the shards' states and moves their rows, a round every ``interval_s``.
+
+    Nothing that goes wrong with a table or the store ends it: the error stands in ``status`` and the next round tries
+    again. Several nodes may run it on one store; they waste work, and double nothing.
+
+    Args:
+        clock: nanoseconds since 1970.
+    """
+
+    def __init__(
+        self,
+        store: ObjectStore,
+        cluster: Cluster,
+        *,
+        settings: TableSettings = DEFAULTS,
+        clock: Callable[[], int] = time.time_ns,
+    ) -> None:
+        self._store, self._cluster, self._settings = store, cluster, settings
+        self._clock = clock
+        self._views: list[ShardView] = []
+        self._streams: dict[StreamKey, _Stream] = {}
+        self._task: asyncio.Task[None] | None = None
+        self.error: str | None = None
+        """Why the last round could not read the log; None when it could."""
+
+    def start(self) -> None:
+        """Begin the rounds."""
+        self._task = asyncio.get_running_loop().create_task(self._run(), name="weft-tables")
+
+    async def close(self) -> None:
+        """Stop. A commit under way may still happen; whoever comes next reads how far it got."""
+        if self._task is not None:
+            self._task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._task
+            self._task = None
+
+    def status(self) -> list[TableStatus]:
+        """Every stream known so far, by tenant and name."""
+        return [stream.status(key) for key, stream in sorted(self._streams.items())]
+
+    async def run_once(self) -> int:
+        """One round: read on in the log, then move rows of every stream; returns how many. Errors go to ``status``."""
+        try:
+            if not self._views:
+                self._views = await load_shards(self._store, self._cluster)
+            await refresh(self._views)
+            self.error = None
+        except EXPECTED as error:
+            self.error = _told("the log cannot be read", error)
+            return 0
+        moved = 0
+        for key in sorted({key for view in self._views for key in view.state.next_offset}):
+            moved += await self._run_stream(self._stream(key), key)
+        return moved
+
+    async def _run(self) -> None:
+        while True:
+            try:
+                await self.run_once()
+            except Exception:
+                # A mistake of ours in the table step must not take ingest down with it.
+                _logger.exception("the table step failed")
+                self.error = "internal error; see the log"
+            await asyncio.sleep(self._settings.interval_s)
+
+    def _stream(self, key: StreamKey) -> _Stream:
+        if key not in self._streams:
+            tierer = Tierer(self._store, self._cluster, *key, self._views, settings=self._settings, clock=self._clock)
+            maintenance = Maintenance(self._store, tierer, settings=self._settings, clock=self._clock)
+            self._streams[key] = _Stream(tierer, maintenance)
+        return self._streams[key]
+
+    async def _run_stream(self, stream: _Stream, key: StreamKey) -> int:
+        moved = 0
+        try:
+            for _ in range(self._settings.steps_per_round_max):
+                rows = await stream.tierer.step()
+                if not rows:
+                    break
+                moved += rows
+                stream.rows_moved += rows
+                stream.committed_at = self._clock()
+            await stream.maintenance.maintain()
+            stream.error = None
+        except EXPECTED as error:
+            stream.error = _told(f"the table of {key[0]}/{key[1]} is not kept up", error)
+        return moved
+
+
+def _told(what: str, error: Exception) -> str:
+    _logger.warning("%s: %s", what, error)
+    return str(error) or type(error).__name__

@@ -1,0 +1,42 @@
+"""The shards of a cluster, each with the state of its log as last read."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from protocols.shard_state import ShardState
+from storage.chunk_log import Cluster, ShardLog
+from storage.object_store import ObjectStore
+
+
+class ShardView(NamedTuple):
+    """A shard's log and its state. The state is extended in place."""
+
+    log: ShardLog
+    state: ShardState
+
+    @property
+    def shard(self) -> int:
+        """The shard's number."""
+        return self.log.shard
+
+
+async def load_shards(store: ObjectStore, cluster: Cluster) -> list[ShardView]:
+    """Every shard at its head.
+
+    Raises:
+        StoreError: the store did not answer.
+        Corrupt: a log is damaged.
+    """
+    logs = [ShardLog(store, cluster, shard) for shard in range(cluster.shards)]
+    return [ShardView(log, await log.load()) for log in logs]
+
+
+async def refresh(views: list[ShardView]) -> None:
+    """Extend every state to the head of its log.
+
+    Raises:
+        StoreError, Corrupt: as ``load_shards``.
+    """
+    for view in views:
+        await view.log.extend(view.state)

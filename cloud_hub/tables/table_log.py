@@ -1,0 +1,97 @@
+"""The table's own log as objects: what is durable of it, and what a power cut left half written.
+
+deltalake never syncs what it writes. On a directory a power cut may therefore keep version n+1 and lose version n,
+and with it rows that the position of n+1 says are there. So before anything is committed on top of a version, every
+entry up to it is synced; at most the newest entry can then be torn, and ``mend`` removes it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+
+import msgspec
+
+from cloud_hub.tables.delta import whole_entry
+from storage.object_store import NotFound, ObjectStore
+
+_logger = logging.getLogger(__name__)
+_PARQUET_MAGIC = b"PAR1"
+
+
+class _LastCheckpoint(msgspec.Struct):
+    version: int
+
+
+class TableLog:
+    """The ``_delta_log`` of the table at ``key``. Every method may raise ``StoreError``."""
+
+    def __init__(self, store: ObjectStore, key: str) -> None:
+        self._store = store
+        self._folder = f"{key}/_delta_log"
+        self._synced: int | None = None
+
+    async def checkpoint_version(self) -> int:
+        """The version of the newest checkpoint that the log names; -1 when there is none."""
+        try:
+            data = (await self._store.get(f"{self._folder}/_last_checkpoint")).data
+            return msgspec.json.decode(data, type=_LastCheckpoint).version
+        except (NotFound, msgspec.DecodeError):
+            return -1
+
+    async def sync(self, version: int) -> None:
+        """Make every entry up to ``version`` durable, whoever wrote it."""
+        if self._synced is None:
+            self._synced = await self.sync_checkpoint()
+        for number in range(self._synced + 1, version + 1):
+            # Another node may have cleaned up behind a checkpoint meanwhile.
+            with contextlib.suppress(NotFound):
+                await self._store.sync(self._entry(number))
+            self._synced = number
+
+    async def sync_checkpoint(self) -> int:
+        """Make the newest checkpoint durable; returns its version."""
+        version = await self.checkpoint_version()
+        if version >= 0:
+            for part in await self._parts(version):
+                await self._store.sync(part)
+            with contextlib.suppress(NotFound):
+                await self._store.sync(f"{self._folder}/_last_checkpoint")
+        return version
+
+    async def mend(self) -> bool:
+        """Remove what a power cut left half written; returns whether there was anything.
+
+        The offsets that a removed entry had moved are moved again: its Parquet files become orphans. A checkpoint only
+        repeats what the entries say.
+        """
+        torn = [*await self._torn_checkpoint(), *await self._torn_entry()]
+        for key in torn:
+            _logger.warning("removing %s, which was not written to its end", key)
+            await self._store.delete(key)
+        return bool(torn)
+
+    def _entry(self, version: int) -> str:
+        return f"{self._folder}/{version:020d}.json"
+
+    async def _parts(self, version: int) -> list[str]:
+        # "-" sorts before ".", so entry n's own name comes before its checkpoints.
+        listed = await self._store.list(self._folder, after=f"{self._folder}/{version:020d}", limit=100)
+        return [item.key for item in listed if item.key.startswith(f"{self._folder}/{version:020d}.checkpoint.")]
+
+    async def _torn_checkpoint(self) -> list[str]:
+        version = await self.checkpoint_version()
+        parts = await self._parts(version) if version >= 0 else []
+        torn = []
+        for part in parts:
+            if part.endswith(".parquet") and await self._store.get_range(part, -4, 4) != _PARQUET_MAGIC:
+                torn.append(part)
+        # Without the pointer first: a pointer to nothing makes the table unreadable.
+        return [f"{self._folder}/_last_checkpoint", *torn] if torn or (version >= 0 and not parts) else []
+
+    async def _torn_entry(self) -> list[str]:
+        after = f"{self._folder}/{max(0, await self.checkpoint_version()):020d}"
+        entries = [item.key for item in await self._store.list(self._folder, after=after) if item.key.endswith(".json")]
+        if not entries or whole_entry((await self._store.get(entries[-1])).data):
+            return []
+        return entries[-1:]

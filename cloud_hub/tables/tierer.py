@@ -1,0 +1,237 @@
+"""Committed offsets of one stream into its Delta table, exactly once.
+
+A step reads the table's positions, writes the rows from there as Parquet, and commits files and new positions in one
+table version, on top of the version that it read. A crash anywhere leaves at worst a Parquet file that no version
+names; the next step starts from the positions again. Any number of tierers may work on one table: one wins a version.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import NamedTuple
+
+import pyarrow as pa
+
+from cloud_hub.tables.columns import level_columns, new_columns
+from cloud_hub.tables.delta import DataFile, DeltaHandle, in_thread
+from cloud_hub.tables.errors import TableConflict, TableError
+from cloud_hub.tables.parquet_file import ParquetFile
+from cloud_hub.tables.settings import DEFAULTS, TableSettings
+from cloud_hub.tables.shards import ShardView
+from cloud_hub.tables.table_log import TableLog
+from protocols.chunk import Chunk, StreamSection
+from protocols.lane import Lane
+from storage.chunk_log import Cluster, table_key
+from storage.object_store import ObjectStore
+from storage.rows import row_schema, section_rows
+from storage.table_names import app_id
+
+ATTEMPTS_MAX = 5
+"""Times that a step starts over because another writer was first."""
+
+
+class _Written(NamedTuple):
+    """A file in the store that no version names yet. A step that starts over uses it again if it still fits."""
+
+    file: DataFile
+    columns: tuple[str, ...]
+    chunk: int
+    """The chunk that the next offset is in, or after."""
+
+
+class Tierer:
+    """Moves one (tenant, stream). Used by one task at a time.
+
+    Args:
+        views: the shards; the caller refreshes their states.
+        clock: nanoseconds since 1970, for file times.
+        nonce: a name that nobody else gives a file.
+    """
+
+    def __init__(
+        self,
+        store: ObjectStore,
+        cluster: Cluster,
+        tenant: str,
+        stream: str,
+        views: Sequence[ShardView],
+        *,
+        settings: TableSettings = DEFAULTS,
+        clock: Callable[[], int] = time.time_ns,
+        nonce: Callable[[], str] = lambda: secrets.token_hex(8),
+    ) -> None:
+        self.key = table_key(tenant, stream)
+        self.log = TableLog(store, self.key)
+        self.positions: dict[int, int] = {}
+        """Per shard: rows of offsets below it are in the table, as last read or committed."""
+        self.version = -1
+        """The table's version as last read or committed; -1 before."""
+        self._store = store
+        self._cluster = cluster
+        self._tenant, self._stream = tenant, stream
+        self._views = views
+        self._settings = settings
+        self._clock, self._nonce = clock, nonce
+        self._next_chunk: dict[int, tuple[int, int]] = {}
+        self._opened = False
+
+    def ends(self) -> dict[int, int]:
+        """Per shard that holds the stream: one past the last offset in the log, as last refreshed."""
+        ends = {view.shard: view.state.next_offset.get((self._tenant, self._stream), 0) for view in self._views}
+        return {shard: end for shard, end in ends.items() if end}
+
+    async def step(self) -> int:
+        """Move what is new, up to one file per shard; returns how many rows. When it returns they are durable.
+
+        Raises:
+            TableError: the table cannot be read or written, or does not fit the log.
+            StoreError, NotFound, Corrupt: the log cannot be read.
+        """
+        if all(self.positions.get(shard, 0) >= end for shard, end in self.ends().items()):
+            return 0
+        written: dict[int, _Written] = {}
+        latest: TableConflict | None = None
+        for _ in range(ATTEMPTS_MAX):
+            try:
+                return await self._move(written)
+            except TableConflict as conflict:
+                latest = conflict
+        raise TableError(f"{self.key}: other writers were first {ATTEMPTS_MAX} times: {latest}") from latest
+
+    async def open(self) -> DeltaHandle:
+        """The table as it is now, made if there is none; its log is durable up to the version returned.
+
+        Raises:
+            TableError: it cannot be read or made.
+        """
+        uri, options = self._store.location(self.key)
+        if not self._opened:
+            await self.log.mend()
+        handle = await in_thread(lambda: DeltaHandle.open(uri, options))
+        if handle is None:
+            schema, configuration = row_schema(new_columns([], self._told_levels())), self._configuration()
+            await in_thread(lambda: DeltaHandle.create(uri, options, schema, configuration))
+            handle = await in_thread(lambda: DeltaHandle.open(uri, options))
+            if handle is None:
+                raise TableError(f"{uri}: the table is not there right after it was made")
+        await self.log.sync(handle.version)
+        self._opened = True
+        self.version = handle.version
+        return handle
+
+    async def _move(self, written: dict[int, _Written]) -> int:
+        handle = await self.open()
+        await self._read_positions(handle)
+        columns = tuple(await self._grow(handle))
+        schema = row_schema(columns)
+        for view in self._views:
+            known = written.get(view.shard)
+            if known and (known.file.first_offset, known.columns) == (self.positions.get(view.shard), columns):
+                continue
+            written.pop(view.shard, None)
+            made = await self._write(view, schema, columns)
+            if made is not None:
+                written[view.shard] = made
+        if not written:
+            return 0
+        await self._commit(handle, list(written.values()), schema)
+        return sum(item.file.rows for item in written.values())
+
+    async def _read_positions(self, handle: DeltaHandle) -> None:
+        names = {shard: app_id(self._cluster.cluster_id, self._stream, shard) for shard in self.ends()}
+        found = await in_thread(lambda: {shard: handle.position(name) for shard, name in names.items()})
+        for view in self._views:
+            position = found.get(view.shard, 0)
+            if position > self.ends().get(view.shard, 0):
+                # Another node's tierer has seen more of the log than this state.
+                await view.log.extend(view.state)
+            if position > (end := self.ends().get(view.shard, 0)):
+                raise TableError(
+                    f"{self.key} holds offsets of shard {view.shard} up to {position}, the log only up to {end}: the "
+                    "store was restored to an earlier state; move the table away and it is made again"
+                )
+        self.positions = found
+
+    def _told_levels(self) -> list[str]:
+        return [name for view in self._views for name in view.state.stream_fields(self._tenant, self._stream)]
+
+    async def _grow(self, handle: DeltaHandle) -> list[str]:
+        """Give the table a column for every named topic level; returns all that it has."""
+        columns = await in_thread(handle.columns)
+        known = level_columns(columns)
+        fresh = new_columns([name for name, _ in columns], self._told_levels())
+        if fresh:
+            await in_thread(lambda: handle.add_columns(fresh))
+            await self.log.sync(handle.version)
+        return [*known, *fresh]
+
+    async def _write(self, view: ShardView, schema: pa.Schema, columns: tuple[str, ...]) -> _Written | None:
+        """Rows of one shard from its position on as a file in the store, or None when there are none."""
+        first, end = self.positions.get(view.shard, 0), self.ends().get(view.shard, 0)
+        if first >= end:
+            return None
+        out = await in_thread(lambda: ParquetFile(schema))
+        chunk = await self._collect(view, out, columns, first, end)
+        data = await in_thread(out.finish)
+        path = f"shard-{view.shard}-{first:020d}-{first + out.rows:020d}-{self._nonce()}.parquet"
+        await self._store.create(f"{self.key}/{path}", data)
+        return _Written(out.data_file(path, len(data), self._clock() // 1_000_000), columns, chunk)
+
+    async def _collect(self, view: ShardView, out: ParquetFile, levels: Sequence[str], first: int, end: int) -> int:
+        """Read sections until the file is full or the log ends; returns the last chunk read."""
+        known = self._next_chunk.get(view.shard)
+        n = known[1] if known and known[0] == first else await view.log.locate(self._tenant, self._stream, first)
+        limit = min(end, first + self._settings.file_rows_max)
+        at, taken = first, 0
+        async for chunk in view.log.indexes(n):
+            section = self._section(chunk, at)
+            if section is None:
+                continue
+            if section.base_offset > at:
+                raise TableError(
+                    f"{self.key}: the log of shard {view.shard} lacks offset {at} in chunk {chunk.header.n}"
+                )
+            data = await view.log.section(chunk.header.n, section)
+            rows = section_rows(section, data, chunk.footer.lanes, view.shard, levels, self._topics(view), at, limit)
+            await in_thread(partial(out.add, rows))
+            at, taken = min(section.base_offset + section.count, limit), taken + section.length
+            if at >= limit or taken >= self._settings.file_bytes_max:
+                return chunk.header.n
+        raise TableError(f"{self.key}: the log of shard {view.shard} ends at offset {at}, its state says {end}")
+
+    def _section(self, chunk: Chunk, at: int) -> StreamSection | None:
+        """What the chunk holds of the stream at or after an offset."""
+        for section in chunk.footer.streams:
+            if (section.tenant, section.stream) == (self._tenant, self._stream):
+                return section if section.base_offset + section.count > at else None
+        return None
+
+    def _topics(self, view: ShardView) -> Callable[[Lane], Sequence[str]]:
+        """Topic patterns as the lane last told them."""
+
+        def topics(lane: Lane) -> Sequence[str]:
+            held = view.state.lanes.get(lane)
+            return held.topics if held else ()
+
+        return topics
+
+    async def _commit(self, handle: DeltaHandle, written: Sequence[_Written], schema: pa.Schema) -> None:
+        files = [item.file for item in written]
+        ends = {app_id(self._cluster.cluster_id, self._stream, file.shard): file.end_offset for file in files}
+        await in_thread(lambda: handle.commit(files, ends, schema))
+        await self.log.sync(handle.version)
+        self.version = handle.version
+        for item in written:
+            self.positions[item.file.shard] = item.file.end_offset
+            self._next_chunk[item.file.shard] = (item.file.end_offset, item.chunk)
+
+    def _configuration(self) -> dict[str, str]:
+        hours = f"interval {self._settings.retention_hours} hours"
+        return {
+            "delta.dataSkippingStatsColumns": "_offset,_shard,_edge,_seq,_time",
+            "delta.deletedFileRetentionDuration": hours,
+            "delta.logRetentionDuration": hours,
+        }

@@ -1,0 +1,29 @@
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from storage.object_store import ObjectStore, open_store
+from tests.storage.object_store.buckets import S3Endpoint, s3_endpoint
+
+
+@pytest.fixture(scope="session")
+def s3() -> Iterator[S3Endpoint]:
+    with s3_endpoint() as endpoint:
+        yield endpoint
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> ObjectStore:
+    return open_store(str(tmp_path / "store"))
+
+
+@pytest.fixture(params=["directory", pytest.param("s3", marks=pytest.mark.s3)])
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> ObjectStore:
+    """Where tables can be: deltalake has no way into our memory."""
+    if request.param == "directory":
+        return open_store(str(tmp_path / "store"))
+    endpoint: S3Endpoint = request.getfixturevalue("s3")
+    return open_store(f"{endpoint.new_bucket()}/root", endpoint.options)

@@ -1,0 +1,125 @@
+"""A hub log made by hand, and what a table holds, for comparison."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import pyarrow as pa
+from crc32c import crc32c
+from deltalake import DeltaTable
+
+from protocols import batch, chunk
+from protocols.batch import ClockReading, ClockState, Flag
+from protocols.chunk import ChunkFooter, ChunkHeader, GapRange, LaneUpdate, StreamSection
+from protocols.lane import Lane
+from protocols.shard_state import ShardState
+from storage.chunk_log import Cluster, ShardLog, open_cluster, table_key
+from storage.object_store import ObjectStore
+
+SECOND = 1_000_000_000
+START = 1_700_000_000 * SECOND
+LANE = Lane("default", "press-1", 7, "telemetry")
+OTHER = Lane("default", "press-2", 8, "telemetry")
+TOPICS = ["plant/{line}/{machine}/telemetry"]
+
+
+@dataclass(frozen=True)
+class Run:
+    """Consecutive records of a lane."""
+
+    lane: Lane
+    first: int
+    count: int
+    key: bytes = b"plant/a/m1/telemetry"
+    topics: Sequence[str] | None = None
+    resent: bool = False
+    gaps: Sequence[GapRange] = ()
+    payload_bytes: int = 0
+
+    def payload(self, seq: int) -> bytes:
+        return f"{self.lane.edge}/{self.lane.log_id}/{seq}".encode().ljust(self.payload_bytes, b".")
+
+    def encode(self) -> bytes:
+        seqs = range(self.first, self.first + self.count)
+        times = struct.pack(f"<{self.count}q", *(START + seq * SECOND for seq in seqs))
+        flags = dict.fromkeys(range(self.count), int(Flag.DUPLICATE_SUSPECTED)) if self.resent else None
+        columns = batch.columns_from_lists(times, [self.key] * self.count, [*map(self.payload, seqs)], None, flags)
+        return batch.encode(1, self.first, columns, ClockReading(1, 2, ClockState.SYNCED))
+
+
+class LogWriter:
+    """Writes chunks as a sequencer would, without its cares."""
+
+    def __init__(self, store: ObjectStore, cluster: Cluster) -> None:
+        self.store, self.cluster = store, cluster
+        self.states = [ShardState(cluster.cluster_id, shard) for shard in range(cluster.shards)]
+
+    @classmethod
+    async def open(cls, store: ObjectStore, shards: int = 2) -> LogWriter:
+        return cls(store, await open_cluster(store, shards))
+
+    async def append(self, shard: int, *runs: Run) -> None:
+        """One chunk with one batch per run."""
+        state = self.states[shard]
+        header = ChunkHeader(self.cluster.cluster_id, state.n + 1, START, shard, state.footer_crc, 1)
+        parts = [chunk.encode_header(header)]
+        lanes = [_update(run) for run in runs]
+        sections = []
+        for tenant, stream in dict.fromkeys((run.lane.tenant, run.lane.stream) for run in runs):
+            mine = [(i, run) for i, run in enumerate(runs) if (run.lane.tenant, run.lane.stream) == (tenant, stream)]
+            body = b"".join(
+                chunk.encode_entry_header(i, 0, run.count, len(run.encode()), START + i) + run.encode()
+                for i, run in mine
+            )
+            count = sum(run.count for _, run in mine)
+            base = state.next_offset.get((tenant, stream), 0)
+            position = sum(map(len, parts))
+            sections.append(StreamSection(tenant, stream, base, count, START, START, position, len(body), crc32c(body)))
+            parts.append(body)
+        tail, _ = chunk.encode_footer(ChunkFooter(sections, lanes))
+        data = b"".join([*parts, tail])
+        await ShardLog(self.store, self.cluster, shard).create(header.n, data)
+        state.apply(chunk.decode(data))
+
+    async def snapshot(self, shard: int) -> None:
+        """A snapshot at the head, named by the manifest."""
+        log, state = ShardLog(self.store, self.cluster, shard), self.states[shard]
+        key = await log.put_snapshot(state.n, state.n, state.encode())
+        manifest, etag = await log.manifest()
+        changed = type(manifest)(snapshot_n=state.n, snapshot=key, watermark=manifest.watermark)
+        assert await log.swap_manifest(changed, etag)
+
+
+def _update(run: Run) -> LaneUpdate:
+    topics = list(run.topics) if run.topics is not None else None
+    ranges = [(run.first, run.first + run.count)]
+    return LaneUpdate(*run.lane, 1, ranges, list(run.gaps), None, topics)
+
+
+def table(store: ObjectStore, stream: str = "telemetry") -> DeltaTable:
+    """The table as any reader finds it."""
+    uri, options = store.location(table_key("default", stream))
+    return DeltaTable(uri, storage_options=options)
+
+
+def rows(store: ObjectStore, stream: str = "telemetry", columns: Sequence[str] | None = None) -> pa.Table:
+    """All rows, by shard and offset."""
+    found = table(store, stream).to_pyarrow_table(columns=list(columns) if columns else None)
+    return found.sort_by([("_shard", "ascending"), ("_offset", "ascending")])
+
+
+def contents(store: ObjectStore, stream: str = "telemetry") -> list[tuple[int, int, bytes]]:
+    """(shard, offset, payload) of every row."""
+    found = rows(store, stream, ["_shard", "_offset", "payload"])
+    return list(zip(*(found.column(name).to_pylist() for name in ("_shard", "_offset", "payload")), strict=True))
+
+
+def expected(runs: Mapping[int, Sequence[Run]]) -> list[tuple[int, int, bytes]]:
+    """The same for runs that were appended to shards in this order."""
+    found = []
+    for shard, appended in sorted(runs.items()):
+        payloads = [run.payload(seq) for run in appended for seq in range(run.first, run.first + run.count)]
+        found += [(shard, offset, payload) for offset, payload in enumerate(payloads)]
+    return found

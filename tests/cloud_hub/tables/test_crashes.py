@@ -1,0 +1,306 @@
+"""A tierer that dies, at every step it takes: what is left is whole, and the next one finishes the work."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cloud_hub.tables.delta import DeltaHandle
+from cloud_hub.tables.shards import load_shards
+from cloud_hub.tables.tierer import Tierer
+from storage.object_store import NotFound, ObjectStore, StoreError, open_store
+from tests.cloud_hub.tables.logs import LANE, OTHER, TOPICS, LogWriter, Run, contents, expected, table
+from tests.cloud_hub.tables.test_tierer import drain, new_tierer
+
+STORE_CALLS = ("create", "get", "get_range", "list", "sync", "delete")
+DELTA_CALLS = ("open", "create", "position", "columns", "add_columns", "commit")
+
+
+class Crash(BaseException):
+    """The process is gone: nothing may catch this and go on."""
+
+
+class Boundaries:
+    """Counts the calls that leave the process, and dies before or after one of them."""
+
+    def __init__(self, fatal: int | None = None, after: bool = False) -> None:
+        self.calls: list[str] = []
+        self._fatal, self._after = fatal, after
+
+    def crossing(self, name: str) -> bool:
+        """Note a call. Returns whether the process dies when it has been made; dies at once if it shall not be."""
+        self.calls.append(name)
+        fatal = self._fatal == len(self.calls) - 1
+        if fatal and not self._after:
+            raise Crash(name)
+        return fatal
+
+
+class WatchedStore:
+    """A store whose calls cross ``boundaries``."""
+
+    def __init__(self, store: ObjectStore, boundaries: Boundaries) -> None:
+        self._store, self._boundaries = store, boundaries
+
+    def __getattr__(self, name: str) -> Any:
+        call = getattr(self._store, name)
+        if name not in STORE_CALLS:
+            return call
+
+        async def watched(*arguments: Any, **named: Any) -> Any:
+            fatal = self._boundaries.crossing(name)
+            try:
+                return await call(*arguments, **named)
+            finally:
+                if fatal:
+                    raise Crash(name)
+
+        return watched
+
+
+def watch_delta(patch: pytest.MonkeyPatch, boundaries: Boundaries) -> None:
+    for name in DELTA_CALLS:
+        original = DeltaHandle.__dict__[name]
+        call = original.__func__ if isinstance(original, classmethod) else original
+
+        def watched(first: Any, *arguments: Any, call: Any = call, name: str = name) -> Any:
+            fatal = boundaries.crossing(f"delta.{name}")
+            try:
+                return call(first, *arguments)
+            finally:
+                if fatal:
+                    raise Crash(name)
+
+        patch.setattr(DeltaHandle, name, classmethod(watched) if isinstance(original, classmethod) else watched)
+
+
+async def fill(store: ObjectStore) -> tuple[LogWriter, dict[int, list[Run]]]:
+    """A log whose first part is in the table already, under fewer columns than the rest needs."""
+    log = await LogWriter.open(store)
+    runs = {0: [Run(LANE, 0, 3, topics=["plant/{line}/+/telemetry"])], 1: []}
+    await log.append(0, runs[0][0])
+    await drain(await new_tierer(store, log))
+    for shard, run in ((0, Run(LANE, 3, 4, topics=TOPICS)), (1, Run(OTHER, 0, 5, topics=TOPICS)), (0, Run(LANE, 7, 2))):
+        await log.append(shard, run)
+        runs[shard].append(run)
+    return log, runs
+
+
+async def die_at(root: Path, fatal: int | None, after: bool, fresh: bool) -> list[str]:
+    """Run one step that dies at boundary ``fatal``, then a new tierer; returns the boundaries that were crossed."""
+    store = open_store(str(root))
+    if fresh:
+        log = await LogWriter.open(store)
+        runs = {0: [Run(LANE, 0, 3, topics=TOPICS)], 1: [Run(OTHER, 0, 2)]}
+        for shard, (run,) in runs.items():
+            await log.append(shard, run)
+    else:
+        log, runs = await fill(store)
+    boundaries = Boundaries(fatal, after)
+    with pytest.MonkeyPatch.context() as patch:
+        watch_delta(patch, boundaries)
+        tierer = Tierer(
+            WatchedStore(store, boundaries), log.cluster, "default", "telemetry", await load_shards(store, log.cluster)
+        )
+        try:
+            await tierer.step()
+            crashed = False
+        except Crash:
+            crashed = True
+        assert crashed == (fatal is not None)
+    await drain(await new_tierer(store, log))
+    assert contents(store) == expected(runs)
+    return boundaries.calls
+
+
+@pytest.mark.parametrize("fresh", [True, False], ids=["new table", "growing table"])
+async def test_dying_at_any_step_loses_and_doubles_nothing(tmp_path: Path, fresh: bool) -> None:
+    calls = await die_at(tmp_path / "whole", None, False, fresh)
+    assert {"create", "sync", "delta.commit"} <= set(calls)
+    assert {"delta.create"} <= set(calls) if fresh else {"delta.add_columns"} <= set(calls)
+    for fatal in range(len(calls)):
+        for after in (False, True):
+            await die_at(tmp_path / f"{fatal}-{after}", fatal, after, fresh)
+
+
+async def test_a_store_that_does_not_answer_leaves_the_tierer_usable(directory: ObjectStore) -> None:
+    log, runs = await fill(directory)
+    outage = {"on": True}
+
+    class Unanswering(WatchedStore):
+        def __getattr__(self, name: str) -> Any:
+            call = super().__getattr__(name)
+            if name != "create":
+                return call
+
+            async def create(*arguments: Any) -> Any:
+                if outage["on"]:
+                    raise StoreError("the network is down")
+                return await call(*arguments)
+
+            return create
+
+    views = await load_shards(directory, log.cluster)
+    tierer = Tierer(Unanswering(directory, Boundaries()), log.cluster, "default", "telemetry", views)
+    with pytest.raises(StoreError):
+        await tierer.step()
+    outage["on"] = False
+    assert await drain(tierer) == 11
+    assert contents(directory) == expected(runs)
+
+
+class TestPowerCut:
+    """deltalake syncs nothing: the newest entry of the table's log, and a new checkpoint, may be cut short."""
+
+    @pytest.mark.parametrize("keep", [0, 1, 300, -1, "lines"])
+    async def test_a_torn_entry_is_removed_and_its_rows_moved_again(
+        self, directory: ObjectStore, tmp_path: Path, keep: int | str
+    ) -> None:
+        log = await LogWriter.open(directory)
+        await log.append(0, Run(LANE, 0, 3))
+        await drain(await new_tierer(directory, log))
+        await log.append(0, Run(LANE, 3, 3))
+        await drain(await new_tierer(directory, log))
+        entry = max((tmp_path / "store/tables/default/telemetry/_delta_log").glob("*.json"))
+        data = entry.read_bytes()
+        lines = data.splitlines(keepends=True)
+        entry.write_bytes(b"".join(lines[:-1]) if keep == "lines" else data[:keep])
+        await log.append(0, Run(LANE, 6, 3))
+        assert await drain(await new_tierer(directory, log)) == 6
+        assert contents(directory) == expected({0: [Run(LANE, 0, 9)]})
+
+    async def test_a_torn_first_entry(self, directory: ObjectStore, tmp_path: Path) -> None:
+        log = await LogWriter.open(directory)
+        await log.append(0, Run(LANE, 0, 3))
+        await (await new_tierer(directory, log)).open()
+        (tmp_path / f"store/tables/default/telemetry/_delta_log/{0:020d}.json").write_bytes(b"")
+        assert await drain(await new_tierer(directory, log)) == 3
+        assert contents(directory) == expected({0: [Run(LANE, 0, 3)]})
+
+    @pytest.mark.parametrize("damage", ["empty", "half", "gone", "pointer"])
+    async def test_a_torn_checkpoint_is_removed(self, directory: ObjectStore, tmp_path: Path, damage: str) -> None:
+        log = await LogWriter.open(directory)
+        await log.append(0, Run(LANE, 0, 3))
+        await drain(await new_tierer(directory, log))
+        table(directory).create_checkpoint()
+        folder = tmp_path / "store/tables/default/telemetry/_delta_log"
+        (checkpoint,) = folder.glob("*.checkpoint.parquet")
+        data = checkpoint.read_bytes()
+        if damage == "gone":
+            checkpoint.unlink()
+        elif damage == "pointer":
+            (folder / "_last_checkpoint").write_bytes(b"")
+        else:
+            checkpoint.write_bytes(data[: len(data) // 2 if damage == "half" else 0])
+        await log.append(0, Run(LANE, 3, 3))
+        assert await drain(await new_tierer(directory, log)) == 3
+        assert contents(directory) == expected({0: [Run(LANE, 0, 6)]})
+
+    async def test_everything_below_a_commit_is_synced_before_it(self, directory: ObjectStore) -> None:
+        """Also what other nodes wrote: version n+1 must not survive a power cut that version n does not."""
+        log = await LogWriter.open(directory)
+        synced: list[str] = []
+
+        class Noting(WatchedStore):
+            def __getattr__(self, name: str) -> Any:
+                if name == "sync":
+
+                    async def sync(key: str) -> None:
+                        synced.append(key.rpartition("/")[2])
+                        await directory.sync(key)
+
+                    return sync
+                return super().__getattr__(name)
+
+        await log.append(0, Run(LANE, 0, 3))
+        await drain(await new_tierer(directory, log))
+        table(directory).alter.set_table_description("by somebody else")
+        await log.append(0, Run(LANE, 3, 3))
+        commit = DeltaHandle.commit
+
+        def checked(handle: DeltaHandle, *arguments: Any) -> None:
+            assert synced == [f"{version:020d}.json" for version in range(handle.version + 1)]
+            commit(handle, *arguments)
+
+        views = await load_shards(directory, log.cluster)
+        tierer = Tierer(Noting(directory, Boundaries()), log.cluster, "default", "telemetry", views)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(DeltaHandle, "commit", checked)
+            assert await tierer.step() == 3
+        assert synced[-1] == f"{table(directory).version():020d}.json"
+
+
+TIERER = """
+import asyncio, sys
+from cloud_hub.tables.settings import TableSettings
+from cloud_hub.tables.shards import load_shards
+from cloud_hub.tables.tierer import Tierer
+from storage.chunk_log import open_cluster
+from storage.object_store import open_store
+
+async def main():
+    store = open_store(sys.argv[1])
+    cluster = await open_cluster(store, None)
+    views = await load_shards(store, cluster)
+    tierer = Tierer(store, cluster, "default", "telemetry", views, settings=TableSettings(file_rows_max=7))
+    print("ready", flush=True)
+    while await tierer.step():
+        pass
+    print("done", flush=True)
+
+asyncio.run(main())
+"""
+
+
+async def kill_until_done(root: Path, records: int, kills: int, seed: int) -> None:
+    """Kill tierer processes at moments that the seed chooses, then let one finish."""
+    store = open_store(str(root))
+    log = await LogWriter.open(store)
+    runs: dict[int, list[Run]] = {0: [], 1: []}
+    for first in range(0, records, 25):
+        for shard, lane in ((0, LANE), (1, OTHER)):
+            runs[shard].append(Run(lane, first, 25, topics=TOPICS))
+            await log.append(shard, runs[shard][-1])
+    moments = random.Random(seed)
+    for remaining in range(kills, -1, -1):
+        command = [sys.executable, "-c", TIERER, str(root)]
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=Path(__file__).parents[3])
+        assert process.stdout is not None
+        with process.stdout:
+            assert await asyncio.to_thread(process.stdout.readline) == "ready\n"
+            if remaining:
+                await asyncio.sleep(moments.uniform(0, 0.25))
+                os.kill(process.pid, signal.SIGKILL)
+            process.wait()
+        try:
+            found = contents(store)
+        except Exception:
+            # Only while the table has not been made yet.
+            with pytest.raises(NotFound):
+                await store.get(f"tables/default/telemetry/_delta_log/{0:020d}.json")
+            continue
+        wanted = set(expected(runs))
+        assert len(found) == len(set(found))
+        assert set(found) <= wanted
+    assert contents(store) == expected(runs)
+
+
+@pytest.mark.processes
+async def test_sigkill_at_random_moments(tmp_path: Path) -> None:
+    await kill_until_done(tmp_path / "store", 300, kills=3, seed=1)
+
+
+@pytest.mark.slow
+@pytest.mark.processes
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("seed", range(6))
+async def test_sigkill_at_many_random_moments(tmp_path: Path, seed: int) -> None:
+    await kill_until_done(tmp_path / "store", 1500, kills=12, seed=seed)

@@ -1,0 +1,139 @@
+from __future__ import annotations
+
+import os
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from cloud_hub.tables.delta import DataFile
+from cloud_hub.tables.maintenance import Maintenance, small_runs
+from cloud_hub.tables.settings import TableSettings
+from storage.object_store import ObjectStore
+from tests.cloud_hub.tables.logs import LANE, OTHER, TOPICS, LogWriter, Run, contents, expected, rows, table
+from tests.cloud_hub.tables.test_tierer import drain, new_tierer
+
+
+async def many_commits(store: ObjectStore, count: int, **bounds: Any) -> tuple[Any, Maintenance, dict[int, list[Run]]]:
+    """A table of ``count`` commits of two shards, its tierer, and what keeps it."""
+    log = await LogWriter.open(store)
+    runs: dict[int, list[Run]] = {0: [], 1: []}
+    for i in range(count):
+        for shard, lane in ((0, LANE), (1, OTHER)):
+            runs[shard].append(Run(lane, 3 * i, 3, topics=TOPICS if i else None))
+            await log.append(shard, runs[shard][-1])
+    tierer = await new_tierer(store, log, file_rows_max=3, **bounds)
+    await drain(tierer)
+    return tierer, Maintenance(store, tierer, settings=TableSettings(**bounds)), runs
+
+
+async def test_small_files_become_one_per_shard_and_no_row_changes(store: ObjectStore) -> None:
+    _, maintenance, runs = await many_commits(store, 6, compact_files_min=4)
+    before = rows(store)
+    assert len(table(store).file_uris()) == 12
+    await maintenance.maintain()
+    assert len(table(store).file_uris()) == 2
+    assert rows(store).equals(before)
+    assert contents(store) == expected(runs)
+    actions = table(store).get_add_actions(flatten=True)
+    assert actions.column("min._offset").to_pylist() == [0, 0]
+    assert actions.column("max._offset").to_pylist() == [17, 17]
+
+
+async def test_positions_outlive_a_rewrite(directory: ObjectStore) -> None:
+    _, maintenance, runs = await many_commits(directory, 4, compact_files_min=2)
+    await maintenance.maintain()
+    log = await LogWriter.open(directory)
+    assert await drain(await new_tierer(directory, log)) == 0
+    assert contents(directory) == expected(runs)
+
+
+async def test_few_small_files_are_left_alone(directory: ObjectStore) -> None:
+    _, maintenance, _ = await many_commits(directory, 3, compact_files_min=4)
+    await maintenance.maintain()
+    assert len(table(directory).file_uris()) == 6
+
+
+async def test_a_writer_that_was_first_costs_nothing_but_the_rewrite(directory: ObjectStore) -> None:
+    _, maintenance, runs = await many_commits(directory, 4, compact_files_min=2)
+    commits = []
+
+    async def interrupt(run: Any, schema: Any) -> DataFile:
+        table(directory).alter.set_table_description("somebody was first")
+        commits.append(run)
+        return await join(run, schema)
+
+    join, maintenance._join = maintenance._join, interrupt  # type: ignore[method-assign]
+    await maintenance.maintain()
+    assert commits
+    assert len(table(directory).file_uris()) == 8
+    assert contents(directory) == expected(runs)
+
+
+async def test_checkpoints_come_by_version_and_the_table_reads_from_them(store: ObjectStore) -> None:
+    tierer, maintenance, runs = await many_commits(store, 6, checkpoint_versions=5)
+    await maintenance.maintain()
+    version = await tierer.log.checkpoint_version()
+    assert version == table(store).version()
+    await maintenance.maintain()
+    assert await tierer.log.checkpoint_version() == version
+    assert contents(store) == expected(runs)
+
+
+async def test_a_table_that_starts_at_a_checkpoint_goes_on(directory: ObjectStore, tmp_path: Path) -> None:
+    """As retention leaves it: the entries before the checkpoint are gone."""
+    _, maintenance, runs = await many_commits(directory, 6, checkpoint_versions=5)
+    await maintenance.maintain()
+    for entry in (tmp_path / "store/tables/default/telemetry/_delta_log").glob("*.json"):
+        if int(entry.stem) < table(directory).version():
+            entry.unlink()
+    log = await LogWriter.open(directory)
+    for state in log.states:
+        state.n = -1
+    reader = await new_tierer(directory, log)
+    assert await drain(reader) == 0
+    assert reader.positions == {0: 18, 1: 18}
+    assert contents(directory) == expected(runs)
+
+
+async def test_vacuum_takes_orphans_and_replaced_files_after_retention_only(
+    directory: ObjectStore, tmp_path: Path
+) -> None:
+    tierer, maintenance, runs = await many_commits(directory, 4, compact_files_min=2)
+    await maintenance.maintain()
+    folder = tmp_path / "store/tables/default/telemetry"
+    orphan = folder / "shard-0-orphan.parquet"
+    orphan.write_bytes(b"never committed")
+    handle = await tierer.open()
+    assert await maintenance.vacuum(handle) == 0
+    assert orphan.exists()
+    os.utime(orphan, (0, 0))
+    assert await maintenance.vacuum(await tierer.open()) == 1
+    assert not orphan.exists()
+    assert contents(directory) == expected(runs)
+
+
+async def test_nothing_due_reads_nothing(directory: ObjectStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    tierer, maintenance, _ = await many_commits(directory, 2)
+    await maintenance.maintain()
+    monkeypatch.setattr(tierer, "open", None)
+    await maintenance.maintain()
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(st.tuples(st.integers(0, 1), st.integers(1, 40), st.integers(1, 9)), max_size=40), st.integers(2, 6))
+def test_runs_are_neighbours_small_and_bounded(shapes: list[tuple[int, int, int]], files_min: int) -> None:
+    limits = TableSettings(compact_files_min=files_min, compact_file_bytes_max=30, compact_bytes_max=60)
+    files, ends = [], {0: 0, 1: 0}
+    for index, (shard, size, count) in enumerate(shapes):
+        files.append(DataFile(str(index), size, count, shard, ends[shard], ends[shard] + count, 0, ""))
+        ends[shard] += count
+    for run in small_runs(files[::-1], limits):
+        assert len(run) > 1
+        assert len({file.shard for file in run}) == 1
+        assert all(left.end_offset == right.first_offset for left, right in pairwise(run))
+        assert sum(file.size for file in run) <= 60
+        assert all(file.size < 30 for file in run)

@@ -1,0 +1,162 @@
+"""Values of the formats, for property tests."""
+
+from __future__ import annotations
+
+import struct
+
+import zstandard
+from hypothesis import strategies as st
+
+from protocols import batch, chunk, link, segment
+from protocols.batch import ClockReading, ClockState, Columns
+from protocols.ranges import SEQ_END
+
+INT64 = st.integers(-(1 << 63), (1 << 63) - 1)
+U64 = st.integers(0, (1 << 64) - 1)
+U32 = st.integers(0, (1 << 32) - 1)
+NAMES = st.from_regex(r"[a-z0-9][a-z0-9_-]{0,15}", fullmatch=True)
+PAIRS = st.lists(st.tuples(st.text(max_size=8), st.text(max_size=8)), max_size=3).map(tuple)
+COMPRESSORS = st.sampled_from([None, zstandard.ZstdCompressor(level=1)])
+
+
+@st.composite
+def ranges(draw: st.DrawFn, items_max: int = 5) -> list[tuple[int, int]]:
+    """Half-open ranges, ascending, that do not touch."""
+    bounds = draw(st.sets(st.integers(0, SEQ_END), max_size=2 * items_max).map(sorted))
+    return list(zip(bounds[::2], bounds[1::2], strict=False))
+
+
+@st.composite
+def columns(draw: st.DrawFn, records_max: int = 12, payload_bytes_max: int = 40) -> Columns:
+    """Columns of at least one record."""
+    count = draw(st.integers(1, records_max))
+    every = st.lists(INT64, min_size=count, max_size=count)
+    keys = draw(st.lists(st.sampled_from([b"", b"a", b"plant/1/t", "wärme".encode()]), min_size=count, max_size=count))
+    payloads = draw(st.lists(st.binary(max_size=payload_bytes_max), min_size=count, max_size=count))
+    headers = draw(st.dictionaries(st.integers(0, count - 1), PAIRS, max_size=2))
+    flags = draw(st.dictionaries(st.integers(0, count - 1), st.integers(1, 255), max_size=2))
+    return batch.columns_from_lists(struct.pack(f"<{count}q", *draw(every)), keys, payloads, headers, flags)
+
+
+CLOCKS = st.builds(ClockReading, U64, INT64, st.sampled_from(ClockState))
+
+
+@st.composite
+def batches(draw: st.DrawFn, records_max: int = 12) -> bytes:
+    """Encoded batches, some of them large enough to be compressed."""
+    columns_ = draw(columns(records_max))
+    if draw(st.booleans()):
+        large = batch.COMPRESS_BYTES_MIN // records_max * bytes(range(records_max))
+        columns_ = columns_._replace(
+            payload=bytes(columns_.payload) + large, payload_offsets=_longer_last(columns_.payload_offsets, len(large))
+        )
+    base_seq = draw(st.integers(0, SEQ_END - records_max))
+    return batch.encode(draw(U32), base_seq, columns_, draw(CLOCKS), draw(COMPRESSORS))
+
+
+def _longer_last(offsets: batch.Buffer, by: int) -> bytes:
+    return bytes(offsets[:-4]) + struct.pack("<I", struct.unpack_from("<I", offsets, len(offsets) - 4)[0] + by)
+
+
+def make_batch(count: int = 3, base_seq: int = 0, stream: int = 1) -> bytes:
+    """A small batch where what it holds does not matter."""
+    times = struct.pack(f"<{count}q", *range(count))
+    payloads = [f"value {base_seq + i}".encode() for i in range(count)]
+    made = batch.columns_from_lists(times, [b"plant/1"] * count, payloads)
+    return batch.encode(stream, base_seq, made, ClockReading(7, 0, ClockState.SYNCED))
+
+
+GAP_NOTICES = st.builds(segment.GapNotice, U32, st.just(3), st.just(9), U32, INT64)
+CLOCK_NOTICES = st.builds(segment.ClockNotice, U64, INT64, INT64, INT64)
+STREAM_ENTRIES = st.builds(segment.StreamEntry, NAMES, st.integers(0, SEQ_END))
+LANE_INDEXES = st.builds(segment.LaneIndex, U32, ranges(), INT64, INT64, ranges())
+FOOTERS = st.builds(
+    segment.Footer,
+    st.dictionaries(U32, NAMES, max_size=3),
+    st.lists(LANE_INDEXES, max_size=3),
+    st.lists(GAP_NOTICES, max_size=3),
+)
+
+GAP_RANGES = st.builds(chunk.GapRange, st.just(1), st.just(2), U32)
+MARKS = st.builds(chunk.Mark, INT64, st.integers(0, SEQ_END))
+LANE_UPDATES = st.builds(
+    chunk.LaneUpdate,
+    tenant=NAMES,
+    edge=NAMES,
+    log_id=U64,
+    stream=NAMES,
+    epoch=st.integers(0, 9),
+    ranges=ranges(),
+    gaps=st.lists(GAP_RANGES, max_size=2),
+    mark=st.none() | MARKS,
+    topics=st.none() | st.lists(st.text(max_size=8), max_size=2),
+)
+CHUNK_HEADERS = st.builds(
+    chunk.ChunkHeader,
+    st.binary(min_size=16, max_size=16),
+    st.integers(0, chunk.N_MAX),
+    U64,
+    U32,
+    U32,
+    U64,
+)
+
+
+def make_chunk(
+    header: chunk.ChunkHeader, lanes: list[chunk.LaneUpdate], sections: list[tuple[str, list[tuple[int, bytes]]]]
+) -> bytes:
+    """A chunk with one section per (stream name, [(lane index, batch), ...]) of tenant "default"."""
+    parts, streams, at = [chunk.encode_header(header)], [], chunk.HEADER_BYTES
+    for name, entries in sections:
+        section, count = make_section(entries)
+        crc = batch.crc32c(section)
+        streams.append(chunk.StreamSection("default", name, 0, count, 0, 0, at, len(section), crc))
+        parts.append(section)
+        at += len(section)
+    return b"".join([*parts, chunk.encode_footer(chunk.ChunkFooter(streams, lanes))[0]])
+
+
+def make_section(entries: list[tuple[int, bytes]]) -> tuple[bytes, int]:
+    """The bytes of a section that takes every record of each (lane index, batch), and how many records those are."""
+    parts, count = [], 0
+    for lane, data in entries:
+        take = batch.decode_header(data).count
+        parts += [chunk.encode_entry_header(lane, 0, take, len(data), 5), data]
+        count += take
+    return b"".join(parts), count
+
+
+_SIZES = st.integers(1, link.FRAME_BYTES_MAX)
+CONTROL_FRAMES = st.one_of(
+    st.builds(
+        link.Hello,
+        U32,
+        NAMES,
+        NAMES,
+        U64,
+        st.integers(0, 1 << 40),
+        st.lists(
+            st.builds(link.HelloLane, U32, NAMES, ranges(), st.lists(st.text(max_size=9), max_size=2)), max_size=3
+        ),
+        INT64,
+        st.text(max_size=9),
+    ),
+    st.builds(
+        link.Welcome,
+        U32,
+        NAMES,
+        st.lists(st.builds(link.WelcomeLane, U32, ranges()), max_size=3),
+        _SIZES,
+        _SIZES,
+        INT64,
+        st.text(max_size=9),
+    ),
+    st.builds(link.Refuse, U32, st.text(max_size=20), st.text(max_size=20)),
+    st.builds(link.Gap, U32, st.just(4), st.integers(5, SEQ_END), U32),
+    st.builds(link.LaneMark, U32, INT64, st.integers(0, SEQ_END)),
+    st.builds(link.Ack, U32, ranges()),
+    st.builds(link.Ping, INT64),
+    st.builds(link.Pong, INT64, INT64),
+)
+DATA_FRAMES = st.builds(link.Data, U32, st.lists(batches(4), min_size=1, max_size=2).map(b"".join))
+FRAMES = CONTROL_FRAMES | DATA_FRAMES

@@ -1,0 +1,221 @@
+"""Chunks: an index that is right about every byte, and entries that take only what is there."""
+
+from __future__ import annotations
+
+import struct
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from protocols import batch, chunk
+from protocols.errors import CodecError, Corrupt, Truncated, UnsupportedVersion
+from protocols.ranges import SEQ_END
+from tests.protocols.strategies import CHUNK_HEADERS, LANE_UPDATES, batches, make_batch, make_chunk, make_section
+
+HEADER = chunk.ChunkHeader(b"c" * 16, 3, 4, 0, 5, 6)
+LANE = chunk.LaneUpdate("default", "pi", 1, "telemetry", 2, [(0, 3)], [], None, None)
+
+
+def small_chunk() -> bytes:
+    return make_chunk(HEADER, [LANE], [("telemetry", [(0, make_batch())])])
+
+
+def footer_bytes(footer: object) -> bytes:
+    """A footer and trailer with a good checksum around any value."""
+    body = msgspec.msgpack.encode(footer)
+    return body + struct.pack("<II4s", len(body), batch.crc32c(body), chunk.TRAILER_MAGIC)
+
+
+@settings(max_examples=50)
+@given(
+    CHUNK_HEADERS,
+    st.lists(LANE_UPDATES, min_size=1, max_size=3),
+    st.lists(st.lists(batches(4), min_size=1, max_size=2), max_size=3),
+)
+def test_round_trip(header: chunk.ChunkHeader, lanes: list[chunk.LaneUpdate], sections: list[list[bytes]]) -> None:
+    named = [(f"s{i}", [(i % len(lanes), data) for data in section]) for i, section in enumerate(sections)]
+    data = make_chunk(header, lanes, named)
+    found = chunk.decode(data)
+    assert (found.header, found.footer.lanes) == (header, lanes)
+    for stream, (name, entries) in zip(found.footer.streams, named, strict=True):
+        section = data[stream.position : stream.position + stream.length]
+        chunk.check_section(section, stream)
+        assert stream.stream == name
+        assert [(e.lane, bytes(e.batch)) for e in chunk.section_entries(section, len(lanes))] == entries
+
+
+def test_every_changed_byte_and_every_cut_of_a_chunk_is_refused() -> None:
+    data = small_chunk()
+    for position in range(len(data)):
+        for bit in (1, 0x80, 0xFF):
+            damaged = bytearray(data)
+            damaged[position] ^= bit
+            with pytest.raises(CodecError):
+                chunk.decode(damaged)
+    for end in range(len(data)):
+        with pytest.raises(CodecError):
+            chunk.decode(data[:end])
+
+
+@given(st.binary(max_size=200))
+def test_garbage_raises_codec_errors_only(data: bytes) -> None:
+    with pytest.raises(CodecError):
+        chunk.decode(data)
+    with pytest.raises(CodecError):
+        chunk.decode_footer(data + struct.pack("<II4s", len(data), batch.crc32c(data), chunk.TRAILER_MAGIC))
+
+
+def test_the_tail_says_how_far_back_the_footer_reaches() -> None:
+    data = small_chunk()
+    length = chunk.footer_bytes(data[-chunk.TRAILER_BYTES :])
+    with pytest.raises(Truncated):
+        chunk.decode_footer(data[1 - length :])
+    assert chunk.decode_footer(data[-length:]) == chunk.decode_footer(data)
+
+
+def test_a_footer_that_claims_more_than_a_reader_fetches_is_corrupt() -> None:
+    with pytest.raises(Corrupt):
+        chunk.footer_bytes(struct.pack("<II4s", chunk.FOOTER_BYTES_MAX + 1, 0, chunk.TRAILER_MAGIC))
+
+
+def test_a_footer_longer_than_its_chunk_is_corrupt_not_incomplete() -> None:
+    data = bytearray(small_chunk())
+    struct.pack_into("<I", data, len(data) - chunk.TRAILER_BYTES, len(data))
+    with pytest.raises(Corrupt):
+        chunk.decode(data)
+
+
+def test_a_later_version_is_told_apart() -> None:
+    data = bytearray(small_chunk())
+    data[3] = 2
+    with pytest.raises(Corrupt):  # the checksum is that of this version: the byte is damaged
+        chunk.decode(data)
+    data[4] ^= 1
+    with pytest.raises(UnsupportedVersion):
+        chunk.decode(data)
+
+
+def test_a_chunk_number_past_the_last_is_refused() -> None:
+    with pytest.raises(Corrupt):
+        chunk.decode_header(chunk.encode_header(HEADER._replace(n=chunk.N_MAX + 1)))
+
+
+SECTION = ["default", "s", 0, 1, 0, 0, chunk.HEADER_BYTES, 10, 0]
+UPDATE = ["default", "pi", 1, "s", 2, [[0, 3]], [[3, 4, 1]], [7, 4], ["a/{b}"]]
+
+
+def changed(fields: list[object], index: int, value: object) -> list[object]:
+    return [value if i == index else field for i, field in enumerate(fields)]
+
+
+def test_the_footer_that_the_next_tests_damage_is_good() -> None:
+    chunk.decode_footer(footer_bytes([[SECTION], [UPDATE]]))
+
+
+@pytest.mark.parametrize(
+    "footer",
+    [
+        [[changed(SECTION, 2, SEQ_END)], []],  # offsets run past the end
+        [[changed(SECTION, 2, -1)], []],
+        [[changed(SECTION, 3, 0)], []],  # a section of nothing
+        [[changed(SECTION, 6, 0)], []],  # it overlaps the header
+        [[SECTION, SECTION], []],  # they overlap each other
+        [[changed(SECTION, 7, -1)], []],
+        [[changed(SECTION, 5, 1 << 63)], []],  # no signed 64-bit column holds this time
+        [[], [changed(UPDATE, 2, -1)]],
+        [[], [changed(UPDATE, 4, 1 << 63)]],
+        [[], [changed(UPDATE, 5, [[0, SEQ_END + 1]])]],
+        [[], [changed(UPDATE, 7, [1 << 63, 0])]],
+        [[], [changed(UPDATE, 8, ["t"] * 257)]],
+        [[], [changed(UPDATE, 3, b"bytes")]],
+        [[]],
+        {},
+    ],
+    ids=repr,
+)
+def test_fields_out_of_bounds_are_corrupt(footer: object) -> None:
+    with pytest.raises(Corrupt):
+        chunk.decode_footer(footer_bytes(footer))
+
+
+@pytest.mark.parametrize(
+    ("streams", "lanes"),
+    [
+        ([chunk.StreamSection("default", "s", SEQ_END, 1, 0, 0, chunk.HEADER_BYTES, 10, 0)], []),
+        ([chunk.StreamSection("default", "s", 0, 1, 0, 0, 0, 10, 0)], []),
+        ([], [chunk.LaneUpdate("default", "pi", 1, "s", 2, [(-1, 3)], [], None, None)]),
+        ([], [chunk.LaneUpdate("default", "pi", 1, "s", 2, [], [], chunk.Mark(1 << 63, 0), None)]),
+        ([], [chunk.LaneUpdate("default", "pi", 1, "s", 2, [], [], None, ["t"] * 257)]),
+    ],
+)
+def test_a_footer_that_no_reader_would_take_is_not_written(
+    streams: list[chunk.StreamSection], lanes: list[chunk.LaneUpdate]
+) -> None:
+    with pytest.raises(ValueError, match="not written"):
+        chunk.encode_footer(chunk.ChunkFooter(streams, lanes))
+
+
+def test_sections_fill_the_space_between_header_and_footer() -> None:
+    section, count = make_section([(0, make_batch())])
+    stream = chunk.StreamSection(
+        "default", "s", 0, count, 0, 0, chunk.HEADER_BYTES, len(section), batch.crc32c(section)
+    )
+    tail = chunk.encode_footer(chunk.ChunkFooter([stream], [LANE]))[0]
+    chunk.decode(chunk.encode_header(HEADER) + section + tail)
+    with pytest.raises(Corrupt, match="fill"):
+        chunk.decode(chunk.encode_header(HEADER) + section + b"stowaway" + tail)
+
+
+BATCH = make_batch(3)
+
+
+@pytest.mark.parametrize(
+    ("lane", "skip", "take", "data", "length"),
+    [
+        (1, 0, 3, BATCH, None),  # a lane that the footer lacks
+        (0, 0, 0, BATCH, None),
+        (0, 0, 4, BATCH, None),  # more than the batch has
+        (0, 3, 1, BATCH, None),
+        (0, 1, 3, BATCH, None),
+        (0, 0xFFFFFFFF, 1, BATCH, None),
+        (0, 0, 3, BATCH, len(BATCH) + 1),
+        (0, 0, 3, BATCH, 0xFFFFFFFF),
+        (0, 0, 3, BATCH, len(BATCH) - 1),
+        (0, 0, 3, BATCH + b"x", None),  # a batch and something else
+        (0, 0, 3, b"", None),
+        (0, 0, 3, bytes(100), None),
+    ],
+)
+def test_entries_that_do_not_fit_are_corrupt(lane: int, skip: int, take: int, data: bytes, length: int | None) -> None:
+    section = chunk.encode_entry_header(lane, skip, take, len(data) if length is None else length, 0) + data
+    with pytest.raises(Corrupt):
+        list(chunk.section_entries(section, 1))
+
+
+@pytest.mark.parametrize(("skip", "take"), [(0, 3), (0, 1), (1, 2), (2, 1)])
+def test_entries_may_take_any_run_of_the_batch(skip: int, take: int) -> None:
+    section = chunk.encode_entry_header(0, skip, take, len(BATCH), -5) + BATCH
+    (entry,) = chunk.section_entries(section, 1)
+    assert entry == (0, skip, take, -5, BATCH)
+
+
+@given(st.binary(max_size=200), st.integers(0, 3))
+def test_garbage_sections_raise_codec_errors_only(section: bytes, lanes: int) -> None:
+    try:
+        assert not list(chunk.section_entries(section, lanes))
+        assert section == b""
+    except CodecError:
+        pass
+
+
+@given(st.lists(st.integers(0, chunk.N_MAX), max_size=8))
+def test_names_sort_in_log_order(numbers: list[int]) -> None:
+    names = sorted(map(chunk.file_name, numbers))
+    assert [chunk.parse_file_name(name) for name in names] == sorted(numbers)
+
+
+@pytest.mark.parametrize("name", ["", "1", "9" * 20, "٣" * 20, "0" * 19, "0" * 21, "0" * 20 + "\n", "-" + "0" * 19])
+def test_near_misses_are_no_chunks(name: str) -> None:
+    assert chunk.parse_file_name(name) is None

@@ -1,0 +1,297 @@
+"""Links: frames survive any slicing of the stream, and a hostile peer gets a bounded answer."""
+
+from __future__ import annotations
+
+import struct
+import tracemalloc
+
+import msgspec
+import pytest
+import zstandard
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from protocols import batch, link
+from protocols.errors import CodecError, Corrupt, Truncated, UnsupportedVersion
+from protocols.link import FrameType
+from protocols.ranges import SEQ_END
+from tests.protocols.strategies import DATA_FRAMES, FRAMES, make_batch
+
+
+def raw_frame(number: int, body: bytes) -> bytes:
+    return struct.pack("<BI", number, len(body)) + body
+
+
+def packed(number: int, **fields: object) -> bytes:
+    return raw_frame(number, msgspec.msgpack.encode(fields))
+
+
+def message(*parts: bytes) -> bytes:
+    """Uncompressed bytes as one message of a peer that does not care for our limits."""
+    context = zstandard.ZstdCompressor().compressobj()
+    return b"".join(map(context.compress, parts)) + context.flush(zstandard.COMPRESSOBJ_FLUSH_BLOCK)
+
+
+@given(FRAMES, st.binary(max_size=9), st.binary(max_size=9))
+def test_frames_round_trip(frame: link.Frame, before: bytes, after: bytes) -> None:
+    data = link.encode_frame(frame)
+    assert link.decode_frame(before + data + after, len(before)) == (frame, len(before) + len(data))
+
+
+@given(FRAMES, st.data())
+def test_any_cut_of_a_frame_waits_for_more(frame: link.Frame, draw: st.DataObject) -> None:
+    data = link.encode_frame(frame)
+    with pytest.raises(Truncated):
+        link.decode_frame(data[: draw.draw(st.integers(0, len(data) - 1))])
+
+
+@given(FRAMES, st.data())
+def test_a_changed_byte_never_raises_anything_but_codec_errors(frame: link.Frame, draw: st.DataObject) -> None:
+    """Control frames rely on TCP and TLS for integrity; here a change must only stay inside the types."""
+    data = bytearray(link.encode_frame(frame))
+    data[draw.draw(st.integers(0, len(data) - 1))] ^= draw.draw(st.integers(1, 255))
+    try:
+        found, _ = link.decode_frame(data)
+        link.encode_frame(found)
+    except CodecError:
+        pass
+
+
+@given(DATA_FRAMES, st.data())
+def test_a_changed_byte_in_a_batch_is_refused(frame: link.Data, draw: st.DataObject) -> None:
+    data = bytearray(frame.batches)
+    data[draw.draw(st.integers(0, len(data) - 1))] ^= draw.draw(st.integers(1, 255))
+    with pytest.raises(Corrupt):
+        link.split_batches(data)
+
+
+@given(DATA_FRAMES, st.data())
+def test_a_data_frame_that_ends_inside_a_batch_is_refused(frame: link.Data, draw: st.DataObject) -> None:
+    whole = link.split_batches(frame.batches)
+    assert b"".join(view for _, view in whole) == frame.batches
+    end = draw.draw(st.integers(1, len(frame.batches) - 1))
+    if end == whole[0][0].length:
+        assert len(link.split_batches(frame.batches[:end])) == 1
+        return
+    with pytest.raises(Corrupt):
+        link.split_batches(frame.batches[:end])
+
+
+def test_a_batch_with_a_good_checksum_and_a_bad_body_is_found_at_the_door() -> None:
+    data = bytearray(make_batch(3))
+    data[batch.HEADER_BYTES] ^= 8
+    struct.pack_into("<I", data, 4, batch.crc32c(data[8:]))
+    batch.verify(data)
+    with pytest.raises(Corrupt):
+        link.split_batches(data)
+
+
+def test_a_batch_of_a_later_version_is_told_apart() -> None:
+    data = bytearray(make_batch(3))
+    data[3] = 2
+    with pytest.raises(UnsupportedVersion):
+        link.split_batches(data)
+
+
+@given(st.binary(max_size=60))
+def test_garbage_raises_codec_errors_only(data: bytes) -> None:
+    for number in FrameType:
+        try:
+            link.decode_frame(raw_frame(number, data))
+        except CodecError:
+            pass
+    try:
+        link.decode_frame(data)
+    except CodecError:
+        pass
+    with pytest.raises(CodecError):
+        link.split_batches(data + b"x")
+
+
+@settings(max_examples=60)
+@given(st.lists(st.lists(FRAMES, max_size=3), max_size=4), st.data())
+def test_frames_survive_any_slicing_of_the_stream(messages: list[list[link.Frame]], draw: st.DataObject) -> None:
+    encoder, decoder = link.FrameEncoder(), link.FrameDecoder()
+    stream = b"".join(map(encoder.encode, messages))
+    cuts = draw.draw(st.lists(st.integers(0, len(stream)), max_size=6).map(sorted))
+    found: list[link.Frame] = []
+    for start, end in zip([0, *cuts], [*cuts, len(stream)], strict=True):
+        found += decoder.decode(stream[start:end])
+    assert found == [frame for frames in messages for frame in frames]
+
+
+@settings(max_examples=60)
+@given(st.lists(st.lists(FRAMES, min_size=1, max_size=3), min_size=1, max_size=4))
+def test_each_message_is_complete_in_itself(messages: list[list[link.Frame]]) -> None:
+    encoder, decoder = link.FrameEncoder(), link.FrameDecoder()
+    for frames in messages:
+        assert decoder.decode(encoder.encode(frames)) == frames
+
+
+@given(st.lists(FRAMES, min_size=1, max_size=3), st.data())
+def test_a_changed_byte_in_the_stream_raises_codec_errors_only(frames: list[link.Frame], draw: st.DataObject) -> None:
+    stream = bytearray(link.FrameEncoder().encode(frames))
+    stream[draw.draw(st.integers(0, len(stream) - 1))] ^= draw.draw(st.integers(1, 255))
+    try:
+        link.FrameDecoder().decode(bytes(stream))
+    except CodecError:
+        pass
+
+
+@given(st.binary(min_size=1, max_size=200))
+def test_a_stream_of_garbage_raises_codec_errors_only(data: bytes) -> None:
+    try:
+        assert link.FrameDecoder().decode(data) == []
+    except CodecError:
+        pass
+
+
+@pytest.mark.parametrize("level", [-5, 1, 3, 19, 22])
+def test_a_peer_can_read_every_compression_level(level: int) -> None:
+    frames: list[link.Frame] = [link.Ping(1), link.Data(1, make_batch())]
+    assert link.FrameDecoder().decode(link.FrameEncoder(level).encode(frames)) == frames
+
+
+def test_later_sends_compress_against_earlier_ones() -> None:
+    encoder = link.FrameEncoder()
+    sizes = [len(encoder.encode([link.Data(1, make_batch(3, seq))])) for seq in (0, 3)]
+    assert sizes[1] < sizes[0] / 2
+
+
+# --- a hostile peer
+
+
+HELLO = {"version": 1, "tenant": "t", "edge": "e", "log_id": 1, "epoch": 1, "lanes": [], "clock": 0, "software": ""}
+WELCOME = {"version": 1, "cluster_id": "", "lanes": [], "window_bytes": 1, "batch_bytes_max": 1, "clock": 0}
+LANE = {"lane": 1, "stream": "s", "ranges": []}
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        packed(FrameType.HELLO, **{**HELLO, "log_id": -1}),
+        packed(FrameType.HELLO, **{**HELLO, "epoch": 1 << 63}),
+        packed(FrameType.HELLO, **{**HELLO, "clock": 1 << 63}),
+        packed(FrameType.HELLO, **{**HELLO, "lanes": [LANE] * (link.LANES_MAX + 1)}),
+        packed(FrameType.HELLO, **{**HELLO, "lanes": [{**LANE, "lane": 1 << 32}]}),
+        packed(FrameType.HELLO, **{**HELLO, "lanes": [{**LANE, "ranges": [[-1, 5]]}]}),
+        packed(FrameType.HELLO, **{**HELLO, "lanes": [{**LANE, "ranges": [[0, SEQ_END + 1]]}]}),
+        packed(FrameType.HELLO, **{**HELLO, "lanes": [{**LANE, "topics": ["t"] * 257}]}),
+        packed(FrameType.WELCOME, **{**WELCOME, "software": "", "window_bytes": 0}),
+        packed(FrameType.WELCOME, **{**WELCOME, "software": "", "batch_bytes_max": 0}),
+        packed(FrameType.ACK, lane=1, ranges=[[0, 1]] * (1 << 16) + [[0, 1]]),
+        packed(FrameType.ACK, lane=1, ranges=[[0]]),
+        packed(FrameType.GAP, lane=1, first=5, end=5, reason=1),
+        packed(FrameType.GAP, lane=1, first=5, end=4, reason=1),
+        packed(FrameType.GAP, lane=1, first=0, end=SEQ_END + 1, reason=1),
+        packed(FrameType.MARK, lane=1, time=1 << 63, seq=0),
+        packed(FrameType.MARK, lane=1, time=0, seq=-1),
+        raw_frame(FrameType.ACK, b"\x82\xa4lane\x01\xa6ranges\xdd\xff\xff\xff\xff"),
+        raw_frame(FrameType.PING, b"\x82\xa4sent\x01\xa1x" + b"\x91" * 100_000),
+        raw_frame(FrameType.REFUSE, b"\x83\xa4code\x01\xa7message\xa1\xff\xa6advice\xa0"),
+        raw_frame(FrameType.PING, b"\x81\xa4sent\x01more"),
+        raw_frame(FrameType.DATA, bytes(4 + batch.HEADER_BYTES - 1)),
+        raw_frame(0, b""),
+        raw_frame(FrameType.THROTTLE, b""),
+        raw_frame(255, b""),
+    ],
+)
+def test_fields_that_a_peer_may_not_choose_are_corrupt(data: bytes) -> None:
+    with pytest.raises(Corrupt):
+        link.decode_frame(data)
+
+
+def test_unknown_fields_of_a_later_release_are_skipped() -> None:
+    assert link.decode_frame(packed(FrameType.PING, sent=1, mood="good"))[0] == link.Ping(1)
+
+
+@pytest.mark.parametrize(
+    ("number", "length"),
+    [(FrameType.DATA, link.FRAME_BYTES_MAX + 1), (FrameType.HELLO, link.CONTROL_BYTES_MAX + 1), (99, 1)],
+)
+def test_a_frame_that_can_never_be_taken_is_refused_at_its_header(number: int, length: int) -> None:
+    with pytest.raises(Corrupt):
+        link.decode_frame(struct.pack("<BI", number, length))
+
+
+def peak_bytes_of_refusal(data: bytes) -> int:
+    decoder = link.FrameDecoder()
+    tracemalloc.start()
+    try:
+        with pytest.raises(Corrupt):
+            decoder.decode(data)
+        return tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+
+
+def test_a_stream_that_expands_without_end_is_cut_off() -> None:
+    data_frame = struct.pack("<BI", FrameType.DATA, link.FRAME_BYTES_MAX)
+    bomb = message(data_frame, *[bytes(16 << 20)] * 24)
+    assert len(bomb) < 64 << 10
+    assert peak_bytes_of_refusal(bomb) < 3 * link.PENDING_BYTES_MAX
+
+
+def test_a_message_of_endless_small_frames_is_cut_off() -> None:
+    assert peak_bytes_of_refusal(message(link.encode_frame(link.Ping(1)) * 1_000_000)) < 64 << 20
+
+
+def test_a_message_of_endless_ranges_is_cut_off() -> None:
+    ack = link.encode_frame(link.Ack(1, [(0, 1)] * (1 << 16)))
+    assert peak_bytes_of_refusal(message(*[ack] * 60)) < 512 << 20
+
+
+def test_a_window_larger_than_agreed_is_refused() -> None:
+    parameters = zstandard.ZstdCompressionParameters.from_level(3, window_log=27)
+    context = zstandard.ZstdCompressor(compression_params=parameters).compressobj()
+    stream = context.compress(link.encode_frame(link.Ping(1))) + context.flush(zstandard.COMPRESSOBJ_FLUSH_BLOCK)
+    with pytest.raises(Corrupt):
+        link.FrameDecoder().decode(stream)
+
+
+def test_a_stream_that_ends_is_refused_together_with_what_follows() -> None:
+    with pytest.raises(Corrupt, match="ended"):
+        link.FrameDecoder().decode(zstandard.ZstdCompressor().compress(link.encode_frame(link.Ping(1))))
+
+
+def test_a_frame_that_trickles_in_is_not_copied_again_and_again() -> None:
+    """Without this a peer could make an 80 MiB frame cost terabytes of copying."""
+    encoder, decoder = link.FrameEncoder(), link.FrameDecoder()
+    large = batch.encode(
+        1,
+        0,
+        batch.columns_from_lists(bytes(8), [b"k"], [bytes(4 << 20)]),
+        batch.ClockReading(1, 0, batch.ClockState.SYNCED),
+    )
+    stream = encoder.encode([link.Data(1, large)])
+    decoder.decode(stream[:100])
+    tracemalloc.start()
+    for at in range(100, len(stream) - 1, 10):
+        assert decoder.decode(stream[at : min(at + 10, len(stream) - 1)]) == []
+        tracemalloc.reset_peak()
+    base = tracemalloc.get_traced_memory()[0]
+    assert decoder.decode(b"") == []
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak - base < 1 << 20
+    assert decoder.decode(stream[-1:]) == [link.Data(1, large)]
+
+
+# --- what our own code may not send
+
+
+def test_frames_that_the_peer_would_refuse_are_not_encoded() -> None:
+    with pytest.raises(ValueError):
+        link.encode_frame(link.Data(1, bytes(link.FRAME_BYTES_MAX)))
+    with pytest.raises(ValueError):
+        link.encode_frame(link.Refuse(1, "x" * link.CONTROL_BYTES_MAX, ""))
+    with pytest.raises(ValueError):
+        link.Gap(1, 5, 5, 1)
+
+
+def test_a_refused_send_leaves_the_stream_intact() -> None:
+    encoder, decoder = link.FrameEncoder(), link.FrameDecoder()
+    for frames in ([link.Ping(1), link.Data(1, bytes(link.FRAME_BYTES_MAX))], [link.Ping(1)] * (link.FRAMES_MAX + 1)):
+        with pytest.raises(ValueError):
+            encoder.encode(list(frames))
+    assert decoder.decode(encoder.encode([link.Ping(2)])) == [link.Ping(2)]

@@ -1,0 +1,160 @@
+"""Every number, name and order that stands on a disk or goes over a wire.
+
+A failure here means that bytes written by an earlier release would change their meaning. Add, never change: give the
+new thing a new number, or the format a new version.
+"""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from protocols import batch, chunk, link, segment, shard_state
+
+ENUMS = {
+    batch.Codec: {"NONE": 0, "ZSTD": 1},
+    batch.Column: {"HEADERS": 1, "FLAGS": 2},
+    batch.Flag: {"RETAINED": 1, "TOMBSTONE": 2, "DUPLICATE_SUSPECTED": 4},
+    batch.ClockState: {"UNSYNCED": 0, "SYNCED": 1},
+    segment.EntryKind: {
+        "END": 0,
+        "BATCH": 1,
+        "GAP": 2,
+        "CLOCK": 3,
+        "FUNCTION_COMMIT": 4,
+        "STREAMS": 5,
+        "FOOTER": 15,
+    },
+    segment.GapReason: {"BUDGET": 1, "CORRUPTION": 2, "EXPIRED": 3, "OPERATOR": 4},
+    link.FrameType: {
+        "HELLO": 1,
+        "WELCOME": 2,
+        "REFUSE": 3,
+        "DATA": 4,
+        "GAP": 5,
+        "MARK": 6,
+        "ACK": 7,
+        "PING": 8,
+        "PONG": 9,
+        "THROTTLE": 10,
+        "PULL": 11,
+        "CONFIG": 12,
+        "PUBLISH": 13,
+    },
+    link.RefuseCode: {
+        "VERSION": 1,
+        "UNAUTHORISED": 2,
+        "IDENTITY_CONFLICT": 3,
+        "BAD_HELLO": 4,
+        "OVERLOADED": 5,
+    },
+}
+
+LAYOUTS = {
+    "batch header": (batch._HEADER, "<4sIBBBBIIIIIQqqQq", 72),
+    "segment header": (segment._HEADER, "<4sIQQQ", 32),
+    "segment entry": (segment._ENTRY, "<IIBxxx", 12),
+    "segment entry seed": (segment._SEED, "<QIB", 13),
+    "segment trailer": (segment._TRAILER, "<QI4s", 16),
+    "chunk header": (chunk._HEADER, "<4sI16sQQIIQ", 56),
+    "chunk entry": (chunk._ENTRY, "<IIIIq", 24),
+    "chunk trailer": (chunk._TRAILER, "<II4s", 12),
+    "snapshot header": (shard_state._HEADER, "<4sII", 12),
+    "link frame": (link._FRAME, "<BI", 5),
+    "link lane": (link._LANE, "<I", 4),
+}
+
+CONSTANTS = {
+    "batch": (batch.MAGIC, batch.VERSION, b"WFB", 1),
+    "segment": (segment.MAGIC, segment.VERSION, b"WFS", 1),
+    "chunk": (chunk.MAGIC, chunk.VERSION, b"WFC", 1),
+    "snapshot": (shard_state.MAGIC, shard_state.VERSION, b"WFN", 1),
+    "segment trailer": (segment.TRAILER_MAGIC, 0, b"WFSE", 0),
+    "chunk trailer": (chunk.TRAILER_MAGIC, 0, b"WFCE", 0),
+    "link": (b"", link.PROTOCOL_VERSION, b"", 1),
+}
+
+ARRAYS = {
+    segment.GapNotice: "stream first end reason time",
+    segment.ClockNotice: "boot_id monotonic offset error",
+    segment.LaneIndex: "stream ranges first_time last_time points",
+    segment.Footer: "streams lanes gaps",
+    segment.StreamEntry: "name next_seq",
+    chunk.StreamSection: "tenant stream base_offset count first_time last_time position length crc",
+    chunk.GapRange: "first end reason",
+    chunk.Mark: "time seq",
+    chunk.LaneUpdate: "tenant edge log_id stream epoch ranges gaps mark topics",
+    chunk.ChunkFooter: "streams lanes",
+    shard_state._Snapshot: "cluster_id shard n footer_crc streams lanes",
+    shard_state._LaneSnapshot: "tenant edge log_id stream epoch ranges gaps mark pending_marks topics",
+}
+"""Packed as arrays: the order is the format."""
+
+MAPS = {
+    link.HelloLane: "lane stream ranges topics",
+    link.Hello: "version tenant edge log_id epoch lanes clock software",
+    link.WelcomeLane: "lane ranges",
+    link.Welcome: "version cluster_id lanes window_bytes batch_bytes_max clock software",
+    link.Refuse: "code message advice",
+    link.Gap: "lane first end reason",
+    link.LaneMark: "lane time seq",
+    link.Ack: "lane ranges",
+    link.Ping: "sent",
+    link.Pong: "sent clock",
+}
+"""Packed as maps: the names are the format."""
+
+
+SHARDS = [14, 3, 3, 9, 2, 10, 5, 14]
+"""Of the edges pi-0 to pi-7 among 16 shards."""
+
+
+@pytest.mark.parametrize("enum", ENUMS, ids=lambda enum: enum.__name__)
+def test_enum_numbers(enum: type) -> None:
+    assert {member.name: member.value for member in enum} == ENUMS[enum]
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_fixed_layouts(name: str) -> None:
+    layout, text, size = LAYOUTS[name]
+    assert (layout.format, layout.size) == (text, size)
+
+
+@pytest.mark.parametrize("name", CONSTANTS)
+def test_magics_and_versions(name: str) -> None:
+    magic, version, expected_magic, expected_version = CONSTANTS[name]
+    assert (magic, version) == (expected_magic, expected_version)
+
+
+@pytest.mark.parametrize("kind", ARRAYS, ids=lambda kind: kind.__name__)
+def test_order_of_packed_arrays(kind: type[msgspec.Struct]) -> None:
+    assert kind.__struct_config__.array_like
+    assert " ".join(kind.__struct_fields__) == ARRAYS[kind]
+
+
+@pytest.mark.parametrize("kind", MAPS, ids=lambda kind: kind.__name__)
+def test_names_in_packed_maps(kind: type[msgspec.Struct]) -> None:
+    assert not kind.__struct_config__.array_like
+    assert " ".join(kind.__struct_encode_fields__) == MAPS[kind]
+
+
+def test_every_struct_of_the_formats_is_listed() -> None:
+    found = {
+        value
+        for module in (batch, segment, chunk, link, shard_state)
+        for value in vars(module).values()
+        if isinstance(value, type) and issubclass(value, msgspec.Struct) and value is not msgspec.Struct
+    }
+    # DATA is laid out by hand: a lane number and batches.
+    assert found - {link.Data} == {*ARRAYS, *MAPS}
+
+
+def test_the_shard_of_an_edge() -> None:
+    """A lane that moved to another shard would be there twice."""
+    names = [("default", "telemetry", f"pi-{i}") for i in range(8)]
+    assert [shard_state.shard_of(*name, 16) for name in names] == SHARDS
+
+
+def test_file_names() -> None:
+    assert segment.file_name(4096) == "00000000000000004096.seg"
+    assert chunk.file_name(7) == "00000000000000000007"

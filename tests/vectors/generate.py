@@ -1,0 +1,341 @@
+"""Writes the golden and reject vectors: ``python -m tests.vectors.generate``.
+
+For a new format, or a new version of one. The files are the promise that what was written yesterday is read
+tomorrow: running this over files that exist must change nothing, and ``tests/protocols/test_vectors.py`` reads only
+the files. Compressed vectors are never written again, since another zstd may compress otherwise.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Iterator
+from pathlib import Path
+
+import zstandard
+
+from protocols import batch, chunk, link, segment
+from tests.vectors import notation
+from tests.vectors.notation import Notation
+
+HERE = Path(__file__).parent
+T = 1_700_000_000_000_000_000
+
+SMALL: Notation = {
+    "stream": 1,
+    "base_seq": 7,
+    "boot_id": 0x0123456789ABCDEF,
+    "monotonic": 5_000_000_000,
+    "clock": "SYNCED",
+    "records": [
+        {"time": T, "key": "plant/1/t", "payload": b"21.5".hex()},
+        {"time": T + 1_000_000, "key": "plant/2/t", "payload": b"19".hex()},
+        {"time": T + 2_000_000, "key": "plant/1/t", "payload": ""},
+    ],
+}
+FULL: Notation = {
+    **SMALL,
+    "stream": 2,
+    "base_seq": 1 << 40,
+    "clock": "UNSYNCED",
+    "records": [
+        {"time": -1, "key": "", "payload": "00ff", "flags": 4},
+        {
+            "time": T,
+            "key": "wärme",
+            "payload": "ff" * 9,
+            "headers": [["unit", "°C"], ["unit", "again"], ["", ""]],
+            "flags": 3,
+        },
+        {"time": T - 5, "key": "wärme", "payload": "01"},
+    ],
+}
+LARGE: Notation = {
+    **SMALL,
+    "records": [{"time": T + i, "key": f"plant/{i % 3}", "payload": (b"%08d" % i * 6).hex()} for i in range(100)],
+}
+LAST: Notation = {**SMALL, "base_seq": (1 << 63) - 1 - 3, "boot_id": (1 << 64) - 1, "stream": (1 << 32) - 1}
+FIRST_POSITION = 1 << 26
+STREAMS = {"1": ["telemetry", 7], "2": ["alarms", 0]}
+SEGMENT: Notation = {
+    "header": {"log_id": 0xFEDCBA9876543210, "first_position": FIRST_POSITION, "created": T},
+    "entries": [
+        {"kind": "STREAMS", "body": STREAMS},
+        {"kind": "BATCH", "body": SMALL},
+        {"kind": "GAP", "body": [2, 0, 5, 1, T]},
+        {"kind": "CLOCK", "body": [0x0123456789ABCDEF, 5_000_000_000, -250_000, 1_000]},
+        {
+            "kind": "FOOTER",
+            "body": [
+                {"1": "telemetry", "2": "alarms"},
+                [[1, [[7, 10]], T, T + 2_000_000, [[7, 71]]]],
+                [[2, 0, 5, 1, T]],
+            ],
+        },
+    ],
+    "sealed": True,
+}
+OPEN: Notation = {**SEGMENT, "entries": SEGMENT["entries"][:2], "sealed": False}
+CHUNK: Notation = {
+    "header": {
+        "cluster_id": "000102030405060708090a0b0c0d0e0f",
+        "n": 3,
+        "created": T,
+        "shard": 1,
+        "previous_footer_crc": 0xDEADBEEF,
+        "nonce": 42,
+    },
+    "sections": [
+        {
+            "tenant": "default",
+            "stream": "alarms",
+            "base_offset": 0,
+            "count": 3,
+            "first_time": -1,
+            "last_time": T,
+            "entries": [{"lane": 1, "skip": 0, "take": 3, "received": T + 9, "batch": FULL}],
+        },
+        {
+            "tenant": "default",
+            "stream": "telemetry",
+            "base_offset": 1000,
+            "count": 1,
+            "first_time": T,
+            "last_time": T + 2_000_000,
+            "entries": [{"lane": 0, "skip": 1, "take": 1, "received": T + 9, "batch": SMALL}],
+        },
+    ],
+    "lanes": [
+        ["default", "pi-1", 0xFEDCBA9876543210, "telemetry", 2, [[8, 9]], [[9, 12, 1]], [T, 12], None],
+        ["default", "pi-1", 0xFEDCBA9876543210, "alarms", 2, [[1 << 40, (1 << 40) + 3]], [], None, ["a/{line}"]],
+    ],
+}
+EMPTY_CHUNK: Notation = {
+    **CHUNK,
+    "sections": [],
+    "lanes": [["default", "pi-1", 1, "telemetry", 1, [], [], [T, 0], ["plant/{line}/t"]]],
+}
+CONTROL: Notation = {
+    "frames": [
+        {
+            "type": "HELLO",
+            "version": 1,
+            "tenant": "default",
+            "edge": "pi-1",
+            "log_id": 0xFEDCBA9876543210,
+            "epoch": 3,
+            "lanes": [
+                {"lane": 1, "stream": "telemetry", "ranges": [[0, 5], [7, 10]], "topics": ["plant/{line}/t"]},
+                {"lane": 2, "stream": "alarms", "ranges": [], "topics": []},
+            ],
+            "clock": T,
+            "software": "weft 0.1.0",
+        },
+        {
+            "type": "WELCOME",
+            "version": 1,
+            "cluster_id": "000102030405060708090a0b0c0d0e0f",
+            "lanes": [{"lane": 1, "ranges": [[0, 5]]}, {"lane": 2, "ranges": []}],
+            "window_bytes": 8 << 20,
+            "batch_bytes_max": 1 << 20,
+            "clock": T + 1,
+            "software": "weft 0.1.0",
+        },
+        {"type": "REFUSE", "code": 3, "message": "another node has this identity", "advice": "give it its own log"},
+        {"type": "GAP", "lane": 1, "first": 5, "end": 7, "reason": 1},
+        {"type": "MARK", "lane": 1, "time": T, "seq": 10},
+        {"type": "ACK", "lane": 1, "ranges": [[0, 7]]},
+        {"type": "PING", "sent": 123},
+        {"type": "PONG", "sent": 123, "clock": T},
+    ]
+}
+STATE: Notation = {
+    "cluster_id": "000102030405060708090a0b0c0d0e0f",
+    "shard": 1,
+    "n": 3,
+    "footer_crc": 0xDEADBEEF,
+    "streams": [{"tenant": "default", "stream": "telemetry", "next_offset": 1001, "fields": ["line", "machine"]}],
+    "lanes": [
+        {
+            "lane": ["default", "pi-1", 0xFEDCBA9876543210, "telemetry"],
+            "epoch": 2,
+            "ranges": [[0, 1003], [1010, 1011]],
+            "gaps": [[5, 7, 1]],
+            "mark": [T, 1003],
+            "pending_marks": [[T + 1, 1011]],
+            "topics": ["plant/{line}/{machine}/telemetry"],
+        }
+    ],
+}
+DATA: Notation = {"frames": [{"type": "DATA", "lane": 1, "batches": [SMALL, {**SMALL, "base_seq": 10}]}]}
+
+GOLDEN: dict[str, dict[str, Notation]] = {
+    "batch": {"small": SMALL, "every_column": FULL, "last_numbers": LAST},
+    "segment": {"sealed": SEGMENT, "open": OPEN},
+    "chunk": {"two_streams": CHUNK, "mark_only": EMPTY_CHUNK},
+    "shard-state": {"one_lane": STATE, "empty": {**STATE, "n": -1, "footer_crc": 0, "streams": [], "lanes": []}},
+    "link": {"control": CONTROL, "data": DATA},
+}
+
+
+def compressed_batch() -> bytes:
+    """A batch that a compressor made."""
+    raw = notation.encode("batch", LARGE)
+    header = batch.verify(raw)
+    clock = batch.ClockReading(header.boot_id, header.monotonic, header.clock)
+    compressor = zstandard.ZstdCompressor(level=1)
+    return batch.encode(header.stream, header.base_seq, batch.decode_columns(raw), clock, compressor)
+
+
+def compressed_messages() -> bytes:
+    """The frames of ``CONTROL`` and ``DATA`` as two messages of one stream."""
+    encoder = link.FrameEncoder()
+    return b"".join(encoder.encode([notation.frame(noted) for noted in part["frames"]]) for part in (CONTROL, DATA))
+
+
+def patched(data: bytes, offset: int, new: bytes) -> bytes:
+    """``data`` with other bytes at an offset, counted from the end when negative."""
+    offset %= len(data)
+    return data[:offset] + new + data[offset + len(new) :]
+
+
+def flipped(data: bytes, offset: int) -> bytes:
+    """``data`` with one bit changed."""
+    return patched(data, offset, bytes([data[offset] ^ 0x10]))
+
+
+def signed_batch(data: bytes, offset: int, new: bytes) -> bytes:
+    """A batch changed by somebody who can compute checksums."""
+    data = patched(data, offset, new)
+    return patched(data, 4, struct.pack("<I", batch.crc32c(data[8:])))
+
+
+def later_version(data: bytes) -> bytes:
+    """What a later release might write: the next version, and a header checksum that this one cannot make sense of."""
+    return flipped(patched(data, 3, b"\x02"), 4)
+
+
+def rejects() -> Iterator[tuple[str, str, str, bytes]]:
+    """Format, name, error and bytes of every vector that must be refused."""
+    for kind, name, magic_name in (
+        ("batch", "small", "batch"),
+        ("segment", "open", "segment"),
+        ("chunk", "two_streams", "chunk"),
+        ("shard-state", "one_lane", "snapshot"),
+    ):
+        data = notation.encode(kind, GOLDEN[kind][name])
+        yield kind, "wrong_magic", "Corrupt", patched(data, 0, b"XYZ")
+        yield kind, "later_version", "UnsupportedVersion", later_version(data)
+        yield kind, "empty", "Truncated", b""
+        yield kind, "flipped_header", "Corrupt", flipped(data, 5 if kind == "shard-state" else 25)
+        yield kind, "flipped_body", "Corrupt", flipped(data, len(data) * 2 // 3)
+        yield kind, f"cut_{magic_name}", "Corrupt" if kind == "chunk" else "Truncated", data[:-3]
+    yield from batch_rejects()
+    yield from file_rejects()
+    yield from link_rejects()
+
+
+def batch_rejects() -> Iterator[tuple[str, str, str, bytes]]:
+    """Batches with a good checksum that no reader may believe."""
+    data = notation.encode("batch", SMALL)
+    yield "batch", "over_long", "Corrupt", data + b"\0"
+    yield "batch", "no_records", "Corrupt", signed_batch(data, 16, struct.pack("<I", 0))
+    yield "batch", "too_many_records", "Corrupt", signed_batch(data, 16, struct.pack("<I", 1 << 31))
+    yield "batch", "raw_length_too_large", "Corrupt", signed_batch(data, 20, struct.pack("<I", 1 << 31))
+    yield "batch", "seq_past_the_end", "Corrupt", signed_batch(data, 32, struct.pack("<Q", (1 << 64) - 1))
+    yield "batch", "unknown_codec", "Corrupt", signed_batch(data, 8, b"\x02")
+    yield "batch", "unknown_column", "Corrupt", signed_batch(data, 9, b"\x04")
+    yield "batch", "column_longer_than_body", "Corrupt", signed_batch(data, 72, struct.pack("<I", 1 << 30))
+    yield "batch", "key_index_outside_table", "Corrupt", signed_batch(data, 112, struct.pack("<I", 9))
+    yield "batch", "another_first_time", "Corrupt", signed_batch(data, 40, struct.pack("<q", 1))
+    bomb = zeros_frame(16 << 20)
+    head = patched(data[:72], 8, bytes([batch.Codec.ZSTD]))
+    head = patched(head, 20, struct.pack("<II", len(bomb) + 100, len(bomb)))
+    yield "batch", "compressed_bomb", "Corrupt", signed_batch(head + bomb, 11, b"\0")
+
+
+def zeros_frame(length: int) -> bytes:
+    """A zstd frame of zeros, made by hand: one repeated byte per block of 128 KiB (RFC 8878, section 3.1.1.2)."""
+    blocks = length // (128 << 10)
+    block = [struct.pack("<I", (128 << 10) << 3 | 1 << 1 | (at == blocks - 1))[:3] + b"\0" for at in range(blocks)]
+    return b"\x28\xb5\x2f\xfd\xa0" + struct.pack("<I", length) + b"".join(block)
+
+
+def file_rejects() -> Iterator[tuple[str, str, str, bytes]]:
+    """Segments and chunks whose parts do not belong together."""
+    for kind, name in (("segment", "open"), ("chunk", "two_streams")):
+        # The header's checksum tells a damaged version byte from a later version.
+        yield kind, "flipped_version", "Corrupt", patched(notation.encode(kind, GOLDEN[kind][name]), 3, b"\x02")
+    data = notation.encode("segment", OPEN)
+    elsewhere = {**OPEN, "header": {**OPEN["header"], "first_position": FIRST_POSITION + 4096}}
+    moved = notation.encode("segment", elsewhere)
+    yield (
+        "segment",
+        "entries_of_an_earlier_life",
+        "Corrupt",
+        data[: segment.HEADER_BYTES] + moved[segment.HEADER_BYTES :],
+    )
+    sealed = notation.encode("segment", SEGMENT)
+    yield "segment", "flipped_trailer", "Corrupt", flipped(sealed, len(sealed) - 16)
+    entry_length = struct.pack("<IIBxxx", 1, segment.ENTRY_BYTES_MAX + 1, 1)
+    yield "segment", "entry_over_long", "Corrupt", data[: segment.HEADER_BYTES] + entry_length
+    whole = notation.encode("chunk", CHUNK)
+    yield "chunk", "over_long", "Corrupt", whole + b"\0"
+    yield "chunk", "no_footer", "Corrupt", whole[: chunk.HEADER_BYTES]
+    yield "chunk", "footer_longer_than_chunk", "Corrupt", patched(whole, -12, struct.pack("<I", len(whole)))
+    greedy = {**CHUNK, "sections": [{**CHUNK["sections"][1]}], "lanes": CHUNK["lanes"][:1]}
+    greedy["sections"][0]["entries"] = [{**CHUNK["sections"][1]["entries"][0], "take": 3}]
+    state = notation.encode("shard-state", STATE)
+    yield "shard-state", "over_long", "Corrupt", state + b"\0"
+    yield "chunk", "takes_more_than_the_batch_has", "Corrupt", notation.encode("chunk", greedy)
+
+
+def link_rejects() -> Iterator[tuple[str, str, str, bytes]]:
+    """Frames that close a link."""
+    data = notation.encode("link", DATA)
+    yield "link", "cut_frame", "Truncated", data[:-3]
+    yield "link", "flipped_batch", "Corrupt", flipped(data, len(data) // 2)
+    yield "link", "unknown_type", "Corrupt", patched(data, 0, b"\x63")
+    yield "link", "reserved_type", "Corrupt", patched(data, 0, bytes([link.FrameType.THROTTLE]))
+    yield "link", "data_over_long", "Corrupt", struct.pack("<BI", 4, link.FRAME_BYTES_MAX + 1)
+    yield "link", "control_over_long", "Corrupt", struct.pack("<BI", 1, link.CONTROL_BYTES_MAX + 1)
+    yield "link", "data_without_a_batch", "Corrupt", raw_frame(4, bytes(4))
+    yield "link", "body_with_a_tail", "Corrupt", raw_frame(8, b"\x81\xa4sent\x01\x00")
+    yield "link", "nested_too_deeply", "Corrupt", raw_frame(8, b"\x82\xa4sent\x01\xa1x" + b"\x91" * 5000)
+    text = b"\x83\xa4code\x01\xa7message\xa1\xff\xa6advice\xa0"
+    yield "link", "text_not_utf8", "Corrupt", raw_frame(3, text)
+    gap = b"\x84\xa4lane\x01\xa5first\x05\xa3end\x05\xa6reason\x01"
+    yield "link", "gap_of_nothing", "Corrupt", raw_frame(5, gap)
+
+
+def raw_frame(number: int, body: bytes) -> bytes:
+    """A frame around any body."""
+    return struct.pack("<BI", number, len(body)) + body
+
+
+def main() -> None:
+    """Write every vector."""
+    for kind, vectors in GOLDEN.items():
+        for name, meaning in vectors.items():
+            write(f"{kind}/{name}", {"hex": notation.encode(kind, meaning).hex(), "meaning": meaning})
+    for kind, name, error, data in rejects():
+        write(f"{kind}/reject/{name}", {"hex": data.hex(), "error": error})
+    if not (HERE / "batch/compressed.json").exists():
+        data = compressed_batch()
+        write("batch/compressed", {"hex": data.hex(), "meaning": notation.decode("batch", data), "decode_only": True})
+    if not (HERE / "link/stream.json").exists():
+        frames = CONTROL["frames"] + DATA["frames"]
+        write("link/stream", {"hex": compressed_messages().hex(), "meaning": {"frames": frames}, "decode_only": True})
+
+
+def write(name: str, vector: Notation) -> None:
+    """Write one vector, hex in lines of 32 bytes so that a change shows where it is."""
+    digits = vector.pop("hex")
+    lines = [digits[at : at + 64] for at in range(0, len(digits), 64)]
+    path = HERE / f"{name}.json"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps({"hex": lines, **vector}, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

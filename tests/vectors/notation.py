@@ -1,0 +1,256 @@
+"""The formats in JSON: what a golden vector, or an example in the documentation, says that its bytes mean.
+
+``decode`` turns bytes into this notation with the decoders under test, ``encode`` turns the notation into bytes with
+the encoders. Bytes are hexadecimal text, except keys, which are text.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+from protocols import batch, chunk, link, segment
+from protocols.batch import ClockReading, ClockState, Codec
+from protocols.lane import Lane
+from protocols.ranges import RangeSet
+from protocols.shard_state import LaneState, ShardState
+
+Notation = dict[str, Any]
+
+
+def encode(kind: str, meaning: Notation) -> bytes:
+    """The bytes of a ``batch``, ``segment``, ``chunk``, ``shard-state`` or ``link`` (uncompressed frames)."""
+    return _ENCODERS[kind](meaning)
+
+
+def decode(kind: str, data: bytes) -> Notation:
+    """The meaning of the bytes; raises what the format's decoder raises."""
+    return _DECODERS[kind](data)
+
+
+def _builtins(value: object) -> Any:
+    return msgspec.json.decode(msgspec.json.encode(value))
+
+
+def _encode_batch(meaning: Notation) -> bytes:
+    records = meaning["records"]
+    made = batch.columns_from_lists(
+        struct.pack(f"<{len(records)}q", *(record["time"] for record in records)),
+        [record["key"].encode() for record in records],
+        [bytes.fromhex(record["payload"]) for record in records],
+        {i: tuple(map(tuple, record["headers"])) for i, record in enumerate(records) if "headers" in record},
+        {i: record["flags"] for i, record in enumerate(records) if "flags" in record},
+    )
+    clock = ClockReading(meaning["boot_id"], meaning["monotonic"], ClockState[meaning["clock"]])
+    return batch.encode(meaning["stream"], meaning["base_seq"], made, clock)
+
+
+def _decode_batch(data: bytes) -> Notation:
+    header = batch.verify(data)
+    if header.length != len(data):
+        raise batch.Corrupt(f"{len(data) - header.length} bytes follow the batch")
+    records = []
+    for record in batch.records(data):
+        found: Notation = {"time": record.time, "key": record.key.decode(), "payload": record.payload.hex()}
+        if record.headers:
+            found["headers"] = [list(pair) for pair in record.headers]
+        if record.flags:
+            found["flags"] = int(record.flags)
+        records.append(found)
+    return {
+        "stream": header.stream,
+        "base_seq": header.base_seq,
+        "boot_id": header.boot_id,
+        "monotonic": header.monotonic,
+        "clock": header.clock.name,
+        **({"codec": header.codec.name} if header.codec is not Codec.NONE else {}),
+        "records": records,
+    }
+
+
+_BODIES: dict[str, Any] = {
+    "GAP": segment.GapNotice,
+    "CLOCK": segment.ClockNotice,
+    "STREAMS": dict[int, segment.StreamEntry],
+    "FOOTER": segment.Footer,
+}
+
+
+def _encode_segment(meaning: Notation) -> bytes:
+    header = segment.SegmentHeader(**meaning["header"])
+    data, at = segment.encode_header(header), segment.HEADER_BYTES
+    for entry in meaning["entries"]:
+        kind, at = segment.EntryKind[entry["kind"]], len(data)
+        if kind is segment.EntryKind.BATCH:
+            body = _encode_batch(entry["body"])
+        else:
+            body = segment.encode_body(msgspec.convert(entry["body"], _BODIES[kind.name], str_keys=True))
+        data += segment.encode_entry_header(header.first_position + at, kind, body) + body
+    return data + segment.encode_trailer(at) if meaning["sealed"] else data
+
+
+def _decode_segment(data: bytes) -> Notation:
+    header = segment.decode_header(data)
+    entries: list[Notation] = []
+    at, sealed = segment.HEADER_BYTES, False
+    while not sealed and (entry := segment.decode_entry(data, at, header.first_position)) is not None:
+        body = data[entry.body_start : entry.body_end]
+        is_batch = entry.kind is segment.EntryKind.BATCH
+        entries.append(
+            {
+                "kind": entry.kind.name,
+                "body": _decode_batch(body) if is_batch else _builtins(segment.decode_body(entry.kind, body)),
+            }
+        )
+        if entry.kind is segment.EntryKind.FOOTER:
+            sealed = segment.decode_trailer(data) == at
+        at = entry.end
+    return {"header": header._asdict(), "entries": entries, "sealed": sealed}
+
+
+def _encode_chunk(meaning: Notation) -> bytes:
+    header = chunk.ChunkHeader(**{**meaning["header"], "cluster_id": bytes.fromhex(meaning["header"]["cluster_id"])})
+    data, streams = chunk.encode_header(header), []
+    for noted in meaning["sections"]:
+        section = b"".join(map(_encode_chunk_entry, noted["entries"]))
+        fields = {name: value for name, value in noted.items() if name != "entries"}
+        crc = batch.crc32c(section)
+        streams.append(chunk.StreamSection(**fields, position=len(data), length=len(section), crc=crc))
+        data += section
+    lanes = msgspec.convert(meaning["lanes"], list[chunk.LaneUpdate])
+    return data + chunk.encode_footer(chunk.ChunkFooter(streams, lanes))[0]
+
+
+def _encode_chunk_entry(entry: Notation) -> bytes:
+    data = _encode_batch(entry["batch"])
+    return chunk.encode_entry_header(entry["lane"], entry["skip"], entry["take"], len(data), entry["received"]) + data
+
+
+def _decode_chunk(data: bytes) -> Notation:
+    found = chunk.decode(data)
+    sections = []
+    for stream in found.footer.streams:
+        names = ("tenant", "stream", "base_offset", "count", "first_time", "last_time")
+        section: Notation = {name: getattr(stream, name) for name in names}
+        section["entries"] = [
+            {
+                "lane": e.lane,
+                "skip": e.skip,
+                "take": e.take,
+                "received": e.received,
+                "batch": _decode_batch(bytes(e.batch)),
+            }
+            for e in chunk.section_entries(
+                data[stream.position : stream.position + stream.length], len(found.footer.lanes)
+            )
+        ]
+        sections.append(section)
+    return {
+        "header": {**found.header._asdict(), "cluster_id": found.header.cluster_id.hex()},
+        "sections": sections,
+        "lanes": _builtins(found.footer.lanes),
+    }
+
+
+_FRAMES: dict[str, Any] = {
+    "HELLO": link.Hello,
+    "WELCOME": link.Welcome,
+    "REFUSE": link.Refuse,
+    "GAP": link.Gap,
+    "MARK": link.LaneMark,
+    "ACK": link.Ack,
+    "PING": link.Ping,
+    "PONG": link.Pong,
+}
+
+
+def frame(noted: Notation) -> link.Frame:
+    """The frame that an entry of a ``link`` notation stands for."""
+    fields = {name: value for name, value in noted.items() if name != "type"}
+    if noted["type"] == "DATA":
+        return link.Data(fields["lane"], b"".join(map(_encode_batch, fields["batches"])))
+    return msgspec.convert(fields, _FRAMES[noted["type"]])  # type: ignore[no-any-return]
+
+
+def note_frame(found: link.Frame) -> Notation:
+    """The entry of a ``link`` notation for a frame."""
+    if isinstance(found, link.Data):
+        batches = [_decode_batch(bytes(view)) for _, view in link.split_batches(found.batches)]
+        return {"type": "DATA", "lane": found.lane, "batches": batches}
+    name = next(name for name, kind in _FRAMES.items() if isinstance(found, kind))
+    return {"type": name, **_builtins(found)}
+
+
+def _encode_frames(meaning: Notation) -> bytes:
+    return b"".join(link.encode_frame(frame(noted)) for noted in meaning["frames"])
+
+
+def _decode_frames(data: bytes) -> Notation:
+    frames, at = [], 0
+    while at < len(data):
+        found, at = link.decode_frame(data, at)
+        frames.append(note_frame(found))
+    return {"frames": frames}
+
+
+def _encode_state(meaning: Notation) -> bytes:
+    state = ShardState(bytes.fromhex(meaning["cluster_id"]), meaning["shard"])
+    state.n, state.footer_crc = meaning["n"], meaning["footer_crc"]
+    for stream in meaning["streams"]:
+        state.next_offset[stream["tenant"], stream["stream"]] = stream["next_offset"]
+        state._fields[stream["tenant"], stream["stream"]] = stream["fields"]
+    for noted in meaning["lanes"]:
+        state.lanes[Lane(*noted["lane"])] = LaneState(
+            noted["epoch"],
+            RangeSet(map(tuple, noted["ranges"])),
+            msgspec.convert(noted["gaps"], list[chunk.GapRange]),
+            msgspec.convert(noted["mark"], chunk.Mark | None),
+            msgspec.convert(noted["pending_marks"], list[chunk.Mark]),
+            noted["topics"],
+        )
+    return state.encode()
+
+
+def _decode_state(data: bytes) -> Notation:
+    state = ShardState.decode(data)
+    return {
+        "cluster_id": state.cluster_id.hex(),
+        "shard": state.shard,
+        "n": state.n,
+        "footer_crc": state.footer_crc,
+        "streams": [
+            {"tenant": tenant, "stream": stream, "next_offset": end, "fields": state.stream_fields(tenant, stream)}
+            for (tenant, stream), end in state.next_offset.items()
+        ],
+        "lanes": [
+            {
+                "lane": list(lane),
+                "epoch": held.epoch,
+                "ranges": held.ranges.to_wire(),
+                "gaps": _builtins(held.gaps),
+                "mark": _builtins(held.mark),
+                "pending_marks": _builtins(held.pending_marks),
+                "topics": held.topics,
+            }
+            for lane, held in state.lanes.items()
+        ],
+    }
+
+
+_ENCODERS: dict[str, Callable[[Notation], bytes]] = {
+    "batch": _encode_batch,
+    "segment": _encode_segment,
+    "chunk": _encode_chunk,
+    "shard-state": _encode_state,
+    "link": _encode_frames,
+}
+_DECODERS: dict[str, Callable[[bytes], Notation]] = {
+    "batch": _decode_batch,
+    "segment": _decode_segment,
+    "chunk": _decode_chunk,
+    "shard-state": _decode_state,
+    "link": _decode_frames,
+}
