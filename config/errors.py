@@ -1,0 +1,45 @@
+"""What is wrong with a configuration file, said so that the person who wrote it can mend it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+KeyPath = tuple[str | int, ...]
+"""Keys as they stand in the file, list positions as numbers: ``("streams", "telemetry", "from", 0)``."""
+
+
+class Finding(NamedTuple):
+    """Something wrong with the value at ``path``: what was expected and what was found."""
+
+    path: KeyPath
+    message: str
+
+
+class Problem(NamedTuple):
+    """A finding with its place."""
+
+    file: str
+    line: int
+    path: KeyPath
+    message: str
+
+    def __str__(self) -> str:
+        place = f"{self.file}:{self.line}" if self.line else self.file
+        return f"{place}: {format_path(self.path)}: {self.message}" if self.path else f"{place}: {self.message}"
+
+
+class ConfigError(Exception):
+    """A configuration that cannot be used. ``problems`` are in the order of the file; there is at least one."""
+
+    def __init__(self, problems: Sequence[Problem]) -> None:
+        self.problems = sorted(problems, key=lambda problem: problem.line)
+        super().__init__("\n".join(str(problem) for problem in self.problems))
+
+
+def format_path(path: KeyPath) -> str:
+    """``streams.telemetry.from[0]``."""
+    text = ""
+    for key in path:
+        text += f"[{key}]" if isinstance(key, int) else f".{key}" if text else key
+    return text

@@ -1,0 +1,114 @@
+"""What the models say about themselves (units, bounds, descriptions), for the loader, the schema and the reference."""
+
+from __future__ import annotations
+
+import os.path
+from collections.abc import Callable
+from typing import Any, NamedTuple
+from urllib.parse import urlsplit
+
+import msgspec
+from msgspec import inspect
+
+from config import units
+
+
+class Shape(NamedTuple):
+    """A type without its wrapping: what it holds, the unit people write it in, and what it means."""
+
+    type: inspect.Type
+    unit: str | None
+    description: str
+
+
+def shape_of(type_: inspect.Type) -> Shape:
+    """Unwrap the ``Annotated`` layers of a type."""
+    extra: dict[str, Any] = {}
+    while isinstance(type_, inspect.Metadata):
+        extra = {**(type_.extra_json_schema or {}), **extra}
+        type_ = type_.type
+    return Shape(type_, extra.get("x-unit"), extra.get("description", ""))
+
+
+def model_shape(model: type[msgspec.Struct]) -> inspect.StructType:
+    """The fields of a model."""
+    shape = inspect.type_info(model)
+    assert isinstance(shape, inspect.StructType)
+    return shape
+
+
+def default_of(field: inspect.Field) -> Any:
+    """A field's default value; ``msgspec.NODEFAULT`` when it is required."""
+    return field.default if field.default_factory is msgspec.NODEFAULT else field.default_factory()
+
+
+class Unit(NamedTuple):
+    """How a value is written. ``parse`` takes the text and the folder of the file, and raises ``ValueError``."""
+
+    words: str
+    parse: Callable[[str, str], Any]
+    format: Callable[[Any], str]
+    pattern: str | None = None
+
+
+def _bind(text: str, _folder: str) -> str:
+    units.parse_bind(text)
+    return text
+
+
+def _path(text: str, folder: str) -> str:
+    if not text or "\0" in text:
+        raise ValueError(f"expected a path, got {units.quoted(text)}")
+    return os.path.abspath(os.path.join(folder, text))
+
+
+def _store(text: str, folder: str) -> str:
+    scheme, separator, rest = text.partition("://")
+    if not separator:
+        return _path(text, folder)
+    if scheme not in ("s3", "file", "memory") or not rest:
+        raise ValueError(f"expected a folder or s3://bucket/prefix, got {units.quoted(text)}")
+    if "@" in rest or "?" in rest:
+        raise ValueError("expected a store without credentials or options: those come from the environment")
+    return text
+
+
+def _url(text: str, _folder: str) -> str:
+    try:
+        url = urlsplit(text)
+        port_is_fine = url.port is None or url.port > 0
+    except ValueError:
+        raise ValueError(f"expected a URL such as https://hub.example.com, got {units.quoted(text)}") from None
+    if url.username is not None or url.password is not None:
+        raise ValueError("expected a URL without a user name or password: the token comes from token_file")
+    if url.scheme not in ("http", "https") or not url.hostname or url.query or url.fragment or not port_is_fine:
+        raise ValueError(f"expected a URL such as https://hub.example.com, got {units.quoted(text)}")
+    return text.rstrip("/")
+
+
+def _filter(text: str, _folder: str) -> str:
+    if not text or len(text.encode()) > 65_535:
+        raise ValueError(f'expected an MQTT filter such as "plant/{{line}}/#", got {units.quoted(text)}')
+    return text
+
+
+UNITS = {
+    "duration": Unit(
+        "a duration such as 250ms, 10s or 1h30m",
+        lambda text, _: units.parse_duration(text),
+        units.format_duration,
+        rf"^(0|{units.DURATION_PATTERN})$",
+    ),
+    "size": Unit(
+        "a size such as 64KiB, 16MiB or 2GiB",
+        lambda text, _: units.parse_size(text),
+        units.format_size,
+        rf"^(0|{units.SIZE_PATTERN})$",
+    ),
+    "bind": Unit("host:port such as 127.0.0.1:1883", _bind, str),
+    "path": Unit("a path", _path, str),
+    "store": Unit("a folder or s3://bucket/prefix", _store, str),
+    "filters": Unit('an MQTT filter such as "plant/{line}/#"', _filter, str),
+    "urls": Unit("a URL such as https://hub.example.com", _url, str),
+}
+"""By the ``x-unit`` of the models. ``filters`` and ``urls`` are lists; one alone may stand for a list of one."""

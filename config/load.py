@@ -1,0 +1,103 @@
+"""A YAML file -> a checked model. Every error names file, line, path, what was expected and what was found."""
+
+from __future__ import annotations
+
+import os.path
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+import msgspec
+import yaml
+
+from config.errors import ConfigError, Finding, KeyPath, Problem
+from config.fields import model_shape
+from config.reader import INVALID, Reader
+
+FILE_BYTES_MAX = 1 << 20
+"""Longest configuration file that is read."""
+PROBLEMS_MAX = 20
+"""Most problems reported at once."""
+
+Config = TypeVar("Config", bound=msgspec.Struct)
+
+
+@dataclass(frozen=True)
+class Loaded(Generic[Config]):
+    """A model and where its values stand in the file."""
+
+    config: Config
+    file: str
+    lines: dict[KeyPath, int]
+
+    def refuse(self, findings: Sequence[Finding]) -> ConfigError:
+        """The error for findings that later checks make."""
+        return _error(self.file, self.lines, findings)
+
+
+def load(path: str, model: type[Config], check: Callable[[Config], Sequence[Finding]] | None = None) -> Loaded[Config]:
+    """Read ``path`` as ``model`` and run ``check`` on it. ``ConfigError`` lists what is wrong.
+
+    Relative paths in the file are resolved against the file's folder, so a node may be started from anywhere.
+    """
+    return parse(_read(path), path, model, check)
+
+
+def parse(
+    text: str, file: str, model: type[Config], check: Callable[[Config], Sequence[Finding]] | None = None
+) -> Loaded[Config]:
+    """``load`` of a text that stands in ``file``."""
+    node = _compose(text, file)
+    reader = Reader(os.path.dirname(os.path.abspath(file)))
+    value = reader.read(node, model_shape(model), ())
+    if reader.findings or value is INVALID:
+        raise _error(file, reader.lines, reader.findings)
+    loaded = Loaded(value, file, reader.lines)
+    findings = check(value) if check else ()
+    if findings:
+        raise loaded.refuse(findings)
+    return loaded
+
+
+def _read(path: str) -> str:
+    try:
+        with open(path, "rb") as file:
+            data = file.read(FILE_BYTES_MAX + 1)
+    except OSError as error:
+        raise ConfigError([Problem(path, 0, (), f"cannot be read: {error.strerror}")]) from None
+    if len(data) > FILE_BYTES_MAX:
+        raise ConfigError([Problem(path, 0, (), f"expected a configuration of at most {FILE_BYTES_MAX} bytes")])
+    try:
+        return data.decode()
+    except UnicodeDecodeError as error:
+        line = data.count(b"\n", 0, error.start) + 1
+        raise ConfigError(
+            [Problem(path, line, (), f"expected UTF-8 text, got byte {data[error.start]:#04x}")]
+        ) from None
+
+
+def _compose(text: str, file: str) -> yaml.Node:
+    try:
+        node = yaml.compose(text, Loader=yaml.SafeLoader)
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        line = mark.line + 1 if mark else 0
+        raise ConfigError([Problem(file, line, (), f"this is not YAML: {error.problem or error.context}")]) from None
+    except yaml.YAMLError as error:
+        raise ConfigError([Problem(file, 0, (), f"this is not YAML: {str(error).splitlines()[0]}")]) from None
+    except RecursionError:
+        raise ConfigError([Problem(file, 0, (), "this is nested too deeply for a configuration")]) from None
+    if node is None:
+        raise ConfigError([Problem(file, 0, (), "expected settings, got an empty file")])
+    return node
+
+
+def _error(file: str, lines: dict[KeyPath, int], findings: Sequence[Finding]) -> ConfigError:
+    return ConfigError([Problem(file, _line(lines, path), path, message) for path, message in findings[:PROBLEMS_MAX]])
+
+
+def _line(lines: dict[KeyPath, int], path: KeyPath) -> int:
+    """Line of the path, or of the nearest section around it when the path is not in the file."""
+    while path and path not in lines:
+        path = path[:-1]
+    return lines.get(path, 0)

@@ -1,0 +1,281 @@
+"""The settings of an edge node and of a hub, as frozen typed models: one place for name, default, unit and meaning.
+
+A value's unit stands in its field name (``_bytes``, ``_s``); in YAML people write the unit with the value (``64MiB``,
+``10s``), so there the key goes without it. Paths are absolute once loaded. Secrets are never values here, only the
+files that hold them. ``config/load.py`` reads the descriptions, units and bounds from here, and so do the JSON schema
+and the reference page.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+import msgspec
+from msgspec import Meta, field
+
+Duration = Annotated[float, Meta(extra_json_schema={"x-unit": "duration"})]
+"""Seconds."""
+Size = Annotated[int, Meta(extra_json_schema={"x-unit": "size"})]
+"""Bytes."""
+Count = Annotated[int, Meta(ge=1)]
+Bind = Annotated[str, Meta(extra_json_schema={"x-unit": "bind"})]
+"""``host:port``; ``config.units.parse_bind`` takes it apart."""
+Path = Annotated[str, Meta(min_length=1, extra_json_schema={"x-unit": "path"})]
+Store = Annotated[str, Meta(min_length=1, extra_json_schema={"x-unit": "store"})]
+Filters = Annotated[tuple[str, ...], Meta(min_length=1, max_length=256, extra_json_schema={"x-unit": "filters"})]
+Urls = Annotated[tuple[str, ...], Meta(min_length=1, max_length=64, extra_json_schema={"x-unit": "urls"})]
+Anonymous = Literal["loopback", "allowed_beyond_loopback"]
+
+MiB = 1 << 20
+
+
+class _Section(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """What every section has in common: immutable, and unknown keys are errors."""
+
+
+class MqttListener(_Section, frozen=True, kw_only=True):
+    """Where MQTT 3.1.1 clients connect."""
+
+    bind: Annotated[
+        Bind, Meta(description="Address and port that MQTT clients connect to. Port 0 takes any free port.")
+    ] = "127.0.0.1:1883"
+    anonymous: Annotated[
+        Anonymous,
+        Meta(
+            description="Whether clients may connect without a name: `loopback` lets only this machine in, "
+            "`allowed_beyond_loopback` says that everyone who reaches the port may publish and read."
+        ),
+    ] = "loopback"
+
+
+class Listeners(_Section, frozen=True, kw_only=True):
+    """What devices connect to."""
+
+    mqtt: Annotated[MqttListener | None, Meta(description="The MQTT listener; `null` for none.")] = MqttListener()
+
+
+class Http(_Section, frozen=True, kw_only=True):
+    """The node's own pages: status at `/`, its JSON at `/status`, Prometheus metrics at `/metrics`."""
+
+    bind: Annotated[Bind, Meta(description="Address and port of the status page. Port 0 takes any free port.")] = (
+        "127.0.0.1:8080"
+    )
+    anonymous: Annotated[
+        Anonymous,
+        Meta(description="Who may read the pages (names and counts, no messages): as `listeners.mqtt.anonymous`."),
+    ] = "loopback"
+
+
+class Disk(_Section, frozen=True, kw_only=True):
+    """How much of the disk the node's log may take."""
+
+    budget_bytes: Annotated[
+        Size,
+        Meta(
+            ge=16 * MiB,
+            description="Most disk that the log takes. When nothing in it is safe at a hub yet, a full log refuses: "
+            "devices get no acknowledgement and send again. Nothing that was acknowledged is dropped.",
+        ),
+    ] = field(default=16 << 30, name="budget")
+    segment_bytes: Annotated[
+        Size,
+        Meta(
+            ge=1 * MiB,
+            le=1 << 30,
+            description="Size of one file of the log: what is freed at a time. At most a quarter of the budget.",
+        ),
+    ] = field(default=64 * MiB, name="segment")
+
+
+class Stream(_Section, frozen=True, kw_only=True):
+    """One stream: which topics it takes. Devices are keys within it, so streams are few."""
+
+    from_: Annotated[
+        Filters,
+        Meta(
+            description="MQTT filter or list of filters whose messages this stream keeps. Named levels such as "
+            '`"plant/{line}/+/telemetry"` become columns of the table. A topic that several streams '
+            "match is kept in each of them."
+        ),
+    ] = field(name="from")
+
+
+class Link(_Section, frozen=True, kw_only=True):
+    """A link carries streams to a hub."""
+
+    to: Annotated[
+        Urls,
+        Meta(description="URL or list of URLs of one hub's nodes, tried in turn: `https://hub.example.com`."),
+    ]
+    token_file: Annotated[
+        Path | None,
+        Meta(description="File that holds the token for the hub, on one line. Readable by the node's user alone."),
+    ] = None
+    streams: Annotated[
+        tuple[str, ...] | None, Meta(description="Which streams go over this link. All of them when it is left out.")
+    ] = None
+    compression_level: Annotated[
+        int, Meta(ge=1, le=19, description="zstd level of the connection: higher is smaller and slower.")
+    ] = 3
+    window_bytes: Annotated[
+        Size, Meta(ge=64 << 10, le=256 * MiB, description="Most bytes sent and not yet acknowledged by the hub.")
+    ] = field(default=8 * MiB, name="window")
+    retry_min_s: Annotated[
+        Duration, Meta(description="Shortest wait before a lost link is tried again. Waits double, with jitter.")
+    ] = field(default=0.5, name="retry_min")
+    retry_max_s: Annotated[Duration, Meta(description="Longest wait before a lost link is tried again.")] = field(
+        default=30.0, name="retry_max"
+    )
+
+
+class EdgeLimits(_Section, frozen=True, kw_only=True):
+    """Bounds on what clients can make the node hold. Past them it slows a client down or refuses."""
+
+    connections: Annotated[Count, Meta(le=100_000, description="Most MQTT connections at a time.")] = 4096
+    packet_bytes: Annotated[
+        Size, Meta(ge=1024, le=16 * MiB, description="Longest MQTT packet. A longer one closes its connection.")
+    ] = field(default=1 * MiB, name="packet")
+    connect_timeout_s: Annotated[
+        Duration, Meta(ge=0.1, description="How long a new connection may take to send CONNECT.")
+    ] = field(default=10.0, name="connect_timeout")
+    write_timeout_s: Annotated[
+        Duration, Meta(ge=0.1, description="How long a client may leave unread what it was sent.")
+    ] = field(default=60.0, name="write_timeout")
+    send_queue_bytes: Annotated[
+        Size,
+        Meta(
+            ge=16 << 10,
+            description="Most bytes written to one client that its socket has not taken. Past it the client is not "
+            "read and misses live messages at QoS 0.",
+        ),
+    ] = field(default=1 * MiB, name="send_queue")
+    sessions: Annotated[
+        Count,
+        Meta(
+            le=1_000_000,
+            description="Most MQTT sessions kept. Beyond it the one longest without a client is forgotten.",
+        ),
+    ] = 10_000
+    subscriptions: Annotated[Count, Meta(le=100_000, description="Most subscriptions of one session.")] = 1000
+    inflight: Annotated[
+        Count, Meta(le=65_535, description="Most live messages at QoS 1 sent to one client and not acknowledged by it.")
+    ] = 100
+    session_queue_bytes: Annotated[
+        Size, Meta(description="Most bytes of live messages at QoS 1 kept for one client.")
+    ] = field(default=1 * MiB, name="session_queue")
+    session_queues_bytes: Annotated[
+        Size, Meta(description="Most bytes of live messages at QoS 1 kept for all clients together.")
+    ] = field(default=64 * MiB, name="session_queues")
+    pending_bytes: Annotated[
+        Size, Meta(ge=1 * MiB, description="Most bytes that wait for the disk. Past it publishers are not read.")
+    ] = field(default=64 * MiB, name="pending")
+    tail_bytes: Annotated[
+        Size, Meta(description="Most bytes of newest records kept in memory, so that links need not read the disk.")
+    ] = field(default=32 * MiB, name="tail")
+
+
+class EdgeConfig(_Section, frozen=True, kw_only=True):
+    """An edge node: takes messages from devices, keeps them in a local log, and sends them to hubs."""
+
+    node: Annotated[
+        str, Meta(description="The node's name, unique within its tenant. It is part of every record's identity.")
+    ]
+    tenant: Annotated[str, Meta(description="Who the data belongs to.")] = "default"
+    data_dir: Annotated[
+        Path, Meta(description="Folder of the node's log. Made when it is missing; one process at a time may use it.")
+    ]
+    listeners: Listeners = Listeners()
+    http: Annotated[Http | None, Meta(description="The status page; `null` for none.")] = Http()
+    disk: Disk = Disk()
+    commit_interval_s: Annotated[
+        Duration,
+        Meta(
+            le=60,
+            description="Longest time that a message waits for others to share one write to the disk. `0s` writes "
+            "at once; more spares flash and makes every acknowledgement wait that long.",
+        ),
+    ] = field(default=0.0, name="commit_interval")
+    streams: Annotated[dict[str, Stream], Meta(description="The streams by name.", max_length=1024)] = field(
+        default_factory=dict
+    )
+    links: Annotated[dict[str, Link], Meta(description="The links by name.", max_length=64)] = field(
+        default_factory=dict
+    )
+    limits: EdgeLimits = EdgeLimits()
+
+
+class Tables(_Section, frozen=True, kw_only=True):
+    """How committed records become table rows."""
+
+    interval_s: Annotated[Duration, Meta(ge=0.05, description="How often new records are put into the tables.")] = (
+        field(default=10.0, name="interval")
+    )
+
+
+class HubLimits(_Section, frozen=True, kw_only=True):
+    """Bounds on what edges and readers can make a hub node hold."""
+
+    links: Annotated[Count, Meta(le=100_000, description="Most edges connected to this node at a time.")] = 1024
+    window_bytes: Annotated[
+        Size,
+        Meta(
+            ge=64 << 10,
+            le=256 * MiB,
+            description="Most bytes that one edge may send ahead of the hub's acknowledgement.",
+        ),
+    ] = field(default=8 * MiB, name="window")
+    batch_bytes: Annotated[Size, Meta(ge=64 << 10, le=64 * MiB, description="Longest batch taken from an edge.")] = (
+        field(default=16 * MiB, name="batch")
+    )
+    pending_bytes: Annotated[
+        Size,
+        Meta(
+            ge=1 * MiB,
+            description="Most bytes per shard that wait for the store. Past it the node stops reading from links.",
+        ),
+    ] = field(default=64 * MiB, name="pending")
+    response_bytes: Annotated[
+        Size, Meta(ge=64 << 10, description="Longest answer of the reading API; readers ask again for more.")
+    ] = field(default=8 * MiB, name="response")
+
+
+class HubConfig(_Section, frozen=True, kw_only=True):
+    """A hub node: takes links from edges, commits to the object store, keeps the tables, and answers readers."""
+
+    listen: Annotated[Bind, Meta(description="Address and port for links and readers. Port 0 takes any free port.")] = (
+        "127.0.0.1:8090"
+    )
+    anonymous: Annotated[
+        Anonymous,
+        Meta(
+            description="Without a `tokens_file` the hub takes everyone who reaches its port: `loopback` allows that "
+            "only on this machine, `allowed_beyond_loopback` says that the network is trusted."
+        ),
+    ] = "loopback"
+    store: Annotated[
+        Store,
+        Meta(
+            description="Where everything is kept: a folder, or `s3://bucket/prefix`. Credentials for S3 come from "
+            "the environment (`AWS_ACCESS_KEY_ID`, `AWS_SECRET_ACCESS_KEY`, `AWS_ENDPOINT_URL`, `AWS_REGION`) "
+            "or the machine's role."
+        ),
+    ]
+    shards: Annotated[
+        Count, Meta(le=1024, description="How many independent logs the hub keeps. Fixed when the store is first used.")
+    ] = 4
+    commit_interval_s: Annotated[
+        Duration,
+        Meta(
+            le=60,
+            description="Longest time that records wait for others to share one object. Acknowledgements wait for it.",
+        ),
+    ] = field(default=0.25, name="commit_interval")
+    chunk_bytes_max: Annotated[
+        Size, Meta(ge=64 << 10, le=512 * MiB, description="Size at which an object is written without waiting longer.")
+    ] = 8 * MiB
+    tables: Annotated[Tables | None, Meta(description="The tables; `null` when another node keeps them.")] = Tables()
+    tokens_file: Annotated[
+        Path | None,
+        Meta(description="File of hashed tokens that `weft token create` writes. Without it nobody needs a token."),
+    ] = None
+    limits: HubLimits = HubLimits()

@@ -1,0 +1,201 @@
+"""From a YAML tree to a model, keeping the line of every key, and going on after an error so that all are reported."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from typing import Any
+
+import yaml
+from msgspec import inspect
+
+from config.errors import Finding, KeyPath
+from config.fields import UNITS, Shape, shape_of
+from config.units import quoted
+
+_TAG = "tag:yaml.org,2002:"
+_SECRETS = re.compile(r"password|passwd|secret|token|api_?key|credentials?|access_key", re.IGNORECASE)
+_TEXT_SHOWN_MAX = 80
+
+INVALID: Any = object()
+"""Stands for a value that was refused; what was wrong with it is in ``Reader.findings``."""
+
+
+class Reader:
+    """Reads one tree. ``findings`` collects what is wrong and ``lines`` the line of each key, counted from 1."""
+
+    def __init__(self, folder: str) -> None:
+        self._folder = folder
+        self.findings: list[Finding] = []
+        self.lines: dict[KeyPath, int] = {}
+
+    def read(self, node: yaml.Node, type_: inspect.Type, path: KeyPath) -> Any:
+        """The value of ``node``, of ``type_`` as msgspec describes it, or ``INVALID``."""
+        self.lines.setdefault(path, node.start_mark.line + 1)
+        shape = shape_of(type_)
+        inner = shape.type
+        if isinstance(inner, inspect.UnionType):
+            return self._optional(node, inner, shape, path)
+        if isinstance(inner, inspect.StructType):
+            return self._struct(node, inner, path)
+        if isinstance(inner, inspect.DictType):
+            return self._named(node, inner, path)
+        if isinstance(inner, inspect.VarTupleType):
+            return self._list(node, inner, shape, path)
+        if not isinstance(node, yaml.ScalarNode):
+            return self._refuse(path, _expected(shape), node)
+        return self._scalar(node, shape, path)
+
+    def _refuse(self, path: KeyPath, expected: str, node: yaml.Node) -> Any:
+        self.findings.append(Finding(path, f"expected {expected}, got {_shown(node)}"))
+        return INVALID
+
+    def _optional(self, node: yaml.Node, type_: inspect.UnionType, outer: Shape, path: KeyPath) -> Any:
+        if _is_null(node):
+            return None
+        (inner,) = (each for each in type_.types if not isinstance(each, inspect.NoneType))
+        # The unit of an optional value may stand on the outside: Annotated[Path | None, ...].
+        unit = {"x-unit": outer.unit} if outer.unit else {}
+        return self.read(node, inspect.Metadata(inner, extra_json_schema=unit), path)
+
+    def _entries(self, node: yaml.MappingNode, path: KeyPath) -> list[tuple[str, yaml.Node]]:
+        entries: dict[str, yaml.Node] = {}
+        for key, value in node.value:
+            if not isinstance(key, yaml.ScalarNode):
+                self.findings.append(Finding(path, f"expected a name as key, got {_shown(key)}"))
+                continue
+            at = (*path, key.value)
+            if key.value in entries:
+                message = f"is given twice, first in line {self.lines[at]}: keep one"
+                self.lines[at] = key.start_mark.line + 1
+                self.findings.append(Finding(at, message))
+                continue
+            self.lines[at] = key.start_mark.line + 1
+            entries[key.value] = value
+        return list(entries.items())
+
+    def _struct(self, node: yaml.Node, type_: inspect.StructType, path: KeyPath) -> Any:
+        if _is_null(node):  # a section whose lines are all commented out
+            node = yaml.MappingNode(node.tag, [], node.start_mark, node.end_mark)
+        if not isinstance(node, yaml.MappingNode):
+            keys = ", ".join(field.encode_name for field in type_.fields)
+            return self._refuse(path, f"keys and values ({keys})", node)
+        fields = {field.encode_name: field for field in type_.fields}
+        values: dict[str, Any] = {}
+        for key, value in self._entries(node, path):
+            if key not in fields:
+                self.findings.append(Finding((*path, key), _unknown(key, list(fields))))
+                continue
+            values[fields[key].name] = self.read(value, fields[key].type, (*path, key))
+        for name, field in fields.items():
+            if field.required and field.name not in values:
+                self.findings.append(Finding((*path, name), f"is missing. {shape_of(field.type).description}"))
+                values[field.name] = INVALID
+        if any(value is INVALID for value in values.values()):
+            return INVALID
+        return type_.cls(**values)
+
+    def _named(self, node: yaml.Node, type_: inspect.DictType, path: KeyPath) -> Any:
+        if _is_null(node):
+            return {}
+        if not isinstance(node, yaml.MappingNode):
+            return self._refuse(path, "names and their settings", node)
+        entries = self._entries(node, path)
+        if type_.max_length is not None and len(entries) > type_.max_length:
+            self.findings.append(Finding(path, f"expected at most {type_.max_length} entries, got {len(entries)}"))
+            return INVALID
+        return {name: self.read(value, type_.value_type, (*path, name)) for name, value in entries}
+
+    def _list(self, node: yaml.Node, type_: inspect.VarTupleType, shape: Shape, path: KeyPath) -> Any:
+        item = Shape(type_.item_type, shape.unit, "")
+        if isinstance(node, yaml.ScalarNode) and not _is_null(node):
+            value = self._scalar(node, item, path)
+            return value if value is INVALID else (value,)
+        if not isinstance(node, yaml.SequenceNode):
+            return self._refuse(path, f"{_expected(item)}, or a list of them", node)
+        count = len(node.value)
+        if count < (type_.min_length or 0) or count > (type_.max_length or count):
+            self.findings.append(
+                Finding(path, f"expected {type_.min_length or 0} to {type_.max_length} entries, got {count}")
+            )
+            return INVALID
+        return tuple(self._item(each, item, (*path, i)) for i, each in enumerate(node.value))
+
+    def _item(self, node: yaml.Node, shape: Shape, path: KeyPath) -> Any:
+        self.lines[path] = node.start_mark.line + 1
+        if not isinstance(node, yaml.ScalarNode):
+            return self._refuse(path, _expected(shape), node)
+        return self._scalar(node, shape, path)
+
+    def _scalar(self, node: yaml.ScalarNode, shape: Shape, path: KeyPath) -> Any:
+        is_text = node.tag in (f"{_TAG}str", f"{_TAG}timestamp")
+        inner = shape.type
+        if shape.unit is not None:
+            if not is_text and node.value != "0":
+                return self._refuse(path, UNITS[shape.unit].words, node)
+            return self._with_unit(node, shape, path)
+        if isinstance(inner, inspect.StrType) and is_text and node.value:
+            return node.value
+        if isinstance(inner, inspect.LiteralType) and is_text and node.value in inner.values:
+            return node.value
+        if (
+            isinstance(inner, inspect.IntType)
+            and node.tag == f"{_TAG}int"
+            and re.fullmatch(r"-?[0-9]{1,18}", node.value)
+        ):
+            return self._bounded(int(node.value), shape, path)
+        return self._refuse(path, _expected(shape), node)
+
+    def _with_unit(self, node: yaml.ScalarNode, shape: Shape, path: KeyPath) -> Any:
+        assert shape.unit is not None
+        try:
+            value = UNITS[shape.unit].parse(node.value, self._folder)
+        except ValueError as error:
+            self.findings.append(Finding(path, str(error)))
+            return INVALID
+        return self._bounded(value, shape, path)
+
+    def _bounded(self, value: Any, shape: Shape, path: KeyPath) -> Any:
+        inner = shape.type
+        if isinstance(inner, inspect.IntType | inspect.FloatType):
+            show = UNITS[shape.unit].format if shape.unit else str
+            if inner.ge is not None and value < inner.ge:
+                self.findings.append(Finding(path, f"expected at least {show(inner.ge)}, got {show(value)}"))
+                return INVALID
+            if inner.le is not None and value > inner.le:
+                self.findings.append(Finding(path, f"expected at most {show(inner.le)}, got {show(value)}"))
+                return INVALID
+        return value
+
+
+def _is_null(node: yaml.Node) -> bool:
+    return isinstance(node, yaml.ScalarNode) and node.tag == f"{_TAG}null"
+
+
+def _expected(shape: Shape) -> str:
+    if shape.unit is not None:
+        return UNITS[shape.unit].words
+    if isinstance(shape.type, inspect.LiteralType):
+        return " or ".join(map(str, shape.type.values))
+    if isinstance(shape.type, inspect.IntType):
+        return "a whole number"
+    return "text (put it in quotes if it looks like a number, a date or yes/no)"
+
+
+def _shown(node: yaml.Node) -> str:
+    if isinstance(node, yaml.MappingNode):
+        return "keys and values"
+    if isinstance(node, yaml.SequenceNode):
+        return "a list"
+    if _is_null(node):
+        return "nothing"
+    return quoted(node.value) if node.tag == f"{_TAG}str" else node.value[:_TEXT_SHOWN_MAX]
+
+
+def _unknown(key: str, known: list[str]) -> str:
+    if _SECRETS.fullmatch(key):
+        return "is not a setting: secrets never stand in the configuration, name a file that holds them"
+    close = difflib.get_close_matches(key, known, n=1, cutoff=0.6)
+    if close:
+        return f"is not a setting. Did you mean {close[0]}?"
+    return f"is not a setting. Known here: {', '.join(known)}"

@@ -1,0 +1,112 @@
+"""The JSON schema of the models, for editors, and their settings as a flat list, for the reference page."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import msgspec
+from msgspec import inspect
+
+from config.fields import UNITS, Shape, default_of, model_shape, shape_of
+
+_NUMBER_KEYS = ("minimum", "maximum")
+
+
+class Setting(NamedTuple):
+    """One setting as the reference page shows it."""
+
+    path: str
+    expected: str
+    default: str
+    description: str
+
+
+def schema(model: type[msgspec.Struct]) -> dict[str, Any]:
+    """JSON Schema (2020-12) of the YAML that ``config.load`` reads as ``model``."""
+    generated = _as_written(msgspec.json.schema(model))
+    assert isinstance(generated, dict)
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **generated}
+
+
+def _as_written(node: Any) -> Any:
+    """msgspec describes what the model holds (bytes, seconds); the file holds what people write (64MiB, 10s)."""
+    if isinstance(node, list):
+        return [_as_written(each) for each in node]
+    if not isinstance(node, dict):
+        return node
+    if isinstance(node.get("default"), dict):
+        # A section's default repeats what its settings say of themselves.
+        node = {key: value for key, value in node.items() if key != "default"}
+    if "x-unit" not in node:
+        return {key: _as_written(value) for key, value in node.items()}
+    unit = UNITS[node["x-unit"]]
+    written = {key: value for key, value in node.items() if key not in ("x-unit", *_NUMBER_KEYS)}
+    if unit.pattern is not None:
+        written |= {"type": ["string", "integer"], "pattern": unit.pattern}
+        if "default" in node:
+            written["default"] = unit.format(node["default"])
+    if written.get("type") == "array":
+        both = {key: written.pop(key) for key in ("type", "items", "minItems", "maxItems") if key in written}
+        written["anyOf"] = [{"type": "string"}, both]
+    return written
+
+
+def settings(model: type[msgspec.Struct]) -> Iterator[Setting]:
+    """Every setting of ``model``, sections before what is in them, in the order of the model."""
+    yield from _settings(model_shape(model), "")
+
+
+def _settings(struct: inspect.StructType, prefix: str) -> Iterator[Setting]:
+    for field in struct.fields:
+        shape = shape_of(field.type)
+        path = f"{prefix}{field.encode_name}"
+        section, suffix = _section(shape.type)
+        if section is None:
+            yield Setting(path, _words(shape), _default(field, shape), shape.description)
+            continue
+        description = shape.description or (section.cls.__doc__ or "").strip()
+        yield Setting(f"{path}{suffix}", "section", "", description)
+        yield from _settings(section, f"{path}{suffix}.")
+
+
+def _section(type_: inspect.Type) -> tuple[inspect.StructType | None, str]:
+    if isinstance(type_, inspect.StructType):
+        return type_, ""
+    if isinstance(type_, inspect.UnionType):
+        return next((each for each in type_.types if isinstance(each, inspect.StructType)), None), ""
+    if isinstance(type_, inspect.DictType) and isinstance(type_.value_type, inspect.StructType):
+        return type_.value_type, ".<name>"
+    return None, ""
+
+
+def _words(shape: Shape) -> str:
+    inner = shape.type
+    if isinstance(inner, inspect.UnionType):
+        shapes = [shape_of(each) for each in inner.types if not isinstance(each, inspect.NoneType)]
+        return _words(shapes[0]._replace(unit=shapes[0].unit or shape.unit))
+    words = "text"
+    if shape.unit is not None:
+        words = UNITS[shape.unit].words
+    elif isinstance(inner, inspect.LiteralType):
+        words = " or ".join(f"`{value}`" for value in inner.values)
+    elif isinstance(inner, inspect.IntType):
+        words = "a whole number"
+    elif isinstance(inner, inspect.VarTupleType):
+        words = "a list of names"
+    if isinstance(inner, inspect.VarTupleType) and shape.unit is not None:
+        words += ", or a list of them"
+    if isinstance(inner, inspect.IntType | inspect.FloatType):
+        show = UNITS[shape.unit].format if shape.unit else str
+        words += f", at least {show(inner.ge)}" if inner.ge is not None else ""
+        words += f", at most {show(inner.le)}" if inner.le is not None else ""
+    return words
+
+
+def _default(field: inspect.Field, shape: Shape) -> str:
+    if field.required:
+        return "required"
+    value = default_of(field)
+    if value is None:
+        return "none"
+    return UNITS[shape.unit].format(value) if shape.unit else str(value)

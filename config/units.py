@@ -1,0 +1,166 @@
+"""Durations, sizes, rates and addresses, read and written the way people write them: 250ms, 16GiB, 256KiB/s."""
+
+from __future__ import annotations
+
+import ipaddress
+import json
+import re
+from fractions import Fraction
+from itertools import pairwise
+from typing import NamedTuple
+
+_DURATION_UNITS = {
+    "ns": Fraction(1, 10**9),
+    "us": Fraction(1, 10**6),
+    "ms": Fraction(1, 1000),
+    "s": Fraction(1),
+    "m": Fraction(60),
+    "h": Fraction(3600),
+    "d": Fraction(86400),
+}
+"""Seconds in each unit."""
+_SIZE_UNITS = {
+    "B": 1,
+    "KiB": 1 << 10,
+    "MiB": 1 << 20,
+    "GiB": 1 << 30,
+    "TiB": 1 << 40,
+    "kB": 10**3,
+    "KB": 10**3,
+    "MB": 10**6,
+    "GB": 10**9,
+    "TB": 10**12,
+}
+_WRITTEN_SIZE_UNITS = ("TiB", "GiB", "MiB", "KiB")
+
+_NUMBER = r"[0-9]{1,19}(?:\.[0-9]{1,9})?"
+DURATION_PATTERN = rf"(?:{_NUMBER}(?:d|h|ms|us|ns|m|s))+"
+SIZE_PATTERN = rf"{_NUMBER} ?(?:B|[KMGT]iB|[kKMGT]B)"
+RATE_PATTERN = rf"{SIZE_PATTERN}/s"
+_DURATION = re.compile(DURATION_PATTERN)
+_DURATION_PART = re.compile(rf"({_NUMBER})(d|h|ms|us|ns|m|s)")
+_SIZE = re.compile(rf"({_NUMBER}) ?([a-zA-Z]+)")
+DURATION_NS_MAX = 36_525 * 86_400 * 10**9
+"""A hundred years: the longest duration that is meant rather than mistyped."""
+SIZE_BYTES_MAX = 1 << 60
+PORT_MAX = 65_535
+_TEXT_SHOWN_MAX = 80
+
+
+class Address(NamedTuple):
+    """Where a listener binds. Port 0 means any free port."""
+
+    host: str
+    port: int
+
+    def __str__(self) -> str:
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+    @property
+    def is_loopback(self) -> bool:
+        """Whether only this machine can reach it. A host name other than ``localhost`` is taken as reachable."""
+        if self.host == "localhost":
+            return True
+        try:
+            return ipaddress.ip_address(self.host).is_loopback
+        except ValueError:
+            return False
+
+
+def quoted(text: str) -> str:
+    """A text as error messages show it: in double quotes, cut when it is long."""
+    return json.dumps(text if len(text) <= _TEXT_SHOWN_MAX else f"{text[:_TEXT_SHOWN_MAX]}...", ensure_ascii=False)
+
+
+def parse_duration_ns(text: str) -> int:
+    """Whole nanoseconds of ``250ms``, ``10s`` or ``1h30m``. ``0`` needs no unit. ``ValueError`` when it is neither."""
+    text = text.strip()
+    if text == "0":
+        return 0
+    parts = _DURATION_PART.findall(text) if _DURATION.fullmatch(text) else []
+    units = [_DURATION_UNITS[unit] for _, unit in parts]
+    if not parts or any(after >= before for before, after in pairwise(units)):
+        raise ValueError(f"expected a duration such as 250ms, 10s or 1h30m, got {quoted(text)}")
+    nanoseconds = sum(Fraction(number) * unit for (number, _), unit in zip(parts, units, strict=True)) * 10**9
+    if nanoseconds > DURATION_NS_MAX:
+        raise ValueError(f"expected a duration of at most a hundred years, got {quoted(text)}")
+    return round(nanoseconds)
+
+
+def parse_duration(text: str) -> float:
+    """Seconds of a duration (see ``parse_duration_ns``)."""
+    return parse_duration_ns(text) / 10**9
+
+
+def format_duration(seconds: float) -> str:
+    """The shortest exact way to write a duration, to the nanosecond: ``1h30m``, ``250ms``, ``0s``."""
+    rest = round(Fraction(seconds) * 10**9)
+    if rest < 0:
+        raise ValueError(f"a duration is not negative, got {seconds}")
+    parts = []
+    for unit in ("d", "h", "m", "s", "ms", "us", "ns"):
+        count, rest = divmod(rest, int(_DURATION_UNITS[unit] * 10**9))
+        if count:
+            parts.append(f"{count}{unit}")
+    return "".join(parts) or "0s"
+
+
+def parse_size(text: str) -> int:
+    """Bytes of ``64MiB``, ``16GiB`` or ``10MB``. ``0`` needs no unit. ``ValueError`` otherwise, also for part bytes."""
+    text = text.strip()
+    if text == "0":
+        return 0
+    match = _SIZE.fullmatch(text)
+    if match is None or match[2] not in _SIZE_UNITS:
+        raise ValueError(f"expected a size such as 64KiB, 16MiB or 2GiB, got {quoted(text)}")
+    size = Fraction(match[1]) * _SIZE_UNITS[match[2]]
+    if size.denominator != 1 or size > SIZE_BYTES_MAX:
+        raise ValueError(f"expected a whole number of bytes, at most 1 EiB, got {quoted(text)}")
+    return int(size)
+
+
+def format_size(size: int) -> str:
+    """The shortest exact way to write a number of bytes: ``16GiB``, ``1500B``."""
+    if size < 0:
+        raise ValueError(f"a size is not negative, got {size}")
+    for unit in _WRITTEN_SIZE_UNITS:
+        if size and size % _SIZE_UNITS[unit] == 0:
+            return f"{size // _SIZE_UNITS[unit]}{unit}"
+    return f"{size}B"
+
+
+def parse_rate(text: str) -> int:
+    """Bytes per second of ``256KiB/s``. ``ValueError`` when it is not a size per second."""
+    size, slash, second = text.strip().rpartition("/")
+    if slash and second == "s":
+        try:
+            return parse_size(size)
+        except ValueError:
+            pass
+    raise ValueError(f"expected a rate such as 256KiB/s, got {quoted(text)}")
+
+
+def format_rate(bytes_per_second: int) -> str:
+    """The shortest exact way to write a rate: ``256KiB/s``."""
+    return f"{format_size(bytes_per_second)}/s"
+
+
+def approximate_size(size: float) -> str:
+    """A number of bytes for people, to three digits: ``1.53 GiB``."""
+    for unit in _WRITTEN_SIZE_UNITS:
+        if size >= _SIZE_UNITS[unit]:
+            return f"{size / _SIZE_UNITS[unit]:.3g} {unit}"
+    return f"{size:.0f} B"
+
+
+def parse_bind(text: str) -> Address:
+    """Host and port of ``127.0.0.1:1883``, ``[::1]:1883`` or ``localhost:0``. ``ValueError`` otherwise."""
+    host, colon, port = text.strip().rpartition(":")
+    if host.startswith("[") and host.endswith("]"):
+        host = host[1:-1]
+    elif ":" in host:
+        host = ""
+    digits = port.isascii() and port.isdecimal() and len(port) <= 5
+    if not colon or not host or any(c.isspace() for c in host) or not digits or int(port) > PORT_MAX:
+        raise ValueError(f"expected host:port such as 127.0.0.1:1883 or [::1]:1883, got {quoted(text)}")
+    return Address(host, int(port))

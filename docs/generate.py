@@ -1,0 +1,77 @@
+"""Writes docs/reference/settings.md, metrics.md and cli.md from the code: ``python docs/generate.py``.
+
+A test fails while a page differs from what this prints.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import click
+
+from config.metrics import EDGE_METRICS, HUB_METRICS
+from config.models import EdgeConfig, HubConfig
+from config.schema import settings
+from weft.cli import cli
+
+REFERENCE = Path(__file__).parent / "reference"
+_GENERATED = "<!-- Written by docs/generate.py from the code. Edit the code. -->"
+
+
+def pages() -> dict[str, str]:
+    """File name -> content of every generated page."""
+    return {"settings.md": _settings_page(), "metrics.md": _metrics_page(), "cli.md": _cli_page()}
+
+
+def _settings_page() -> str:
+    lines = [
+        "# Settings",
+        _GENERATED,
+        "",
+        "Durations are written `250ms`, `10s`, `1h30m`; sizes `64KiB`, `16MiB`, `2GiB`. Relative paths are taken from",
+        "the folder of the configuration file. Unknown settings are refused. Secrets stand in files or in the",
+        "environment, never here. `weft config schema edge` prints a JSON Schema for editors; `config/examples/` has",
+        "complete examples.",
+    ]
+    for title, model in (("Edge node", EdgeConfig), ("Hub", HubConfig)):
+        lines += ["", f"## {title}", "", model.__doc__ or "", ""]
+        lines += ["| setting | expected | default | meaning |", "|---|---|---|---|"]
+        for setting in settings(model):
+            default = f"`{setting.default}`" if setting.default not in ("", "required", "none") else setting.default
+            lines.append(_row(f"`{setting.path}`", setting.expected, default, setting.description))
+    return "\n".join(lines) + "\n"
+
+
+def _metrics_page() -> str:
+    lines = ["# Metrics", _GENERATED, "", "In Prometheus format at `/metrics` of each node."]
+    for title, metrics in (("Edge node", EDGE_METRICS), ("Hub", HUB_METRICS)):
+        lines += ["", f"## {title}", "", "| metric | kind | labels | meaning |", "|---|---|---|---|"]
+        lines += [_row(f"`{m.name}`", m.kind, ", ".join(m.labels), m.help) for m in metrics]
+    return "\n".join(lines) + "\n"
+
+
+def _row(*cells: str) -> str:
+    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
+
+
+def _cli_page() -> str:
+    lines = ["# Command line", _GENERATED]
+    for context in _contexts("weft", cli, None):
+        lines += ["", f"## `{context.command_path}`", "", "```text", context.get_help().rstrip(), "```"]
+    return "\n".join(lines) + "\n"
+
+
+def _contexts(name: str, command: click.Command, parent: click.Context | None) -> Iterator[click.Context]:
+    context = command.make_context(name, [], parent=parent, resilient_parsing=True, terminal_width=100)
+    yield context
+    if isinstance(command, click.Group):
+        for inner_name in command.list_commands(context):
+            inner = command.get_command(context, inner_name)
+            assert inner is not None
+            yield from _contexts(inner_name, inner, context)
+
+
+if __name__ == "__main__":
+    for file, text in pages().items():
+        (REFERENCE / file).write_text(text)

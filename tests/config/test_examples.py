@@ -1,0 +1,64 @@
+"""Every configuration that we show to people loads: the examples, and the blocks marked so in README and docs."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from cloud_hub.check import check as check_hub
+from config.load import load, parse
+from config.models import EdgeConfig, HubConfig
+from edge_node.check import check as check_edge
+
+ROOT = Path(__file__).parents[2]
+EXAMPLES = sorted((ROOT / "config/examples").glob("*.yaml"))
+_BLOCK = re.compile(r"<!-- config: (edge|hub) -->\s*\n```yaml\n(.*?)```", re.DOTALL)
+_YAML = re.compile(r"^( *)```yaml$", re.MULTILINE)
+
+
+def pages() -> list[Path]:
+    return [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+
+
+def blocks() -> Iterator[tuple[str, str, str]]:
+    for path in pages():
+        for found in _BLOCK.finditer(path.read_text()):
+            line = path.read_text().count("\n", 0, found.start())
+            yield f"{path.relative_to(ROOT)}:{line}", found[1], found[2]
+
+
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
+def test_examples_load(path: Path) -> None:
+    if path.name.startswith("edge"):
+        load(str(path), EdgeConfig, check_edge)
+    else:
+        load(str(path), HubConfig, check_hub)
+
+
+def test_there_are_examples_of_both_kinds() -> None:
+    assert {path.stem for path in EXAMPLES} >= {"edge-minimal", "edge-full", "hub-minimal", "hub-s3"}
+
+
+def test_the_full_example_shows_every_setting() -> None:
+    from config.schema import settings
+
+    text = (ROOT / "config/examples/edge-full.yaml").read_text()
+    keys = {setting.path.rpartition(".")[2] for setting in settings(EdgeConfig)} - {"<name>"}
+    assert [key for key in sorted(keys) if not re.search(rf"\b{key}:", text)] == []
+
+
+@pytest.mark.parametrize(("place", "kind", "text"), list(blocks()))
+def test_configurations_in_the_docs_load(place: str, kind: str, text: str) -> None:
+    if kind == "edge":
+        parse(text, place, EdgeConfig, check_edge)
+    else:
+        parse(text, place, HubConfig, check_hub)
+
+
+def test_every_yaml_block_in_the_docs_says_what_it_is() -> None:
+    for path in pages():
+        text = path.read_text()
+        assert len(_YAML.findall(text)) == len(_BLOCK.findall(text)), f"{path}: mark YAML with <!-- config: edge -->"

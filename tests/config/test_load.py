@@ -1,0 +1,145 @@
+"""A configuration error tells the file, the line, the setting, what was expected and what was found."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from config.errors import ConfigError
+from config.load import FILE_BYTES_MAX, PROBLEMS_MAX, load, parse
+from config.models import EdgeConfig, HubConfig
+
+MINIMAL = "node: a\ndata_dir: /data\n"
+
+
+def refusal(text: str) -> str:
+    with pytest.raises(ConfigError) as caught:
+        parse(text, "edge.yaml", EdgeConfig)
+    return str(caught.value)
+
+
+def test_values_are_read_in_their_units() -> None:
+    config = parse(
+        MINIMAL + "disk: {budget: 2GiB, segment: 8MiB}\ncommit_interval: 250ms\nlimits: {connect_timeout: 1m}\n",
+        "edge.yaml",
+        EdgeConfig,
+    ).config
+    assert (config.disk.budget_bytes, config.disk.segment_bytes) == (2 << 30, 8 << 20)
+    assert (config.commit_interval_s, config.limits.connect_timeout_s) == (0.25, 60)
+
+
+def test_relative_paths_belong_to_the_folder_of_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "edge.yaml"
+    path.write_text("node: a\ndata_dir: data\nlinks: {c: {to: 'https://hub', token_file: ../token}}\n")
+    config = load(str(path), EdgeConfig).config
+    assert config.data_dir == str(tmp_path / "data")
+    assert config.links["c"].token_file == str(tmp_path.parent / "token")
+
+
+@pytest.mark.parametrize(("store", "expected"), [("s3://b/p", "s3://b/p"), ("data", "/etc/weft/data"), ("/x", "/x")])
+def test_a_store_is_a_folder_or_a_uri(store: str, expected: str) -> None:
+    assert parse(f"store: {store}", "/etc/weft/hub.yaml", HubConfig).config.store == expected
+
+
+def test_one_value_may_stand_for_a_list_of_one() -> None:
+    streams = parse(MINIMAL + "streams: {one: {from: a}, two: {from: [a, 'b/{c}']}}", "e", EdgeConfig).config.streams
+    assert (streams["one"].from_, streams["two"].from_) == (("a",), ("a", "b/{c}"))
+
+
+def test_a_section_with_every_line_commented_out_has_its_defaults() -> None:
+    config = parse(MINIMAL + "disk:\n  # budget: 1GiB\nstreams:\n", "edge.yaml", EdgeConfig).config
+    assert config.disk.budget_bytes == 16 << 30
+    assert config.streams == {}
+
+
+def test_an_optional_section_can_be_switched_off() -> None:
+    config = parse(MINIMAL + "http: null\nlisteners: {mqtt: null}\n", "edge.yaml", EdgeConfig).config
+    assert config.http is None
+    assert config.listeners.mqtt is None
+
+
+@pytest.mark.parametrize(
+    ("lines", "error"),
+    [
+        (
+            "streams:\n  telemetry:\n    from: 3",
+            'edge.yaml:5: streams.telemetry.from: expected an MQTT filter such as "plant/{line}/#", got 3',
+        ),
+        (
+            "commit_interval: 10 sec",
+            'edge.yaml:3: commit_interval: expected a duration such as 250ms, 10s or 1h30m, got "10 sec"',
+        ),
+        ("commit_interval: 10", "commit_interval: expected a duration such as 250ms, 10s or 1h30m, got 10"),
+        ("disk: {budget: 1KiB}", "edge.yaml:3: disk.budget: expected at least 16MiB, got 1KiB"),
+        ("disk: {budgte: 1GiB}", "edge.yaml:3: disk.budgte: is not a setting. Did you mean budget?"),
+        ("disk: [1]", "edge.yaml:3: disk: expected keys and values (budget, segment), got a list"),
+        ("zzz: 1", "edge.yaml:3: zzz: is not a setting. Known here: node, tenant, data_dir"),
+        ("node: b", "edge.yaml:3: node: is given twice, first in line 1: keep one"),
+        ("tenant: yes", "edge.yaml:3: tenant: expected text (put it in quotes"),
+        ("limits: {inflight: 70000}", "edge.yaml:3: limits.inflight: expected at most 65535, got 70000"),
+        ("limits: {inflight: many}", 'edge.yaml:3: limits.inflight: expected a whole number, got "many"'),
+        ("streams: {a: {from: []}}", "edge.yaml:3: streams.a.from: expected 1 to 256 entries, got 0"),
+        ("streams: {a: {from: [b, [c]]}}", "edge.yaml:3: streams.a.from[1]: expected an MQTT filter"),
+        ("streams: {[a]: {from: b}}", "edge.yaml:3: streams: expected a name as key, got a list"),
+        ("links: {c: {}}", "edge.yaml:3: links.c.to: is missing. URL or list of URLs"),
+        ("links: {c: {to: 'ftp://x'}}", 'links.c.to: expected a URL such as https://hub.example.com, got "ftp://x"'),
+        ("listeners: {mqtt: {bind: '1883'}}", 'listeners.mqtt.bind: expected host:port such as 127.0.0.1:1883'),
+        ("listeners: {mqtt: {bind: 'a:1', anonymous: all}}", "expected allowed_beyond_loopback or loopback, got"),
+        ("a: [", "edge.yaml:4: this is not YAML"),
+        ("node: !!python/object:os.system x", "is given twice"),
+    ],
+)  # fmt: skip
+def test_an_error_says_where_and_what(lines: str, error: str) -> None:
+    assert error in refusal(MINIMAL + lines + "\n")
+
+
+def test_every_error_is_reported_at_once_in_the_order_of_the_file() -> None:
+    errors = refusal("tenant: 3\ndata_dir: /d\ndisk: {budget: x}\nlimit: {}\n").splitlines()
+    assert [error.split(": ")[1] for error in errors] == ["tenant", "node", "disk.budget", "limit"]
+
+
+def test_errors_reported_at_once_are_bounded() -> None:
+    text = MINIMAL + "".join(f"unknown{i}: 1\n" for i in range(1000))
+    assert len(refusal(text).splitlines()) == PROBLEMS_MAX
+
+
+@pytest.mark.parametrize("key", ["token", "password", "secret", "api_key"])
+def test_a_secret_in_the_file_is_refused_and_not_repeated(key: str) -> None:
+    error = refusal(MINIMAL + f"links: {{cloud: {{to: 'https://hub', {key}: hunter2}}}}")
+    assert "secrets never stand in the configuration" in error
+    assert "hunter2" not in error
+
+
+def test_a_secret_in_a_url_is_refused_and_not_repeated() -> None:
+    error = refusal(MINIMAL + "links: {cloud: {to: 'https://me:hunter2@hub'}}")
+    assert "without a user name or password" in error
+    assert "hunter2" not in error
+
+
+def test_files_that_are_no_configuration(tmp_path: Path) -> None:
+    path = tmp_path / "edge.yaml"
+
+    def problem() -> str:
+        with pytest.raises(ConfigError) as caught:
+            load(str(path), EdgeConfig)
+        return str(caught.value)
+
+    assert "cannot be read: No such file" in problem()
+    path.write_bytes(b"")
+    assert "empty file" in problem()
+    path.write_bytes(b"node: a\ntenant: \xff\n")
+    assert f"{path}:2: expected UTF-8 text" in problem()
+    path.write_bytes(b"#" * (FILE_BYTES_MAX + 1))
+    assert "at most" in problem()
+    path.write_bytes(b"[" * 100_000)
+    assert "nested too deeply" in problem()
+
+
+@given(st.text(alphabet=" \n:-[]{}'\"#&*!|>%@`ab1,", max_size=60))
+@settings(max_examples=300)
+def test_any_text_is_a_configuration_or_a_refusal(text: str) -> None:
+    with pytest.raises(ConfigError):
+        parse(text, "edge.yaml", EdgeConfig)

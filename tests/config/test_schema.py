@@ -1,0 +1,44 @@
+"""The JSON schema and the settings list agree with what the loader takes."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import msgspec
+import pytest
+
+from config.models import EdgeConfig, HubConfig
+from config.schema import schema, settings
+
+MODELS = pytest.mark.parametrize("model", [EdgeConfig, HubConfig])
+
+
+@MODELS
+def test_every_setting_says_what_it_means(model: type[msgspec.Struct]) -> None:
+    silent = [setting.path for setting in settings(model) if len(setting.description) < 15]
+    assert silent == []
+
+
+@MODELS
+def test_the_schema_speaks_of_what_people_write(model: type[msgspec.Struct]) -> None:
+    text = msgspec.json.encode(schema(model)).decode()
+    assert "x-unit" not in text
+    assert "_bytes" not in re.sub("chunk_bytes_max", "", text)
+
+
+def test_the_schema_gives_defaults_in_units() -> None:
+    definitions: dict[str, Any] = schema(EdgeConfig)["$defs"]
+    assert definitions["Disk"]["properties"]["budget"]["default"] == "16GiB"
+    assert re.search(definitions["Disk"]["properties"]["budget"]["pattern"], "10MB")
+    assert definitions["Stream"]["properties"]["from"]["anyOf"][0] == {"type": "string"}
+    assert definitions["EdgeConfig"]["required"] == ["node", "data_dir"]
+    assert definitions["EdgeConfig"]["additionalProperties"] is False
+
+
+def test_settings_show_units_bounds_and_defaults() -> None:
+    by_path = {setting.path: setting for setting in settings(EdgeConfig)}
+    assert by_path["streams.<name>.from"].default == "required"
+    assert by_path["disk.budget"].default == "16GiB"
+    assert "at most 1GiB" in by_path["disk.segment"].expected
+    assert by_path["links.<name>.token_file"].default == "none"
