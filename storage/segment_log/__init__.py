@@ -1,0 +1,21 @@
+"""The edge node's log: an append is durable before anybody is told so, and nothing told is ever lost in silence."""
+
+from storage.segment_log.errors import LogError, LogFailed, LogFull, LogVersionError, RecordTooLarge
+from storage.segment_log.log import SegmentLog
+from storage.segment_log.recovery import RecoveryReport
+from storage.segment_log.settings import LogSettings
+from storage.segment_log.state import SYNC_BUCKETS_S
+from storage.segment_log.stats import LogStats
+
+__all__ = [
+    "SYNC_BUCKETS_S",
+    "LogError",
+    "LogFailed",
+    "LogFull",
+    "LogSettings",
+    "LogStats",
+    "LogVersionError",
+    "RecordTooLarge",
+    "RecoveryReport",
+    "SegmentLog",
+]

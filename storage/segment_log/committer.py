@@ -1,0 +1,166 @@
+"""One commit: encode what is pending, one write, one sync, then tell whoever waits."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+
+import zstandard
+
+from protocols import batch
+from protocols.batch import ClockReading
+from protocols.segment import ENTRY_HEADER_BYTES, EntryKind, SegmentHeader, encode_body, encode_streams
+from storage.segment_log.budget import forget_released, make_room, new_segment_bytes
+from storage.segment_log.errors import LogFailed
+from storage.segment_log.pending import Callback, PendingCommit
+from storage.segment_log.segment_file import SegmentWriter
+from storage.segment_log.state import LogState
+
+logger = logging.getLogger(__name__)
+
+Post = Callable[[Callable[[], None]], None]
+
+
+class Committer:
+    """Drives the log one commit at a time; the writer thread calls ``run_once`` in a loop, tests call it themselves."""
+
+    def __init__(
+        self,
+        state: LogState,
+        writer: SegmentWriter,
+        wall_clock: Callable[[], int],
+        clock_reading: Callable[[], ClockReading],
+        post: Post,
+    ) -> None:
+        self._state = state
+        self._writer = writer
+        self._wall_clock = wall_clock
+        self._clock_reading = clock_reading
+        self._post = post
+        self._compressor = zstandard.ZstdCompressor(level=state.settings.compression_level)
+        self.listeners: list[Callable[[], None]] = []
+
+    def run_once(self) -> bool:
+        """Make the next pending commit durable. False when nothing was pending or the log has failed.
+
+        Any failure poisons the log: what reached the disk is unknown, so nothing is tried again.
+        """
+        with self._state.changed:
+            commit = self._state.queue.take() if self._state.failed is None else None
+            mark = self._state.mark_entries()
+        if commit is None:
+            return False
+        try:
+            if not commit.empty:
+                self._commit(commit, encode_streams(mark), set(mark))
+        except Exception as error:
+            self._poison(error)
+            return False
+        self._tell(commit.callbacks, None)
+        with self._state.changed:
+            self._state.queue.done()
+        return True
+
+    def _commit(self, commit: PendingCommit, mark: bytes, marked: set[int]) -> None:
+        batches = [(EntryKind.BATCH, pending.encode(self._compressor)) for pending in commit.batches]
+        gaps = [(EntryKind.GAP, encode_body(gap)) for gap in commit.gaps]
+        entries = [(EntryKind.STREAMS, mark), *gaps, *batches]
+        length = sum(ENTRY_HEADER_BYTES + len(body) for _, body in entries)
+        if not self._writer.fits(length):
+            self._rotate(length)
+        started = self._clock_reading().monotonic
+        offsets = self._writer.write(entries)
+        seconds = (self._clock_reading().monotonic - started) / 1e9
+        with self._state.changed:
+            self._state.unmarked -= marked
+            self._publish(commit, entries, offsets)
+            counters = self._state.counters
+            counters.timed(seconds)
+            counters.commits += 1
+            counters.records += commit.records
+            counters.bytes_written += length
+
+    def _publish(self, commit: PendingCommit, entries: list[tuple[EntryKind, bytes]], offsets: list[int]) -> None:
+        state, index = self._state, self._writer.segment.index
+        index.streams = {stream: lane.name for stream, lane in state.lanes.items()}
+        for gap in commit.gaps:
+            index.gaps.append(gap)
+            state.add_gap(gap)
+            state.unmarked.add(gap.stream)
+        for (kind, body), offset in zip(entries, offsets, strict=True):
+            if kind is not EntryKind.BATCH:
+                continue
+            header = batch.decode_header(body)
+            lane = state.lanes[header.stream]
+            index.add_batch(header, offset)
+            lane.held.add(header.base_seq, header.end_seq)
+            lane.durable_end = header.end_seq
+            state.tail.add(header.stream, header.base_seq, body)
+            state.unmarked.add(header.stream)
+        self._writer.publish()
+
+    def _rotate(self, length: int) -> None:
+        """Seal the segment and begin the next, deleting released ones if the budget needs it."""
+        state, sealed = self._state, self._writer.segment
+        size = self._seal()
+        with state.changed:
+            streams = state.stream_entries()
+        reserved = new_segment_bytes(state.settings, length)
+        make_room(state, reserved)
+        header = SegmentHeader(state.log_id, sealed.first_position + size, self._wall_clock())
+        self._writer = SegmentWriter.create(state.filesystem, state.directory, header, streams, reserved)
+        with state.changed:
+            state.segments.append(self._writer.segment)
+            forget_released(state)
+
+    def _seal(self) -> int:
+        with self._state.changed:
+            footer = self._writer.segment.index.to_footer()
+        size = self._writer.seal(footer)
+        with self._state.changed:
+            self._writer.segment.size = size
+        return size
+
+    def _poison(self, error: Exception) -> None:
+        failed = LogFailed(f"the log in {self._state.directory} failed and takes nothing more until reopened: {error}")
+        failed.__cause__ = error
+        logger.error("%s", failed, exc_info=error)
+        with self._state.changed:
+            self._state.failed = failed
+            callbacks = self._state.queue.take_callbacks()
+        self._tell(callbacks, failed)
+
+    def _tell(self, callbacks: list[Callback], error: LogFailed | None) -> None:
+        """Hand callbacks, in order, and then the listeners to the owner's thread in one go."""
+        if not callbacks and not self.listeners:
+            return
+
+        def deliver() -> None:
+            for callback in callbacks:
+                guarded(lambda callback=callback: callback(error))  # type: ignore[misc]
+            for listener in list(self.listeners):
+                guarded(listener)
+
+        self.post(deliver)
+
+    def post(self, deliver: Callable[[], None]) -> None:
+        """Run something on the owner's thread; when its loop has closed, nobody is left to hear it."""
+        try:
+            self._post(deliver)
+        except RuntimeError as error:
+            logger.debug("the owner's loop is gone: %s", error)
+
+    def close(self, *, seal: bool) -> None:
+        """Release the segment, sealed if it holds anything and the log is sound."""
+        if seal and self._state.failed is None and not self._writer.segment.index.empty:
+            self._seal()
+        else:
+            self._writer.close()
+
+
+def guarded(callback: Callable[[], None]) -> None:
+    """Call back; one caller's mistake must not keep the news from the others."""
+    try:
+        callback()
+    except Exception:
+        logger.exception("a callback of the segment log failed")

@@ -1,0 +1,26 @@
+"""What a segment log can refuse, and what the caller does about it."""
+
+from __future__ import annotations
+
+
+class LogError(Exception):
+    """Base of the log's errors."""
+
+
+class LogFull(LogError):
+    """No room: the disk budget holds nothing that may be deleted, or too much waits for the disk.
+
+    Nothing of the refused run was taken. Do not acknowledge it; the device sends it again.
+    """
+
+
+class LogFailed(LogError):
+    """A write or sync failed, so what reached the disk is unknown. Reads still work; to append, open the log anew."""
+
+
+class LogVersionError(LogError):
+    """The directory was written by a later release. Nothing was changed."""
+
+
+class RecordTooLarge(LogError, ValueError):
+    """One record is longer than ``RECORD_BYTES_MAX``: it can never be taken."""

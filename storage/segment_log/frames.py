@@ -1,0 +1,126 @@
+"""Reading a segment file entry by entry through a bounded window."""
+
+from __future__ import annotations
+
+import errno
+import struct
+from typing import NamedTuple
+
+from protocols import batch
+from protocols.errors import Corrupt
+from protocols.segment import ENTRY_BYTES_MAX, ENTRY_HEADER_BYTES, EntryKind, decode_entry
+from storage.filesystem import File
+
+_FRAME = struct.Struct("<IIBxxx")
+"""crc, body length, kind: the layout of ``protocols.segment``, read here without its checksum to step over bodies."""
+
+
+class Frame(NamedTuple):
+    """One checked entry."""
+
+    kind: EntryKind
+    offset: int
+    body: memoryview
+    """Valid until the next read through the same ``SegmentBytes``."""
+    end: int
+    """Offset of the next entry."""
+
+
+class SegmentBytes:
+    """The bytes of one segment, of which a window is in memory. For one thread at a time.
+
+    Args:
+        end: bytes from here on are never looked at (what is written there is not durable, or not entries).
+        unreadable_as_zeros: a block that the device cannot read (EIO) counts as zeros, which no entry survives.
+    """
+
+    def __init__(
+        self,
+        file: File,
+        first_position: int,
+        end: int,
+        *,
+        window_bytes: int = 1 << 20,
+        unreadable_as_zeros: bool = False,
+    ) -> None:
+        self._file = file
+        self.first_position = first_position
+        self.end = end
+        self._window_bytes = window_bytes
+        self._unreadable_as_zeros = unreadable_as_zeros
+        self._start = 0
+        self._window = memoryview(b"")
+
+    def piece(self, offset: int, length: int) -> memoryview:
+        """``length`` bytes from ``offset``; fewer only at the end.
+
+        Raises:
+            OSError: the device cannot read them.
+        """
+        length = max(0, min(length, self.end - offset))
+        at = offset - self._start
+        if at < 0 or at + length > len(self._window):
+            self._start, at = offset, 0
+            self._window = memoryview(self._read(offset, min(max(length, self._window_bytes), self.end - offset)))
+        return self._window[at : at + length]
+
+    def _read(self, offset: int, length: int) -> bytes:
+        try:
+            return self._file.read_at(offset, length)
+        except OSError as error:
+            if not self._unreadable_as_zeros or error.errno != errno.EIO:
+                raise
+        # One bad sector must not take its whole window along.
+        parts = []
+        for at in range(offset, offset + length, 4096):
+            size = min(4096, offset + length - at)
+            try:
+                parts.append(self._file.read_at(at, size).ljust(size, b"\0"))
+            except OSError:
+                parts.append(bytes(size))
+        return b"".join(parts)
+
+    def peek(self, offset: int) -> tuple[int, int] | None:
+        """(kind, body length) as the entry at ``offset`` claims them, unchecked; None where entries end.
+
+        Raises:
+            Corrupt: no entry is that long.
+            OSError: as ``piece``.
+        """
+        head = self.piece(offset, ENTRY_HEADER_BYTES)
+        if len(head) < ENTRY_HEADER_BYTES:
+            return None
+        crc, length, kind = _FRAME.unpack(head)
+        if crc == length == kind == 0:
+            return None
+        if length > ENTRY_BYTES_MAX or offset + ENTRY_HEADER_BYTES + length > self.end:
+            raise Corrupt(f"the entry at offset {offset} claims {length} bytes")
+        return kind, length
+
+    def batch_header(self, offset: int) -> batch.BatchHeader:
+        """The unchecked header of the batch whose entry stands at ``offset``.
+
+        Raises:
+            CodecError: no batch header is there.
+            OSError: as ``piece``.
+        """
+        return batch.decode_header(self.piece(offset + ENTRY_HEADER_BYTES, batch.HEADER_BYTES))
+
+    def entry(self, offset: int) -> Frame | None:
+        """The entry at ``offset``, checked against its checksum; None where entries end.
+
+        Raises:
+            UnsupportedVersion: a sound entry of a kind that this release does not know.
+            CodecError: the bytes are no entry of this log at this place.
+            OSError: as ``piece``.
+        """
+        head = self.peek(offset)
+        if head is None:
+            # Fewer bytes than a header has, or zeros: decode_entry tells the end from a torn header.
+            decode_entry(self.piece(offset, ENTRY_HEADER_BYTES), 0, self.first_position + offset)
+            return None
+        data = self.piece(offset, ENTRY_HEADER_BYTES + head[1])
+        entry = decode_entry(data, 0, self.first_position + offset)
+        if entry is None:
+            return None
+        return Frame(entry.kind, offset, data[entry.body_start : entry.body_end], offset + entry.end)

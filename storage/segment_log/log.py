@@ -1,0 +1,304 @@
+"""The segment log: all streams of one edge node in one directory, durable by group commit."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Callable
+
+from protocols.batch import ClockReading, HeaderPairs
+from protocols.lane import NAME_RULE, valid_name
+from protocols.ranges import RangeSet
+from protocols.segment import GapNotice
+from storage.filesystem import FileSystem, Lock, OSFileSystem
+from storage.segment_log.budget import admit, forget_released
+from storage.segment_log.committer import Committer, Post
+from storage.segment_log.errors import LogFailed
+from storage.segment_log.loading import load_directory
+from storage.segment_log.pending import BATCH_OVERHEAD_BYTES, Callback, Run, check_records, run_bytes
+from storage.segment_log.reader import LogReader
+from storage.segment_log.recovery import RecoveryReport, recover
+from storage.segment_log.settings import RECORD_BYTES_MAX, LogSettings
+from storage.segment_log.state import LaneState, LogState
+from storage.segment_log.stats import LogStats, take_stats
+from storage.segment_log.writer import WriterThread
+
+
+class SegmentLog:
+    """An open log.
+
+    The owner's thread appends; a writer thread makes everything that was appended while it synced durable with the next
+    single write and sync. Reads see durable records only and may come from any thread. Sequence numbers of one stream
+    are gapless from 0; those given to records that a crash took before they were durable are given out again, which
+    is right because nobody was told about them.
+    """
+
+    def __init__(
+        self,
+        state: LogState,
+        committer: Committer,
+        lock: Lock,
+        recovery: RecoveryReport,
+        wall_clock: Callable[[], int],
+    ) -> None:
+        """Not for callers: use ``open``."""
+        self._state = state
+        self._lock = lock
+        self._reader = LogReader(state, wall_clock)
+        self._writer: WriterThread | None = None
+        self._closed = False
+        self.committer = committer
+        """Without a writer thread, ``committer.run_once()`` makes commits."""
+        self.recovery = recovery
+        """What opening the log found."""
+
+    @classmethod
+    def open(
+        cls,
+        directory: str,
+        settings: LogSettings,
+        *,
+        wall_clock: Callable[[], int],
+        clock_reading: Callable[[], ClockReading],
+        random_bits: Callable[[int], int],
+        post: Post,
+        filesystem: FileSystem | None = None,
+        start_writer: bool = True,
+    ) -> SegmentLog:
+        """Open or create the log in ``directory``, recovering by itself from whatever a crash or bad disk left.
+
+        Args:
+            wall_clock: nanoseconds since 1970.
+            random_bits: random integer of that many bits; makes a new log's id.
+            post: runs a callback on the owner's thread, e.g. ``loop.call_soon_threadsafe``; must keep order.
+            start_writer: False leaves every commit to calls of ``committer.run_once``.
+
+        Raises:
+            DirectoryInUse: another process, or another log of this one, has it open.
+            LogVersionError: a later release wrote it.
+            LogFailed: the disk refused a read or write that opening needs.
+        """
+        filesystem = filesystem or OSFileSystem()
+        started = clock_reading().monotonic
+        try:
+            filesystem.make_directory(directory)
+            lock = filesystem.lock(directory)
+        except OSError as error:
+            raise LogFailed(f"the log in {directory} cannot be opened: {error}") from error
+        try:
+            loaded = load_directory(filesystem, directory)
+            state, writer, report = recover(
+                lambda log_id: LogState(filesystem, directory, settings, log_id, clock_reading),
+                loaded, random_bits(64), wall_clock(),
+            )  # fmt: skip
+            committer = Committer(state, writer, wall_clock, clock_reading, post)
+            # Gap notices for what was lost are durable before anybody reads the log.
+            committer.run_once()
+            if state.failed:
+                committer.close(seal=False)
+                raise state.failed
+        except OSError as error:
+            lock.close()
+            raise LogFailed(f"the log in {directory} cannot be opened: {error}") from error
+        except BaseException:
+            lock.close()
+            raise
+        report = dataclasses.replace(report, seconds=(clock_reading().monotonic - started) / 1e9)
+        log = cls(state, committer, lock, report, wall_clock)
+        if start_writer:
+            log._writer = WriterThread(state, committer)
+        return log
+
+    @property
+    def log_id(self) -> int:
+        """The random 64-bit number made with the directory."""
+        return self._state.log_id
+
+    def stream(self, name: str) -> int:
+        """The number of a stream; a new name is declared, durably with the next commit.
+
+        Raises:
+            ValueError: not a name that a stream may have.
+        """
+        if not valid_name(name):
+            raise ValueError(f"{name!r} cannot name a stream: {NAME_RULE}")
+        with self._state.changed:
+            return self._state.declare(name)
+
+    def streams(self) -> dict[str, int]:
+        """All streams of the log by name, also those that no configuration names any more."""
+        with self._state.changed:
+            return dict(self._state.numbers)
+
+    def append(  # noqa: PLR0917  # the hot path: positional arguments cost least
+        self,
+        stream: int,
+        time: int,
+        keys: list[bytes],
+        payloads: list[bytes],
+        headers: dict[int, HeaderPairs] | None = None,
+        flags: dict[int, int] | None = None,
+    ) -> int:
+        """Take a run of records, in order; not durable before ``on_durable`` says so. Owner's thread only.
+
+        Args:
+            time: when they were taken in, ns since 1970.
+            headers: index in this run -> headers, for the records that have any.
+            flags: index in this run -> ``protocols.batch.Flag`` bits, likewise.
+
+        Returns:
+            The sequence number of the first; the others follow.
+
+        Raises:
+            LogFull: there is no room. Nothing of the run was taken.
+            LogFailed: the log is poisoned. Nothing of the run was taken.
+            RecordTooLarge: a record can never be taken.
+            ValueError: the lists differ in length, or the stream was not declared.
+        """
+        size = run_bytes(keys, payloads, headers)
+        if len(keys) != len(payloads):
+            raise ValueError(f"{len(keys)} keys for {len(payloads)} payloads")
+        if size > RECORD_BYTES_MAX:
+            check_records(keys, payloads, headers)
+        state = self._state
+        with state.changed:
+            lane = self._lane(stream)
+            if state.failed:
+                raise state.failed
+            base_seq = lane.next_seq
+            if not keys:
+                return base_seq
+            admit(state, size + BATCH_OVERHEAD_BYTES)
+            waiting = not state.queue
+            state.queue.add(stream, base_seq, Run(time, keys, payloads, headers, flags, size))
+            lane.next_seq += len(keys)
+            if waiting:
+                state.changed.notify()
+        return base_seq
+
+    def on_durable(self, callback: Callback) -> None:
+        """Call back, through ``post``, once everything appended so far is durable (None) or never can be (the error).
+
+        Callbacks run in the order of their registration.
+        """
+        with self._state.changed:
+            failed = self._state.failed
+            queued = failed is None and not self._state.queue.idle
+            if queued:
+                self._state.queue.add_callback(callback)
+                self._state.changed.notify()
+        if not queued:
+            self.committer.post(lambda: callback(failed))
+
+    @property
+    def pending_bytes(self) -> int:
+        """Uncompressed bytes appended and not durable: stop reading sockets at ``pending_bytes_max``."""
+        return self._state.queue.raw_bytes
+
+    def listen(self, callback: Callable[[], None]) -> Callable[[], None]:
+        """Call back, through ``post``, after each commit. Returns what ends it. Owner's thread only."""
+        self.committer.listeners.append(callback)
+
+        def unsubscribe() -> None:
+            with contextlib.suppress(ValueError):
+                self.committer.listeners.remove(callback)
+
+        return unsubscribe
+
+    def ranges(self, stream: int) -> RangeSet:
+        """The durable records that can be read."""
+        with self._state.changed:
+            return self._lane(stream).held.copy()
+
+    def gaps(self, stream: int) -> list[GapNotice]:
+        """Durable notices of records that can never come."""
+        with self._state.changed:
+            return list(self._lane(stream).gaps)
+
+    def next_seq(self, stream: int) -> int:
+        """The number that the next record will get."""
+        with self._state.changed:
+            return self._lane(stream).next_seq
+
+    def durable_end(self, stream: int) -> int:
+        """One past the last durable record."""
+        with self._state.changed:
+            return self._lane(stream).durable_end
+
+    def mark(self, stream: int, now: int) -> tuple[int, int]:
+        """(T, N): every record of the stream taken in up to time T has a seq below N. Owner's thread only.
+
+        Args:
+            now: the wall clock, no earlier than any time given to ``append``.
+        """
+        with self._state.changed:
+            lane = self._lane(stream)
+            first = self._state.queue.first_time(stream)
+            if first is None:
+                return now, lane.next_seq
+            return min(first - 1, now), lane.durable_end
+
+    def read_tail(self, stream: int, seq: int, bytes_max: int) -> list[bytes] | None:
+        """Encoded batches from memory, contiguous, the first of which contains ``seq``; at least one.
+
+        Returns:
+            An empty list at the durable end; None when memory does not reach back to ``seq``: use ``read``.
+        """
+        with self._state.changed:
+            if seq >= self._lane(stream).durable_end:
+                return []
+            return self._state.tail.read(stream, seq, bytes_max)
+
+    def read(self, stream: int, seq: int, bytes_max: int) -> list[bytes]:
+        """Encoded batches, ascending, from the first held record at or after ``seq`` on. May block on the disk.
+
+        What comes from the disk was checked against its checksum; damage becomes a gap notice and is stepped over.
+
+        Returns:
+            Up to ``bytes_max`` bytes of batches, but at least one if any is held; empty at the durable end.
+
+        Raises:
+            OSError: a file cannot be opened.
+            LogFailed: the disk gives different bytes at each look.
+        """
+        tail = self.read_tail(stream, seq, bytes_max)
+        return self._reader.read(stream, seq, bytes_max) if tail is None else tail
+
+    def release(self, stream: int, ranges: RangeSet) -> None:
+        """These records and gap notices are safe elsewhere: once the budget needs it, their segments may go.
+
+        Not remembered across restarts; the hub's next WELCOME says it again.
+        """
+        with self._state.changed:
+            self._lane(stream).released.update(ranges)
+            forget_released(self._state)
+
+    def stats(self) -> LogStats:
+        """The log's figures now."""
+        return take_stats(self._state)
+
+    def close(self) -> None:
+        """Commit what is pending, seal the segment, release the directory. Reading and appending end here.
+
+        Raises:
+            OSError: sealing failed. Everything acknowledged is durable all the same.
+        """
+        if self._closed:
+            return
+        self._closed = True
+        try:
+            if self._writer:
+                self._writer.stop()
+            while self.committer.run_once():
+                pass
+            self.committer.close(seal=True)
+        finally:
+            with self._state.changed:
+                self._state.failed = self._state.failed or LogFailed(f"the log in {self._state.directory} is closed")
+            self._lock.close()
+
+    def _lane(self, stream: int) -> LaneState:
+        lane = self._state.lanes.get(stream)
+        if lane is None:
+            raise ValueError(f"stream {stream} was not declared: get its number from stream(name)")
+        return lane

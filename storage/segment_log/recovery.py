@@ -1,0 +1,209 @@
+"""Opening a log: what its segments say is put together, a torn tail is cut, losses are recorded.
+
+Nothing here needs a person: whatever is found, the log opens, with a report of what was cut or lost. The one exception
+is a directory that a later release wrote, which is left alone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+
+from protocols.ranges import RangeSet
+from protocols.segment import GapNotice, SegmentHeader
+from storage.filesystem import FileSystem
+from storage.segment_log.loading import Loaded
+from storage.segment_log.quarantine import DAMAGED, keep_aside, missing_gaps, report_damage
+from storage.segment_log.scan import Scan
+from storage.segment_log.segment_file import Segment, SegmentWriter
+from storage.segment_log.state import LaneState, LogState
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class RecoveryReport:
+    """What opening a log found and did."""
+
+    created: bool = False
+    """The log is new: no usable segment was there."""
+    segments: int = 0
+    torn_bytes: int = 0
+    """Bytes cut from the end of the newest segment: a commit whose fsync never returned. None were acknowledged."""
+    torn_file: str | None = None
+    torn_offset: int | None = None
+    """Offset in ``torn_file`` at which was cut."""
+    damaged: tuple[str, ...] = ()
+    """Files in which damage was found, each kept aside as ``<name>.damaged``."""
+    gaps: tuple[GapNotice, ...] = ()
+    """Acknowledged records found missing now, each range now recorded as a gap."""
+    lanes: dict[str, int] = field(default_factory=dict)
+    """Stream -> its next sequence number."""
+    seconds: float = 0.0
+
+
+def fold(state: LogState, loaded: list[Loaded]) -> None:
+    """Account for the segments in the log's lanes."""
+    next_seqs: dict[int, int] = {}
+    for item in loaded:
+        state.segments.append(item.segment)
+        index = item.segment.index
+        names = {stream: entry.name for stream, entry in (item.streams or {}).items()} | index.streams
+        for stream, name in names.items():
+            state.lanes.setdefault(stream, LaneState(name)).name = name
+        ends = [(stream, span.ranges.end) for stream, span in index.lanes.items()]
+        ends += [(gap.stream, gap.end) for gap in index.gaps]
+        ends += [(stream, entry.next_seq) for stream, entry in (item.streams or {}).items()]
+        ends += list(item.scan.next_seqs.items()) if item.scan else []
+        for stream, end in ends:
+            # A stream whose every naming entry was lost still keeps its records.
+            state.lanes.setdefault(stream, LaneState(f"unnamed-{stream}"))
+            next_seqs[stream] = max(next_seqs.get(stream, 0), end)
+        for stream, span in index.lanes.items():
+            state.lanes[stream].held.update(span.ranges)
+    for item in loaded:
+        for gap in item.segment.index.gaps:
+            state.add_gap(gap)
+    for stream, lane in state.lanes.items():
+        lane.next_seq = lane.durable_end = next_seqs.get(stream, 0)
+        state.numbers[lane.name] = stream
+
+
+def find_losses(state: LogState, loaded: list[Loaded], now: int) -> list[GapNotice]:
+    """Notices for numbers that were given out and acknowledged, and are neither held nor noticed yet.
+
+    Segments are deleted oldest first, so what lies before the oldest segment went rightly; its first entry says where
+    each stream stood then, and a stream that it does not name began later, at 0.
+    """
+    if not loaded:
+        return []
+    first = loaded[0]
+    expected, known = {}, {}
+    for stream, lane in state.lanes.items():
+        if first.streams is not None:
+            entry = first.streams.get(stream)
+            begin = entry.next_seq if entry else 0
+        else:
+            span = first.segment.index.lanes.get(stream)
+            spoken = first.scan.begins.get(stream, lane.next_seq) if first.scan else lane.next_seq
+            begin = min(spoken, next(iter(span.ranges))[0]) if span and len(span.ranges) else spoken
+        expected[stream] = RangeSet([(begin, lane.next_seq)])
+        known[stream] = lane.held.copy()
+        known[stream].update((gap.first, gap.end) for gap in lane.gaps)
+    return missing_gaps(expected, known, now)
+
+
+def continue_or_create(state: LogState, loaded: list[Loaded], now: int) -> SegmentWriter:
+    """The segment to write: the newest one with its torn tail cut, or a new one after it."""
+    position = 0
+    if loaded:
+        newest = loaded[-1]
+        position = newest.segment.first_position + newest.segment.size
+        if newest.scan is None:
+            _seal_again(state.filesystem, newest.segment)
+        else:
+            writer = _resume(state, newest)
+            if not newest.damaged:
+                return writer
+            # Evidence is not written over: what is sound here is sealed, and the log goes on in a new file.
+            newest.segment.size = writer.seal(newest.segment.index.to_footer())
+            position = newest.segment.first_position + newest.segment.size
+    header = SegmentHeader(state.log_id, position, now)
+    length = _reservable(state, state.bytes_on_disk())
+    writer = SegmentWriter.create(state.filesystem, state.directory, header, state.stream_entries(), length)
+    state.segments.append(writer.segment)
+    return writer
+
+
+def _seal_again(filesystem: FileSystem, segment: Segment) -> None:
+    """Write the newest sealed segment's footer once more, for the same reason as ``_resume`` the last commit."""
+    file = filesystem.open(segment.path)
+    try:
+        file.write_at(segment.end, file.read_at(segment.end, segment.size - segment.end))
+        file.truncate(segment.size)
+        file.sync()
+    finally:
+        file.close()
+
+
+def _reservable(state: LogState, used: int) -> int:
+    """What may be reserved for a segment at start-up, when nothing is released yet: the budget holds from the start."""
+    return max(0, min(state.settings.segment_bytes, state.settings.budget_bytes - used))
+
+
+def _resume(state: LogState, newest: Loaded) -> SegmentWriter:
+    """Cut what follows the last sound entry, and make certain that the last commit is on the disk.
+
+    After a failed fsync the bytes that a new process reads may be in memory only, with the system believing them
+    written; so the last commit, the only one of which that may be true, is written again before anybody relies on it.
+    """
+    segment, scan = newest.segment, newest.scan
+    assert scan is not None
+    others = state.bytes_on_disk() - segment.size
+    file = state.filesystem.open(segment.path)
+    try:
+        if not newest.damaged:
+            file.write_at(scan.last_mark, file.read_at(scan.last_mark, segment.end - scan.last_mark))
+        file.truncate(segment.end)
+        file.sync()
+        if not newest.damaged:
+            # Zeros beyond the end, durably, before anything is appended: stale bytes never pass for entries.
+            file.allocate(max(_reservable(state, others), segment.end))
+            file.sync()
+        segment.size = file.size()
+        return SegmentWriter(file, segment)
+    except BaseException:
+        file.close()
+        raise
+
+
+def recover(
+    state_of: Callable[[int], LogState], loaded: list[Loaded], new_id: int, now: int
+) -> tuple[LogState, SegmentWriter, RecoveryReport]:
+    """Build the log's state from its segments and decide where to write on.
+
+    Args:
+        state_of: makes an empty state for a log id.
+        new_id: the log id if there is no log yet.
+
+    Raises:
+        OSError: a write failed; opening again starts over.
+    """
+    log_id = next((item.header.log_id for item in reversed(loaded) if item.header), None)
+    state = state_of(new_id if log_id is None else log_id)
+    fold(state, loaded)
+    gaps = find_losses(state, loaded, now)
+    damaged = _keep_aside(state, loaded, gaps)
+    lanes = {lane.name: lane.next_seq for lane in state.lanes.values()}
+    report = RecoveryReport(log_id is None, len(loaded), damaged=damaged, gaps=tuple(gaps), lanes=lanes)
+    newest = loaded[-1] if loaded else None
+    if newest and newest.scan and newest.scan.torn_bytes:
+        path, end, torn_bytes = newest.segment.path, newest.segment.end, newest.scan.torn_bytes
+        report = replace(report, torn_bytes=torn_bytes, torn_file=path, torn_offset=end)
+        logger.warning(
+            "cut a torn tail of %d bytes from %s at offset %d: an unacknowledged commit; streams go on at %s",
+            torn_bytes, path, end, lanes,
+        )  # fmt: skip
+    writer = continue_or_create(state, loaded, now)
+    if gaps:
+        state.queue.add_gaps(gaps)
+    return state, writer, report
+
+
+def _keep_aside(state: LogState, loaded: list[Loaded], gaps: list[GapNotice]) -> tuple[str, ...]:
+    damaged = []
+    for item in loaded:
+        footer_lost = item.scan is not None and item is not loaded[-1]
+        if (item.damaged or footer_lost) and keep_aside(state.filesystem, item.segment.path):
+            damaged.append(item.segment.path)
+            report_damage(item.segment.path, item.scan or Scan(), gaps)
+    segments = {item.segment.path for item in loaded}
+    for name in state.filesystem.list_names(state.directory):
+        path = os.path.join(state.directory, name)
+        if name.endswith(DAMAGED) and path.removesuffix(DAMAGED) not in segments:
+            with contextlib.suppress(FileNotFoundError):
+                state.asides[path] = state.filesystem.size(path)
+    return tuple(damaged)

@@ -1,0 +1,192 @@
+"""Reading a whole segment: to rebuild its index, and to tell a torn tail from damage.
+
+**Torn or damaged?** Every commit is one write that begins with a ``STREAMS`` entry (the *commit mark*), and the writer
+begins a commit only after the fsync of the one before. So bytes that are no valid entry may be
+
+- *torn*: part of the last commit, whose fsync never returned. Nothing of that commit was acknowledged, and whatever
+  follows the bad bytes may go with them.
+- *damaged*: a commit mark stands somewhere after them. Then the commit they belong to had been synced, and its records
+  acknowledged. Cutting there would throw away acknowledged records in silence; the bad bytes alone are lost, what
+  follows is kept, and the lost sequence numbers get a gap notice.
+
+The one case that cannot be told apart is damage to the very last commit of an unsealed segment: it reads as torn.
+A mark names the streams that the commit before it wrote, with their next seq, so that no lost entry can make a
+sequence number be given out twice.
+
+After bad bytes the next entry is found by the length in the bad entry's header if that leads to a sound entry, and
+otherwise by looking for the shape of one; either way it counts only if its checksum, which is seeded with its place in
+the log, is right.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from protocols import batch
+from protocols.batch import BatchHeader
+from protocols.errors import CodecError, UnsupportedVersion
+from protocols.segment import (
+    ENTRY_HEADER_BYTES,
+    HEADER_BYTES,
+    EntryKind,
+    GapNotice,
+    StreamEntry,
+    decode_body,
+)
+from storage.segment_log.frames import Frame, SegmentBytes
+from storage.segment_log.index import SegmentIndex
+
+_SEARCH_BYTES = 1 << 20
+_KIND_AT = 8
+"""Offset of the kind byte in an entry's header."""
+_SHAPE = re.compile(
+    rb"\x01\0\0\0WFB|\x02\0\0\0\x95|\x03\0\0\0\x94|\x04\0\0\0|\x05\0\0\0[\x80-\x8f\xde\xdf]|\x0f\0\0\0\x93", re.DOTALL
+)
+"""Kind, padding and the first bytes of the body of each kind of entry."""
+_SHAPE_BYTES = 7
+
+
+class _Found(NamedTuple):
+    frame: Frame
+    value: BatchHeader | dict[int, StreamEntry] | GapNotice | None
+    after_hole: bool
+
+
+@dataclass
+class Scan:
+    """What a walk over a segment found."""
+
+    end: int = HEADER_BYTES
+    """Offset at which the entries that count end. In a segment that may be torn, cut here."""
+    index: SegmentIndex = field(default_factory=SegmentIndex)
+    next_seqs: dict[int, int] = field(default_factory=dict)
+    """Stream -> the highest next seq that a mark, batch or notice implies."""
+    begins: dict[int, int] = field(default_factory=dict)
+    """Stream -> the first number the segment speaks of."""
+    damage: list[tuple[int, int]] = field(default_factory=list)
+    """Byte ranges that are no entries although they had been synced."""
+    last_mark: int = HEADER_BYTES
+    """Offset of the last commit mark."""
+    torn_bytes: int = 0
+    """Bytes after ``end`` up to the last that is not zero."""
+    _resumed: set[int] = field(default_factory=set)
+
+    def accept(self, found: _Found) -> None:
+        """Take an entry into the account."""
+        frame, value, after_hole = found
+        if after_hole:
+            self._resumed.clear()
+        self.end = frame.end
+        if isinstance(value, BatchHeader):
+            point = bool(self.damage) and value.stream not in self._resumed
+            self._resumed.add(value.stream)
+            self.index.add_batch(value, frame.offset, point=point)
+            self._saw(value.stream, value.base_seq, value.end_seq)
+        elif isinstance(value, GapNotice):
+            self.index.gaps.append(value)
+            self._saw(value.stream, value.first, value.end)
+        elif isinstance(value, dict):
+            self.last_mark = frame.offset
+            for stream, entry in value.items():
+                self.index.streams[stream] = entry.name
+                self._saw(stream, entry.next_seq, entry.next_seq)
+
+    def _saw(self, stream: int, first: int, end: int) -> None:
+        self.begins.setdefault(stream, first)
+        self.next_seqs[stream] = max(self.next_seqs.get(stream, 0), end)
+
+
+def scan_segment(source: SegmentBytes, *, may_be_torn: bool) -> Scan:
+    """Walk all entries of a segment after its header.
+
+    Args:
+        may_be_torn: it is the newest segment and was not sealed; see the module's text.
+
+    Raises:
+        UnsupportedVersion: a sound entry that only a later release understands.
+        OSError: the file cannot be read.
+    """
+    scan = Scan()
+    doubtful: list[_Found] = []
+    holes: list[tuple[int, int]] = []
+    offset = HEADER_BYTES
+    after_hole = False
+    while True:
+        found = _entry_at(source, offset, after_hole)
+        if found is None:
+            following = find_entry(source, offset)
+            if following is None:
+                break
+            holes.append((offset, following))
+            offset, after_hole = following, True
+            continue
+        sealing = found.frame.kind is EntryKind.FOOTER
+        if not sealing:
+            doubtful.append(found)
+        if not may_be_torn or not holes or sealing or found.frame.kind is EntryKind.STREAMS:
+            scan.damage += holes
+            for known in doubtful:
+                scan.accept(known)
+            holes.clear()
+            doubtful.clear()
+        if sealing:
+            # The crash came while the segment was sealed; the footer says nothing that the entries do not.
+            return scan
+        offset, after_hole = found.frame.end, False
+    scan.torn_bytes = _last_nonzero(source, scan.end) - scan.end
+    return scan
+
+
+def _entry_at(source: SegmentBytes, offset: int, after_hole: bool) -> _Found | None:
+    try:
+        frame = source.entry(offset)
+        if frame is None:
+            return None
+        return _Found(frame._replace(body=memoryview(b"")), _value(frame), after_hole)
+    except UnsupportedVersion:
+        raise
+    except CodecError:
+        return None
+
+
+def _value(frame: Frame) -> BatchHeader | dict[int, StreamEntry] | GapNotice | None:
+    if frame.kind is EntryKind.BATCH:
+        return batch.decode_header(frame.body)
+    if frame.kind is EntryKind.CLOCK:
+        return None
+    value = decode_body(frame.kind, frame.body)
+    return value if isinstance(value, dict | GapNotice) else None
+
+
+def find_entry(source: SegmentBytes, bad: int) -> int | None:
+    """Offset of the next sound entry after the bad bytes at ``bad``."""
+    try:
+        head = source.peek(bad)
+    except CodecError:
+        head = None
+    if head is not None:
+        chained = bad + ENTRY_HEADER_BYTES + head[1]
+        if _entry_at(source, chained, True):
+            return chained
+    at = bad + 1
+    while at + ENTRY_HEADER_BYTES < source.end:
+        block = bytes(source.piece(at, _SEARCH_BYTES))
+        for match in _SHAPE.finditer(block):
+            candidate = at + match.start() - _KIND_AT
+            if candidate > bad and _entry_at(source, candidate, True):
+                return candidate
+        if len(block) < _SEARCH_BYTES:
+            return None
+        at += len(block) - _SHAPE_BYTES
+    return None
+
+
+def _last_nonzero(source: SegmentBytes, start: int) -> int:
+    end = start
+    for at in range(start, source.end, _SEARCH_BYTES):
+        block = bytes(source.piece(at, min(_SEARCH_BYTES, source.end - at))).rstrip(b"\0")
+        if block:
+            end = at + len(block)
+    return end

@@ -1,0 +1,122 @@
+"""What the owner's thread, the writer thread and readers share, under one lock."""
+
+from __future__ import annotations
+
+import threading
+from bisect import bisect_left
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from protocols.batch import ClockReading
+from protocols.ranges import RangeSet
+from protocols.segment import GapNotice, StreamEntry
+from storage.filesystem import FileSystem
+from storage.segment_log.errors import LogFailed
+from storage.segment_log.pending import PendingQueue
+from storage.segment_log.segment_file import Segment
+from storage.segment_log.settings import LogSettings
+from storage.segment_log.tail import MemoryTail
+
+SYNC_BUCKETS_S = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 5.0)
+"""Upper bounds of the histogram of write + sync times; one more bucket counts what took longer."""
+
+
+@dataclass
+class LaneState:
+    """One stream of the log."""
+
+    name: str
+    next_seq: int = 0
+    """The next sequence number to give out."""
+    durable_end: int = 0
+    """Everything below is durable, or a recorded gap, or deleted after its release."""
+    held: RangeSet = field(default_factory=RangeSet)
+    """Records on disk that can be read."""
+    gaps: list[GapNotice] = field(default_factory=list)
+    released: RangeSet = field(default_factory=RangeSet)
+
+
+@dataclass
+class Counters:
+    """Sums since the log was opened."""
+
+    commits: int = 0
+    records: int = 0
+    bytes_written: int = 0
+    sync_seconds: float = 0.0
+    sync_seconds_max: float = 0.0
+    sync_buckets: list[int] = field(default_factory=lambda: [0] * (len(SYNC_BUCKETS_S) + 1))
+
+    def timed(self, seconds: float) -> None:
+        """Count one write + sync."""
+        self.sync_seconds += seconds
+        self.sync_seconds_max = max(self.sync_seconds_max, seconds)
+        self.sync_buckets[bisect_left(SYNC_BUCKETS_S, seconds)] += 1
+
+
+class LogState:
+    """The log in memory. Every attribute but the constant ones is guarded by ``changed`` (a lock and its condition)."""
+
+    def __init__(
+        self,
+        filesystem: FileSystem,
+        directory: str,
+        settings: LogSettings,
+        log_id: int,
+        clock_reading: Callable[[], ClockReading],
+    ) -> None:
+        self.filesystem = filesystem
+        self.directory = directory
+        self.settings = settings
+        self.log_id = log_id
+        self.changed = threading.Condition()
+        self.lanes: dict[int, LaneState] = {}
+        self.numbers: dict[str, int] = {}
+        self.segments: list[Segment] = []
+        """In log order; the last one is being written."""
+        self.asides: dict[str, int] = {}
+        """Damaged files kept aside whose segment is gone, with their sizes: the first to go when space is needed."""
+        self.queue = PendingQueue(clock_reading)
+        self.tail = MemoryTail(settings.tail_bytes)
+        self.unmarked: set[int] = set()
+        """Streams that the next commit mark must name: declared, or written by the last commit."""
+        self.counters = Counters()
+        self.failed: LogFailed | None = None
+
+    def stream_entries(self) -> dict[int, StreamEntry]:
+        """All streams as a segment's first entry names them."""
+        return {stream: StreamEntry(lane.name, lane.durable_end) for stream, lane in self.lanes.items()}
+
+    def mark_entries(self) -> dict[int, StreamEntry]:
+        """The streams that the next commit mark names."""
+        return {
+            stream: StreamEntry(self.lanes[stream].name, self.lanes[stream].durable_end) for stream in self.unmarked
+        }
+
+    def declare(self, name: str) -> int:
+        """The number of a stream, a new one if the name is new."""
+        number = self.numbers.get(name)
+        if number is None:
+            number = self.numbers[name] = max(self.lanes, default=0) + 1
+            self.lanes[number] = LaneState(name)
+            self.unmarked.add(number)
+        return number
+
+    def add_gap(self, gap: GapNotice) -> None:
+        """Account for a durable gap notice."""
+        lane = self.lanes[gap.stream]
+        lane.gaps.append(gap)
+        lane.held.remove(gap.first, gap.end)
+
+    def bytes_on_disk(self) -> int:
+        """Bytes of all the log's files."""
+        return sum(segment.size for segment in self.segments) + sum(self.asides.values())
+
+
+def next_held(ranges: RangeSet, seq: int) -> int | None:
+    """The lowest held number at or above ``seq``."""
+    if seq in ranges:
+        return seq
+    if seq >= ranges.end:
+        return None
+    return ranges.missing(seq, ranges.end)[0][1]

@@ -1,0 +1,40 @@
+"""The writer thread: the only thread that writes the log."""
+
+from __future__ import annotations
+
+import threading
+
+from storage.segment_log.committer import Committer
+from storage.segment_log.settings import COMMIT_BYTES_MAX
+from storage.segment_log.state import LogState
+
+
+class WriterThread:
+    """Calls ``Committer.run_once`` as soon as anything is pending; writing, syncing and compressing release the GIL."""
+
+    def __init__(self, state: LogState, committer: Committer) -> None:
+        self._state = state
+        self._committer = committer
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="weft-log-writer", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Commit what is pending, then end the thread."""
+        self._stopping.set()
+        with self._state.changed:
+            self._state.changed.notify_all()
+        self._thread.join()
+
+    def _run(self) -> None:
+        state, stopping = self._state, self._stopping
+        interval_s = state.settings.commit_interval_s
+        while True:
+            with state.changed:
+                while not state.queue and not stopping.is_set():
+                    state.changed.wait()
+                if state.failed or not state.queue:
+                    return
+            self._committer.run_once()
+            if interval_s and state.queue.raw_bytes < COMMIT_BYTES_MAX:
+                stopping.wait(interval_s)

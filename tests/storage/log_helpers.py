@@ -1,0 +1,71 @@
+"""What the tests of the segment log share: a log on the fake disk with a clock of its own, and reading it back."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass, field
+
+from protocols.batch import ClockReading, ClockState, decode_header, records
+from storage.filesystem import FileSystem
+from storage.segment_log import LogSettings, SegmentLog
+from tests.storage.fakes import FakeFileSystem
+
+DIRECTORY = "/node/log"
+SMALL = LogSettings(segment_bytes=4096, budget_bytes=1 << 20, tail_bytes=2000, pending_bytes_max=1 << 20)
+
+
+@dataclass
+class Clock:
+    """Advances by one microsecond at each look."""
+
+    ticks: itertools.count[int] = field(default_factory=lambda: itertools.count(1_000_000, 1000))
+
+    def wall(self) -> int:
+        return next(self.ticks)
+
+    def reading(self) -> ClockReading:
+        return ClockReading(7, next(self.ticks), ClockState.SYNCED)
+
+
+def open_log(
+    filesystem: FileSystem,
+    settings: LogSettings = SMALL,
+    *,
+    directory: str = DIRECTORY,
+    log_id: int = 0xABCD,
+    clock: Clock | None = None,
+    start_writer: bool = False,
+) -> SegmentLog:
+    clock = clock or Clock()
+    return SegmentLog.open(
+        directory, settings, filesystem=filesystem, wall_clock=clock.wall, clock_reading=clock.reading,
+        random_bits=lambda bits: log_id, post=lambda deliver: deliver(), start_writer=start_writer,
+    )  # fmt: skip
+
+
+def commit_all(log: SegmentLog) -> None:
+    while log.committer.run_once():
+        pass
+
+
+def put(log: SegmentLog, stream: int, *payloads: bytes, time: int = 5) -> int:
+    """Append records and make them durable."""
+    base_seq = log.append(stream, time, [b"k"] * len(payloads), list(payloads))
+    commit_all(log)
+    return base_seq
+
+
+def read_all(log: SegmentLog, stream: int, seq: int = 0, *, bytes_max: int = 1 << 20) -> dict[int, bytes]:
+    """All records from ``seq`` on, by repeated reads."""
+    found: dict[int, bytes] = {}
+    while batches := log.read(stream, seq, bytes_max):
+        for data in batches:
+            for record in records(data):
+                assert record.seq not in found
+                found[record.seq] = record.payload
+            seq = decode_header(data).end_seq
+    return found
+
+
+def segment_paths(filesystem: FakeFileSystem) -> list[str]:
+    return [f"{DIRECTORY}/{name}" for name in filesystem.list_names(DIRECTORY) if name.endswith(".seg")]

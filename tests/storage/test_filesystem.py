@@ -1,0 +1,167 @@
+"""The door to the disk: what the real one and the forgetful fake have in common, and what only the fake can show."""
+
+from __future__ import annotations
+
+import random
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from storage.filesystem import DirectoryInUse, FileSystem, OSFileSystem, write_atomically
+from tests.storage.fakes import FakeFileSystem, eio
+
+
+@pytest.fixture(params=["real", "fake"])
+def place(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[FileSystem, str]:
+    """A file system and an empty directory in it."""
+    if request.param == "real":
+        return OSFileSystem(), str(tmp_path)
+    fake = FakeFileSystem()
+    fake.make_directory("/d")
+    return fake, "/d"
+
+
+def test_files_are_written_read_and_resized(place: tuple[FileSystem, str]) -> None:
+    filesystem, directory = place
+    file = filesystem.create(f"{directory}/a")
+    file.write_at(3, b"hello")
+    assert file.read_at(0, 100) == b"\0\0\0hello"
+    assert file.read_at(4, 2) == b"el"
+    assert file.read_at(50, 2) == b""
+    file.allocate(20)
+    assert file.size() == 20
+    assert file.read_at(8, 100) == bytes(12)
+    file.allocate(10)
+    assert file.size() == 20
+    file.truncate(5)
+    file.truncate(7)
+    file.sync()
+    assert file.read_at(0, 100) == b"\0\0\0he\0\0"
+    file.close()
+    file.close()
+    assert filesystem.size(f"{directory}/a") == 7
+    assert filesystem.read(f"{directory}/a") == b"\0\0\0he\0\0"
+
+
+def test_names_follow_posix(place: tuple[FileSystem, str]) -> None:
+    filesystem, directory = place
+    a, b, c = (f"{directory}/{name}" for name in "abc")
+    with pytest.raises(FileNotFoundError):
+        filesystem.open(a)
+    filesystem.create(a).close()
+    with pytest.raises(FileExistsError):
+        filesystem.create(a)
+    filesystem.link(a, b)
+    with pytest.raises(FileExistsError):
+        filesystem.link(a, b)
+    file = filesystem.open(a)
+    file.write_at(0, b"one file, two names")
+    file.close()
+    assert filesystem.read(b) == b"one file, two names"
+    filesystem.rename(b, c)
+    filesystem.remove(a)
+    filesystem.sync_directory(directory)
+    assert filesystem.list_names(directory) == ["c"]
+    assert filesystem.exists(c)
+    assert not filesystem.exists(a)
+    with pytest.raises(FileNotFoundError):
+        filesystem.remove(a)
+
+
+def test_directories_are_made_with_their_parents(place: tuple[FileSystem, str]) -> None:
+    filesystem, directory = place
+    deep = f"{directory}/x/y/z"
+    assert not filesystem.is_directory(deep)
+    filesystem.make_directory(deep)
+    filesystem.make_directory(deep)
+    assert filesystem.is_directory(deep)
+    assert filesystem.list_names(directory) == ["x"]
+    assert filesystem.free_bytes(deep) > 0
+    with pytest.raises(FileNotFoundError):
+        filesystem.list_names(f"{directory}/none")
+
+
+def test_a_directory_is_locked_once(place: tuple[FileSystem, str]) -> None:
+    filesystem, directory = place
+    lock = filesystem.lock(directory)
+    with pytest.raises(DirectoryInUse, match="in use by another process"):
+        filesystem.lock(directory)
+    lock.close()
+    filesystem.lock(directory).close()
+
+
+def test_another_process_is_kept_out(tmp_path: Path) -> None:
+    lock = OSFileSystem().lock(str(tmp_path))
+    program = f"from storage.filesystem import OSFileSystem\nOSFileSystem().lock({str(tmp_path)!r})"
+    outcome = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert "DirectoryInUse" in outcome.stderr
+    lock.close()
+    assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
+
+
+def test_write_atomically_replaces_content(place: tuple[FileSystem, str]) -> None:
+    filesystem, directory = place
+    for content in (b"one", b"a longer two", b""):
+        write_atomically(filesystem, f"{directory}/a", content)
+        assert filesystem.read(f"{directory}/a") == content
+    assert filesystem.list_names(directory) == ["a"]
+
+
+@pytest.mark.parametrize("failing", range(1, 7))
+def test_write_atomically_leaves_old_or_new_after_any_crash(failing: int) -> None:
+    for seed in range(20):
+        disk = FakeFileSystem()
+        disk.make_directory("/d")
+        write_atomically(disk, "/d/a", b"old" * 1000)
+        remaining = [failing]
+
+        def fail(call: str, path: str, remaining: list[int] = remaining) -> OSError | None:
+            remaining[0] -= 1
+            return None if remaining[0] else eio()
+
+        disk.fail = fail
+        try:
+            write_atomically(disk, "/d/a", b"new!" * 1000)
+            written = True
+        except OSError:
+            written = False
+        found = disk.power_cut(random.Random(seed)).read("/d/a")
+        assert found in (b"old" * 1000, b"new!" * 1000)
+        assert not written or found == b"new!" * 1000
+
+
+def test_the_fake_forgets_what_was_not_synced() -> None:
+    disk = FakeFileSystem()
+    disk.make_directory("/d")
+    file = disk.create("/d/a")
+    file.write_at(0, b"a" * 2000)
+    file.sync()
+    outcomes = {tuple(disk.power_cut(random.Random(seed)).list_names("/d")) for seed in range(20)}
+    assert outcomes == {(), ("a",)}
+    disk.sync_directory("/d")
+    file.write_at(0, b"b" * 2000)
+    contents = [disk.power_cut(random.Random(seed)).read("/d/a") for seed in range(60)]
+    assert b"a" * 2000 in contents
+    assert b"b" * 2000 in contents
+    torn = [content for content in contents if b"a" in content and b"b" in content]
+    assert torn
+    assert all(content[at] == content[at - at % 512] for content in torn for at in range(2000))
+    file.sync()
+    assert disk.power_cut(random.Random(0)).read("/d/a") == b"b" * 2000
+
+
+def test_the_fake_never_makes_durable_what_a_failed_sync_dropped() -> None:
+    disk = FakeFileSystem()
+    disk.make_directory("/d")
+    file = disk.create("/d/a")
+    disk.sync_directory("/d")
+    file.write_at(0, b"x")
+    disk.fail = lambda call, path: eio() if call == "sync" else None
+    with pytest.raises(OSError, match="injected"):
+        file.sync()
+    disk.fail = lambda call, path: None
+    file.sync()
+    assert disk.read("/d/a") == b"x"
+    assert disk.power_cut(random.Random(0)).read("/d/a") == b""

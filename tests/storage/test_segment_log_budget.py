@@ -1,0 +1,145 @@
+"""The disk budget: released segments go first, nothing else ever goes, and devices are refused before it breaks."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from protocols.ranges import RangeSet
+from protocols.segment import EntryKind
+from storage.segment_log import LogFull, LogSettings, SegmentLog
+from storage.segment_log.inspect import inspect_log
+from tests.storage.fakes import FakeFileSystem
+from tests.storage.log_helpers import DIRECTORY, commit_all, open_log, read_all, segment_paths
+
+SETTINGS = LogSettings(segment_bytes=4096, budget_bytes=8 * 4096, tail_bytes=0)
+
+
+@pytest.fixture
+def disk() -> FakeFileSystem:
+    return FakeFileSystem()
+
+
+def fill(log: SegmentLog, stream: int, records: int = 10_000) -> int:
+    """Append one by one until refused. Returns how many were taken."""
+    for index in range(records):
+        try:
+            log.append(stream, index, [b"k"], [random.Random(index).randbytes(100)])
+        except LogFull:
+            return index
+        commit_all(log)
+        assert log.stats().bytes_on_disk <= log.stats().budget_bytes
+    return records
+
+
+def test_a_full_log_refuses_and_loses_nothing(disk: FakeFileSystem) -> None:
+    log = open_log(disk, SETTINGS)
+    stream = log.stream("one")
+    taken = fill(log, stream)
+    assert 50 < taken < 300
+    with pytest.raises(LogFull, match="restore the link to the hub, or raise the disk budget"):
+        log.append(stream, 5, [b"k"], [bytes(3000)])
+    assert log.next_seq(stream) == taken
+    assert len(read_all(log, stream)) == taken
+    assert not log.gaps(stream)
+
+
+def test_released_segments_make_room_oldest_first(disk: FakeFileSystem) -> None:
+    log = open_log(disk, SETTINGS)
+    stream = log.stream("one")
+    taken = fill(log, stream)
+    before = segment_paths(disk)
+    log.release(stream, RangeSet([(0, taken)]))
+    # Released is not deleted: the space is not needed yet.
+    assert segment_paths(disk) == before
+    log.append(stream, 5, [b"k"], [bytes(3000)])
+    commit_all(log)
+    more = fill(log, stream, records=30)
+    assert more == 30
+    assert before[0] not in segment_paths(disk)
+    assert log.stats().bytes_on_disk <= SETTINGS.budget_bytes
+    held = log.ranges(stream)
+    assert len(held) == 1
+    assert held.end == taken + 31
+    assert set(read_all(log, stream)) == set(range(next(iter(held))[0], taken + 31))
+
+
+def test_one_unreleased_record_keeps_its_segment_and_all_later_ones(disk: FakeFileSystem) -> None:
+    log = open_log(disk, SETTINGS)
+    one, two = log.stream("one"), log.stream("two")
+    log.append(two, 5, [b"k"], [b"not yet at the hub"])
+    taken = fill(log, one)
+    log.release(one, RangeSet([(0, taken)]))
+    assert fill(log, one) == 0
+    assert read_all(log, two) == {0: b"not yet at the hub"}
+    log.release(two, RangeSet([(0, 1)]))
+    assert fill(log, one, records=20) == 20
+    assert not log.ranges(two)
+
+
+def test_numbers_go_on_after_everything_older_was_deleted(disk: FakeFileSystem) -> None:
+    log = open_log(disk, SETTINGS)
+    quiet, busy = log.stream("quiet"), log.stream("busy")
+    log.append(quiet, 5, [b"k"] * 3, [b"x"] * 3)
+    log.release(quiet, RangeSet([(0, 3)]))
+    total = 0
+    for _ in range(4):
+        total += fill(log, busy)
+        log.release(busy, RangeSet([(0, total)]))
+    total += fill(log, busy, records=5)
+    assert not log.ranges(quiet)
+    for cut in (disk.power_cut(random.Random(3)), disk):
+        cut.kill_process()
+        again = open_log(cut, SETTINGS)
+        assert again.next_seq(quiet) == 3
+        assert again.next_seq(busy) == total
+        assert not again.recovery.gaps
+        assert again.streams() == {"quiet": quiet, "busy": busy}
+
+
+def test_the_space_of_other_files_counts(disk: FakeFileSystem) -> None:
+    log = open_log(disk, SETTINGS)
+    disk.free = 4096
+    taken = fill(log, log.stream("one"))
+    assert taken < 80
+    disk.free = 1 << 30
+    assert fill(log, log.stream("one"), records=20) == 20
+
+
+def test_a_file_kept_aside_goes_when_its_segment_went_and_space_is_needed(disk: FakeFileSystem) -> None:
+    log = open_log(disk, SETTINGS)
+    stream = log.stream("one")
+    taken = fill(log, stream)
+    first = segment_paths(disk)[0]
+    batch = next(item for item in inspect_log(DIRECTORY, disk) if item.kind is EntryKind.BATCH)
+    disk.flip(first, batch.offset + 50)
+    assert len(read_all(log, stream)) == taken - 1
+    assert f"{first}.damaged" in [f"{DIRECTORY}/{name}" for name in disk.list_names(DIRECTORY)]
+    log.release(stream, RangeSet([(0, taken)]))
+    assert fill(log, stream, records=60) == 60
+    assert not [name for name in disk.list_names(DIRECTORY) if name.endswith(".damaged")]
+    assert log.stats().bytes_on_disk <= SETTINGS.budget_bytes
+
+
+def test_a_record_longer_than_a_segment_has_its_own(disk: FakeFileSystem) -> None:
+    log = open_log(disk, LogSettings(segment_bytes=4096, budget_bytes=1 << 20, tail_bytes=0))
+    stream = log.stream("one")
+    payloads = [b"before", random.Random(1).randbytes(50_000), b"after"]
+    for payload in payloads:
+        log.append(stream, 5, [b"k"], [payload])
+        commit_all(log)
+    assert read_all(log, stream) == dict(enumerate(payloads))
+    log.close()
+    assert read_all(open_log(disk), stream) == dict(enumerate(payloads))
+
+
+def test_settings_that_cannot_work_are_refused_with_what_to_do() -> None:
+    with pytest.raises(ValueError, match="raise the budget or make segments smaller"):
+        LogSettings(segment_bytes=1 << 20, budget_bytes=1 << 20)
+    with pytest.raises(ValueError, match="segment_bytes is 10; choose"):
+        LogSettings(segment_bytes=10)
+    with pytest.raises(ValueError, match="compression_level is 40; choose 1 to 19"):
+        LogSettings(compression_level=40)
+    with pytest.raises(ValueError, match="must not be negative"):
+        LogSettings(tail_bytes=-1)

@@ -1,0 +1,303 @@
+"""What opening a log does with what a crash or a bad disk left, and what reads do with rot."""
+
+from __future__ import annotations
+
+import random
+import struct
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from protocols.segment import (
+    HEADER_BYTES,
+    EntryKind,
+    GapReason,
+    SegmentHeader,
+    encode_entry_header,
+    encode_header,
+    file_name,
+)
+from storage.segment_log import LogFailed, LogSettings, LogVersionError, SegmentLog
+from storage.segment_log.inspect import Inspected, inspect_log
+from tests.storage.fakes import FakeFileSystem, eio
+from tests.storage.log_helpers import DIRECTORY, commit_all, open_log, put, read_all, segment_paths
+
+NO_TAIL = LogSettings(segment_bytes=4096, budget_bytes=1 << 20, tail_bytes=0)
+
+
+@pytest.fixture
+def disk() -> FakeFileSystem:
+    return FakeFileSystem()
+
+
+def filled(disk: FakeFileSystem, commits: int = 60) -> tuple[SegmentLog, dict[int, dict[int, bytes]]]:
+    """A log of two streams over several segments, and what it holds."""
+    log = open_log(disk, NO_TAIL)
+    held: dict[int, dict[int, bytes]] = {log.stream("one"): {}, log.stream("two"): {}}
+    for index in range(commits):
+        for stream, records in held.items():
+            if (index + stream) % 3 == 0:
+                continue
+            payloads = [random.Random(index * 7 + stream + part).randbytes(30) for part in range(1 + index % 4)]
+            base_seq = log.append(stream, 5, [b"k"] * len(payloads), payloads)
+            records.update(enumerate(payloads, base_seq))
+        commit_all(log)
+    return log, held
+
+
+def entries(disk: FakeFileSystem, path: str) -> list[Inspected]:
+    return [item for item in inspect_log(DIRECTORY, disk) if path.endswith(item.segment)]
+
+
+def assert_only_noticed_losses(log: SegmentLog, held: dict[int, dict[int, bytes]]) -> int:
+    """Every record is there unaltered, or under a gap notice. Returns how many are lost."""
+    lost = 0
+    for stream, records in held.items():
+        found = read_all(log, stream)
+        commit_all(log)
+        gone = {seq for gap in log.gaps(stream) for seq in range(gap.first, gap.end)}
+        assert found == {seq: payload for seq, payload in records.items() if seq not in gone}
+        assert gone == set(records) - set(found)
+        assert log.next_seq(stream) == len(records)
+        assert all(gap.reason == GapReason.CORRUPTION for gap in log.gaps(stream))
+        lost += len(gone)
+    return lost
+
+
+def test_a_torn_tail_is_cut_and_reported(disk: FakeFileSystem, caplog: pytest.LogCaptureFixture) -> None:
+    log = open_log(disk)
+    stream = log.stream("one")
+    put(log, stream, b"a", b"b")
+    path = segment_paths(disk)[0]
+    end = log._state.segments[-1].end
+    log.append(stream, 5, [b"k"], [b"never synced"])
+    commit_all(log)
+    torn = log._state.segments[-1].end
+    disk.flip(path, torn - 3)
+    disk.kill_process()
+    log = open_log(disk)
+    report = log.recovery
+    assert report.torn_file == path
+    assert end < (report.torn_offset or 0) < torn
+    assert 0 < report.torn_bytes <= torn - end
+    assert report.lanes == {"one": 2}
+    assert "cut a torn tail" in caplog.text
+    assert not any(disk.content(path)[report.torn_offset or 0 :])
+    assert put(log, stream, b"c") == 2
+    disk.kill_process()
+    log = open_log(disk)
+    assert log.recovery.torn_bytes == 0
+    assert read_all(log, stream) == {0: b"a", 1: b"b", 2: b"c"}
+
+
+def test_what_lay_beyond_a_cut_never_comes_back(disk: FakeFileSystem) -> None:
+    log = open_log(disk)
+    one, two = log.stream("one"), log.stream("two")
+    log.append(one, 5, [b"k"], [b"aaaa"])
+    log.append(two, 5, [b"k"], [b"stale"])
+    commit_all(log)
+    torn = next(item for item in entries(disk, segment_paths(disk)[0]) if item.kind is EntryKind.BATCH)
+    disk.flip(segment_paths(disk)[0], torn.offset + 20)
+    disk.kill_process()
+    log = open_log(disk)
+    # The same bytes again up to the entry that was behind the torn one; its checksum is right for its place.
+    put(log, one, b"bbbb")
+    disk.kill_process()
+    log = open_log(disk)
+    assert read_all(log, one) == {0: b"bbbb"}
+    assert read_all(log, two) == {}
+
+
+def test_rot_in_acknowledged_bytes_of_the_newest_segment_is_no_torn_tail(disk: FakeFileSystem) -> None:
+    log, held = filled(disk, commits=8)
+    assert len(segment_paths(disk)) == 1
+    batches = [item for item in entries(disk, segment_paths(disk)[0]) if item.kind is EntryKind.BATCH]
+    disk.flip(segment_paths(disk)[0], batches[3].offset + 30)
+    disk.kill_process()
+    log = open_log(disk, NO_TAIL)
+    assert log.recovery.torn_bytes == 0
+    assert [gap.reason for gap in log.recovery.gaps] == [GapReason.CORRUPTION]
+    assert log.recovery.damaged == (segment_paths(disk)[0],)
+    assert f"{segment_paths(disk)[0]}.damaged" in [f"{DIRECTORY}/{name}" for name in disk.list_names(DIRECTORY)]
+    assert assert_only_noticed_losses(log, held) > 0
+
+
+def test_numbers_of_a_lost_commit_are_not_given_out_again(disk: FakeFileSystem) -> None:
+    log = open_log(disk)
+    one, two = log.stream("one"), log.stream("two")
+    put(log, one, b"acknowledged", b"and sent to the hub")
+    put(log, two, b"later")
+    batch = next(item for item in entries(disk, segment_paths(disk)[0]) if item.kind is EntryKind.BATCH)
+    disk.flip(segment_paths(disk)[0], batch.offset + 40)
+    disk.kill_process()
+    log = open_log(disk)
+    assert [(gap.first, gap.end) for gap in log.gaps(one)] == [(0, 2)]
+    assert put(log, one, b"next") == 2
+    assert read_all(log, one) == {2: b"next"}
+
+
+@settings(max_examples=60, deadline=None)
+@given(data=st.data(), reopen=st.booleans())
+def test_a_flipped_bit_anywhere_in_a_sealed_segment_is_noticed_or_harmless(data: st.DataObject, reopen: bool) -> None:
+    disk = FakeFileSystem()
+    log, held = filled(disk)
+    path = data.draw(st.sampled_from(segment_paths(disk)[:-1]))
+    offset = data.draw(st.integers(0, len(disk.content(path)) - 1))
+    if reopen:
+        log.close()
+    disk.flip(path, offset, data.draw(st.integers(0, 7)))
+    if reopen:
+        log = open_log(disk, NO_TAIL)
+    lost = assert_only_noticed_losses(log, held)
+    assert lost <= 4
+    log.close()
+    log = open_log(disk, NO_TAIL)
+    assert not log.recovery.gaps
+    assert assert_only_noticed_losses(log, held) == lost
+
+
+@settings(max_examples=30, deadline=None)
+@given(seed=st.integers(0, 1 << 32))
+def test_a_wiped_stretch_of_a_sealed_segment_loses_only_its_own_records(seed: int) -> None:
+    disk = FakeFileSystem()
+    log, held = filled(disk)
+    log.close()
+    chance = random.Random(seed)
+    path = chance.choice(segment_paths(disk)[:-1])
+    content = disk.content(path)
+    start = chance.randrange(len(content))
+    content[start : start + 700] = bytes(len(content[start : start + 700]))
+    log = open_log(disk, NO_TAIL)
+    assert assert_only_noticed_losses(log, held) < len(held[1])
+
+
+def test_a_segment_that_is_gone_becomes_gap_notices(disk: FakeFileSystem) -> None:
+    log, held = filled(disk)
+    log.close()
+    disk.remove(segment_paths(disk)[1])
+    log = open_log(disk, NO_TAIL)
+    assert log.recovery.gaps
+    assert assert_only_noticed_losses(log, held) > 0
+
+
+def test_sectors_that_cannot_be_read_become_gap_notices(disk: FakeFileSystem) -> None:
+    log, held = filled(disk)
+    path = segment_paths(disk)[0]
+    disk.fail = lambda call, at: eio() if (call, at) == ("read_at", path) else None
+    assert assert_only_noticed_losses(log, held) > 0
+    assert read_all(log, 1)
+
+
+def test_a_damaged_footer_costs_nothing_but_a_scan(disk: FakeFileSystem) -> None:
+    log, held = filled(disk)
+    log.close()
+    for path in segment_paths(disk):
+        disk.flip(path, len(disk.content(path)) - 1)
+    log = open_log(disk, NO_TAIL)
+    assert assert_only_noticed_losses(log, held) == 0
+
+
+def test_opening_reads_footers_not_segments(disk: FakeFileSystem) -> None:
+    log, _ = filled(disk, commits=400)
+    log.close()
+    disk.calls.clear()
+    open_log(disk, NO_TAIL)
+    old = segment_paths(disk)[0]
+    assert len(segment_paths(disk)) > 10
+    assert sum((call, path) == ("read_at", old) for call, path in disk.calls) <= 3
+
+
+def test_a_later_version_is_left_alone(disk: FakeFileSystem) -> None:
+    log, _ = filled(disk)
+    log.close()
+    content = disk.content(segment_paths(disk)[-1])
+    header = bytes(content[:HEADER_BYTES])
+    content[3:8] = b"\x02\0\0\0\0"  # version 2, and whatever checksum version 2 may have
+    before = disk.list_names(DIRECTORY)
+    with pytest.raises(LogVersionError, match="later release of Weft"):
+        open_log(disk)
+    assert disk.list_names(DIRECTORY) == before
+    content[:HEADER_BYTES] = header
+    assert open_log(disk).recovery.lanes
+
+
+def test_an_entry_of_a_later_version_is_left_alone(disk: FakeFileSystem) -> None:
+    log = open_log(disk)
+    put(log, log.stream("one"), b"a")
+    end = log._state.segments[-1].end
+    body = b"from the future"
+    disk.kill_process()
+    for kind, said in ((9, "unknown kind 9"), (EntryKind.FUNCTION_COMMIT, "function commit")):
+        entry = encode_entry_header(end, kind, body) + body  # type: ignore[arg-type]
+        disk.content(segment_paths(disk)[0])[end : end + len(entry)] = entry
+        with pytest.raises(LogVersionError, match=said):
+            open_log(disk)
+
+
+def test_a_directory_without_a_readable_header_begins_a_new_log_and_keeps_the_old_files(disk: FakeFileSystem) -> None:
+    log = open_log(disk, log_id=1)
+    put(log, log.stream("one"), b"a")
+    disk.kill_process()
+    disk.flip(segment_paths(disk)[0], 10)
+    log = open_log(disk, log_id=2)
+    assert log.log_id == 2
+    assert log.recovery.created
+    assert f"{file_name(0)}.damaged" in disk.list_names(DIRECTORY)
+    assert put(log, log.stream("one"), b"b") == 0
+
+
+def test_a_segment_of_another_log_is_set_aside(disk: FakeFileSystem) -> None:
+    log = open_log(disk, log_id=1)
+    put(log, log.stream("one"), b"a")
+    log.close()
+    stranger = disk.create(f"{DIRECTORY}/{file_name(0)}x")
+    stranger.write_at(0, encode_header(SegmentHeader(99, 5, 0)))
+    disk.rename(f"{DIRECTORY}/{file_name(0)}x", f"{DIRECTORY}/{file_name(5)}")
+    log = open_log(disk)
+    assert f"{file_name(5)}.damaged" in disk.list_names(DIRECTORY)
+    assert read_all(log, log.stream("one")) == {0: b"a"}
+
+
+def test_a_crash_while_a_log_is_created_is_harmless() -> None:
+    for step in range(1, 12):
+        for seed in range(4):
+            disk = FakeFileSystem()
+            remaining = [step]
+
+            def fail(call: str, path: str, remaining: list[int] = remaining) -> OSError | None:
+                remaining[0] -= 1
+                return eio() if remaining[0] <= 0 else None
+
+            disk.fail = fail
+            try:
+                open_log(disk, log_id=1)
+            except LogFailed:
+                disk = disk.power_cut(random.Random(seed))
+                disk.make_directory(DIRECTORY)
+            disk.kill_process()
+            log = open_log(disk, log_id=2)
+            assert put(log, log.stream("one"), b"a") == 0
+
+
+def test_damage_that_is_known_is_not_told_again(disk: FakeFileSystem, caplog: pytest.LogCaptureFixture) -> None:
+    log, held = filled(disk)
+    log.close()
+    batch = next(item for item in entries(disk, segment_paths(disk)[0]) if item.kind is EntryKind.BATCH)
+    disk.flip(segment_paths(disk)[0], batch.offset + 40)
+    log = open_log(disk, NO_TAIL)
+    lost = assert_only_noticed_losses(log, held)
+    log.close()
+    caplog.clear()
+    log = open_log(disk, NO_TAIL)
+    assert assert_only_noticed_losses(log, held) == lost
+    assert not caplog.records
+
+
+def test_a_crafted_length_does_not_take_memory_or_time(disk: FakeFileSystem) -> None:
+    log, held = filled(disk)
+    log.close()
+    path = segment_paths(disk)[0]
+    struct.pack_into("<I", disk.content(path), HEADER_BYTES + 4, 0xFFFFFFFF)
+    log = open_log(disk, NO_TAIL)
+    assert_only_noticed_losses(log, held)
