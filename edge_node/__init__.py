@@ -1,0 +1,1 @@
+"""The edge node: accept, append, acknowledge, link. ``node.py`` puts the parts together."""

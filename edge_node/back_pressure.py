@@ -1,0 +1,85 @@
+"""When too many bytes wait for the disk, nobody who publishes is read."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from enum import IntFlag
+from typing import Protocol
+
+
+class Pause(IntFlag):
+    """Why a client is not read. It is read on when no reason is left."""
+
+    DISK = 1
+    """Too much of all clients waits for the disk."""
+    WRITE = 2
+    """It does not read what it is sent."""
+    ACKS = 4
+    """Too many of its own acknowledgements wait for the disk."""
+
+
+class PendingLog(Protocol):
+    """What back-pressure needs of the log."""
+
+    @property
+    def pending_bytes(self) -> int:
+        """Bytes appended and not yet durable."""
+        ...
+
+    def on_durable(self, callback: Callable[[BaseException | None], None]) -> None:
+        """Call back once everything appended so far is durable, or with the error if it can never be."""
+
+
+class Publisher(Protocol):
+    """A source of records that can be told to wait."""
+
+    def hold(self, reason: Pause) -> None:
+        """Stop reading."""
+
+    def release(self, reason: Pause) -> None:
+        """Read on, if this was the last reason not to. Nothing happens when it was none."""
+
+
+class BackPressure:
+    """Holds all publishers from the moment the bound is passed until half of it is free.
+
+    What a publisher has read already is still appended, so the log's pending bytes exceed the bound by at most one
+    read.
+    """
+
+    def __init__(self, log: PendingLog, pending_bytes_max: int) -> None:
+        self._log = log
+        self._pending_bytes_max = pending_bytes_max
+        self._publishers: set[Publisher] = set()
+        self.holding = False
+        self.pauses = 0
+        """Times that the bound was passed."""
+
+    def join(self, publisher: Publisher) -> None:
+        """Count a publisher in; it is held at once if the others are."""
+        if publisher not in self._publishers:
+            self._publishers.add(publisher)
+            if self.holding:
+                publisher.hold(Pause.DISK)
+
+    def leave(self, publisher: Publisher) -> None:
+        """Forget a publisher; nothing happens when it never joined."""
+        self._publishers.discard(publisher)
+
+    def appended(self) -> None:
+        """To be called after every append."""
+        if self._log.pending_bytes > self._pending_bytes_max and not self.holding:
+            self.holding = True
+            self.pauses += 1
+            for publisher in self._publishers:
+                publisher.hold(Pause.DISK)
+            self._log.on_durable(self._durable)
+
+    def _durable(self, error: BaseException | None) -> None:
+        # After an error nothing becomes durable any more: publishers go on, and each append says so to its client.
+        if error is None and self._log.pending_bytes > self._pending_bytes_max // 2:
+            self._log.on_durable(self._durable)
+            return
+        self.holding = False
+        for publisher in list(self._publishers):
+            publisher.release(Pause.DISK)

@@ -1,0 +1,75 @@
+"""The machine's clocks: what time it is, which boot this is, and whether anybody has set the clock.
+
+A Raspberry Pi has no battery clock: after a power cut its wall clock may be days off until the network sets it. Each
+batch therefore names its boot, the boot's monotonic clock, and whether the kernel took the wall clock to be right.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import time
+import uuid
+from collections.abc import Callable
+
+from protocols.batch import ClockReading, ClockState
+
+_BOOT_ID_FILE = "/proc/sys/kernel/random/boot_id"
+_STA_UNSYNC = 0x0040
+_TIME_ERROR = 5
+"""adjtimex(2): the state of a clock that nobody disciplines."""
+
+
+class _Timex(ctypes.Structure):
+    # struct timex of adjtimex(2), up to the field we read; the rest is room that the kernel writes to.
+    _fields_ = [
+        ("modes", ctypes.c_uint),
+        ("offset", ctypes.c_long),
+        ("freq", ctypes.c_long),
+        ("maxerror", ctypes.c_long),
+        ("esterror", ctypes.c_long),
+        ("status", ctypes.c_int),
+        ("rest", ctypes.c_char * 256),
+    ]
+
+
+def read_boot_id() -> int:
+    """64 bits that are the same for every process of this boot; random where the kernel does not tell."""
+    try:
+        with open(_BOOT_ID_FILE, encoding="ascii") as file:
+            return int.from_bytes(uuid.UUID(file.read().strip()).bytes[:8], "big")
+    except (OSError, ValueError):
+        return int.from_bytes(os.urandom(8), "big")
+
+
+def wall_clock() -> int:
+    """Nanoseconds since 1970 by the machine's wall clock."""
+    return time.time_ns()
+
+
+def clock_reader() -> Callable[[], ClockReading]:
+    """A function that reads the clocks now. It makes one system call per clock and never blocks."""
+    boot_id = read_boot_id()
+    # CLOCK_BOOTTIME goes on while the machine is suspended, as the wall clock does.
+    clock_id = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
+    is_synchronised = _synchronised_reader()
+
+    def read() -> ClockReading:
+        state = ClockState.SYNCED if is_synchronised() else ClockState.UNSYNCED
+        return ClockReading(boot_id, time.clock_gettime_ns(clock_id), state)
+
+    return read
+
+
+def _synchronised_reader() -> Callable[[], bool]:
+    try:
+        adjtimex = ctypes.CDLL(None).adjtimex
+    except (OSError, AttributeError):
+        return lambda: False
+
+    def read() -> bool:
+        timex = _Timex(modes=0)
+        result: int = adjtimex(ctypes.byref(timex))
+        return 0 <= result != _TIME_ERROR and not timex.status & _STA_UNSYNC
+
+    return read

@@ -1,0 +1,46 @@
+"""What the edge node counts. Plain integers that only the event loop's thread changes; /metrics reads them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(slots=True)
+class Counters:
+    """Totals since the start, except where a line says "now"."""
+
+    connections: int = 0
+    """Open MQTT connections now."""
+    connections_accepted: int = 0
+    connections_refused: int = 0
+    """Closed at once because the limit was reached."""
+    connect_timeouts: int = 0
+    """Connections that sent no CONNECT in time."""
+    keep_alive_timeouts: int = 0
+    write_timeouts: int = 0
+    """Clients that did not read what they were sent."""
+    protocol_errors: int = 0
+    """Connections closed because the client broke the protocol."""
+    takeovers: int = 0
+    """Connections closed because their client identifier connected anew."""
+    sessions: int = 0
+    """Kept in memory now, connected or not."""
+    sessions_evicted: int = 0
+    publishes_received: int = 0
+    """Repeated QoS 2 publishes not included."""
+    publishes_repeated: int = 0
+    """QoS 2 publishes whose packet identifier was still open: acknowledged, not stored again."""
+    publishes_unrouted: int = 0
+    """Publishes whose topic belongs to no stream: not stored."""
+    publish_bytes_received: int = 0
+    """Payload bytes."""
+    wills_published: int = 0
+    acks_sent: int = 0
+    """PUBACKs and PUBRECs, each after its record was durable."""
+    log_refusals: int = 0
+    """Reads refused because the log was full or had failed; their publishes were not acknowledged."""
+    backpressure_pauses: int = 0
+    """Times that reading stopped because too much waited for the disk."""
+    deliveries_sent: int = 0
+    deliveries_dropped: int = 0
+    """Deliveries that a slow or absent subscriber had no room for."""

@@ -1,0 +1,116 @@
+"""The node's own pages: status for people at ``/``, for programs at ``/status``, Prometheus metrics at ``/metrics``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from html import escape
+from typing import Any
+
+import msgspec
+from aiohttp import web
+
+from config.units import approximate_size, parse_bind
+
+_STYLE = (
+    "body{font:15px/1.5 system-ui,sans-serif;max-width:60rem;margin:2rem auto;padding:0 1rem;color:#222}"
+    "table{border-collapse:collapse;margin:1rem 0 2rem}td,th{padding:.3rem 1rem .3rem 0;text-align:left;"
+    "border-bottom:1px solid #ddd}.bad{color:#b00020;font-weight:600}"
+)
+_HEADERS = {"Content-Security-Policy": "default-src 'none'; style-src 'unsafe-inline'", "Cache-Control": "no-store"}
+SHUTDOWN_TIMEOUT_S = 1.0
+
+
+class Pages:
+    """Serves the pages; ``start`` binds, ``close`` ends. Belongs to the event loop's thread."""
+
+    def __init__(self, status: Callable[[], dict[str, Any]], metrics: Callable[[], bytes]) -> None:
+        """Serve what two functions say.
+
+        Args:
+            status: the facts, as ``edge_node.status`` gathers them.
+            metrics: the metrics in Prometheus's text format.
+        """
+        self._status = status
+        self._metrics = metrics
+        self._runner: web.AppRunner | None = None
+        self.port = 0
+
+    async def start(self, bind: str) -> None:
+        """Listen on ``host:port``. ``OSError`` when the address is taken."""
+        app = web.Application(client_max_size=1024)
+        app.router.add_get("/", self._page)
+        app.router.add_get("/status", self._json)
+        app.router.add_get("/metrics", self._text)
+        self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=SHUTDOWN_TIMEOUT_S)
+        await self._runner.setup()
+        address = parse_bind(bind)
+        site = web.TCPSite(self._runner, address.host, address.port)
+        await site.start()
+        self.port = self._runner.addresses[0][1]
+
+    async def close(self) -> None:
+        """Stop listening and end open requests."""
+        if self._runner is not None:
+            await self._runner.cleanup()
+
+    async def _json(self, _request: web.Request) -> web.Response:
+        return web.Response(body=msgspec.json.encode(self._status()), content_type="application/json", headers=_HEADERS)
+
+    async def _text(self, _request: web.Request) -> web.Response:
+        return web.Response(body=self._metrics(), headers={"Content-Type": "text/plain; version=0.0.4; charset=utf-8"})
+
+    async def _page(self, _request: web.Request) -> web.Response:
+        return web.Response(text=page(self._status()), content_type="text/html", headers=_HEADERS)
+
+
+def page(facts: dict[str, Any]) -> str:
+    """The status page, which reloads itself every few seconds."""
+    disk = facts["disk"]
+    title = escape(f"{facts['tenant']}/{facts['node']}")
+    summary = [
+        ("up", _duration(facts["uptime_seconds"])),
+        ("clock", facts["clock"]),
+        ("log", facts["log_error"] or "good"),
+        ("disk", f"{approximate_size(disk['bytes'])} of {approximate_size(disk['budget_bytes'])}"),
+        ("outage left", _duration(disk["outage_seconds_left"])),
+        ("MQTT connections", facts["mqtt"]["connections"]),
+        ("messages received", facts["mqtt"]["publishes_received"]),
+        ("messages of no stream", facts["mqtt"]["publishes_unrouted"]),
+    ]
+    streams = [(name, s["next_seq"], s["next_seq"] - s["durable_end"]) for name, s in facts["streams"].items()]
+    links = [
+        (name, link["state"], link["pending_records"], _duration(link["pending_seconds"]), trouble(link))
+        for name, link in facts["links"].items()
+    ]
+    return (
+        f'<!doctype html><html lang="en"><meta charset="utf-8"><meta http-equiv="refresh" content="5">'
+        f"<title>{title}</title><style>{_STYLE}</style><h1>{title}</h1>"
+        + _table((), summary)
+        + _table(("stream", "records", "waiting for the disk"), streams)
+        + _table(("link", "state", "records waiting", "behind by", "trouble"), links)
+        + '<p><a href="status">JSON</a> · <a href="metrics">metrics</a></p></html>'
+    )
+
+
+def trouble(link: dict[str, Any]) -> str:
+    """What keeps a link from delivering now; an error that is over is not shown to people."""
+    return "" if link["state"] == "connected" else link["last_error"]
+
+
+def _table(columns: tuple[str, ...], rows: list[Any]) -> str:
+    head = "".join(f"<th>{escape(column)}</th>" for column in columns)
+    body = "".join("<tr>" + "".join(f"<td>{escape(_cell(cell))}</td>" for cell in row) + "</tr>" for row in rows)
+    return f"<table><tr>{head}</tr>{body}</table>"
+
+
+def _cell(value: Any) -> str:
+    return "" if value is None else str(value)
+
+
+def _duration(seconds: float | None) -> str:
+    if seconds is None:
+        return "unknown yet"
+    for size, unit in ((86400, "days"), (3600, "hours"), (60, "minutes")):
+        if seconds >= 2 * size:
+            return f"{seconds / size:.1f} {unit}"
+    return f"{seconds:.1f} s"

@@ -1,0 +1,83 @@
+"""The node's metrics in Prometheus's text format, by the catalogue of ``config/metrics.py``."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from config.metrics import EDGE_METRICS
+from edge_node.counters import Counters
+from edge_node.status import NodeStatus
+from replication.status import LinkState
+
+_PREFIX = "weft_edge_"
+
+
+class Sample(NamedTuple):
+    """One value of one metric."""
+
+    name: str
+    value: float
+    labels: tuple[str, ...] = ()
+
+
+def render(status: NodeStatus) -> bytes:
+    """All metrics now. The library is loaded at the first call: a node that nobody scrapes does without its memory."""
+    from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+    from prometheus_client.core import Metric as Family
+    from prometheus_client.exposition import generate_latest
+    from prometheus_client.registry import Collector, CollectorRegistry
+
+    class NodeCollector(Collector):
+        def collect(self) -> Iterator[Family]:
+            by_name: dict[str, list[Sample]] = {}
+            for sample in samples(status):
+                by_name.setdefault(sample.name, []).append(sample)
+            for metric in EDGE_METRICS:
+                kind = CounterMetricFamily if metric.kind == "counter" else GaugeMetricFamily
+                family = kind(metric.name, metric.help, labels=metric.labels)
+                for sample in by_name.get(metric.name, ()):
+                    family.add_metric(sample.labels, sample.value)
+                yield family
+
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(NodeCollector())
+    return generate_latest(registry)
+
+
+def samples(status: NodeStatus) -> Iterator[Sample]:
+    """The value of every metric of the catalogue."""
+    yield from _mqtt(status.counters)
+    yield from _log(status)
+    for name, number in status.log.streams().items():
+        yield Sample("weft_edge_stream_next_seq", status.log.next_seq(number), (name,))
+        yield Sample("weft_edge_stream_durable_end", status.log.durable_end(number), (name,))
+    for link in status.links:
+        yield Sample("weft_edge_link_connected", link.state is LinkState.CONNECTED, (link.name,))
+        yield Sample("weft_edge_link_pending_records", link.pending_records, (link.name,))
+        yield Sample("weft_edge_link_pending_seconds", link.pending_seconds, (link.name,))
+        yield Sample("weft_edge_link_sent_bytes_total", link.bytes_sent, (link.name,))
+        yield Sample("weft_edge_link_attempts_failed", link.attempts_failed, (link.name,))
+    yield Sample("weft_edge_clock_synchronised", status.is_clock_synchronised)
+    yield Sample("weft_edge_start_time_seconds", status.started_ns / 1e9)
+
+
+def _mqtt(counters: Counters) -> Iterator[Sample]:
+    gauges = {metric.name for metric in EDGE_METRICS if metric.kind == "gauge"}
+    for field in dataclasses.fields(counters):
+        name = _PREFIX + field.name
+        yield Sample(name if name in gauges else f"{name}_total", getattr(counters, field.name))
+
+
+def _log(status: NodeStatus) -> Iterator[Sample]:
+    stats = status.log.stats()
+    yield Sample("weft_edge_log_bytes", stats.bytes_on_disk)
+    yield Sample("weft_edge_log_budget_bytes", stats.budget_bytes)
+    yield Sample("weft_edge_log_segments", stats.segments)
+    yield Sample("weft_edge_log_pending_bytes", stats.pending_bytes)
+    yield Sample("weft_edge_log_records_total", stats.records)
+    yield Sample("weft_edge_log_commits_total", stats.commits)
+    yield Sample("weft_edge_log_written_bytes_total", stats.bytes_written)
+    yield Sample("weft_edge_log_sync_seconds_total", stats.sync_seconds)
+    yield Sample("weft_edge_log_failed", stats.failed is not None)

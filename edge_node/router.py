@@ -1,0 +1,36 @@
+"""Topic -> streams, by the ``from`` patterns of the configuration."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+from protocols.topics import TopicPattern, compile_pattern
+
+
+class Router:
+    """Which streams a topic belongs to. A topic goes into every stream that has a matching pattern.
+
+    Asked once per distinct topic (``Ingest`` remembers the answers), so a plain walk over the patterns is enough.
+    """
+
+    def __init__(self, patterns: Mapping[str, Sequence[str]], number: Callable[[str], int]) -> None:
+        """Compile the patterns.
+
+        Args:
+            patterns: stream name -> its patterns, in the order of the configuration.
+            number: stream name -> its number in the log, such as ``SegmentLog.stream``.
+
+        Raises:
+            InvalidTopic: a pattern is not valid.
+        """
+        self._streams: list[tuple[int, list[TopicPattern]]] = [
+            (number(name), [compile_pattern(pattern) for pattern in of_stream]) for name, of_stream in patterns.items()
+        ]
+
+    def streams(self, topic: str) -> tuple[int, ...]:
+        """Numbers of the streams that the topic belongs to, in the order of the configuration; empty when none."""
+        return tuple(
+            number
+            for number, patterns in self._streams
+            if any(pattern.match(topic) is not None for pattern in patterns)
+        )

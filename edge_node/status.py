@@ -1,0 +1,124 @@
+"""What a node says of itself: the facts behind the status page, ``weft edge status`` and the metrics."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from config.models import EdgeConfig
+from edge_node.counters import Counters
+from edge_node.outage import OutageEstimate
+from protocols.batch import ClockReading, ClockState
+from protocols.lane import format_log_id
+from replication.status import LinkStatus
+from storage.segment_log import LogStats, SegmentLog
+
+
+class NodeStatus:
+    """Gathers the facts when they are asked for. Belongs to the event loop's thread; nothing here blocks."""
+
+    def __init__(
+        self,
+        config: EdgeConfig,
+        log: SegmentLog,
+        counters: Counters,
+        links: Sequence[LinkStatus],
+        clock_reading: Callable[[], ClockReading],
+    ) -> None:
+        self.config = config
+        self.log = log
+        self.counters = counters
+        self.links = links
+        self.started_ns = time.time_ns()
+        self._started = time.monotonic()
+        self._clock_reading = clock_reading
+        self._outage = OutageEstimate()
+
+    @property
+    def is_clock_synchronised(self) -> bool:
+        """Whether a time source keeps the machine's wall clock right."""
+        return self._clock_reading().state is ClockState.SYNCED
+
+    def sample(self) -> None:
+        """Note how much the log has written; called every ``outage.SAMPLE_INTERVAL_S``."""
+        self._outage.sample(time.monotonic(), self.log.stats().bytes_written)
+
+    def facts(self) -> dict[str, Any]:
+        """Everything, as plain values: sizes in bytes, times in seconds since 1970, durations in seconds."""
+        stats = self.log.stats()
+        return {
+            "node": self.config.node,
+            "tenant": self.config.tenant,
+            "log_id": format_log_id(self.log.log_id),
+            "started": self.started_ns / 1e9,
+            "uptime_seconds": time.monotonic() - self._started,
+            "clock": "synchronised" if self.is_clock_synchronised else "not synchronised",
+            "log_error": str(stats.failed) if stats.failed else None,
+            "disk": self._disk(stats),
+            "recovery": {"torn_bytes": self.log.recovery.torn_bytes, "seconds": self.log.recovery.seconds},
+            "streams": {name: self._stream(number) for name, number in self.log.streams().items()},
+            "links": {link.name: _link(link) for link in self.links},
+            "mqtt": dataclasses.asdict(self.counters),
+        }
+
+    def _stream(self, number: int) -> dict[str, Any]:
+        gaps = self.log.gaps(number)
+        return {
+            "next_seq": self.log.next_seq(number),
+            "durable_end": self.log.durable_end(number),
+            "held": self.log.ranges(number).count(),
+            "gaps": len(gaps),
+            "records_lost": sum(gap.end - gap.first for gap in gaps),
+        }
+
+    def _disk(self, stats: LogStats) -> dict[str, Any]:
+        now = time.monotonic()
+        free = stats.budget_bytes - self._unsafe_bytes(stats)
+        return {
+            "bytes": stats.bytes_on_disk,
+            "budget_bytes": stats.budget_bytes,
+            "pending_bytes": stats.pending_bytes,
+            "segments": stats.segments,
+            "oldest": _seconds(stats.oldest_time),
+            "newest": _seconds(stats.newest_time),
+            "commits": stats.commits,
+            "records": stats.records,
+            "sync_seconds": stats.sync_seconds,
+            "sync_seconds_max": stats.sync_seconds_max,
+            "bytes_per_second": self._outage.bytes_per_second(now, stats.bytes_written),
+            "outage_seconds_left": self._outage.seconds_left(now, stats.bytes_written, free),
+        }
+
+    def _unsafe_bytes(self, stats: LogStats) -> int:
+        """About how much of the log no hub has yet: by the share of records, as sizes are not kept per record."""
+        held = sum(self.log.ranges(number).count() for number in self.log.streams().values())
+        if not held:
+            return 0
+        waiting = max((link.pending_records for link in self.links), default=held)
+        return round(stats.bytes_on_disk * min(waiting / held, 1.0))
+
+
+def _link(link: LinkStatus) -> dict[str, Any]:
+    return {
+        "state": str(link.state),
+        "url": link.url,
+        "cluster_id": link.cluster_id,
+        "connected_since": _seconds(link.connected_since),
+        "pending_records": link.pending_records,
+        "pending_seconds": link.pending_seconds,
+        "unacked_bytes": link.unacked_bytes,
+        "bytes_sent": link.bytes_sent,
+        "records_acked": link.records_acked,
+        "attempts_failed": link.attempts_failed,
+        "last_ack": _seconds(link.last_ack_time),
+        "last_error": link.last_error,
+        "last_error_time": _seconds(link.last_error_time),
+        "next_try": _seconds(link.next_try),
+        "clock_offset_seconds": _seconds(link.clock_offset_ns),
+    }
+
+
+def _seconds(nanoseconds: int | None) -> float | None:
+    return None if nanoseconds is None else nanoseconds / 1e9

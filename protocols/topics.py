@@ -1,0 +1,143 @@
+"""Topic names, topic filters and patterns with named levels (MQTT 3.1.1 section 4.7).
+
+A *topic* is what a message is published to, a *filter* is what a subscriber asks for (``+`` one level, ``#`` the
+rest), and a *pattern* is a filter whose wildcard levels may have names: ``plant/{line}/+/telemetry``.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+TOPIC_BYTES_MAX = 65_535
+"""Longest topic or filter in UTF-8: its length is two bytes on the wire [MQTT-4.7.3-3]."""
+
+RESERVED_FIELDS = frozenset({"payload"})
+"""Names that a level cannot have: the table has a column of that name. Its other own columns start with ``_``."""
+
+_FIELD = re.compile(r"\{([A-Za-z][A-Za-z0-9_]*)\}")
+_ONE_LEVEL = r"[^/]*"
+
+
+class InvalidTopic(ValueError):
+    """A topic, filter or pattern breaks a rule; the sentence names the rule and, where there is one, the clause."""
+
+
+def _check_text(text: str, what: str) -> None:
+    if not text:
+        raise InvalidTopic(f"a {what} has at least one character [MQTT-4.7.3-1]")
+    if "\0" in text:
+        raise InvalidTopic(f"a {what} holds the null character U+0000 [MQTT-4.7.3-2]")
+    try:
+        length = len(text.encode())
+    except UnicodeEncodeError:
+        raise InvalidTopic(f"a {what} holds a lone surrogate, which UTF-8 cannot carry [MQTT-1.5.3-1]") from None
+    if length > TOPIC_BYTES_MAX:
+        raise InvalidTopic(f"a {what} of {length} bytes; at most {TOPIC_BYTES_MAX} are possible [MQTT-4.7.3-3]")
+
+
+def check_topic(topic: str) -> None:
+    """Check a topic name, to which messages are published.
+
+    Raises:
+        InvalidTopic: empty, too long, null character, or a wildcard character [MQTT-3.3.2-2].
+    """
+    _check_text(topic, "topic name")
+    if "+" in topic or "#" in topic:
+        raise InvalidTopic(f"topic name {topic!r} holds a wildcard character [MQTT-3.3.2-2]")
+
+
+def check_filter(topic_filter: str) -> None:
+    """Check a topic filter.
+
+    Raises:
+        InvalidTopic: empty, too long, null character, ``#`` not alone on the last level [MQTT-4.7.1-2], or ``+``
+            sharing its level with other characters [MQTT-4.7.1-3].
+    """
+    _check_text(topic_filter, "topic filter")
+    levels = topic_filter.split("/")
+    if any("#" in level for level in levels[:-1]) or ("#" in levels[-1] and levels[-1] != "#"):
+        raise InvalidTopic(f"topic filter {topic_filter!r}: '#' must stand alone on the last level [MQTT-4.7.1-2]")
+    if any("+" in level and level != "+" for level in levels):
+        raise InvalidTopic(f"topic filter {topic_filter!r}: '+' must stand alone on its level [MQTT-4.7.1-3]")
+
+
+def valid_topic(topic: str) -> bool:
+    """Whether messages can be published to ``topic``."""
+    try:
+        check_topic(topic)
+    except InvalidTopic:
+        return False
+    return True
+
+
+def valid_filter(topic_filter: str) -> bool:
+    """Whether ``topic_filter`` is a topic filter."""
+    try:
+        check_filter(topic_filter)
+    except InvalidTopic:
+        return False
+    return True
+
+
+@dataclass(frozen=True, slots=True)
+class TopicPattern:
+    """A compiled pattern."""
+
+    filter: str
+    """The MQTT filter that matches the same topics."""
+    fields: tuple[str, ...]
+    """Names of the named levels, left to right."""
+    regex: re.Pattern[str]
+
+    def match(self, topic: str) -> dict[str, str] | None:
+        """The values of the named levels in ``topic`` (``{}`` without any), or None when it does not match.
+
+        Wildcards on the first level do not match topics that start with ``$`` [MQTT-4.7.2-1].
+        """
+        found = self.regex.fullmatch(topic)
+        return found.groupdict() if found else None
+
+
+def compile_pattern(pattern: str) -> TopicPattern:
+    """Compile a filter in which ``{name}`` may stand for ``+``; plain filters are patterns too.
+
+    A trailing ``/#`` matches the level above it as well, as section 4.7.1.2 has it.
+
+    Raises:
+        InvalidTopic: not a valid filter, a name that is not a whole level, used twice, or reserved.
+    """
+    levels: list[str] = []
+    parts: list[str] = []
+    fields: list[str] = []
+    for level in pattern.split("/"):
+        named = _FIELD.fullmatch(level)
+        if named:
+            fields.append(named[1])
+        elif "{" in level or "}" in level:
+            raise InvalidTopic(f"pattern {pattern!r}: expected a whole level such as {{line}}, got {level!r}")
+        levels.append("+" if named else level)
+        parts.append(f"(?P<{named[1]}>{_ONE_LEVEL})" if named else _ONE_LEVEL if level == "+" else re.escape(level))
+    topic_filter = "/".join(levels)
+    check_filter(topic_filter)
+    _check_fields(pattern, fields)
+    return TopicPattern(topic_filter, tuple(fields), _regex(levels, parts))
+
+
+def _check_fields(pattern: str, fields: list[str]) -> None:
+    for name in fields:
+        if fields.count(name) > 1:
+            raise InvalidTopic(f"pattern {pattern!r}: level {{{name}}} is named twice")
+        if name in RESERVED_FIELDS:
+            raise InvalidTopic(f"pattern {pattern!r}: {name!r} is a column of every table; choose another name")
+
+
+def _regex(levels: list[str], parts: list[str]) -> re.Pattern[str]:
+    if levels == ["#"]:
+        text = ".*"
+    elif levels[-1] == "#":
+        text = "/".join(parts[:-1]) + "(?:/.*)?"
+    else:
+        text = "/".join(parts)
+    guard = r"(?!\$)" if levels[0] in ("+", "#") else ""
+    return re.compile(guard + text, re.DOTALL)

@@ -1,0 +1,54 @@
+"""What an edge's configuration must keep to beyond the shape of its values."""
+
+from __future__ import annotations
+
+import pytest
+
+from config.errors import ConfigError
+from config.load import parse
+from config.models import EdgeConfig
+from edge_node.check import check, notes
+
+GOOD = "node: a\ndata_dir: /data\nstreams:\n  telemetry: {from: 'plant/{line}/#'}\n"
+
+
+def edge(text: str) -> EdgeConfig:
+    return parse(text, "edge.yaml", EdgeConfig, check).config
+
+
+def test_a_good_configuration_passes() -> None:
+    assert edge(GOOD + "links: {cloud: {to: 'https://hub', streams: [telemetry]}}\n").node == "a"
+
+
+@pytest.mark.parametrize(
+    ("text", "error"),
+    [
+        (GOOD.replace("node: a", "node: Press Shop"), "edge.yaml:1: node: expected a name (lower-case letters"),
+        (GOOD + "tenant: ../other\n", "edge.yaml:5: tenant: expected a name"),
+        (GOOD.replace("telemetry:", "Telemetry:"), "edge.yaml:4: streams.Telemetry: expected a name"),
+        (GOOD.replace("plant/{line}/#", "plant/#/x"), "edge.yaml:4: streams.telemetry.from: "),
+        (GOOD.replace("'plant/{line}/#'", "[a, 'b/{x}/{x}']"), "streams.telemetry.from[1]: "),
+        (GOOD.replace("{line}", "{payload}"), "streams.telemetry.from: "),
+        (GOOD + "links: {c: {to: 'https://hub', streams: [alarms]}}", '"alarms" is not a stream of this node'),
+        (GOOD + "links: {c: {to: 'https://hub', retry_min: 1m}}", "links.c.retry_min: expected at most retry_max"),
+        (GOOD + "disk: {budget: 64MiB, segment: 32MiB}", "disk.segment: expected at most a quarter of disk.budget"),
+        (GOOD + "listeners: {mqtt: {bind: '0.0.0.0:1883'}}", "listeners.mqtt.bind: 0.0.0.0:1883 can be reached from"),
+        (GOOD + "http: {bind: '[::]:80'}", "http.bind: [::]:80 can be reached from other machines"),
+    ],
+)
+def test_what_cannot_work_is_refused(text: str, error: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        edge(text)
+    assert error in str(caught.value)
+
+
+def test_a_listener_beyond_loopback_needs_the_words_for_it() -> None:
+    config = edge(GOOD + "listeners: {mqtt: {bind: '0.0.0.0:1883', anonymous: allowed_beyond_loopback}}\n")
+    assert config.listeners.mqtt is not None
+    assert config.listeners.mqtt.bind == "0.0.0.0:1883"
+
+
+def test_a_stream_that_no_link_carries_is_pointed_out() -> None:
+    config = edge(GOOD + "  raw: {from: raw}\nlinks: {cloud: {to: 'https://hub', streams: [telemetry]}}\n")
+    assert ["no link carries raw" in note for note in notes(config)] == [True]
+    assert notes(edge(GOOD)) == []

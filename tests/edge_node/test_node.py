@@ -1,0 +1,154 @@
+"""A real edge node process: it starts fast and small, keeps its promise over a kill, and stops when asked."""
+
+from __future__ import annotations
+
+import contextlib
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import paho.mqtt.client as paho
+import psutil
+import pytest
+from paho.mqtt.enums import CallbackAPIVersion
+from prometheus_client.parser import text_string_to_metric_families
+
+from config.metrics import EDGE_METRICS
+from tests.weft.processes import STOP_S_MAX, Node, publish
+
+pytestmark = pytest.mark.processes
+
+START_CPU_S_MAX = 1.0
+"""Processor time until the node serves: on an idle machine that is how long it takes, on a busy one still true."""
+START_S_MAX_BUSY = 10.0
+RSS_BYTES_MAX = 60 << 20
+
+TOPIC = "plant/a/b/telemetry"
+MESSAGES = [f"message {i}" for i in range(100)]
+CONFIG = """\
+node: press-shop-7
+data_dir: data
+listeners: {mqtt: {bind: "127.0.0.1:0"}}
+http: {bind: "127.0.0.1:0"}
+disk: {budget: 64MiB, segment: 4MiB}
+streams:
+  telemetry: {from: "plant/{line}/{machine}/telemetry"}
+"""
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Path:
+    path = tmp_path / "edge.yaml"
+    path.write_text(CONFIG)
+    return path
+
+
+@pytest.fixture
+def run(config: Path) -> Iterator[Callable[[], Node]]:
+    with contextlib.ExitStack() as stack:
+
+        def start() -> Node:
+            node = Node("edge", config)
+            stack.callback(node.process.wait, STOP_S_MAX)
+            stack.callback(node.process.kill)
+            return node
+
+        yield start
+
+
+def test_it_starts_in_a_second_and_stays_small(run: Callable[[], Node]) -> None:
+    node = run()
+    process = psutil.Process(node.process.pid)
+    times = process.cpu_times()
+    assert times.user + times.system < START_CPU_S_MAX
+    assert node.start_s < START_S_MAX_BUSY
+    assert process.memory_info().rss < RSS_BYTES_MAX
+    node.text("metrics")
+    assert process.memory_info().rss < RSS_BYTES_MAX
+    assert node.stop() == 0
+
+
+def test_what_was_acknowledged_is_there_after_a_kill(run: Callable[[], Node]) -> None:
+    node = run()
+    publish(node.mqtt_port, TOPIC, MESSAGES)
+    node.process.kill()
+    node.process.wait()
+    again = run()
+    assert again.json("status")["streams"]["telemetry"]["durable_end"] == 100
+    publish(again.mqtt_port, TOPIC, MESSAGES[:10])
+    assert again.json("status")["streams"]["telemetry"]["durable_end"] == 110
+    assert again.stop() == 0
+
+
+def test_a_disk_that_fails_ends_the_process_and_a_restart_goes_on(run: Callable[[], Node]) -> None:
+    node = run()
+    publish(node.mqtt_port, TOPIC, MESSAGES[:10])
+    psutil.Process(node.process.pid).rlimit(psutil.RLIMIT_FSIZE, (0, 0))  # every write fails from now on
+    client = paho.Client(CallbackAPIVersion.VERSION2)
+    client.connect("127.0.0.1", node.mqtt_port)
+    client.loop_start()
+    sent = client.publish(TOPIC, "never acknowledged", qos=1)
+    assert node.process.wait(STOP_S_MAX) == 1
+    assert not sent.is_published()
+    client.loop_stop()
+    again = run()
+    assert again.json("status")["streams"]["telemetry"]["durable_end"] >= 10
+    publish(again.mqtt_port, TOPIC, MESSAGES[:1])
+
+
+def test_a_second_node_on_the_same_folder_is_refused(run: Callable[[], Node], config: Path) -> None:
+    run()
+    second = subprocess.run(
+        [sys.executable, "-m", "weft", "edge", "run", str(config)],
+        check=False,
+        capture_output=True,
+        text=True,
+        timeout=30,
+    )
+    assert second.returncode == 1
+    assert "is in use by another process" in second.stderr
+    assert "Traceback" not in second.stderr
+
+
+def test_a_port_that_is_taken_is_a_sentence_and_exit_status_1(run: Callable[[], Node], tmp_path: Path) -> None:
+    node = run()
+    path = tmp_path / "second.yaml"
+    path.write_text(
+        CONFIG.replace("127.0.0.1:0", f"127.0.0.1:{node.mqtt_port}").replace("data_dir: data", "data_dir: b")
+    )
+    command = [sys.executable, "-m", "weft", "edge", "run", str(path)]
+    second = subprocess.run(command, check=False, capture_output=True, text=True, timeout=30)
+    assert second.returncode == 1
+    assert "address already in use" in second.stderr
+    assert "Traceback" not in second.stderr
+
+
+def test_status_and_metrics_tell_what_happened(run: Callable[[], Node], config: Path) -> None:
+    node = run()
+    publish(node.mqtt_port, TOPIC, MESSAGES[:5])
+    facts = node.json("status")
+    assert (facts["node"], facts["tenant"]) == ("press-shop-7", "default")
+    assert facts["mqtt"]["publishes_received"] == facts["mqtt"]["acks_sent"] == 5
+    assert facts["log_error"] is None
+    families = list(text_string_to_metric_families(node.text("metrics")))
+    values = {sample.name: sample.value for family in families for sample in family.samples}
+    assert values["weft_edge_publishes_received_total"] == 5
+    assert values["weft_edge_stream_durable_end"] == 5
+    without_links = {metric.name for metric in EDGE_METRICS if "link" not in metric.labels}
+    assert set(values) == without_links, "every metric is in the catalogue, and every one in the catalogue is exported"
+    assert "press-shop-7" in node.text("")
+
+
+def test_it_runs_where_heavy_libraries_are_not_installed(
+    run: Callable[[], Node], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shadows = tmp_path / "shadows"
+    shadows.mkdir()
+    for name in ("pyarrow", "numpy", "pandas", "deltalake", "obstore", "pyspark"):
+        (shadows / f"{name}.py").write_text("raise SystemExit('an edge node must do without')")
+    monkeypatch.setenv("PYTHONPATH", str(shadows))
+    node = run()
+    publish(node.mqtt_port, TOPIC, MESSAGES[:1])
+    assert node.text("metrics")
+    assert node.stop() == 0

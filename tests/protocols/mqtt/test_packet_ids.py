@@ -1,0 +1,18 @@
+from hypothesis import given
+from hypothesis import strategies as st
+
+from protocols.mqtt.packet_ids import PacketIds
+
+
+@given(st.lists(st.tuples(st.booleans(), st.sampled_from([1, 2, 7, 8, 9, 255, 256, 65_534, 65_535]))))
+def test_behaves_as_a_set(steps: list[tuple[bool, int]]) -> None:
+    ids, model = PacketIds(), set()
+    for add, packet_id in steps:
+        if add:
+            assert ids.add(packet_id) is (packet_id not in model)
+            model.add(packet_id)
+        else:
+            ids.discard(packet_id)
+            model.discard(packet_id)
+        assert len(ids) == len(model)
+        assert (packet_id in ids) is (packet_id in model)

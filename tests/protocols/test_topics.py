@@ -1,0 +1,117 @@
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from protocols.topics import InvalidTopic, check_filter, compile_pattern, valid_filter, valid_topic
+
+LEVELS = st.lists(st.sampled_from(["", "a", "b", "$s", "a.b"]), min_size=1, max_size=4)
+FILTER_LEVELS = st.lists(st.sampled_from(["", "a", "b", "$s", "a.b", "+"]), min_size=0, max_size=4)
+
+
+def naive_match(topic_filter: str, topic: str) -> bool:
+    """Section 4.7 read out loud, one level after the other."""
+    if topic.startswith("$") and topic_filter[0] in "+#":
+        return False
+    wanted, have = topic_filter.split("/"), topic.split("/")
+    while wanted and have:
+        if wanted[0] == "#":
+            return True
+        if wanted[0] not in ("+", have[0]):
+            return False
+        wanted, have = wanted[1:], have[1:]
+    return wanted in ([], ["#"]) and not have
+
+
+@st.composite
+def filters(draw: st.DrawFn) -> str:
+    levels = draw(FILTER_LEVELS) + (["#"] if draw(st.booleans()) else [])
+    text = "/".join(levels or ["+"])
+    return text or "+"
+
+
+TOPICS = LEVELS.map("/".join).filter(bool)
+
+
+@pytest.mark.parametrize(
+    ("topic_filter", "topic", "matches"),
+    [  # the examples of sections 4.7.1 and 4.7.2
+        ("sport/tennis/player1/#", "sport/tennis/player1", True),
+        ("sport/tennis/player1/#", "sport/tennis/player1/ranking", True),
+        ("sport/tennis/player1/#", "sport/tennis/player1/score/wimbledon", True),
+        ("sport/#", "sport", True),
+        ("#", "sport/tennis", True),
+        ("sport/tennis/+", "sport/tennis/player1", True),
+        ("sport/tennis/+", "sport/tennis/player1/ranking", False),
+        ("sport/+", "sport", False),
+        ("sport/+", "sport/", True),
+        ("+/+", "/finance", True),
+        ("/+", "/finance", True),
+        ("+", "/finance", False),
+        ("#", "$SYS/monitor", False),
+        ("+/monitor/Clients", "$SYS/monitor/Clients", False),
+        ("$SYS/#", "$SYS/monitor", True),
+        ("$SYS/monitor/+", "$SYS/monitor/Clients", True),
+        ("ACCOUNTS", "Accounts", False),
+        ("a.b", "axb", False),
+        ("a/+", "a/line\nbreak", True),
+        ("a/#", "a/line\nbreak/x", True),
+    ],
+)
+def test_the_examples_of_the_standard(topic_filter: str, topic: str, matches: bool) -> None:
+    assert (compile_pattern(topic_filter).match(topic) is not None) is matches
+
+
+@given(filters(), TOPICS)
+def test_patterns_match_what_the_rules_say(topic_filter: str, topic: str) -> None:
+    assert (compile_pattern(topic_filter).match(topic) is not None) is naive_match(topic_filter, topic)
+
+
+def test_named_levels_become_fields_in_order() -> None:
+    pattern = compile_pattern("plant/{line}/+/{machine_2}/telemetry/#")
+    assert pattern.filter == "plant/+/+/+/telemetry/#"
+    assert pattern.fields == ("line", "machine_2")
+    assert pattern.match("plant/a/x/m-7/telemetry") == {"line": "a", "machine_2": "m-7"}
+    assert pattern.match("plant/a/x//telemetry/raw/1") == {"line": "a", "machine_2": ""}
+    assert pattern.match("plant/a/x/telemetry") is None
+    assert compile_pattern("{site}/t").match("$SYS/t") is None
+    assert compile_pattern("a/b").match("a/b") == {}
+
+
+@pytest.mark.parametrize(
+    ("pattern", "says"),
+    [
+        ("a/{line", "expected a whole level such as {line}"),
+        ("a/x{line}", "expected a whole level such as {line}"),
+        ("a/{}", "expected a whole level"),
+        ("a/{_offset}", "expected a whole level"),
+        ("a/{2nd}", "expected a whole level"),
+        ("{a}/{a}", "named twice"),
+        ("a/{payload}", "is a column of every table"),
+        ("a/#/b", "MQTT-4.7.1-2"),
+        ("a/b#", "MQTT-4.7.1-2"),
+        ("a+/b", "MQTT-4.7.1-3"),
+        ("", "MQTT-4.7.3-1"),
+        ("a\0", "MQTT-4.7.3-2"),
+        ("a" * 65_536, "MQTT-4.7.3-3"),
+        ("\ud800", "MQTT-1.5.3-1"),
+    ],
+)
+def test_bad_patterns_are_refused_with_the_rule(pattern: str, says: str) -> None:
+    with pytest.raises(InvalidTopic) as caught:
+        compile_pattern(pattern)
+    assert says in str(caught.value)
+
+
+@pytest.mark.parametrize("text", ["", "a\0b", "\udfff", "é" * 32_768])
+def test_neither_topic_nor_filter(text: str) -> None:
+    assert not valid_topic(text)
+    assert not valid_filter(text)
+
+
+def test_wildcards_belong_to_filters_only() -> None:
+    assert valid_filter("+/a/#")
+    assert not valid_topic("+/a")
+    assert not valid_topic("a#")
+    assert valid_topic("/")
+    assert valid_topic("é" * 32_767)
+    check_filter("+/+/#")
