@@ -1,0 +1,226 @@
+"""The node's links: its log as a source for senders, their epochs, and what the log may forget."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import logging
+import os
+import random
+import ssl
+from collections.abc import Callable, Iterable, Mapping
+from typing import Final
+
+from config.models import EdgeConfig, Link
+from protocols.chunk import GapRange, Mark
+from protocols.ranges import Range, RangeSet
+from replication.runner import LinkIdentity, LinkSettings, no_token, read_token, run_link
+from replication.sender import SenderSettings
+from replication.source import LaneState, OfferedLane
+from replication.status import LinkState, LinkStatus
+from storage.filesystem import FileSystem, OSFileSystem, write_atomically
+from storage.segment_log import LogError, SegmentLog
+
+EPOCH_BYTES_MAX: Final = 32
+
+logger = logging.getLogger(__name__)
+
+
+class EpochFile:
+    """A link's epoch (``replication.runner.EpochStore``) in ``<data_dir>/links/<name>.epoch``, in decimal."""
+
+    def __init__(self, filesystem: FileSystem, path: str) -> None:
+        self._filesystem = filesystem
+        self._path = path
+
+    def propose(self) -> int:
+        """The next epoch, durable when this returns.
+
+        Raises:
+            OSError: the file cannot be read or replaced.
+            ValueError: it holds no number.
+        """
+        epoch = self._read() + 1
+        self._write(epoch)
+        return epoch
+
+    def withdraw(self, epoch: int) -> None:
+        """Propose ``epoch`` again the next time, unless a higher one was proposed since. Raises as ``propose``."""
+        if self._read() == epoch:
+            self._write(epoch - 1)
+
+    def _write(self, epoch: int) -> None:
+        self._filesystem.make_directory(os.path.dirname(self._path))
+        write_atomically(self._filesystem, self._path, b"%d\n" % epoch)
+
+    def _read(self) -> int:
+        try:
+            data = self._filesystem.read(self._path)
+        except FileNotFoundError:
+            return 0
+        if len(data) > EPOCH_BYTES_MAX or not data.strip().isdigit():
+            raise ValueError(
+                f"{self._path} holds no epoch; if no copy of this node runs elsewhere, start a new data_dir"
+            )
+        return int(data)
+
+
+class ReleaseLedger:
+    """A record may go once every link that carries its stream has it. Streams that no link carries are not spoken of.
+
+    Args:
+        carriers: stream number -> names of the links that carry it.
+        release: told what every carrier has.
+    """
+
+    def __init__(self, carriers: Mapping[int, Iterable[str]], release: Callable[[int, RangeSet], None]) -> None:
+        self._release = release
+        self._has = {stream: {link: RangeSet() for link in links} for stream, links in carriers.items()}
+
+    def released(self, link: str, stream: int, ranges: RangeSet) -> None:
+        """``link`` has ``ranges`` of ``stream`` at its hub, durably."""
+        carriers = self._has[stream]
+        carriers[link].update(ranges)
+        common = ranges
+        for other, has in carriers.items():
+            if other != link:
+                common = intersection(common, has)
+        if len(common):
+            self._release(stream, common)
+
+
+def intersection(left: Iterable[Range], right: RangeSet) -> RangeSet:
+    """What both sets hold."""
+    common = RangeSet()
+    for first, end in left:
+        at = first
+        for missing_first, missing_end in right.missing(first, end):
+            common.add(at, missing_first)
+            at = missing_end
+        common.add(at, end)
+    return common
+
+
+class SegmentLogSource:
+    """Streams of the segment log as lanes of one link (``replication.source.LogSource``)."""
+
+    def __init__(
+        self,
+        log: SegmentLog,
+        topics: Mapping[str, tuple[str, ...]],
+        released: Callable[[int, RangeSet], None],
+        wall_clock: Callable[[], int],
+    ) -> None:
+        self._log = log
+        self._lanes = [OfferedLane(log.stream(stream), stream, filters) for stream, filters in topics.items()]
+        self._wall_clock = wall_clock
+        self.released = released
+
+    def lanes(self) -> list[OfferedLane]:
+        """The link's streams."""
+        return self._lanes
+
+    def state(self, lane: int) -> LaneState:
+        """What the log has now."""
+        # A record may still come with the time that the clock shows now, but none with an earlier one.
+        mark = Mark(*self._log.mark(lane, self._wall_clock() - 1))
+        gaps = [GapRange(gap.first, gap.end, gap.reason) for gap in self._log.gaps(lane)]
+        return LaneState(self._log.ranges(lane), self._log.next_seq(lane), gaps, mark)
+
+    async def read(self, lane: int, seq: int, bytes_max: int) -> list[bytes]:
+        """From memory at once; from the disk in a thread.
+
+        Raises:
+            OSError: the log cannot be read.
+        """
+        tail = self._log.read_tail(lane, seq, bytes_max)
+        if tail is not None:
+            return tail
+        try:
+            return await asyncio.to_thread(self._log.read, lane, seq, bytes_max)
+        except LogError as error:
+            raise OSError(str(error)) from error
+
+    def listen(self, callback: Callable[[], None]) -> Callable[[], None]:
+        """Called after each commit."""
+        return self._log.listen(callback)
+
+
+class Links:
+    """All links of a node. Event loop's thread only.
+
+    Args:
+        tls: for ``https`` hubs; without it the system's certificate authorities are trusted.
+    """
+
+    def __init__(
+        self,
+        config: EdgeConfig,
+        log: SegmentLog,
+        *,
+        wall_clock: Callable[[], int],
+        software: str = "weft",
+        filesystem: FileSystem | None = None,
+        tls: ssl.SSLContext | None = None,
+        rng: random.Random | None = None,
+    ) -> None:
+        self._config = config
+        self._log = log
+        self._wall_clock = wall_clock
+        self._identity = LinkIdentity(config.tenant, config.node, log.log_id, software)
+        self._filesystem = filesystem or OSFileSystem()
+        self._tls = tls
+        self._rng = rng or random.Random()
+        self._tasks: list[asyncio.Task[None]] = []
+        self.statuses = [LinkStatus(name) for name in config.links]
+        """One per link, kept up to date while it runs."""
+
+    def start(self) -> None:
+        """Start every link; they connect, and come back after trouble, by themselves."""
+        carried = {name: link.streams or tuple(self._config.streams) for name, link in self._config.links.items()}
+        streams = {stream for streams in carried.values() for stream in streams}
+        carriers = {
+            self._log.stream(stream): [name for name, streams in carried.items() if stream in streams]
+            for stream in streams
+        }
+        ledger = ReleaseLedger(carriers, self._log.release)
+        for status in self.statuses:
+            topics = {stream: self._config.streams[stream].from_ for stream in carried[status.name]}
+            released = functools.partial(ledger.released, status.name)
+            source = SegmentLogSource(self._log, topics, released, self._wall_clock)
+            self._tasks.append(asyncio.create_task(self._run(status, source)))
+
+    async def close(self) -> None:
+        """Stop every link. What the hubs have not acknowledged stays in the log."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._tasks.clear()
+
+    async def _run(self, status: LinkStatus, source: SegmentLogSource) -> None:
+        link = self._config.links[status.name]
+        epochs = EpochFile(self._filesystem, os.path.join(self._config.data_dir, "links", f"{status.name}.epoch"))
+        settings = link_settings(link)
+        while True:
+            try:
+                await run_link(
+                    source, self._identity, settings, epochs, status,
+                    tls=self._tls, rng=self._rng, wall_clock=self._wall_clock,
+                )  # fmt: skip
+            except Exception as error:
+                # run_link deals with what networks, hubs and disks do; this is a fault of ours, and no reason to stop.
+                logger.exception("link %s failed", status.name)
+                status.state, status.last_error = LinkState.WAITING, f"internal fault: {error!r}"
+                status.last_error_time = self._wall_clock()
+            await asyncio.sleep(settings.retry_max_s)
+
+
+def link_settings(link: Link) -> LinkSettings:
+    """A link's settings from the node's configuration."""
+    return LinkSettings(
+        urls=link.to,
+        token=no_token if link.token_file is None else functools.partial(read_token, link.token_file),
+        retry_min_s=link.retry_min_s,
+        retry_max_s=link.retry_max_s,
+        sender=SenderSettings(window_bytes=link.window_bytes, compression_level=link.compression_level),
+    )

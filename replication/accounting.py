@@ -1,0 +1,82 @@
+"""What both ends of a link count in the same way: ranges from the wire, and bytes on the way."""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from protocols.errors import Corrupt
+from protocols.ranges import Range, RangeSet
+
+RANGES_MAX = 1 << 16
+"""Most ranges that one lane's set may have, and that one frame may carry."""
+
+
+def checked_ranges(pairs: Sequence[Range], limit: int = RANGES_MAX) -> RangeSet:
+    """The set that a peer's ``[[first, end], ...]`` stands for.
+
+    Raises:
+        Corrupt: more than ``limit`` ranges, or they are not ascending.
+    """
+    if len(pairs) > limit:
+        raise Corrupt(f"{len(pairs)} ranges in one frame; at most {limit} are left to it")
+    return RangeSet.from_wire(pairs)
+
+
+class Sent(NamedTuple):
+    """One batch on the way."""
+
+    first: int
+    end: int
+    size: int
+    """Bytes of the batch as it stood in the DATA frame."""
+    time: int
+    """Its first record's wall clock time, ns."""
+
+
+class InFlight:
+    """Batches that were sent and are not acknowledged yet: the sender fills a window by it, the receiver checks it.
+
+    The window's rule is the same on both ends: the sum of the sizes stays within ``window_bytes``, except that one
+    batch may always be on the way, or a batch longer than the window could never go.
+    """
+
+    def __init__(self) -> None:
+        self.bytes = 0
+        self._lanes: dict[int, tuple[list[int], list[Sent]]] = {}
+
+    def __len__(self) -> int:
+        return sum(len(entries) for _, entries in self._lanes.values())
+
+    def room(self, size: int, window_bytes: int) -> bool:
+        """Whether a batch of ``size`` bytes may go now."""
+        return self.bytes == 0 or self.bytes + size <= window_bytes
+
+    def add(self, lane: int, sent: Sent) -> None:
+        """Count a batch that goes out."""
+        firsts, entries = self._lanes.setdefault(lane, ([], []))
+        at = bisect_right(firsts, sent.first)
+        firsts.insert(at, sent.first)
+        entries.insert(at, sent)
+        self.bytes += sent.size
+
+    def settle(self, lane: int, first: int, end: int, covered: RangeSet) -> None:
+        """``[first, end)`` was acknowledged: forget the batches it touches that ``covered`` now holds entirely."""
+        if lane not in self._lanes:
+            return
+        firsts, entries = self._lanes[lane]
+        low = max(0, bisect_right(firsts, first) - 1)
+        high = bisect_left(firsts, end)
+        kept = []
+        for sent in entries[low:high]:
+            if covered.covers(sent.first, sent.end):
+                self.bytes -= sent.size
+            else:
+                kept.append(sent)
+        firsts[low:high] = [sent.first for sent in kept]
+        entries[low:high] = kept
+
+    def oldest_time(self) -> int | None:
+        """Wall clock time of the oldest record on the way, ns; None when nothing is."""
+        return min((entries[0].time for _, entries in self._lanes.values() if entries), default=None)

@@ -1,0 +1,98 @@
+"""Is the peer there, and what time does it have? PING, PONG, silence, and the offset of clocks as NTP measures it."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from typing import NamedTuple
+
+from protocols.link import Frame, Ping, Pong
+from replication.events import Fault, Lost
+
+SECOND = 1_000_000_000
+SAMPLES = 8
+"""Clock samples kept; the one with the shortest round trip counts (RFC 5905 section 10, clock filter)."""
+
+
+class PeerClock(NamedTuple):
+    """What is known of the peer's wall clock."""
+
+    base: int
+    """The peer's wall clock minus our monotonic clock, ns: add a monotonic reading to get the peer's time."""
+    error: int
+    """Half the round trip, ns: ``base`` is right within this."""
+
+    def offset(self, now: int, wall: int) -> int:
+        """Nanoseconds to add to our wall clock ``wall``, read at monotonic ``now``, to get the peer's."""
+        return self.base + now - wall
+
+
+class Liveness:
+    """Timers and answers that both ends need. All times are monotonic nanoseconds.
+
+    At most one PING and one PONG wait to be sent, so a peer that does not read costs no memory.
+    """
+
+    def __init__(self, ping_interval: int, silence: int, wall_clock: Callable[[], int], now: int) -> None:
+        self._ping_interval = ping_interval
+        self._silence = silence
+        self._wall_clock = wall_clock
+        self._heard = now
+        self._paused = False
+        self._next_ping = now + ping_interval
+        self._asked: int | None = None
+        self._owed: list[Frame] = []
+        self._samples: deque[PeerClock] = deque(maxlen=SAMPLES)
+
+    @property
+    def peer_clock(self) -> PeerClock | None:
+        """The best of the last samples."""
+        return min(self._samples, key=lambda sample: sample.error, default=None)
+
+    def heard(self, now: int) -> None:
+        """Bytes came from the peer."""
+        self._heard = now
+
+    def pause(self) -> None:
+        """The owner stops reading: silence says nothing about the peer until ``resume``."""
+        self._paused = True
+
+    def resume(self, now: int) -> None:
+        """The owner reads again."""
+        self._paused = False
+        self._heard = now
+
+    def deadline(self) -> int:
+        """When ``handle_timeout`` has something to do."""
+        return self._next_ping if self._paused else min(self._next_ping, self._heard + self._silence)
+
+    def handle_timeout(self, now: int) -> Lost | None:
+        """Queue a PING when one is due; say so when the peer was silent for too long."""
+        if not self._paused and now >= self._heard + self._silence:
+            seconds = self._silence / SECOND
+            return Lost(Fault.NETWORK, f"the peer said nothing for {seconds:g} s; the network between may be cut")
+        if now >= self._next_ping:
+            self._next_ping = now + self._ping_interval
+            # Asked again though the last PING was not answered: to a peer that waits for us it says that we live.
+            if not any(isinstance(owed, Ping) for owed in self._owed):
+                self._asked = now
+                self._owed.append(Ping(now))
+        return None
+
+    def receive(self, frame: Ping | Pong, now: int) -> None:
+        """Answer a PING, or take a sample from the PONG that answers ours. A PONG that answers nothing is ignored."""
+        if isinstance(frame, Ping):
+            self._owed = [owed for owed in self._owed if not isinstance(owed, Pong)]
+            self._owed.append(Pong(frame.sent, self._wall_clock()))
+        elif frame.sent == self._asked:
+            self.sample(self._asked, frame.clock, now)
+            self._asked = None
+
+    def sample(self, sent: int, peer_wall: int, now: int) -> None:
+        """The peer read ``peer_wall`` somewhere between our ``sent`` and ``now``."""
+        self._samples.append(PeerClock(peer_wall - (sent + now) // 2, (now - sent + 1) // 2))
+
+    def frames(self) -> list[Frame]:
+        """The PING and PONG to send now; given out once."""
+        owed, self._owed = self._owed, []
+        return owed

@@ -1,0 +1,106 @@
+"""Batches on their way out: merged when they are many and small, held back by the window, made into DATA frames."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import zstandard
+
+from protocols.batch import BatchHeader, decode_header, merge, mergeable
+from protocols.link import Data, Frame
+from protocols.ranges import RangeSet
+from replication.accounting import InFlight, Sent
+
+MESSAGE_BYTES = 256 << 10
+"""DATA of one message, or one batch if that is longer: a message costs the event loop a few ms."""
+
+Read = tuple[BatchHeader, bytes]
+
+
+class _Waiting(NamedTuple):
+    lane: int
+    header: BatchHeader
+    data: bytes
+
+
+class Outbox:
+    """What one read of the log gave, and what is on the way. Holds no more than that."""
+
+    def __init__(self, compression_level: int) -> None:
+        self.window_bytes = 0
+        self.batch_bytes_max = 0
+        self._compressor = zstandard.ZstdCompressor(level=compression_level)
+        self._in_flight = InFlight()
+        self._waiting: deque[_Waiting] = deque()
+
+    @property
+    def unacked_bytes(self) -> int:
+        """DATA bytes on the way."""
+        return self._in_flight.bytes
+
+    @property
+    def room(self) -> int:
+        """Bytes worth reading now: what the window has left, or 0 while batches wait for it."""
+        return 0 if self._waiting else max(0, self.window_bytes - self._in_flight.bytes)
+
+    def oldest_time(self) -> int | None:
+        """Wall clock time of the oldest record that waits or is on the way, ns."""
+        waiting = min((item.header.first_time for item in self._waiting), default=None)
+        return min((time for time in (waiting, self._in_flight.oldest_time()) if time is not None), default=None)
+
+    def first_waiting(self, lane: int) -> int | None:
+        """The oldest record of ``lane`` that waits for the window."""
+        return min((item.header.base_seq for item in self._waiting if item.lane == lane), default=None)
+
+    def merged(self, found: Sequence[Read], bytes_max: int) -> list[Read]:
+        """Runs of small neighbours as one batch each, up to ``bytes_max`` uncompressed; everything else as stored."""
+        limit = min(bytes_max, self.batch_bytes_max)
+        runs: list[list[Read]] = []
+        size = 0
+        for header, batch in found:
+            size += header.raw_length
+            if runs and size <= limit and mergeable(runs[-1][-1][0], header):
+                runs[-1].append((header, batch))
+            else:
+                runs.append([(header, batch)])
+                size = header.raw_length
+        return [run[0] if len(run) == 1 else self._merge(run) for run in runs]
+
+    def _merge(self, run: list[Read]) -> Read:
+        batch = merge([batch for _, batch in run], self._compressor)
+        return decode_header(batch), batch
+
+    def put(self, lane: int, header: BatchHeader, data: bytes) -> None:
+        """A batch that goes out as soon as the window allows, after those that wait already."""
+        self._waiting.append(_Waiting(lane, header, data))
+
+    def data_frames(self) -> list[Frame]:
+        """DATA for the next message; what it holds counts as on the way."""
+        frames: list[Frame] = []
+        batches: list[bytes] = []
+        current = total = 0
+        while self._waiting:
+            lane, header, data = self._waiting[0]
+            if not self._in_flight.room(len(data), self.window_bytes) or (total and total + len(data) > MESSAGE_BYTES):
+                break
+            self._waiting.popleft()
+            self._in_flight.add(lane, Sent(header.base_seq, header.end_seq, len(data), header.first_time))
+            total += len(data)
+            if batches and lane != current:
+                frames.append(Data(current, b"".join(batches)))
+                batches = []
+            current = lane
+            batches.append(data)
+        if batches:
+            frames.append(Data(current, b"".join(batches)))
+        return frames
+
+    def settle(self, lane: int, first: int, end: int, covered: RangeSet) -> None:
+        """``[first, end)`` of ``lane`` was acknowledged; ``covered`` is all that was."""
+        self._in_flight.settle(lane, first, end, covered)
+
+    def clear(self) -> None:
+        """The connection is over: nothing goes out any more."""
+        self._waiting.clear()

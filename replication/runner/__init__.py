@@ -1,0 +1,19 @@
+"""The link machines over aiohttp WebSockets: ``run_link`` at an edge, ``serve_link`` at a hub."""
+
+from replication.runner.connect import run_link
+from replication.runner.serve import LINK_PATH, LinkHandler, LinkRefused, LinkSession, serve_link
+from replication.runner.settings import EpochStore, LinkIdentity, LinkSettings, no_token, read_token
+
+__all__ = [
+    "LINK_PATH",
+    "EpochStore",
+    "LinkHandler",
+    "LinkIdentity",
+    "LinkRefused",
+    "LinkSession",
+    "LinkSettings",
+    "no_token",
+    "read_token",
+    "run_link",
+    "serve_link",
+]

@@ -1,0 +1,149 @@
+"""The edge's end: connect, keep a ``Sender`` busy, and come back after every trouble."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import random
+import ssl
+import time
+from collections.abc import Callable
+
+import aiohttp
+
+from protocols.link import RefuseCode
+from replication.liveness import SECOND
+from replication.runner.connection import Connection, Outcome
+from replication.runner.progress import Progress
+from replication.runner.serve import CLOSE_TIMEOUT_S, LINK_PATH
+from replication.runner.settings import EpochStore, LinkIdentity, LinkSettings
+from replication.source import LogSource
+from replication.status import LinkState, LinkStatus
+
+log = logging.getLogger(__name__)
+
+
+class Backoff:
+    """How long to wait before the next attempt: doubles per round through the URLs, with full jitter."""
+
+    def __init__(self, settings: LinkSettings, rng: random.Random) -> None:
+        self._settings = settings
+        self._rng = rng
+        self.failures = 0
+
+    def reset(self) -> None:
+        """The link delivered: trouble from now on is new trouble."""
+        self.failures = 0
+
+    def next_wait_s(self) -> float:
+        """Count a failure and draw the wait, between ``retry_min_s`` and at most ``retry_max_s``."""
+        rounds = min(self.failures // len(self._settings.urls), 32)
+        self.failures += 1
+        least, most = self._settings.retry_min_s, self._settings.retry_max_s
+        return self._rng.uniform(min(least, most), min(most, least * 2 ** (rounds + 1)))
+
+
+async def run_link(
+    source: LogSource,
+    identity: LinkIdentity,
+    settings: LinkSettings,
+    epochs: EpochStore,
+    status: LinkStatus,
+    *,
+    tls: ssl.SSLContext | None = None,
+    rng: random.Random | None = None,
+    clock: Callable[[], int] = time.monotonic_ns,
+    wall_clock: Callable[[], int] = time.time_ns,
+) -> None:
+    """Replicate ``source`` to a hub until cancelled. Never raises for what the network, the hub or the log do.
+
+    Args:
+        status: kept up to date for whoever shows it.
+        tls: for ``https`` URLs; without it the system's certificate authorities are trusted.
+        rng: for the jitter.
+    """
+    backoff = Backoff(settings, rng or random.Random())
+    progress = Progress(source, status, wall_clock)
+    attempt = 0
+    timeout = aiohttp.ClientTimeout(total=None, connect=settings.connect_timeout_s)
+    try:
+        async with aiohttp.ClientSession(timeout=timeout, trust_env=True) as session:
+            while True:
+                url = settings.urls[attempt % len(settings.urls)]
+                attempt += 1
+                status.state, status.url, status.next_try = LinkState.CONNECTING, url, None
+                connection = Connection(
+                    source, identity, settings.sender, epochs, progress, clock=clock, wall_clock=wall_clock
+                )
+                try:
+                    outcome = await _attempt(session, connection, url, settings, tls)
+                except Exception as error:
+                    log.exception("link %s: an attempt failed", status.name)
+                    outcome = Outcome(LinkState.WAITING, f"{type(error).__name__}: {error}")
+                if connection.proven(int(settings.retry_max_s * SECOND)):
+                    backoff.reset()
+                await _wait(progress, outcome, backoff, settings, wall_clock)
+    finally:
+        status.state, status.next_try = LinkState.STOPPED, None
+
+
+async def _attempt(
+    session: aiohttp.ClientSession,
+    connection: Connection,
+    url: str,
+    settings: LinkSettings,
+    tls: ssl.SSLContext | None,
+) -> Outcome:
+    try:
+        token = await asyncio.to_thread(settings.token)
+        headers = {"Authorization": f"Bearer {token}"} if token else {}
+        opening = session.ws_connect(
+            url.rstrip("/") + LINK_PATH, headers=headers, ssl=tls or True, compress=0, max_msg_size=4 << 20,
+            timeout=aiohttp.ClientWSTimeout(ws_close=2.0),
+        )  # fmt: skip
+        async with asyncio.timeout(settings.connect_timeout_s):
+            socket = await opening
+    except aiohttp.WSServerHandshakeError as error:
+        return _handshake_outcome(url, error.status)
+    except TimeoutError:
+        return Outcome(LinkState.WAITING, f"{url}: no answer within {settings.connect_timeout_s:g} s")
+    except (aiohttp.ClientError, OSError, ValueError) as error:
+        return Outcome(LinkState.WAITING, f"{url}: {error}")
+    try:
+        return await connection.run(socket)
+    finally:
+        # The close frame queues behind what a stuck peer does not take; a timeout drops the connection instead.
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(CLOSE_TIMEOUT_S):
+                await socket.close()
+
+
+def _handshake_outcome(url: str, status: int) -> Outcome:
+    if status in (401, 403):
+        return Outcome(
+            LinkState.REFUSED, f"{url}: the hub does not accept the token ({status}); give the link a valid one"
+        )
+    if status == 404:
+        return Outcome(LinkState.REFUSED, f"{url}: no hub answers at {LINK_PATH} (404); check the link's URL")
+    return Outcome(LinkState.WAITING, f"{url}: the hub answered with HTTP status {status}")
+
+
+async def _wait(
+    progress: Progress, outcome: Outcome, backoff: Backoff, settings: LinkSettings, wall_clock: Callable[[], int]
+) -> None:
+    """Say what happened and sit out the wait, keeping the status fresh."""
+    seconds = backoff.next_wait_s()
+    if outcome.state is LinkState.CONFLICT:
+        seconds = settings.conflict_retry_s
+    elif outcome.code in (RefuseCode.VERSION, RefuseCode.BAD_HELLO):
+        seconds = settings.retry_max_s
+    status = progress.status
+    status.state, status.attempts_failed = outcome.state, backoff.failures
+    status.next_try = wall_clock() + int(seconds * SECOND)
+    progress.failed(outcome.reason)
+    log.warning("link %s is %s, next try in %.1f s: %s", status.name, outcome.state, seconds, outcome.reason)
+    while seconds > 0:
+        await progress.refresh(None)
+        await asyncio.sleep(min(1.0, seconds))
+        seconds -= 1.0

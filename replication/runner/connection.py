@@ -1,0 +1,214 @@
+"""One connection of a link's sending end: socket, log and ``Sender`` joined."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Iterable
+from typing import NamedTuple
+
+import aiohttp
+
+from protocols.errors import CodecError
+from protocols.link import PROTOCOL_VERSION, Hello, HelloLane, RefuseCode
+from replication.events import Acked, Lost, ReadRequest, Refused, SenderEvent, Unreadable, Welcomed
+from replication.liveness import SECOND
+from replication.runner.progress import Progress
+from replication.runner.settings import EpochStore, LinkIdentity
+from replication.sender import Sender, SenderSettings
+from replication.source import LaneState, LogSource
+from replication.status import LinkState
+
+STATUS_INTERVAL = SECOND
+LAST_WORDS_S = 1.0
+
+
+class Outcome(NamedTuple):
+    """How a connection ended."""
+
+    state: LinkState
+    reason: str
+    code: int = 0
+    """The REFUSE's code, 0 without one."""
+
+
+class Connection:
+    """Runs once."""
+
+    def __init__(
+        self,
+        source: LogSource,
+        identity: LinkIdentity,
+        settings: SenderSettings,
+        epochs: EpochStore,
+        progress: Progress,
+        *,
+        clock: Callable[[], int],
+        wall_clock: Callable[[], int],
+    ) -> None:
+        self._source = source
+        self._identity = identity
+        self._settings = settings
+        self._epochs = epochs
+        self._progress = progress
+        self._status = progress.status
+        self._clock = clock
+        self._wall_clock = wall_clock
+        self._wake = asyncio.Event()
+        self._changed = False
+        self._outcome: Outcome | None = None
+        self._withdraw = False
+        self._next_status = 0
+        self._delivered = False
+        self._welcomed: int | None = None
+
+    def proven(self, after: int) -> bool:
+        """Whether the hub took not only the link but also data, or kept the link up for ``after`` ns."""
+        return self._delivered or (self._welcomed is not None and self._clock() - self._welcomed >= after)
+
+    async def run(self, socket: aiohttp.ClientWebSocketResponse) -> Outcome:
+        """Replicate over an open socket until the connection is over; the socket is left to the caller."""
+        try:
+            epoch = await asyncio.to_thread(self._epochs.propose)
+        except (OSError, ValueError) as error:
+            return Outcome(LinkState.WAITING, f"the link's epoch cannot be stored: {error}")
+        states = {lane.lane: self._source.state(lane.lane) for lane in self._source.lanes()}
+        hello = self._hello(epoch, states)
+        sender = Sender(hello, states, self._settings, self._wall_clock, self._clock())
+        unsubscribe = self._source.listen(self._on_commit)
+        reader = asyncio.create_task(self._read(socket, sender))
+        pump = asyncio.create_task(self._pump(socket, sender))
+        try:
+            await asyncio.wait({reader, pump}, return_when=asyncio.FIRST_COMPLETED)
+            if pump.done() and not sender.closed:
+                # The write failed, but the reason may still lie in what the hub sent before it closed.
+                await asyncio.wait({reader}, timeout=LAST_WORDS_S)
+        finally:
+            unsubscribe()
+            reader.cancel()
+            pump.cancel()
+            results = await asyncio.gather(reader, pump, return_exceptions=True)
+            self._status.connected_since = None
+        self._handle_events(sender)
+        outcome = self._outcome or _failure(results, socket.close_code)
+        if self._withdraw:
+            await asyncio.to_thread(self._epochs.withdraw, epoch)
+        return outcome
+
+    def _hello(self, epoch: int, states: dict[int, LaneState]) -> Hello:
+        tenant, edge, log_id, software = self._identity
+        lanes = [
+            HelloLane(lane.lane, lane.stream, list(states[lane.lane].held), list(lane.topics))
+            for lane in self._source.lanes()
+        ]
+        return Hello(PROTOCOL_VERSION, tenant, edge, log_id, epoch, lanes, self._wall_clock(), software)
+
+    def _on_commit(self) -> None:
+        self._changed = True
+        self._wake.set()
+
+    async def _read(self, socket: aiohttp.ClientWebSocketResponse, sender: Sender) -> None:
+        """Also the watchdog: the pump may be stuck in a write that the peer does not take."""
+        while not sender.closed:
+            try:
+                message = await socket.receive(timeout=self._settings.silence / SECOND)
+            except TimeoutError:
+                sender.handle_timeout(self._clock())
+                continue
+            if message.type is not aiohttp.WSMsgType.BINARY:
+                return
+            sender.receive_data(message.data, self._clock())
+            self._wake.set()
+
+    async def _pump(self, socket: aiohttp.ClientWebSocketResponse, sender: Sender) -> None:
+        while not sender.closed:
+            self._wake.clear()
+            now = self._clock()
+            deadline = sender.deadline()
+            if self._changed or (deadline is not None and now >= deadline):
+                self._changed = False
+                for lane in self._source.lanes():
+                    sender.offer(lane.lane, self._source.state(lane.lane))
+            sender.handle_timeout(now)
+            if now >= self._next_status:
+                await self._update_status(sender, now)
+            request = self._handle_events(sender)
+            if request is not None:
+                try:
+                    sender.feed(request.lane, await self._source.read(*request))
+                except (OSError, CodecError) as error:
+                    self._outcome = Outcome(LinkState.WAITING, f"the log cannot be read: {error}")
+                    return
+            data = sender.data_to_send()
+            if data:
+                await socket.send_bytes(data)
+                self._status.bytes_sent += len(data)
+                self._status.messages_sent += 1
+                await asyncio.sleep(0)  # a backlog in memory must not keep the loop from devices
+            elif request is None:
+                await self._sleep(sender, now)
+
+    async def _sleep(self, sender: Sender, now: int) -> None:
+        deadline = sender.deadline()
+        if deadline is not None:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(max(0, deadline - now) / SECOND):
+                    await self._wake.wait()
+
+    async def _update_status(self, sender: Sender, now: int) -> None:
+        self._next_status = now + STATUS_INTERVAL
+        await self._progress.refresh(sender)
+        if sender.peer_clock is not None:
+            self._status.clock_offset_ns = sender.peer_clock.offset(now, self._wall_clock())
+            self._status.clock_error_ns = sender.peer_clock.error
+
+    def _handle_events(self, sender: Sender) -> ReadRequest | None:
+        request = None
+        for event in sender.events():
+            if isinstance(event, ReadRequest):
+                request = event
+            else:
+                self._handle(event, sender)
+        return request
+
+    def _handle(self, event: SenderEvent, sender: Sender) -> None:
+        status = self._status
+        match event:
+            case Acked(lane, ranges, by_welcome):
+                self._source.released(lane, ranges)
+                if not by_welcome:
+                    self._delivered = True
+                    status.attempts_failed = 0
+                    status.records_acked += ranges.count()
+                    status.last_ack_time = self._wall_clock()
+            case Welcomed():
+                self._welcomed = self._clock()
+                self._progress.welcomed(sender)
+                status.state, status.cluster_id = LinkState.CONNECTED, event.cluster_id
+                status.connected_since = self._wall_clock()
+                status.connections += 1
+            case Refused(code, message, advice, by_peer):
+                self._withdraw = by_peer and code == RefuseCode.IDENTITY_CONFLICT
+                state = _REFUSED_STATE.get(code, LinkState.REFUSED)
+                self._outcome = Outcome(state, f"{message}; {advice}", code)
+            case Unreadable(lane, first, end):
+                self._progress.failed(
+                    f"the log does not give seq {first} to {end} of lane {lane}, though it holds them"
+                )
+            case Lost(_, reason):
+                self._outcome = Outcome(LinkState.WAITING, reason)
+
+
+_REFUSED_STATE: dict[int, LinkState] = {
+    RefuseCode.IDENTITY_CONFLICT: LinkState.CONFLICT,
+    RefuseCode.OVERLOADED: LinkState.WAITING,
+}
+
+
+def _failure(results: Iterable[BaseException | None], close_code: int | None) -> Outcome:
+    for result in results:
+        if isinstance(result, aiohttp.ClientError | OSError):
+            return Outcome(LinkState.WAITING, f"the connection broke: {result}")
+        if isinstance(result, Exception):
+            raise result
+    return Outcome(LinkState.WAITING, f"the hub closed the connection (WebSocket code {close_code})")

@@ -1,0 +1,67 @@
+"""How far a link is, kept across its connections."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from protocols.batch import decode_header
+from protocols.errors import CodecError
+from protocols.ranges import RangeSet
+from replication.liveness import SECOND
+from replication.sender import Sender
+from replication.source import LogSource
+from replication.status import LinkStatus
+
+
+class Progress:
+    """Fills the figures of a ``LinkStatus``. Remembers what the hub holds while nobody is connected."""
+
+    def __init__(self, source: LogSource, status: LinkStatus, wall_clock: Callable[[], int]) -> None:
+        self.status = status
+        self._source = source
+        self._wall_clock = wall_clock
+        self._safe: dict[int, RangeSet] = {}
+        self._oldest: dict[int, tuple[int, int]] = {}
+        """Lane -> (seq, time) of its oldest pending record, so that waiting reads each only once."""
+
+    def welcomed(self, sender: Sender) -> None:
+        """From now on ``sender`` knows what the hub holds, also after its connection ended."""
+        self._safe = {lane.lane: sender.safe(lane.lane) for lane in self._source.lanes()}
+
+    def failed(self, reason: str) -> None:
+        """Something went wrong; ``reason`` is for people."""
+        self.status.last_error = reason
+        self.status.last_error_time = self._wall_clock()
+
+    async def refresh(self, sender: Sender | None) -> None:
+        """Count what is pending. ``sender`` is the connected one, if any."""
+        pending = {}
+        total = 0
+        for lane in self._source.lanes():
+            safe = self._safe.get(lane.lane, RangeSet())
+            parts = [part for run in self._source.state(lane.lane).held for part in safe.missing(*run)]
+            if parts:
+                pending[lane.lane] = parts[0][0]
+                total += sum(end - first for first, end in parts)
+        oldest = sender.oldest_pending_time() if sender is not None else None
+        if pending and oldest is None:
+            oldest = await self._oldest_time(pending)
+        wall = self._wall_clock()
+        self.status.pending_records = total
+        self.status.pending_seconds = max(0.0, (wall - oldest) / SECOND) if pending and oldest is not None else 0.0
+        self.status.unacked_bytes = sender.unacked_bytes if sender is not None else 0
+
+    async def _oldest_time(self, pending: dict[int, int]) -> int | None:
+        times = []
+        for lane, seq in pending.items():
+            if self._oldest.get(lane, (None,))[0] != seq:
+                try:
+                    batches = await self._source.read(lane, seq, 1)
+                except (OSError, CodecError) as error:
+                    self.failed(f"the log cannot be read: {error}")
+                    continue
+                if not batches:
+                    continue
+                self._oldest[lane] = seq, decode_header(batches[0]).first_time
+            times.append(self._oldest[lane][1])
+        return min(times, default=None)

@@ -1,0 +1,212 @@
+"""The hub's end: one WebSocket, one ``Receiver``, one handler."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import Callable, Iterable
+from typing import Protocol
+
+import aiohttp
+from aiohttp import web
+
+from protocols.batch import BatchHeader
+from protocols.chunk import GapRange, Mark
+from protocols.link import Hello, RefuseCode, WelcomeLane
+from protocols.ranges import RangeSet
+from replication.events import BatchesReceived, GapReceived, HelloReceived, Lost, MarkReceived, ReceiverEvent
+from replication.liveness import SECOND
+from replication.receiver import Receiver, ReceiverSettings
+
+LINK_PATH = "/v1/link"
+MESSAGE_SLACK_BYTES = 2 << 20
+"""Longest WebSocket message beyond the largest batch: a HELLO or a WELCOME with every range it may have."""
+CLOSE_TIMEOUT_S = 2.0
+"""How long a peer may take to read what is left and to answer a close frame."""
+
+log = logging.getLogger(__name__)
+
+
+class LinkRefused(Exception):
+    """A handler does not take the link; the edge is told the code, why, and what to do."""
+
+    def __init__(self, code: RefuseCode, message: str, advice: str) -> None:
+        super().__init__(message)
+        self.code = code
+        self.message = message
+        self.advice = advice
+
+
+class LinkSession(Protocol):
+    """What a handler may do with its connection. Event loop's thread only; nothing happens once it is closed."""
+
+    def acknowledge(self, lane: int, ranges: RangeSet) -> None:
+        """``ranges`` of ``lane`` (records or gaps) are durable: tell the edge."""
+
+    def refuse(self, code: RefuseCode, message: str, advice: str) -> None:
+        """Tell the edge why, and close."""
+
+
+class LinkHandler(Protocol):
+    """What a hub does with one connection. Calls come one at a time, in the order of the frames.
+
+    Every call may raise ``LinkRefused``. Any other exception closes the link as OVERLOADED: the edge comes again.
+    """
+
+    async def open(self, hello: Hello, session: LinkSession) -> list[WelcomeLane]:
+        """Take the link and say what is durable here of the hello's lanes, or raise ``LinkRefused``."""
+        ...
+
+    async def data(self, lane: int, batches: list[tuple[BatchHeader, memoryview]]) -> None:
+        """Take verified batches; not durable yet. Nothing more is read from the edge until this returns.
+
+        Batches that are durable already are acknowledged again by the handler, or the edge's window never opens.
+        """
+
+    async def gap(self, lane: int, gap: GapRange) -> None:
+        """Records that can never come; acknowledged like records."""
+
+    async def mark(self, lane: int, mark: Mark) -> None:
+        """All records the lane took in up to the mark's time are below its seq; needs no acknowledgement."""
+
+    def closed(self) -> None:
+        """The connection is over; called once, whatever ended it, if ``open`` was called."""
+
+
+class _Session:
+    """Machine, handler and socket of one connection."""
+
+    def __init__(
+        self,
+        socket: web.WebSocketResponse,
+        handler: LinkHandler,
+        receiver: Receiver,
+        silence_s: float,
+        clock: Callable[[], int],
+    ) -> None:
+        self._socket = socket
+        self._handler = handler
+        self._receiver = receiver
+        self._silence_s = silence_s
+        self._clock = clock
+        self._wake = asyncio.Event()
+        self._opened = False
+
+    def acknowledge(self, lane: int, ranges: RangeSet) -> None:
+        self._receiver.acknowledge(lane, ranges)
+        self._wake.set()
+
+    def refuse(self, code: RefuseCode, message: str, advice: str) -> None:
+        self._receiver.refuse(code, message, advice)
+        self._wake.set()
+
+    async def run(self) -> None:
+        """Until either side is done. The writer ends when the machine is closed and has nothing left to say."""
+        reader = asyncio.create_task(self._read())
+        writer = asyncio.create_task(self._write())
+        try:
+            await asyncio.wait({reader, writer}, return_when=asyncio.FIRST_COMPLETED)
+            if self._receiver.closed and not writer.done():
+                self._wake.set()
+                await asyncio.wait({writer}, timeout=CLOSE_TIMEOUT_S)
+        finally:
+            reader.cancel()
+            writer.cancel()
+            results = await asyncio.gather(reader, writer, return_exceptions=True)
+            if self._opened:
+                self._handler.closed()
+            self._report(results)
+
+    def _report(self, results: Iterable[BaseException | None]) -> None:
+        for event in self._receiver.events():
+            if isinstance(event, Lost):
+                log.warning("a link was closed: %s", event.reason)
+        for result in results:
+            if isinstance(result, Exception) and not isinstance(result, aiohttp.ClientError | ConnectionError):
+                log.error("a link failed", exc_info=result)
+
+    async def _read(self) -> None:
+        """Also the watchdog: the writer may be stuck in a write that the peer does not take."""
+        while not self._receiver.closed:
+            try:
+                message = await self._socket.receive(timeout=self._silence_s)
+            except TimeoutError:
+                self._receiver.handle_timeout(self._clock())
+                continue
+            if message.type is not aiohttp.WSMsgType.BINARY:
+                return
+            self._receiver.receive_data(message.data, self._clock())
+            self._receiver.pause()
+            self._wake.set()
+            try:
+                await self._handle_all()
+            except LinkRefused as refusal:
+                self.refuse(refusal.code, refusal.message, refusal.advice)
+            except Exception:
+                log.exception("a link's handler failed")
+                self.refuse(RefuseCode.OVERLOADED, "the hub failed to take the data", "nothing: the edge tries again")
+            self._receiver.resume(self._clock())
+
+    async def _handle_all(self) -> None:
+        for event in self._receiver.events():
+            await self._handle(event)
+
+    async def _handle(self, event: ReceiverEvent) -> None:
+        match event:
+            case BatchesReceived():
+                await self._handler.data(event.lane, event.batches)
+            case MarkReceived():
+                await self._handler.mark(event.lane, event.mark)
+            case GapReceived():
+                await self._handler.gap(event.lane, event.gap)
+            case HelloReceived():
+                self._opened = True
+                self._receiver.welcome(await self._handler.open(event.hello, self))
+                self._wake.set()
+            case Lost():
+                log.warning("a link was closed: %s", event.reason)
+
+    async def _write(self) -> None:
+        while True:
+            self._wake.clear()
+            now = self._clock()
+            self._receiver.handle_timeout(now)
+            data = self._receiver.data_to_send()
+            deadline = self._receiver.deadline()
+            if data:
+                await self._socket.send_bytes(data)
+            elif deadline is None:
+                return
+            else:
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(max(0, deadline - now) / SECOND):
+                        await self._wake.wait()
+
+
+async def serve_link(
+    request: web.Request,
+    handler: LinkHandler,
+    settings: ReceiverSettings,
+    cluster_id: str,
+    *,
+    software: str = "weft",
+    clock: Callable[[], int] = time.monotonic_ns,
+    wall_clock: Callable[[], int] = time.time_ns,
+) -> web.WebSocketResponse:
+    """Answer a request for ``LINK_PATH`` (its token was checked before) and run the link until it ends.
+
+    Memory per connection is bounded by the largest batch, one decoded message, and what the handler keeps.
+    """
+    socket = web.WebSocketResponse(
+        max_msg_size=settings.batch_bytes_max + MESSAGE_SLACK_BYTES, compress=False, timeout=CLOSE_TIMEOUT_S
+    )
+    await socket.prepare(request)
+    receiver = Receiver(settings, cluster_id, software, wall_clock, clock())
+    try:
+        await _Session(socket, handler, receiver, settings.silence / SECOND, clock).run()
+    finally:
+        with contextlib.suppress(TimeoutError, ConnectionError, aiohttp.ClientError):
+            await asyncio.wait_for(socket.close(), 2 * CLOSE_TIMEOUT_S)
+    return socket

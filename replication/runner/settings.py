@@ -1,0 +1,64 @@
+"""Who a link's sender is, and what an operator may set of the link."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import NamedTuple, Protocol
+
+from replication.sender import SenderSettings
+
+TOKEN_BYTES_MAX = 4096
+
+
+class LinkIdentity(NamedTuple):
+    """Who the sender is."""
+
+    tenant: str
+    edge: str
+    log_id: int
+    software: str
+
+
+class EpochStore(Protocol):
+    """The epoch of a link's sender, durable. Calls block on the disk and are made in a thread."""
+
+    def propose(self) -> int:
+        """The next epoch: higher than every one proposed before, durable when this returns."""
+        ...
+
+    def withdraw(self, epoch: int) -> None:
+        """The hub said that it did not take ``epoch``: propose the same one the next time.
+
+        Otherwise an old copy of a log, trying again and again, would count up to an epoch that passes for new.
+        """
+
+
+def no_token() -> None:
+    """For a hub that asks for none."""
+
+
+def read_token(path: str) -> str:
+    """The token that is all of the file ``path``. Blocks; raises ``OSError``, ``ValueError``."""
+    with open(path, "rb") as file:
+        data = file.read(TOKEN_BYTES_MAX + 1)
+    lines = data.decode("ascii", "replace").split()
+    if len(data) > TOKEN_BYTES_MAX or len(lines) != 1 or not lines[0].isprintable():
+        raise ValueError(f"{path}: expected one token on one line")
+    return lines[0]
+
+
+@dataclass(frozen=True)
+class LinkSettings:
+    """One link of an edge node."""
+
+    urls: tuple[str, ...]
+    """Nodes of one hub, ``http(s)://host:port``; tried in turn."""
+    token: Callable[[], str | None] = no_token
+    """Called in a thread before every attempt, so that a token changes without a restart. May raise ``OSError``
+    and ``ValueError``, which the status shows."""
+    retry_min_s: float = 0.5
+    retry_max_s: float = 30.0
+    conflict_retry_s: float = 300.0
+    connect_timeout_s: float = 10.0
+    sender: SenderSettings = field(default_factory=SenderSettings)

@@ -1,0 +1,113 @@
+"""One lane as its sender sees it: what the log holds, what the receiver holds, what is still to say."""
+
+from __future__ import annotations
+
+from protocols.chunk import GapRange, Mark
+from protocols.errors import Corrupt
+from protocols.link import Frame, Gap, LaneMark
+from protocols.ranges import Range, RangeSet
+from replication.accounting import RANGES_MAX
+from replication.source import LaneState
+
+
+class SenderLane:
+    """The state of one lane on one connection."""
+
+    def __init__(self, number: int, state: LaneState) -> None:
+        self.number = number
+        self.end = 0
+        """One past the last sequence number that the log assigned, as far as this end has seen."""
+        self.safe = RangeSet()
+        """Durable at the receiver, by WELCOME and ACK."""
+        self.sent = RangeSet()
+        """Not to be read (again) on this connection."""
+        self.mark_due = True
+        self._told = RangeSet()
+        self._awaited: Mark | None = None
+        self._held: RangeSet
+        self._newest: Mark
+        self._gaps: list[GapRange]
+        self.offer(state)
+
+    def offer(self, state: LaneState) -> None:
+        """Take the log's present state."""
+        self._held = state.held
+        self.end = max(self.end, state.end)
+        self._newest = state.mark
+        self._gaps = [gap for gap in state.gaps if not self._told.covers(gap.first, gap.end)]
+
+    def welcome(self, held: RangeSet) -> None:
+        """The receiver holds ``held`` already."""
+        self.safe = held
+        self.sent = held.copy()
+
+    def acknowledge(self, ranges: RangeSet) -> None:
+        """The receiver made ``ranges`` durable.
+
+        Raises:
+            Corrupt: what the receiver holds has more holes than ``RANGES_MAX``.
+        """
+        self.safe.update(ranges)
+        self.sent.update(ranges)
+        if len(self.safe) > RANGES_MAX:
+            raise Corrupt(f"more than {RANGES_MAX} holes in what the receiver holds of lane {self.number}")
+
+    def wanted(self) -> int | None:
+        """The oldest held record that is neither sent nor safe."""
+        for first, end in self._held:
+            missing = self.sent.missing(first, end)
+            if missing:
+                return missing[0][0]
+        return None
+
+    def claim(self, first: int, end: int) -> None:
+        """``[first, end)`` was read and is going out."""
+        self.sent.add(first, end)
+        self.end = max(self.end, end)
+
+    def skip(self, seq: int, start: int | None) -> Range | None:
+        """A read from ``seq`` gave batches from ``start`` on (None: nothing). Give up on what lies between.
+
+        Returns:
+            The range given up, or None when the read began where it should.
+        """
+        if start is not None and start <= seq:
+            return None
+        end = self._held.contiguous_end(seq)
+        if start is not None:
+            end = min(end, start)
+        if end <= seq:
+            return None
+        self.sent.add(seq, end)
+        return seq, end
+
+    def gap_frames(self, limit: int) -> list[Frame]:
+        """Gap notices that were not told on this connection, without what the receiver holds."""
+        frames: list[Frame] = []
+        taken = 0
+        while taken < len(self._gaps) and len(frames) < limit:
+            gap = self._gaps[taken]
+            taken += 1
+            for first, end in self._told.missing(gap.first, gap.end):
+                frames += [Gap(self.number, *part, gap.reason) for part in self.safe.missing(first, end)]
+            self._told.add(gap.first, gap.end)
+        del self._gaps[:taken]
+        return frames
+
+    def mark_frame(self, held_back: int | None) -> LaneMark | None:
+        """The mark to send, once it is due and everything it covers has been sent.
+
+        While history is being sent the newest mark stays ahead of the data; so one mark is kept until the data has
+        reached it, and completeness moves on during a backlog too.
+
+        Args:
+            held_back: the first record that was read and waits for the window, if any.
+        """
+        unsent = min((seq for seq in (self.wanted(), held_back) if seq is not None), default=None)
+        for mark in (self._newest, self._awaited):
+            if mark is not None and not self._gaps and (unsent is None or unsent >= mark.seq):
+                self._awaited = None
+                self.mark_due = False
+                return LaneMark(self.number, mark.time, mark.seq)
+        self._awaited = self._awaited or self._newest
+        return None

@@ -1,0 +1,105 @@
+"""A hub on a real port of this machine, for driving links over real sockets."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable
+
+from aiohttp import web
+
+from protocols.batch import BatchHeader, records
+from protocols.chunk import GapRange, Mark
+from protocols.link import Hello, WelcomeLane
+from protocols.ranges import RangeSet
+from replication.liveness import SECOND
+from replication.receiver import ReceiverSettings
+from replication.runner import LINK_PATH, LinkRefused, LinkSession, serve_link
+
+
+class Hub:
+    """A hub on a real port; it keeps what it took across connections and restarts."""
+
+    def __init__(self) -> None:
+        self.held: dict[int, RangeSet] = {}
+        self.stored: Counter[tuple[int, int]] = Counter()
+        self.gaps: list[tuple[int, GapRange]] = []
+        self.marks: list[tuple[int, Mark]] = []
+        self.hellos: list[Hello] = []
+        self.sessions: list[LinkSession] = []
+        self.closed = 0
+        self.token: str | None = None
+        self.refusal: LinkRefused | None = None
+        self.may_take = asyncio.Event()
+        self.may_take.set()
+        self.answers = True
+        self.settings = ReceiverSettings(silence=2 * SECOND, ping_interval=SECOND // 5)
+        self.port = 0
+        self._runner: web.AppRunner | None = None
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    async def start(self) -> None:
+        app = web.Application()
+        app.router.add_get(LINK_PATH, self._link)
+        self._runner = web.AppRunner(app, shutdown_timeout=0.1)
+        await self._runner.setup()
+        site = web.TCPSite(self._runner, "127.0.0.1", self.port, reuse_address=True)
+        await site.start()
+        self.port = self._runner.addresses[0][1]
+
+    async def stop(self) -> None:
+        if self._runner is not None:
+            await self._runner.cleanup()
+            self._runner = None
+
+    async def _link(self, request: web.Request) -> web.StreamResponse:
+        if self.token is not None and request.headers.get("Authorization") != f"Bearer {self.token}":
+            raise web.HTTPUnauthorized
+        if not self.answers:
+            socket = web.WebSocketResponse()
+            await socket.prepare(request)
+            async for _ in socket:
+                pass
+            return socket
+        return await serve_link(request, _Handler(self), self.settings, "cluster-1")
+
+
+class _Handler:
+    def __init__(self, hub: Hub) -> None:
+        self.hub = hub
+
+    async def open(self, hello: Hello, session: LinkSession) -> list[WelcomeLane]:
+        self.hub.hellos.append(hello)
+        if self.hub.refusal is not None:
+            raise self.hub.refusal
+        self.session = session
+        self.hub.sessions.append(session)
+        return [WelcomeLane(lane.lane, list(self.hub.held.get(lane.lane, RangeSet()))) for lane in hello.lanes]
+
+    async def data(self, lane: int, batches: list[tuple[BatchHeader, memoryview]]) -> None:
+        await self.hub.may_take.wait()
+        held = self.hub.held.setdefault(lane, RangeSet())
+        for header, batch in batches:
+            self.hub.stored.update((lane, record.seq) for record in records(batch) if record.seq not in held)
+            held.add(header.base_seq, header.end_seq)
+        self.session.acknowledge(lane, held.copy())
+
+    async def gap(self, lane: int, gap: GapRange) -> None:
+        self.hub.gaps.append((lane, gap))
+        self.hub.held.setdefault(lane, RangeSet()).add(gap.first, gap.end)
+        self.session.acknowledge(lane, self.hub.held[lane].copy())
+
+    async def mark(self, lane: int, mark: Mark) -> None:
+        self.hub.marks.append((lane, mark))
+
+    def closed(self) -> None:
+        self.hub.closed += 1
+
+
+async def until(condition: Callable[[], object], seconds: float = 5) -> None:
+    async with asyncio.timeout(seconds):
+        while not condition():  # noqa: ASYNC110 - what a status says changes without an event
+            await asyncio.sleep(0.005)

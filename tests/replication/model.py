@@ -1,0 +1,219 @@
+"""A log in memory, a hub that keeps what it was told, and a network that cuts: for driving the link machines."""
+
+from __future__ import annotations
+
+import struct
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from protocols.batch import ClockReading, ClockState, columns_from_lists, decode_header, encode, records
+from protocols.chunk import GapRange, Mark
+from protocols.link import PROTOCOL_VERSION, Hello, HelloLane, WelcomeLane
+from protocols.ranges import RangeSet
+from replication.events import Acked, BatchesReceived, GapReceived, HelloReceived, MarkReceived, ReadRequest
+from replication.receiver import Receiver, ReceiverSettings
+from replication.sender import Sender, SenderSettings
+from replication.source import LaneState, OfferedLane
+
+CLOCK = ClockReading(7, 1, ClockState.SYNCED)
+WALL = 1_700_000_000_000_000_000
+
+
+def make_batch(lane: int, seq: int, count: int, size: int = 20) -> bytes:
+    """Records ``seq`` on, each with its own number in the payload."""
+    payloads = [struct.pack("<Q", seq + i) + b"x" * size for i in range(count)]
+    times = struct.pack(f"<{count}q", *(WALL + seq + i for i in range(count)))
+    return encode(lane, seq, columns_from_lists(times, [b"t"] * count, payloads), CLOCK)
+
+
+class ModelLog:
+    """What ``LogSource`` promises, from lists."""
+
+    def __init__(self, streams: dict[int, str]) -> None:
+        self.streams = streams
+        self.batches: dict[int, list[bytes]] = {lane: [] for lane in streams}
+        self.gap_list: dict[int, list[GapRange]] = {lane: [] for lane in streams}
+        self.ends = dict.fromkeys(streams, 0)
+        self.safe = {lane: RangeSet() for lane in streams}
+        self.listeners: list[Callable[[], None]] = []
+
+    def append(self, lane: int, count: int, size: int = 20) -> None:
+        self.batches[lane].append(make_batch(lane, self.ends[lane], count, size))
+        self.ends[lane] += count
+        for listener in self.listeners:
+            listener()
+
+    def lose(self, lane: int, count: int) -> None:
+        """The next ``count`` records can never come."""
+        self.gap_list[lane].append(GapRange(self.ends[lane], self.ends[lane] + count, 1))
+        self.ends[lane] += count
+
+    def lanes(self) -> list[OfferedLane]:
+        return [OfferedLane(lane, name, ("a/+",)) for lane, name in self.streams.items()]
+
+    def held(self, lane: int) -> RangeSet:
+        headers = [decode_header(batch) for batch in self.batches[lane]]
+        return RangeSet((header.base_seq, header.end_seq) for header in headers)
+
+    def state(self, lane: int) -> LaneState:
+        mark = Mark(WALL + self.ends[lane] - 1, self.ends[lane])
+        return LaneState(self.held(lane), self.ends[lane], list(self.gap_list[lane]), mark)
+
+    def read_now(self, lane: int, seq: int, bytes_max: int) -> list[bytes]:
+        found: list[bytes] = []
+        for batch in self.batches[lane]:
+            if decode_header(batch).end_seq > seq and (not found or sum(map(len, found)) + len(batch) <= bytes_max):
+                found.append(batch)
+        return found
+
+    async def read(self, lane: int, seq: int, bytes_max: int) -> list[bytes]:
+        return self.read_now(lane, seq, bytes_max)
+
+    def released(self, lane: int, ranges: RangeSet) -> None:
+        self.safe[lane].update(ranges)
+
+    def listen(self, callback: Callable[[], None]) -> Callable[[], None]:
+        self.listeners.append(callback)
+        return lambda: self.listeners.remove(callback)
+
+    def hello(self, epoch: int) -> Hello:
+        lanes = [HelloLane(lane, name, list(self.held(lane)), ["a/+"]) for lane, name in self.streams.items()]
+        return Hello(PROTOCOL_VERSION, "default", "edge-1", 99, epoch, lanes, WALL, "test")
+
+
+@dataclass
+class ModelHub:
+    """What a hub has committed: it trims what it holds, and stores the rest."""
+
+    held: dict[int, RangeSet] = field(default_factory=dict)
+    stored: Counter[tuple[int, int]] = field(default_factory=Counter)
+    gaps: dict[int, RangeSet] = field(default_factory=dict)
+
+    def welcome(self, hello: Hello) -> list[WelcomeLane]:
+        return [WelcomeLane(lane.lane, list(self.held.get(lane.lane, RangeSet()))) for lane in hello.lanes]
+
+    def commit(self, event: BatchesReceived | GapReceived) -> RangeSet:
+        """Store what is new of it; returns what is durable now because of it."""
+        held = self.held.setdefault(event.lane, RangeSet())
+        if isinstance(event, GapReceived):
+            gap = event.gap
+            for first, end in held.missing(gap.first, gap.end):
+                self.gaps.setdefault(event.lane, RangeSet()).add(first, end)
+            held.add(gap.first, gap.end)
+            return RangeSet([(gap.first, gap.end)])
+        ranges = RangeSet()
+        for header, batch in event.batches:
+            for record in records(batch):
+                assert struct.unpack_from("<Q", record.payload)[0] == record.seq
+                self.stored[event.lane, record.seq] += record.seq not in held
+            held.add(header.base_seq, header.end_seq)
+            ranges.add(header.base_seq, header.end_seq)
+        return ranges
+
+
+class Pair:
+    """One connection between a log and a hub, message by message. Messages and ACKs wait until they are moved."""
+
+    def __init__(
+        self,
+        log: ModelLog,
+        hub: ModelHub,
+        *,
+        epoch: int = 1,
+        sending: SenderSettings | None = None,
+        receiving: ReceiverSettings | None = None,
+        now: int = 0,
+    ) -> None:
+        self.log, self.hub, self.now = log, hub, now
+        self.receiving = receiving or ReceiverSettings()
+        states = {lane: log.state(lane) for lane in log.streams}
+        self.sender = Sender(log.hello(epoch), states, sending or SenderSettings(), lambda: WALL + self.now, now)
+        self.receiver = Receiver(self.receiving, "cluster", "test", lambda: WALL + 500 + self.now, now)
+        self.upward: list[bytes] = []
+        self.downward: list[bytes] = []
+        self.uncommitted: list[BatchesReceived | GapReceived] = []
+        self.marks: dict[int, list[Mark]] = {}
+        self.sent_bytes = 0
+        self.events: list[object] = []
+
+    def pump_sender(self) -> None:
+        """Whatever the sender can do now; what it says waits in ``upward``."""
+        for lane in self.log.streams:
+            self.sender.offer(lane, self.log.state(lane))
+        while True:
+            requests = self._sender_events()
+            for request in requests:
+                self.sender.feed(request.lane, self.log.read_now(*request))
+            data = self.sender.data_to_send()
+            if data:
+                self.upward.append(data)
+                self.sent_bytes += len(data)
+            elif not requests:
+                return
+
+    def _sender_events(self) -> list[ReadRequest]:
+        requests = []
+        for event in self.sender.events():
+            self.events.append(event)
+            if isinstance(event, Acked):
+                self.log.released(event.lane, event.ranges)
+            if isinstance(event, ReadRequest):
+                requests.append(event)
+        return requests
+
+    def deliver_up(self, length: int | None = None) -> None:
+        """One message, or only its first ``length`` bytes, reaches the hub, which commits it some time later."""
+        if self.upward:
+            self.receiver.receive_data(self.upward.pop(0)[:length], self.now)
+        for event in self.receiver.events():
+            self.events.append(event)
+            match event:
+                case HelloReceived():
+                    self.receiver.welcome(self.hub.welcome(event.hello))
+                case BatchesReceived() | GapReceived():
+                    self.uncommitted.append(event)
+                case MarkReceived():
+                    self._check_mark(event.lane, event.mark)
+
+    def _check_mark(self, lane: int, mark: Mark) -> None:
+        assert mark.time < WALL + mark.seq, "the record with that number has that time"
+        there = self.hub.held.get(lane, RangeSet()).copy()
+        for event in self.uncommitted:
+            if event.lane == lane and isinstance(event, BatchesReceived):
+                there.update((header.base_seq, header.end_seq) for header, _ in event.batches)
+            elif event.lane == lane and isinstance(event, GapReceived):
+                there.add(event.gap.first, event.gap.end)
+        assert there.covers(0, mark.seq), "a mark came before what it covers"
+        self.marks.setdefault(lane, []).append(mark)
+
+    def acknowledge(self, index: int = 0) -> None:
+        """The hub commits one of the things it took, in any order, and acknowledges it."""
+        if self.uncommitted:
+            event = self.uncommitted.pop(index % len(self.uncommitted))
+            self.receiver.acknowledge(event.lane, self.hub.commit(event))
+
+    def pump_receiver(self) -> None:
+        while data := self.receiver.data_to_send():
+            self.downward.append(data)
+
+    def deliver_down(self) -> None:
+        self.pump_receiver()
+        if self.downward:
+            self.sender.receive_data(self.downward.pop(0), self.now)
+
+    def advance(self, now: int) -> None:
+        self.now = now
+        self.sender.handle_timeout(now)
+        self.receiver.handle_timeout(now)
+
+    def settle(self) -> None:
+        """Deliver everything both ways until nothing moves."""
+        while True:
+            self.pump_sender()
+            self.pump_receiver()
+            if not (self.upward or self.downward or self.uncommitted):
+                return
+            self.deliver_up()
+            self.acknowledge()
+            self.deliver_down()

@@ -1,0 +1,43 @@
+"""Bytes on the way and ranges from the wire."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from protocols.errors import Corrupt
+from protocols.ranges import RangeSet
+from replication.accounting import InFlight, Sent, checked_ranges
+
+
+@given(st.lists(st.tuples(st.integers(0, 30), st.integers(1, 12))))
+def test_bytes_are_freed_exactly_when_every_record_of_a_batch_was_acknowledged(acks: list[tuple[int, int]]) -> None:
+    in_flight = InFlight()
+    batches = [Sent(first, first + 5, 100, first) for first in range(0, 40, 5)]
+    for batch in batches:
+        in_flight.add(1, batch)
+    covered = RangeSet()
+    for first, length in acks:
+        covered.add(first, first + length)
+        in_flight.settle(1, first, first + length, covered)
+        assert in_flight.bytes == sum(100 for batch in batches if not covered.covers(batch.first, batch.end))
+
+
+def test_one_batch_may_be_longer_than_the_window() -> None:
+    in_flight = InFlight()
+    assert in_flight.room(1000, window_bytes=10)
+    in_flight.add(1, Sent(0, 1, 1000, 0))
+    assert not in_flight.room(1, window_bytes=10)
+    assert in_flight.oldest_time() == 0
+
+
+@pytest.mark.parametrize("pairs", [[(5, 9), (1, 3)], [(3, 3)], [(4, 2)], [(0, 5), (3, 9)], [(-1, 2)]])
+def test_ranges_that_do_not_ascend_are_refused(pairs: list[tuple[int, int]]) -> None:
+    with pytest.raises(Corrupt):
+        checked_ranges(pairs)
+
+
+def test_more_ranges_than_allowed_are_refused() -> None:
+    with pytest.raises(Corrupt, match="at most 2"):
+        checked_ranges([(0, 1), (2, 3), (4, 5)], 2)

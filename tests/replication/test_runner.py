@@ -1,0 +1,252 @@
+"""The shells over real sockets: reconnect, fail-over, refusal, silence, back-pressure."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import contextlib
+import hashlib
+import random
+import re
+import struct
+from collections import Counter
+from collections.abc import AsyncIterator
+
+import pytest
+
+from protocols.batch import columns_from_lists, encode
+from protocols.chunk import GapRange
+from protocols.link import FrameEncoder, RefuseCode, Welcome
+from replication.liveness import SECOND
+from replication.receiver import ReceiverSettings
+from replication.runner import (
+    LINK_PATH,
+    LinkIdentity,
+    LinkRefused,
+    LinkSettings,
+    read_token,
+    run_link,
+)
+from replication.sender import SenderSettings
+from replication.status import LinkState, LinkStatus
+from tests.replication.loopback import Hub, until
+from tests.replication.model import CLOCK, WALL, ModelLog
+
+IDENTITY = LinkIdentity("default", "edge-1", 99, "test")
+
+
+class Epochs:
+    def __init__(self) -> None:
+        self.epoch = 0
+        self.proposed: list[int] = []
+
+    def propose(self) -> int:
+        self.epoch += 1
+        self.proposed.append(self.epoch)
+        return self.epoch
+
+    def withdraw(self, epoch: int) -> None:
+        self.epoch = epoch - 1
+
+
+@pytest.fixture
+async def hub() -> AsyncIterator[Hub]:
+    hub = Hub()
+    await hub.start()
+    yield hub
+    await hub.stop()
+
+
+class Link:
+    """A running link and what a test asks about it."""
+
+    def __init__(self, log: ModelLog, *urls: str, **settings: object) -> None:
+        self.log = log
+        self.status = LinkStatus("cloud")
+        self.epochs = Epochs()
+        sender = SenderSettings(silence=SECOND // 2, ping_interval=SECOND // 10, mark_interval=SECOND // 20)
+        options = {"retry_min_s": 0.01, "retry_max_s": 0.05, "sender": sender, **settings}
+        self.settings = LinkSettings(urls=urls, **options)  # type: ignore[arg-type]
+
+    async def __aenter__(self) -> Link:
+        self._task = asyncio.create_task(
+            run_link(self.log, IDENTITY, self.settings, self.epochs, self.status, rng=random.Random(1))
+        )
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self._task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await self._task
+        assert self.status.state is LinkState.STOPPED
+
+
+def drained(log: ModelLog) -> bool:
+    return all(log.safe[lane].covers(0, log.ends[lane]) for lane in log.streams)
+
+
+async def test_what_was_logged_before_and_after_connecting_arrives_once_and_is_released(hub: Hub) -> None:
+    log = ModelLog({1: "telemetry", 2: "alarms"})
+    log.append(1, 500)
+    async with Link(log, hub.url) as link:
+        await until(lambda: drained(log))
+        log.append(1, 3)
+        log.append(2, 2)
+        log.lose(2, 4)
+        await until(lambda: drained(log))
+        await until(lambda: (2, 6) in [(lane, mark.seq) for lane, mark in hub.marks])
+        await until(lambda: link.status.pending_records == 0)
+        assert link.status.state is LinkState.CONNECTED
+        assert link.status.cluster_id == "cluster-1"
+        assert link.status.records_acked >= 505
+    assert hub.stored == Counter([(1, seq) for seq in range(503)] + [(2, 0), (2, 1)])
+    assert hub.gaps == [(2, GapRange(2, 6, 1))]
+    await until(lambda: hub.closed == 1)
+
+
+async def test_it_comes_back_when_the_hub_was_restarted(hub: Hub) -> None:
+    log = ModelLog({1: "telemetry"})
+    async with Link(log, hub.url) as link:
+        log.append(1, 10)
+        await until(lambda: drained(log))
+        await hub.stop()
+        await until(lambda: link.status.state is not LinkState.CONNECTED)
+        log.append(1, 10)
+        await until(lambda: link.status.pending_records == 10)
+        assert link.status.next_try is not None or link.status.state is LinkState.CONNECTING
+        assert link.status.last_error
+        await hub.start()
+        await until(lambda: drained(log))
+        assert link.epochs.proposed == sorted(set(link.epochs.proposed))
+        await until(lambda: link.status.attempts_failed == 0)
+    assert set(hub.stored.values()) == {1}
+    assert len(hub.stored) == 20
+
+
+async def test_the_next_url_is_tried_when_one_fails(hub: Hub) -> None:
+    log = ModelLog({1: "telemetry"})
+    log.append(1, 10)
+    async with Link(log, "http://127.0.0.1:1", hub.url) as link:
+        await until(lambda: drained(log))
+        assert link.status.url == hub.url
+
+
+async def test_a_wrong_token_is_told_and_a_new_one_is_read_without_a_restart(
+    hub: Hub, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    hub.token = "good"
+    path = tmp_path_factory.mktemp("token") / "token"
+    path.write_text("bad\n")
+    log = ModelLog({1: "telemetry"})
+    log.append(1, 1)
+    async with Link(log, hub.url, token=lambda: read_token(str(path))) as link:
+        await until(lambda: link.status.state is LinkState.REFUSED)
+        assert "does not accept the token" in link.status.last_error
+        path.write_text("good\n")
+        await until(lambda: drained(log))
+
+
+async def test_a_missing_token_file_is_told(hub: Hub) -> None:
+    async with Link(ModelLog({1: "telemetry"}), hub.url, token=lambda: read_token("/nonexistent/token")) as link:
+        await until(lambda: link.status.state is LinkState.WAITING)
+        assert "/nonexistent/token" in link.status.last_error
+
+
+async def test_an_identity_conflict_stops_the_quick_retries_and_proposes_no_higher_epoch(hub: Hub) -> None:
+    hub.refusal = LinkRefused(RefuseCode.IDENTITY_CONFLICT, "edge-1 is linked from elsewhere", "use a new data_dir")
+    async with Link(ModelLog({1: "telemetry"}), hub.url, conflict_retry_s=0.2) as link:
+        await until(lambda: link.status.state is LinkState.CONFLICT)
+        assert link.status.last_error == "edge-1 is linked from elsewhere; use a new data_dir"
+        await until(lambda: len(hub.hellos) == 2)
+        assert [hello.epoch for hello in hub.hellos] == [1, 1]
+
+
+async def test_a_hub_that_says_nothing_is_given_up(hub: Hub) -> None:
+    hub.answers = False
+    log = ModelLog({1: "telemetry"})
+    log.append(1, 1)
+    async with Link(log, hub.url) as link:
+        await until(lambda: "said nothing" in link.status.last_error)
+        hub.answers = True
+        await until(lambda: drained(log))
+
+
+async def test_a_hub_that_takes_nothing_more_and_says_nothing_is_given_up() -> None:
+    """The link is stuck in a write then; only the reading side notices."""
+    connections = 0
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal connections
+        connections += 1
+        head = await reader.readuntil(b"\r\n\r\n")
+        key = re.search(rb"Sec-WebSocket-Key: (\S+)", head)[1]  # type: ignore[index]
+        accept = base64.b64encode(hashlib.sha1(key + b"258EAFA5-E914-47DA-95CA-C5AB0DC85B11").digest())
+        writer.write(b"HTTP/1.1 101 x\r\nUpgrade: websocket\r\nConnection: upgrade\r\n")
+        writer.write(b"Sec-WebSocket-Accept: " + accept + b"\r\n\r\n")
+        message = FrameEncoder().encode([Welcome(1, "c", [], 64 << 20, 1 << 20, 0, "t")])
+        writer.write(bytes([0x82, len(message)]) + message)
+        await asyncio.sleep(10)
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0, limit=1000)
+    log = ModelLog({1: "telemetry"})
+    for seq in range(40):
+        payload = random.Random(seq).randbytes(500_000)
+        times = struct.pack("<q", WALL)
+        log.batches[1].append(encode(1, seq, columns_from_lists(times, [b"t"], [payload]), CLOCK))
+        log.ends[1] += 1
+    sender = SenderSettings(silence=SECOND // 4, window_bytes=64 << 20)
+    async with Link(log, f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}", sender=sender) as link:
+        await until(lambda: connections == 2, 8)
+        assert "said nothing" in link.status.last_error
+        assert link.status.bytes_sent < 18_000_000
+    server.close()
+
+
+async def test_a_slow_hub_is_not_taken_for_a_silent_one_and_holds_the_sender_back(hub: Hub) -> None:
+    hub.settings = ReceiverSettings(
+        window_bytes=20_000, batch_bytes_max=20_000, silence=2 * SECOND, ping_interval=SECOND // 10
+    )
+    hub.may_take.clear()
+    log = ModelLog({1: "telemetry"})
+    for _ in range(100):
+        log.append(1, 50)
+    async with Link(log, hub.url) as link:
+        await until(lambda: link.status.unacked_bytes > 0)
+        await asyncio.sleep(1.0)  # twice the sender's patience: real silence of a real hub cannot be hurried
+        assert link.status.unacked_bytes <= 20_000
+        assert link.status.bytes_sent < 25_000
+        assert link.status.state is LinkState.CONNECTED
+        hub.may_take.set()
+        await until(lambda: drained(log))
+        assert link.status.connections == 1
+
+
+async def test_a_hub_that_refuses_an_open_link_is_heard(hub: Hub) -> None:
+    log = ModelLog({1: "telemetry"})
+    async with Link(log, hub.url) as link:
+        await until(lambda: hub.sessions)
+        hub.sessions[0].refuse(RefuseCode.OVERLOADED, "going down", "another node takes over")
+        await until(lambda: "going down" in link.status.last_error)
+        await until(lambda: link.status.connections == 2)
+    await until(lambda: hub.closed == 2)
+
+
+async def test_the_age_of_what_is_pending_is_known_while_nobody_is_connected() -> None:
+    log = ModelLog({1: "telemetry"})
+    log.append(1, 5)
+    async with Link(log, "http://127.0.0.1:1") as link:
+        await until(lambda: link.status.pending_records == 5 and link.status.pending_seconds > 1e6)
+
+
+async def test_an_edge_that_goes_silent_is_closed_by_the_hub(hub: Hub) -> None:
+    hub.settings = ReceiverSettings(silence=SECOND // 5, ping_interval=SECOND // 20)
+    reader, writer = await asyncio.open_connection("127.0.0.1", hub.port)
+    writer.write(
+        f"GET {LINK_PATH} HTTP/1.1\r\nHost: x\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
+        "Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\nSec-WebSocket-Version: 13\r\n\r\n".encode()
+    )
+    async with asyncio.timeout(5):
+        assert b"101" in await reader.readline()
+        while await reader.read(1000):
+            pass
+    writer.close()
