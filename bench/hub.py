@@ -1,0 +1,232 @@
+"""The hub on one core: four edges send over the real link, the hub commits into the directory store.
+
+``python -m bench.hub [--seconds N] [--directory PATH]`` pins the hub to core 0, the edges to core 1. Batches of 5,000
+records with 100-byte payloads are encoded beforehand, as an edge has them on disk: once with JSON readings, once with
+random bytes, which nothing compresses. A record counts when its acknowledgement is back at the edge: committed,
+fsynced, and covered by the hub's state. Afterwards the log is folded anew and must hold every one of them.
+Results go to bench/results.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import multiprocessing
+import random
+import struct
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from typing import Any
+
+import psutil
+import uvloop
+import zstandard
+from crc32c import crc32c
+
+from bench.common import LOAD_CORE, SERVER_CORE, pin, write_results
+from cloud_hub.hub import Hub
+from cloud_hub.settings import HubSettings
+from protocols import batch
+from protocols.batch import ClockReading, ClockState
+from protocols.chunk import Mark
+from protocols.ranges import RangeSet
+from protocols.shard_state import ShardState
+from replication.runner import LinkIdentity, LinkSettings, run_link
+from replication.sender import SenderSettings
+from replication.source import LaneState, OfferedLane
+from replication.status import LinkStatus
+from storage.chunk_log import ShardLog, open_cluster
+from storage.object_store import open_store
+
+EDGES = 4
+BATCH_RECORDS = 5000
+PAYLOAD_BYTES = 100
+TEMPLATES = 8
+WARM_UP_S = 2.0
+
+
+def json_payload(rng: random.Random, index: int) -> bytes:
+    """A reading as a device would send it."""
+    reading = {
+        "device": f"press-{index % 50:02d}",
+        "temperature": round(rng.gauss(60, 8), 2),
+        "rms": round(rng.random(), 4),
+        "state": rng.choice(["running", "idle", "setup"]),
+        "count": index,
+    }
+    text = json.dumps(reading).encode()
+    return (text[:-1] + b", " + b" " * (PAYLOAD_BYTES - len(text) - 2) + b"}")[:PAYLOAD_BYTES]
+
+
+def random_payload(rng: random.Random, index: int) -> bytes:
+    """The worst case: nothing to compress."""
+    return index.to_bytes(4, "little") + rng.randbytes(PAYLOAD_BYTES - 4)
+
+
+PAYLOADS: dict[str, Callable[[random.Random, int], bytes]] = {"json": json_payload, "random": random_payload}
+
+
+def make_templates(payload: Callable[[random.Random, int], bytes], seed: int) -> list[bytes]:
+    """Encoded batches whose sequence numbers are stamped later."""
+    rng = random.Random(seed)
+    compressor = zstandard.ZstdCompressor(level=1)
+    templates = []
+    for _ in range(TEMPLATES):
+        payloads = [payload(rng, index) for index in range(BATCH_RECORDS)]
+        keys = [b"plant/7/press-%02d/telemetry" % (index % 50) for index in range(BATCH_RECORDS)]
+        now = time.time_ns()
+        times = struct.pack(f"<{BATCH_RECORDS}q", *range(now, now + BATCH_RECORDS * 1000, 1000))
+        columns = batch.columns_from_lists(times, keys, payloads)
+        templates.append(batch.encode(1, 0, columns, ClockReading(1, 1, ClockState.SYNCED), compressor))
+    return templates
+
+
+def stamp(template: bytes, base_seq: int) -> bytes:
+    """The batch with another base_seq and a checksum that matches."""
+    data = bytearray(template)
+    struct.pack_into("<Q", data, struct.calcsize("<4sIBBBBIIIII"), base_seq)
+    struct.pack_into("<I", data, 4, crc32c(memoryview(data)[8:]))
+    return bytes(data)
+
+
+class EndlessLog:
+    """A log that always holds more (``replication.source.LogSource``); it has one lane."""
+
+    def __init__(self, payload: Callable[[random.Random, int], bytes], seed: int) -> None:
+        self._templates = make_templates(payload, seed)
+        self.acked = RangeSet()
+        self.batch_bytes = sum(map(len, self._templates)) / TEMPLATES
+
+    def lanes(self) -> list[OfferedLane]:
+        return [OfferedLane(1, "telemetry", ("plant/{line}/{machine}/telemetry",))]
+
+    def state(self, lane: int) -> LaneState:  # noqa: ARG002
+        end = self.acked.end + 1000 * BATCH_RECORDS
+        return LaneState(RangeSet([(0, end)]), end, [], Mark(time.time_ns(), end))
+
+    async def read(self, lane: int, seq: int, bytes_max: int) -> list[bytes]:  # noqa: ARG002
+        first = seq // BATCH_RECORDS
+        count = max(1, int(bytes_max / self.batch_bytes))
+        return [stamp(self._templates[n % TEMPLATES], n * BATCH_RECORDS) for n in range(first, first + count)]
+
+    def released(self, lane: int, ranges: RangeSet) -> None:  # noqa: ARG002
+        self.acked.update(ranges)
+
+    def listen(self, callback: Callable[[], None]) -> Callable[[], None]:  # noqa: ARG002
+        return lambda: None
+
+
+@dataclass
+class Epochs:
+    """Epochs that need not survive."""
+
+    epoch: int = 0
+
+    def propose(self) -> int:
+        self.epoch += 1
+        return self.epoch
+
+    def withdraw(self, epoch: int) -> None:
+        self.epoch = epoch - 1
+
+
+def serve(directory: str, parent: Connection) -> None:
+    """The hub's process."""
+    pin(SERVER_CORE)
+
+    async def main() -> None:
+        hub = Hub(HubSettings(store=directory, port=0, shards=1, table_interval_s=None))
+        await hub.start()
+        parent.send(hub.url)
+        await asyncio.to_thread(parent.recv)
+        await hub.close()
+
+    uvloop.run(main())
+
+
+async def measure(url: str, payloads: str, seconds: float, hub: psutil.Process) -> tuple[dict[str, Any], int]:
+    """Send for a while and count what is acknowledged after the warm-up; also returns everything acknowledged."""
+    logs = [EndlessLog(PAYLOADS[payloads], seed) for seed in range(EDGES)]
+    settings = LinkSettings((url,), sender=SenderSettings(compression_level=1))
+    links = [
+        asyncio.create_task(
+            run_link(log, LinkIdentity("default", f"edge-{i}", i, "bench"), settings, Epochs(), LinkStatus("hub"))
+        )
+        for i, log in enumerate(logs)
+    ]
+    await asyncio.sleep(WARM_UP_S)
+    acked, cpu, started = sum(log.acked.count() for log in logs), sum(hub.cpu_times()[:2]), time.perf_counter()
+    await asyncio.sleep(seconds)
+    elapsed = time.perf_counter() - started
+    records = sum(log.acked.count() for log in logs) - acked
+    cpu = sum(hub.cpu_times()[:2]) - cpu
+    for link in links:
+        link.cancel()
+    await asyncio.gather(*links, return_exceptions=True)
+    stored = sum(log.batch_bytes for log in logs) / EDGES / BATCH_RECORDS
+    results = {
+        "payloads": payloads,
+        "edges": EDGES,
+        "batch_records": BATCH_RECORDS,
+        "payload_bytes": PAYLOAD_BYTES,
+        "seconds": round(elapsed, 2),
+        "records_per_s": round(records / elapsed),
+        "payload_mb_per_s": round(records * PAYLOAD_BYTES / elapsed / 1e6, 1),
+        "stored_mb_per_s": round(records * stored / elapsed / 1e6, 1),
+        "hub_core_used": round(cpu / elapsed, 2),
+        "hub_memory_mb": round(hub.memory_info().rss / 1e6),
+    }
+    return results, sum(log.acked.count() for log in logs)
+
+
+async def records_in_log(directory: str) -> int:
+    """What a fold from the first chunk to the last finds."""
+    store = open_store(directory)
+    log = ShardLog(store, await open_cluster(store, None), 0)
+    state = ShardState(log.cluster.cluster_id, 0)
+    await log.extend(state)
+    return sum(state.next_offset.values())
+
+
+def run(payloads: str, seconds: float, directory: str) -> dict[str, Any]:
+    """Start the hub, measure, stop it, and look into its log."""
+    context = multiprocessing.get_context("spawn")
+    ours, theirs = context.Pipe()
+    process = context.Process(target=serve, args=(directory, theirs))
+    process.start()
+    try:
+        url = ours.recv()
+        pin(LOAD_CORE)
+        results, acked = uvloop.run(measure(url, payloads, seconds, psutil.Process(process.pid)))
+    finally:
+        ours.send("stop")
+        process.join(30)
+    stored = asyncio.run(records_in_log(directory))
+    if stored < acked:
+        raise SystemExit(f"{acked} records were acknowledged, the log holds {stored}")
+    return results
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--seconds", type=float, default=10.0)
+    parser.add_argument("--directory", help="where the store is made; a temporary directory by default")
+    arguments = parser.parse_args()
+    results = []
+    for payloads in PAYLOADS:
+        with tempfile.TemporaryDirectory(dir=arguments.directory) as directory:
+            result = run(payloads, arguments.seconds, directory)
+        results.append(result)
+        print(
+            f"{payloads}: {result['records_per_s']:,} records/s, {result['payload_mb_per_s']} MB/s of payload, "
+            f"{result['stored_mb_per_s']} MB/s stored, {result['hub_core_used']} of a core"
+        )
+    print(write_results("hub", results))
+
+
+if __name__ == "__main__":
+    main()

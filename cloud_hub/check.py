@@ -1,0 +1,23 @@
+"""What a hub's configuration must keep to beyond the shape of its values."""
+
+from __future__ import annotations
+
+from config.errors import Finding
+from config.models import HubConfig
+from config.units import parse_bind
+
+
+def check(config: HubConfig) -> list[Finding]:
+    """Everything that is wrong with ``config``, without touching store or network."""
+    findings = []
+    if config.anonymous == "loopback" and config.tokens_file is None and not parse_bind(config.listen).is_loopback:
+        findings.append(
+            Finding(
+                ("listen",),
+                f"{config.listen} can be reached from other machines, and nobody is asked who they are. "
+                "Give a tokens_file, bind to 127.0.0.1, or say `anonymous: allowed_beyond_loopback`",
+            )
+        )
+    if config.chunk_bytes_max > config.limits.pending_bytes:
+        findings.append(Finding(("chunk_bytes_max",), "expected at most limits.pending"))
+    return findings

@@ -1,0 +1,216 @@
+"""One hub node, put together: store, a sequencer per shard, the HTTP server. The truth is in the store.
+
+A node can be killed at any instant and started again anywhere; ``close`` is a courtesy to those who are connected.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections.abc import Callable
+from importlib.metadata import PackageNotFoundError, version
+from typing import TYPE_CHECKING
+
+import msgspec
+from aiohttp import web
+
+from cloud_hub.access import Access, ApiError
+from cloud_hub.api import Api
+from cloud_hub.links import EdgeLink
+from cloud_hub.metrics import HubCollector, Metrics
+from cloud_hub.sequencer import Sequencer
+from cloud_hub.settings import HubSettings
+from cloud_hub.tokens import TokenFile
+from cloud_hub.views import View, moment
+from protocols.lane import format_log_id
+from replication.receiver import ReceiverSettings
+from replication.runner import serve_link
+from storage.chunk_log import Cluster, ShardLog, open_cluster
+from storage.object_store import ObjectStore, open_store, probe
+
+if TYPE_CHECKING:
+    from cloud_hub.tables.service import TableService, TableStatus
+
+SHUTDOWN_S = 2.0
+"""How long requests may take to end when the node closes."""
+
+
+def boot_time_ns() -> int:
+    """Nanoseconds since the machine started, suspend included."""
+    return time.clock_gettime_ns(time.CLOCK_BOOTTIME)
+
+
+def _software() -> str:
+    try:
+        return f"weft {version('weft-fabric')}"
+    except PackageNotFoundError:
+        return "weft"
+
+
+class Hub:
+    """A hub node.
+
+    Args:
+        store: instead of opening ``settings.store``.
+        wall_clock: nanoseconds since 1970.
+        boot_clock: nanoseconds on a clock that counts suspend.
+    """
+
+    def __init__(
+        self,
+        settings: HubSettings,
+        *,
+        store: ObjectStore | None = None,
+        wall_clock: Callable[[], int] = time.time_ns,
+        boot_clock: Callable[[], int] = boot_time_ns,
+    ) -> None:
+        self._settings = settings
+        self._given_store = store
+        self._wall_clock = wall_clock
+        self._boot_clock = boot_clock
+        self._random_bits = random.SystemRandom().getrandbits
+        self._links: dict[EdgeLink, int] = {}
+        self._runner: web.AppRunner | None = None
+        self._tables: TableService | None = None
+        self.sequencers: list[Sequencer] = []
+        """One per shard, while the node runs."""
+        self.cluster: Cluster
+
+    @property
+    def url(self) -> str:
+        """Where the node listens, once started."""
+        assert self._runner is not None, "the hub has not been started"
+        host, port = self._runner.addresses[0][:2]
+        return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+    async def start(self) -> None:
+        """Open the store, load every shard, and listen.
+
+        Raises:
+            StoreUnfit, StoreError: the store does not keep its promises, or does not answer.
+            ClusterUnusable: the store is not this hub's.
+            TokensUnusable, OSError: the tokens file cannot be used, or the port cannot be had.
+        """
+        settings = self._settings
+        tokens = TokenFile(settings.tokens_file) if settings.tokens_file else None
+        self._access = Access(tokens, settings.open_to_network)
+        store = self._given_store or open_store(settings.store, settings.store_options)
+        await probe(store)
+        self.cluster = await open_cluster(store, settings.shards)
+        try:
+            await self._start_shards(store)
+            self._start_tables(store)
+            await self._listen()
+        except BaseException:
+            await self.close()
+            raise
+
+    async def _start_shards(self, store: ObjectStore) -> None:
+        self.sequencers = [
+            Sequencer(
+                ShardLog(store, self.cluster, shard),
+                self._settings.sequencer,
+                wall_clock=self._wall_clock,
+                boot_clock=self._boot_clock,
+                random_bits=self._random_bits,
+            )
+            for shard in range(self.cluster.shards)
+        ]
+        starts = (sequencer.start() for sequencer in self.sequencers)
+        for outcome in await asyncio.gather(*starts, return_exceptions=True):
+            if isinstance(outcome, BaseException):
+                raise outcome
+
+    def _start_tables(self, store: ObjectStore) -> None:
+        if self._settings.table_interval_s is not None:
+            from cloud_hub.tables.service import TableService  # pulls in pyarrow, which a node without tables spares
+            from cloud_hub.tables.settings import TableSettings
+
+            settings = TableSettings(interval_s=self._settings.table_interval_s)
+            self._tables = TableService(store, self.cluster, settings=settings, clock=self._wall_clock)
+            self._tables.start()
+
+    async def _listen(self) -> None:
+        metrics = Metrics(HubCollector(self.sequencers, lambda: len(self._links)))
+        api = Api(self, self.sequencers, self._access, metrics, self._settings.response_bytes_max)
+        self._runner = web.AppRunner(api.application(), access_log=None, shutdown_timeout=SHUTDOWN_S)
+        await self._runner.setup()
+        await web.TCPSite(self._runner, self._settings.host, self._settings.port).start()
+
+    async def close(self) -> None:
+        """Send the links away and stop. What was not acknowledged is still with the edges."""
+        if self._runner is not None:
+            for site in list(self._runner.sites):
+                await site.stop()
+        await asyncio.gather(*(sequencer.close() for sequencer in self.sequencers))
+        if self._tables is not None:
+            await self._tables.close()
+        if self._runner is not None:
+            await self._runner.cleanup()
+
+    async def serve_link(self, request: web.Request) -> web.StreamResponse:
+        """Run an edge's link until it ends."""
+        identity = self._access.link(request)
+        settings = self._settings
+        if len(self._links) >= settings.links_max:
+            raise ApiError(503, f"the hub has {settings.links_max} links, its limit", "connect to another node")
+        link = EdgeLink(self.sequencers, identity, self._wall_clock)
+        self._links[link] = self._wall_clock()
+        try:
+            receiver = ReceiverSettings(
+                window_bytes=settings.link_window_bytes, batch_bytes_max=settings.batch_bytes_max
+            )
+            return await serve_link(
+                request,
+                link,
+                receiver,
+                self.cluster.cluster_id.hex(),
+                software=_software(),
+                wall_clock=self._wall_clock,
+            )
+        finally:
+            del self._links[link]
+
+    def status(self) -> View:
+        """What ``GET /v1/status`` answers."""
+        return {
+            "software": _software(),
+            "cluster_id": self.cluster.cluster_id.hex(),
+            "shards": [_shard_status(sequencer) for sequencer in self.sequencers],
+            "tables": [_table_status(table) for table in self._tables.status()] if self._tables else [],
+            "tables_trouble": self._tables.error if self._tables else None,
+            "links": [_link_status(link, since) for link, since in self._links.items()],
+        }
+
+
+def _shard_status(sequencer: Sequencer) -> View:
+    counters = sequencer.counters
+    return {
+        "shard": sequencer.log.shard,
+        "chunk": sequencer.state.n,
+        "lanes": len(sequencer.state.lanes),
+        "sessions": sequencer.intakes.sessions,
+        "pending_bytes": sequencer.intakes.pending_bytes,
+        "trouble": sequencer.trouble,
+        "written": {"chunks": counters.chunks, "records": counters.records, "bytes": counters.bytes},
+    }
+
+
+def _table_status(table: TableStatus) -> View:
+    return {**msgspec.to_builtins(table), "committed_at": moment(table.committed_at)}
+
+
+def _link_status(link: EdgeLink, since: int) -> View:
+    hello = link.hello
+    if hello is None:
+        return {"connected_since": moment(since), "edge": None}
+    return {
+        "connected_since": moment(since),
+        "tenant": hello.tenant,
+        "edge": hello.edge,
+        "log": format_log_id(hello.log_id),
+        "epoch": hello.epoch,
+        "software": hello.software,
+        "streams": [lane.stream for lane in hello.lanes],
+    }

@@ -1,0 +1,122 @@
+"""What one link has handed over of one lane and the shard has not committed yet."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+from typing import NamedTuple
+
+from protocols.batch import BatchHeader
+from protocols.chunk import GapRange, Mark
+from protocols.lane import Lane
+from protocols.link import RefuseCode
+from protocols.ranges import RangeSet
+from protocols.shard_state import LaneState
+
+GAP_BYTES = 64
+"""What a gap notice counts as against the bounds on pending bytes."""
+
+Acknowledge = Callable[[RangeSet], None]
+Refuse = Callable[[RefuseCode, str, str], None]
+
+
+class SessionRefused(Exception):
+    """What ``LaneIntake.opened`` ends with when the session does not get its lane."""
+
+    def __init__(self, code: RefuseCode, message: str, advice: str) -> None:
+        super().__init__(message)
+        self.code = code
+        self.message = message
+        self.advice = advice
+
+
+class PendingBatch(NamedTuple):
+    """A batch as received, verified."""
+
+    header: BatchHeader
+    data: memoryview
+    received: int
+    """Nanoseconds since 1970 by the hub's clock."""
+
+
+PendingItem = PendingBatch | GapRange
+
+
+def bounds(item: PendingItem) -> tuple[int, int]:
+    """The sequence numbers that an item accounts for, half-open."""
+    return (item.first, item.end) if isinstance(item, GapRange) else (item.header.base_seq, item.header.end_seq)
+
+
+def weight(item: PendingItem) -> int:
+    """Bytes that an item counts as."""
+    return GAP_BYTES if isinstance(item, GapRange) else len(item.data)
+
+
+class LaneIntake:
+    """One lane of one link session. Items are committed in the order in which they came.
+
+    Args:
+        acknowledge: told the lane's ranges after each commit that took something from here.
+        refuse: told when the session must end after it was opened; before that, ``opened`` raises.
+    """
+
+    __slots__ = (
+        "acknowledge", "closed", "epoch", "granted", "items", "known", "lane", "mark", "opened", "refuse", "topics",
+    )  # fmt: skip
+
+    def __init__(self, lane: Lane, epoch: int, topics: list[str], acknowledge: Acknowledge, refuse: Refuse) -> None:
+        self.lane = lane
+        self.epoch = epoch
+        self.topics = topics
+        self.acknowledge = acknowledge
+        self.refuse = refuse
+        self.items: deque[PendingItem] = deque()
+        self.mark: Mark | None = None
+        self.known = RangeSet()
+        """Held by the shard when the session began, or handed over since: counts the holes that the sender leaves."""
+        self.opened: asyncio.Future[RangeSet] = asyncio.get_running_loop().create_future()
+        self.granted = False
+        """A chunk of this node has made ``epoch`` the lane's: the session may write until a higher one comes."""
+        self.closed = False
+        """The link is gone; what it brought is still committed, unless a higher epoch comes first."""
+
+    @property
+    def opening(self) -> bool:
+        """Whether somebody still waits to hear that the epoch is taken."""
+        return not self.opened.done()
+
+    @property
+    def ungranted(self) -> bool:
+        """Whether a chunk has yet to make the epoch the lane's."""
+        return self.opening and not self.granted
+
+    @property
+    def pending(self) -> bool:
+        """Whether a commit has something to do here."""
+        return bool(self.items) or self.mark is not None or self.opening
+
+    @property
+    def urgent(self) -> bool:
+        """Whether there is more than a mark, which can wait."""
+        return bool(self.items) or self.opening
+
+    def settle(self, held: LaneState | None) -> int:
+        """Let go of what the state accounts for.
+
+        Returns:
+            The bytes that this freed; more than 0 calls for an acknowledgement.
+        """
+        if held is None:
+            return 0
+        newest = held.newest_mark
+        if self.mark is not None and newest is not None and newest.time >= self.mark.time:
+            self.mark = None
+        freed = 0
+        for _ in range(len(self.items)):
+            item = self.items.popleft()
+            if held.ranges.covers(*bounds(item)):
+                freed += weight(item)
+            else:
+                self.items.append(item)
+        return freed

@@ -1,0 +1,89 @@
+"""Snapshots of a shard's state, so that a node starts from the newest one instead of the log's first chunk."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Callable
+
+from protocols.errors import CodecError
+from protocols.shard_state import ShardState
+from storage.chunk_log import Manifest, ShardLog
+from storage.object_store import AlreadyExists, StoreError
+
+logger = logging.getLogger(__name__)
+
+
+async def write_snapshot(log: ShardLog, n: int, data: bytes, nonce: int) -> bool:
+    """Store an encoded state and name it in the manifest, unless that names a later one already.
+
+    Losing the swap to another node is fine: its snapshot serves as well.
+
+    Returns:
+        Whether the manifest now names this snapshot.
+
+    Raises:
+        StoreError: nobody knows how far it came. The next one will do.
+    """
+    manifest, etag = await log.manifest()
+    if manifest.snapshot_n >= n:
+        return False
+    key = await log.put_snapshot(n, nonce, data)
+    return await log.swap_manifest(Manifest(n, key, manifest.watermark), etag)
+
+
+class Snapshotter:
+    """Decides when a snapshot is due and writes it beside the commits. One per shard.
+
+    Args:
+        monotonic: seconds.
+        random_bits: for the object's nonce.
+    """
+
+    def __init__(
+        self,
+        log: ShardLog,
+        interval_s: float,
+        chunks: int,
+        monotonic: Callable[[], float],
+        random_bits: Callable[[int], int],
+    ) -> None:
+        self._log = log
+        self._interval_s = interval_s
+        self._chunks = chunks
+        self._monotonic = monotonic
+        self._random_bits = random_bits
+        self._last_n = -1
+        self._last_time = monotonic()
+        self._task: asyncio.Task[None] | None = None
+
+    def loaded(self, snapshot_n: int) -> None:
+        """The state was loaded from a snapshot of chunk ``snapshot_n`` (-1: from the beginning)."""
+        self._last_n, self._last_time = snapshot_n, self._monotonic()
+
+    def consider(self, state: ShardState) -> None:
+        """Start a snapshot when one is due.
+
+        Args:
+            state: just checked against the watermark. A snapshot of a state that the collector has passed would
+                mislead every reader that uses snapshots as an index.
+        """
+        behind, waited = state.n - self._last_n, self._monotonic() - self._last_time
+        due = behind >= self._chunks or (behind > 0 and waited >= self._interval_s)
+        if not due or (self._task is not None and not self._task.done()):
+            return
+        self.loaded(state.n)
+        self._task = asyncio.create_task(self._write(state.n, state.encode()))
+
+    async def _write(self, n: int, data: bytes) -> None:
+        try:
+            await write_snapshot(self._log, n, data, self._random_bits(64))
+        except (StoreError, AlreadyExists, CodecError) as error:
+            logger.warning("shard %d: no snapshot of chunk %d was made: %s", self._log.shard, n, error)
+
+    async def close(self) -> None:
+        """Wait for the one that is being written."""
+        if self._task is not None:
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._task

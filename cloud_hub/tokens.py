@@ -1,0 +1,156 @@
+"""Tokens: who may link, read or administer. The file keeps their SHA-256 only; a lost token is made anew.
+
+A token is 32 random bytes, so a fast hash is safe: there is nothing to guess from a dictionary.
+"""
+
+from __future__ import annotations
+
+import hmac
+import logging
+import os
+import secrets
+from collections.abc import Callable
+from enum import StrEnum
+from hashlib import sha256
+
+import msgspec
+import yaml
+
+from protocols.lane import NAME_RULE, valid_name
+from storage.filesystem import FileSystem, OSFileSystem, write_atomically
+
+logger = logging.getLogger(__name__)
+
+TOKEN_BYTES = 32
+TOKEN_CHARACTERS_MAX = 256
+TOKENS_MAX = 10_000
+
+
+class Scope(StrEnum):
+    """What a token opens. The words are persisted."""
+
+    EDGE = "edge"
+    """Link as one edge of one tenant."""
+    READER = "reader"
+    """Read one tenant's streams."""
+    ADMIN = "admin"
+    """Read every tenant's streams, and the node's status and metrics."""
+
+
+class TokensUnusable(ValueError):
+    """The tokens file is not valid, or a token cannot be made as asked. The sentence says where and why."""
+
+
+class Identity(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """One line of the tokens file."""
+
+    name: str
+    """For people: what the token is called in logs and refusals."""
+    sha256: str
+    scope: Scope
+    tenant: str = "default"
+    edge: str | None = None
+    """The edge that may link with it; for the scope ``edge`` only."""
+
+
+class _TokensFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    tokens: list[Identity] = []
+
+
+def hash_token(token: str) -> str:
+    """What the file keeps of a token."""
+    return sha256(token.encode()).hexdigest()
+
+
+def read_tokens(data: bytes, path: str) -> list[Identity]:
+    """The identities of a tokens file.
+
+    Raises:
+        TokensUnusable: it is not valid YAML, or an entry is not.
+    """
+    try:
+        identities = msgspec.convert(yaml.safe_load(data) or {}, _TokensFile).tokens
+    except (yaml.YAMLError, msgspec.ValidationError) as error:
+        raise TokensUnusable(f"{path}: {error}") from error
+    if len(identities) > TOKENS_MAX:
+        raise TokensUnusable(f"{path}: {len(identities)} tokens, at most {TOKENS_MAX} are read")
+    for identity in identities:
+        _check(identity, path)
+    return identities
+
+
+def _check(identity: Identity, path: str) -> None:
+    where = f"{path}: token {identity.name!r}"
+    if not valid_name(identity.tenant) or (identity.edge is not None and not valid_name(identity.edge)):
+        raise TokensUnusable(f"{where}: tenant and edge need {NAME_RULE}")
+    if (identity.scope is Scope.EDGE) != (identity.edge is not None):
+        raise TokensUnusable(f"{where}: scope 'edge' needs an edge, the other scopes must not have one")
+    if len(identity.sha256) != 64 or not set(identity.sha256) <= set("0123456789abcdef"):
+        raise TokensUnusable(f"{where}: sha256 needs 64 lower-case hexadecimal digits")
+
+
+def create_token(
+    path: str, name: str, scope: Scope, tenant: str = "default", edge: str | None = None,
+    *, filesystem: FileSystem | None = None, random_token: Callable[[int], str] = secrets.token_urlsafe,
+) -> str:  # fmt: skip
+    """Add a token to a file (made when missing) durably. A running hub takes it up by itself.
+
+    Returns:
+        The token. It is nowhere else: show it once.
+
+    Raises:
+        TokensUnusable: the file is not valid, or has a token of this name already.
+        OSError: the file cannot be written.
+    """
+    filesystem = filesystem or OSFileSystem()
+    known = read_tokens(filesystem.read(path), path) if filesystem.exists(path) else []
+    if any(identity.name == name for identity in known):
+        raise TokensUnusable(f"{path}: there is a token {name!r} already; remove its entry first, or choose a name")
+    token = random_token(TOKEN_BYTES)
+    identity = Identity(name, hash_token(token), scope, tenant, edge)
+    _check(identity, path)
+    content = yaml.safe_dump(msgspec.to_builtins(_TokensFile([*known, identity])), sort_keys=False)
+    write_atomically(filesystem, path, content.encode())
+    return token
+
+
+class TokenFile:
+    """The tokens of a hub node, read again whenever the file changes.
+
+    Raises:
+        TokensUnusable, OSError: at the start. Later a file that cannot be used leaves the last good one in force.
+    """
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self._version = self._stat()
+        self._identities = self._read()
+
+    def identify(self, token: str | None) -> Identity | None:
+        """Whose token this is, or None. Takes the same time for every wrong token."""
+        if not token or len(token) > TOKEN_CHARACTERS_MAX:
+            return None
+        self._reload_if_changed()
+        presented = hash_token(token)
+        found = None
+        for identity in self._identities:
+            if hmac.compare_digest(identity.sha256, presented):
+                found = identity
+        return found
+
+    def _reload_if_changed(self) -> None:
+        try:
+            version = self._stat()
+            if version != self._version:
+                self._version = version
+                self._identities = self._read()
+        except (OSError, TokensUnusable) as error:
+            logger.error("the tokens file cannot be used, the tokens read before stay in force: %s", error)
+
+    def _stat(self) -> tuple[int, int, int]:
+        stat = os.stat(self._path)
+        return stat.st_mtime_ns, stat.st_size, stat.st_ino
+
+    def _read(self) -> list[Identity]:
+        with open(self._path, "rb") as file:
+            return read_tokens(file.read(), self._path)

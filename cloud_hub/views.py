@@ -1,0 +1,118 @@
+"""What the API shows of shard states: plain dicts for JSON. Times are RFC 3339 text, UTC, with nanoseconds."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+from protocols.chunk import GapRange, Mark
+from protocols.lane import Lane, format_log_id
+from protocols.segment import GapReason
+from protocols.shard_state import LaneState, ShardState, StreamKey, earliest
+
+_NS = 1_000_000_000
+
+View = dict[str, Any]
+
+
+def moment(time: int | None) -> str | None:
+    """Nanoseconds since 1970 as text. None stays None; a time that no calendar has becomes its number."""
+    if time is None:
+        return None
+    seconds, rest = divmod(time, _NS)
+    try:
+        return f"{datetime.fromtimestamp(seconds, UTC):%Y-%m-%dT%H:%M:%S}.{rest:09d}Z"
+    except (ValueError, OverflowError, OSError):
+        return str(time)
+
+
+def parse_moment(text: str) -> int:
+    """Nanoseconds since 1970 from RFC 3339 text (without an offset: UTC) or from the number itself.
+
+    Raises:
+        ValueError: it is neither.
+    """
+    if text.lstrip("-").isdigit():
+        return int(text)
+    time = datetime.fromisoformat(text)
+    whole = time.replace(tzinfo=time.tzinfo or UTC, microsecond=0)
+    return int(whole.timestamp()) * _NS + time.microsecond * 1000
+
+
+def _ranges(ranges: Iterable[tuple[int, int]]) -> list[View]:
+    return [{"first": first, "end": end} for first, end in ranges]
+
+
+def _gaps(gaps: Iterable[GapRange]) -> list[View]:
+    reasons = {reason.value: reason.name.lower() for reason in GapReason}
+    return [{"first": gap.first, "end": gap.end, "reason": reasons.get(gap.reason, str(gap.reason))} for gap in gaps]
+
+
+def _mark(mark: Mark | None) -> View | None:
+    return None if mark is None else {"time": moment(mark.time), "seq": mark.seq}
+
+
+def _who(lane: Lane, shard: int) -> View:
+    return {"edge": lane.edge, "log": format_log_id(lane.log_id), "shard": shard}
+
+
+def lane_view(lane: Lane, held: LaneState, shard: int) -> View:
+    """Everything the hub knows of a lane."""
+    return {
+        **_who(lane, shard),
+        "epoch": held.epoch,
+        "ranges": _ranges(held.ranges),
+        "gaps": _gaps(held.gaps),
+        "mark": _mark(held.mark),
+        "newest_mark": _mark(held.newest_mark),
+        "topics": held.topics,
+    }
+
+
+def completeness_view(lane: Lane, held: LaneState, shard: int) -> View:
+    """Up to when a lane is complete, what can never come and why, and what is still to come."""
+    newest = held.newest_mark
+    told = max(held.ranges.end, newest.seq if newest else 0)
+    return {
+        **_who(lane, shard),
+        "complete_up_to": moment(held.complete_up_to),
+        "complete_below_seq": held.ranges.contiguous_end(),
+        "newest_mark": _mark(newest),
+        "gaps": _gaps(held.gaps),
+        "holes": _ranges(held.ranges.missing(0, told)),
+    }
+
+
+def stream_keys(states: Sequence[ShardState], tenant: str) -> list[str]:
+    """Names of a tenant's streams, sorted."""
+    keys: set[StreamKey] = {key for state in states for key in state.next_offset}
+    keys |= {(lane.tenant, lane.stream) for state in states for lane in state.lanes}
+    return sorted(stream for owner, stream in keys if owner == tenant)
+
+
+def stream_lanes(states: Sequence[ShardState], tenant: str, stream: str) -> list[tuple[int, Lane, LaneState]]:
+    """(shard, lane, what is held of it) of a stream, by edge and log."""
+    found = [(state.shard, lane, held) for state in states for lane, held in state.stream_lanes(tenant, stream).items()]
+    return sorted(found, key=lambda item: item[1])
+
+
+def stream_view(states: Sequence[ShardState], tenant: str, stream: str) -> View:
+    """A stream over all shards."""
+    lanes = stream_lanes(states, tenant, stream)
+    offsets = {
+        str(state.shard): state.next_offset[tenant, stream]
+        for state in states
+        if (tenant, stream) in state.next_offset
+    }  # fmt: skip
+    fields = dict.fromkeys(name for state in states for name in state.stream_fields(tenant, stream))
+    return {
+        "tenant": tenant,
+        "stream": stream,
+        "records": sum(offsets.values()),
+        "next_offset": offsets,
+        "lanes": len(lanes),
+        "edges": len({lane.edge for _, lane, _ in lanes}),
+        "fields": list(fields),
+        "complete_up_to": moment(earliest(held.complete_up_to for _, _, held in lanes)),
+    }

@@ -1,0 +1,46 @@
+"""The check that must precede every acknowledgement: has the collector passed this node?
+
+A paused node can re-create a chunk number that was collected meanwhile, and would acknowledge into the void. In a
+simulation 176 of 200 seeds lost acknowledged data without this check, 0 of 1,500 with it (hub.md, "Commit", 4).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from storage.chunk_log import ShardLog
+
+_NS = 1_000_000_000
+
+
+class WatermarkGuard:
+    """Knows the manifest's watermark, not older than its validity.
+
+    Args:
+        boot_clock: nanoseconds on a clock that counts suspend (CLOCK_BOOTTIME). One that stops while the machine
+            sleeps would call an old look fresh.
+        validity_s: V of hub.md.
+    """
+
+    def __init__(self, log: ShardLog, boot_clock: Callable[[], int], validity_s: float) -> None:
+        self._log = log
+        self._boot_clock = boot_clock
+        self._validity = int(validity_s * _NS)
+        self._looked_at: int | None = None
+        self._watermark = 0
+
+    async def passed(self, n: int) -> bool:
+        """Whether chunks that follow n may have been collected: the state at n must then be loaded anew.
+
+        The answer holds until the caller next waits for anything.
+
+        Raises:
+            StoreError: the manifest cannot be read. Nothing may be acknowledged.
+            Corrupt: it does not decode.
+        """
+        while self._looked_at is None or self._boot_clock() - self._looked_at > self._validity:
+            # The age counts from before the read: the node may be paused while the answer is on its way.
+            looked_at = self._boot_clock()
+            manifest, _ = await self._log.manifest()
+            self._looked_at, self._watermark = looked_at, manifest.watermark
+        return self._watermark > max(n, 0)

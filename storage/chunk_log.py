@@ -1,0 +1,221 @@
+"""One shard's log in the object store: chunks, snapshots and the manifest, read and written.
+
+Nothing here decides who wrote a position: ``create`` reports what the store said, and hub.md's rule is to read
+the chunk whenever that was not a clean success.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections import OrderedDict
+from collections.abc import AsyncIterator
+
+import msgspec
+
+from protocols import chunk as chunks
+from protocols.batch import Buffer
+from protocols.chunk import Chunk, StreamSection
+from protocols.errors import CodecError, Corrupt
+from protocols.shard_state import ShardState, StreamKey
+from storage import hub_keys
+from storage.cluster import Cluster, ClusterUnusable, open_cluster
+from storage.hub_keys import table_key
+from storage.object_store import AlreadyExists, NotFound, ObjectStore, PreconditionFailed
+
+__all__ = ["Cluster", "ClusterUnusable", "Manifest", "ShardLog", "open_cluster", "table_key"]
+
+READ_AHEAD_MAX = 16
+"""Chunk indexes asked for at once when reading on: hides a store's round trips behind each other."""
+SNAPSHOT_OFFSETS_MAX = 64
+"""Snapshots whose offsets a ``ShardLog`` remembers for ``locate``."""
+
+
+class Manifest(msgspec.Struct, frozen=True):
+    """The shard's newest snapshot, and how far the collector may have deleted."""
+
+    snapshot_n: int = -1
+    snapshot: str | None = None
+    """Key of the snapshot of chunk ``snapshot_n``; None before the first."""
+    watermark: int = 0
+    """Chunks below this number may be gone. Only ever grows; never above ``snapshot_n + 1``."""
+
+
+class ShardLog:
+    """A shard's objects. Every method may raise ``StoreError`` (the store did not answer) besides what it names.
+
+    Serves any number of tasks of one event loop.
+    """
+
+    def __init__(self, store: ObjectStore, cluster: Cluster, shard: int) -> None:
+        self.store = store
+        self.cluster = cluster
+        self.shard = shard
+        self._snapshot_offsets: OrderedDict[str, dict[StreamKey, int]] = OrderedDict()
+
+    async def create(self, n: int, data: Buffer) -> None:
+        """Make chunk n; durable when it returns.
+
+        Raises:
+            AlreadyExists: position n is taken, perhaps by an earlier attempt of one's own: read it.
+        """
+        await self.store.create(hub_keys.chunk_key(self.shard, n), data)
+
+    async def index(self, n: int) -> Chunk | None:
+        """Header and footer of chunk n, or None when it does not exist.
+
+        One GET of the tail, and one of the header when the chunk is longer than ``TAIL_READ_BYTES``.
+
+        Raises:
+            Corrupt: the object is damaged or belongs elsewhere.
+        """
+        key = hub_keys.chunk_key(self.shard, n)
+        try:
+            tail = await self.store.get_range(key, -chunks.TAIL_READ_BYTES, chunks.TAIL_READ_BYTES)
+            wanted = chunks.footer_bytes(tail)
+            whole = len(tail) < chunks.TAIL_READ_BYTES
+            if wanted > len(tail):
+                tail = await self.store.get_range(key, -wanted, wanted)
+            head = tail if whole else await self.store.get_range(key, 0, chunks.HEADER_BYTES)
+        except NotFound:
+            return None
+        header = chunks.decode_header(head)
+        if (header.cluster_id, header.shard, header.n) != (self.cluster.cluster_id, self.shard, n):
+            raise Corrupt(f"{key} holds chunk {header.n} of shard {header.shard}, cluster {header.cluster_id.hex()}")
+        return Chunk(header, *chunks.decode_footer(tail))
+
+    async def section(self, n: int, section: StreamSection) -> bytes:
+        """The bytes of one stream in chunk n, checked against the footer.
+
+        Raises:
+            Corrupt: they are not what the footer says.
+            NotFound: the chunk was deleted.
+        """
+        data = await self.store.get_range(hub_keys.chunk_key(self.shard, n), section.position, section.length)
+        chunks.check_section(data, section)
+        return data
+
+    async def indexes(self, first_n: int) -> AsyncIterator[Chunk]:
+        """Indexes of chunks ``first_n``, ``first_n + 1``, ... up to the head of the log at that moment.
+
+        Raises:
+            Corrupt: one of them is damaged.
+        """
+        n, ahead = first_n, 1
+        while True:
+            for chunk in await asyncio.gather(*(self.index(n + i) for i in range(ahead))):
+                if chunk is None:
+                    return
+                yield chunk
+            n += ahead
+            ahead = min(2 * ahead, READ_AHEAD_MAX)
+
+    async def extend(self, state: ShardState) -> list[Chunk]:
+        """Apply every chunk after ``state.n``; they are returned in order.
+
+        Raises:
+            Corrupt: a chunk is damaged or does not continue the state's history.
+        """
+        applied = []
+        async for chunk in self.indexes(state.n + 1):
+            state.apply(chunk)
+            applied.append(chunk)
+        return applied
+
+    async def load(self) -> ShardState:
+        """The state at the head: the newest snapshot and the chunks after it.
+
+        Raises:
+            Corrupt: a chunk is damaged, or no readable snapshot reaches up to the watermark.
+        """
+        manifest, _ = await self.manifest()
+        state = await self._load_snapshot(manifest)
+        await self.extend(state)
+        return state
+
+    async def _load_snapshot(self, manifest: Manifest) -> ShardState:
+        older = [key for _, key in reversed(await self.snapshots())] if manifest.snapshot else []
+        for key in dict.fromkeys([manifest.snapshot, *older] if manifest.snapshot else []):
+            # An older snapshot costs a longer fold, and nothing else, as long as its chunks are there.
+            with contextlib.suppress(NotFound, CodecError):
+                state = await self.snapshot(key)
+                if manifest.watermark - 1 <= state.n <= manifest.snapshot_n:
+                    return state
+        if manifest.watermark > 0:
+            raise Corrupt(f"shard {self.shard}: no readable snapshot reaches chunk {manifest.watermark - 1}")
+        return ShardState(self.cluster.cluster_id, self.shard)
+
+    async def manifest(self) -> tuple[Manifest, str | None]:
+        """The manifest and its etag; (an empty one, None) when there is none yet.
+
+        Raises:
+            Corrupt: it does not decode.
+        """
+        try:
+            found = await self.store.get(hub_keys.manifest_key(self.shard))
+        except NotFound:
+            return Manifest(), None
+        try:
+            return msgspec.json.decode(found.data, type=Manifest), found.etag
+        except msgspec.MsgspecError as error:
+            raise Corrupt(f"the manifest of shard {self.shard} does not decode: {error}") from error
+
+    async def swap_manifest(self, manifest: Manifest, expected_etag: str | None) -> bool:
+        """Replace the manifest that had ``expected_etag`` (None: there was none). False when another node was first."""
+        key, data = hub_keys.manifest_key(self.shard), msgspec.json.encode(manifest)
+        try:
+            if expected_etag is None:
+                await self.store.create(key, data)
+            else:
+                await self.store.swap(key, data, expected_etag)
+        except (AlreadyExists, PreconditionFailed):
+            return False
+        return True
+
+    async def put_snapshot(self, n: int, nonce: int, data: bytes) -> str:
+        """Store an encoded state; returns its key. It is found through the manifest or a listing."""
+        key = hub_keys.snapshot_key(self.shard, n, nonce)
+        await self.store.create(key, data)
+        return key
+
+    async def snapshots(self) -> list[tuple[int, str]]:
+        """(n, key) of every snapshot, ascending."""
+        listed = await self.store.list(hub_keys.snapshot_prefix(self.shard))
+        numbers = ((hub_keys.parse_snapshot_key(item.key), item.key) for item in listed)
+        return [(n, key) for n, key in numbers if n is not None]
+
+    async def snapshot(self, key: str) -> ShardState:
+        """Read a snapshot.
+
+        Raises:
+            NotFound, Truncated, Corrupt: it is gone, damaged, or not this shard's.
+        """
+        state = ShardState.decode((await self.store.get(key)).data)
+        if (state.cluster_id, state.shard) != (self.cluster.cluster_id, self.shard):
+            raise Corrupt(f"{key} belongs to shard {state.shard} of cluster {state.cluster_id.hex()}")
+        return state
+
+    async def locate(self, tenant: str, stream: str, offset: int) -> int:
+        """A chunk number n such that the chunk that holds ``offset`` is not before n. Snapshots serve as an index.
+
+        Raises:
+            Corrupt: a snapshot on the way is damaged.
+        """
+        manifest, _ = await self.manifest()
+        known = [(n, key) for n, key in await self.snapshots() if n <= manifest.snapshot_n]
+        low, high = 0, len(known)  # every snapshot before `low` ends at or below the offset
+        while low < high:
+            middle = (low + high) // 2
+            offsets = await self._offsets(known[middle][1])
+            if offsets.get((tenant, stream), 0) <= offset:
+                low = middle + 1
+            else:
+                high = middle
+        return known[low - 1][0] + 1 if low else 0
+
+    async def _offsets(self, key: str) -> dict[StreamKey, int]:
+        if key not in self._snapshot_offsets:
+            self._snapshot_offsets[key] = (await self.snapshot(key)).next_offset
+            if len(self._snapshot_offsets) > SNAPSHOT_OFFSETS_MAX:
+                self._snapshot_offsets.popitem(last=False)
+        return self._snapshot_offsets[key]

@@ -1,0 +1,217 @@
+"""Edges and hub nodes in miniature, and what must hold of the log that they leave behind."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import struct
+from collections import defaultdict
+
+from cloud_hub.intake import LaneIntake, SessionRefused
+from cloud_hub.sequencer import Sequencer
+from cloud_hub.settings import SequencerSettings
+from protocols import batch, chunk
+from protocols.batch import BatchHeader, ClockReading, ClockState
+from protocols.chunk import Chunk, GapRange, Mark
+from protocols.lane import Lane
+from protocols.link import RefuseCode
+from protocols.ranges import RangeSet
+from protocols.shard_state import ShardState, lane_of
+from storage.chunk_log import Cluster, ShardLog
+from storage.hub_keys import chunk_key
+from storage.object_store import NotFound, ObjectStore
+from tests.cloud_hub.faulty_store import FaultyStore
+from tests.cloud_hub.virtual_time import now_ns
+
+CLUSTER = Cluster(b"0123456789abcdef", 1)
+SETTINGS = SequencerSettings(
+    commit_interval_s=0.1, chunk_bytes_max=2000, pending_bytes_max=4000, follow_interval_s=1.0,
+    retry_min_s=0.02, retry_max_s=0.5, snapshot_chunks=7, snapshot_interval_s=5.0,
+)  # fmt: skip
+CLOCK = ClockReading(1, 1, ClockState.SYNCED)
+
+
+def payload(lane: Lane, seq: int) -> bytes:
+    return f"{lane.edge} {lane.log_id} {seq}".encode()
+
+
+def make_batch(lane: Lane, first: int, end: int, time: int = 0) -> tuple[BatchHeader, memoryview]:
+    """Records [first, end) of a lane; each payload says which record it is."""
+    seqs = range(first, end)
+    times = struct.pack(f"<{len(seqs)}q", *(time + seq for seq in seqs))
+    columns = batch.columns_from_lists(times, [b"key"] * len(seqs), [payload(lane, seq) for seq in seqs])
+    data = batch.encode(1, first, columns, CLOCK)
+    return batch.verify(data), memoryview(data)
+
+
+def make_sequencer(
+    store: ObjectStore, rng: random.Random, settings: SequencerSettings = SETTINGS, cluster: Cluster = CLUSTER
+) -> Sequencer:
+    return Sequencer(
+        ShardLog(store, cluster, 0), settings, wall_clock=now_ns, boot_clock=now_ns, random_bits=rng.getrandbits
+    )
+
+
+class Node:
+    """A hub node that can be killed and started again."""
+
+    def __init__(self, inner: ObjectStore, rng: random.Random, settings: SequencerSettings = SETTINGS) -> None:
+        self.store = FaultyStore(inner, rng)
+        self.rng = rng
+        self.settings = settings
+        self.sequencer: Sequencer | None = None
+
+    async def start(self) -> None:
+        faults, self.store.faults = self.store.faults, type(self.store.faults)()
+        sequencer = make_sequencer(self.store, self.rng, self.settings)
+        await sequencer.start()
+        self.store.faults = faults
+        self.sequencer = sequencer
+
+    async def kill(self) -> None:
+        sequencer, self.sequencer = self.sequencer, None
+        if sequencer is not None:
+            await sequencer.close()
+
+
+class Session:
+    """One link session of one lane, as its edge sees it."""
+
+    def __init__(self, sequencer: Sequencer, lane: Lane, epoch: int, topics: list[str] | None = None) -> None:
+        self.sequencer = sequencer
+        self.acked = RangeSet()
+        self.news = asyncio.Event()
+        self.refusal: RefuseCode | None = None
+        self.intake = LaneIntake(lane, epoch, topics or [], self._acknowledge, self._refuse)
+
+    def _acknowledge(self, ranges: RangeSet) -> None:
+        self.acked.update(ranges)
+        self.news.set()
+
+    def _refuse(self, code: RefuseCode, message: str, advice: str) -> None:
+        assert message
+        assert advice
+        self.refusal = code
+        self.news.set()
+
+    async def open(self) -> bool:
+        self.sequencer.open(self.intake)
+        try:
+            self.acked.update(await self.intake.opened)
+        except SessionRefused as refusal:
+            self.refusal = refusal.code
+            return False
+        return True
+
+    async def send(self, first: int, end: int) -> None:
+        await self.sequencer.put(self.intake, [make_batch(self.intake.lane, first, end)])
+
+    async def until_acked(self, first: int, end: int) -> None:
+        while not self.acked.covers(first, end):
+            assert self.refusal is None
+            self.news.clear()
+            await self.news.wait()
+
+
+class Edge:
+    """A strict-order sender that never stops before everything is acknowledged."""
+
+    def __init__(self, lane: Lane, records: int, rng: random.Random) -> None:
+        self.lane = lane
+        self.records = records
+        self.rng = rng
+        self.acked = RangeSet()
+        self.gaps = RangeSet()
+        self.epoch = 0
+
+    async def drain(self, nodes: list[Node]) -> None:
+        while not self.acked.covers(0, self.records):
+            node = self.rng.choice(nodes)
+            if node.sequencer is None:
+                await asyncio.sleep(0.05)
+                continue
+            self.epoch += 1
+            session = Session(node.sequencer, self.lane, self.epoch, ["plant/{line}"])
+            try:
+                async with asyncio.timeout(self.rng.uniform(0.2, 3.0)):
+                    await self._session(session)
+            except TimeoutError:
+                pass
+            finally:
+                self.acked.update(session.acked)
+                session.sequencer.leave(session.intake)
+            await asyncio.sleep(self.rng.random() * 0.2)
+
+    async def send_mark(self, node: Node) -> None:
+        """An idle edge says that it has nothing more."""
+        assert node.sequencer is not None
+        self.epoch += 1
+        session = Session(node.sequencer, self.lane, self.epoch, ["plant/{line}"])
+        assert await session.open()
+        node.sequencer.put_mark(session.intake, Mark(1000 + self.records, self.records))
+
+    async def _session(self, session: Session) -> None:
+        if not await session.open():
+            return
+        at = session.acked.contiguous_end()
+        while at < self.records and session.refusal is None:
+            # Every session cuts its batches anew, and now and then repeats what it sent or knows to be held.
+            first = max(0, at - self.rng.randrange(8)) if self.rng.random() < 0.2 else at
+            end = min(self.records, at + self.rng.randrange(1, 12))
+            if self.rng.random() < 0.05:
+                self.gaps.add(at, end)
+                await session.sequencer.put_gap(session.intake, GapRange(at, end, 1))
+            else:
+                await session.send(first, end)
+            at = end
+            session.sequencer.put_mark(session.intake, Mark(1000 + at, at))
+            if self.rng.random() < 0.3:
+                await asyncio.sleep(self.rng.random() * 0.2)
+        while session.refusal is None and not session.acked.covers(0, self.records):
+            session.news.clear()
+            await session.news.wait()
+
+
+async def read_chunks(store: ObjectStore, first: int = 0) -> list[tuple[Chunk, bytes]]:
+    found = []
+    while True:
+        try:
+            data = (await store.get(chunk_key(0, first + len(found)))).data
+        except NotFound:
+            return found
+        found.append((chunk.decode(data), data))
+
+
+def check_log(chunks: list[tuple[Chunk, bytes]]) -> tuple[ShardState, dict[Lane, list[int]]]:
+    """Fold the log and read every record of it.
+
+    Checks that offsets are contiguous (I3), that no record is there twice (I1), that a lane's offsets follow its
+    sequence numbers (I2), and that each payload is the one its lane and number stand for.
+    """
+    state = ShardState(CLUSTER.cluster_id, 0)
+    offsets: dict[tuple[str, str], int] = defaultdict(int)
+    lanes: dict[Lane, list[int]] = defaultdict(list)
+    for index, data in chunks:
+        state.apply(index)
+        updates = index.footer.lanes
+        new: dict[Lane, RangeSet] = defaultdict(RangeSet)
+        for section in index.footer.streams:
+            assert section.base_offset == offsets[section.tenant, section.stream]
+            offsets[section.tenant, section.stream] += section.count
+            body = data[section.position : section.position + section.length]
+            for entry in chunk.section_entries(body, len(updates)):
+                lane = lane_of(updates[entry.lane])
+                records = list(batch.records(entry.batch))[entry.skip : entry.skip + entry.take]
+                assert [record.payload for record in records] == [payload(lane, record.seq) for record in records]
+                lanes[lane] += [record.seq for record in records]
+                new[lane].add(records[0].seq, records[-1].seq + 1)
+        for lane in {lane_of(update) for update in updates}:
+            told = RangeSet(r for update in updates if lane_of(update) == lane for r in update.ranges)
+            assert told == new[lane]
+    for lane, seqs in lanes.items():
+        assert seqs == sorted(set(seqs)), f"{lane}: doubled or out of order"
+        held = RangeSet((seq, seq + 1) for seq in seqs)
+        held.update((gap.first, gap.end) for gap in state.lanes[lane].gaps)
+        assert held == state.lanes[lane].ranges
+    assert dict(offsets) == state.next_offset
+    return state, lanes

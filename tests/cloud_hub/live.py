@@ -1,0 +1,122 @@
+"""A real hub and real links over loopback."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass
+from typing import Any
+
+import aiohttp
+
+from cloud_hub.hub import Hub
+from cloud_hub.settings import HubSettings, SequencerSettings
+from protocols.batch import BatchHeader
+from protocols.chunk import GapRange, Mark
+from protocols.ranges import RangeSet
+from replication.runner import LinkIdentity, LinkSettings, run_link
+from replication.source import LaneState, OfferedLane
+from replication.status import LinkStatus
+from storage.object_store import ObjectStore
+
+TOPICS = ("plant/{line}/{machine}/telemetry",)
+
+
+@contextlib.asynccontextmanager
+async def running_hub(store: ObjectStore, **settings: Any) -> AsyncIterator[Hub]:
+    sequencer = SequencerSettings(commit_interval_s=0.01, mark_interval_s=0.05)
+    hub = Hub(
+        HubSettings(store="given", port=0, shards=2, sequencer=sequencer, table_interval_s=None, **settings),
+        store=store,
+    )
+    await hub.start()
+    try:
+        yield hub
+    finally:
+        await hub.close()
+
+
+class EdgeLog:
+    """A log in memory (``replication.source.LogSource``) with one lane."""
+
+    def __init__(self, stream: str = "telemetry") -> None:
+        self.stream = stream
+        self.batches: list[tuple[BatchHeader, bytes]] = []
+        self.gaps: list[GapRange] = []
+        self.released_ranges = RangeSet()
+        self._listeners: list[Callable[[], None]] = []
+        self._news = asyncio.Event()
+
+    def append(self, header: BatchHeader, data: bytes | memoryview) -> None:
+        self.batches.append((header, bytes(data)))
+        for listener in self._listeners:
+            listener()
+
+    def lanes(self) -> list[OfferedLane]:
+        return [OfferedLane(1, self.stream, TOPICS)]
+
+    def state(self, lane: int) -> LaneState:
+        held = RangeSet((header.base_seq, header.end_seq) for header, _ in self.batches)
+        end = max([held.end, *(gap.end for gap in self.gaps)])
+        return LaneState(held, end, self.gaps, Mark(time.time_ns(), end))
+
+    async def read(self, lane: int, seq: int, bytes_max: int) -> list[bytes]:
+        return [data for header, data in self.batches if header.end_seq > seq][:4]
+
+    def released(self, lane: int, ranges: RangeSet) -> None:
+        self.released_ranges.update(ranges)
+        self._news.set()
+
+    def listen(self, callback: Callable[[], None]) -> Callable[[], None]:
+        self._listeners.append(callback)
+        return lambda: self._listeners.remove(callback)
+
+    async def until_released(self, end: int) -> None:
+        async with asyncio.timeout(20):
+            while not self.released_ranges.covers(0, end):
+                self._news.clear()
+                await self._news.wait()
+
+
+@dataclass
+class Epochs:
+    epoch: int = 0
+
+    def propose(self) -> int:
+        self.epoch += 1
+        return self.epoch
+
+    def withdraw(self, epoch: int) -> None:
+        self.epoch = epoch - 1
+
+
+@contextlib.asynccontextmanager
+async def running_link(
+    hub: Hub, log: EdgeLog, identity: LinkIdentity, token: str | None = None, epochs: Epochs | None = None
+) -> AsyncIterator[LinkStatus]:
+    status = LinkStatus("hub")
+    settings = LinkSettings((hub.url,), token=lambda: token, retry_min_s=0.05)
+    task = asyncio.create_task(run_link(log, identity, settings, epochs or Epochs(), status))
+    try:
+        yield status
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
+async def eventually(condition: Callable[[], bool | Awaitable[bool]], seconds: float = 20.0) -> None:
+    """Wait until ``condition`` holds."""
+    async with asyncio.timeout(seconds):
+        while True:
+            holds = condition()
+            if holds if isinstance(holds, bool) else await holds:
+                return
+            await asyncio.sleep(0.02)
+
+
+async def get(hub: Hub, path: str, token: str | None = None) -> tuple[int, Any]:
+    headers = {"Authorization": f"Bearer {token}"} if token else {}
+    async with aiohttp.ClientSession() as session, session.get(hub.url + path, headers=headers) as answer:
+        return answer.status, await (answer.json() if answer.content_type == "application/json" else answer.text())

@@ -1,0 +1,35 @@
+"""What a hub's configuration must keep to, and how it becomes the hub's own settings."""
+
+from __future__ import annotations
+
+import pytest
+
+from cloud_hub.check import check
+from config.errors import ConfigError
+from config.load import parse
+from config.models import HubConfig
+
+
+def hub(text: str) -> HubConfig:
+    return parse(text, "hub.yaml", HubConfig, check).config
+
+
+@pytest.mark.parametrize(
+    ("text", "error"),
+    [
+        ("store: s\nlisten: 0.0.0.0:80", "hub.yaml:2: listen: 0.0.0.0:80 can be reached from other machines"),
+        ("store: s\nchunk_bytes_max: 128MiB", "hub.yaml:2: chunk_bytes_max: expected at most limits.pending"),
+        ("store: ftp://x", "hub.yaml:1: store: expected a folder or s3://bucket/prefix"),
+        ("store: s3://key:secret@bucket", "hub.yaml:1: store: expected a store without credentials"),
+        ("listen: 127.0.0.1:1", "hub.yaml:1: store: is missing."),
+    ],
+)
+def test_what_cannot_work_is_refused(text: str, error: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        hub(text)
+    assert error in str(caught.value)
+
+
+@pytest.mark.parametrize("permission", ["tokens_file: tokens", "anonymous: allowed_beyond_loopback"])
+def test_a_hub_beyond_loopback_needs_tokens_or_the_words_for_it(permission: str) -> None:
+    assert hub(f"store: s\nlisten: 0.0.0.0:80\n{permission}").listen == "0.0.0.0:80"

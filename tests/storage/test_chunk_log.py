@@ -1,0 +1,259 @@
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from protocols import chunk
+from protocols.chunk import GapRange, LaneUpdate, Mark
+from protocols.errors import Corrupt
+from protocols.shard_state import ShardState
+from storage import hub_keys
+from storage.chunk_log import Cluster, ClusterUnusable, Manifest, ShardLog, open_cluster
+from storage.object_store import AlreadyExists, NotFound, StoreError
+from storage.object_store.memory import MemoryStore
+from tests.protocols.strategies import make_batch, make_section
+
+CLUSTER = Cluster(b"c" * 16, 4)
+
+
+class Writer:
+    """Writes small chunks of one stream as a hub would."""
+
+    def __init__(self, log: ShardLog) -> None:
+        self.log = log
+        self.state = ShardState(CLUSTER.cluster_id, log.shard)
+
+    async def write(self, records: int, stream: str = "telemetry", padding: int = 0) -> bytes:
+        state = self.state
+        base = state.next_offset.get(("default", stream), 0)
+        section, count = make_section([(0, make_batch(records, base_seq=base))])
+        header = chunk.ChunkHeader(state.cluster_id, state.n + 1, 0, state.shard, state.footer_crc, state.n + 1)
+        placed = chunk.StreamSection(
+            "default", stream, base, count, 0, 0, chunk.HEADER_BYTES, len(section), chunk.crc32c(section)
+        )
+        topics = ["x" * 1000] * padding or None
+        lane = LaneUpdate("default", "edge", 1, stream, 1, [(base, base + count)], [], Mark(base, base), topics)
+        footer, crc = chunk.encode_footer(chunk.ChunkFooter([placed], [lane]))
+        data = chunk.encode_header(header) + section + footer
+        await self.log.create(state.n + 1, data)
+        state.apply(chunk.decode(data))
+        assert state.footer_crc == crc
+        return data
+
+    async def snapshot(self) -> str:
+        manifest, etag = await self.log.manifest()
+        key = await self.log.put_snapshot(self.state.n, self.state.n, self.state.encode())
+        assert await self.log.swap_manifest(Manifest(self.state.n, key, manifest.watermark), etag)
+        return key
+
+
+@pytest.fixture
+def store() -> MemoryStore:
+    return MemoryStore()
+
+
+@pytest.fixture
+def log(store: MemoryStore) -> ShardLog:
+    return ShardLog(store, CLUSTER, 2)
+
+
+async def test_a_cluster_is_made_once_and_found_again(store: MemoryStore) -> None:
+    made = await open_cluster(store, 8)
+    assert await open_cluster(store, 8) == await open_cluster(store, None) == made
+    assert len(made.cluster_id) == 16
+
+
+async def test_two_nodes_that_start_at_once_agree(store: MemoryStore) -> None:
+    class Race(MemoryStore):
+        async def create(self, key: str, data: bytes | bytearray | memoryview) -> str:
+            await self.first(key)
+            return await super().create(key, data)
+
+        async def first(self, key: str) -> None:
+            if key == hub_keys.CLUSTER:
+                await MemoryStore.create(self, key, b'{"format":1,"cluster_id":"' + b"ab" * 16 + b'","shards":4}')
+
+    assert (await open_cluster(Race(), 4)).cluster_id == b"\xab" * 16
+
+
+@pytest.mark.parametrize(
+    ("content", "told"),
+    [
+        (b'{"format":2,"everything":"else"}', "newer release"),
+        (b'{"format":1,"cluster_id":"abcd","shards":4}', "damaged"),
+        (b'{"format":1,"cluster_id":"' + b"ab" * 16 + b'","shards":0}', "damaged"),
+        (b'{"format":1,"cluster_id":"zz","shards":4}', "damaged"),
+        (b"nonsense", "damaged"),
+        (b'{"format":1,"cluster_id":"' + b"ab" * 16 + b'","shards":8}', "set shards to 8"),
+    ],
+)
+async def test_a_store_that_cannot_be_used_says_why(store: MemoryStore, content: bytes, told: str) -> None:
+    await store.create(hub_keys.CLUSTER, content)
+    with pytest.raises(ClusterUnusable, match=told):
+        await open_cluster(store, 4)
+
+
+async def test_a_store_without_a_hub_is_refused_to_readers(store: MemoryStore) -> None:
+    with pytest.raises(ClusterUnusable, match="holds no hub"):
+        await open_cluster(store, None)
+
+
+async def test_chunks_are_found_by_number_and_sections_by_the_index(log: ShardLog) -> None:
+    writer = Writer(log)
+    data = await writer.write(3)
+    index = await log.index(0)
+    assert index == chunk.decode(data)
+    section = index.footer.streams[0]
+    assert await log.section(0, section) == data[section.position : section.position + section.length]
+    assert await log.index(1) is None
+    with pytest.raises(AlreadyExists):
+        await log.create(0, data)
+
+
+@pytest.mark.parametrize("padding", [30, 100])
+async def test_a_footer_longer_than_the_first_guess_is_read_whole(log: ShardLog, padding: int) -> None:
+    data = await Writer(log).write(2000, padding=padding)
+    assert len(data) > chunk.TAIL_READ_BYTES
+    assert await log.index(0) == chunk.decode(data)
+
+
+async def test_a_damaged_or_foreign_chunk_is_refused(store: MemoryStore, log: ShardLog) -> None:
+    data = bytearray(await Writer(log).write(3))
+    index = await log.index(0)
+    assert index is not None
+    elsewhere = ShardLog(store, CLUSTER, 3)
+    await elsewhere.create(0, data)
+    with pytest.raises(Corrupt, match="shard 2"):
+        await elsewhere.index(0)
+    data[chunk.HEADER_BYTES + 30] ^= 1
+    await store.delete(hub_keys.chunk_key(2, 0))
+    await log.create(0, data)
+    with pytest.raises(Corrupt):
+        await log.section(0, index.footer.streams[0])
+    data[-1] ^= 1
+    await log.create(1, data)
+    with pytest.raises(Corrupt):
+        await log.index(1)
+
+
+async def test_a_state_is_loaded_from_the_newest_snapshot_and_the_chunks_after_it(
+    store: MemoryStore, log: ShardLog
+) -> None:
+    writer = Writer(log)
+    assert (await log.load()).n == -1
+    for records in range(1, 40):
+        await writer.write(records)
+        if records in (10, 25):
+            await writer.snapshot()
+    assert (await log.load()).encode() == writer.state.encode()
+    for n in range(25):
+        await store.delete(hub_keys.chunk_key(2, n))  # what the snapshot stands for is not read again
+    assert (await log.load()).encode() == writer.state.encode()
+
+
+async def test_a_damaged_snapshot_costs_a_longer_fold_and_no_more(store: MemoryStore, log: ShardLog) -> None:
+    writer = Writer(log)
+    await writer.write(1)
+    await writer.snapshot()
+    await writer.write(2)
+    newest = await writer.snapshot()
+    await store.delete(newest)
+    await store.create(newest, b"nonsense")
+    assert (await log.load()).encode() == writer.state.encode()
+    await store.delete(newest)
+    assert (await log.load()).encode() == writer.state.encode()
+
+
+async def test_without_a_snapshot_up_to_the_watermark_the_state_cannot_be_known(
+    store: MemoryStore, log: ShardLog
+) -> None:
+    writer = Writer(log)
+    await writer.write(1)
+    key = await writer.snapshot()
+    _, etag = await log.manifest()
+    assert await log.swap_manifest(Manifest(0, key, 1), etag)
+    assert (await log.load()).n == 0
+    await store.delete(key)
+    with pytest.raises(Corrupt, match="no readable snapshot"):
+        await log.load()
+
+
+async def test_extend_applies_what_came_since(log: ShardLog) -> None:
+    writer = Writer(log)
+    reader = await log.load()
+    for records in range(1, 50):
+        await writer.write(records)
+    applied = await log.extend(reader)
+    assert [index.header.n for index in applied] == list(range(49))
+    assert reader.encode() == writer.state.encode()
+    assert await log.extend(reader) == []
+    assert [index.header.n async for index in log.indexes(45)] == [45, 46, 47, 48]
+
+
+async def test_the_manifest_is_swapped_by_one_node_at_a_time(log: ShardLog) -> None:
+    manifest, none = await log.manifest()
+    assert (manifest, none) == (Manifest(), None)
+    assert await log.swap_manifest(Manifest(3, "a", 0), None)
+    assert not await log.swap_manifest(Manifest(4, "b", 0), None)
+    _, etag = await log.manifest()
+    assert await log.swap_manifest(Manifest(5, "c", 2), etag)
+    assert not await log.swap_manifest(Manifest(6, "d", 0), etag)
+    assert (await log.manifest())[0] == Manifest(5, "c", 2)
+
+
+async def test_a_damaged_manifest_is_refused(store: MemoryStore, log: ShardLog) -> None:
+    await store.create(hub_keys.manifest_key(2), b"[]")
+    with pytest.raises(Corrupt, match="manifest"):
+        await log.manifest()
+
+
+async def test_locate_never_points_behind_an_offset_and_uses_the_snapshots(log: ShardLog) -> None:
+    writer = Writer(log)
+    holders = []
+    for n in range(60):
+        stream = "rare" if n % 10 == 9 else "telemetry"
+        base = writer.state.next_offset.get(("default", stream), 0)
+        await writer.write(2, stream)
+        holders += [(stream, offset, n) for offset in (base, base + 1)]
+        if n % 7 == 6:
+            await writer.snapshot()
+    for stream, offset, n in holders:
+        found = await log.locate("default", stream, offset)
+        assert found <= n
+        if stream == "telemetry":
+            assert n - found < 7 + 1
+    assert await log.locate("default", "unknown", 0) <= 60
+
+
+async def test_a_snapshot_of_another_shard_is_refused(store: MemoryStore, log: ShardLog) -> None:
+    key = await log.put_snapshot(-1 + 1, 1, ShardState(CLUSTER.cluster_id, 3).encode())
+    with pytest.raises(Corrupt, match="shard 3"):
+        await log.snapshot(key)
+    with pytest.raises(NotFound):
+        await log.snapshot(hub_keys.snapshot_key(2, 5, 5))
+    assert await log.snapshots() == [(0, key)]
+
+
+async def test_an_unanswering_store_is_no_empty_log(log: ShardLog) -> None:
+    class Down(MemoryStore):
+        async def get_range(self, key: str, start: int, length: int) -> bytes:
+            raise StoreError("down")
+
+    with pytest.raises(StoreError):
+        await ShardLog(Down(), CLUSTER, 0).load()
+
+
+def test_keys_sort_in_log_order_and_parse_back() -> None:
+    keys = [hub_keys.chunk_key(1, n) for n in (0, 9, 10, 12345678901)]
+    assert keys == sorted(keys)
+    assert keys[1] == "shard-1/chunk/00000000000000000009"
+    assert hub_keys.snapshot_key(1, 10, 255) == "shard-1/snapshot/00000000000000000010-00000000000000ff"
+    assert hub_keys.parse_snapshot_key(hub_keys.snapshot_key(1, 10, 255)) == 10
+    assert hub_keys.parse_snapshot_key(keys[0]) is None
+    assert hub_keys.manifest_key(0) == "shard-0/manifest"
+    assert hub_keys.table_key("default", "telemetry") == "tables/default/telemetry"
+
+
+def test_the_gap_and_manifest_formats_are_what_was_first_written() -> None:
+    assert msgspec.msgpack.encode(GapRange(1, 2, 3)) == b"\x93\x01\x02\x03"
+    assert msgspec.json.encode(Manifest(7, "key", 3)) == b'{"snapshot_n":7,"snapshot":"key","watermark":3}'
