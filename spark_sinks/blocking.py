@@ -1,0 +1,29 @@
+"""Asynchronous storage calls from Spark's synchronous API."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, TypeVar
+
+Value = TypeVar("Value")
+
+
+def run(work: Coroutine[Any, Any, Value]) -> Value:
+    """Run a coroutine to its end, also where this thread already runs an event loop, as a notebook's does."""
+    result: list[Value] = []
+
+    async def keep() -> None:
+        # The task itself returns nothing: when asyncio.run takes its signal handler away, Python 3.11 makes the repr
+        # of the handler, of the task and of its result, which for megabytes of chunks took twice as long as decoding.
+        result.append(await work)
+
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        asyncio.run(keep())
+    else:
+        with ThreadPoolExecutor(1) as thread:
+            thread.submit(asyncio.run, keep()).result()
+    return result[0]

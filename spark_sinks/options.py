@@ -1,0 +1,110 @@
+"""The options of ``format("weft")``."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import msgspec
+
+from protocols.lane import NAME_RULE, valid_name
+from spark_sinks.errors import ReadError
+from spark_sinks.positions import Position, parse_position
+
+NAMES = ("store", "tenant", "stream", "starting", "ending", "edges", "keys", "columns", "max_records_per_trigger")
+STORE_PREFIX = "store."
+"""``store.aws_region`` and the like are handed to the object store as ``AWS_REGION``."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReadOptions:
+    """What to read, checked as far as it can be without looking at the store."""
+
+    store: str
+    """Root of the hub's store: a path, ``file://`` or ``s3://bucket/prefix``."""
+    stream: str
+    tenant: str = "default"
+    store_options: tuple[tuple[str, str], ...] = ()
+    starting: Position = "earliest"
+    ending: Position = "latest"
+    edges: frozenset[str] | None = None
+    """Only records of these edge nodes; None means all."""
+    keys: tuple[str, ...] | None = None
+    """Only records whose key is one of these or matches one of these topic filters; None means all."""
+    columns: tuple[str, ...] | None = None
+    """Only these columns; None means all."""
+    max_records_per_trigger: int | None = None
+
+
+def parse_options(options: Mapping[str, str]) -> ReadOptions:
+    """Check the options of a read.
+
+    Raises:
+        ReadError: one is missing, unknown, or not what it should be.
+    """
+    given = {name.lower(): value for name, value in options.items()}
+    _check_names(given)
+    for name, example in (("store", "/var/lib/weft/hub or s3://bucket/weft"), ("stream", "telemetry")):
+        if not given.get(name):
+            raise ReadError(f'{name}: missing; give it with .option("{name}", ...), for example {example}')
+    for name in ("tenant", "stream"):
+        if name in given and not valid_name(given[name]):
+            raise ReadError(f"{name}: expected {NAME_RULE}; got {given[name]!r}")
+    edges = _names("edges", given)
+    return ReadOptions(
+        store=given["store"],
+        stream=given["stream"],
+        tenant=given.get("tenant", "default"),
+        store_options=tuple(sorted(_store_options(given).items())),
+        starting=parse_position("starting", given.get("starting", "earliest")),
+        ending=parse_position("ending", given.get("ending", "latest")),
+        edges=None if edges is None else frozenset(edges),
+        keys=_names("keys", given),
+        columns=_names("columns", given),
+        max_records_per_trigger=_count("max_records_per_trigger", given),
+    )
+
+
+def _check_names(given: Mapping[str, str]) -> None:
+    for name in given:
+        if name not in NAMES and not name.startswith(STORE_PREFIX):
+            near = difflib.get_close_matches(name, NAMES, 1)
+            advice = f"did you mean {near[0]}?" if near else f"the options are {', '.join(NAMES)} and {STORE_PREFIX}*"
+            raise ReadError(f"{name}: no such option; {advice}")
+
+
+def _store_options(given: Mapping[str, str]) -> dict[str, str]:
+    """Spark loses the case of option names; the store's own are upper case."""
+    return {
+        name.removeprefix(STORE_PREFIX).upper(): value for name, value in given.items() if name.startswith(STORE_PREFIX)
+    }
+
+
+def _names(option: str, given: Mapping[str, str]) -> tuple[str, ...] | None:
+    """A list of names: separated by commas, or a JSON list where a name has a comma in it."""
+    text = given.get(option)
+    if text is None:
+        return None
+    names = [part.strip() for part in text.split(",")]
+    if text.lstrip().startswith("["):
+        try:
+            names = msgspec.json.decode(text, type=list[str])
+        except msgspec.MsgspecError:
+            raise ReadError(f'{option}: expected names such as a, b or a JSON list ["a", "b"]; got {text!r}') from None
+    if not names or not all(names):
+        raise ReadError(f"{option}: expected one name or more, separated by commas; got {text!r}")
+    return tuple(names)
+
+
+def _count(option: str, given: Mapping[str, str]) -> int | None:
+    text = given.get(option)
+    if text is None:
+        return None
+    try:
+        count = int(text.replace("_", ""))
+    except ValueError:
+        count = 0
+    if count < 1:
+        raise ReadError(f"{option}: expected a number of at least 1; got {text!r}")
+    return count

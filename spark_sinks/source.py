@@ -1,0 +1,183 @@
+"""``spark.read.format("weft")`` and ``spark.readStream.format("weft")``.
+
+Filters are not pushed down. In pyspark 4.2.0, as in 4.3.0, a reader that defines ``pushFilters`` fails every read while
+``spark.sql.python.filterPushdown.enabled`` is off, which is its default; and with it on, later queries without a filter
+get the filtered query's reader again and lose rows (docs/reference/spark.md). The options ``edges``, ``keys``,
+``columns``, ``starting`` and ``ending`` prune instead, and so does a schema given by the user.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pyarrow as pa
+from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, InputPartition
+from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
+from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
+from pyspark.sql.types import StructType
+
+from spark_sinks.blocking import run
+from spark_sinks.errors import ReadError
+from spark_sinks.options import ReadOptions, parse_options
+from spark_sinks.partitions import read_partition
+from spark_sinks.plan import plan, resolve
+from spark_sinks.positions import Offsets, check_offsets, from_json, limited, to_json
+from spark_sinks.stream_log import StreamLog, subset
+from storage.rows import row_schema
+
+_SYSTEM = row_schema([])
+
+
+class WeftSource(DataSource):
+    """The data source. Options: ``spark_sinks.options.ReadOptions``."""
+
+    @classmethod
+    def name(cls) -> str:
+        """``weft``."""
+        return "weft"
+
+    def schema(self) -> StructType:
+        """The stream's columns, or those of the ``columns`` option.
+
+        Raises:
+            ReadError: an option is wrong, or the store has no such stream.
+        """
+        options = parse_options(self.options)
+        schema = row_schema(run(StreamLog.open(options)).fields)
+        return from_arrow_schema(subset(schema, options.columns))
+
+    def reader(self, schema: StructType) -> DataSourceReader:
+        """A reader of everything between ``starting`` and ``ending``."""
+        return WeftReader(parse_options(self.options), _checked(schema))
+
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802  (Spark's name)
+        """A reader that follows the stream from ``starting`` on."""
+        if "ending" in self.options:
+            raise ReadError(
+                "ending: a streaming read has no end; use .trigger(availableNow=True) to read what is there"
+            )
+        return WeftStreamReader(parse_options(self.options), _checked(schema))
+
+
+def _checked(schema: StructType) -> pa.Schema:
+    """A user's schema as Arrow has it. Columns that are not the system's are named topic levels: strings.
+
+    Raises:
+        ReadError: no column at all, or one that has another type than the stream's.
+    """
+    wanted = to_arrow_schema(schema, timezone="UTC")
+    if not wanted.names:
+        raise ReadError("schema: it has no columns; name at least one, or leave the schema out")
+    for field in wanted:
+        is_system = field.name in _SYSTEM.names
+        expected = _SYSTEM.field(field.name).type if is_system else pa.string()
+        if field.type != expected:
+            raise ReadError(
+                f"schema: column {field.name} has the type {expected}, not {field.type}; cast it after the read"
+            )
+    return wanted
+
+
+class WeftReader(DataSourceReader):
+    """A batch read. The plan is made once per DataFrame: load again to see what came later."""
+
+    def __init__(self, options: ReadOptions, schema: pa.Schema) -> None:
+        self._options = options
+        self._schema = schema
+
+    def partitions(self) -> list[InputPartition]:
+        """One snapshot of log and table, cut into tasks.
+
+        Raises:
+            ReadError: the store has no such stream, or not these offsets or columns.
+        """
+        return run(self._plan())
+
+    async def _plan(self) -> list[InputPartition]:
+        # The table first: the log's end is then never below the table's position.
+        log = await _open(self._options, self._schema)
+        table = log.table()
+        await log.extend()
+        start = await resolve("starting", self._options.starting, log, table)
+        return await plan(log, table, start, await resolve("ending", self._options.ending, log, table))
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """The rows of one task."""
+        return read_partition(partition, self._schema)
+
+
+class WeftStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """A streaming read. Its offsets are the log's, ``{"0": 1200, "1": 0}`` by shard, for ever."""
+
+    def __init__(self, options: ReadOptions, schema: pa.Schema) -> None:
+        self._options = options
+        self._schema = schema
+        self._log: StreamLog | None = None
+        self._target: Offsets | None = None
+
+    def initialOffset(self) -> dict[str, int]:  # noqa: N802
+        """Where a new query starts."""
+        log = self._opened()
+        return to_json(run(resolve("starting", self._options.starting, log, log.table())))
+
+    def latestOffset(self, start: dict[str, int], limit: ReadLimit) -> dict[str, int]:  # noqa: N802
+        """Where the next micro-batch ends: at most ``limit`` records on, and not past the target of availableNow."""
+        log, first = self._opened(), from_json(start)
+        run(log.extend())
+        check_offsets("checkpoint", first, log.heads)
+        end = log.heads if self._target is None else self._target
+        end = {shard: max(first[shard], offset) for shard, offset in end.items()}
+        return to_json(limited(first, end, limit.max_rows) if isinstance(limit, ReadMaxRows) else end)
+
+    def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
+        """``max_records_per_trigger``."""
+        records = self._options.max_records_per_trigger
+        return ReadAllAvailable() if records is None else ReadMaxRows(records)
+
+    def reportLatestOffset(self) -> dict[str, int]:  # noqa: N802
+        """The end of the log as last seen: Spark shows the lag behind it."""
+        return to_json(self._opened().heads)
+
+    def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
+        """Fix what this query reads to the end of the log as it is now."""
+        log = self._opened()
+        run(log.extend())
+        self._target = log.heads
+
+    def partitions(self, start: dict[str, int], end: dict[str, int]) -> list[InputPartition]:
+        """The tasks of one micro-batch. The same offsets give the same rows whether they were tiered in between or not.
+
+        Raises:
+            ReadError: the checkpoint belongs to another store.
+        """
+        return run(self._plan(from_json(start), from_json(end)))
+
+    async def _plan(self, start: Offsets, end: Offsets) -> list[InputPartition]:
+        log = self._opened()
+        if any(end.get(shard, 0) > head for shard, head in log.heads.items()):
+            await log.extend()
+        for offsets in (start, end):
+            check_offsets("checkpoint", offsets, log.heads)
+        recent = all(start[shard] >= end[shard] or log.remembers(shard, start[shard]) for shard in start)
+        return await plan(log, None if recent else log.table(), start, end)
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """The rows of one task."""
+        return read_partition(partition, self._schema)
+
+    def _opened(self) -> StreamLog:
+        if self._log is None:
+            self._log = run(_open(self._options, self._schema))
+        return self._log
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Executors get the reader without the driver's view of the log."""
+        return {**self.__dict__, "_log": None}
+
+
+async def _open(options: ReadOptions, schema: pa.Schema) -> StreamLog:
+    """The log, with the columns that are asked for checked against it."""
+    log = await StreamLog.open(options)
+    subset(row_schema(log.fields), tuple(schema.names))
+    return log

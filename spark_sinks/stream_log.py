@@ -1,0 +1,206 @@
+"""One stream's log, all shards of it, as the planner of a read sees it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+import msgspec
+import pyarrow as pa
+
+from protocols.chunk import Chunk, LaneUpdate, StreamSection
+from protocols.lane import Lane
+from protocols.shard_state import ShardState
+from spark_sinks.errors import ReadError
+from spark_sinks.options import ReadOptions
+from spark_sinks.positions import Offsets
+from spark_sinks.tables import TableSnapshot, open_table
+from storage.chunk_log import ShardLog, table_key
+from storage.cluster import Cluster, ClusterUnusable, open_cluster
+from storage.object_store import ObjectStore, StoreUnfit, open_store
+from storage.rows import usable_fields
+
+RECENT_CHUNKS_MAX = 4096
+"""Indexes of recent chunks that a running query keeps per shard, so that a micro-batch reads no index twice."""
+
+_OTHER = LaneUpdate("", "", 0, "", 0, [], [], None, None)
+
+
+class ChunkSlice(NamedTuple):
+    """What chunk ``n`` holds of the stream."""
+
+    n: int
+    section: StreamSection
+    lanes: tuple[LaneUpdate, ...]
+    """The footer's lanes by number, without what they add to the hub's state."""
+
+    @property
+    def end(self) -> int:
+        """One past the offset of the last record."""
+        return self.section.base_offset + self.section.count
+
+
+class StreamLog:
+    """The log of one (tenant, stream): where it ends, its topic levels, and which chunks hold which offsets."""
+
+    def __init__(self, options: ReadOptions, store: ObjectStore, cluster: Cluster) -> None:
+        self.options = options
+        self.cluster = cluster
+        self._store = store
+        self._logs = [ShardLog(store, cluster, shard) for shard in range(cluster.shards)]
+        self._states: list[ShardState] = []
+        self._lanes: dict[tuple[str, int], LaneUpdate] = {}
+        self._recent: list[deque[ChunkSlice]] = [deque(maxlen=RECENT_CHUNKS_MAX) for _ in self._logs]
+
+    @classmethod
+    async def open(cls, options: ReadOptions) -> StreamLog:
+        """Load the state of every shard.
+
+        Raises:
+            ReadError: the store is none that executors can reach, holds no hub, or the hub has no such stream.
+        """
+        store, cluster = await open_hub(options)
+        log = cls(options, store, cluster)
+        log._states = list(await asyncio.gather(*(shard.load() for shard in log._logs)))
+        log._check_stream()
+        return log
+
+    def _check_stream(self) -> None:
+        known = {key for state in self._states for key in state.next_offset}
+        if (self.options.tenant, self.options.stream) not in known:
+            others = sorted(stream for tenant, stream in known if tenant == self.options.tenant)
+            raise ReadError(
+                f"the store has no stream {self.options.stream!r} of tenant {self.options.tenant!r}; "
+                f"it has {', '.join(others) or 'no stream of that tenant yet'}"
+            )
+
+    async def extend(self) -> None:
+        """Take in the chunks that were made since."""
+        for slices, chunks in zip(
+            self._recent,
+            await asyncio.gather(*map(ShardLog.extend, self._logs, self._states)),
+            strict=True,
+        ):
+            slices.extend(self._slices_of(chunks))
+
+    @property
+    def heads(self) -> Offsets:
+        """The end of the log, per shard."""
+        key = (self.options.tenant, self.options.stream)
+        return {shard: state.next_offset.get(key, 0) for shard, state in enumerate(self._states)}
+
+    @property
+    def fields(self) -> list[str]:
+        """The stream's named topic levels over all shards, in the order of ``row_schema``."""
+        found = (state.stream_fields(self.options.tenant, self.options.stream) for state in self._states)
+        return usable_fields(name for names in found for name in names)
+
+    @property
+    def topics(self) -> dict[Lane, list[str]]:
+        """The topic patterns of every lane of the stream."""
+        lanes = (state.stream_lanes(self.options.tenant, self.options.stream) for state in self._states)
+        return {lane: held.topics for shard in lanes for lane, held in shard.items()}
+
+    def table(self, version: int | None = None) -> TableSnapshot | None:
+        """The stream's table, or None before its first commit."""
+        return open_stream_table(self.options, self._store, self.cluster, version)
+
+    def remembers(self, shard: int, first: int) -> bool:
+        """Whether ``slices`` from this offset on needs no reading."""
+        recent = self._recent[shard]
+        return bool(recent) and recent[0].section.base_offset <= first
+
+    async def slices(self, shard: int, first: int, end: int) -> list[ChunkSlice]:
+        """The chunks that hold offsets ``[first, end)`` of a shard, ascending.
+
+        Raises:
+            ReadError: some of them were deleted.
+        """
+        if first >= end:
+            return []
+        if self.remembers(shard, first):
+            found = [piece for piece in self._recent[shard] if piece.end > first and piece.section.base_offset < end]
+        else:
+            found = await self._find(shard, first, end)
+        at = first
+        for piece in found:
+            if piece.section.base_offset > at:
+                break
+            at = piece.end
+        if at < end:
+            raise ReadError(
+                f"offsets {at} to {end} of shard {shard} are neither in the log nor in the table: "
+                "the chunks were deleted after they had been tiered; start the query again"
+            )
+        return found
+
+    async def _find(self, shard: int, first: int, end: int) -> list[ChunkSlice]:
+        log = self._logs[shard]
+        n = await log.locate(self.options.tenant, self.options.stream, first)
+        found: list[ChunkSlice] = []
+        async for chunk in log.indexes(n):
+            found += [piece for piece in self._slices_of([chunk]) if piece.end > first]
+            if found and found[-1].end >= end:
+                break
+        return found
+
+    def _slices_of(self, chunks: Iterable[Chunk]) -> list[ChunkSlice]:
+        found = []
+        for chunk in chunks:
+            for section in chunk.footer.streams:
+                if (section.tenant, section.stream) == (self.options.tenant, self.options.stream):
+                    lanes = tuple(map(self._lane, chunk.footer.lanes))
+                    found.append(ChunkSlice(chunk.header.n, section, lanes))
+        return found
+
+    def _lane(self, update: LaneUpdate) -> LaneUpdate:
+        """Who a lane is and no more: one object per lane, which a plan then ships once, and one for those of other
+        streams, which only keep their number."""
+        if (update.tenant, update.stream) != (self.options.tenant, self.options.stream):
+            return _OTHER
+        name = (update.edge, update.log_id)
+        if name not in self._lanes:
+            self._lanes[name] = msgspec.structs.replace(update, ranges=[], gaps=[], mark=None, topics=None)
+        return self._lanes[name]
+
+
+def subset(schema: pa.Schema, columns: Sequence[str] | None) -> pa.Schema:
+    """The named columns of a stream's schema, in the order given; None means all.
+
+    Raises:
+        ReadError: the stream lacks one of them.
+    """
+    if columns is None:
+        return schema
+    unknown = [name for name in columns if name not in schema.names]
+    if unknown:
+        raise ReadError(f"columns: the stream has no {', '.join(unknown)}; it has {', '.join(schema.names)}")
+    return pa.schema([schema.field(name) for name in columns])
+
+
+async def open_hub(options: ReadOptions) -> tuple[ObjectStore, Cluster]:
+    """The store and the hub's identity.
+
+    Raises:
+        ReadError: the address is wrong, executors cannot reach such a store, or it holds no hub.
+    """
+    try:
+        store = open_store(options.store, dict(options.store_options))
+        store.location(table_key(options.tenant, options.stream))
+        return store, await open_cluster(store, None)
+    except (ValueError, StoreUnfit, ClusterUnusable) as error:
+        raise ReadError(f"store {options.store!r}: {error}") from error
+
+
+def open_stream_table(
+    options: ReadOptions, store: ObjectStore, cluster: Cluster, version: int | None = None
+) -> TableSnapshot | None:
+    """The stream's table, or None before its first commit.
+
+    Raises:
+        ReadError: see ``open_table``.
+    """
+    uri, storage_options = store.location(table_key(options.tenant, options.stream))
+    return open_table(uri, storage_options, cluster, options.stream, version)

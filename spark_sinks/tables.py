@@ -1,0 +1,117 @@
+"""A stream's Delta table at one version: how far it holds the log, and which file holds which offsets."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import datetime, timedelta
+from typing import Any, NamedTuple
+from urllib.parse import unquote
+
+from deltalake import DeltaTable
+
+from spark_sinks.errors import ReadError
+from spark_sinks.positions import Offsets
+from storage.cluster import Cluster
+from storage.table_names import app_id
+
+READABLE_FEATURES = frozenset({"timestampNtz", "vacuumProtocolCheck", "v2Checkpoint"})
+"""Reader features under which a live file still holds exactly its live rows, by their columns' own names. Deletion
+vectors and column mapping, which other engines can switch on, are not among them."""
+
+STATISTICS_STEP = timedelta(milliseconds=1)
+"""Delta keeps times in its statistics cut to milliseconds."""
+
+
+class TableFile(NamedTuple):
+    """A Parquet file of the table. The bounds are from the commit's statistics; None when a writer left them out."""
+
+    path: str
+    """Relative to the table's root."""
+    size_bytes: int
+    shard_min: int | None
+    shard_max: int | None
+    offset_min: int | None
+    offset_max: int | None
+    time_min: datetime | None
+    time_max: datetime | None
+
+    def may_hold(self, shard: int, first: int, end: int) -> bool:
+        """Whether rows of ``shard`` with offsets in ``[first, end)`` can be in this file."""
+        if self.shard_min is not None and self.shard_max is not None and not self.shard_min <= shard <= self.shard_max:
+            return False
+        if self.offset_min is None or self.offset_max is None:
+            return True
+        return self.offset_min < end and first <= self.offset_max
+
+    def may_reach(self, moment: datetime) -> bool:
+        """Whether the file can have a row with a ``_time`` of ``moment`` or later."""
+        return self.time_max is None or self.time_max + STATISTICS_STEP >= moment
+
+
+class TableSnapshot(NamedTuple):
+    """One version of a table: position and files belong together."""
+
+    uri: str
+    storage_options: dict[str, str]
+    version: int
+    ends: Offsets
+    """Per shard, the offset below which every record is in the table and from which on none is."""
+    files: tuple[TableFile, ...]
+    table: DeltaTable
+
+    @property
+    def is_remote(self) -> bool:
+        """Whether the files are in an object store rather than on a disk."""
+        return "://" in self.uri
+
+
+def open_table(
+    uri: str, storage_options: dict[str, str], cluster: Cluster, stream: str, version: int | None = None
+) -> TableSnapshot | None:
+    """Open a table, or return None when there is none yet.
+
+    Args:
+        version: of the table; None takes the newest.
+
+    Raises:
+        ReadError: the table needs a reader feature that plain Parquet readers lack.
+    """
+    if not DeltaTable.is_deltatable(uri, storage_options or None):
+        return None
+    table = DeltaTable(uri, version=version, storage_options=storage_options or None)
+    features = set(table.protocol().reader_features or ()) - READABLE_FEATURES
+    if features:
+        raise ReadError(
+            f"the table of {stream} uses {', '.join(sorted(features))}, which Weft does not read: "
+            "switch it off and rewrite the table, or read it with another engine"
+        )
+    positions = {
+        shard: table.transaction_version(app_id(cluster.cluster_id, stream, shard)) for shard in range(cluster.shards)
+    }
+    ends = {shard: 0 if position is None else int(position) for shard, position in positions.items()}
+    return TableSnapshot(uri, storage_options, table.version(), ends, tuple(_files(table)), table)
+
+
+def _files(table: DeltaTable) -> Iterator[TableFile]:
+    actions = table.get_add_actions(flatten=True)
+    names = set(actions.schema.names)
+
+    def column(name: str) -> list[Any]:
+        values: list[Any] = actions.column(name).to_pylist() if name in names else [None] * actions.num_rows
+        return values
+
+    columns = [
+        column(name)
+        for name in (
+            "path",
+            "size_bytes",
+            "min._shard",
+            "max._shard",
+            "min._offset",
+            "max._offset",
+            "min._time",
+            "max._time",
+        )
+    ]
+    for path, *rest in zip(*columns, strict=True):
+        yield TableFile(unquote(path), *rest)

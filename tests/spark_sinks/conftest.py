@@ -1,0 +1,114 @@
+"""One Spark session for all tests here, and a log with a table to read."""
+
+from __future__ import annotations
+
+import asyncio
+import struct
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from pyspark.sql import DataFrame, SparkSession
+
+from bench.log_writer import Delivery, LogWriter
+from cloud_hub.tables.settings import TableSettings
+from cloud_hub.tables.shards import load_shards
+from cloud_hub.tables.tierer import Tierer
+from protocols import batch
+from protocols.batch import ClockReading, ClockState
+from spark_sinks.session import session
+
+SECOND = 1_000_000_000
+START = 1_700_000_000 * SECOND
+STREAM = "telemetry"
+TOPIC = "plant/{line}/{machine}/telemetry"
+SHARDS = 3
+EDGES = ("press-1", "press-2", "press-3", "paint-1")
+
+
+@pytest.fixture(scope="session")
+def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
+    started = session(
+        "local[2]",
+        **{
+            "spark.sql.shuffle.partitions": "2",
+            "spark.driver.memory": "512m",
+            "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
+            "spark.sql.warehouse.dir": str(tmp_path_factory.mktemp("warehouse")),
+        },
+    )
+    yield started
+    started.stop()
+
+
+class Hub:
+    """A log that grows by rounds of ten records from every edge node, and a table that follows when told to."""
+
+    def __init__(self, root: str) -> None:
+        self.root = root
+        self.rounds = 0
+        self._writer = LogWriter(root, shards=SHARDS, stream=STREAM)
+
+    def write(self, rounds: int = 1) -> None:
+        """Append rounds; one chunk per shard and round. Round r is taken in r seconds after START."""
+        for number in range(self.rounds, self.rounds + rounds):
+            deliveries = [
+                Delivery(edge, [encoded(edge, number)], log_id, [TOPIC]) for log_id, edge in enumerate(EDGES, 1)
+            ]
+            self._writer.write(*deliveries, received=START + (number + 1) * SECOND)
+        self.rounds += rounds
+
+    def tier(self) -> int:
+        """Fold the whole log into the table; returns the rows moved."""
+        return asyncio.run(self._tier())
+
+    async def _tier(self) -> int:
+        store, cluster = self._writer.store, self._writer.cluster
+        views = await load_shards(store, cluster)
+        tierer = Tierer(store, cluster, "default", STREAM, views, settings=TableSettings(file_rows_max=40))
+        rows = 0
+        while moved := await tierer.step():
+            rows += moved
+        return rows
+
+    def heads(self) -> dict[str, int]:
+        """The end of the log, as a checkpoint names it."""
+        return {str(shard): end for shard, end in self._writer.write(received=0).items()}
+
+    def load(self, spark: SparkSession, **options: object) -> DataFrame:
+        """A batch read through the source."""
+        named = {"store": self.root, "stream": STREAM, **options}
+        return spark.read.format("weft").options(**named).load()
+
+    def expected(self, rounds: range | None = None) -> list[tuple[str, int, bytes]]:
+        """(edge, seq, payload) of every record, sorted."""
+        return sorted(
+            (edge, 10 * number + i, payload(edge, 10 * number + i))
+            for number in (range(self.rounds) if rounds is None else rounds)
+            for edge in EDGES
+            for i in range(10)
+        )
+
+
+def payload(edge: str, seq: int) -> bytes:
+    return f"{edge}:{seq}".encode()
+
+
+def encoded(edge: str, number: int) -> bytes:
+    """One round of an edge node: ten records, 100 ms apart, of two machines in turn."""
+    first = 10 * number
+    times = struct.pack("<10q", *(START + number * SECOND + i * SECOND // 10 for i in range(10)))
+    keys = [f"plant/{edge[:5]}/m{i % 2}/telemetry".encode() for i in range(10)]
+    columns = batch.columns_from_lists(times, keys, [payload(edge, first + i) for i in range(10)])
+    return batch.encode(1, first, columns, ClockReading(1, number, ClockState.SYNCED))
+
+
+def records(frame: DataFrame) -> list[tuple[str, int, bytes]]:
+    """(edge, seq, payload) of every row, sorted: doubles stay doubles."""
+    rows = frame.select("_edge", "_seq", "payload").collect()
+    return sorted((row[0], row[1], bytes(row[2])) for row in rows)
+
+
+@pytest.fixture
+def hub(tmp_path: Path) -> Hub:
+    return Hub(str(tmp_path / "hub"))

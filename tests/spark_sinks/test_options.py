@@ -1,0 +1,141 @@
+"""Options and positions: what is refused says what to do. Nothing here starts Spark."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pyspark.sql.types import BinaryType, StringType, StructType
+
+from spark_sinks.errors import ReadError
+from spark_sinks.options import NAMES, parse_options
+from spark_sinks.positions import limited, parse_position
+from spark_sinks.source import WeftSource
+from tests.spark_sinks.conftest import STREAM, Hub
+
+WHERE = {"store": "/data", "stream": "telemetry"}
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory: pytest.TempPathFactory) -> Hub:
+    hub = Hub(str(tmp_path_factory.mktemp("hub")))
+    hub.write()
+    return hub
+
+
+def test_defaults_read_the_whole_stream_of_the_default_tenant() -> None:
+    options = parse_options(WHERE)
+    assert (options.tenant, options.starting, options.ending) == ("default", "earliest", "latest")
+    assert options.edges is options.keys is options.columns is options.max_records_per_trigger is None
+
+
+def test_names_are_known_in_any_case_and_store_options_are_upper_case() -> None:
+    options = parse_options(
+        {"Store": "s3://b/p", "STREAM": "t", "store.aws_region": "eu-1", "Max_Records_Per_Trigger": "7"}
+    )
+    assert options.store_options == (("AWS_REGION", "eu-1"),)
+    assert options.max_records_per_trigger == 7
+
+
+def test_lists_are_separated_by_commas_or_json() -> None:
+    assert parse_options(WHERE | {"keys": "a, b/c"}).keys == ("a", "b/c")
+    assert parse_options(WHERE | {"keys": '["a,b", "c"]'}).keys == ("a,b", "c")
+
+
+@pytest.mark.parametrize(
+    ("text", "position"),
+    [
+        ("earliest", "earliest"),
+        ("Latest", "latest"),
+        ('{"0": 12, "1": 0}', {0: 12, 1: 0}),
+        ("2024-05-01T06:00:00Z", datetime(2024, 5, 1, 6, tzinfo=UTC)),
+        ("2024-05-01T08:00:00+02:00", datetime(2024, 5, 1, 6, tzinfo=UTC)),
+        ("2024-05-01", datetime(2024, 5, 1, tzinfo=UTC)),
+    ],
+)
+def test_positions(text: str, position: object) -> None:
+    assert parse_position("starting", text) == position
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({"stream": ""}, "stream: missing; give it with .option"),
+        ({"store": ""}, "store: missing; give it with .option"),
+        ({"stream": "Tele metry"}, "stream: expected lower-case letters"),
+        ({"egdes": "press-1"}, "egdes: no such option; did you mean edges"),
+        ({"wavelength": "red"}, "wavelength: no such option; the options are store, tenant"),
+        ({"starting": "yesterday"}, "starting: expected earliest, latest, a time such as"),
+        ({"starting": '{"0": "a"}'}, "or offsets by shard such as"),
+        ({"starting": '{"0": -1}'}, "or offsets by shard such as"),
+        ({"starting": '{"zero": 1}'}, "or offsets by shard such as"),
+        ({"starting": '{"0": true}'}, "or offsets by shard such as"),
+        ({"edges": "a,,b"}, "edges: expected one name or more"),
+        ({"keys": "[1]"}, "keys: expected names such as"),
+        ({"max_records_per_trigger": "none"}, "max_records_per_trigger: expected a number of at least 1"),
+        ({"max_records_per_trigger": "0"}, "max_records_per_trigger: expected a number of at least 1"),
+    ],
+)
+def test_wrong_options_are_refused(options: dict[str, str], sentence: str) -> None:
+    with pytest.raises(ReadError) as caught:
+        parse_options(WHERE | options)
+    assert sentence in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({"stream": "telemetri"}, "the store has no stream 'telemetri' of tenant 'default'; it has telemetry"),
+        ({"tenant": "other"}, "it has no stream of that tenant yet"),
+        ({"store": "/nowhere/at/all"}, "the store holds no hub: check the store's address"),
+        ({"store": "memory://x"}, "store 'memory://x': "),
+        ({"store": "ftp://x/y"}, "'ftp://x/y' is no store"),
+        ({"starting": '{"0": 0}'}, "starting: the log has shards 0, 1, 2, the offsets name 0"),
+        ({"ending": '{"0": 9999, "1": 0, "2": 0}'}, "ending: offset 9999 of shard 0 is past the end of the log"),
+        ({"columns": "payload,colour"}, "columns: the stream has no colour; it has _offset"),
+    ],
+)
+def test_options_that_the_store_cannot_serve_are_refused(small: Hub, options: dict[str, str], sentence: str) -> None:
+    source = WeftSource({"store": small.root, "stream": STREAM} | options)
+    with pytest.raises(ReadError) as caught:
+        source.reader(source.schema()).partitions()
+    assert sentence in str(caught.value)
+
+
+def test_a_wrong_address_makes_no_directory(tmp_path: Path) -> None:
+    wrong = tmp_path / "wrong"
+    with pytest.raises(ReadError):
+        WeftSource({"store": str(wrong), "stream": STREAM}).schema()
+    assert not wrong.exists()
+
+
+def test_a_schema_that_does_not_fit_is_refused(small: Hub) -> None:
+    source = WeftSource({"store": small.root, "stream": STREAM})
+    with pytest.raises(ReadError, match="column payload has the type binary, not string; cast it after the read"):
+        source.reader(StructType().add("payload", StringType()))
+    with pytest.raises(ReadError, match="the stream has no colour"):
+        source.reader(StructType().add("colour", StringType())).partitions()
+    with pytest.raises(ReadError, match="it has no columns"):
+        source.reader(StructType())
+    assert source.reader(StructType().add("payload", BinaryType())).partitions()
+
+
+def test_every_option_is_in_the_reference() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "reference" / "spark.md").read_text()
+    missing = [name for name in NAMES if f"`{name}`" not in page]
+    assert missing == []
+
+
+@given(st.lists(st.tuples(st.integers(0, 1000), st.integers(0, 1000)), min_size=1, max_size=6), st.integers(1, 3000))
+def test_a_limit_is_kept_used_up_and_shared(shards: list[tuple[int, int]], records_max: int) -> None:
+    start = {shard: first for shard, (first, _) in enumerate(shards)}
+    end = {shard: first + backlog for shard, (first, backlog) in enumerate(shards)}
+    result = limited(start, end, records_max)
+    taken = {shard: result[shard] - start[shard] for shard in start}
+    assert sum(taken.values()) == min(records_max, sum(backlog for _, backlog in shards))
+    # No shard gets less than an equal share while it has that much to read.
+    share = records_max // len(shards)
+    assert all(taken[shard] >= min(share, end[shard] - start[shard]) for shard in start)

@@ -1,0 +1,96 @@
+"""Plans: each offset in exactly one task, from the table below its position and from chunks above it."""
+
+from __future__ import annotations
+
+import asyncio
+import pickle
+
+import pytest
+
+from spark_sinks import plan as planning
+from spark_sinks.options import parse_options
+from spark_sinks.partitions import ChunkPartition, TablePartition, read_partition
+from spark_sinks.positions import Offsets
+from spark_sinks.stream_log import StreamLog
+from spark_sinks.tables import TableSnapshot
+from storage.rows import row_schema
+from tests.spark_sinks.conftest import SHARDS, STREAM, Hub
+
+SCHEMA = row_schema(["line", "machine"])
+
+
+async def planned(hub: Hub, start: Offsets | None = None) -> tuple[StreamLog, TableSnapshot | None, list[object]]:
+    log = await StreamLog.open(parse_options({"store": hub.root, "stream": STREAM}))
+    table = log.table()
+    start = dict.fromkeys(range(SHARDS), 0) if start is None else start
+    return log, table, await planning.plan(log, table, start, log.heads)
+
+
+def read_all(partitions: list[object]) -> list[tuple[int, int]]:
+    """(shard, offset) of every row, as executors would read them."""
+    found = []
+    for partition in partitions:
+        shipped = pickle.loads(pickle.dumps(partition))
+        for rows in read_partition(shipped, SCHEMA):
+            assert rows.schema.equals(SCHEMA)
+            found += zip(rows.column("_shard").to_pylist(), rows.column("_offset").to_pylist(), strict=True)
+    return sorted(found)
+
+
+def every_offset(heads: Offsets) -> list[tuple[int, int]]:
+    return [(shard, offset) for shard, end in sorted(heads.items()) for offset in range(end)]
+
+
+@pytest.mark.parametrize("part_bytes", [1, 1500, 1 << 30])
+def test_any_size_of_task_reads_every_offset_once(hub: Hub, monkeypatch: pytest.MonkeyPatch, part_bytes: int) -> None:
+    monkeypatch.setattr(planning, "PARTITION_BYTES", part_bytes)
+    hub.write(6)
+    hub.tier()
+    hub.write(5)
+    log, table, partitions = asyncio.run(planned(hub))
+    assert table is not None
+    assert read_all(partitions) == every_offset(log.heads)
+    if part_bytes == 1:
+        assert len(partitions) > 2 * SHARDS
+
+
+def test_history_comes_from_the_table_and_only_the_tail_from_chunks(hub: Hub) -> None:
+    hub.write(3)
+    hub.tier()
+    hub.write(2)
+    _, table, partitions = asyncio.run(planned(hub))
+    assert table is not None
+    for partition in partitions:
+        if isinstance(partition, TablePartition):
+            assert partition.end <= table.ends[partition.shard]
+        else:
+            assert isinstance(partition, ChunkPartition)
+            assert partition.first >= table.ends[partition.shard]
+
+
+def test_a_file_without_statistics_is_read_wherever_it_may_matter(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Other engines may rewrite files and leave the statistics out."""
+    monkeypatch.setattr(planning, "PARTITION_BYTES", 1)
+    hub.write(2)
+    hub.tier()
+
+    async def without_statistics() -> tuple[Offsets, list[object]]:
+        log, table, _ = await planned(hub)
+        assert table is not None
+        bare = tuple(
+            file._replace(
+                shard_min=None, shard_max=None, offset_min=None, offset_max=None, time_min=None, time_max=None
+            )
+            for file in table.files
+        )
+        start = dict.fromkeys(log.heads, 0)
+        return log.heads, await planning.plan(log, table._replace(files=bare), start, log.heads)
+
+    heads, partitions = asyncio.run(without_statistics())
+    assert read_all(partitions) == every_offset(heads)
+
+
+def test_a_plan_of_nothing_is_empty(hub: Hub) -> None:
+    hub.write(2)
+    heads = {int(shard): end for shard, end in hub.heads().items()}
+    assert asyncio.run(planned(hub, heads))[2] == []

@@ -1,0 +1,97 @@
+"""``read`` and ``table``: history and tail as one DataFrame, from one consistent snapshot."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+
+import pytest
+from pyspark.sql import SparkSession
+
+from spark_sinks import ReadError, read, table
+from tests.spark_sinks.conftest import EDGES, START, STREAM, Hub, records
+
+pytestmark = pytest.mark.spark
+
+
+@pytest.mark.parametrize(("tiered", "more"), [(0, 4), (4, 0), (3, 2)], ids=["tail only", "table only", "both"])
+def test_history_and_tail_are_one(spark: SparkSession, hub: Hub, tiered: int, more: int) -> None:
+    hub.write(tiered)
+    if tiered:
+        hub.tier()
+    hub.write(more)
+    assert records(read(spark, STREAM, store=hub.root)) == hub.expected()
+
+
+def test_it_is_what_the_source_reads(spark: SparkSession, hub: Hub) -> None:
+    hub.write(2)
+    hub.tier()
+    hub.write(1)
+    ours = read(spark, STREAM, store=hub.root)
+    theirs = hub.load(spark)
+    assert ours.columns == theirs.columns
+    order = ["_shard", "_offset"]
+    assert ours.orderBy(*order).collect() == theirs.orderBy(*order).collect()
+
+
+def test_a_table_step_between_read_and_use_makes_no_double_and_no_hole(spark: SparkSession, hub: Hub) -> None:
+    hub.write(2)
+    hub.tier()
+    hub.write(2)
+    frame = read(spark, STREAM, store=hub.root)
+    hub.tier()
+    hub.write(1)
+    assert records(frame) == hub.expected(range(4))
+
+
+def test_since_edges_and_columns(spark: SparkSession, hub: Hub) -> None:
+    hub.write(3)
+    hub.tier()
+    hub.write(3)
+    since = datetime.fromtimestamp(START / 10**9 + 1.5, UTC)
+    frame = read(spark, STREAM, store=hub.root, since=since, edges=["press-2"], columns=["payload", "_seq", "_edge"])
+    assert frame.columns == ["payload", "_seq", "_edge"]
+    assert records(frame) == [row for row in hub.expected() if row[0] == "press-2" and row[1] >= 15]
+    assert records(read(spark, STREAM, store=hub.root, since=since.isoformat(), edges=["press-2"])) == records(frame)
+
+
+def test_since_skips_files_that_end_before_it(spark: SparkSession, hub: Hub) -> None:
+    for _ in range(4):
+        hub.write()
+        hub.tier()
+    whole = read(spark, STREAM, store=hub.root)
+    late = read(spark, STREAM, store=hub.root, since=datetime.fromtimestamp(START // 10**9 + 3, UTC))
+    assert 0 < len(late.inputFiles()) < len(whole.inputFiles())
+    assert records(late) == hub.expected(range(3, 4))
+
+
+def test_the_table_alone_and_at_an_earlier_version(spark: SparkSession, hub: Hub) -> None:
+    hub.write(1)
+    with pytest.raises(ReadError, match="has no table yet"):
+        table(spark, STREAM, store=hub.root)
+    hub.tier()
+    earlier = len(hub.expected())
+    hub.write(1)
+    assert table(spark, STREAM, store=hub.root).count() == earlier
+    hub.tier()
+    assert records(table(spark, STREAM, store=hub.root)) == hub.expected()
+    assert table(spark, STREAM, store=hub.root, version=0).count() < 2 * earlier
+
+
+def test_errors_say_what_to_do(spark: SparkSession, hub: Hub) -> None:
+    hub.write()
+    with pytest.raises(ReadError, match="has no stream 'telemetri'"):
+        read(spark, "telemetri", store=hub.root)
+    with pytest.raises(ReadError, match="the stream has no colour"):
+        read(spark, STREAM, store=hub.root, columns=["colour"])
+    with pytest.raises(ReadError, match="since: expected a time"):
+        read(spark, STREAM, store=hub.root, since="latest")
+    with pytest.raises(ReadError, match="the store holds no hub"):
+        read(spark, STREAM, store="/nowhere/at/all")
+
+
+async def test_it_works_where_an_event_loop_runs(spark: SparkSession, hub: Hub) -> None:
+    """As in a notebook."""
+    import asyncio
+
+    await asyncio.to_thread(hub.write)
+    assert read(spark, STREAM, store=hub.root).count() == 10 * len(EDGES)

@@ -1,0 +1,129 @@
+"""``format("weft")`` in batch reads: every record once, wherever it is stored, and errors that say what to do."""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC, datetime
+
+import pytest
+from pyspark.errors import PySparkException
+from pyspark.sql import SparkSession
+from pyspark.sql import functions as F
+
+from tests.spark_sinks.conftest import EDGES, START, STREAM, Hub, records
+
+pytestmark = pytest.mark.spark
+
+
+@pytest.mark.parametrize(("tiered", "more"), [(0, 5), (5, 0), (3, 3)], ids=["tail only", "table only", "both"])
+def test_every_record_once(spark: SparkSession, hub: Hub, tiered: int, more: int) -> None:
+    hub.write(tiered)
+    if tiered:
+        assert hub.tier() == tiered * 10 * len(EDGES)
+    hub.write(more)
+    frame = hub.load(spark)
+    assert records(frame) == hub.expected()
+    per_shard = frame.groupBy("_shard").agg(
+        F.min("_offset"), F.max("_offset"), F.countDistinct("_offset"), F.count("*")
+    )
+    for _, first, last, distinct, count in per_shard.collect():
+        assert (first, last + 1) == (0, count)
+        assert distinct == count
+
+
+def test_a_row_is_the_same_from_the_log_and_from_the_table(spark: SparkSession, hub: Hub) -> None:
+    hub.write(2)
+    before = hub.load(spark).orderBy("_shard", "_offset").collect()
+    hub.tier()
+    after = hub.load(spark).orderBy("_shard", "_offset").collect()
+    assert after == before
+    first = next(row for row in before if row._edge == "press-1" and row._seq == 0)
+    assert (first.line, first.machine, first._key) == ("press", "m0", "plant/press/m0/telemetry")
+    assert (first._log, first._clock, first._resent, first._headers) == ("0000000000000001", "synced", False, None)
+    # PySpark hands out naive local times; the machine's zone must not matter here.
+    assert first._time.astimezone(UTC) == datetime.fromtimestamp(START // 10**9, UTC)
+
+
+def test_a_range_of_offsets_across_the_tables_end(spark: SparkSession, hub: Hub) -> None:
+    hub.write(2)
+    hub.tier()
+    hub.write(2)
+    ends = hub.heads()
+    starting = {shard: min(3, end) for shard, end in ends.items()}
+    ending = {shard: max(starting[shard], end - 4) for shard, end in ends.items()}
+    frame = hub.load(spark, starting=json.dumps(starting), ending=json.dumps(ending))
+    found = sorted((row._shard, row._offset) for row in frame.select("_shard", "_offset").collect())
+    assert found == [(int(shard), at) for shard in sorted(ends) for at in range(starting[shard], ending[shard])]
+
+
+@pytest.mark.parametrize("tiered", [False, True], ids=["from the log", "from the table"])
+def test_a_time_as_start_and_end_leaves_out_no_record_between_them(spark: SparkSession, hub: Hub, tiered: bool) -> None:
+    for _ in range(6):
+        hub.write()
+        if tiered:
+            hub.tier()
+    since = datetime.fromtimestamp(START // 10**9 + 2, UTC).isoformat()
+    until = datetime.fromtimestamp(START // 10**9 + 4, UTC).isoformat()
+    assert records(hub.load(spark, starting=since, ending=until)) == hub.expected(range(2, 4))
+
+
+def test_edges_and_keys_select(spark: SparkSession, hub: Hub) -> None:
+    hub.write()
+    hub.tier()
+    hub.write()
+    some = hub.load(spark, edges="press-1, paint-1")
+    assert records(some) == [row for row in hub.expected() if row[0] in {"press-1", "paint-1"}]
+    by_filter = hub.load(spark, keys="plant/paint/+/telemetry")
+    assert records(by_filter) == [row for row in hub.expected() if row[0] == "paint-1"]
+    by_key = hub.load(spark, keys='["plant/paint/m1/telemetry"]')
+    assert records(by_key) == [row for row in hub.expected() if row[0] == "paint-1" and row[1] % 2]
+
+
+def test_columns_by_option_and_by_schema(spark: SparkSession, hub: Hub) -> None:
+    hub.write()
+    hub.tier()
+    hub.write()
+    by_option = hub.load(spark, columns="payload,_seq")
+    assert by_option.columns == ["payload", "_seq"]
+    assert by_option.count() == 2 * 10 * len(EDGES)
+    reader = spark.read.format("weft").option("store", hub.root).option("stream", STREAM)
+    by_schema = reader.schema("_seq long, machine string").load()
+    found = sorted((row._seq, row.machine) for row in by_schema.collect())
+    assert found == sorted((row[1], f"m{row[1] % 2}") for row in hub.expected())
+    # The keys are needed to select by, though nobody asked to see them.
+    assert hub.load(spark, columns="_seq", keys="plant/paint/#").count() == 20
+
+
+def test_sql_finds_the_source_without_registration(spark: SparkSession, hub: Hub) -> None:
+    hub.write()
+    spark.sql(f"create or replace temporary view v using weft options (store '{hub.root}', stream '{STREAM}')")
+    assert spark.sql("select count(distinct _edge, _seq) from v where machine = 'm0'").collect()[0][0] == 20
+
+
+def test_a_filtered_query_does_not_change_later_ones(spark: SparkSession, hub: Hub) -> None:
+    """What goes wrong, silently, in a source that lets Spark push filters down."""
+    hub.write()
+    frame = hub.load(spark)
+    assert frame.where("_edge = 'press-1'").count() == 10
+    assert frame.count() == 10 * len(EDGES)
+
+
+def test_a_dataframe_is_a_snapshot_and_a_new_load_sees_more(spark: SparkSession, hub: Hub) -> None:
+    hub.write()
+    frame = hub.load(spark)
+    assert frame.count() == 10 * len(EDGES)
+    hub.write()
+    hub.tier()
+    assert frame.count() == 10 * len(EDGES)
+    assert hub.load(spark).count() == 20 * len(EDGES)
+
+
+def test_errors_reach_the_person(spark: SparkSession, hub: Hub) -> None:
+    hub.write()
+    with pytest.raises(
+        PySparkException, match="the store has no stream 'telemetri' of tenant 'default'; it has telemetry"
+    ):
+        hub.load(spark, stream="telemetri")
+    reader = spark.read.format("weft").option("store", hub.root).option("stream", STREAM)
+    with pytest.raises(PySparkException, match="column payload has the type binary, not string"):
+        reader.schema("payload string").load().count()
