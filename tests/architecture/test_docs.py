@@ -1,0 +1,32 @@
+"""What the documentation says is what the code does: generated pages are current, packaged files are there."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from config.metrics import EDGE_METRICS, HUB_METRICS
+from docs.generate import REFERENCE, pages
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.mark.parametrize("name", ["settings.md", "metrics.md", "cli.md"])
+def test_generated_pages_are_current(name: str) -> None:
+    assert (REFERENCE / name).read_text() == pages()[name], "run: ./run docs"
+
+
+def test_metric_names_follow_the_conventions() -> None:
+    names = [metric.name for metric in (*EDGE_METRICS, *HUB_METRICS)]
+    assert len(names) == len(set(names))
+    for metric in (*EDGE_METRICS, *HUB_METRICS):
+        assert metric.name.startswith(("weft_edge_", "weft_hub_"))
+        assert metric.name.endswith("_total") == (metric.kind == "counter")
+
+
+def test_every_package_is_marked_as_typed() -> None:
+    packages = [
+        path.parent for path in ROOT.glob("*/__init__.py") if path.parent.name not in ("tests", "bench", "docs")
+    ]
+    assert [package.name for package in packages if not (package / "py.typed").exists()] == []

@@ -1,0 +1,145 @@
+"""The import table of the architecture: who may know whom, which library may be used where, who may touch the disk."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+FOUNDATION = {"protocols", "config"}
+ALLOWED: dict[str, set[str]] = {
+    "protocols": set(),
+    "config": set(),
+    "storage": FOUNDATION,
+    "replication": FOUNDATION,
+    "edge_node": {*FOUNDATION, "storage", "replication"},
+    "cloud_hub": {*FOUNDATION, "storage", "replication"},
+    "spark_sinks": {*FOUNDATION, "storage"},
+    "pyspark_weft": {"spark_sinks"},
+    "weft": {*FOUNDATION, "storage", "replication", "edge_node", "cloud_hub", "spark_sinks"},
+}
+"""Package -> packages of ours that it may import, also inside functions."""
+
+THIRD_PARTIES: dict[str, tuple[str, ...]] = {
+    "obstore": ("storage/object_store/",),
+    "deltalake": ("cloud_hub/tables/", "cloud_hub/audit", "spark_sinks/"),
+    "pyspark": ("spark_sinks/", "pyspark_weft/", "weft/demo/"),
+    "aiohttp": ("edge_node/", "cloud_hub/", "replication/runner"),
+    "click": ("weft/",),
+    "rich": ("weft/",),
+    "yaml": ("config/", "cloud_hub/tokens.py"),
+    "ctypes": ("edge_node/clock.py",),
+}
+"""Library -> where it may be imported."""
+
+LIGHT = ("protocols/", "config/", "replication/", "edge_node/", "storage/segment_log/", "storage/filesystem.py")
+HEAVY = {"pyarrow", "numpy", "pandas", "deltalake", "obstore", "pyspark", "py4j"}
+
+INPUT_AND_OUTPUT = {
+    "asyncio", "fcntl", "http", "io", "os", "pathlib", "random", "secrets", "selectors", "shutil", "signal", "socket",
+    "socketserver", "ssl", "subprocess", "tempfile", "threading", "time", "urllib", "uvloop", "datetime", "logging",
+}  # fmt: skip
+"""What a package of pure functions and state machines has no use for."""
+
+FILE_CALLS = {
+    "fdopen", "fsync", "fdatasync", "link", "mkdir", "makedirs", "open", "pread", "pwrite", "read", "remove",
+    "rename", "renames", "replace", "rmdir", "scandir", "listdir", "stat", "statvfs", "truncate", "unlink", "write",
+}  # fmt: skip
+
+
+class Import(NamedTuple):
+    module: str
+    line: int
+
+    @property
+    def top(self) -> str:
+        return self.module.partition(".")[0]
+
+
+def sources(*folders: str) -> list[Path]:
+    return sorted(path for folder in folders for path in (ROOT / folder).rglob("*.py"))
+
+
+def imports(path: Path) -> Iterator[Import]:
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                yield Import(alias.name, node.lineno)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}:{node.lineno}: imports are absolute"
+            yield Import(node.module or "", node.lineno)
+
+
+def place(path: Path) -> str:
+    return path.relative_to(ROOT).as_posix()
+
+
+@pytest.mark.parametrize("package", ALLOWED)
+def test_packages_know_only_whom_they_may(package: str) -> None:
+    found = [
+        f"{place(path)}:{each.line}: {package} may not import {each.top}"
+        for path in sources(package)
+        for each in imports(path)
+        if each.top in ALLOWED and each.top != package and each.top not in ALLOWED[package]
+    ]
+    assert found == []
+
+
+def test_every_package_is_in_the_table() -> None:
+    packages = {path.parent.name for path in ROOT.glob("*/__init__.py")} - {"tests", "bench"}
+    assert packages == set(ALLOWED)
+
+
+@pytest.mark.parametrize("library", THIRD_PARTIES)
+def test_libraries_are_used_only_in_their_places(library: str) -> None:
+    found = [
+        f"{place(path)}:{each.line}: {library} belongs in {', '.join(THIRD_PARTIES[library])}"
+        for path in sources(*ALLOWED)
+        for each in imports(path)
+        if each.top == library and not place(path).startswith(THIRD_PARTIES[library])
+    ]
+    assert found == []
+
+
+def test_what_an_edge_runs_imports_nothing_heavy() -> None:
+    found = [
+        f"{place(path)}:{each.line}: {each.module}"
+        for path in sources(*ALLOWED)
+        for each in imports(path)
+        if place(path).startswith(LIGHT) and each.top in HEAVY
+    ]
+    assert found == []
+
+
+def test_protocols_have_no_input_output_clock_or_randomness() -> None:
+    found = [
+        f"{place(path)}:{each.line}: {each.module}"
+        for path in sources("protocols")
+        for each in imports(path)
+        if each.top in INPUT_AND_OUTPUT
+    ]
+    assert found == []
+
+
+def test_the_file_system_has_one_door() -> None:
+    found = [
+        f"{place(path)}:{node.lineno}: {ast.unparse(node.func)}"
+        for path in sources("storage")
+        if place(path) != "storage/filesystem.py"
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Call) and is_file_call(node.func)
+    ]
+    assert found == []
+
+
+def is_file_call(function: ast.expr) -> bool:
+    if isinstance(function, ast.Name):
+        return function.id == "open"
+    is_of_os = (
+        isinstance(function, ast.Attribute) and isinstance(function.value, ast.Name) and function.value.id == "os"
+    )
+    return is_of_os and isinstance(function, ast.Attribute) and function.attr in FILE_CALLS

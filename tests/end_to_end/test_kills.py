@@ -1,0 +1,133 @@
+"""SIGKILL an edge and the hub at random moments under QoS 1 load, then count every message in log and table."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import subprocess
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from cloud_hub.audit import audit
+from storage.object_store import open_store
+from storage.table_names import table_key
+from weft.demo.fabric import Edge, Hub, Service
+
+pytestmark = pytest.mark.processes
+STREAM = "load"
+DRAIN_TIMEOUT_S = 120.0
+LOAD_TIMEOUT_S = 60.0
+
+
+class Load:
+    """The device process."""
+
+    def __init__(self, port: int) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "tests.end_to_end.load", "--port", str(port)], stdout=subprocess.PIPE, text=True
+        )
+
+    def finish(self) -> dict[str, int]:
+        """Stop publishing, wait for the last acks, and return the messages acked to each device."""
+        self._process.terminate()
+        output, _ = self._process.communicate(timeout=LOAD_TIMEOUT_S)
+        counts: dict[str, int] = json.loads(output)
+        return counts
+
+    def kill(self) -> None:
+        self._process.kill()
+        self._process.wait()
+
+
+def make_edge(directory: Path, hub: Hub) -> Edge:
+    edge = Edge(directory, "edge", hub.port)
+    text = (
+        edge.config_path.read_text()
+        .replace("telemetry:", f"{STREAM}:")
+        .replace("sensors/{device}/telemetry", "load/{device}/count")
+    )
+    edge.config_path.write_text(text)
+    return edge
+
+
+def wait_until_drained(edge: Edge, hub: Hub) -> int:
+    """Wait until the table has a row for every record of the edge's log; the number of rows."""
+    expected = edge.status()["streams"][STREAM]["durable_end"]
+    deadline = time.monotonic() + DRAIN_TIMEOUT_S
+    while time.monotonic() < deadline:
+        if hub.table_rows() == expected:
+            return int(expected)
+        time.sleep(0.1)
+    raise AssertionError(f"not drained: {expected} records expected; {hub.status()}; {edge.status()}")
+
+
+def check_every_message(store_path: str, acked: dict[str, int]) -> Counter[str]:
+    """Each device's numbers are all there, and every copy but one is flagged as sent again."""
+    from deltalake import DeltaTable
+
+    rows = DeltaTable(f"{store_path}/{table_key('default', STREAM)}").to_pyarrow_table(
+        columns=["device", "payload", "_resent"]
+    )
+    found: dict[str, Counter[int]] = {}
+    unflagged: Counter[tuple[str, int]] = Counter()
+    for device, payload, resent in zip(*(column.to_pylist() for column in rows.columns), strict=True):
+        found.setdefault(device, Counter())[int(payload)] += 1
+        if not resent:
+            unflagged[device, int(payload)] += 1
+    for device, count in acked.items():
+        assert sorted(found[device]) == list(range(count)), f"{device}: acked messages are missing"
+    assert max(unflagged.values()) == 1, "a message is there twice without the flag"
+    copies = sum(sum(numbers.values()) - len(numbers) for numbers in found.values())
+    return Counter(messages=sum(acked.values()), rows=rows.num_rows, copies=copies)
+
+
+def run_kills(directory: Path, kills: int, seed: int) -> Counter[str]:
+    """``kills`` SIGKILLs of the edge and as many of the hub under load; what was counted afterwards."""
+    chance = random.Random(seed)
+    hub = Hub(directory)
+    edge = make_edge(directory, hub)
+    load = None
+    try:
+        hub.start()
+        edge.start()
+        load = Load(edge.mqtt_port)
+        victims: list[Service] = [edge, hub] * kills
+        chance.shuffle(victims)
+        for victim in victims:
+            time.sleep(chance.uniform(0.0, 0.8))  # the random moment is the test
+            victim.kill()
+            victim.start()
+        acked = load.finish()
+        wait_until_drained(edge, hub)
+    finally:
+        if load is not None:
+            load.kill()
+        edge.stop()
+        hub.stop()
+    report = asyncio.run(audit(open_store(hub.store), "default", STREAM))
+    assert report.agrees, report.problems
+    assert report.total("log_doubled") == report.total("table_doubled") == report.total("holes") == 0
+    assert not any(lane.gaps for lane in report.lanes)
+    counted = check_every_message(hub.store, acked)
+    assert counted["rows"] == report.total("table_records") == report.total("records")
+    assert counted["copies"] <= report.total("resent")
+    return counted
+
+
+@pytest.mark.timeout(180)
+def test_no_acked_message_is_lost_or_doubled_by_kills(tmp_path: Path) -> None:
+    counted = run_kills(tmp_path, kills=6, seed=20261120)
+    assert counted["messages"] > 1000
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1500)
+def test_a_hundred_kills_of_edge_and_hub(tmp_path: Path) -> None:
+    counted = run_kills(tmp_path, kills=100, seed=1)
+    print(f"200 kills: {dict(counted)}")
+    assert counted["messages"] > 20_000

@@ -1,0 +1,90 @@
+"""Real `weft ... run` processes for tests: started, asked, killed."""
+
+from __future__ import annotations
+
+import json
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import paho.mqtt.client as paho
+from paho.mqtt.enums import CallbackAPIVersion
+
+READY_S_MAX = 20.0
+STOP_S_MAX = 10.0
+POLL_INTERVAL_S = 0.02
+
+
+class Node:
+    """One process. ``ready`` is the line it printed once it served."""
+
+    def __init__(self, kind: str, config: Path) -> None:
+        started = time.perf_counter()
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "weft", kind, "run", str(config)], stdout=subprocess.PIPE, text=True
+        )
+        assert self.process.stdout is not None
+        self.ready = self.process.stdout.readline()
+        self.start_s = time.perf_counter() - started
+        assert "ready" in self.ready, f"{kind} did not start: {self.ready!r}"
+
+    @property
+    def url(self) -> str:
+        """Of the status page or the hub, with a slash at the end."""
+        return "http" + self.ready.strip().rpartition("http")[2].rstrip("/") + "/"
+
+    @property
+    def mqtt_port(self) -> int:
+        return int(self.ready.partition("MQTT at 127.0.0.1:")[2].partition(",")[0])
+
+    def text(self, path: str) -> str:
+        with urllib.request.urlopen(self.url + path, timeout=10) as answer:
+            body: str = answer.read().decode()
+            return body
+
+    def json(self, path: str) -> Any:
+        return json.loads(self.text(path))
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.wait()
+
+    def stop(self) -> int:
+        """SIGTERM; the exit status."""
+        self.process.send_signal(signal.SIGTERM)
+        return self.process.wait(STOP_S_MAX)
+
+
+def publish(port: int, topic: str, payloads: list[str]) -> None:
+    """Publish at QoS 1 and wait until every message is acknowledged."""
+    client = paho.Client(CallbackAPIVersion.VERSION2)
+    client.connect("127.0.0.1", port)
+    client.loop_start()
+    try:
+        for sent in [client.publish(topic, payload, qos=1) for payload in payloads]:
+            sent.wait_for_publish(20)
+            assert sent.is_published()
+    finally:
+        client.disconnect()
+        client.loop_stop()
+
+
+def wait_until(condition: Callable[[], object], seconds_max: float = 20.0) -> None:
+    """Poll another process: there is no event to wait for across processes."""
+    deadline = time.monotonic() + seconds_max
+    while not condition():
+        assert time.monotonic() < deadline, "it did not happen in time"
+        time.sleep(POLL_INTERVAL_S)
+
+
+def free_port() -> int:
+    """A TCP port on loopback that nobody listens on now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])

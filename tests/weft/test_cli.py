@@ -1,0 +1,88 @@
+"""The command line: what scripts rely on (exit status, JSON, no tracebacks) and what people read."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+CONFIG = "node: press-shop-7\ndata_dir: data\nstreams: {telemetry: {from: 'plant/{line}/telemetry'}}\n"
+
+
+def weft(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "weft", *arguments],
+        check=False,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        env={**os.environ, **environment},
+    )
+
+
+@pytest.fixture
+def edge_yaml(tmp_path: Path) -> Path:
+    path = tmp_path / "edge.yaml"
+    path.write_text(CONFIG)
+    return path
+
+
+def test_version_and_help() -> None:
+    assert weft("--version").stdout.startswith("weft ")
+    text = weft("--help").stdout
+    for command in ("edge", "hub", "config", "log", "token", "audit", "demo"):
+        assert f"\n  {command} " in text
+
+
+def test_a_good_configuration(edge_yaml: Path) -> None:
+    assert "is good: node press-shop-7" in weft("edge", "check", str(edge_yaml)).stdout
+    facts = json.loads(weft("edge", "check", str(edge_yaml), "--json").stdout)
+    assert facts["streams"] == {"telemetry": ["plant/{line}/telemetry"]}
+    assert not (edge_yaml.parent / "data").exists(), "a check makes nothing"
+
+
+def test_a_wrong_configuration_is_exit_status_2_and_one_line_per_error(edge_yaml: Path) -> None:
+    edge_yaml.write_text("node: a\ndata_dir: data\nstreams:\n  telemetry:\n    from: 3\ncommit_interval: 10 sec\n")
+    done = weft("edge", "check", str(edge_yaml))
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert [line.removeprefix(str(edge_yaml)) for line in done.stderr.removeprefix("weft: ").splitlines()] == [
+        ':5: streams.telemetry.from: expected an MQTT filter such as "plant/{line}/#", got 3',
+        ':6: commit_interval: expected a duration such as 250ms, 10s or 1h30m, got "10 sec"',
+    ]
+
+
+@pytest.mark.parametrize("arguments", [("edge", "fly"), ("edge", "check"), ("nothing",), ("config", "schema", "moon")])
+def test_wrong_usage_is_exit_status_2(arguments: tuple[str, ...]) -> None:
+    done = weft(*arguments)
+    assert done.returncode == 2
+    assert "Traceback" not in done.stderr
+
+
+def test_a_node_that_is_not_running_is_exit_status_1_and_a_sentence(edge_yaml: Path) -> None:
+    edge_yaml.write_text(CONFIG + "http: {bind: '127.0.0.1:1'}\n")
+    done = weft("edge", "status", str(edge_yaml))
+    assert done.returncode == 1
+    assert "does not answer" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("kind", ["edge", "hub"])
+def test_schemas_are_printed(kind: str) -> None:
+    assert json.loads(weft("config", "schema", kind).stdout)["$defs"]
+
+
+def test_the_command_line_of_an_edge_loads_nothing_heavy(edge_yaml: Path) -> None:
+    code = (
+        "import sys\nfrom weft.cli import main\n"
+        "try: main(['edge', 'check', sys.argv[1]])\n"
+        "except SystemExit as end: assert end.code == 0\n"
+        "print([m for m in ('pyarrow', 'numpy', 'deltalake', 'obstore', 'pyspark', 'pandas') if m in sys.modules])"
+    )
+    command = [sys.executable, "-c", code, str(edge_yaml)]
+    done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=60)
+    assert done.stdout.splitlines()[-1] == "[]", done.stderr

@@ -1,0 +1,124 @@
+"""An edge and a hub as real processes: what a device was told is safe arrives, through kills, under tokens."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from tests.weft.processes import Node, free_port, publish, wait_until
+from weft.cli import cli
+
+pytestmark = pytest.mark.processes
+
+Start = Callable[[str, Path], Node]
+TOPIC = "plant/a/b/telemetry"
+
+EDGE = """\
+node: press-shop-7
+data_dir: data
+listeners: {{mqtt: {{bind: "127.0.0.1:0"}}}}
+http: {{bind: "127.0.0.1:0"}}
+disk: {{budget: 64MiB, segment: 4MiB}}
+streams: {{telemetry: {{from: "plant/{{line}}/{{machine}}/telemetry"}}}}
+links: {{cloud: {{to: "http://127.0.0.1:{port}", retry_min: 50ms, retry_max: 200ms{token}}}}}
+"""
+HUB = "listen: 127.0.0.1:{port}\nstore: store\nshards: 2\ncommit_interval: 20ms\ntables: null\n"
+
+
+@pytest.fixture
+def configs(tmp_path: Path) -> tuple[Path, Path]:
+    port = free_port()
+    edge, hub = tmp_path / "edge.yaml", tmp_path / "hub.yaml"
+    edge.write_text(EDGE.format(port=port, token=""))
+    hub.write_text(HUB.format(port=port))
+    return edge, hub
+
+
+def records(hub: Node) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = hub.json("v1/streams/telemetry/records?limit=10000")["records"]
+    return found
+
+
+def stored(hub: Node) -> int:
+    return sum(stream["records"] for stream in hub.json("v1/streams")["streams"])
+
+
+def test_acknowledged_messages_reach_the_hub_once_though_both_are_killed(
+    start: Start, configs: tuple[Path, Path]
+) -> None:
+    edge_yaml, hub_yaml = configs
+    hub, edge = start("hub", hub_yaml), start("edge", edge_yaml)
+    publish(edge.mqtt_port, TOPIC, [f"first {i}" for i in range(100)])
+    wait_until(lambda: stored(hub) == 100)
+    hub.kill()
+    publish(edge.mqtt_port, TOPIC, [f"second {i}" for i in range(100)])
+    edge.kill()
+    hub, edge = start("hub", hub_yaml), start("edge", edge_yaml)
+    publish(edge.mqtt_port, TOPIC, [f"third {i}" for i in range(100)])
+    wait_until(lambda: stored(hub) >= 300)
+    expected = [f"{word} {i}" for word in ("first", "second", "third") for i in range(100)]
+    assert [record["payload"] for record in records(hub)] == expected
+    assert [record["seq"] for record in records(hub)] == list(range(300))
+    wait_until(lambda: edge.json("status")["links"]["cloud"]["pending_records"] == 0)
+    assert edge.stop() == 0
+    assert hub.stop() == 0
+
+
+def test_a_hub_with_tokens_takes_the_edge_that_has_one(start: Start, configs: tuple[Path, Path]) -> None:
+    edge_yaml, hub_yaml = configs
+    folder = edge_yaml.parent
+    tokens = folder / "tokens"
+    hub_yaml.write_text(hub_yaml.read_text() + "tokens_file: tokens\n")
+    arguments = ["token", "create", "shop", "--file", str(tokens), "--scope", "edge", "--edge", "press-shop-7"]
+    (folder / "token").write_text(CliRunner().invoke(cli, arguments, catch_exceptions=False).output)
+    hub, edge = start("hub", hub_yaml), start("edge", edge_yaml)
+    wait_until(lambda: edge.json("status")["links"]["cloud"]["state"] == "refused")
+    assert "does not accept the token" in edge.json("status")["links"]["cloud"]["last_error"]
+    assert edge.stop() == 0
+
+    edge_yaml.write_text(EDGE.format(port=hub.url.strip("/").rpartition(":")[2], token=", token_file: token"))
+    edge = start("edge", edge_yaml)
+    wait_until(lambda: edge.json("status")["links"]["cloud"]["state"] == "connected")
+
+
+def test_status_commands_show_running_nodes(start: Start, configs: tuple[Path, Path]) -> None:
+    edge_yaml, hub_yaml = configs
+    edge_yaml.write_text(
+        edge_yaml.read_text().replace('http: {bind: "127.0.0.1:0"}', f"http: {{bind: 127.0.0.1:{free_port()}}}")
+    )
+    start("hub", hub_yaml)
+    edge = start("edge", edge_yaml)
+    publish(edge.mqtt_port, TOPIC, ["hello"])
+    wait_until(lambda: edge.json("status")["links"]["cloud"]["records_acked"] == 1)
+    wait_until(lambda: edge.json("status")["links"]["cloud"]["pending_records"] == 0)
+    shown = CliRunner().invoke(cli, ["edge", "status", str(edge_yaml)], catch_exceptions=False).output
+    assert "default/press-shop-7" in shown
+    assert "cloud\tconnected\t0" in shown
+    shown = CliRunner().invoke(cli, ["hub", "status", str(hub_yaml)], catch_exceptions=False).output
+    assert "default/press-shop-7" in shown
+
+
+def test_the_audit_agrees_once_the_table_has_everything(start: Start, configs: tuple[Path, Path]) -> None:
+    edge_yaml, hub_yaml = configs
+    hub_yaml.write_text(hub_yaml.read_text().replace("tables: null", "tables: {interval: 100ms}"))
+    store = str(edge_yaml.parent / "store")
+    hub, edge = start("hub", hub_yaml), start("edge", edge_yaml)
+    publish(edge.mqtt_port, TOPIC, [f"message {i}" for i in range(100)])
+    wait_until(lambda: sum(table["rows_moved"] for table in hub.json("v1/status")["tables"]) == 100)
+    done = CliRunner().invoke(cli, ["audit", "telemetry", "--store", store, "--json"], catch_exceptions=False)
+    (lane,) = json.loads(done.output)["lanes"]
+    assert (lane["edge"], lane["records"], lane["table_records"], lane["waiting"]) == ("press-shop-7", 100, 100, 0)
+    assert audit_exit_status("telemetry", store) == 0
+    assert audit_exit_status("misspelt", store) == 1
+
+
+def audit_exit_status(stream: str, store: str) -> int:
+    done = subprocess.run([sys.executable, "-m", "weft", "audit", stream, "--store", store], check=False, timeout=60)
+    return done.returncode

@@ -1,0 +1,91 @@
+"""`weft log dump`: what is on an edge's disk, told without changing it."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from edge_node.clock import clock_reader, wall_clock
+from storage.segment_log import LogSettings, SegmentLog
+from weft.cli import cli
+from weft.output import Failed
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> Iterator[SegmentLog]:
+    log = SegmentLog.open(
+        str(tmp_path / "data"),
+        LogSettings(segment_bytes=1 << 16, budget_bytes=1 << 20),
+        wall_clock=wall_clock,
+        clock_reading=clock_reader(),
+        random_bits=random.Random(1).getrandbits,
+        post=lambda callback: callback(),
+        start_writer=False,
+    )
+    yield log
+    log.close()
+
+
+def append(log: SegmentLog, *payloads: bytes) -> None:
+    log.append(log.stream("telemetry"), 7, [b"plant/a"] * len(payloads), list(payloads))
+    log.committer.run_once()
+
+
+def dump(path: Path, *options: str) -> tuple[int, list[dict[str, Any]]]:
+    done = CliRunner().invoke(cli, ["log", "dump", str(path), "--json", *options], standalone_mode=False)
+    assert done.exception is None, done.exception
+    return done.return_value, [json.loads(line) for line in done.output.splitlines()]
+
+
+def test_batches_and_records_of_a_running_log(log: SegmentLog, tmp_path: Path) -> None:
+    append(log, b"one", b"two")
+    status, lines = dump(tmp_path / "data", "--records")
+    assert status == 0
+    assert lines[0]["log_id"] == f"{log.log_id:016x}"
+    (batch,) = [line for line in lines if line.get("kind") == "batch"]
+    assert (batch["first"], batch["end"], batch["first_time"]) == (0, 2, 7)
+    records = [line for line in lines if line.get("kind") == "record"]
+    assert [(each["seq"], each["key"], each["payload"]) for each in records] == [
+        (0, "plant/a", "one"),
+        (1, "plant/a", "two"),
+    ]
+
+
+def test_a_sealed_segment_ends_with_its_footer(log: SegmentLog, tmp_path: Path) -> None:
+    append(log, b"one")
+    log.close()
+    (file,) = (tmp_path / "data").glob("*.seg")
+    status, lines = dump(file)
+    assert status == 0
+    assert lines[-1]["kind"] == "footer"
+    assert lines[-1]["value"]["streams"] == {"1": "telemetry"}
+
+
+def test_damage_is_named_and_is_exit_status_1(log: SegmentLog, tmp_path: Path) -> None:
+    append(log, b"one")
+    log.close()
+    (file,) = (tmp_path / "data").glob("*.seg")
+    data = bytearray(file.read_bytes())
+    data[data.index(b"one")] ^= 1
+    file.write_bytes(data)
+    status, lines = dump(file)
+    assert status == 1
+    assert "checksum" in lines[-1]["error"]
+
+
+def test_text_for_people_is_one_line_per_entry(log: SegmentLog, tmp_path: Path) -> None:
+    append(log, b"one")
+    text = CliRunner().invoke(cli, ["log", "dump", str(tmp_path / "data"), "--records"], standalone_mode=False).output
+    assert "payload='one'" in text
+
+
+def test_a_folder_without_a_log_is_refused(tmp_path: Path) -> None:
+    done = CliRunner().invoke(cli, ["log", "dump", str(tmp_path)], standalone_mode=False)
+    assert isinstance(done.exception, Failed)
+    assert "holds no log" in str(done.exception)

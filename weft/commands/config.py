@@ -1,0 +1,22 @@
+"""``weft config``: what may stand in a configuration."""
+
+from __future__ import annotations
+
+import click
+
+from weft.output import print_json
+
+
+@click.group("config")
+def command() -> None:
+    """What may stand in a configuration file."""
+
+
+@command.command()
+@click.argument("kind", type=click.Choice(["edge", "hub"]))
+def schema(kind: str) -> None:
+    """Print the JSON Schema of an edge's or a hub's configuration, for editors."""
+    from config.models import EdgeConfig, HubConfig
+    from config.schema import schema as schema_of
+
+    print_json(schema_of(EdgeConfig if kind == "edge" else HubConfig))

@@ -1,0 +1,14 @@
+"""``weft demo``: the whole fabric on this machine."""
+
+from __future__ import annotations
+
+import click
+
+
+@click.command("demo")
+@click.option("--keep", is_flag=True, help="Leave everything running at the end and say how to look around.")
+def command(keep: bool) -> int:
+    """Run the whole fabric on this machine on real sensor data, with faults, and audit the result."""
+    from weft.demo.run import main
+
+    return main(keep=keep)

@@ -1,0 +1,74 @@
+"""``weft token``: who may use a hub."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import click
+
+from weft.commands.common import json_option
+from weft.output import Refused, print_json, print_table
+
+if TYPE_CHECKING:
+    from cloud_hub.tokens import Identity
+
+file_option = click.option(
+    "--file", "path", required=True, type=click.Path(dir_okay=False), help="The hub's tokens_file; made when missing."
+)
+
+
+@click.group("token")
+def command() -> None:
+    """Who may use a hub.
+
+    The tokens file keeps hashes only. To revoke a token remove its entry. A running hub takes changes up by itself.
+    """
+
+
+@command.command()
+@click.argument("name")
+@file_option
+@click.option("--scope", type=click.Choice(["edge", "reader", "admin"]), required=True, help="What the token opens.")
+@click.option("--edge", help="The edge that may link with it; for the scope edge.")
+@click.option("--tenant", default="default", show_default=True, help="Whose data.")
+@json_option
+def create(name: str, path: str, *, scope: str, edge: str | None, tenant: str, as_json: bool) -> None:
+    """Make a token called NAME and print it. It is shown this once and stored nowhere."""
+    from cloud_hub.tokens import Scope, TokensUnusable, create_token
+
+    try:
+        token = create_token(path, name, Scope(scope), tenant, edge)
+    except TokensUnusable as error:
+        raise Refused(str(error)) from None
+    if as_json:
+        print_json({"name": name, "scope": scope, "tenant": tenant, "edge": edge, "token": token})
+    else:
+        click.echo(token)
+
+
+@command.command("list")
+@file_option
+@json_option
+def list_tokens(path: str, as_json: bool) -> None:
+    """List the tokens by name, without the tokens themselves."""
+    facts = [
+        {"name": each.name, "scope": str(each.scope), "tenant": each.tenant, "edge": each.edge} for each in _read(path)
+    ]
+    if as_json:
+        print_json(facts)
+    else:
+        print_table(
+            ("name", "scope", "tenant", "edge"),
+            [(each["name"], each["scope"], each["tenant"], each["edge"] or "") for each in facts],
+        )
+
+
+def _read(path: str) -> list[Identity]:
+    from cloud_hub.tokens import TokensUnusable, read_tokens
+
+    with open(path, "rb") as file:
+        data = file.read()
+    try:
+        return read_tokens(data, path)
+    except TokensUnusable as error:
+        raise Refused(str(error)) from None

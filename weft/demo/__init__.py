@@ -1,0 +1,1 @@
+"""`weft demo`: the whole fabric on one machine, on real sensor data, with a network cut and a killed edge."""

@@ -1,0 +1,188 @@
+"""The demo's processes: a hub, edge nodes and devices, each a real process with a real configuration file."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+READY_TIMEOUT_S = 20.0
+STOP_TIMEOUT_S = 15.0
+STREAM = "telemetry"
+
+HUB_YAML = """\
+listen: 127.0.0.1:{hub_port}
+store: {directory}/store
+shards: 2
+tables: {{interval: 1s}}
+"""
+
+EDGE_YAML = """\
+node: {name}
+data_dir: {directory}/{name}
+listeners:
+  mqtt: {{bind: 127.0.0.1:{mqtt_port}}}
+http: {{bind: 127.0.0.1:{http_port}}}
+disk: {{budget: 1GiB}}
+streams:
+  telemetry:
+    from: "sensors/{{device}}/telemetry"
+links:
+  cloud:
+    to: http://127.0.0.1:{link_port}
+"""
+
+
+class FabricError(RuntimeError):
+    """A process of the demo did not do what it should; the sentence names its log file."""
+
+
+def free_port() -> int:
+    """A TCP port on loopback that nobody listens on now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def get_json(url: str, timeout_s: float = 5.0) -> Any:
+    """The JSON document at ``url``. Raises ``OSError`` when it is not to be had."""
+    with urllib.request.urlopen(url, timeout=timeout_s) as answer:
+        return json.load(answer)
+
+
+class Service:
+    """A `weft ... run` process that can be killed and started again."""
+
+    def __init__(self, directory: Path, name: str, arguments: list[str], status_url: str) -> None:
+        self.name = name
+        self.log_path = directory / f"{name}.log"
+        self._arguments = arguments
+        self._status_url = status_url
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        """Start the process and wait until it answers.
+
+        Raises:
+            FabricError: it ended, or did not answer within ``READY_TIMEOUT_S``.
+        """
+        with self.log_path.open("ab") as log:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "weft", *self._arguments], stdout=log, stderr=log, start_new_session=True
+            )
+        deadline = time.monotonic() + READY_TIMEOUT_S
+        while time.monotonic() < deadline:
+            try:
+                self.status()
+            except OSError:
+                if self._process.poll() is not None:
+                    raise FabricError(f"{self.name} ended at once; see {self.log_path}") from None
+                time.sleep(0.05)
+            else:
+                return
+        raise FabricError(f"{self.name} did not answer within {READY_TIMEOUT_S:.0f} s; see {self.log_path}")
+
+    def status(self) -> Any:
+        """The process's own status document. Raises ``OSError`` when it does not answer."""
+        return get_json(self._status_url)
+
+    @property
+    def pid(self) -> int:
+        """Process id of the running process."""
+        assert self._process is not None
+        return self._process.pid
+
+    def kill(self) -> None:
+        """SIGKILL: no time to say goodbye."""
+        assert self._process is not None
+        os.kill(self._process.pid, signal.SIGKILL)
+        self._process.wait()
+
+    def stop(self) -> None:
+        """SIGTERM, and SIGKILL when that takes longer than ``STOP_TIMEOUT_S``."""
+        if self._process is None or self._process.poll() is not None:
+            return
+        self._process.terminate()
+        try:
+            self._process.wait(STOP_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            self.kill()
+
+
+class Edge(Service):
+    """An edge node of the demo, with its configuration."""
+
+    def __init__(self, directory: Path, name: str, link_port: int) -> None:
+        self.mqtt_port, self._http_port = free_port(), free_port()
+        self._directory = directory
+        self.config_path = directory / f"{name}.yaml"
+        self.url = f"http://127.0.0.1:{self._http_port}"
+        super().__init__(directory, name, ["edge", "run", str(self.config_path)], f"{self.url}/status")
+        self.point_link_at(link_port)
+
+    def point_link_at(self, link_port: int) -> None:
+        """Write the configuration with the link going to this port; a running process keeps the old one."""
+        text = EDGE_YAML.format(
+            name=self.name,
+            directory=self._directory,
+            mqtt_port=self.mqtt_port,
+            http_port=self._http_port,
+            link_port=link_port,
+        )
+        self.config_path.write_text(text)
+
+
+class Hub(Service):
+    """The demo's hub node, with its configuration."""
+
+    def __init__(self, directory: Path) -> None:
+        self.port = free_port()
+        self.store = str(directory / "store")
+        self.config_path = directory / "hub.yaml"
+        self.config_path.write_text(HUB_YAML.format(hub_port=self.port, directory=directory))
+        self.url = f"http://127.0.0.1:{self.port}"
+        super().__init__(directory, "hub", ["hub", "run", str(self.config_path)], f"{self.url}/v1/status")
+
+    def table_rows(self) -> int:
+        """Records of all streams that are table rows: offsets below the tables' positions."""
+        tables = self.status()["tables"]
+        return sum(shard["table"] for table in tables for shard in table["shards"])
+
+
+class DeviceProcess:
+    """A process of simulated devices that publish to one edge."""
+
+    def __init__(self, directory: Path, edge: Edge, names: list[str], rate: float) -> None:
+        self._output_path = directory / f"{edge.name}-devices.jsonl"
+        self._errors_path = directory / f"{edge.name}-devices.log"
+        arguments = ["--port", str(edge.mqtt_port), "--rate", str(rate), *names]
+        with self._output_path.open("wb") as output, self._errors_path.open("wb") as errors:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "weft.demo.devices", *arguments], stdout=output, stderr=errors
+            )
+
+    def progress(self) -> dict[str, tuple[int, int]]:
+        """Device -> (messages acked, messages in all), as last reported.
+
+        Raises:
+            FabricError: the process died before it was done.
+        """
+        lines = self._output_path.read_text().splitlines()
+        complete = [line for line in lines if line.endswith("}")]
+        last = json.loads(complete[-1]) if complete else {"devices": {}, "done": False}
+        if not last["done"] and self._process.poll() not in (None, 0):
+            raise FabricError(f"the simulated devices died; see {self._errors_path}")
+        return {name: (acked, total) for name, (acked, total) in last["devices"].items()}
+
+    def stop(self) -> None:
+        """End the process."""
+        self._process.terminate()
+        self._process.wait()

@@ -1,0 +1,122 @@
+"""What the demo shows at its end: a Spark result over the stream, and the audit of every message."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+from rich.table import Table
+
+if TYPE_CHECKING:
+    from cloud_hub.audit_report import AuditReport
+
+HOURS_SHOWN = 4
+"""Hours per device in the printed table; the job computes all of them."""
+
+
+@dataclass(frozen=True)
+class MessageCount:
+    """The rows of the stream counted by the message they carry: (device, n)."""
+
+    distinct: int
+    copies: int
+    """Rows beyond the first of the same message: the device sent it again."""
+    unflagged_copies: int
+    """Copies that no DUP flag explains: must be 0."""
+
+
+def _readings(frame: Any) -> Any:
+    """Rows of the stream with the fields that the demo's devices put into their payloads."""
+    from pyspark.sql import functions as f
+
+    payload = f.col("payload").cast("string")
+    return frame.select(
+        "device",
+        "_resent",
+        f.get_json_object(payload, "$.n").cast("long").alias("n"),
+        f.timestamp_seconds(f.get_json_object(payload, "$.ts").cast("double")).alias("measured"),
+        f.get_json_object(payload, "$.data.temp").cast("double").alias("temperature"),
+    )
+
+
+def hourly_statistics(frame: Any) -> list[Any]:
+    """(device, hour, n, lowest, mean, highest temperature) of every device and hour, from one Spark job."""
+    from pyspark.sql import functions as f
+
+    hours = _readings(frame).groupBy("device", f.date_trunc("hour", "measured").alias("hour"))
+    statistics = hours.agg(
+        f.countDistinct("n").alias("n"),
+        f.min("temperature").alias("lowest"),
+        f.avg("temperature").alias("mean"),
+        f.max("temperature").alias("highest"),
+    )
+    return list(statistics.orderBy("device", "hour").collect())
+
+
+def count_messages(frame: Any) -> MessageCount:
+    """Count the stream's rows by message, so that the devices' own count can be held against them."""
+    from pyspark.sql import functions as f
+
+    messages = (
+        _readings(frame)
+        .groupBy("device", "n")
+        .agg((f.count("*") - 1).alias("copies"), f.sum(f.col("_resent").cast("long")).alias("resent"))
+    )
+    row = messages.agg(
+        f.count("*"), f.sum("copies"), f.sum(f.greatest(f.col("copies") - f.col("resent"), f.lit(0)))
+    ).collect()[0]
+    return MessageCount(row[0] or 0, row[1] or 0, row[2] or 0)
+
+
+def show_statistics(console: Console, rows: list[Any]) -> None:
+    """Print the first hours of each device."""
+    table = Table(
+        title=f"Spark: temperature per device and hour ({len(rows)} rows, the first {HOURS_SHOWN} of each device)"
+    )
+    table.add_column("device")
+    table.add_column("hour (UTC)")
+    for name in ("messages", "lowest", "mean", "highest"):
+        table.add_column(name, justify="right")
+    shown: dict[str, int] = {}
+    for row in rows:
+        shown[row.device] = shown.get(row.device, 0) + 1
+        if shown[row.device] <= HOURS_SHOWN:
+            table.add_row(
+                row.device,
+                f"{row.hour:%Y-%m-%d %H:%M}",
+                str(row.n),
+                f"{row.lowest:.1f}",
+                f"{row.mean:.1f}",
+                f"{row.highest:.1f}",
+            )
+    console.print(table)
+
+
+def show_audit(console: Console, acked: int, report: AuditReport, messages: MessageCount) -> bool:
+    """Print the audit and say whether everything agrees."""
+    log, rows = report.total("records"), report.total("table_records")
+    doubled = report.total("log_doubled") + report.total("table_doubled")
+    gaps = sum(sum(lane.gaps.values()) for lane in report.lanes)
+    holes = report.total("holes")
+    checks = [
+        ("messages acked to devices", acked, "as the devices counted them", True),
+        ("distinct messages in the table", messages.distinct, "must equal the above", messages.distinct == acked),
+        ("records in the hub's log", log, "", True),
+        ("rows in the table", rows, "must equal the log", rows == log == messages.distinct + messages.copies),
+        ("doubled by the fabric", doubled, "same lane and seq twice: must be 0", doubled == 0),
+        ("sent again by devices (DUP)", report.total("resent"), "an ack was lost; the row says so", True),
+        ("  of them stored before", messages.copies, "rows beyond one for each message", True),
+        ("  copies without the flag", messages.unflagged_copies, "must be 0", messages.unflagged_copies == 0),
+        ("lost, with a gap notice", gaps, "must be 0 here", gaps == 0),
+        ("holes nobody explained", holes, "must be 0", holes == 0),
+    ]
+    table = Table(title="Audit")
+    table.add_column("what")
+    table.add_column("count", justify="right")
+    table.add_column("")
+    table.add_column("")
+    for what, count, note, good in checks:
+        table.add_row(what, f"{count:,}", note, "[green]ok[/]" if good else "[red]WRONG[/]")
+    console.print(table)
+    return report.agrees and all(good for *_, good in checks)
