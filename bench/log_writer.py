@@ -1,0 +1,90 @@
+"""Chunks written straight into a store, for benchmarks and tests that need a log and no hub."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from crc32c import crc32c
+
+from protocols import batch, chunk
+from protocols.chunk import ChunkFooter, ChunkHeader, LaneUpdate, Mark, StreamSection
+from protocols.shard_state import ShardState, shard_of
+from storage.chunk_log import ShardLog
+from storage.cluster import open_cluster
+from storage.object_store import open_store
+
+
+class Delivery(NamedTuple):
+    """Encoded batches of one edge node that arrive together."""
+
+    edge: str
+    batches: Sequence[bytes]
+    log_id: int = 1
+    topics: Sequence[str] = ()
+
+
+class LogWriter:
+    """Appends chunks as a hub node would, with offsets and lanes that continue."""
+
+    def __init__(self, root: str, *, shards: int = 1, tenant: str = "default", stream: str = "telemetry") -> None:
+        self.root = root
+        self.tenant = tenant
+        self.stream = stream
+        self.store = open_store(root)
+        self.cluster = asyncio.run(open_cluster(self.store, shards))
+        self._states = [ShardState(self.cluster.cluster_id, shard) for shard in range(shards)]
+
+    def write(self, *deliveries: Delivery, received: int) -> dict[int, int]:
+        """Make one chunk per shard that is concerned.
+
+        Args:
+            received: when the hub took them in, ns since 1970.
+
+        Returns:
+            The end of the log per shard.
+        """
+        for shard, state in enumerate(self._states):
+            mine = [d for d in deliveries if shard_of(self.tenant, self.stream, d.edge, self.cluster.shards) == shard]
+            if mine:
+                asyncio.run(self._create(state, mine, received))
+        return {shard: state.next_offset.get((self.tenant, self.stream), 0) for shard, state in enumerate(self._states)}
+
+    async def _create(self, state: ShardState, deliveries: list[Delivery], received: int) -> None:
+        section, data = self._section(state, deliveries, received)
+        lanes = [self._lane(delivery, received) for delivery in deliveries]
+        header = ChunkHeader(self.cluster.cluster_id, state.n + 1, received, state.shard, state.footer_crc, 0)
+        tail, crc = chunk.encode_footer(ChunkFooter([section], lanes))
+        whole = b"".join((chunk.encode_header(header), data, tail))
+        await ShardLog(self.store, self.cluster, state.shard).create(state.n + 1, whole)
+        state.apply(chunk.decode(whole))
+        assert state.footer_crc == crc
+
+    def _section(self, state: ShardState, deliveries: list[Delivery], received: int) -> tuple[StreamSection, bytes]:
+        parts: list[bytes] = []
+        headers = []
+        for lane, delivery in enumerate(deliveries):
+            for data in delivery.batches:
+                headers.append(batch.decode_header(data))
+                parts += (chunk.encode_entry_header(lane, 0, headers[-1].count, len(data), received), data)
+        whole = b"".join(parts)
+        section = StreamSection(
+            self.tenant,
+            self.stream,
+            state.next_offset.get((self.tenant, self.stream), 0),
+            sum(header.count for header in headers),
+            min(header.first_time for header in headers),
+            max(header.last_time for header in headers),
+            chunk.HEADER_BYTES,
+            len(whole),
+            crc32c(whole),
+        )
+        return section, whole
+
+    def _lane(self, delivery: Delivery, received: int) -> LaneUpdate:
+        headers = [batch.decode_header(data) for data in delivery.batches]
+        ranges = [(header.base_seq, header.end_seq) for header in headers]
+        mark = Mark(received, headers[-1].end_seq)
+        topics = list(delivery.topics) or None
+        return LaneUpdate(self.tenant, delivery.edge, delivery.log_id, self.stream, 1, ranges, [], mark, topics)
