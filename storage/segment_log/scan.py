@@ -13,9 +13,9 @@ The one case that cannot be told apart is damage to the very last commit of an u
 A mark names the streams that the commit before it wrote, with their next seq, so that no lost entry can make a
 sequence number be given out twice.
 
-After bad bytes the next entry is found by the length in the bad entry's header if that leads to a sound entry, and
-otherwise by looking for the shape of one; either way it counts only if its checksum, which is seeded with its place in
-the log, is right.
+After bad bytes the next entry is found by the length in the bad entry's header if that leads to a sound entry (so that
+a payload which poses as an entry is stepped over), and otherwise by looking for the shape of one; either way it counts
+only if its checksum, which is seeded with its place in the log, is right.
 """
 
 from __future__ import annotations

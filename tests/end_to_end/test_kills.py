@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 from cloud_hub.audit import audit
+from storage.chunk_log import table_key
 from storage.object_store import open_store
-from storage.table_names import table_key
 from weft.demo.fabric import Edge, Hub, Service
 
 pytestmark = pytest.mark.processes

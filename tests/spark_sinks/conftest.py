@@ -49,11 +49,11 @@ class Hub:
         self.rounds = 0
         self._writer = LogWriter(root, shards=SHARDS, stream=STREAM)
 
-    def write(self, rounds: int = 1) -> None:
+    def write(self, rounds: int = 1, topic: str = TOPIC) -> None:
         """Append rounds; one chunk per shard and round. Round r is taken in r seconds after START."""
         for number in range(self.rounds, self.rounds + rounds):
             deliveries = [
-                Delivery(edge, [encoded(edge, number)], log_id, [TOPIC]) for log_id, edge in enumerate(EDGES, 1)
+                Delivery(edge, [encoded(edge, number)], log_id, [topic]) for log_id, edge in enumerate(EDGES, 1)
             ]
             self._writer.write(*deliveries, received=START + (number + 1) * SECOND)
         self.rounds += rounds

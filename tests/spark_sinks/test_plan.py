@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import pickle
+from datetime import UTC, datetime, timedelta
 
 import pytest
 
@@ -12,7 +13,7 @@ from spark_sinks.options import parse_options
 from spark_sinks.partitions import ChunkPartition, TablePartition, read_partition
 from spark_sinks.positions import Offsets
 from spark_sinks.stream_log import StreamLog
-from spark_sinks.tables import TableSnapshot
+from spark_sinks.tables import TableFile, TableSnapshot
 from storage.rows import row_schema
 from tests.spark_sinks.conftest import SHARDS, STREAM, Hub
 
@@ -88,6 +89,13 @@ def test_a_file_without_statistics_is_read_wherever_it_may_matter(hub: Hub, monk
 
     heads, partitions = asyncio.run(without_statistics())
     assert read_all(partitions) == every_offset(heads)
+
+
+def test_statistics_are_cut_to_milliseconds_and_no_row_is_skipped_for_it() -> None:
+    stated = datetime(2024, 5, 1, 6, 0, 0, 123_000, UTC)
+    file = TableFile("a.parquet", 1, 0, 0, 0, 9, stated, stated)
+    assert file.may_reach(stated + timedelta(microseconds=999))
+    assert not file.may_reach(stated + timedelta(milliseconds=2))
 
 
 def test_a_plan_of_nothing_is_empty(hub: Hub) -> None:

@@ -43,6 +43,21 @@ def test_a_table_step_between_read_and_use_makes_no_double_and_no_hole(spark: Sp
     assert records(frame) == hub.expected(range(4))
 
 
+def test_levels_that_are_named_later_are_null_before(spark: SparkSession, hub: Hub) -> None:
+    hub.write(1, "plant/{line}/+/telemetry")
+    hub.tier()
+    hub.write(1)
+    ours, theirs = read(spark, STREAM, store=hub.root), hub.load(spark)
+    for frame in (ours, theirs):
+        assert frame.where("machine is null").count() == 10 * len(EDGES)
+        assert frame.where("line is null").count() == 0
+        assert records(frame) == hub.expected()
+    assert ours.columns == theirs.columns
+    hub.tier()
+    assert read(spark, STREAM, store=hub.root).where("machine is null").count() == 10 * len(EDGES)
+    assert records(hub.load(spark)) == hub.expected()
+
+
 def test_since_edges_and_columns(spark: SparkSession, hub: Hub) -> None:
     hub.write(3)
     hub.tier()

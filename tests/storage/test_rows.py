@@ -226,6 +226,16 @@ def test_a_pattern_of_another_release_names_no_levels_and_stops_nothing() -> Non
     assert made.column("place").to_pylist() == ["north"]
 
 
+def test_a_clock_is_ahead_only_by_more_than_five_minutes() -> None:
+    received = 1_700_000_000 * SECOND
+    limit = received + 300 * SECOND
+    columns = batch.columns_from_lists(struct.pack("<2q", limit + 999, limit + 1000), [b"k"] * 2, [b""] * 2)
+    data = batch.encode(1, 0, columns, ClockReading(1, 2, ClockState.UNSYNCED))
+    section, section_bytes = make_section([(0, 0, 2, received, data)], 0)
+    (made,) = section_rows(section, section_bytes, LANES, 0, [], topics)
+    assert made.column("_clock").to_pylist() == ["unsynced", "future"]
+
+
 def test_random_cuts_of_one_section_add_up() -> None:
     rng = random.Random(1)
     parts = [(rng.randrange(3), 1, 3, SECOND, plain_batch(5, 10 * i)) for i in range(30)]

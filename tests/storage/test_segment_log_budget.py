@@ -143,3 +143,29 @@ def test_settings_that_cannot_work_are_refused_with_what_to_do() -> None:
         LogSettings(compression_level=40)
     with pytest.raises(ValueError, match="must not be negative"):
         LogSettings(tail_bytes=-1)
+
+
+def test_a_restart_of_a_full_log_stays_within_the_budget(disk: FakeFileSystem) -> None:
+    log = open_log(disk, SETTINGS)
+    stream = log.stream("one")
+    taken = fill(log, stream)
+    for _ in range(5):
+        log.close()
+        log = open_log(disk, SETTINGS)
+        # No more than the names of the streams is written.
+        assert log.stats().bytes_on_disk <= SETTINGS.budget_bytes + 256
+    with pytest.raises(LogFull):
+        log.append(stream, 5, [b"k"], [bytes(3000)])
+    log.release(stream, RangeSet([(0, taken)]))
+    assert fill(log, stream, records=40) == 40
+
+
+def test_nothing_unreleased_is_deleted_even_when_the_disk_fills_up_meanwhile(disk: FakeFileSystem) -> None:
+    log = open_log(disk, SETTINGS)
+    stream = log.stream("one")
+    assert fill(log, stream, records=60) == 60
+    log.append(stream, 5, [b"k"], [random.Random(0).randbytes(3500)])
+    disk.free = 0
+    commit_all(log)
+    disk.free = 1 << 30
+    assert set(read_all(log, stream)) == set(range(61))

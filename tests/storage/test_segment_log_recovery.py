@@ -12,8 +12,10 @@ from hypothesis import strategies as st
 from protocols.segment import (
     HEADER_BYTES,
     EntryKind,
+    GapNotice,
     GapReason,
     SegmentHeader,
+    encode_body,
     encode_entry_header,
     encode_header,
     file_name,
@@ -301,3 +303,88 @@ def test_a_crafted_length_does_not_take_memory_or_time(disk: FakeFileSystem) -> 
     struct.pack_into("<I", disk.content(path), HEADER_BYTES + 4, 0xFFFFFFFF)
     log = open_log(disk, NO_TAIL)
     assert_only_noticed_losses(log, held)
+
+
+def fail_once(disk: FakeFileSystem, call: str, path_part: str = "") -> None:
+    remaining = [1]
+
+    def fail(name: str, path: str) -> OSError | None:
+        if name == call and path_part in path and remaining:
+            remaining.clear()
+            return eio()
+        return None
+
+    disk.fail = fail
+
+
+def test_a_seal_whose_sync_failed_is_made_again(disk: FakeFileSystem) -> None:
+    log = open_log(disk)
+    stream = log.stream("one")
+    put(log, stream, b"a")
+    fail_once(disk, "sync")
+    with pytest.raises(OSError, match="injected"):
+        log.close()
+    disk.kill_process()
+    log = open_log(disk)
+    put(log, stream, b"b")
+    for seed in range(8):
+        log = open_log(disk.power_cut(random.Random(seed)))
+        assert not log.recovery.damaged
+        assert read_all(log, stream) == {0: b"a", 1: b"b"}
+
+
+def test_a_segment_whose_name_is_not_durable_is_not_relied_on(disk: FakeFileSystem) -> None:
+    log = open_log(disk)
+    stream = log.stream("one")
+    put(log, stream, random.Random(1).randbytes(3000))
+    fail_once(disk, "sync_directory")
+    put(log, stream, random.Random(2).randbytes(3000))
+    assert log.stats().failed
+    assert len(segment_paths(disk)) == 2
+    disk.kill_process()
+    log = open_log(disk)
+    put(log, stream, b"acknowledged")
+    for seed in range(8):
+        log = open_log(disk.power_cut(random.Random(seed)))
+        assert b"acknowledged" in read_all(log, stream).values()
+
+
+def test_records_declared_lost_are_gone_from_memory_too(disk: FakeFileSystem) -> None:
+    log = open_log(disk, LogSettings(segment_bytes=4096, budget_bytes=1 << 20, tail_bytes=1200))
+    stream = log.stream("one")
+    for index in range(20):
+        put(log, stream, b"%d" % index)
+    path = segment_paths(disk)[0]
+    batches = [item for item in entries(disk, path) if item.kind is EntryKind.BATCH]
+    for batch in (batches[0], batches[-1]):
+        disk.flip(path, batch.offset + 40)
+    assert log.read_tail(stream, 19, 1000)
+    assert set(read_all(log, stream)) == set(range(1, 19))
+    commit_all(log)
+    assert [(gap.first, gap.end) for gap in log.gaps(stream)] == [(0, 1), (19, 20)]
+    assert log.read(stream, 19, 1000) == []
+    assert put(log, stream, b"20") == 20
+    assert set(read_all(log, stream)) == {*range(1, 19), 20}
+
+
+def test_a_payload_that_poses_as_an_entry_is_never_taken_for_one() -> None:
+    def build(payload: bytes) -> FakeFileSystem:
+        disk = FakeFileSystem()
+        log = open_log(disk)
+        put(log, log.stream("one"), payload)
+        put(log, log.stream("one"), b"next")
+        disk.kill_process()
+        return disk
+
+    placeholder = b"P" * 40
+    path = segment_paths(build(placeholder))[0]
+    at = build(placeholder).content(path).index(placeholder)
+    body = encode_body(GapNotice(1, 0, 1 << 40, GapReason.OPERATOR, 0))
+    crafted = encode_entry_header(at, EntryKind.GAP, body) + body
+    disk = build(crafted.ljust(40, b"P"))
+    assert disk.content(path).index(crafted) == at
+    batch = next(item for item in entries(disk, path) if item.kind is EntryKind.BATCH)
+    disk.flip(path, batch.offset + 30)
+    log = open_log(disk)
+    assert [(gap.first, gap.end, gap.reason) for gap in log.gaps(1)] == [(0, 1, GapReason.CORRUPTION)]
+    assert log.next_seq(1) == 2
