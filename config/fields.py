@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 import os.path
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -56,6 +57,22 @@ def _bind(text: str, _folder: str) -> str:
     return text
 
 
+def _listen(text: str, folder: str) -> str:
+    parsed = units.parse_listen(text)
+    if isinstance(parsed, units.UnixSocket):
+        return str(units.parse_listen(f"unix:{_path(parsed.path, folder)}"))
+    return text
+
+
+def _network(text: str, _folder: str) -> str:
+    try:
+        return str(ipaddress.ip_network(text))
+    except ValueError:
+        raise ValueError(
+            f"expected an address or network such as 192.0.2.7 or 192.0.2.0/28, got {units.quoted(text)}"
+        ) from None
+
+
 def _path(text: str, folder: str) -> str:
     if not text or "\0" in text:
         raise ValueError(f"expected a path, got {units.quoted(text)}")
@@ -106,9 +123,11 @@ UNITS = {
         rf"^(0|{units.SIZE_PATTERN})$",
     ),
     "bind": Unit("host:port such as 127.0.0.1:1883", _bind, str),
+    "listen": Unit("host:port such as 127.0.0.1:1883, or unix:/path", _listen, str),
+    "networks": Unit("an address or network such as 192.0.2.0/28", _network, str),
     "path": Unit("a path", _path, str),
     "store": Unit("a folder or s3://bucket/prefix", _store, str),
     "filters": Unit('an MQTT filter such as "plant/{line}/#"', _filter, str),
     "urls": Unit("a URL such as https://hub.example.com", _url, str),
 }
-"""By the ``x-unit`` of the models. ``filters`` and ``urls`` are lists; one alone may stand for a list of one."""
+"""By the ``x-unit`` of the models. ``filters``, ``urls`` and ``networks`` are lists, for which one alone may stand."""

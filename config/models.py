@@ -24,7 +24,11 @@ Path = Annotated[str, Meta(min_length=1, extra_json_schema={"x-unit": "path"})]
 Store = Annotated[str, Meta(min_length=1, extra_json_schema={"x-unit": "store"})]
 Filters = Annotated[tuple[str, ...], Meta(min_length=1, max_length=256, extra_json_schema={"x-unit": "filters"})]
 Urls = Annotated[tuple[str, ...], Meta(min_length=1, max_length=64, extra_json_schema={"x-unit": "urls"})]
+Listen = Annotated[str, Meta(extra_json_schema={"x-unit": "listen"})]
+"""``host:port`` or ``unix:/path``; ``config.units.parse_listen`` takes it apart."""
+Networks = Annotated[tuple[str, ...], Meta(min_length=1, max_length=64, extra_json_schema={"x-unit": "networks"})]
 Anonymous = Literal["loopback", "allowed_beyond_loopback"]
+MqttAnonymous = Literal["never", "loopback", "allowed_beyond_loopback"]
 
 MiB = 1 << 20
 
@@ -33,25 +37,99 @@ class _Section(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     """What every section has in common: immutable, and unknown keys are errors."""
 
 
+class Tls(_Section, frozen=True, kw_only=True):
+    """TLS of a listener. The files are read again when they change; connections stay."""
+
+    certificate: Annotated[
+        Path, Meta(description="PEM file of the listener's certificate, followed by the chain up to its authority.")
+    ]
+    key: Annotated[
+        Path, Meta(description="PEM file of the certificate's key, not encrypted. Readable by the node's user alone.")
+    ]
+    client_ca: Annotated[
+        Path | None,
+        Meta(
+            description="PEM file of the authorities whose client certificates are taken. The certificate's common "
+            "name is then the user name, and no password is asked for. Without it clients are asked for none."
+        ),
+    ] = None
+    client_certificate: Annotated[
+        Literal["required", "optional"],
+        Meta(description="With `client_ca`: whether clients without a certificate may come in by another way."),
+    ] = "required"
+
+
+class WebSocket(_Section, frozen=True, kw_only=True):
+    """MQTT over WebSocket, for browsers and for networks that let nothing but HTTP through."""
+
+    path: Annotated[str, Meta(description="Path of the URL that clients connect to.")] = "/mqtt"
+    origins: Annotated[
+        tuple[str, ...] | None,
+        Meta(
+            description='Web pages that may connect, such as `https://dash.example.com`; `"*"` lets all. Left out: '
+            "pages of the listener's own host. Clients that are no browsers are not asked."
+        ),
+    ] = None
+
+
+class ProxyProtocol(_Section, frozen=True, kw_only=True):
+    """Connections come from a proxy that says who the client is (PROXY protocol, version 2)."""
+
+    trusted: Annotated[
+        Networks,
+        Meta(
+            description="Address or network, or a list of them, that the proxy connects from: `192.0.2.0/28`. "
+            "Everybody else is refused, and so is a connection that does not begin with a PROXY header."
+        ),
+    ]
+
+
 class MqttListener(_Section, frozen=True, kw_only=True):
-    """Where MQTT 3.1.1 clients connect."""
+    """Where MQTT clients (3.1, 3.1.1 and 5.0) connect. With `tls` it is MQTTS, with `websocket` MQTT over WebSocket."""
 
     bind: Annotated[
-        Bind, Meta(description="Address and port that MQTT clients connect to. Port 0 takes any free port.")
+        Listen,
+        Meta(
+            description="Address and port that MQTT clients connect to, or `unix:` and the path of a unix socket, "
+            "which the file's owner and group may use. Port 0 takes any free port."
+        ),
     ] = "127.0.0.1:1883"
     anonymous: Annotated[
-        Anonymous,
+        MqttAnonymous,
         Meta(
-            description="Whether clients may connect without a name: `loopback` lets only this machine in, "
-            "`allowed_beyond_loopback` says that everyone who reaches the port may publish and read."
+            description="Who may connect without a name: `never` nobody, `loopback` clients on this machine, "
+            "`allowed_beyond_loopback` everyone who reaches the port. Behind a proxy that does not say who the client "
+            "is, everyone seems to be where the proxy is."
         ),
     ] = "loopback"
+    tls: Annotated[Tls | None, Meta(description="TLS; plain TCP without it. Required for `mqtts` and `wss`.")] = None
+    websocket: Annotated[
+        WebSocket | None,
+        Meta(description="WebSocket; without it MQTT itself. Listeners called `ws` or `wss` have it anyway."),
+    ] = None
+    proxy_protocol: Annotated[
+        ProxyProtocol | None, Meta(description="A proxy in front of the listener; without it clients connect directly.")
+    ] = None
 
 
-class Listeners(_Section, frozen=True, kw_only=True):
-    """What devices connect to."""
+class Auth(_Section, frozen=True, kw_only=True):
+    """Who may connect, and what clients may do. The files are read again when they change; connections stay."""
 
-    mqtt: Annotated[MqttListener | None, Meta(description="The MQTT listener; `null` for none.")] = MqttListener()
+    users_file: Annotated[
+        Path | None,
+        Meta(
+            description="File of user names and password hashes that `weft user add` writes. Without it no password "
+            "is right."
+        ),
+    ] = None
+    acl_file: Annotated[
+        Path | None,
+        Meta(
+            description="File of who may read and write which topics, in the format of Mosquitto's: `user`, `topic` "
+            "and `pattern` lines with `read`, `write`, `readwrite` or `deny`. What it does not grant is refused. "
+            "Without it everyone who is let in may do everything."
+        ),
+    ] = None
 
 
 class Http(_Section, frozen=True, kw_only=True):
@@ -62,7 +140,10 @@ class Http(_Section, frozen=True, kw_only=True):
     )
     anonymous: Annotated[
         Anonymous,
-        Meta(description="Who may read the pages (names and counts, no messages): as `listeners.mqtt.anonymous`."),
+        Meta(
+            description="Who may read the pages (names and counts, no messages): `loopback` only this machine, "
+            "`allowed_beyond_loopback` everyone."
+        ),
     ] = "loopback"
 
 
@@ -98,6 +179,13 @@ class Stream(_Section, frozen=True, kw_only=True):
             "match is kept in each of them."
         ),
     ] = field(name="from")
+    resent: Annotated[
+        Literal["flag", "suppress"],
+        Meta(
+            description="What becomes of a message at QoS 1 that a device with a persistent session sends again "
+            "although it is in the log already: `flag` keeps it, marked as sent again, `suppress` acknowledges it only."
+        ),
+    ] = "flag"
 
 
 class Link(_Section, frozen=True, kw_only=True):
@@ -131,16 +219,61 @@ class Link(_Section, frozen=True, kw_only=True):
 class EdgeLimits(_Section, frozen=True, kw_only=True):
     """Bounds on what clients can make the node hold. Past them it slows a client down or refuses."""
 
-    connections: Annotated[Count, Meta(le=100_000, description="Most MQTT connections at a time.")] = 4096
+    connections: Annotated[Count, Meta(le=1_000_000, description="Most MQTT connections at a time.")] = 16_384
+    connections_per_address: Annotated[
+        Annotated[int, Meta(ge=1)] | None,
+        Meta(
+            description="Most MQTT connections of one address (of IPv6: of a /64); without it `connections` is the "
+            "only bound. This machine itself is not held to it."
+        ),
+    ] = None
+    connection_rate: Annotated[
+        Count,
+        Meta(
+            le=100_000,
+            description="New MQTT connections a second from one address. This machine itself is not held to it.",
+        ),
+    ] = 200
+    connection_burst: Annotated[
+        Count,
+        Meta(le=1_000_000, description="MQTT connections that one address may make at once before the rate holds."),
+    ] = 2_000
+    half_open: Annotated[
+        Count,
+        Meta(
+            le=100_000,
+            description="Most connections whose client is not let in yet: TLS handshake, CONNECT or password to come. "
+            "Past it the one that has taken longest is closed.",
+        ),
+    ] = 1_024
     packet_bytes: Annotated[
         Size, Meta(ge=1024, le=16 * MiB, description="Longest MQTT packet. A longer one closes its connection.")
     ] = field(default=1 * MiB, name="packet")
+    topic_levels: Annotated[
+        Count, Meta(le=32_768, description="Most levels of a topic or filter. Deeper ones are refused.")
+    ] = 128
     connect_timeout_s: Annotated[
-        Duration, Meta(ge=0.1, description="How long a new connection may take to send CONNECT.")
+        Duration, Meta(ge=0.1, description="How long a new connection may take until its client is let in.")
     ] = field(default=10.0, name="connect_timeout")
     write_timeout_s: Annotated[
         Duration, Meta(ge=0.1, description="How long a client may leave unread what it was sent.")
     ] = field(default=60.0, name="write_timeout")
+    keep_alive_s: Annotated[
+        Duration,
+        Meta(
+            ge=1,
+            le=65_535,
+            description="Longest keep alive. An MQTT 5 client that asks for more, or for none, is told to use this "
+            "one; the default leaves the choice to clients.",
+        ),
+    ] = field(default=65_535.0, name="keep_alive")
+    session_expiry_s: Annotated[
+        Duration,
+        Meta(
+            description="Longest time that a session is kept after its client has gone. Clients of MQTT 3 get it with "
+            "every session that is not clean, others may ask for less."
+        ),
+    ] = field(default=7 * 86_400.0, name="session_expiry")
     send_queue_bytes: Annotated[
         Size,
         Meta(
@@ -155,17 +288,50 @@ class EdgeLimits(_Section, frozen=True, kw_only=True):
             le=1_000_000,
             description="Most MQTT sessions kept. Beyond it the one longest without a client is forgotten.",
         ),
-    ] = 10_000
+    ] = 100_000
     subscriptions: Annotated[Count, Meta(le=100_000, description="Most subscriptions of one session.")] = 1000
+    subscriptions_total: Annotated[
+        Count, Meta(le=10_000_000, description="Most subscriptions of all sessions together.")
+    ] = 200_000
     inflight: Annotated[
-        Count, Meta(le=65_535, description="Most live messages at QoS 1 sent to one client and not acknowledged by it.")
+        Count,
+        Meta(le=65_535, description="Most messages at QoS 1 and 2 sent to one client and not acknowledged by it."),
     ] = 100
+    receive_maximum: Annotated[
+        Count,
+        Meta(
+            le=65_535,
+            description="Most messages at QoS 1 and 2 that an MQTT 5 client may send ahead of their acknowledgements.",
+        ),
+    ] = 1000
+    topic_alias_maximum: Annotated[
+        Annotated[int, Meta(ge=0)],
+        Meta(le=65_535, description="Most topic aliases of one MQTT 5 client in each direction; 0 for none."),
+    ] = 64
     session_queue_bytes: Annotated[
-        Size, Meta(description="Most bytes of live messages at QoS 1 kept for one client.")
+        Size,
+        Meta(
+            description="Most bytes of live messages at QoS 1 and 2 kept for one client. What a persistent session has "
+            "no room for is read from the log again; other clients lose it."
+        ),
     ] = field(default=1 * MiB, name="session_queue")
     session_queues_bytes: Annotated[
-        Size, Meta(description="Most bytes of live messages at QoS 1 kept for all clients together.")
+        Size, Meta(description="Most bytes of live messages at QoS 1 and 2 kept for all clients together.")
     ] = field(default=64 * MiB, name="session_queues")
+    retained: Annotated[
+        Count,
+        Meta(le=10_000_000, description="Most topics with a retained message. Beyond it further topics get none."),
+    ] = 100_000
+    retained_bytes: Annotated[Size, Meta(description="Most bytes of retained messages together.")] = field(
+        default=64 * MiB, name="retained_size"
+    )
+    authentications: Annotated[
+        Count,
+        Meta(
+            le=100_000,
+            description="Most passwords that wait to be checked. Further clients are told that the node is busy.",
+        ),
+    ] = 4_096
     pending_bytes: Annotated[
         Size, Meta(ge=1 * MiB, description="Most bytes that wait for the disk. Past it publishers are not read.")
     ] = field(default=64 * MiB, name="pending")
@@ -184,7 +350,15 @@ class EdgeConfig(_Section, frozen=True, kw_only=True):
     data_dir: Annotated[
         Path, Meta(description="Folder of the node's log. Made when it is missing; one process at a time may use it.")
     ]
-    listeners: Listeners = Listeners()
+    listeners: Annotated[
+        dict[str, MqttListener | None],
+        Meta(
+            description="What devices connect to, by name; `null` for none. `mqtts`, `ws` and `wss` are what they are "
+            "called for; other names say with their settings what they are.",
+            max_length=64,
+        ),
+    ] = field(default_factory=lambda: {"mqtt": MqttListener()})
+    auth: Auth = Auth()
     http: Annotated[Http | None, Meta(description="The status page; `null` for none.")] = Http()
     disk: Disk = Disk()
     commit_interval_s: Annotated[

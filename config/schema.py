@@ -75,8 +75,8 @@ def _section(type_: inspect.Type) -> tuple[inspect.StructType | None, str]:
         return type_, ""
     if isinstance(type_, inspect.UnionType):
         return next((each for each in type_.types if isinstance(each, inspect.StructType)), None), ""
-    if isinstance(type_, inspect.DictType) and isinstance(type_.value_type, inspect.StructType):
-        return type_.value_type, ".<name>"
+    if isinstance(type_, inspect.DictType):
+        return _section(shape_of(type_.value_type).type)[0], ".<name>"
     return None, ""
 
 

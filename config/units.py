@@ -44,6 +44,8 @@ DURATION_NS_MAX = 36_525 * 86_400 * 10**9
 """A hundred years: the longest duration that is meant rather than mistyped."""
 SIZE_BYTES_MAX = 1 << 60
 PORT_MAX = 65_535
+UNIX_PATH_BYTES_MAX = 107
+"""What fits into sockaddr_un with the zero after it (unix(7))."""
 _TEXT_SHOWN_MAX = 80
 
 
@@ -65,6 +67,20 @@ class Address(NamedTuple):
             return ipaddress.ip_address(self.host).is_loopback
         except ValueError:
             return False
+
+
+class UnixSocket(NamedTuple):
+    """A unix socket that a listener binds: only this machine's processes that may write to the file reach it."""
+
+    path: str
+
+    def __str__(self) -> str:
+        return f"unix:{self.path}"
+
+    @property
+    def is_loopback(self) -> bool:
+        """Always."""
+        return True
 
 
 def quoted(text: str) -> str:
@@ -164,3 +180,13 @@ def parse_bind(text: str) -> Address:
     if not colon or not host or any(c.isspace() for c in host) or not digits or int(port) > PORT_MAX:
         raise ValueError(f"expected host:port such as 127.0.0.1:1883 or [::1]:1883, got {quoted(text)}")
     return Address(host, int(port))
+
+
+def parse_listen(text: str) -> Address | UnixSocket:
+    """``parse_bind``, or the path of ``unix:/run/weft.sock``. ``ValueError`` otherwise."""
+    scheme, colon, path = text.strip().partition(":")
+    if colon and scheme == "unix":
+        if not path or "\0" in path or len(path.encode()) > UNIX_PATH_BYTES_MAX:
+            raise ValueError(f"expected unix: and a path of at most {UNIX_PATH_BYTES_MAX} bytes, got {quoted(text)}")
+        return UnixSocket(path)
+    return parse_bind(text)

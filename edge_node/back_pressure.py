@@ -16,6 +16,8 @@ class Pause(IntFlag):
     """It does not read what it is sent."""
     ACKS = 4
     """Too many of its own acknowledgements wait for the disk."""
+    ASKING = 8
+    """What it sent waits for an answer from elsewhere: who it is, or whether a publish is known."""
 
 
 class PendingLog(Protocol):

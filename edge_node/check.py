@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from config.errors import Finding, KeyPath
-from config.models import Anonymous, EdgeConfig, Link, Stream
-from config.units import parse_bind, quoted
+from config.models import Anonymous, EdgeConfig, Link, MqttListener, Stream
+from config.units import UnixSocket, parse_bind, parse_listen, quoted
+from edge_node.broker_ports import SESSION_JOURNAL_STREAM, SESSION_TOPICS_STREAM
 from protocols.lane import NAME_RULE, valid_name
 from protocols.topics import compile_pattern
 
@@ -28,31 +29,80 @@ def check(config: EdgeConfig) -> list[Finding]:
 
 def notes(config: EdgeConfig) -> list[str]:
     """What is allowed and perhaps not meant, a sentence each."""
+    return [*_notes_on_links(config), *_notes_on_listeners(config)]
+
+
+def _notes_on_links(config: EdgeConfig) -> Iterator[str]:
     carried = {name for link in config.links.values() for name in link.streams or config.streams}
     stay = [name for name in config.streams if name not in carried]
-    if not config.links or not stay:
-        return []
-    return [
-        f"no link carries {', '.join(stay)}: what is kept of it stays on this disk until the budget is full, "
-        "and then devices get no acknowledgements"
-    ]
+    if config.links and stay:
+        yield (
+            f"no link carries {', '.join(stay)}: what is kept of it stays on this disk until the budget is full, "
+            "and then devices get no acknowledgements"
+        )
+
+
+def _notes_on_listeners(config: EdgeConfig) -> Iterator[str]:
+    for name, listener in config.listeners.items():
+        if listener is None or listener.tls is not None or parse_listen(listener.bind).is_loopback:
+            continue
+        if config.auth.users_file is not None:
+            yield f"listeners.{name} has no TLS: passwords cross the network as they are"
 
 
 def _names(config: EdgeConfig) -> Iterator[Finding]:
     named: list[tuple[KeyPath, str]] = [(("node",), config.node), (("tenant",), config.tenant)]
     named += [(("streams", name), name) for name in config.streams]
     named += [(("links", name), name) for name in config.links]
+    for name in config.streams:
+        if name in (SESSION_JOURNAL_STREAM, SESSION_TOPICS_STREAM):
+            yield Finding(("streams", name), "is the name of a stream that the node keeps for itself; choose another")
+    named += [(("listeners", name), name) for name in config.listeners]
     for path, name in named:
         if not valid_name(name):
             yield Finding(path, f"expected a name ({NAME_RULE}), got {quoted(name)}")
 
 
 def _listeners(config: EdgeConfig) -> Iterator[Finding]:
-    mqtt, http = config.listeners.mqtt, config.http
-    if mqtt is not None:
-        yield from open_beyond_loopback(("listeners", "mqtt"), "bind", mqtt.bind, mqtt.anonymous)
+    http, binds = config.http, dict[str, str]()
+    for name, listener in config.listeners.items():
+        if listener is None:
+            continue
+        path = ("listeners", name)
+        if listener.bind in binds and not listener.bind.endswith(":0"):
+            yield Finding(
+                (*path, "bind"), f"{listener.bind} is the address of listeners.{binds[listener.bind]} already"
+            )
+        binds[listener.bind] = name
+        yield from _listener(name, listener, has_users=config.auth.users_file is not None)
     if http is not None:
         yield from open_beyond_loopback(("http",), "bind", http.bind, http.anonymous)
+
+
+def _listener(name: str, listener: MqttListener, *, has_users: bool) -> Iterator[Finding]:
+    path, bind, anonymous = ("listeners", name), parse_listen(listener.bind), listener.anonymous
+    if name in ("mqtts", "wss") and listener.tls is None:
+        yield Finding((*path, "tls"), f"is missing: a listener called {name} has TLS")
+    if listener.websocket is not None and not listener.websocket.path.startswith("/"):
+        yield Finding(
+            (*path, "websocket", "path"), f"expected a path such as /mqtt, got {quoted(listener.websocket.path)}"
+        )
+    if isinstance(bind, UnixSocket) and listener.proxy_protocol is None and listener.tls is not None:
+        yield Finding((*path, "tls"), "a unix socket needs no TLS: nobody can listen in")
+    knows_names = has_users or (listener.tls is not None and listener.tls.client_ca is not None)
+    if (
+        anonymous != "allowed_beyond_loopback"
+        and not knows_names
+        and not (bind.is_loopback and anonymous == "loopback")
+    ):
+        yield Finding(
+            (*path, "bind"),
+            f"{bind} can be reached from other machines, and nobody could say who they are. Name a file of users in "
+            "auth.users_file or the authorities of client certificates in tls.client_ca, bind to 127.0.0.1, "
+            "or say `anonymous: allowed_beyond_loopback`"
+            if anonymous == "loopback"
+            else "`anonymous: never` lets nobody in without auth.users_file or tls.client_ca: name one of them",
+        )
 
 
 def open_beyond_loopback(section: KeyPath, key: str, bind: str, anonymous: Anonymous) -> Iterator[Finding]:

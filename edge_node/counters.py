@@ -26,6 +26,14 @@ class Counters:
     sessions: int = 0
     """Kept in memory now, connected or not."""
     sessions_evicted: int = 0
+    """Ended because there were too many."""
+    sessions_expired: int = 0
+    sessions_refused: int = 0
+    """CONNECTs refused because there were too many sessions, all of them connected."""
+    subscriptions: int = 0
+    """Now."""
+    subscriptions_refused: int = 0
+    """Over the limit of one session, too long, or not allowed."""
     publishes_received: int = 0
     """Repeated QoS 2 publishes not included."""
     publishes_repeated: int = 0
@@ -34,6 +42,17 @@ class Counters:
     """Publishes whose topic belongs to no stream: not stored."""
     publish_bytes_received: int = 0
     """Payload bytes."""
+    publishes_denied: int = 0
+    """Publishes that access rules forbid: not stored, not delivered."""
+    publishes_resent: int = 0
+    """QoS 1 publishes recognised in the log and not stored again."""
+    retained_refused: int = 0
+    """Retained messages not kept because a limit was reached."""
+    packets_received: int = 0
+    """Of all kinds."""
+    bytes_received: int = 0
+    """Everything read from clients."""
+    bytes_sent: int = 0
     wills_published: int = 0
     acks_sent: int = 0
     """PUBACKs and PUBRECs, each after its record was durable."""
@@ -44,3 +63,11 @@ class Counters:
     deliveries_sent: int = 0
     deliveries_dropped: int = 0
     """Deliveries that a slow or absent subscriber had no room for."""
+    deliveries_too_large: int = 0
+    """Deliveries longer than the client takes."""
+    deliveries_lost: int = 0
+    """Records that the log no longer had when a session that was behind came to read them."""
+    messages_expired: int = 0
+    """Deliveries not sent because the message had expired."""
+    sessions_behind: int = 0
+    """Times that a session began to read from the log instead of being sent live messages."""

@@ -1,21 +1,32 @@
-"""Where all listeners end: from topics and payloads to records of streams."""
+"""Where all listeners end: from topics and payloads to records of streams, and to subscribers."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from typing import Protocol
 
 from edge_node.back_pressure import BackPressure, PendingLog
+from edge_node.broker_ports import Identity
 from edge_node.counters import Counters
+from edge_node.fan_out import FanOut
+from edge_node.message import NOWHERE, PUBLISHER
+from edge_node.message_headers import to_headers
 from edge_node.router import Router
 from edge_node.subscriptions import Subscriptions
 from protocols.batch import Flag, HeaderPairs
-from protocols.mqtt.publish_run import PublishRun
+from protocols.mqtt.packets import Publish
+from protocols.mqtt.publish_run import PublishRun, Records
 
+TOPIC_LEVELS_MAX = 128
+"""Deeper topics are refused. EMQX has the same default."""
 TOPICS_MAX = 100_000
 """Topics whose streams are remembered; when there are more, all are forgotten and found anew."""
 TOPIC_BYTES_REMEMBERED_MAX = 512
 """Longer topics are looked up every time, so that the memory of topics stays below 100 MB whatever clients send."""
+
+PacketsOf = Mapping["Target", Mapping[int, Publish]]
+"""Target -> index in its records -> the packet, for publishes with properties."""
 
 
 class Log(PendingLog, Protocol):
@@ -37,18 +48,67 @@ class Log(PendingLog, Protocol):
         """
         ...
 
+    def next_seq(self, stream: int) -> int:
+        """The number that the next record will get."""
+        ...
+
+    def together(self, reserve_bytes: int) -> AbstractContextManager[None]:
+        """A context in which all appends go into one commit."""
+        ...
+
 
 class Target:
     """Where the records of a topic go. Compared by identity: equal targets are one object."""
 
-    __slots__ = ("live", "streams")
+    __slots__ = ("kept_for_sessions", "live", "marked", "streams")
 
-    def __init__(self, streams: tuple[int, ...], live: bool) -> None:
+    def __init__(self, streams: tuple[int, ...], live: bool, kept_for_sessions: bool, marked: bool) -> None:
         self.streams = streams
         """Empty for a topic that belongs to no stream: nothing was promised about it, so it is not stored, only
         counted and delivered live. It is acknowledged all the same, or the device would send it for ever."""
         self.live = live
         """Whether somebody is subscribed to the topic now."""
+        self.kept_for_sessions = kept_for_sessions
+        """Whether it belongs to no stream of the configuration and is stored because persistent sessions want it."""
+        self.marked = marked
+        """Whether its records name their publisher."""
+
+
+class Topics:
+    """The targets that one kind of client may publish to, so that permission costs nothing in the hot loop."""
+
+    __slots__ = ("_identity", "_ingest", "matched", "plain")
+
+    def __init__(self, ingest: Ingest, identity: Identity | None) -> None:
+        self._ingest = ingest
+        self._identity = identity
+        self.plain: dict[bytes, Target] = {}
+        """The topics known; others are to be asked for with ``target``."""
+        self.matched: dict[bytes, Target] = {}
+        """The same without those that nobody takes: MQTT 5.0 has a reason code for them."""
+
+    def target(self, topic: bytes) -> Target | None:
+        """Where a valid topic's records go; None when the client may not publish to it."""
+        found = self.plain.get(topic)
+        if found is not None:
+            return found
+        if topic.startswith(b"$SYS/") or topic.count(b"/") >= self._ingest.topic_levels_max:
+            return None
+        if self._identity is not None and not self._identity.may_publish(topic):
+            return None
+        found = self._ingest.target(topic)
+        if len(topic) <= TOPIC_BYTES_REMEMBERED_MAX:
+            if len(self.plain) >= TOPICS_MAX:
+                self.clear()
+            self.plain[topic] = found
+            if found.streams or found.live:
+                self.matched[topic] = found
+        return found
+
+    def clear(self) -> None:
+        """Ask anew."""
+        self.plain.clear()
+        self.matched.clear()
 
 
 class Ingest:
@@ -58,96 +118,169 @@ class Ingest:
     event loop's thread.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0917
         self,
         log: Log,
         router: Router,
         subscriptions: Subscriptions,
+        fan_out: FanOut,
         wall_clock: Callable[[], int],
         counters: Counters,
         *,
+        session_topics: int,
         pending_bytes_max: int,
+        topic_levels_max: int = TOPIC_LEVELS_MAX,
     ) -> None:
         """Join log, routes and subscriptions.
 
         Args:
             wall_clock: nanoseconds since 1970.
+            session_topics: the stream of messages that only persistent sessions want.
             pending_bytes_max: bytes that may wait for the disk before publishers are held.
         """
-        self._log = log
+        self.log = log
         self._router = router
         self._subscriptions = subscriptions
+        self._fan_out = fan_out
         self._wall_clock = wall_clock
         self._counters = counters
+        self._session_topics = session_topics
+        self.topic_levels_max = topic_levels_max
+        self.streams = (*router.numbers, session_topics)
+        """Every stream that a session may have to read."""
         self.back_pressure = BackPressure(log, pending_bytes_max)
-        self.plain: dict[bytes, Target] = {}
-        """The topics known to need nothing but storing; others are to be asked for with ``target``."""
-        self._targets: dict[bytes, Target] = {}
-        self._interned: dict[tuple[tuple[int, ...], bool], Target] = {}
-        subscriptions.watch(self._forget)
+        self.everybody = Topics(self, None)
+        self._restricted: set[Topics] = set()
+        self._interned: dict[tuple[tuple[int, ...], bool, bool, bool], Target] = {}
+        self._undelivered: dict[int, int] = {}
+        """Stream -> seq of the first record appended and not yet delivered live; empty outside ``store``."""
+        subscriptions.watch(self.forget)
+
+    # --- topics
+
+    def topics_of(self, identity: Identity | None) -> Topics:
+        """The targets of a client; to be given back to ``leave``."""
+        if identity is None or identity.unrestricted:
+            return self.everybody
+        topics = Topics(self, identity)
+        self._restricted.add(topics)
+        return topics
+
+    def leave(self, topics: Topics) -> None:
+        """A client has gone."""
+        self._restricted.discard(topics)
+
+    def forget(self) -> None:
+        """Who gets what, or who may what, has changed."""
+        self.everybody.clear()
+        for topics in self._restricted:
+            topics.clear()
 
     def target(self, topic: bytes) -> Target:
-        """Where a topic's records go. The topic must be valid: checked, decoded UTF-8."""
-        found = self._targets.get(topic)
+        """Where a topic's records go, whoever publishes them."""
+        plan = self._subscriptions.plan(topic)
+        streams = self._router.streams(topic.decode())
+        kept_for_sessions = not streams and plan.wanted
+        key = ((self._session_topics,) if kept_for_sessions else streams, plan.live, kept_for_sessions, plan.marked)
+        found = self._interned.get(key)
         if found is None:
-            found = self._resolve(topic)
-            if len(topic) <= TOPIC_BYTES_REMEMBERED_MAX:
-                self._remember(topic, found)
+            found = self._interned[key] = Target(*key)
         return found
 
-    def store(self, run: PublishRun[Target]) -> None:
-        """Append the records of one read, in order of receipt within each stream. Not durable yet: see ``on_durable``.
+    def ends(self) -> dict[int, int]:
+        """Stream -> seq of the first record that has not been delivered live."""
+        return {stream: self._undelivered.get(stream, self.log.next_seq(stream)) for stream in self.streams}
+
+    # --- records
+
+    def store(
+        self, run: PublishRun[Target], packets: PacketsOf, publisher: str | None = None
+    ) -> list[tuple[int, int, int]]:
+        """Append the records of one read, in order of receipt within each stream, and deliver them. They are not
+        durable yet: see ``on_durable``.
+
+        Returns:
+            (stream, first seq, count) of what was appended, one for each target.
 
         Raises:
-            LogFull, LogFailed: not everything was appended; none of the run may be acknowledged.
+            LogFull, LogFailed: not everything was appended; none of the run may be acknowledged. Nothing was delivered.
         """
-        now = self._wall_clock()
-        counters = self._counters
+        stored: list[tuple[int, int, int]] = []
+        live: list[tuple[Target, Records, int, int]] = []
         for target, records in run.groups.items():
-            counters.publishes_received += len(records.keys)
-            counters.publish_bytes_received += sum(map(len, records.payloads))
-            if not target.streams:
-                counters.publishes_unrouted += len(records.keys)
-                continue
-            keys, payloads, flags = records.keys, records.payloads, records.flags or None
-            for stream in target.streams[1:]:  # the log keeps the lists it gets, so every other stream needs its own
-                self._log.append(stream, now, keys.copy(), payloads.copy(), None, flags and flags.copy())
-            self._log.append(target.streams[0], now, keys, payloads, None, flags)
-        self.back_pressure.appended()
+            self._counters.publishes_received += len(records.keys)
+            self._counters.publish_bytes_received += sum(map(len, records.payloads))
+            stream, seq = self._append(target, records, packets.get(target), publisher)
+            if stream != NOWHERE:
+                stored.append((stream, seq, len(records.keys)))
+            if target.live:
+                live.append((target, records, stream, seq))
+        if stored:
+            self.back_pressure.appended()
+        if live:
+            self._deliver(live, packets, publisher)
+        return stored
 
     def on_durable(self, callback: Callable[[BaseException | None], None]) -> None:
         """Call back, in order of registration, once everything stored so far is durable, or with the error."""
-        self._log.on_durable(callback)
+        self.log.on_durable(callback)
 
-    def publish(self, topic: bytes, payload: bytes, qos: int, *, retain: bool) -> None:
+    def publish(self, packet: Publish, publisher: str | None = None) -> None:
         """Store one message of the node's own accord, such as a will, and deliver it.
 
         Raises:
             LogFull, LogFailed: not stored, and not delivered.
         """
         run: PublishRun[Target] = PublishRun()
-        run.add(self.target(topic), topic, payload, Flag.RETAINED if retain else 0)
-        self.store(run)
-        self.deliver(topic, payload, qos)
+        target = self.target(packet.topic)
+        run.add(target, packet.topic, packet.payload, flags_of(packet))
+        self.store(run, {target: {0: packet}}, publisher)
 
-    def deliver(self, topic: bytes, payload: bytes, qos: int) -> None:
-        """Fan a message out to who is subscribed now."""
-        self._subscriptions.publish(topic, payload, qos)
+    def _append(
+        self, target: Target, records: Records, packets: Mapping[int, Publish] | None, publisher: str | None
+    ) -> tuple[int, int]:
+        """(the stream in which the records are read again, the first one's seq)."""
+        keys, payloads, flags = records.keys, records.payloads, records.flags or None
+        if not target.streams or (target.kept_for_sessions and _all_qos0(records)):
+            self._counters.publishes_unrouted += len(keys)
+            return NOWHERE, 0
+        now = self._wall_clock()
+        headers: dict[int, HeaderPairs] | None = None
+        if packets:
+            found = {index: to_headers(packet.properties, now) for index, packet in packets.items()}
+            headers = {index: pairs for index, pairs in found.items() if pairs} or None
+        if target.marked and publisher is not None:
+            found = headers or {}
+            headers = {index: (*found.get(index, ()), (PUBLISHER, publisher)) for index in range(len(keys))}
+        for stream in target.streams[1:]:  # the log keeps the lists it gets, so every other stream needs its own
+            self.log.append(
+                stream, now, keys.copy(), payloads.copy(), headers and headers.copy(), flags and flags.copy()
+            )
+        return target.streams[0], self.log.append(target.streams[0], now, keys, payloads, headers, flags)
 
-    def _resolve(self, topic: bytes) -> Target:
-        key = (self._router.streams(topic.decode()), bool(self._subscriptions.subscribers(topic)))
-        found = self._interned.get(key)
-        if found is None:
-            found = self._interned[key] = Target(*key)
-        return found
+    def _deliver(self, live: list[tuple[Target, Records, int, int]], packets: PacketsOf, publisher: str | None) -> None:
+        for _, _, stream, seq in reversed(live):
+            self._undelivered[stream] = seq
+        try:
+            for target, records, stream, seq in live:
+                self._fan_out.run(
+                    records.keys, records.payloads, records.flags, packets.get(target, {}), stream, seq, publisher
+                )
+                self._undelivered[stream] = seq + len(records.keys)
+        finally:
+            self._undelivered.clear()
 
-    def _remember(self, topic: bytes, target: Target) -> None:
-        if len(self._targets) >= TOPICS_MAX:
-            self._forget()
-        self._targets[topic] = target
-        if not target.live:
-            self.plain[topic] = target
 
-    def _forget(self) -> None:
-        self._targets.clear()
-        self.plain.clear()
+def flags_of(packet: Publish) -> int:
+    """What a record's flags say of its publish."""
+    flags = Flag.PUBLISHED_QOS0 if not packet.qos else Flag.PUBLISHED_QOS2 if packet.qos == 2 else Flag(0)
+    if packet.retain:
+        flags |= Flag.RETAINED
+    if packet.dup:
+        flags |= Flag.DUPLICATE_SUSPECTED
+    return int(flags)
+
+
+def _all_qos0(records: Records) -> bool:
+    flags = records.flags
+    return len(flags) >= len(records.keys) and all(bits & Flag.PUBLISHED_QOS0 for bits in flags.values())

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Final
 
 from config.models import EdgeConfig, Link
+from edge_node.broker_ports import SESSION_JOURNAL_STREAM, SESSION_TOPICS_STREAM
 from protocols.chunk import GapRange, Mark
 from protocols.ranges import Range, RangeSet
 from replication.runner import LinkIdentity, LinkSettings, no_token, read_token, run_link
@@ -22,6 +23,8 @@ from storage.filesystem import FileSystem, OSFileSystem, write_atomically
 from storage.segment_log import LogError, SegmentLog
 
 EPOCH_BYTES_MAX: Final = 32
+INTERNAL_STREAMS: Final = frozenset({SESSION_JOURNAL_STREAM, SESSION_TOPICS_STREAM})
+"""Streams of the node's own: they never leave it, whatever a configuration says."""
 
 logger = logging.getLogger(__name__)
 
@@ -177,7 +180,10 @@ class Links:
 
     def start(self) -> None:
         """Start every link; they connect, and come back after trouble, by themselves."""
-        carried = {name: link.streams or tuple(self._config.streams) for name, link in self._config.links.items()}
+        carried = {
+            name: tuple(stream for stream in link.streams or self._config.streams if stream not in INTERNAL_STREAMS)
+            for name, link in self._config.links.items()
+        }
         streams = {stream for streams in carried.values() for stream in streams}
         carriers = {
             self._log.stream(stream): [name for name, streams in carried.items() if stream in streams]

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterator
 from typing import NamedTuple
 
 from config.metrics import EDGE_METRICS
-from edge_node.counters import Counters
 from edge_node.status import NodeStatus
 from replication.status import LinkState
 
@@ -48,9 +46,9 @@ def render(status: NodeStatus) -> bytes:
 
 def samples(status: NodeStatus) -> Iterator[Sample]:
     """The value of every metric of the catalogue."""
-    yield from _mqtt(status.counters)
+    yield from _counters(status)
     yield from _log(status)
-    for name, number in status.log.streams().items():
+    for name, number in status.streams().items():
         yield Sample("weft_edge_stream_next_seq", status.log.next_seq(number), (name,))
         yield Sample("weft_edge_stream_durable_end", status.log.durable_end(number), (name,))
     for link in status.links:
@@ -63,11 +61,11 @@ def samples(status: NodeStatus) -> Iterator[Sample]:
     yield Sample("weft_edge_start_time_seconds", status.started_ns / 1e9)
 
 
-def _mqtt(counters: Counters) -> Iterator[Sample]:
+def _counters(status: NodeStatus) -> Iterator[Sample]:
     gauges = {metric.name for metric in EDGE_METRICS if metric.kind == "gauge"}
-    for field in dataclasses.fields(counters):
-        name = _PREFIX + field.name
-        yield Sample(name if name in gauges else f"{name}_total", getattr(counters, field.name))
+    for field, value in status.counted().items():
+        name = _PREFIX + field
+        yield Sample(name if name in gauges else f"{name}_total", value)
 
 
 def _log(status: NodeStatus) -> Iterator[Sample]:

@@ -2,21 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Protocol
 
+import msgspec
+
 from edge_node.back_pressure import Pause, Publisher
+from edge_node.broker_ports import Retained, SessionJournal
 from edge_node.counters import Counters
-from edge_node.ingest import Ingest, Target
-from edge_node.sessions import Session
-from protocols.batch import Flag
-from protocols.mqtt.packets import Publish
+from edge_node.ingest import Ingest, Target, Topics, flags_of
+from edge_node.message_headers import USER_PROPERTIES_MAX
+from edge_node.session import Session
+from protocols.mqtt.encoder import PUBACK, encode
+from protocols.mqtt.packet_types import Version
+from protocols.mqtt.packets import PubAck, Publish, PubRec
+from protocols.mqtt.properties import NO_PROPERTIES
 from protocols.mqtt.publish_run import PublishRun
+from protocols.mqtt.reason_codes import FAILED, ReasonCode
 from storage.segment_log import LogFailed, LogFull
 
 ACK_BYTES = 4
-"""A PUBACK or PUBREC."""
+"""A PUBACK or PUBREC that says nothing but success."""
 ACKS_DUE_BYTES_MAX = ACK_BYTES * 65_535
 """Acknowledgements that may wait for the disk: one for every packet identifier. Past it the client is not read."""
 
@@ -35,82 +43,236 @@ class Client(Publisher, Protocol):
     def refuse(self, error: BaseException) -> None:
         """Close: what the client sent could not be stored, so it must not be acknowledged."""
 
+    def answered(self, publishes: int) -> None:
+        """That many publishes need no further answer."""
+
+
+class IntakeParts(Protocol):
+    """What all intakes share (``Broker`` is it)."""
+
+    ingest: Ingest
+    retained: Retained
+    journal: SessionJournal
+    counters: Counters
+    wall_clock: Callable[[], int]
+
+    def call_soon(self, callback: Callable[[], None]) -> object:
+        """Call back once what is being handled is done."""
+
+
+class _Due:
+    """The acknowledgements of one read."""
+
+    __slots__ = ("acks", "closing", "count", "waits")
+
+    def __init__(self, acks: bytes, count: int, closing: int, waits: int) -> None:
+        self.acks = acks
+        self.count = count
+        """Of PUBACKs and PUBRECs."""
+        self.closing = closing
+        """How many of them end the exchange: PUBACKs and refusals, but no PUBREC that PUBREL follows."""
+        self.waits = waits
+        """Stores that have not said yet that they are durable."""
+
 
 class Intake:
     """Gathers the publishes of a read, stores them, and acknowledges them after the fsync, in order of receipt."""
 
-    def __init__(
-        self, ingest: Ingest, counters: Counters, client: Client, call_soon: Callable[[Callable[[], None]], object]
-    ) -> None:
-        self._ingest = ingest
-        self._counters = counters
+    __slots__ = (
+        "_client", "_closing", "_due", "_due_bytes", "_new_ids", "_packets", "_parts", "_retains", "_sending", "run",
+        "topics",
+    )  # fmt: skip
+
+    def __init__(self, parts: IntakeParts, client: Client, topics: Topics) -> None:
+        self._parts = parts
         self._client = client
-        self._call_soon = call_soon
+        self.topics = topics
         self.run: PublishRun[Target] = PublishRun()
         """The publishes of this read so far."""
-        self._live: list[Publish] = []
+        self._packets: dict[Target, dict[int, Publish]] = {}
         self._new_ids: list[int] = []
         """QoS 2 identifiers that this read opened; closed again if its records cannot be stored."""
-        self._acks_ready: list[bytes] = []
-        self._acks_due_bytes = 0
+        self._closing = 0
+        self._retains = False
+        self._due: deque[_Due] | None = None
+        self._due_bytes = 0
+        self._sending = False
 
     def publish(self, session: Session, packet: Publish) -> None:
         """Take a publish that came through the full decoder. A QoS 2 identifier that is open is not taken again."""
-        self.run.acknowledge(packet.qos, packet.packet_id)
+        if packet.qos == 2 and packet.packet_id in session.received:
+            self._parts.counters.publishes_repeated += 1
+            self._acknowledge(session, packet, ReasonCode.SUCCESS)
+            return
+        target = self.topics.target(packet.topic)
+        code = self._refusal(packet, target)
+        if target is None or code >= FAILED:
+            self._acknowledge(session, packet, code)
+            return
         if packet.qos == 2:
-            if not session.received.add(packet.packet_id):
-                self._counters.publishes_repeated += 1
-                return
+            session.received.add(packet.packet_id)
             self._new_ids.append(packet.packet_id)
-        target = self._ingest.target(packet.topic)
-        flags = (Flag.RETAINED if packet.retain else 0) | (Flag.DUPLICATE_SUSPECTED if packet.dup else 0)
-        self.run.add(target, packet.topic, packet.payload, flags)
-        if target.live:
-            self._live.append(packet)
+        if not target.streams and not target.live:
+            code = ReasonCode.NO_MATCHING_SUBSCRIBERS
+        self._acknowledge(session, packet, code)
+        records = self.run.groups.get(target)
+        if packet.properties is not NO_PROPERTIES:
+            self._packets.setdefault(target, {})[len(records.keys) if records else 0] = packet
+        self.run.add(target, packet.topic, packet.payload, flags_of(packet))
 
-    def store(self, session: Session | None) -> None:
+    def scanned(self) -> int:
+        """How many publishes at QoS 1 the hot loop has just taken into ``run``; to be called after it took any."""
+        count = len(self.run.acks[-1]) // ACK_BYTES
+        self._closing += count
+        return count
+
+    def suppress(self, session: Session, packet: Publish) -> None:
+        """Acknowledge a publish that is in the log already."""
+        self._parts.counters.publishes_resent += 1
+        self._acknowledge(session, packet, ReasonCode.SUCCESS)
+
+    def complete(self, session: Session, packet_id: int, answer: bytes) -> None:
+        """PUBREL came: forget the identifier, and answer once that is durable, behind the answers before it.
+
+        Raises:
+            LogFull, LogFailed: it is not forgotten, and must not be answered.
+        """
+        self.store(session)  # the journal must have its PUBLISH first
+        if session.persistent:
+            self._parts.journal.released(session.client_id, (packet_id,))
+        session.received.discard(packet_id)
+        self._await_durable(_Due(answer, 0, 1, 1), session, [])
+
+    def store(self, session: Session) -> None:
         """Append what the read brought; its acknowledgements follow once that is durable.
 
         Raises:
             LogFull, LogFailed: nothing of the read may be acknowledged.
         """
-        run, live, new_ids = self.run, self._live, self._new_ids
-        if session is None or not (run.groups or run.acks):
+        run = self.run
+        if not (run.groups or run.acks):
             return
-        self.run, self._live, self._new_ids = PublishRun(), [], []
+        packets, new_ids, closing, retains = self._packets, self._new_ids, self._closing, self._retains
+        self.run, self._retains, self._closing = PublishRun(), False, 0
+        if packets:
+            self._packets = {}
+        if new_ids:
+            self._new_ids = []
+        acks = b"".join(run.acks)
         try:
-            self._ingest.store(run)
+            if session.persistent and acks and run.groups:
+                self._store_with_journal(session, run, packets, acks, new_ids)
+            else:
+                self._parts.ingest.store(run, packets, session.client_id)
         except (LogFull, LogFailed):
             session.forget(new_ids)
             raise
-        self._ingest.back_pressure.join(self._client)
-        if run.acks:
-            self._await_durable(b"".join(run.acks), session, new_ids)
-        for publish in live:
-            self._ingest.deliver(publish.topic, publish.payload, publish.qos)
+        self._parts.ingest.back_pressure.join(self._client)
+        if acks:
+            due = _Due(acks, len(acks) // ACK_BYTES, closing, 1 + retains)
+            self._await_durable(due, session, new_ids, retains=retains)
 
-    def _await_durable(self, acks: bytes, session: Session, new_ids: list[int]) -> None:
-        self._acks_due_bytes += len(acks)
-        if self._acks_due_bytes > ACKS_DUE_BYTES_MAX:
+    # --- taking
+
+    def _refusal(self, packet: Publish, target: Target | None) -> int:
+        counters = self._parts.counters
+        if target is None:
+            counters.publishes_denied += 1
+            return ReasonCode.NOT_AUTHORIZED
+        if len(packet.properties.user_properties) > USER_PROPERTIES_MAX:
+            return ReasonCode.QUOTA_EXCEEDED
+        if packet.retain and not self._retain(packet):
+            counters.retained_refused += 1
+            return ReasonCode.QUOTA_EXCEEDED
+        return ReasonCode.SUCCESS
+
+    def _retain(self, packet: Publish) -> bool:
+        self._retains = True
+        return retain(self._parts.retained, packet, self._parts.wall_clock())
+
+    def _acknowledge(self, session: Session, packet: Publish, code: int) -> None:
+        if not packet.qos:
+            return
+        if session.version != Version.V5 or not code:
+            self.run.acknowledge(packet.qos, packet.packet_id)
+        else:
+            answer = PubAck(packet.packet_id, code) if packet.qos == 1 else PubRec(packet.packet_id, code)
+            self.run.acks.append(encode(answer, Version.V5))
+        self._closing += packet.qos == 1 or (session.version == Version.V5 and code >= FAILED)
+
+    # --- storing
+
+    def _store_with_journal(
+        self,
+        session: Session,
+        run: PublishRun[Target],
+        packets: dict[Target, dict[int, Publish]],
+        acks: bytes,
+        new_ids: Sequence[int],
+    ) -> None:
+        parts, client_id = self._parts, session.client_id
+        with parts.journal.together():
+            stored = parts.ingest.store(run, packets, client_id)
+            if new_ids:
+                parts.journal.received(client_id, new_ids)
+            pubacks = acks if not new_ids and len(acks) % ACK_BYTES == 0 else _pubacks(run.acks)
+            if stored and pubacks:
+                parts.journal.published(client_id, pubacks, stored)
+
+    # --- acknowledging
+
+    def _await_durable(self, due: _Due, session: Session, new_ids: list[int], *, retains: bool = False) -> None:
+        if self._due is None:
+            self._due = deque()
+        self._due.append(due)
+        self._due_bytes += len(due.acks)
+        if self._due_bytes > ACKS_DUE_BYTES_MAX:
             self._client.hold(Pause.ACKS)
-        self._ingest.on_durable(partial(self._durable, acks, session, new_ids))
+        durable = partial(self._durable, due, session, new_ids)
+        if retains:
+            self._parts.retained.on_durable(durable)
+        self._parts.ingest.on_durable(durable)
 
-    def _durable(self, acks: bytes, session: Session, new_ids: list[int], error: BaseException | None) -> None:
+    def _durable(self, due: _Due, session: Session, new_ids: list[int], error: BaseException | None) -> None:
         if error is not None:
             session.forget(new_ids)
             self._client.refuse(error)
             return
-        if not self._acks_ready:  # one write for all reads of this commit, whose callbacks follow this one
-            self._call_soon(self._send_acks)
-        self._acks_ready.append(acks)
+        due.waits -= 1
+        if not self._sending and self._due and not self._due[0].waits:
+            self._sending = True  # one write for all reads of this commit, whose callbacks follow this one
+            self._parts.call_soon(self._send_acks)
 
     def _send_acks(self) -> None:
-        acks = b"".join(self._acks_ready)
-        self._acks_ready.clear()
+        self._sending = False
+        queue, ready, closing = self._due, [], 0
+        while queue and not queue[0].waits:
+            due = queue.popleft()
+            ready.append(due.acks)
+            closing += due.closing
+            self._parts.counters.acks_sent += due.count
+        if not ready:
+            return
+        acks = b"".join(ready)
+        self._due_bytes -= len(acks)
         if not self._client.is_open:
             return
+        self._client.answered(closing)
         self._client.send(acks)
-        self._counters.acks_sent += len(acks) // ACK_BYTES
-        self._acks_due_bytes -= len(acks)
-        if self._acks_due_bytes <= ACKS_DUE_BYTES_MAX:
+        if self._due_bytes <= ACKS_DUE_BYTES_MAX:
             self._client.release(Pause.ACKS)
+
+
+def retain(retained: Retained, packet: Publish, now: int) -> bool:
+    """Keep a message as its topic's last, or forget that one if this is empty; False when a limit forbids it."""
+    if not packet.payload:
+        retained.clear(packet.topic)
+        return True
+    properties = packet.properties
+    if properties.topic_alias is not None:
+        properties = msgspec.structs.replace(properties, topic_alias=None)
+    return retained.set(packet.topic, packet.payload, packet.qos, properties, now)
+
+
+def _pubacks(acks: Sequence[bytes]) -> bytes:
+    return b"".join(each for each in acks if each.startswith(PUBACK))

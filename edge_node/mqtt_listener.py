@@ -1,104 +1,123 @@
-"""The MQTT server: accepts clients and keeps their number within bounds."""
+"""One MQTT listener: its clients' way in."""
 
 from __future__ import annotations
 
 import asyncio
-import logging
-from dataclasses import dataclass
+import ssl
+from collections.abc import Callable
+from typing import Any
 
-from edge_node.counters import Counters
-from edge_node.ingest import Ingest
-from edge_node.mqtt_connection import MqttConnection
-from edge_node.sessions import Sessions
-from protocols.mqtt.publish_run import SCAN_PACKET_BYTES_MIN
-from storage.segment_log.settings import RECORD_BYTES_MAX
+from config.units import Address, UnixSocket
+from edge_node.auth import Accounts, Identity
+from edge_node.broker_ports import Arrival, Door
+from edge_node.listeners.accepting import Acceptor
+from edge_node.listeners.admission import Admission, Visit, is_loopback
+from edge_node.listeners.settings import ListenerSettings
+from edge_node.listeners.tls import common_name, server_context
+from edge_node.listeners.websocket import WebSockets
+from protocols.mqtt.packets import Connect
 
-log = logging.getLogger(__name__)
-
-BACKLOG = 1024
-"""Connections that the kernel may hold before they are accepted: all devices of a plant reconnect at once."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MqttSettings:
-    """One MQTT listener. Clients are anonymous: the address must be one that only trusted clients reach."""
-
-    host: str = "127.0.0.1"
-    port: int = 1883
-    """0 takes a free one."""
-    connections_max: int = 10_000
-    packet_bytes_max: int = 1 << 20
-    """Longest packet, fixed header included; a longer one is refused on its first bytes."""
-    connect_timeout_s: float = 10.0
-    """From the connection to CONNECT."""
-    write_timeout_s: float = 60.0
-    """How long a client may leave unread what it was sent."""
-    subscriber_queue_bytes_max: int = 1 << 20
-    """Bytes written to one client and not yet taken by its socket: past it deliveries at QoS 0 are dropped, and the
-    client is not read."""
-
-    def __post_init__(self) -> None:
-        if not SCAN_PACKET_BYTES_MIN <= self.packet_bytes_max <= RECORD_BYTES_MAX:
-            raise ValueError(
-                f"packet_bytes_max must be {SCAN_PACKET_BYTES_MIN} to {RECORD_BYTES_MAX}, got {self.packet_bytes_max}"
-            )
+MakeConnection = Callable[[Door, Arrival], asyncio.Protocol]
+"""Makes the MQTT side of a connection: ``Broker.connection``."""
 
 
 class MqttListener:
-    """Listens on one address. Everything happens on the event loop's thread."""
+    """Listens on one address; the ``Door`` of its connections. Everything happens on the event loop's thread."""
 
-    def __init__(self, ingest: Ingest, sessions: Sessions, settings: MqttSettings, counters: Counters) -> None:
-        self.ingest = ingest
-        self.sessions = sessions
-        self.settings = settings
-        self.counters = counters
-        self.loop = asyncio.get_running_loop()
-        self.port = settings.port
-        """The TCP port; once started, the one that was bound."""
-        self._connections: set[MqttConnection] = set()
-        self._server: asyncio.Server | None = None
-        self._full = False
+    def __init__(
+        self, make_connection: MakeConnection, settings: ListenerSettings, admission: Admission, accounts: Accounts
+    ) -> None:
+        """Join a listener to the broker, and to what all listeners share."""
+        self._make_connection = make_connection
+        self._settings = settings
+        self._admission = admission
+        self._accounts = accounts
+        self._websockets: WebSockets | None = None
+        if settings.websocket is not None:
+            bytes_max = admission.limits.websocket_message_bytes_max
+            self._websockets = WebSockets(
+                settings.websocket, self._connect, bytes_max=bytes_max, counters=admission.door_counters
+            )
+        welcome = self._connect if self._websockets is None else self._websockets.welcome
+        self._acceptor = Acceptor(settings, admission, welcome)
 
     async def start(self) -> None:
         """Bind and accept.
 
         Raises:
-            OSError: the address cannot be bound.
+            OSError: the address cannot be bound, or the TLS files cannot be used.
         """
-        settings = self.settings
-        self._server = await self.loop.create_server(
-            lambda: MqttConnection(self), settings.host, settings.port, backlog=BACKLOG
-        )
-        self.port = self._server.sockets[0].getsockname()[1]
+        self.use_tls(await asyncio.to_thread(self.read_tls))
+        await self._acceptor.start()
+
+    @property
+    def name(self) -> str:
+        """As the configuration has it."""
+        return self._settings.name
+
+    @property
+    def bound(self) -> Address | UnixSocket:
+        """Where it listens, with the port that was found for port 0."""
+        return self._acceptor.bound
+
+    @property
+    def port(self) -> int:
+        """The TCP port; 0 of a unix socket."""
+        return self.bound.port if isinstance(self.bound, Address) else 0
+
+    def stop(self) -> None:
+        """Accept no more. Connections stay: they are the broker's to close."""
+        self._acceptor.stop()
 
     async def close(self) -> None:
-        """Stop accepting and close every connection. Wills are not published; unacknowledged publishes come again."""
-        if self._server is None:
-            return
-        self._server.close()
-        for connection in list(self._connections):
-            connection.shut_down()
-        await self._server.wait_closed()
+        """Stop accepting, and end what is left of connections once the broker has closed them."""
+        self.stop()
+        if self._websockets is not None:
+            await self._websockets.close()
 
-    def admit(self, connection: MqttConnection, peer: str) -> bool:
-        """Count a new connection in, or refuse it when there are too many. Logs the first refusal of each rush."""
-        if len(self._connections) >= self.settings.connections_max:
-            self.counters.connections_refused += 1
-            if not self._full:
-                log.warning(
-                    "refused MQTT client at %s: %d connections are open, the limit; raise connections_max for more",
-                    peer, len(self._connections),
-                )  # fmt: skip
-            self._full = True
-            return False
-        self._connections.add(connection)
-        self.counters.connections_accepted += 1
-        self.counters.connections = len(self._connections)
-        return True
+    # --- TLS
 
-    def leave(self, connection: MqttConnection) -> None:
-        """A connection has ended."""
-        self._connections.discard(connection)
-        self._full = False
-        self.counters.connections = len(self._connections)
-        self.ingest.back_pressure.leave(connection)
+    @property
+    def tls_files(self) -> list[str]:
+        """What TLS is made of; nothing without it."""
+        tls = self._settings.tls
+        return [path for path in (tls.certificate, tls.key, tls.client_ca) if path is not None] if tls else []
+
+    def read_tls(self) -> ssl.SSLContext | None:
+        """The TLS files as they are now; blocks.
+
+        Raises:
+            OSError: they cannot be used.
+        """
+        return None if self._settings.tls is None else server_context(self._settings.tls)
+
+    def use_tls(self, context: ssl.SSLContext | None) -> None:
+        """For handshakes from now on."""
+        self._acceptor.tls = context
+
+    # --- what a connection asks of its door
+
+    async def authenticate(self, connect: Connect, transport: Any) -> Identity:
+        """Who a client is, if it may come in.
+
+        Raises:
+            ConnectRefused: with the reason code that CONNACK gets.
+        """
+        name = None
+        if self._settings.tls is not None and self._settings.tls.client_ca is not None:
+            name = common_name(transport.get_extra_info("peercert"))
+        return await self._accounts.identify(connect, name, may_be_anonymous=self._may_be_anonymous(transport))
+
+    def watch(self, callback: Callable[[], None]) -> None:
+        """Call back after users or access rules were read anew: remembered permissions are forgotten then."""
+        self._accounts.watch(callback)
+
+    def _may_be_anonymous(self, transport: asyncio.BaseTransport) -> bool:
+        if self._settings.anonymous != "loopback":
+            return self._settings.anonymous == "allowed_beyond_loopback"
+        peername = transport.get_extra_info("peername")
+        return is_loopback(peername[0] if isinstance(peername, tuple) else "")
+
+    def _connect(self, transport: asyncio.Transport, visit: Visit) -> asyncio.Protocol:
+        visit.ending = transport
+        return self._make_connection(self, visit)

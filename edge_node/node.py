@@ -6,28 +6,33 @@ import asyncio
 import contextlib
 import logging
 import random
+import signal
 from collections.abc import Callable
 
+import edge_node.light_imports  # noqa: F401 - before edge_node.state
 from config.models import EdgeConfig
-from config.units import Address, parse_bind
+from config.units import Address, UnixSocket, parse_bind
+from edge_node.broker import Broker, BrokerSettings
 from edge_node.clock import clock_reader, wall_clock
 from edge_node.counters import Counters
+from edge_node.door_counters import DoorCounters
+from edge_node.front_door import FrontDoor
 from edge_node.http import Pages
-from edge_node.ingest import Ingest
 from edge_node.links import Links
 from edge_node.metrics import render
-from edge_node.mqtt_listener import MqttListener, MqttSettings
 from edge_node.outage import SAMPLE_INTERVAL_S
-from edge_node.router import Router
-from edge_node.sessions import SessionLimits, Sessions
+from edge_node.sessions import SessionLimits
+from edge_node.state import BrokerState, StateCounters, StateSettings
 from edge_node.status import NodeStatus
-from edge_node.subscriptions import Subscriptions
 from storage.segment_log import LogSettings, SegmentLog
 
 logger = logging.getLogger(__name__)
 
 LOG_CHECK_INTERVAL_S = 1.0
-"""How soon a failed log ends the process, so that the service manager starts it anew and recovery reopens the log."""
+"""How soon a failed log ends the process, so that the service manager starts it anew and recovery reopens the log; and
+how soon changed files are noticed."""
+KEEP_ALIVE_S_MAX = 65_535
+"""The longest that two bytes can say: as a limit, it is none."""
 
 
 class EdgeNode:
@@ -42,23 +47,31 @@ class EdgeNode:
         self.config = config
         self._software = software
         self.counters = Counters()
+        self.door_counters = DoorCounters()
+        self.state_counters = StateCounters()
         self._closing = contextlib.AsyncExitStack()
-        self.mqtt: Address | None = None
-        """Where MQTT clients connect; None without a listener."""
+        self._reload = asyncio.Event()
+        self.listeners: dict[str, Address | UnixSocket] = {}
+        """Where MQTT clients connect, by the listener's name."""
         self.http: Address | None = None
         """Where the node's pages are; None without them."""
 
     async def start(self) -> None:
-        """Recover the log, then accept clients and connect links. What was started is closed again on an error.
+        """Recover the log and the sessions, then accept clients and connect links. What was started is closed again on
+        an error.
 
         Raises:
-            DirectoryInUse, LogError: the log cannot be opened; the sentence says why.
-            OSError: an address cannot be bound.
+            DirectoryInUse, LogError, DatabaseFailed: log or sessions cannot be opened; the sentence says why.
+            OSError: an address cannot be bound, or a file that the configuration names cannot be read.
+            UsersUnusable, AclUnusable: such a file is not valid.
         """
         async with contextlib.AsyncExitStack() as stack:
             self.log = self._open_log(stack)
             links = Links(self.config, self.log, wall_clock=wall_clock, software=self._software)
-            self.status = NodeStatus(self.config, self.log, self.counters, links.statuses, clock_reader())
+            self.status = NodeStatus(
+                self.config, self.log, (self.state_counters, self.door_counters, self.counters), links.statuses,
+                clock_reader(),
+            )  # fmt: skip
             await self._start_mqtt(stack)
             await self._start_pages(stack)
             links.start()
@@ -66,40 +79,44 @@ class EdgeNode:
             self._closing = stack.pop_all()
 
     async def run(self, stop: asyncio.Event) -> None:
-        """Serve until ``stop`` is set.
+        """Serve until ``stop`` is set. SIGHUP reads users, access rules and certificates again; so does their change.
 
         Raises:
-            LogFailed: a write or sync failed. Nothing more can be taken in until recovery reopens the log.
+            LogFailed, DatabaseFailed: a write or sync failed. Nothing more can be taken in until recovery reopens them.
         """
         loop = asyncio.get_running_loop()
+        loop.add_signal_handler(signal.SIGHUP, self._reload.set)
         next_sample = loop.time()
         while not stop.is_set():
-            failed = self.log.stats().failed
+            failed = self.log.stats().failed or self._state.failed
             if failed is not None:
                 raise failed
+            await self._check_files()
             if loop.time() >= next_sample:
                 self.status.sample()
                 next_sample += SAMPLE_INTERVAL_S
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(stop.wait(), LOG_CHECK_INTERVAL_S)
 
+    async def _check_files(self) -> None:
+        asked = self._reload.is_set()
+        self._reload.clear()
+        if asked:
+            logger.info("SIGHUP: reading users, access rules and certificates again")
+        await self.front_door.check_files(all_of_them=asked)
+
     async def close(self) -> None:
         """Stop accepting, end links and clients, make what was taken in durable, release the log's directory."""
         await self._closing.aclose()
 
     def _open_log(self, stack: contextlib.AsyncExitStack) -> SegmentLog:
-        loop = asyncio.get_running_loop()
-
-        def post(callback: Callable[[], None]) -> None:
-            loop.call_soon_threadsafe(callback)
-
         log = SegmentLog.open(
             self.config.data_dir,
             log_settings(self.config),
             wall_clock=wall_clock,
             clock_reading=clock_reader(),
             random_bits=random.SystemRandom().getrandbits,
-            post=post,
+            post=poster(asyncio.get_running_loop()),
         )
         stack.push_async_callback(asyncio.to_thread, log.close)
         if log.recovery.torn_bytes:
@@ -107,21 +124,29 @@ class EdgeNode:
         return log
 
     async def _start_mqtt(self, stack: contextlib.AsyncExitStack) -> None:
-        listener_config, limits = self.config.listeners.mqtt, self.config.limits
-        if listener_config is None:
-            return
-        patterns = {name: stream.from_ for name, stream in self.config.streams.items()}
-        subscriptions = Subscriptions()
-        ingest = Ingest(
-            self.log, Router(patterns, self.log.stream), subscriptions, wall_clock, self.counters,
-            pending_bytes_max=limits.pending_bytes,
+        config, log = self.config, self.log
+        numbers = {name: log.stream(name) for name in config.streams}
+        suppressed = frozenset(numbers[name] for name, stream in config.streams.items() if stream.resent == "suppress")
+        self._state = state = BrokerState(
+            config.data_dir, log, state_settings(config, suppressed), self.state_counters,
+            wall_clock=wall_clock, post=poster(asyncio.get_running_loop()),
         )  # fmt: skip
-        sessions = Sessions(subscriptions, session_limits(self.config), self.counters)
-        host, port = parse_bind(listener_config.bind)
-        listener = MqttListener(ingest, sessions, mqtt_settings(self.config, host, port), self.counters)
-        await listener.start()
-        stack.push_async_callback(listener.close)
-        self.mqtt = Address(host, listener.port)
+        stack.push_async_callback(state.close)
+        self.front_door = FrontDoor(config, self.counters, self.door_counters)
+        stack.push_async_callback(self.front_door.close)
+        broker = Broker(
+            log, {name: stream.from_ for name, stream in config.streams.items()},
+            broker_settings(config, self._software), session_limits(config), self.counters, wall_clock,
+            retained=state.retained, journal=state.journal, backlog=state.backlog, resent=state.resent,
+            pending_bytes_max=config.limits.pending_bytes,
+        )  # fmt: skip
+        self.front_door.accounts.watch(broker.permissions_changed)
+        broker.start()
+        state.start()
+        stack.callback(broker.close)
+        stack.callback(self.front_door.stop)  # first: nobody comes in while the broker closes
+        await self.front_door.open(broker.connection)
+        self.listeners = self.front_door.addresses
 
     async def _start_pages(self, stack: contextlib.AsyncExitStack) -> None:
         if self.config.http is None:
@@ -130,6 +155,15 @@ class EdgeNode:
         await pages.start(self.config.http.bind)
         stack.push_async_callback(pages.close)
         self.http = Address(parse_bind(self.config.http.bind).host, pages.port)
+
+
+def poster(loop: asyncio.AbstractEventLoop) -> Callable[[Callable[[], None]], None]:
+    """Runs callbacks of other threads on the event loop's thread, in their order."""
+
+    def post(callback: Callable[[], None]) -> None:
+        loop.call_soon_threadsafe(callback)
+
+    return post
 
 
 def log_settings(config: EdgeConfig) -> LogSettings:
@@ -146,24 +180,44 @@ def log_settings(config: EdgeConfig) -> LogSettings:
 def session_limits(config: EdgeConfig) -> SessionLimits:
     """The bounds on MQTT sessions from the node's configuration."""
     limits = config.limits
+    expiry_s = round(limits.session_expiry_s)
     return SessionLimits(
         sessions_max=limits.sessions,
         filters_max=limits.subscriptions,
+        filters_total_max=limits.subscriptions_total,
+        filter_levels_max=limits.topic_levels,
         inflight_max=limits.inflight,
         queue_bytes_max=limits.session_queue_bytes,
         queue_bytes_total_max=limits.session_queues_bytes,
+        expiry_s_max=expiry_s,
+        expiry_s_of_old_versions=expiry_s,
     )
 
 
-def mqtt_settings(config: EdgeConfig, host: str, port: int) -> MqttSettings:
-    """The MQTT listener's settings from the node's configuration."""
+def broker_settings(config: EdgeConfig, software: str) -> BrokerSettings:
+    """The bounds on MQTT connections from the node's configuration."""
     limits = config.limits
-    return MqttSettings(
-        host=host,
-        port=port,
-        connections_max=limits.connections,
+    keep_alive_s = round(limits.keep_alive_s)
+    return BrokerSettings(
         packet_bytes_max=limits.packet_bytes,
-        connect_timeout_s=limits.connect_timeout_s,
         write_timeout_s=limits.write_timeout_s,
-        subscriber_queue_bytes_max=limits.send_queue_bytes,
+        send_queue_bytes_max=limits.send_queue_bytes,
+        receive_maximum=limits.receive_maximum,
+        topic_alias_maximum=limits.topic_alias_maximum,
+        topic_levels_max=limits.topic_levels,
+        keep_alive_s_max=0 if keep_alive_s == KEEP_ALIVE_S_MAX else keep_alive_s,
+        software=software,
+    )
+
+
+def state_settings(config: EdgeConfig, suppressed: frozenset[int]) -> StateSettings:
+    """The bounds on what is kept for MQTT clients, from the node's configuration.
+
+    Args:
+        suppressed: numbers of the streams that say ``resent: suppress``.
+    """
+    return StateSettings(
+        retained_messages_max=config.limits.retained,
+        retained_bytes_max=config.limits.retained_bytes,
+        suppressed=suppressed,
     )

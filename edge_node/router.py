@@ -27,6 +27,11 @@ class Router:
             (number(name), [compile_pattern(pattern) for pattern in of_stream]) for name, of_stream in patterns.items()
         ]
 
+    @property
+    def numbers(self) -> tuple[int, ...]:
+        """Of all streams, in the order of the configuration."""
+        return tuple(number for number, _ in self._streams)
+
     def streams(self, topic: str) -> tuple[int, ...]:
         """Numbers of the streams that the topic belongs to, in the order of the configuration; empty when none."""
         return tuple(

@@ -1,26 +1,35 @@
-"""Sessions: what the server remembers of a client, across connections when it asked for that (section 3.1.2.4).
-
-Sessions live in memory: a restart of the node forgets them. A QoS 2 publish whose PUBREC was lost in a crash may then
-be stored twice; the second has the flag ``DUPLICATE_SUSPECTED``.
-"""
+"""All sessions of the node: who has one, what it is subscribed to, when it ends (MQTT 5.0 sections 3.1.2.4, 4.1)."""
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
 
+from edge_node.broker_ports import NEVER_EXPIRES, Identity
 from edge_node.counters import Counters
-from edge_node.deliveries import Deliveries, QueueBudget
-from edge_node.subscriptions import Subscriptions
-from protocols.mqtt.packet_ids import PacketIds
-from protocols.mqtt.packets import SUBSCRIBE_FAILED
+from edge_node.outbound import Outbound
+from edge_node.outbound_ports import Link
+from edge_node.publish_packets import Wire
+from edge_node.session import Session, restored, seconds_left
+from edge_node.session_keeping import Keeping
+from edge_node.shared_groups import Group
+from edge_node.shares import Shares
+from edge_node.subscriptions import Entry, Subscriptions
+from edge_node.timer_wheel import TimerWheel
+from edge_node.wills import Wills
+from protocols.mqtt.packet_types import Version
+from protocols.mqtt.packets import Connect, Subscription
+from protocols.mqtt.reason_codes import ReasonCode
+from protocols.topics import InvalidTopic, Share, split_share
+from storage.segment_log import LogFailed, LogFull
 
-QOS_GRANTED_MAX = 1
+log = logging.getLogger(__name__)
+
 FILTER_LEVELS_MAX = 128
 """Deeper filters are refused in SUBACK. EMQX has the same default."""
 FILTER_BYTES_MAX = 1024
 """So are longer ones."""
-_SHARED = "$share/"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,160 +40,299 @@ class SessionLimits:
     """Beyond it, the session whose client has been away longest is forgotten."""
     filters_max: int = 1_000
     """Subscriptions of one session; further ones are refused in SUBACK."""
+    filters_total_max: int = 1_000_000
+    """The same of all sessions together."""
+    filter_levels_max: int = FILTER_LEVELS_MAX
     inflight_max: int = 100
-    """QoS 1 deliveries sent to one client and not acknowledged."""
+    """QoS 1 and 2 deliveries sent to one client and not completed."""
     queue_bytes_max: int = 1 << 20
-    """QoS 1 deliveries kept for one client, sent or waiting."""
+    """QoS 1 and 2 deliveries kept in memory for one client, sent or waiting."""
     queue_bytes_total_max: int = 64 << 20
     """The same of all clients together."""
-
-
-class Link(Protocol):
-    """The connection of a session's client."""
-
-    @property
-    def writable(self) -> bool:
-        """Whether the client keeps up with what it is sent."""
-        ...
-
-    def send(self, data: bytes) -> None:
-        """Write whole packets."""
-
-    def displace(self) -> None:
-        """Close: the client has connected anew [MQTT-3.1.4-2]. Leaves the session before it returns."""
-
-
-class Session:
-    """One client's session. ``link`` is None while the client is away."""
-
-    __slots__ = ("_counters", "clean", "client_id", "deliveries", "filters", "link", "received")
-
-    def __init__(self, client_id: str, clean: bool, deliveries: Deliveries, counters: Counters) -> None:
-        self.client_id = client_id
-        self.clean = clean
-        self.deliveries = deliveries
-        self.received = PacketIds()
-        """QoS 2 publishes stored and not yet released by PUBREL (section 4.3.3)."""
-        self.filters: dict[str, int] = {}
-        self.link: Link | None = None
-        self._counters = counters
-
-    def deliver_at_most_once(self, packet: bytes) -> None:
-        """Send a QoS 0 PUBLISH, or drop it when the client is slow or away."""
-        if self.link is None or not self.link.writable:
-            self._counters.deliveries_dropped += 1
-            return
-        self._counters.deliveries_sent += 1
-        self.link.send(packet)
-
-    def deliver_at_least_once(self, topic: bytes, payload: bytes) -> None:
-        """Send or queue a QoS 1 message, or drop it when the queue is full."""
-        if not self.deliveries.offer(topic, payload):
-            self._counters.deliveries_dropped += 1
-            return
-        self.pump()
-
-    def pump(self) -> None:
-        """Send what waits, as far as the client keeps up."""
-        if self.link is not None and self.link.writable:
-            self._send(self.deliveries.sendable())
-
-    def resume(self) -> None:
-        """Send again what the client did not acknowledge on its last connection, then what waits."""
-        self._send(self.deliveries.unacknowledged())
-        self.pump()
-
-    def acknowledged(self, packet_id: int) -> None:
-        """The client acknowledged a delivery."""
-        self.deliveries.acknowledged(packet_id)
-        self.pump()
-
-    def forget(self, packet_ids: list[int]) -> None:
-        """The QoS 2 publishes with these identifiers could not be stored: sent again, they are new."""
-        for packet_id in packet_ids:
-            self.received.discard(packet_id)
-
-    def _send(self, packets: list[bytes]) -> None:
-        if packets and self.link is not None:
-            self._counters.deliveries_sent += len(packets)
-            self.link.send(b"".join(packets))
+    expiry_s_max: int = NEVER_EXPIRES
+    """Longest time that a session outlives its connection; ``NEVER_EXPIRES`` for any."""
+    expiry_s_of_old_versions: int = 7 * 86_400
+    """How long a session without clean session lasts before MQTT 5.0, which says so itself."""
 
 
 class Sessions:
-    """All sessions of the node, shared by its MQTT listeners."""
+    """All sessions, shared by the listeners. Belongs to the event loop's thread."""
 
-    def __init__(self, subscriptions: Subscriptions, limits: SessionLimits, counters: Counters) -> None:
+    def __init__(  # noqa: PLR0917
+        self,
+        subscriptions: Subscriptions,
+        limits: SessionLimits,
+        counters: Counters,
+        keeping: Keeping,
+        wills: Wills,
+        wheel: TimerWheel,
+        clock: Callable[[], float],
+    ) -> None:
+        """Start without any.
+
+        Args:
+            clock: the loop's, in seconds.
+        """
+        self.limits = limits
         self._subscriptions = subscriptions
-        self._limits = limits
         self._counters = counters
-        self._budget = QueueBudget(limits.queue_bytes_total_max)
+        self._keeping = keeping
+        self._wills = wills
+        self._wheel = wheel
+        self._clock = clock
         self._by_id: dict[str, Session] = {}
         self._away: dict[str, Session] = {}
-        """Those without a link, longest away first."""
+        """Those without a client, longest away first."""
+        self._shares = Shares(subscriptions, keeping, limits.queue_bytes_max)
 
-    def open(self, client_id: str, clean: bool, link: Link) -> tuple[Session, bool]:
+    def __len__(self) -> int:
+        return len(self._by_id)
+
+    def all(self) -> list[Session]:
+        """All of them."""
+        return list(self._by_id.values())
+
+    @property
+    def groups(self) -> list[Group]:
+        """All shared subscriptions."""
+        return self._shares.groups
+
+    # --- clients come and go
+
+    def open(self, connect: Connect, client_id: str, identity: Identity | None, link: Link) -> tuple[Session, bool]:
         """The session of a client that connects, and whether it existed (CONNACK's session present).
 
-        A link that the client identifier has already is displaced first. Without an identifier the session is the
-        connection's own and nobody can take it over.
+        Another connection of the client identifier is closed first [MQTT-3.1.4-3]. The client is sent nothing before
+        ``resume``.
+
+        Raises:
+            LogFull, LogFailed: the session cannot be kept, and there is none now.
         """
         known = self._by_id.get(client_id)
-        if known is not None and known.link is not None:
+        if known is not None and known.outbound.link is not None:
             self._counters.takeovers += 1
-            known.link.displace()
-        known = self._by_id.get(client_id)  # displacing ended it if it was clean
-        if known is not None and clean:
-            self._end(known)
+            known.outbound.link.displace(ReasonCode.SESSION_TAKEN_OVER)
+        known = self._by_id.get(client_id)  # displacing ended it if it was to end with its connection
+        if known is not None and connect.clean_start:
+            self.end(known)
             known = None
-        session = known or self._create(client_id, clean)
+        session = known or self._create(client_id, connect.version)
         self._away.pop(client_id, None)
-        session.link = link
+        self._wheel.cancel(session)
+        session.version = connect.version
+        session.expiry_s = self._expiry_s(connect)
+        session.username = connect.username
+        session.will, session.will_at, session.expires_at, session.disconnected_at = connect.will, None, None, None
+        outbound = session.outbound
+        outbound.link = link
+        outbound.persistent = session.persistent
+        outbound.identity = None if identity is None or identity.unrestricted else identity
+        try:
+            self._keeping.opened(session, existed=known is not None)
+        except (LogFull, LogFailed):
+            outbound.link = None
+            session.will = None
+            self.end(session)
+            raise
         return session, known is not None
 
-    def close(self, session: Session) -> None:
-        """The link is gone. A clean session ends; another waits for its client."""
-        session.link = None
-        if session.clean:
-            self._end(session)
-        else:
-            self._away[session.client_id] = session
+    def resume(self, session: Session, link: Link, wire: Wire, inflight_max: int) -> None:
+        """The client has its CONNACK: send what it is owed."""
+        outbound = session.outbound
+        changed = bool(session.entries) and (outbound.wire.kind != wire.kind or outbound.identity is not None)
+        outbound.attach(link, wire, min(inflight_max, self.limits.inflight_max))
+        for entry, group in session.entries.values():
+            if group is not None:
+                group.renew(outbound, entry)
+        if changed:
+            self._subscriptions.changed()
+        self._keeping.resume(session)
 
-    def subscribe(self, session: Session, topic_filter: str, qos: int) -> int:
-        """Add a valid filter. Returns SUBACK's code: the granted QoS, or 0x80 when a limit forbids it.
+    def close(self, session: Session, *, with_will: bool = True) -> None:
+        """The connection is gone. The session waits for its client, or ends.
 
-        Shared subscriptions (``$share/...``) are refused: as plain filters they would succeed and deliver nothing.
+        Args:
+            with_will: False after a DISCONNECT that deletes the will [MQTT-3.14.4-3].
         """
-        full = len(session.filters) >= self._limits.filters_max and topic_filter not in session.filters
-        large = len(topic_filter.encode()) > FILTER_BYTES_MAX or topic_filter.count("/") >= FILTER_LEVELS_MAX
-        if full or large or topic_filter.startswith(_SHARED):
-            return SUBSCRIBE_FAILED
-        granted = min(qos, QOS_GRANTED_MAX)
-        session.filters[topic_filter] = granted
-        self._subscriptions.add(topic_filter, session, granted)
-        return granted
+        if not with_will:
+            session.will = None
+        session.disconnected_at = self._keeping.wall_clock()
+        session.outbound.detach()
+        self._shares.member_away(session)
+        if not session.persistent:
+            self.end(session)
+            return
+        now, left = self._clock(), seconds_left(session.expiry_s, 0)
+        session.expires_at = None if left is None else now + left
+        session.will_at = self._wills.due_at(session, now)
+        self._away[session.client_id] = session
+        self._keeping.away(session)
+        self._wait(session)
 
-    def unsubscribe(self, session: Session, topic_filter: str) -> None:
-        """Take a filter out; nothing happens when it is not there."""
-        if session.filters.pop(topic_filter, None) is not None:
-            self._subscriptions.remove(topic_filter, session)
+    def session_due(self, session: Session) -> float | None:
+        """Publish the will of a client that stays away, or end its session; when to look again."""
+        now = self._clock()
+        if session.expires_at is not None and session.expires_at <= now:
+            self._counters.sessions_expired += 1
+            self.end(session)
+            return None
+        if session.will_at is not None and session.will_at <= now:
+            self._wills.publish(session)
+            session.will_at = None
+            self._keeping.will_published(session)
+        return session.next_due()
 
-    def _create(self, client_id: str, clean: bool) -> Session:
-        limits = self._limits
-        deliveries = Deliveries(limits.inflight_max, limits.queue_bytes_max, self._budget)
-        session = Session(client_id, clean, deliveries, self._counters)
+    def end(self, session: Session) -> None:
+        """Forget a session. Its will is published now at the latest (section 3.1.3.2.2)."""
+        outbound = session.outbound
+        outbound.link, outbound.live = None, False
+        self._wheel.cancel(session)
+        for text in list(session.entries):
+            self._remove(session, text)
+        if session.will is not None:
+            self._wills.publish(session)
+        self._keeping.ended(session)
+        outbound.clear()
+        if self._by_id.pop(session.client_id, None) is not None:
+            self._counters.sessions -= 1
+        self._away.pop(session.client_id, None)
+
+    def change_expiry(self, session: Session, expiry_s: int) -> None:
+        """DISCONNECT said how long the session is to last from now on."""
+        session.expiry_s = min(expiry_s, self.limits.expiry_s_max)
+        if session.outbound.persistent != session.persistent:
+            session.outbound.persistent = session.persistent
+            self._keeping.ended(session)
+            self._subscriptions.changed()
+
+    # --- subscriptions
+
+    def subscribe(self, session: Session, options: Subscription, identifier: int | None) -> tuple[int, bool]:
+        """Add a valid filter, or change the subscription.
+
+        Returns:
+            SUBACK's code: the granted QoS or the reason why not; and whether the subscription is new.
+
+        Raises:
+            LogFull, LogFailed: a persistent session cannot note it; nothing has changed.
+        """
+        text, share = options.filter, _share(options.filter)
+        known = session.entries.get(text)
+        code = self._refusal(session, options, share, known is None)
+        if code is not None or share is None:
+            self._counters.subscriptions_refused += 1
+            return code or ReasonCode.TOPIC_FILTER_INVALID, False
+        self._keeping.subscribed(session, options, identifier)
+        entry = Entry(session.outbound, share.filter, options, identifier)
+        if known is not None and known[1] is None:
+            self._subscriptions.remove(known[0])
+        group = self._shares.join(entry, share) if share.name else None
+        session.entries[text] = entry, group
+        if group is None:
+            self._subscriptions.add(entry)
+            if known is None:
+                self._keeping.began(session, entry)
+        self._counters.subscriptions += known is None
+        return options.qos, known is None
+
+    def unsubscribe(self, session: Session, text: str) -> int:
+        """Take a filter out; UNSUBACK's code.
+
+        Raises:
+            LogFull, LogFailed: a persistent session cannot note it; nothing has changed.
+        """
+        if text not in session.entries:
+            return ReasonCode.NO_SUBSCRIPTION_EXISTED
+        self._keeping.unsubscribed(session, text)
+        self._remove(session, text)
+        return ReasonCode.SUCCESS
+
+    # --- after a restart
+
+    def restore(self) -> None:
+        """Take up the sessions of the last run."""
+        records = self._keeping.recover()
+        for record in records:
+            if record.client_id.startswith("\0"):
+                continue
+            session = restored(record, self._outbound(record.client_id, record.version), self)
+            self._by_id[record.client_id] = session
+            self._counters.sessions += 1
+            for text, options in record.subscriptions.items():
+                self._restore_filter(session, text, options, record.identifiers.get(text))
+            self._restore_times(session)
+        self._keeping.restored(self, records)
+
+    def _restore_filter(self, session: Session, text: str, options: Subscription, identifier: int | None) -> None:
+        share = _share(text)
+        if share is None:
+            return
+        entry = Entry(session.outbound, share.filter, options, identifier)
+        group = self._shares.join(entry, share) if share.name else None
+        session.entries[text] = entry, group
+        self._counters.subscriptions += 1
+        if group is None:
+            self._subscriptions.add(entry)
+
+    def _restore_times(self, session: Session) -> None:
+        now, wall = self._clock(), self._keeping.wall_clock()
+        gone_s = max(0, wall - (session.disconnected_at or wall)) / 1e9
+        if session.disconnected_at is None:
+            session.disconnected_at = wall
+        left = seconds_left(session.expiry_s, gone_s)
+        session.expires_at = None if left is None else now + left
+        will_at = self._wills.due_at(session, now, publish=False)
+        session.will_at = None if will_at is None else max(now, will_at - gone_s)
+        self._away[session.client_id] = session
+        self._wait(session)
+
+    # --- inside
+
+    def _create(self, client_id: str, version: int) -> Session:
+        session = Session(self._outbound(client_id, version), version, self)
+        self._by_id[client_id] = session
         self._counters.sessions += 1
-        if client_id:
-            self._by_id[client_id] = session
-        if len(self._by_id) > limits.sessions_max and self._away:
+        if len(self._by_id) > self.limits.sessions_max and self._away:
             self._counters.sessions_evicted += 1
-            self._end(next(iter(self._away.values())))
+            self.end(next(iter(self._away.values())))
         return session
 
-    def _end(self, session: Session) -> None:
-        for topic_filter in session.filters:
-            self._subscriptions.remove(topic_filter, session)
-        session.filters.clear()
-        session.deliveries.clear()
-        self._counters.sessions -= 1
-        self._by_id.pop(session.client_id, None)
-        self._away.pop(session.client_id, None)
+    def _outbound(self, client_id: str, version: int) -> Outbound:
+        limits = self.limits
+        return Outbound(client_id, Wire(version), self._keeping, limits.inflight_max, limits.queue_bytes_max)
+
+    def _expiry_s(self, connect: Connect) -> int:
+        if connect.version == Version.V5:
+            return min(connect.properties.session_expiry_interval or 0, self.limits.expiry_s_max)
+        return 0 if connect.clean_start else min(self.limits.expiry_s_of_old_versions, self.limits.expiry_s_max)
+
+    def _wait(self, session: Session) -> None:
+        due = session.next_due()
+        if due is not None:
+            self._wheel.set(session, due)
+
+    def _refusal(self, session: Session, options: Subscription, share: Share | None, new: bool) -> int | None:
+        text, identity = options.filter, session.outbound.identity
+        if share is None or len(text.encode()) > FILTER_BYTES_MAX or text.count("/") >= self.limits.filter_levels_max:
+            return ReasonCode.TOPIC_FILTER_INVALID
+        full = self._counters.subscriptions >= self.limits.filters_total_max
+        if new and (full or len(session.entries) >= self.limits.filters_max):
+            return ReasonCode.QUOTA_EXCEEDED
+        if identity is not None and not identity.may_subscribe(share.filter):
+            return ReasonCode.NOT_AUTHORIZED
+        return None
+
+    def _remove(self, session: Session, text: str) -> None:
+        entry, group = session.entries.pop(text)
+        self._counters.subscriptions -= 1
+        if group is None:
+            self._subscriptions.remove(entry)
+            return
+        self._shares.leave(session, group)
+
+
+def _share(text: str) -> Share | None:
+    try:
+        return split_share(text)
+    except InvalidTopic:
+        return None

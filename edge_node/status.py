@@ -9,11 +9,15 @@ from typing import Any
 
 from config.models import EdgeConfig
 from edge_node.counters import Counters
+from edge_node.door_counters import DoorCounters
 from edge_node.outage import OutageEstimate
+from edge_node.state import INTERNAL_STREAMS, StateCounters
 from protocols.batch import ClockReading, ClockState
 from protocols.lane import format_log_id
 from replication.status import LinkStatus
 from storage.segment_log import LogStats, SegmentLog
+
+AnyCounters = Counters | DoorCounters | StateCounters
 
 
 class NodeStatus:
@@ -23,13 +27,18 @@ class NodeStatus:
         self,
         config: EdgeConfig,
         log: SegmentLog,
-        counters: Counters,
+        counters: Sequence[AnyCounters],
         links: Sequence[LinkStatus],
         clock_reading: Callable[[], ClockReading],
     ) -> None:
+        """Gather from these.
+
+        Args:
+            counters: where two count the same, the later one is shown.
+        """
         self.config = config
         self.log = log
-        self.counters = counters
+        self._counters = counters
         self.links = links
         self.started_ns = time.time_ns()
         self._started = time.monotonic()
@@ -40,6 +49,14 @@ class NodeStatus:
     def is_clock_synchronised(self) -> bool:
         """Whether a time source keeps the machine's wall clock right."""
         return self._clock_reading().state is ClockState.SYNCED
+
+    def streams(self) -> dict[str, int]:
+        """Name and number of each stream of the log, but for those that the node keeps for itself."""
+        return {name: number for name, number in self.log.streams().items() if name not in INTERNAL_STREAMS}
+
+    def counted(self) -> dict[str, int]:
+        """Every counter of the MQTT side by its name."""
+        return {name: value for counters in self._counters for name, value in dataclasses.asdict(counters).items()}
 
     def sample(self) -> None:
         """Note how much the log has written; called every ``outage.SAMPLE_INTERVAL_S``."""
@@ -58,9 +75,9 @@ class NodeStatus:
             "log_error": str(stats.failed) if stats.failed else None,
             "disk": self._disk(stats),
             "recovery": {"torn_bytes": self.log.recovery.torn_bytes, "seconds": self.log.recovery.seconds},
-            "streams": {name: self._stream(number) for name, number in self.log.streams().items()},
+            "streams": {name: self._stream(number) for name, number in self.streams().items()},
             "links": {link.name: _link(link) for link in self.links},
-            "mqtt": dataclasses.asdict(self.counters),
+            "mqtt": self.counted(),
         }
 
     def _stream(self, number: int) -> dict[str, Any]:

@@ -106,6 +106,10 @@ class Flag(IntFlag):
     TOMBSTONE = 2
     DUPLICATE_SUSPECTED = 4
     """The device sent this record with MQTT's DUP: it, or an earlier attempt, may be stored already."""
+    PUBLISHED_QOS0 = 8
+    """Published at MQTT's QoS 0."""
+    PUBLISHED_QOS2 = 16
+    """Published at MQTT's QoS 2. Neither of the two: at QoS 1, or not with MQTT."""
 
 
 class ClockState(IntEnum):

@@ -12,6 +12,9 @@ from dataclasses import dataclass
 TOPIC_BYTES_MAX = 65_535
 """Longest topic or filter in UTF-8: its length is two bytes on the wire [MQTT-4.7.3-3]."""
 
+SHARE_PREFIX = "$share/"
+"""What the filter of a shared subscription starts with."""
+
 RESERVED_FIELDS = frozenset({"payload"})
 """Names that a level cannot have: the table has a column of that name. Its other own columns start with ``_``."""
 
@@ -60,6 +63,51 @@ def check_filter(topic_filter: str) -> None:
         raise InvalidTopic(f"topic filter {topic_filter!r}: '#' must stand alone on the last level [MQTT-4.7.1-2]")
     if any("+" in level and level != "+" for level in levels):
         raise InvalidTopic(f"topic filter {topic_filter!r}: '+' must stand alone on its level [MQTT-4.7.1-3]")
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """A topic filter taken apart: ``$share/{name}/{filter}`` (MQTT 5.0 section 4.8.2), or one without a share."""
+
+    name: str
+    """Empty when the subscription is not shared."""
+    filter: str
+    """What topics are matched against."""
+
+
+def split_share(topic_filter: str) -> Share:
+    """Take a valid topic filter apart.
+
+    Raises:
+        InvalidTopic: it starts with ``$share/`` and is no shared subscription: an empty name, a name with a wildcard
+            [MQTT-4.8.2-1], or no valid filter behind it [MQTT-4.8.2-2].
+    """
+    if not topic_filter.startswith(SHARE_PREFIX):
+        return Share("", topic_filter)
+    name, slash, inner = topic_filter[len(SHARE_PREFIX) :].partition("/")
+    if not name or "+" in name or "#" in name:
+        raise InvalidTopic(
+            f"shared subscription {topic_filter!r}: the share name has at least one character, no '+' and no '#' "
+            "[MQTT-4.8.2-1]"
+        )
+    if not slash or not inner:
+        raise InvalidTopic(f"shared subscription {topic_filter!r} has no topic filter behind its name [MQTT-4.8.2-2]")
+    check_filter(inner)
+    return Share(name, inner)
+
+
+def matches(topic_filter: str, topic: str) -> bool:
+    """Whether a valid filter (without a share) matches a valid topic (section 4.7)."""
+    if topic_filter[0] in "+#" and topic[0] == "$":
+        return False  # [MQTT-4.7.2-1]
+    wanted, have = topic_filter.split("/"), topic.split("/")
+    if wanted[-1] == "#":
+        wanted.pop()
+        if len(have) < len(wanted):
+            return False
+    elif len(have) != len(wanted):
+        return False
+    return all(level in ("+", other) for level, other in zip(wanted, have, strict=False))
 
 
 def valid_topic(topic: str) -> bool:

@@ -17,6 +17,7 @@ _COMMANDS = {
     "config": "weft.commands.config",
     "log": "weft.commands.log",
     "token": "weft.commands.token",
+    "user": "weft.commands.user",
     "audit": "weft.commands.audit",
     "demo": "weft.commands.demo",
 }

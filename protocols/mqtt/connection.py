@@ -4,18 +4,39 @@ from __future__ import annotations
 
 from enum import Enum, auto
 
-from protocols.mqtt.errors import ConnectCode, ConnectRefused, ProtocolViolation
+import msgspec
+
+from protocols.mqtt.encoder import encode
+from protocols.mqtt.errors import ConnectRefused, MqttError, ProtocolViolation, ReasonCode
+from protocols.mqtt.limits import (
+    CLIENT_ID_BYTES_MAX,
+    DEFAULT_LIMITS,
+    PACKET_BYTES_MAX,
+    ServerLimits,
+    check_publish,
+    check_subscribe,
+    connect_refusal,
+)
+from protocols.mqtt.packet_types import Version
 from protocols.mqtt.packets import (
+    Auth,
+    ConnAck,
     Connect,
     Disconnect,
     Packet,
     PingReq,
     PubAck,
+    PubComp,
     Publish,
+    PubRec,
     PubRel,
     Subscribe,
     Unsubscribe,
 )
+from protocols.mqtt.properties import NO_PROPERTIES, Properties
+from protocols.mqtt.reason_codes import DISCONNECT_CODES_OF_CLIENTS
+
+__all__ = ["CLIENT_ID_BYTES_MAX", "KEEP_ALIVE_GRACE", "PACKET_BYTES_MAX", "Connection", "ServerLimits", "State"]
 
 
 class State(Enum):
@@ -31,7 +52,9 @@ _NEXT: dict[State, dict[type[Packet], State]] = {
     State.OPEN: {
         Publish: State.OPEN,
         PubAck: State.OPEN,
+        PubRec: State.OPEN,
         PubRel: State.OPEN,
+        PubComp: State.OPEN,
         Subscribe: State.OPEN,
         Unsubscribe: State.OPEN,
         PingReq: State.OPEN,
@@ -39,53 +62,192 @@ _NEXT: dict[State, dict[type[Packet], State]] = {
     },
     State.CLOSED: {},
 }
-"""State -> packets a client may send -> next state. PUBREC and PUBCOMP are not there: they answer deliveries at
-QoS 2, and no subscription is granted more than QoS 1."""
-
-CLIENT_ID_BYTES_MAX = 1024
-"""Longer client identifiers are refused: the server keeps one for every session. 23 would be enough [MQTT-3.1.3-5]."""
+"""State -> packets a client may send -> next state. AUTH is not there: a CONNECT that asks for enhanced
+authentication is refused, and without one AUTH is a protocol error (MQTT 5.0 section 4.12)."""
 
 KEEP_ALIVE_GRACE = 1.5
-"""A client may be silent for this many times its keep alive [MQTT-3.1.2-24]."""
+"""A client may be silent for this many times its keep alive [MQTT-3.1.2-24; 5.0: MQTT-3.1.2-22]."""
 
 
 class Connection:
     """The state of one client's connection. No I/O, no clock: the caller says what came."""
 
-    __slots__ = ("silence_s_max", "state")
+    __slots__ = (
+        "_aliases", "_expiring", "_limits", "client_packet_bytes_max", "client_receive_maximum",
+        "client_topic_alias_maximum", "problem_information", "server_keep_alive", "silence_s_max", "state",
+        "unanswered", "version",
+    )  # fmt: skip
 
-    def __init__(self) -> None:
+    def __init__(self, limits: ServerLimits | None = None) -> None:
+        self._limits = limits or DEFAULT_LIMITS
+        self._aliases: dict[int, bytes] | None = None
+        self._expiring = False
+        """Whether the session was to outlive the connection when it began."""
         self.state = State.AWAITING_CONNECT
+        self.version: int = Version.V311
+        """What packets are decoded and encoded in; known once CONNECT has come."""
         self.silence_s_max: float | None = None
         """Seconds without a packet after which the client counts as gone; None for ever."""
+        self.server_keep_alive: int | None = None
+        """Seconds that the client must use instead of its own keep alive, to be said in CONNACK."""
+        self.client_receive_maximum = 65_535
+        """Publishes at QoS 1 and 2 that the client may be sent before it has answered the first."""
+        self.client_packet_bytes_max = PACKET_BYTES_MAX
+        """Longer packets must not be sent to the client [MQTT-3.1.2-24]."""
+        self.client_topic_alias_maximum = 0
+        """Largest topic alias that the client may be sent."""
+        self.problem_information = True
+        """Whether acknowledgements may carry reason strings and user properties [MQTT-3.1.2-29]."""
+        self.unanswered = 0
+        """Publishes of the client at QoS 1 and 2 that are not yet answered by PUBACK, PUBCOMP or a refusing PUBREC."""
 
-    def receive(self, packet: Packet) -> None:
+    def receive(self, packet: Packet) -> Packet:
         """Take note of a packet from the client.
 
+        Returns:
+            The packet to act upon: the one given, or a PUBLISH with its topic in place of a topic alias.
+
         Raises:
-            ProtocolViolation: the packet may not come in this state.
-            ConnectRefused: a CONNECT with an unacceptable client identifier.
+            ProtocolViolation: the packet may not come in this state, or breaks a limit that CONNACK has told.
+            ConnectRefused: an unacceptable CONNECT.
         """
         following = _NEXT[self.state].get(type(packet))
         if following is None:
             raise self._violation(packet)
         if isinstance(packet, Connect):
             self._check_connect(packet)
+        elif self.version == Version.V5:
+            if isinstance(packet, Publish):
+                packet = self._publish(packet)
+            elif isinstance(packet, Subscribe):
+                check_subscribe(packet, self._limits)
+            elif isinstance(packet, Disconnect):
+                self._check_disconnect(packet)
         self.state = following
+        return packet
+
+    def took(self, publishes: int) -> None:
+        """Take note of publishes at QoS 1 or 2 that did not come through ``receive``.
+
+        Raises:
+            ProtocolViolation: the client of MQTT 5.0 has more unanswered than it may [MQTT-3.3.4-7].
+        """
+        self.unanswered += publishes
+        if self.unanswered > self._limits.receive_maximum and self.version == Version.V5:
+            raise ProtocolViolation(
+                f"{self.unanswered} publishes without an answer; CONNACK allowed {self._limits.receive_maximum}",
+                "3.3.4-7", ReasonCode.RECEIVE_MAXIMUM_EXCEEDED,
+            )  # fmt: skip
+
+    def answered(self, publishes: int = 1) -> None:
+        """Take note of PUBACKs, PUBCOMPs and refusing PUBRECs sent. Never below zero: a PUBREL of an earlier connection
+        is answered too (section 4.9)."""
+        self.unanswered = max(0, self.unanswered - publishes)
+
+    def announcement(
+        self, *, assigned_client_identifier: str | None = None, session_expiry_interval: int | None = None
+    ) -> Properties:
+        """CONNACK's properties: the limits, as far as they are not what clients assume anyway."""
+        if self.version != Version.V5:
+            return NO_PROPERTIES
+        limits = self._limits
+        return Properties(
+            session_expiry_interval=session_expiry_interval,
+            assigned_client_identifier=assigned_client_identifier,
+            server_keep_alive=self.server_keep_alive,
+            receive_maximum=limits.receive_maximum if limits.receive_maximum < 65_535 else None,
+            topic_alias_maximum=limits.topic_alias_maximum or None,
+            maximum_qos=limits.maximum_qos if limits.maximum_qos < 2 else None,
+            retain_available=None if limits.retain_available else False,
+            maximum_packet_size=limits.maximum_packet_size if limits.maximum_packet_size < PACKET_BYTES_MAX else None,
+            wildcard_subscription_available=None if limits.wildcard_subscription_available else False,
+            subscription_identifier_available=None if limits.subscription_identifier_available else False,
+            shared_subscription_available=None if limits.shared_subscription_available else False,
+        )
+
+    def encode(self, packet: Packet) -> bytes:
+        """Encode a packet for this client: in its version, and without reason string and user properties where it did
+        not ask for them or has no room for them [MQTT-3.4.2-2, 3.4.2-3 and their like]."""
+        properties = getattr(packet, "properties", NO_PROPERTIES)
+        if self.version != Version.V5 or properties is NO_PROPERTIES or isinstance(packet, Publish):
+            return encode(packet, self.version)
+        if self.problem_information or isinstance(packet, ConnAck | Disconnect):
+            data = encode(packet, Version.V5)
+            if len(data) <= self.client_packet_bytes_max:
+                return data
+        bare = msgspec.structs.replace(properties, reason_string=None, user_properties=())
+        if bare == NO_PROPERTIES:
+            bare = NO_PROPERTIES  # the encoder leaves its place out
+        return encode(msgspec.structs.replace(packet, properties=bare), Version.V5)
+
+    def last_words(self, error: MqttError) -> bytes:
+        """What the client is sent before the connection is closed for an error of its own; often nothing."""
+        if self.state is State.AWAITING_CONNECT:
+            if not isinstance(error, ConnectRefused):
+                return b""
+            self.version = error.version
+            return self.encode(ConnAck(False, error.code, Properties(reason_string=str(error))))
+        second = isinstance(error, ConnectRefused)  # whatever is wrong with it, it may not come at all
+        return self.farewell(ReasonCode.PROTOCOL_ERROR if second else error.code, str(error))
+
+    def farewell(self, code: ReasonCode, reason: str | None = None) -> bytes:
+        """The DISCONNECT with which a server ends an open connection; nothing before MQTT 5.0 [MQTT-3.14.0-1]."""
+        if self.version != Version.V5 or self.state is not State.OPEN:
+            return b""
+        packet = self.encode(Disconnect(code, Properties(reason_string=reason) if reason else NO_PROPERTIES))
+        return packet if len(packet) <= self.client_packet_bytes_max else b""
+
+    # --- what may come
 
     def _check_connect(self, packet: Connect) -> None:
-        if not packet.client_id and not packet.clean_session:
-            raise ConnectRefused(
-                ConnectCode.IDENTIFIER_REJECTED,
-                "an empty client identifier needs clean session; give the client an identifier", "3.1.3-8",
+        self.version = packet.version
+        asked = packet.properties
+        self.client_receive_maximum = asked.receive_maximum or 65_535
+        self.client_packet_bytes_max = asked.maximum_packet_size or PACKET_BYTES_MAX
+        self.client_topic_alias_maximum = asked.topic_alias_maximum or 0
+        self.problem_information = asked.request_problem_information is not False
+        refusal = connect_refusal(packet, self._limits)
+        if refusal is not None:
+            raise refusal
+        self._expiring = bool(asked.session_expiry_interval)
+        keep_alive_s, longest = packet.keep_alive_s, self._limits.keep_alive_s_max
+        if packet.version == Version.V5 and longest and not 0 < keep_alive_s <= longest:
+            keep_alive_s = self.server_keep_alive = longest
+        if keep_alive_s:
+            self.silence_s_max = KEEP_ALIVE_GRACE * keep_alive_s
+
+    def _publish(self, packet: Publish) -> Publish:
+        check_publish(packet, self._limits)
+        if packet.qos:
+            self.took(1)
+        properties = packet.properties
+        if properties is NO_PROPERTIES:
+            return packet
+        if properties.topic_alias is None:
+            return packet
+        topic = self._resolve(packet.topic, properties.topic_alias)
+        rest = msgspec.structs.replace(properties, topic_alias=None)
+        return msgspec.structs.replace(packet, topic=topic, properties=NO_PROPERTIES if rest == NO_PROPERTIES else rest)
+
+    def _resolve(self, topic: bytes, alias: int) -> bytes:
+        if alias > self._limits.topic_alias_maximum:
+            raise ProtocolViolation(
+                f"topic alias {alias}; CONNACK allowed {self._limits.topic_alias_maximum}",
+                "3.3.2-9", ReasonCode.TOPIC_ALIAS_INVALID,
             )  # fmt: skip
-        if len(packet.client_id.encode()) > CLIENT_ID_BYTES_MAX:
-            raise ConnectRefused(
-                ConnectCode.IDENTIFIER_REJECTED,
-                f"the client identifier is over {CLIENT_ID_BYTES_MAX} bytes; give the client a shorter one", "3.1.3-9",
-            )  # fmt: skip
-        if packet.keep_alive_s:
-            self.silence_s_max = KEEP_ALIVE_GRACE * packet.keep_alive_s
+        if self._aliases is None:
+            self._aliases = {}
+        if topic:
+            self._aliases[alias] = topic
+        elif not (topic := self._aliases.get(alias, b"")):
+            raise ProtocolViolation(f"topic alias {alias} stands for no topic on this connection", "3.3.2-7")
+        return topic
+
+    def _check_disconnect(self, packet: Disconnect) -> None:
+        if packet.code not in DISCONNECT_CODES_OF_CLIENTS:
+            raise ProtocolViolation(f"DISCONNECT of a client with reason code {packet.code:#04x}", "3.14.2-1")
+        if packet.properties.session_expiry_interval and not self._expiring:
+            raise ProtocolViolation("DISCONNECT makes a session last that was to end with its connection", "3.14.2-2")
 
     def _violation(self, packet: Packet) -> ProtocolViolation:
         name = type(packet).__name__.upper()
@@ -95,4 +257,6 @@ class Connection:
             return ProtocolViolation(f"{name} after DISCONNECT", "3.14.4-2")
         if isinstance(packet, Connect):
             return ProtocolViolation("a second CONNECT", "3.1.0-2")
+        if isinstance(packet, Auth):
+            return ProtocolViolation("AUTH, but CONNECT named no authentication method (section 4.12)")
         return ProtocolViolation(f"{name} is nothing that a client may send here")

@@ -8,11 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from protocols.mqtt.errors import ConnectCode, ConnectRefused, MalformedPacket
+from protocols.mqtt import reason_codes
+from protocols.mqtt.connect_decoder import decode_connect
+from protocols.mqtt.errors import MalformedPacket, ProtocolViolation, ReasonCode
+from protocols.mqtt.packet_types import Version
 from protocols.mqtt.packets import (
     SUBSCRIBE_FAILED,
+    Auth,
     ConnAck,
-    Connect,
     Disconnect,
     Packet,
     PacketType,
@@ -25,11 +28,14 @@ from protocols.mqtt.packets import (
     PubRel,
     SubAck,
     Subscribe,
+    Subscription,
     UnsubAck,
     Unsubscribe,
-    Will,
 )
-from protocols.topics import InvalidTopic, check_filter, check_topic
+from protocols.mqtt.properties import NO_PROPERTIES, Properties
+from protocols.mqtt.property_codec import read_properties
+from protocols.mqtt.reader import Reader
+from protocols.topics import SHARE_PREFIX, InvalidTopic, split_share
 
 FIXED_HEADER_BYTES_MAX = 5
 _LENGTH_BYTES_MAX = 4
@@ -54,208 +60,225 @@ def packet_end(data: bytes, at: int, packet_bytes_max: int) -> tuple[int, int] |
         if byte < 128:
             end = position + 1 + length
             if end - at > packet_bytes_max:
-                raise MalformedPacket(f"a packet of {end - at} bytes; the limit is {packet_bytes_max}")
+                reason = f"a packet of {end - at} bytes; the limit is {packet_bytes_max}"
+                raise MalformedPacket(reason, code=ReasonCode.PACKET_TOO_LARGE)
             return position + 1, end
     raise MalformedPacket("a remaining length of more than four bytes (section 2.2.3)")
 
 
-def decode(data: bytes, at: int, packet_bytes_max: int) -> tuple[Packet, int] | None:
+def decode(data: bytes, at: int, packet_bytes_max: int, version: int = Version.V311) -> tuple[Packet, int] | None:
     """Decode the packet at ``at``.
+
+    Args:
+        version: what the connection's CONNECT said. CONNECT itself is read by its own.
 
     Returns:
         The packet and the offset after it, or None when its bytes are not all there.
 
     Raises:
         MalformedPacket: the bytes can never become a packet.
-        ConnectRefused: a CONNECT of a protocol version other than 3.1.1.
+        ProtocolViolation: a packet that says what it may not say.
+        ConnectRefused: a CONNECT that is to be answered before the connection is closed: of an unknown version, or
+            one of MQTT 5.0 with any fault.
     """
-    if at >= len(data):
+    size = len(data)
+    if at >= size:
         return None
     # The first byte is judged before the rest is waited for: "GET / HTTP/1.1" is no PUBACK of 69 bytes.
-    kind, flags = data[at] >> 4, data[at] & 15
-    decoder = _DECODERS.get(kind)
-    if decoder is None:
-        raise MalformedPacket(f"packet type {kind} is reserved (table 2.1)")
-    required, decode_body = decoder
-    if required is not None and flags != required:
-        raise MalformedPacket(f"{PacketType(kind).name} with flags {flags:04b}, expected {required:04b}", "2.2.2-2")
-    place = packet_end(data, at, packet_bytes_max)
-    if place is None or place[1] > len(data):
+    first = data[at]
+    name, required, decode_body = _BY_TYPE[version][first >> 4]
+    if required != first & 15 and required is not None:
+        _check_flags(first >> 4, first & 15, required, version)
+    body = at + 2
+    if body <= size and (length := data[at + 1]) < 128 and body - at + length <= packet_bytes_max:
+        end = body + length
+    else:
+        place = packet_end(data, at, packet_bytes_max)
+        if place is None:
+            return None
+        body, end = place
+    if end > size:
         return None
-    body, end = place
-    reader = _Reader(data, body, end, PacketType(kind).name)
-    packet = decode_body(reader, flags)
-    reader.finish()
+    reader = Reader(data, body, end, name, version)
+    packet = decode_body(reader, first & 15)
+    if reader.at != end:
+        reader.finish()
     return packet, end
 
 
-class _Reader:
-    """Walks the fields of one complete packet."""
-
-    __slots__ = ("at", "data", "end", "name")
-
-    def __init__(self, data: bytes, at: int, end: int, name: str) -> None:
-        self.data = data
-        self.at = at
-        self.end = end
-        self.name = name
-
-    def take(self, length: int, field: str) -> bytes:
-        start = self.at
-        if start + length > self.end:
-            raise MalformedPacket(f"{self.name} ends inside its {field}")
-        self.at = start + length
-        return self.data[start : self.at]
-
-    def u8(self, field: str) -> int:
-        return self.take(1, field)[0]
-
-    def u16(self, field: str) -> int:
-        return int.from_bytes(self.take(2, field), "big")
-
-    def binary(self, field: str) -> bytes:
-        return self.take(self.u16(field), field)
-
-    def text(self, field: str) -> str:
-        data = self.binary(field)
-        try:
-            value = data.decode()
-        except UnicodeDecodeError:
-            raise MalformedPacket(f"the {field} of {self.name} is not UTF-8", "1.5.3-1") from None
-        if "\0" in value:
-            raise MalformedPacket(f"the {field} of {self.name} holds the null character U+0000", "1.5.3-2")
-        return value
-
-    def topic(self, field: str) -> bytes:
-        value = self.text(field)
-        try:
-            check_topic(value)
-        except InvalidTopic as error:
-            raise MalformedPacket(str(error)) from None
-        return value.encode()
-
-    def filter(self) -> str:
-        value = self.text("topic filter")
-        try:
-            check_filter(value)
-        except InvalidTopic as error:
-            raise MalformedPacket(str(error)) from None
-        return value
-
-    def packet_id(self) -> int:
-        value = self.u16("packet identifier")
-        if not value:
-            raise MalformedPacket(f"{self.name} with packet identifier 0", "2.3.1-1")
-        return value
-
-    def rest(self) -> bytes:
-        return self.take(self.end - self.at, "payload")
-
-    def finish(self) -> None:
-        if self.at != self.end:
-            raise MalformedPacket(f"{self.end - self.at} bytes follow the last field of {self.name}")
+def _check_flags(kind: int, flags: int, required: int, version: int) -> None:
+    if required == _RESERVED[0]:
+        raise MalformedPacket(f"packet type {kind} is reserved (table 2.1)")
+    if version == Version.V31 and kind in _DUP_IN_31 and flags & ~8 == required:
+        return
+    clause = "2.1.3-1" if version == Version.V5 else "2.2.2-2"
+    raise MalformedPacket(f"{PacketType(kind).name} with flags {flags:04b}, expected {required:04b}", clause)
 
 
-def _connect(reader: _Reader, _flags: int) -> Packet:
-    name, level = reader.binary("protocol name"), reader.u8("protocol level")
-    if name not in (b"MQTT", b"MQIsdp"):
-        raise MalformedPacket(f"protocol name {name[:16]!r}, expected 'MQTT'", "3.1.2-1")
-    if (name, level) != (b"MQTT", 4):
-        raise ConnectRefused(
-            ConnectCode.UNACCEPTABLE_PROTOCOL_VERSION,
-            f"protocol level {level} of {name.decode()}; this server speaks MQTT 3.1.1 (level 4)", "3.1.2-2",
-        )  # fmt: skip
-    flags, keep_alive_s = reader.u8("connect flags"), reader.u16("keep alive")
-    _check_connect_flags(flags)
-    client_id = reader.text("client identifier")
-    will = None
-    if flags & 0x04:
-        topic, payload = reader.topic("will topic"), reader.binary("will message")
-        will = Will(topic, payload, flags >> 3 & 3, bool(flags & 0x20))
-    username = reader.text("user name") if flags & 0x80 else None
-    password = reader.binary("password") if flags & 0x40 else None
-    return Connect(client_id, bool(flags & 0x02), keep_alive_s, will, username, password)
+def _properties(reader: Reader, packet: PacketType) -> Properties:
+    return read_properties(reader, packet) if reader.version == Version.V5 else NO_PROPERTIES
 
 
-def _check_connect_flags(flags: int) -> None:
-    if flags & 0x01:
-        raise MalformedPacket("CONNECT with its reserved flag set", "3.1.2-3")
-    if not flags & 0x04 and flags & 0x38:
-        raise MalformedPacket("CONNECT without a will, but with a will QoS or will retain", "3.1.2-11")
-    if flags & 0x18 == 0x18:
-        raise MalformedPacket("CONNECT with will QoS 3", "3.1.2-14")
-    if flags & 0x40 and not flags & 0x80:
-        raise MalformedPacket("CONNECT with a password but no user name", "3.1.2-22")
-
-
-def _connack(reader: _Reader, _flags: int) -> Packet:
+def _connack(reader: Reader, _flags: int) -> Packet:
     flags, code = reader.u8("acknowledge flags"), reader.u8("return code")
+    if reader.version == Version.V31:
+        flags = 0  # a reserved byte there
     if flags > 1 or (flags and code):
-        raise MalformedPacket(f"CONNACK with acknowledge flags {flags:#04x} and return code {code}", "3.2.2-4")
-    return ConnAck(bool(flags), code)
+        clause = reader.clause("3.2.2-4", "3.2.2-6" if code else "3.2.2-1")
+        raise MalformedPacket(f"CONNACK with acknowledge flags {flags:#04x} and return code {code}", clause)
+    if code not in (reason_codes.CONNACK_CODES if reader.version == Version.V5 else _CONNECT_CODES):
+        raise ProtocolViolation(
+            f"CONNACK with reason code {code:#04x}, which it cannot have", reader.clause("", "3.2.2-8")
+        )
+    return ConnAck(bool(flags), code, _properties(reader, PacketType.CONNACK))
 
 
-def _publish(reader: _Reader, flags: int) -> Packet:
+def _publish(reader: Reader, flags: int) -> Packet:
     qos = flags >> 1 & 3
     if qos == 3:
         raise MalformedPacket("PUBLISH with QoS 3", "3.3.1-4")
     if flags & 8 and not qos:
         raise MalformedPacket("PUBLISH with DUP at QoS 0", "3.3.1-2")
-    topic = reader.topic("topic name")
+    in_5 = reader.version == Version.V5
+    topic = reader.topic("topic name", may_be_empty=in_5)
     packet_id = reader.packet_id() if qos else 0
-    return Publish(topic, reader.rest(), qos, packet_id, bool(flags & 1), bool(flags & 8))
+    properties = read_properties(reader, PacketType.PUBLISH) if in_5 else NO_PROPERTIES
+    if not topic and properties.topic_alias is None:
+        raise ProtocolViolation("PUBLISH with neither a topic name nor a topic alias (section 3.3.2.1)")
+    return Publish(topic, reader.rest(), qos, packet_id, bool(flags & 1), bool(flags & 8), properties)
 
 
-def _subscribe(reader: _Reader, _flags: int) -> Packet:
+def _subscribe(reader: Reader, _flags: int) -> Packet:
     packet_id = reader.packet_id()
-    filters: list[tuple[str, int]] = []
+    properties = _properties(reader, PacketType.SUBSCRIBE)
+    read = _subscription_5 if reader.version == Version.V5 else _subscription
+    filters: list[Subscription] = []
     while reader.at < reader.end:
-        topic_filter, qos = reader.filter(), reader.u8("requested QoS")
-        if qos > 2:
-            raise MalformedPacket(f"SUBSCRIBE with requested QoS byte {qos:#04x}", "3.8.3-4")
-        filters.append((topic_filter, qos))
+        filters.append(read(reader))
     if not filters:
-        raise MalformedPacket("SUBSCRIBE without a topic filter", "3.8.3-3")
-    return Subscribe(packet_id, tuple(filters))
+        clause = reader.clause("3.8.3-3", "3.8.3-2")
+        raise MalformedPacket("SUBSCRIBE without a topic filter", clause, ReasonCode.PROTOCOL_ERROR)
+    return Subscribe(packet_id, tuple(filters), properties)
 
 
-def _suback(reader: _Reader, _flags: int) -> Packet:
-    packet_id, codes = reader.packet_id(), reader.rest()
-    if not codes or any(code > 2 and code != SUBSCRIBE_FAILED for code in codes):
-        raise MalformedPacket(f"SUBACK with return codes {codes[:16].hex()}", "3.9.3-2")
-    return SubAck(packet_id, tuple(codes))
+def _subscription(reader: Reader) -> Subscription:
+    topic_filter, qos = reader.filter(), reader.u8("requested QoS")
+    if qos > 2:
+        raise MalformedPacket(f"SUBSCRIBE with requested QoS byte {qos:#04x}", "3.8.3-4")
+    return Subscription(topic_filter, qos)
 
 
-def _unsubscribe(reader: _Reader, _flags: int) -> Packet:
-    packet_id = reader.packet_id()
+def _subscription_5(reader: Reader) -> Subscription:
+    topic_filter, options = reader.filter(), reader.u8("subscription options")
+    if options & 0xC0:
+        raise MalformedPacket(f"SUBSCRIBE with reserved bits in its options {options:#04x}", "3.8.3-5")
+    qos, retain_handling, no_local = options & 3, options >> 4, bool(options & 4)
+    if qos == 3 or retain_handling == 3:
+        raise ProtocolViolation(f"SUBSCRIBE with options {options:#04x}: no QoS or retain handling is 3")
+    try:
+        split_share(topic_filter)
+    except InvalidTopic as error:
+        raise MalformedPacket(str(error), code=ReasonCode.TOPIC_FILTER_INVALID) from None
+    if no_local and topic_filter.startswith(SHARE_PREFIX):
+        raise ProtocolViolation(f"SUBSCRIBE to {topic_filter!r} with no local", "3.8.3-4")
+    return Subscription(topic_filter, qos, no_local, bool(options & 8), retain_handling)
+
+
+def _suback(reader: Reader, _flags: int) -> Packet:
+    packet_id, properties = reader.packet_id(), _properties(reader, PacketType.SUBACK)
+    codes = reader.rest()
+    allowed = reason_codes.SUBACK_CODES if reader.version == Version.V5 else (0, 1, 2, SUBSCRIBE_FAILED)
+    if not codes or any(code not in allowed for code in codes):
+        raise MalformedPacket(f"SUBACK with return codes {codes[:16].hex()}", reader.clause("3.9.3-2", "3.9.3-1"))
+    return SubAck(packet_id, tuple(codes), properties)
+
+
+def _unsubscribe(reader: Reader, _flags: int) -> Packet:
+    packet_id, properties = reader.packet_id(), _properties(reader, PacketType.UNSUBSCRIBE)
     filters: list[str] = []
     while reader.at < reader.end:
         filters.append(reader.filter())
     if not filters:
-        raise MalformedPacket("UNSUBSCRIBE without a topic filter", "3.10.3-2")
-    return Unsubscribe(packet_id, tuple(filters))
+        raise MalformedPacket("UNSUBSCRIBE without a topic filter", "3.10.3-2", ReasonCode.PROTOCOL_ERROR)
+    return Unsubscribe(packet_id, tuple(filters), properties)
 
 
-def _id_only(
-    packet: type[PubAck] | type[PubRec] | type[PubRel] | type[PubComp] | type[UnsubAck],
-) -> Callable[[_Reader, int], Packet]:
-    return lambda reader, _: packet(reader.packet_id())
+def _unsuback(reader: Reader, _flags: int) -> Packet:
+    packet_id = reader.packet_id()
+    if reader.version != Version.V5:
+        return UnsubAck(packet_id)
+    properties, codes = read_properties(reader, PacketType.UNSUBACK), reader.rest()
+    if not codes or any(code not in reason_codes.UNSUBACK_CODES for code in codes):
+        raise MalformedPacket(f"UNSUBACK with reason codes {codes[:16].hex()}", "3.11.3-1")
+    return UnsubAck(packet_id, tuple(codes), properties)
 
 
-_DECODERS: dict[int, tuple[int | None, Callable[[_Reader, int], Packet]]] = {
-    PacketType.CONNECT: (0, _connect),
+def _answer(
+    packet: type[PubAck] | type[PubRec] | type[PubRel] | type[PubComp], kind: PacketType, allowed: frozenset[int]
+) -> Callable[[Reader, int], Packet]:
+    """The decoder of an acknowledgement: reason code and properties may be left out (section 3.4.2.1)."""
+
+    def decode_answer(reader: Reader, _flags: int) -> Packet:
+        packet_id = reader.packet_id()
+        if reader.version != Version.V5 or reader.at == reader.end:
+            return packet(packet_id)
+        code = reader.code(allowed)
+        return packet(packet_id, code, read_properties(reader, kind) if reader.at < reader.end else NO_PROPERTIES)
+
+    return decode_answer
+
+
+def _disconnect(reader: Reader, _flags: int) -> Packet:
+    if reader.version != Version.V5 or reader.at == reader.end:
+        return Disconnect()
+    code = reader.code(reason_codes.DISCONNECT_CODES)
+    properties = read_properties(reader, PacketType.DISCONNECT) if reader.at < reader.end else NO_PROPERTIES
+    return Disconnect(code, properties)
+
+
+def _auth(reader: Reader, _flags: int) -> Packet:
+    if reader.at == reader.end:
+        return Auth()
+    code = reader.code(reason_codes.AUTH_CODES)
+    return Auth(code, read_properties(reader, PacketType.AUTH))
+
+
+_DECODERS: dict[int, tuple[int | None, Callable[[Reader, int], Packet]]] = {
+    PacketType.CONNECT: (0, decode_connect),
     PacketType.CONNACK: (0, _connack),
     PacketType.PUBLISH: (None, _publish),
-    PacketType.PUBACK: (0, _id_only(PubAck)),
-    PacketType.PUBREC: (0, _id_only(PubRec)),
-    PacketType.PUBREL: (2, _id_only(PubRel)),
-    PacketType.PUBCOMP: (0, _id_only(PubComp)),
+    PacketType.PUBACK: (0, _answer(PubAck, PacketType.PUBACK, reason_codes.PUBLISH_ANSWER_CODES)),
+    PacketType.PUBREC: (0, _answer(PubRec, PacketType.PUBREC, reason_codes.PUBLISH_ANSWER_CODES)),
+    PacketType.PUBREL: (2, _answer(PubRel, PacketType.PUBREL, reason_codes.RELEASE_CODES)),
+    PacketType.PUBCOMP: (0, _answer(PubComp, PacketType.PUBCOMP, reason_codes.RELEASE_CODES)),
     PacketType.SUBSCRIBE: (2, _subscribe),
     PacketType.SUBACK: (0, _suback),
     PacketType.UNSUBSCRIBE: (2, _unsubscribe),
-    PacketType.UNSUBACK: (0, _id_only(UnsubAck)),
+    PacketType.UNSUBACK: (0, _unsuback),
     PacketType.PINGREQ: (0, lambda *_: PingReq()),
     PacketType.PINGRESP: (0, lambda *_: PingResp()),
-    PacketType.DISCONNECT: (0, lambda *_: Disconnect()),
+    PacketType.DISCONNECT: (0, _disconnect),
+    PacketType.AUTH: (0, _auth),
 }
 """Packet type -> (required flags or None, decoder of the body). Table 2.2 and section 2.2.2."""
+
+
+def _reserved(reader: Reader, _flags: int) -> Packet:
+    raise AssertionError(f"no flags of {reader.name} are right")
+
+
+def _by_type(version: Version) -> tuple[tuple[str, int | None, Callable[[Reader, int], Packet]], ...]:
+    kinds = set(_DECODERS) if version is Version.V5 else set(_DECODERS) - {PacketType.AUTH}
+    return tuple((kind.name, *(_DECODERS[kind] if kind in kinds else _RESERVED)) for kind in PacketType)
+
+
+_RESERVED = (-1, _reserved)
+_BY_TYPE: dict[int, tuple[tuple[str, int | None, Callable[[Reader, int], Packet]], ...]] = {
+    version: _by_type(version) for version in Version
+}
+"""Version -> the same by packet type, with the packet's name. Reserved types want flags that no byte has."""
+
+_CONNECT_CODES = frozenset(reason_codes.ConnectCode)
+
+_DUP_IN_31 = (PacketType.PUBREL, PacketType.SUBSCRIBE, PacketType.UNSUBSCRIBE)
+"""Packets that clients of MQTT 3.1 may send again with DUP."""

@@ -2,41 +2,43 @@
 
 from __future__ import annotations
 
-from enum import IntEnum
-
 from protocols.errors import CodecError
+from protocols.mqtt.packet_types import Version
+from protocols.mqtt.reason_codes import ConnectCode, ReasonCode
 
-
-class ConnectCode(IntEnum):
-    """Return codes of CONNACK (table 3.1)."""
-
-    ACCEPTED = 0
-    UNACCEPTABLE_PROTOCOL_VERSION = 1
-    IDENTIFIER_REJECTED = 2
-    SERVER_UNAVAILABLE = 3
-    BAD_USER_NAME_OR_PASSWORD = 4
-    NOT_AUTHORISED = 5
+__all__ = ["ConnectCode", "ConnectRefused", "MalformedPacket", "MqttError", "ProtocolViolation", "ReasonCode"]
 
 
 class MqttError(CodecError):
-    """The peer broke the protocol. The sentence ends with the clause, such as ``[MQTT-3.1.0-2]``, where one applies."""
+    """The peer broke the protocol. The sentence ends with the clause, such as ``[MQTT-3.1.0-2]``, where one applies.
 
-    def __init__(self, reason: str, clause: str = "") -> None:
+    ``code`` is what DISCONNECT or CONNACK of MQTT 5.0 says of it.
+    """
+
+    def __init__(self, reason: str, clause: str = "", code: ReasonCode = ReasonCode.UNSPECIFIED_ERROR) -> None:
         super().__init__(f"{reason} [MQTT-{clause}]" if clause else reason)
         self.clause = clause
+        self.code = code
 
 
 class MalformedPacket(MqttError):
     """The bytes are no MQTT packet, and no further bytes would make them one."""
 
+    def __init__(self, reason: str, clause: str = "", code: ReasonCode = ReasonCode.MALFORMED_PACKET) -> None:
+        super().__init__(reason, clause, code)
+
 
 class ProtocolViolation(MqttError):
-    """A well-formed packet that may not come now."""
+    """A packet that can be read, but may not come now, or says what it may not say."""
+
+    def __init__(self, reason: str, clause: str = "", code: ReasonCode = ReasonCode.PROTOCOL_ERROR) -> None:
+        super().__init__(reason, clause, code)
 
 
 class ConnectRefused(MqttError):
-    """A CONNECT that the server answers with ``code`` before it closes the connection."""
+    """A CONNECT that the server answers with a CONNACK before it closes the connection."""
 
-    def __init__(self, code: ConnectCode, reason: str, clause: str = "") -> None:
-        super().__init__(reason, clause)
-        self.code = code
+    def __init__(self, code: ReasonCode, reason: str, clause: str = "", version: int = Version.V311) -> None:
+        super().__init__(reason, clause, code)
+        self.version = version
+        """The version in which the client is answered."""

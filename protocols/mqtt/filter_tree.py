@@ -1,64 +1,69 @@
-"""Who subscribed to what: a tree of filter levels, walked once per topic (MQTT 3.1.1 section 4.7)."""
+"""Who subscribed to what: a tree of filter levels, walked once per topic (MQTT 3.1.1 and 5.0 section 4.7)."""
 
 from __future__ import annotations
 
 from typing import Generic, TypeVar
 
-Subscriber = TypeVar("Subscriber")
+Entry = TypeVar("Entry")
 
 
-class _Node(Generic[Subscriber]):
-    __slots__ = ("children", "subscribers")
+class _Node(Generic[Entry]):
+    __slots__ = ("children", "entries")
 
     def __init__(self) -> None:
-        self.children: dict[str, _Node[Subscriber]] = {}
-        self.subscribers: dict[Subscriber, int] = {}
+        self.children: dict[str, _Node[Entry]] = {}
+        self.entries: dict[Entry, None] = {}
 
 
-class FilterTree(Generic[Subscriber]):
-    """Filters with the subscribers (hashable) of each and the QoS they were granted. Filters must be valid ones.
+class FilterTree(Generic[Entry]):
+    """Filters with the entries of each. Filters must be valid ones, without ``$share/{name}/``.
+
+    An entry is whatever is hashable and stands for a subscription: the caller keeps in it what was asked for and
+    granted, and one entry may stand for all members of a shared subscription.
 
     The cost of ``match`` depends on the topic's levels and on the filters that match its beginning, not on how many
     filters there are. Depth is walked in a loop: a filter of thousands of levels cannot exhaust the stack.
     """
 
-    def __init__(self) -> None:
-        self._root: _Node[Subscriber] = _Node()
+    __slots__ = ("_root",)
 
-    def add(self, topic_filter: str, subscriber: Subscriber, qos: int) -> None:
-        """Subscribe, or change the QoS of a subscription [MQTT-3.8.4-3]."""
+    def __init__(self) -> None:
+        self._root: _Node[Entry] = _Node()
+
+    def add(self, topic_filter: str, entry: Entry) -> None:
+        """Put an entry at a filter; nothing happens when it is there already."""
         node = self._root
         for level in topic_filter.split("/"):
             child = node.children.get(level)
             if child is None:
                 child = node.children[level] = _Node()
             node = child
-        node.subscribers[subscriber] = qos
+        node.entries[entry] = None
 
-    def remove(self, topic_filter: str, subscriber: Subscriber) -> None:
-        """End a subscription; nothing happens when there is none. Branches left empty are cut off."""
+    def remove(self, topic_filter: str, entry: Entry) -> None:
+        """Take an entry out; nothing happens when it is not there. Branches left empty are cut off."""
         node = self._root
-        path: list[tuple[_Node[Subscriber], str]] = []
+        path: list[tuple[_Node[Entry], str]] = []
         for level in topic_filter.split("/"):
             path.append((node, level))
             child = node.children.get(level)
             if child is None:
                 return
             node = child
-        node.subscribers.pop(subscriber, None)
+        node.entries.pop(entry, None)
         for parent, level in reversed(path):
             child = parent.children[level]
-            if child.subscribers or child.children:
+            if child.entries or child.children:
                 return
             del parent.children[level]
 
-    def match(self, topic: str) -> dict[Subscriber, int]:
-        """The subscribers of a topic, each with the highest QoS among its filters that match [MQTT-3.3.5-1]."""
-        found: dict[Subscriber, int] = {}
+    def match(self, topic: str) -> list[Entry]:
+        """The entries of all filters that match a topic; one that is at several of them comes as often."""
+        found: list[Entry] = []
         nodes = [self._root]
         hidden = topic.startswith("$")  # no wildcard on the first level matches these [MQTT-4.7.2-1]
         for level in topic.split("/"):
-            following: list[_Node[Subscriber]] = []
+            following: list[_Node[Entry]] = []
             for node in nodes:
                 children = node.children
                 if level in children:
@@ -67,22 +72,16 @@ class FilterTree(Generic[Subscriber]):
                     if "+" in children:
                         following.append(children["+"])
                     if "#" in children:
-                        _collect(found, children["#"])
+                        found += children["#"].entries
             hidden = False
             nodes = following
             if not nodes:
                 return found
         for node in nodes:
-            _collect(found, node)
+            found += node.entries
             if "#" in node.children:  # "sport/#" matches "sport" too (section 4.7.1.2)
-                _collect(found, node.children["#"])
+                found += node.children["#"].entries
         return found
 
     def __bool__(self) -> bool:
         return bool(self._root.children)
-
-
-def _collect(found: dict[Subscriber, int], node: _Node[Subscriber]) -> None:
-    for subscriber, qos in node.subscribers.items():
-        if qos > found.get(subscriber, -1):
-            found[subscriber] = qos

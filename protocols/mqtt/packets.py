@@ -1,36 +1,24 @@
-"""The fourteen control packets of MQTT 3.1.1 as values (chapter 3)."""
+"""The control packets of MQTT 3.1, 3.1.1 and 5.0 as values (chapter 3). What a version lacks has its default."""
 
 from __future__ import annotations
 
-from enum import IntEnum
-
 import msgspec
 
+from protocols.mqtt.packet_types import PacketType, Version
+from protocols.mqtt.properties import NO_PROPERTIES, Properties
+from protocols.mqtt.reason_codes import FAILED
 
-class PacketType(IntEnum):
-    """Upper four bits of a packet's first byte (table 2.1)."""
-
-    CONNECT = 1
-    CONNACK = 2
-    PUBLISH = 3
-    PUBACK = 4
-    PUBREC = 5
-    PUBREL = 6
-    PUBCOMP = 7
-    SUBSCRIBE = 8
-    SUBACK = 9
-    UNSUBSCRIBE = 10
-    UNSUBACK = 11
-    PINGREQ = 12
-    PINGRESP = 13
-    DISCONNECT = 14
+__all__ = [
+    "Auth", "ConnAck", "Connect", "Disconnect", "Packet", "PacketType", "PingReq", "PingResp", "PubAck", "PubComp",
+    "PubRec", "PubRel", "Publish", "SubAck", "Subscribe", "Subscription", "UnsubAck", "Unsubscribe", "Version", "Will",
+]  # fmt: skip
 
 
-class Packet(msgspec.Struct, frozen=True):
+class Packet(msgspec.Struct, frozen=True, repr_omit_defaults=True):
     """Base of all packets."""
 
 
-class Will(msgspec.Struct, frozen=True):
+class Will(msgspec.Struct, frozen=True, repr_omit_defaults=True):
     """What the server publishes for a client that goes without DISCONNECT (section 3.1.2.5)."""
 
     topic: bytes
@@ -38,6 +26,8 @@ class Will(msgspec.Struct, frozen=True):
     payload: bytes
     qos: int = 0
     retain: bool = False
+    properties: Properties = NO_PROPERTIES
+    """``will_delay_interval`` among them."""
 
 
 class Connect(Packet, frozen=True):
@@ -45,12 +35,15 @@ class Connect(Packet, frozen=True):
 
     client_id: str
     """May be empty."""
-    clean_session: bool = True
+    clean_start: bool = True
+    """Clean session, as the versions before 5.0 call it."""
     keep_alive_s: int = 0
     """0 turns the mechanism off."""
     will: Will | None = None
     username: str | None = None
     password: bytes | None = None
+    version: int = Version.V311
+    properties: Properties = NO_PROPERTIES
 
 
 class ConnAck(Packet, frozen=True):
@@ -58,51 +51,76 @@ class ConnAck(Packet, frozen=True):
 
     session_present: bool
     code: int
+    """A ``ReasonCode``; the encoder says it in the words of older versions, whose ``ConnectCode`` it takes too."""
+    properties: Properties = NO_PROPERTIES
 
 
 class Publish(Packet, frozen=True):
     """Section 3.3."""
 
     topic: bytes
-    """UTF-8, checked: not empty, no wildcard. Bytes, because bytes are routed, stored and sent on."""
+    """UTF-8, checked: no wildcard, not empty but where a topic alias stands for it. Bytes, because bytes are routed,
+    stored and sent on."""
     payload: bytes
     qos: int = 0
     packet_id: int = 0
     """1 to 65,535 at QoS 1 and 2, 0 at QoS 0."""
     retain: bool = False
     dup: bool = False
+    properties: Properties = NO_PROPERTIES
 
 
 class PubAck(Packet, frozen=True):
     """Section 3.4."""
 
     packet_id: int
+    code: int = 0
+    properties: Properties = NO_PROPERTIES
 
 
 class PubRec(Packet, frozen=True):
     """Section 3.5."""
 
     packet_id: int
+    code: int = 0
+    properties: Properties = NO_PROPERTIES
 
 
 class PubRel(Packet, frozen=True):
     """Section 3.6."""
 
     packet_id: int
+    code: int = 0
+    properties: Properties = NO_PROPERTIES
 
 
 class PubComp(Packet, frozen=True):
     """Section 3.7."""
 
     packet_id: int
+    code: int = 0
+    properties: Properties = NO_PROPERTIES
+
+
+class Subscription(msgspec.Struct, frozen=True, repr_omit_defaults=True):
+    """One line of a SUBSCRIBE (section 3.8.3)."""
+
+    filter: str
+    """Valid; ``protocols.topics.split_share`` takes it apart where it is a shared subscription."""
+    qos: int = 0
+    no_local: bool = False
+    retain_as_published: bool = False
+    retain_handling: int = 0
+    """Retained messages are sent: 0 always, 1 if the subscription is new, 2 never."""
 
 
 class Subscribe(Packet, frozen=True):
     """Section 3.8."""
 
     packet_id: int
-    filters: tuple[tuple[str, int], ...]
-    """(topic filter, requested QoS), at least one; the filters are valid."""
+    filters: tuple[Subscription, ...]
+    """At least one."""
+    properties: Properties = NO_PROPERTIES
 
 
 class SubAck(Packet, frozen=True):
@@ -110,7 +128,8 @@ class SubAck(Packet, frozen=True):
 
     packet_id: int
     codes: tuple[int, ...]
-    """Granted QoS, or 0x80 for a failure, in the order of the SUBSCRIBE's filters."""
+    """Granted QoS, or a ``ReasonCode`` from 0x80 on, in the order of the SUBSCRIBE's filters."""
+    properties: Properties = NO_PROPERTIES
 
 
 class Unsubscribe(Packet, frozen=True):
@@ -118,12 +137,16 @@ class Unsubscribe(Packet, frozen=True):
 
     packet_id: int
     filters: tuple[str, ...]
+    properties: Properties = NO_PROPERTIES
 
 
 class UnsubAck(Packet, frozen=True):
     """Section 3.11."""
 
     packet_id: int
+    codes: tuple[int, ...] = ()
+    """One for each filter in MQTT 5.0; older versions have none, and the encoder leaves them out."""
+    properties: Properties = NO_PROPERTIES
 
 
 class PingReq(Packet, frozen=True):
@@ -135,8 +158,18 @@ class PingResp(Packet, frozen=True):
 
 
 class Disconnect(Packet, frozen=True):
-    """Section 3.14."""
+    """Section 3.14. Servers send it in MQTT 5.0 only."""
+
+    code: int = 0
+    properties: Properties = NO_PROPERTIES
 
 
-SUBSCRIBE_FAILED = 0x80
+class Auth(Packet, frozen=True):
+    """Section 3.15 of MQTT 5.0; no other version has it."""
+
+    code: int = 0
+    properties: Properties = NO_PROPERTIES
+
+
+SUBSCRIBE_FAILED = FAILED
 """SUBACK's return code for a filter that was not accepted (section 3.9.3)."""

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Generic, TypeVar
 
 from protocols.mqtt.encoder import PUBACK, PUBREC
-from protocols.mqtt.packets import PacketType
+from protocols.mqtt.packet_types import PacketType, Version
 
 Target = TypeVar("Target")
 
@@ -21,6 +21,7 @@ SCAN_PACKET_BYTES_MIN = 129
 _QOS0 = PacketType.PUBLISH << 4
 _QOS1 = PacketType.PUBLISH << 4 | 1 << 1
 _NO_ID = b"\0\0"
+_NOTHING = object()
 
 
 class Records:
@@ -61,12 +62,22 @@ class PublishRun(Generic[Target]):
             self.acks.append((PUBACK if qos == 1 else PUBREC) + packet_id.to_bytes(2, "big"))
 
 
-def scan(data: bytes, at: int, targets: Mapping[bytes, Target], run: PublishRun[Target], packet_bytes_max: int) -> int:
+def scan(  # noqa: PLR0917 - positional, for speed
+    data: bytes,
+    at: int,
+    targets: Mapping[bytes, Target],
+    run: PublishRun[Target],
+    packet_bytes_max: int,
+    version: int = Version.V311,
+    qos0_flags: int = 0,
+) -> int:
     """Take plain PUBLISH packets from ``data[at:]`` into ``run``, up to the first packet that is anything else.
 
     Args:
         targets: valid topic -> where its records go. Topics that need more than storing are left out of it.
         packet_bytes_max: at least ``SCAN_PACKET_BYTES_MIN``.
+        version: in MQTT 5.0 a plain packet's property section is empty.
+        qos0_flags: flag bits for the records of QoS 0 publishes.
 
     Returns:
         The offset of the first packet not taken (perhaps an incomplete one). Never raises.
@@ -76,7 +87,8 @@ def scan(data: bytes, at: int, targets: Mapping[bytes, Target], run: PublishRun[
     find = targets.get
     ids: list[bytes] = []
     add_id = ids.append
-    current: Target | None = None
+    current: object = _NOTHING
+    in_5 = version == Version.V5
     end = len(data)
     last = end - 4  # the shortest PUBLISH has four bytes; below, at + 3 is inside
     while at <= last:
@@ -110,6 +122,10 @@ def scan(data: bytes, at: int, targets: Mapping[bytes, Target], run: PublishRun[
             packet_id = b""
         else:
             break
+        if in_5:
+            if start >= after or data[start]:
+                break
+            start += 1
         topic = data[topic_start:topic_end]
         target = find(topic)
         if target is not current:
@@ -119,12 +135,14 @@ def scan(data: bytes, at: int, targets: Mapping[bytes, Target], run: PublishRun[
             records = groups.get(target)
             if records is None:
                 records = groups[target] = Records()
-            add_key = records.keys.append
+            keys = records.keys
+            flags = records.flags
+            add_key = keys.append
             add_payload = records.payloads.append
-        elif target is None:
-            break
         if packet_id:
             add_id(packet_id)
+        elif qos0_flags:
+            flags[len(keys)] = qos0_flags
         add_key(topic)
         add_payload(data[start:after])
         at = after

@@ -21,6 +21,7 @@ from storage.segment_log.recovery import RecoveryReport, recover
 from storage.segment_log.settings import RECORD_BYTES_MAX, LogSettings
 from storage.segment_log.state import LaneState, LogState
 from storage.segment_log.stats import LogStats, take_stats
+from storage.segment_log.together import Together
 from storage.segment_log.writer import WriterThread
 
 
@@ -168,13 +169,45 @@ class SegmentLog:
             base_seq = lane.next_seq
             if not keys:
                 return base_seq
-            admit(state, size + BATCH_OVERHEAD_BYTES)
+            if size + BATCH_OVERHEAD_BYTES <= state.queue.reserved_bytes:
+                state.queue.reserved_bytes -= size + BATCH_OVERHEAD_BYTES
+            else:
+                admit(state, size + BATCH_OVERHEAD_BYTES)
             waiting = not state.queue
             state.queue.add(stream, base_seq, Run(time, keys, payloads, headers, flags, size))
+            if state.queue.together is not None:
+                state.queue.together.append((stream, base_seq, len(keys)))
             lane.next_seq += len(keys)
             if waiting:
                 state.changed.notify()
         return base_seq
+
+    def lead(self, stream: int) -> None:
+        """From now on this stream's batches stand first in each commit.
+
+        A crash may leave the beginning of the commit that it interrupts. So if a record of such a commit is there, the
+        leading streams' records of the same commit are there too; not the other way about.
+        """
+        with self._state.changed:
+            self._state.queue.leading.add(stream)
+
+    def together(self, reserve_bytes: int) -> Together:
+        """A context in which all appends go into one commit. Owner's thread only; not within another such context.
+
+        The writer waits for its end, so it must be short: no reads, no waiting.
+
+        Args:
+            reserve_bytes: room that is made sure of at the start (headers and 512 bytes an append included): appends
+                within it are not refused, so that either all of them are taken or none.
+
+        Raises:
+            LogFull, LogFailed: on entering it; nothing was changed.
+        """
+        return Together(self._state, reserve_bytes)
+
+    def appended_together(self) -> list[tuple[int, int, int]] | None:
+        """(stream, first seq, count) of each append of the context ``together`` so far; None outside of one."""
+        return self._state.queue.together
 
     def on_durable(self, callback: Callback) -> None:
         """Call back, through ``post``, once everything appended so far is durable (None) or never can be (the error).

@@ -88,7 +88,7 @@ class PendingBatch:
 class PendingCommit:
     """What one write and fsync will make durable."""
 
-    __slots__ = ("_open", "batches", "callbacks", "first_times", "gaps", "raw_bytes", "records")
+    __slots__ = ("_leading", "_open", "batches", "callbacks", "first_times", "gaps", "raw_bytes", "records")
 
     def __init__(self) -> None:
         self.batches: list[PendingBatch] = []
@@ -99,18 +99,27 @@ class PendingCommit:
         self.raw_bytes = 0
         self.records = 0
         self._open: dict[int, PendingBatch] = {}
+        self._leading = 0
+        """How many of the batches stand first because their streams lead."""
 
     @property
     def empty(self) -> bool:
         """Whether there is nothing to write; there may be callbacks to call."""
         return not self.batches and not self.gaps
 
-    def add(self, stream: int, base_seq: int, run: Run, clock_reading: Callable[[], ClockReading]) -> None:
-        """Add a run to the stream's batch, or to a new one if it has no room."""
+    def add(
+        self, stream: int, base_seq: int, run: Run, clock_reading: Callable[[], ClockReading], *, leads: bool = False
+    ) -> None:
+        """Add a run to the stream's batch, or to a new one if it has no room.
+
+        Args:
+            leads: the stream's batches stand before those of streams that do not lead.
+        """
         pending = self._open.get(stream)
         if pending is None or not pending.takes(run):
             pending = self._open[stream] = PendingBatch(stream, base_seq, clock_reading())
-            self.batches.append(pending)
+            self.batches.insert(self._leading if leads else len(self.batches), pending)
+            self._leading += leads
             self.raw_bytes += BATCH_OVERHEAD_BYTES
         pending.extend(run)
         self.first_times[stream] = min(run.time, self.first_times.get(stream, run.time))
@@ -127,6 +136,12 @@ class PendingQueue:
         self._in_flight: PendingCommit | None = None
         self.raw_bytes = 0
         """Estimate of the uncompressed bytes that are not durable, those in flight included."""
+        self.leading: set[int] = set()
+        """Streams whose batches stand first in their commits."""
+        self.reserved_bytes = 0
+        """Appends of up to this many bytes were admitted before."""
+        self.together: list[tuple[int, int, int]] | None = None
+        """(stream, first seq, count) of what was added since ``begin_whole``; None outside."""
 
     def __bool__(self) -> bool:
         return bool(self._commits)
@@ -146,7 +161,7 @@ class PendingQueue:
             return
         commit = self._last()
         before = commit.raw_bytes
-        commit.add(stream, base_seq, run, self._clock_reading)
+        commit.add(stream, base_seq, run, self._clock_reading, leads=stream in self.leading)
         self.raw_bytes += commit.raw_bytes - before
 
     def add_gaps(self, gaps: list[GapNotice]) -> None:
@@ -162,8 +177,19 @@ class PendingQueue:
             self._commits.append(PendingCommit())
         self._commits[-1].callbacks.append(callback)
 
+    def begin_whole(self, reserved_bytes: int) -> None:
+        """From here to ``end_whole`` everything goes into one commit, however long that becomes."""
+        assert self.together is None, "what is to be one commit cannot be begun within another"
+        if self._commits:
+            self._last()
+        self.together, self.reserved_bytes = [], reserved_bytes
+
+    def end_whole(self) -> None:
+        """What follows may begin another commit."""
+        self.together, self.reserved_bytes = None, 0
+
     def _last(self) -> PendingCommit:
-        if not self._commits or self._commits[-1].raw_bytes >= COMMIT_BYTES_MAX:
+        if not self._commits or (self._commits[-1].raw_bytes >= COMMIT_BYTES_MAX and self.together is None):
             self._commits.append(PendingCommit())
         return self._commits[-1]
 

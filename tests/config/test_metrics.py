@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import aiohttp
 from prometheus_client.parser import text_string_to_metric_families
 
 from cloud_hub.hub import Hub
 from cloud_hub.settings import HubSettings
 from config.metrics import EDGE_METRICS, HUB_METRICS
+from edge_node.counters import Counters
+from edge_node.door_counters import DoorCounters
+from edge_node.state import StateCounters
 
 
 async def test_a_hub_exports_its_catalogue() -> None:
@@ -22,6 +27,15 @@ async def test_a_hub_exports_its_catalogue() -> None:
     # Series with labels of streams appear with the first stream.
     without_streams = {(metric.name, metric.kind) for metric in HUB_METRICS if "stream" not in metric.labels}
     assert exported == without_streams
+
+
+def test_every_counter_of_an_edge_is_in_the_catalogue() -> None:
+    gauges = {metric.name for metric in EDGE_METRICS if metric.kind == "gauge"}
+    counters = {metric.name for metric in EDGE_METRICS if metric.kind == "counter"}
+    for each in (Counters, DoorCounters, StateCounters):
+        for field in dataclasses.fields(each):
+            name = f"weft_edge_{field.name}"
+            assert name in gauges or f"{name}_total" in counters, f"{name} is not in config/metrics.py"
 
 
 def test_every_metric_has_a_meaning_and_a_unique_name() -> None:

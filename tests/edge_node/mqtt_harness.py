@@ -1,4 +1,4 @@
-"""An MQTT listener over a real log, a filesystem whose sync can be held, and clients over real sockets."""
+"""A broker over a real log and database, a filesystem whose sync can be held, and clients over real sockets."""
 
 from __future__ import annotations
 
@@ -16,16 +16,17 @@ from typing import Any
 import paho.mqtt.client as paho
 from paho.mqtt.enums import CallbackAPIVersion
 
+from edge_node.broker import Broker, BrokerSettings
+from edge_node.broker_ports import Identity
 from edge_node.counters import Counters
-from edge_node.ingest import Ingest
-from edge_node.mqtt_listener import MqttListener, MqttSettings
-from edge_node.router import Router
-from edge_node.sessions import SessionLimits, Sessions
-from edge_node.subscriptions import Subscriptions
+from edge_node.sessions import SessionLimits
+from edge_node.state.broker_state import BrokerState
+from edge_node.state.settings import StateCounters, StateSettings
 from protocols.batch import ClockReading, ClockState, Record, records
 from protocols.mqtt.decoder import decode
 from protocols.mqtt.encoder import encode
-from protocols.mqtt.packets import ConnAck, Connect, Packet
+from protocols.mqtt.packets import ConnAck, Connect, Packet, SubAck, Subscribe, Subscription
+from protocols.mqtt.properties import NO_PROPERTIES, Properties
 from storage.filesystem import File, OSFileSystem
 from storage.segment_log import LogSettings, SegmentLog
 
@@ -85,17 +86,62 @@ class SyncGate(OSFileSystem):
         return _GatedFile(super().create(path), self)
 
 
+class Anyone:
+    """Lets everybody in and do everything, unless a test says otherwise."""
+
+    def __init__(self) -> None:
+        self.refuse: Exception | None = None
+        self.may: Callable[[str, str], bool] | None = None
+        """(what, topic or filter) -> whether; None for everything."""
+
+    async def authenticate(self, connect: Connect, transport: Any) -> Identity:
+        if self.refuse is not None:
+            raise self.refuse
+        return Somebody(self, connect.username)
+
+    def watch(self, callback: Callable[[], None]) -> None: ...
+
+
+class Somebody:
+    def __init__(self, door: Anyone, username: str | None) -> None:
+        self._door = door
+        self.username = username
+        self.client_id: str | None = None
+        self.unrestricted = door.may is None
+
+    def may_publish(self, topic: bytes) -> bool:
+        return self._door.may is None or self._door.may("publish", topic.decode())
+
+    def may_subscribe(self, topic_filter: str) -> bool:
+        return self._door.may is None or self._door.may("subscribe", topic_filter)
+
+    def may_read(self, topic: bytes) -> bool:
+        return self._door.may is None or self._door.may("read", topic.decode())
+
+
+class Guest:
+    """A connection that nobody limits."""
+
+    def __init__(self, counters: Counters) -> None:
+        self.name = "guest"
+        self._counters = counters
+        counters.connections += 1
+        counters.connections_accepted += 1
+
+    def opened(self) -> None: ...
+
+    def closed(self) -> None:
+        self._counters.connections -= 1
+
+
 @dataclass
 class Node:
     log: SegmentLog
-    listener: MqttListener
-    ingest: Ingest
-    sessions: Sessions
+    broker: Broker
+    state: BrokerState
+    door: Anyone
     counters: Counters
-
-    @property
-    def port(self) -> int:
-        return self.listener.port
+    port: int
 
     async def durable(self) -> None:
         """Wait until everything appended so far is on disk."""
@@ -121,26 +167,54 @@ async def running(
     filesystem: OSFileSystem | None = None,
     limits: SessionLimits = SessionLimits(),
     log_settings: LogSettings = LogSettings(segment_bytes=1 << 20, budget_bytes=64 << 20),
+    state_settings: StateSettings = StateSettings(),
     pending_bytes_max: int = 8 << 20,
+    kill: bool = False,
     **settings: Any,
 ) -> AsyncIterator[Node]:
-    loop, counters, subscriptions = asyncio.get_running_loop(), Counters(), Subscriptions()
+    """A node until the block ends.
+
+    Args:
+        kill: whether it ends without saving anything, as a process does that is killed: the log alone is left.
+    """
+    loop, counters, door = asyncio.get_running_loop(), Counters(), Anyone()
+
+    def post(callback: Callable[[], None]) -> None:
+        loop.call_soon_threadsafe(callback)
+
     log = SegmentLog.open(
         str(directory), log_settings, filesystem=filesystem or OSFileSystem(), wall_clock=time.time_ns,
         clock_reading=lambda: ClockReading(7, time.monotonic_ns(), ClockState.SYNCED),
-        random_bits=random.SystemRandom().getrandbits, post=loop.call_soon_threadsafe,
+        random_bits=random.SystemRandom().getrandbits, post=post,
     )  # fmt: skip
-    ingest = Ingest(
-        log, Router(patterns, log.stream), subscriptions, time.time_ns, counters, pending_bytes_max=pending_bytes_max
-    )
-    sessions = Sessions(subscriptions, limits, counters)
-    listener = MqttListener(ingest, sessions, MqttSettings(port=0, **settings), counters)
-    await listener.start()
+    state = BrokerState(
+        str(directory), log, state_settings, StateCounters(),
+        wall_clock=time.time_ns, post=post,
+    )  # fmt: skip
+    broker = Broker(
+        log, patterns, BrokerSettings(**settings), limits, counters, time.time_ns,
+        retained=state.retained, journal=state.journal, backlog=state.backlog, resent=state.resent,
+        pending_bytes_max=pending_bytes_max,
+    )  # fmt: skip
+    broker.start()
+    server = await loop.create_server(lambda: broker.connection(door, Guest(counters)), "127.0.0.1", 0)
     try:
-        yield Node(log, listener, ingest, sessions, counters)
+        yield Node(log, broker, state, door, counters, server.sockets[0].getsockname()[1])
     finally:
-        await listener.close()
+        server.close()
+        if kill:
+            broker.journal = broker._keeping._journal = _Dead()
+        broker.close()
+        await asyncio.sleep(0)
+        await state.close()
         await asyncio.to_thread(log.close)
+
+
+class _Dead:
+    """The journal of a process that has been killed."""
+
+    def __getattr__(self, name: str) -> Any:
+        return lambda *_: None
 
 
 class RawClient:
@@ -148,6 +222,9 @@ class RawClient:
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.reader, self.writer = reader, writer
+        self.version = 4
+        self.welcome: Any = None
+        """The CONNACK."""
         self._data = b""
 
     @classmethod
@@ -168,17 +245,36 @@ class RawClient:
     @classmethod
     async def connect(cls, port: int, client_id: str = "raw", **fields: Any) -> RawClient:
         client = await cls.open(port)
+        client.version = fields.get("version", 4)
         client.send(Connect(client_id, **fields))
-        assert (await client.receive()).code == 0
+        client.welcome = await client.receive()
+        assert client.welcome is not None
+        assert client.welcome.code == 0
         return client
 
+    @classmethod
+    async def connect5(cls, port: int, client_id: str = "raw", **fields: Any) -> RawClient:
+        """As ``connect``, in MQTT 5.0; fields that CONNECT has not are properties."""
+        own = {name: fields.pop(name) for name in list(fields) if name in Connect.__struct_fields__}
+        return await cls.connect(port, client_id, version=5, properties=Properties(**fields), **own)
+
+    async def subscribe(self, *filters: Any, identifier: int | None = None) -> tuple[int, ...]:
+        """Subscribe and return the codes; a filter is (text, qos) or a ``Subscription``."""
+        wanted = tuple(each if isinstance(each, Subscription) else Subscription(*each) for each in filters)
+        properties = Properties(subscription_identifiers=(identifier,)) if identifier else NO_PROPERTIES
+        self.send(Subscribe(9999, wanted, properties))
+        answer = await self.receive()
+        assert isinstance(answer, SubAck), answer
+        codes: tuple[int, ...] = answer.codes
+        return codes
+
     def send(self, *packets: Packet) -> None:
-        self.writer.write(b"".join(map(encode, packets)))
+        self.writer.write(b"".join(encode(packet, self.version) for packet in packets))
 
     async def receive(self) -> Any:
         """The next packet; None when the server has closed the connection."""
         async with asyncio.timeout(PATIENCE_S):
-            while (decoded := decode(self._data, 0, 1 << 24)) is None:
+            while (decoded := decode(self._data, 0, 1 << 24, self.version)) is None:
                 try:
                     more = await self.reader.read(1 << 16)
                 except ConnectionResetError:

@@ -33,6 +33,17 @@ def test_a_good_configuration_passes() -> None:
         (GOOD + "links: {c: {to: 'https://hub', retry_min: 1m}}", "links.c.retry_min: expected at most retry_max"),
         (GOOD + "disk: {budget: 64MiB, segment: 32MiB}", "disk.segment: expected at most a quarter of disk.budget"),
         (GOOD + "listeners: {mqtt: {bind: '0.0.0.0:1883'}}", "listeners.mqtt.bind: 0.0.0.0:1883 can be reached from"),
+        (GOOD + "listeners: {mqtt: {anonymous: never}}", "`anonymous: never` lets nobody in without auth.users_file"),
+        (GOOD + "listeners: {wss: {bind: 'a:1'}}", "listeners.wss.tls: is missing"),
+        (
+            GOOD + "listeners: {a: {bind: 'a:1'}, b: {bind: 'a:1'}}",
+            "listeners.b.bind: a:1 is the address of listeners.a",
+        ),
+        (GOOD + "listeners: {Mqtt: {}}", "listeners.Mqtt: expected a name"),
+        (
+            GOOD + "listeners: {ws: {websocket: {path: mqtt}}}",
+            "listeners.ws.websocket.path: expected a path such as /mqtt",
+        ),
         (GOOD + "http: {bind: '[::]:80'}", "http.bind: [::]:80 can be reached from other machines"),
     ],
 )
@@ -44,8 +55,26 @@ def test_what_cannot_work_is_refused(text: str, error: str) -> None:
 
 def test_a_listener_beyond_loopback_needs_the_words_for_it() -> None:
     config = edge(GOOD + "listeners: {mqtt: {bind: '0.0.0.0:1883', anonymous: allowed_beyond_loopback}}\n")
-    assert config.listeners.mqtt is not None
-    assert config.listeners.mqtt.bind == "0.0.0.0:1883"
+    assert config.listeners["mqtt"] is not None
+    assert config.listeners["mqtt"].bind == "0.0.0.0:1883"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "listeners: {mqtt: {bind: '0.0.0.0:1883'}}\nauth: {users_file: users}\n",
+        "listeners: {mqtts: {bind: '0.0.0.0:1', anonymous: never, tls: {certificate: a, key: b, client_ca: c}}}\n",
+        "listeners: {local: {bind: 'unix:/run/weft.sock'}}\n",
+        "listeners: {mqtt: {bind: '[::1]:1883'}}\n",
+    ],
+)
+def test_a_listener_that_can_know_its_clients_needs_no_words(text: str) -> None:
+    assert edge(GOOD + text).listeners
+
+
+def test_passwords_without_tls_are_pointed_out() -> None:
+    config = edge(GOOD + "listeners: {mqtt: {bind: '0.0.0.0:1883'}}\nauth: {users_file: users}\n")
+    assert ["listeners.mqtt has no TLS" in note for note in notes(config)] == [True]
 
 
 def test_a_stream_that_no_link_carries_is_pointed_out() -> None:

@@ -220,3 +220,15 @@ def test_settings_come_from_the_configuration(tmp_path: Path) -> None:
     os.remove(token)
     with pytest.raises(OSError, match="token"):
         settings.token()
+
+
+async def test_the_nodes_own_streams_never_leave_it(tmp_path: Path, log: SegmentLog, hub: Hub) -> None:
+    own = ("mqtt-sessions", "mqtt-sessions-topics")
+    for stream in (*own, "telemetry"):
+        await append(log, stream, 3)
+    every = config(tmp_path, main=link_to(hub, (*own, "telemetry")))
+    links = Links(every, log, wall_clock=wall_clock)
+    links.start()
+    await until(lambda: links.statuses[0].state is LinkState.CONNECTED)
+    await links.close()
+    assert {lane.stream for lane in hub.hellos[-1].lanes} == {"telemetry"}

@@ -1,81 +1,118 @@
-from edge_node.counters import Counters
-from edge_node.sessions import SessionLimits, Sessions
-from edge_node.subscriptions import Subscriptions
-from protocols.mqtt.encoder import encode_publish
+"""Sessions that stay: bounds, and what a restart or a crash leaves of them."""
+
+from pathlib import Path
+
+from edge_node.sessions import SessionLimits
+from protocols.mqtt.packets import PubAck, PubComp, Publish, PubRec, PubRel
+from protocols.mqtt.reason_codes import ReasonCode
+from tests.edge_node.mqtt_harness import Node, RawClient, running, until
 
 
-class Wire:
-    """A link that keeps what it is sent."""
-
-    def __init__(self) -> None:
-        self.sent: list[bytes] = []
-        self.writable = True
-
-    def send(self, data: bytes) -> None:
-        self.sent.append(data)
-
-    def displace(self) -> None:
-        raise AssertionError("nobody connects anew here")
+async def stay(node: Node, client_id: str, *filters: tuple[str, int]) -> RawClient:
+    """A client of a session that outlives its connection."""
+    client = await RawClient.connect(node.port, client_id, clean_start=False)
+    if filters:
+        await client.subscribe(*filters)
+    return client
 
 
-def make(**limits: int) -> tuple[Sessions, Subscriptions, Counters]:
-    subscriptions, counters = Subscriptions(), Counters()
-    return Sessions(subscriptions, SessionLimits(**limits), counters), subscriptions, counters
+async def leave(node: Node, client: RawClient) -> None:
+    left = node.counters.connections - 1
+    await client.close()
+    await until(lambda: node.counters.connections == left)
 
 
-def test_the_session_longest_away_is_forgotten_first() -> None:
-    sessions, subscriptions, counters = make(sessions_max=2)
-    for client_id in ("a", "b"):
-        session, _ = sessions.open(client_id, False, Wire())
-        sessions.subscribe(session, "t", 0)
-        sessions.close(session)
-    sessions.close(sessions.open("a", False, Wire())[0])
-    sessions.open("c", False, Wire())
-    assert counters.sessions_evicted == 1
-    assert len(subscriptions.subscribers(b"t")) == 1
-    assert sessions.open("a", False, Wire())[1]
-    assert not sessions.open("b", False, Wire())[1]
+async def test_the_session_longest_away_is_forgotten_first(tmp_path: Path) -> None:
+    async with running(tmp_path, limits=SessionLimits(sessions_max=2)) as node:
+        for client_id in ("a", "b"):
+            await leave(node, await stay(node, client_id, ("t", 0)))
+        await leave(node, await stay(node, "a"))
+        await leave(node, await stay(node, "c"))
+        assert node.counters.sessions_evicted == 1
+        assert (await stay(node, "a")).welcome.session_present
+        assert not (await stay(node, "b")).welcome.session_present
 
 
-def test_a_clean_session_leaves_nothing_behind() -> None:
-    sessions, subscriptions, counters = make()
-    session, _ = sessions.open("a", True, Wire())
-    sessions.subscribe(session, "t/#", 1)
-    sessions.close(session)
-    assert subscriptions.subscribers(b"t/1") == ()
-    assert counters.sessions == 0
+async def test_a_clean_session_leaves_nothing_behind(tmp_path: Path) -> None:
+    """[MQTT-3.1.2-6]"""
+    async with running(tmp_path) as node:
+        client = await RawClient.connect(node.port)
+        await client.subscribe(("t/#", 1), ("$share/g/t", 1))
+        await leave(node, client)
+        assert not node.broker.subscriptions.plan(b"t").live
+        assert (node.counters.sessions, node.counters.subscriptions, node.broker.sessions.groups) == (0, 0, [])
 
 
-def test_subscriptions_over_the_limit_fail_and_known_ones_change() -> None:
-    sessions, _, _ = make(filters_max=2)
-    session, _ = sessions.open("a", True, Wire())
-    assert [sessions.subscribe(session, topic_filter, 1) for topic_filter in ("a", "b", "c")] == [1, 1, 0x80]
-    assert sessions.subscribe(session, "a", 0) == 0
-    sessions.unsubscribe(session, "b")
-    assert sessions.subscribe(session, "c", 2) == 1
+async def test_subscriptions_over_the_limit_fail_and_known_ones_change(tmp_path: Path) -> None:
+    """[MQTT-3.8.4-3] [MQTT-3.9.3-2]"""
+    async with running(tmp_path, limits=SessionLimits(filters_max=2)) as node:
+        client = await RawClient.connect5(node.port)
+        assert await client.subscribe(("a", 1), ("b", 1), ("c", 1)) == (1, 1, ReasonCode.QUOTA_EXCEEDED)
+        assert await client.subscribe(("a", 0)) == (0,)
+        assert node.counters.subscriptions_refused == 1
 
 
-def test_what_waited_for_a_slow_client_is_sent_when_it_catches_up() -> None:
-    sessions, subscriptions, counters = make()
-    wire = Wire()
-    session, _ = sessions.open("a", True, wire)
-    sessions.subscribe(session, "t", 1)
-    wire.writable = False
-    subscriptions.publish(b"t", b"1", 1)
-    subscriptions.publish(b"t", b"dropped", 0)
-    assert wire.sent == []
-    assert counters.deliveries_dropped == 1
-    wire.writable = True
-    session.pump()
-    assert wire.sent == [encode_publish(b"t", b"1", 1, 1)]
+async def test_what_was_published_before_a_subscription_is_not_for_it(tmp_path: Path) -> None:
+    async with running(tmp_path, limits=SessionLimits(inflight_max=1, queue_bytes_max=500)) as node:
+        client = await stay(node, "c", ("plant/a", 1))
+        device = await RawClient.connect(node.port, "device")
+        for number in range(1, 6):  # the session falls behind
+            device.send(Publish(b"plant/a", b"%d" % number, 1, number), Publish(b"plant/b", b"early", 1, number + 100))
+            assert [await device.receive(), await device.receive()] == [PubAck(number), PubAck(number + 100)]
+        assert node.counters.sessions_behind == 1
+        got = [await client.receive()]
+        await client.subscribe(("plant/b", 1))
+        device.send(Publish(b"plant/b", b"late", 1, 200))
+        assert await device.receive() == PubAck(200)
+        while got[-1].payload != b"late":
+            client.send(PubAck(got[-1].packet_id))
+            got.append(await client.receive())
+        assert [packet.payload for packet in got] == [b"1", b"2", b"3", b"4", b"5", b"late"]
 
 
-def test_one_message_per_subscriber_at_the_highest_granted_qos() -> None:
-    sessions, subscriptions, _ = make()
-    wire = Wire()
-    session, _ = sessions.open("a", True, wire)
-    for topic_filter, qos in (("t/+", 0), ("t/#", 1), ("#", 0)):
-        sessions.subscribe(session, topic_filter, qos)
-    subscriptions.publish(b"t/1", b"x", 2)
-    subscriptions.publish(b"t/1", b"y", 0)
-    assert wire.sent == [encode_publish(b"t/1", b"x", 1, 1), encode_publish(b"t/1", b"y")]
+async def test_a_crash_keeps_what_the_protocol_promised(tmp_path: Path) -> None:
+    """[MQTT-4.1.0-1] [MQTT-4.3.3-2] [MQTT-4.4.0-1]: identifiers of both directions, over a database that was not
+    written."""
+    async with running(tmp_path, kill=True) as node:
+        client = await stay(node, "c", ("plant/#", 2))
+        device = await stay(node, "device")
+        device.send(Publish(b"plant/a", b"1", 2, 9), Publish(b"plant/a", b"2", 2, 10))
+        assert [await device.receive(), await device.receive()] == [PubRec(9), PubRec(10)]
+        device.send(PubRel(9))
+        assert await device.receive() == PubComp(9)
+        assert [(await client.receive()).packet_id for _ in range(2)] == [1, 2]
+        client.send(PubRec(1))
+        assert await client.receive() == PubRel(1)
+    async with running(tmp_path) as node:
+        device = await stay(node, "device")
+        device.send(Publish(b"plant/a", b"2", 2, 10, dup=True), PubRel(10))
+        assert [await device.receive(), await device.receive()] == [PubRec(10), PubComp(10)]
+        assert len(await node.stored()) == 2, "it was stored before the crash"
+        client = await stay(node, "c")
+        assert client.welcome.session_present
+        assert [await client.receive(), await client.receive()] == [
+            PubRel(1), Publish(b"plant/a", b"2", 2, 2, dup=True),
+        ]  # fmt: skip
+        client.send(PubComp(1), PubRec(2))
+        assert await client.receive() == PubRel(2)
+        assert await client.silent()
+
+
+async def test_a_slow_session_reads_the_log_and_then_goes_on_live(tmp_path: Path) -> None:
+    limits = SessionLimits(inflight_max=10, queue_bytes_max=3000)
+    async with running(tmp_path, limits=limits) as node:
+        client = await stay(node, "c", ("#", 1))
+        device = await RawClient.connect(node.port, "device")
+        topics = (b"plant/a", b"only/sessions")
+        for number in range(1, 301):
+            device.send(Publish(topics[number % 2], b"%d" % number, 1, number))
+        assert [await device.receive() for _ in range(300)] == [PubAck(number) for number in range(1, 301)]
+        got: dict[bytes, list[int]] = {topic: [] for topic in topics}
+        for _ in range(300):
+            packet = await client.receive()
+            got[packet.topic].append(int(packet.payload))
+            client.send(PubAck(packet.packet_id))
+        assert got == {topics[0]: list(range(2, 301, 2)), topics[1]: list(range(1, 301, 2))}
+        outbound = node.broker.sessions.all()[0].outbound
+        await until(lambda: outbound.catch_up is None)
+        assert node.counters.deliveries_dropped == 0

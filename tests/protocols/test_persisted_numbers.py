@@ -14,7 +14,13 @@ from protocols import batch, chunk, link, segment, shard_state
 ENUMS = {
     batch.Codec: {"NONE": 0, "ZSTD": 1},
     batch.Column: {"HEADERS": 1, "FLAGS": 2},
-    batch.Flag: {"RETAINED": 1, "TOMBSTONE": 2, "DUPLICATE_SUSPECTED": 4},
+    batch.Flag: {
+        "RETAINED": 1,
+        "TOMBSTONE": 2,
+        "DUPLICATE_SUSPECTED": 4,
+        "PUBLISHED_QOS0": 8,
+        "PUBLISHED_QOS2": 16,
+    },
     batch.ClockState: {"UNSYNCED": 0, "SYNCED": 1},
     segment.EntryKind: {
         "END": 0,

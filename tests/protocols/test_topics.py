@@ -2,7 +2,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protocols.topics import InvalidTopic, check_filter, compile_pattern, valid_filter, valid_topic
+from protocols.topics import (
+    InvalidTopic,
+    Share,
+    check_filter,
+    compile_pattern,
+    matches,
+    split_share,
+    valid_filter,
+    valid_topic,
+)
 
 LEVELS = st.lists(st.sampled_from(["", "a", "b", "$s", "a.b"]), min_size=1, max_size=4)
 FILTER_LEVELS = st.lists(st.sampled_from(["", "a", "b", "$s", "a.b", "+"]), min_size=0, max_size=4)
@@ -33,7 +42,7 @@ TOPICS = LEVELS.map("/".join).filter(bool)
 
 
 @pytest.mark.parametrize(
-    ("topic_filter", "topic", "matches"),
+    ("topic_filter", "topic", "expected"),
     [  # the examples of sections 4.7.1 and 4.7.2
         ("sport/tennis/player1/#", "sport/tennis/player1", True),
         ("sport/tennis/player1/#", "sport/tennis/player1/ranking", True),
@@ -57,13 +66,17 @@ TOPICS = LEVELS.map("/".join).filter(bool)
         ("a/#", "a/line\nbreak/x", True),
     ],
 )
-def test_the_examples_of_the_standard(topic_filter: str, topic: str, matches: bool) -> None:
-    assert (compile_pattern(topic_filter).match(topic) is not None) is matches
+def test_the_examples_of_the_standard(topic_filter: str, topic: str, expected: bool) -> None:
+    """v5 [MQTT-4.7.2-1], [MQTT-4.7.3-4]; v3 [MQTT-4.7.2-1], [MQTT-4.7.3-4]."""
+    assert (compile_pattern(topic_filter).match(topic) is not None) is expected
+    assert matches(topic_filter, topic) is expected
 
 
 @given(filters(), TOPICS)
-def test_patterns_match_what_the_rules_say(topic_filter: str, topic: str) -> None:
-    assert (compile_pattern(topic_filter).match(topic) is not None) is naive_match(topic_filter, topic)
+def test_filters_and_patterns_match_what_the_rules_say(topic_filter: str, topic: str) -> None:
+    expected = naive_match(topic_filter, topic)
+    assert (compile_pattern(topic_filter).match(topic) is not None) is expected
+    assert matches(topic_filter, topic) is expected
 
 
 def test_named_levels_become_fields_in_order() -> None:
@@ -104,6 +117,7 @@ def test_bad_patterns_are_refused_with_the_rule(pattern: str, says: str) -> None
 
 @pytest.mark.parametrize("text", ["", "a\0b", "\udfff", "é" * 32_768])
 def test_neither_topic_nor_filter(text: str) -> None:
+    """v5 [MQTT-4.7.3-1], [MQTT-4.7.3-2], [MQTT-4.7.3-3]; v3 [MQTT-4.7.3-1], [MQTT-4.7.3-2], [MQTT-4.7.3-3]."""
     assert not valid_topic(text)
     assert not valid_filter(text)
 
@@ -115,3 +129,39 @@ def test_wildcards_belong_to_filters_only() -> None:
     assert valid_topic("/")
     assert valid_topic("é" * 32_767)
     check_filter("+/+/#")
+
+
+@pytest.mark.parametrize(
+    ("topic_filter", "share"),
+    [
+        ("$share/consumer1/sport/tennis/+", Share("consumer1", "sport/tennis/+")),  # the examples of section 4.8.2
+        ("$share/consumer1//finance", Share("consumer1", "/finance")),
+        ("$share/a/$SYS/#", Share("a", "$SYS/#")),
+        ("$share/a/$share/b/c", Share("a", "$share/b/c")),
+        ("$share", Share("", "$share")),
+        ("$shared/a/b", Share("", "$shared/a/b")),
+        ("a/$share/b", Share("", "a/$share/b")),
+    ],
+)
+def test_shared_subscriptions_are_taken_apart(topic_filter: str, share: Share) -> None:
+    """v5 [MQTT-4.8.2-1], [MQTT-4.8.2-2]."""
+    assert split_share(topic_filter) == share
+
+
+@pytest.mark.parametrize(
+    ("topic_filter", "says"),
+    [
+        ("$share/", "MQTT-4.8.2-1"),
+        ("$share//a", "MQTT-4.8.2-1"),
+        ("$share/g+/a", "MQTT-4.8.2-1"),
+        ("$share/#", "MQTT-4.8.2-1"),
+        ("$share/g", "MQTT-4.8.2-2"),
+        ("$share/g/", "MQTT-4.8.2-2"),
+        ("$share/g/a#", "MQTT-4.7.1-2"),
+    ],
+)
+def test_bad_shared_subscriptions_are_refused_with_the_rule(topic_filter: str, says: str) -> None:
+    """v5 [MQTT-4.8.2-1], [MQTT-4.8.2-2]."""
+    with pytest.raises(InvalidTopic) as caught:
+        split_share(topic_filter)
+    assert says in str(caught.value)

@@ -14,7 +14,11 @@ from weft.commands.common import config_argument, get_status, json_option, load_
 from weft.output import Failed, log_to_stderr, print_facts, print_json, print_table
 
 if TYPE_CHECKING:
-    from config.units import Address
+    from collections.abc import Mapping
+
+    from config.units import Address, UnixSocket
+
+_PROTOCOLS = ("mqtt", "mqtts", "ws", "wss")
 
 
 @click.group("edge")
@@ -38,7 +42,7 @@ def run(config_file: str, log_level: str) -> None:
         node = EdgeNode(config, software())
         await node.start()
         try:
-            click.echo(f"{config.tenant}/{config.node} is ready: {_addresses(node.mqtt, node.http)}")
+            click.echo(f"{config.tenant}/{config.node} is ready: {_addresses(node.listeners, node.http)}")
             await node.run(stop)
         finally:
             await node.close()
@@ -46,9 +50,11 @@ def run(config_file: str, log_level: str) -> None:
     run_until_stopped(serve)
 
 
-def _addresses(mqtt: Address | None, http: Address | None) -> str:
-    known = ((mqtt, "MQTT at {}"), (http, "status at http://{}/"))
-    return ", ".join(text.format(address) for address, text in known if address) or "no listeners"
+def _addresses(listeners: Mapping[str, Address | UnixSocket], http: Address | None) -> str:
+    known = [f"{name.upper() if name in _PROTOCOLS else name} at {address}" for name, address in listeners.items()]
+    if http is not None:
+        known.append(f"status at http://{http}/")
+    return ", ".join(known) or "no listeners"
 
 
 @command.command()

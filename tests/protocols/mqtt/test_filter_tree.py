@@ -5,39 +5,36 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from protocols.mqtt.filter_tree import FilterTree
 from tests.protocols.test_topics import TOPICS, filters, naive_match
 
-SUBSCRIBERS = st.sampled_from("xyz")
+ENTRIES = st.sampled_from("xyz")
 
 
 class TreeAgainstNaiveMatching(RuleBasedStateMachine):
-    """The tree answers what a walk over all filters would."""
+    """The tree answers what a walk over all filters would: v5 [MQTT-4.7.2-1], [MQTT-4.7.3-4]."""
 
     def __init__(self) -> None:
         super().__init__()
         self.tree: FilterTree[str] = FilterTree()
-        self.model: dict[tuple[str, str], int] = {}
+        self.model: set[tuple[str, str]] = set()
 
-    @rule(topic_filter=filters(), subscriber=SUBSCRIBERS, qos=st.integers(0, 1))
-    def subscribe(self, topic_filter: str, subscriber: str, qos: int) -> None:
-        self.tree.add(topic_filter, subscriber, qos)
-        self.model[topic_filter, subscriber] = qos
+    @rule(topic_filter=filters(), entry=ENTRIES)
+    def add(self, topic_filter: str, entry: str) -> None:
+        self.tree.add(topic_filter, entry)
+        self.model.add((topic_filter, entry))
 
-    @rule(topic_filter=filters(), subscriber=SUBSCRIBERS)
-    def unsubscribe(self, topic_filter: str, subscriber: str) -> None:
-        self.tree.remove(topic_filter, subscriber)
-        self.model.pop((topic_filter, subscriber), None)
+    @rule(topic_filter=filters(), entry=ENTRIES)
+    def remove(self, topic_filter: str, entry: str) -> None:
+        self.tree.remove(topic_filter, entry)
+        self.model.discard((topic_filter, entry))
 
     @rule(data=st.data())
-    def unsubscribe_known(self, data: st.DataObject) -> None:
+    def remove_known(self, data: st.DataObject) -> None:
         if self.model:
-            self.unsubscribe(*data.draw(st.sampled_from(sorted(self.model))))
+            self.remove(*data.draw(st.sampled_from(sorted(self.model))))
 
     @rule(topic=TOPICS)
     def match(self, topic: str) -> None:
-        expected: dict[str, int] = {}
-        for (topic_filter, subscriber), qos in self.model.items():
-            if naive_match(topic_filter, topic):
-                expected[subscriber] = max(qos, expected.get(subscriber, 0))
-        assert self.tree.match(topic) == expected
+        expected = sorted(entry for topic_filter, entry in self.model if naive_match(topic_filter, topic))
+        assert sorted(self.tree.match(topic)) == expected
 
     @invariant()
     def empty_branches_are_cut(self) -> None:
@@ -51,7 +48,16 @@ TestFilterTree.settings = settings(max_examples=60, stateful_step_count=30)
 def test_a_filter_of_the_greatest_depth_is_walked() -> None:
     tree: FilterTree[str] = FilterTree()
     deep = "/" * 65_534
-    tree.add(deep, "x", 0)
-    assert tree.match(deep) == {"x": 0}
+    tree.add(deep, "x")
+    assert tree.match(deep) == ["x"]
     tree.remove(deep, "x")
     assert not tree
+
+
+def test_an_entry_comes_once_for_each_of_its_filters() -> None:
+    """Overlapping subscriptions are all found, so that every identifier can be told: v5 [MQTT-3.3.4-3]."""
+    tree: FilterTree[str] = FilterTree()
+    for topic_filter in ("a/b", "a/+", "#"):
+        tree.add(topic_filter, "x")
+    tree.add("a/b", "x")
+    assert tree.match("a/b") == ["x", "x", "x"]

@@ -1,5 +1,5 @@
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from protocols.mqtt.decoder import decode
@@ -35,6 +35,7 @@ def receive(reads: list[bytes]) -> list[Packet]:
 
 
 @given(st.lists(PACKETS, max_size=5), st.data())
+@settings(deadline=None)
 def test_any_cuts_give_the_same_packets(packets: list[Packet], data: st.DataObject) -> None:
     stream = b"".join(map(encode, packets))
     cuts = sorted(data.draw(st.lists(st.integers(0, len(stream)), max_size=8)))
@@ -43,6 +44,7 @@ def test_any_cuts_give_the_same_packets(packets: list[Packet], data: st.DataObje
 
 
 @given(st.lists(PACKETS, min_size=1, max_size=3))
+@settings(deadline=None)
 def test_byte_by_byte(packets: list[Packet]) -> None:
     stream = b"".join(map(encode, packets))
     assert receive([stream[at : at + 1] for at in range(len(stream))]) == packets

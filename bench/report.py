@@ -1,0 +1,164 @@
+"""Write the tables of docs/benchmarks.md from the newest results of each benchmark.
+
+    python -m bench.report
+
+The prose of the page is written by hand. What stands between ``<!-- results: NAME -->`` and ``<!-- end -->``
+is written here.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+from bench.common import RESULTS
+
+PAGE = Path(__file__).parent.parent / "docs" / "benchmarks.md"
+BLOCK = re.compile(r"(<!-- results: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
+Facts = dict[str, Any]
+
+
+def newest(name: str) -> tuple[str, Facts] | None:
+    """Date and contents of the newest results of a benchmark."""
+    paths = sorted(RESULTS.glob(f"{name}-????-??-??.json"))
+    if not paths:
+        return None
+    return paths[-1].stem[len(name) + 1 :], json.loads(paths[-1].read_text())
+
+
+def table(titles: Iterable[str], rows: Iterable[Iterable[object]]) -> list[str]:
+    """A Markdown table."""
+    titles = list(titles)
+    lines = [titles, ["---"] * len(titles), *([str(cell) for cell in row] for row in rows)]
+    return ["| " + " | ".join(line) + " |" for line in lines]
+
+
+def where(date: str, machine: Facts) -> str:
+    """What it was measured on."""
+    return (
+        f"{date}: {machine['cpu']}, {machine['cores']} cores, {machine['memory_bytes'] / (1 << 30):.0f} GiB, "
+        f"Linux {machine['kernel']}, Python {machine['python']}."
+    )
+
+
+def ingest(results: Facts) -> list[str]:
+    """Messages by connections and window."""
+    rows = []
+    for point in results["points"]:
+        ours, theirs = point["weft"], point["mosquitto"]
+        ratio = f"{ours['messages_per_s'] / theirs['messages_per_s']:.2f}" if theirs else "-"
+        cpu = f"{theirs['server_us_per_message']:.2f}" if theirs else "-"
+        rows.append(
+            (point["conns"], point["window"], ratio, f"{ours['server_us_per_message']:.2f}", cpu, ours["ack_ms_p99"])
+        )
+    titles = ("connections", "window", "ratio", "Weft CPU us/message", "Mosquitto CPU us/message", "Weft ack p99 ms")
+    return [f"Mosquitto: {results['mosquitto']}.", "", *table(titles, rows)]
+
+
+def _met(result: Facts) -> str:
+    return "met" if result["met"] else "**not met**"
+
+
+def mqtt(results: Facts) -> list[str]:
+    """Every case of the broker, with its target."""
+    rows = [
+        (
+            case["title"],
+            case.get("ratio", "-"),
+            f"{case['target']:g}",
+            _met(case) if case["mosquitto"] else "-",
+            f"{case['weft']['server_us_per_message']:.2f}",
+            f"{case['mosquitto']['server_us_per_message']:.2f}" if case["mosquitto"] else "-",
+        )
+        for case in results["cases"]
+    ]
+    lines = [f"Mosquitto: {results['mosquitto']}.", ""]
+    titles = ("case", "ratio", "target", "", "Weft CPU us/publish", "Mosquitto CPU us/publish")
+    lines += [*table(titles, rows), ""]
+    slow, idle = results["latency"], results["idle"]
+    fsyncs = slow["weft"]["ack_ms_p99"] / slow["fsync_ms"]
+    lines += table(
+        ("measure", "Weft", "target", ""),
+        [
+            (
+                f"ack p99 at {slow['rate']:,} msg/s, QoS 1",
+                f"{slow['weft']['ack_ms_p99']:.2f} ms ({fsyncs:.0f} fsyncs of {slow['fsync_ms']:.2f} ms)",
+                f"{slow['target_ms']:.2f} ms",
+                _met(slow),
+            ),
+            (
+                f"memory of each of {idle['weft']['connections']:,} idle connections",
+                f"{idle['weft']['bytes_each']:,} bytes",
+                "8,192 bytes",
+                "met" if idle["weft"]["bytes_each"] < 8192 else "**not met**",
+            ),
+            (
+                "connections accepted",
+                f"{idle['weft']['connections_per_s']:,}/s",
+                "1,000/s",
+                "met" if idle["weft"]["connections_per_s"] >= 1000 else "**not met**",
+            ),
+        ],
+    )
+    return lines
+
+
+def hub(results: list[Facts]) -> list[str]:
+    """Records from edges to the store."""
+    rows = [
+        (
+            run["payloads"],
+            f"{run['records_per_s'] / 1e6:.2f} M",
+            run["payload_mb_per_s"],
+            run["stored_mb_per_s"],
+            run["hub_core_used"],
+            run["hub_memory_mb"],
+        )
+        for run in results
+    ]
+    return table(("payloads", "records/s", "payload MB/s", "stored MB/s", "of the hub's core", "memory MB"), rows)
+
+
+def spark(results: Facts) -> list[str]:
+    """History beside plain Parquet, and the tail."""
+    history, tail = results["history"], results["tail"]
+    rows = [
+        (f"history, {name}", history[name]["ratio"], f"{history[name]['records_per_second'] / 1e6:.2f} M")
+        for name in ("noop", "aggregate")
+    ]
+    rows += [
+        (f"tail, {name}", "-", f"{tail[name]['records_per_second'] / 1e6:.2f} M") for name in ("noop", "aggregate")
+    ]
+    rows.append(("tierer (log to table)", "-", f"{results['tier']['rows_per_second'] / 1e6:.2f} M"))
+    head = f"Spark {results['spark']}, {results['master']}, {results['records']:,} records."
+    return [head, "", *table(("query", "speed beside plain Parquet", "records/s"), rows)]
+
+
+SECTIONS: dict[str, Callable[[Any], list[str]]] = {"ingest": ingest, "mqtt": mqtt, "hub": hub, "spark": spark}
+
+
+def block(name: str) -> str:
+    """The lines of one benchmark."""
+    found = newest(name)
+    if found is None:
+        return f"Not measured yet: `./run bench {name}`.\n"
+    date, facts = found
+    return "\n".join([where(date, facts["machine"]), "", *SECTIONS[name](facts["results"]), "", ""])
+
+
+def render(page: str) -> str:
+    """The page with its tables written anew."""
+    return BLOCK.sub(lambda match: match[1] + block(match[2]) + match[3], page)
+
+
+def main() -> None:
+    """Write the page."""
+    PAGE.write_text(render(PAGE.read_text()))
+    print(f"wrote {PAGE.relative_to(PAGE.parent.parent)}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,292 @@
+"""What the broker needs of its neighbours: who may come in, what survives a restart, and the log read again.
+
+The broker (connections, sessions, deliveries) is written against these; ``node.py`` puts the real ones in. Every call
+belongs to the event loop's thread and returns at once, except the ``async`` ones, which may wait for a disk or a hash.
+Streams are named by their number in the log, topics are UTF-8 bytes, times are nanoseconds since 1970.
+
+``node.py`` makes one ``edge_node.broker.Broker`` (its settings are ``BrokerSettings`` and ``SessionLimits``), calls
+``broker.start()`` before listeners and ``broker.close()`` after they have stopped accepting; a listener hands each
+transport that is ready to ``broker.connection(door, arrival)``, and ``door.watch(broker.permissions_changed)`` is
+called once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from typing import Any, NamedTuple, Protocol
+
+import msgspec
+
+from protocols.batch import HeaderPairs
+from protocols.mqtt.packets import Connect, Subscription, Will
+from protocols.mqtt.properties import Properties
+
+NEVER_EXPIRES = 0xFFFFFFFF
+"""The session expiry interval, in seconds, of a session that is kept for ever (MQTT 5.0 section 3.1.2.11.2)."""
+
+SESSION_TOPICS_STREAM = "mqtt-sessions-topics"
+"""The internal stream of messages that only persistent sessions want: no ``from`` pattern matches their topics."""
+
+SESSION_JOURNAL_STREAM = "mqtt-sessions"
+"""The internal stream of what changed in persistent sessions."""
+
+Durable = Callable[[BaseException | None], None]
+"""Called back once something is durable (None), or can never be (the error)."""
+
+
+# --- who may come in
+
+
+class Identity(Protocol):
+    """Who a client is, once let in."""
+
+    username: str | None
+    client_id: str | None
+    """The client identifier to use in place of the CONNECT's own (a certificate may fix it); None to keep that."""
+    unrestricted: bool
+    """Whether it may publish to and read every topic; then the two questions below are never asked."""
+
+    def may_publish(self, topic: bytes) -> bool:
+        """Whether it may publish to a topic. Answers may be remembered until ``Door.watch`` says otherwise."""
+        ...
+
+    def may_subscribe(self, topic_filter: str) -> bool:
+        """Whether it may subscribe to a filter; for a shared subscription the filter comes without its prefix."""
+        ...
+
+    def may_read(self, topic: bytes) -> bool:
+        """Whether a message of this topic may be delivered to it; asked once per topic and change."""
+        ...
+
+
+class Door(Protocol):
+    """What one listener knows of its clients."""
+
+    async def authenticate(self, connect: Connect, transport: Any) -> Identity:
+        """Let a client in. Not read meanwhile.
+
+        Args:
+            transport: asks for ``peername``, ``ssl_object``, ... with ``get_extra_info``.
+
+        Raises:
+            ConnectRefused: with the reason code that CONNACK gets.
+        """
+        ...
+
+    def watch(self, callback: Callable[[], None]) -> None:
+        """Call back after users or access rules were read anew: remembered permissions are forgotten then."""
+
+
+class Arrival(Protocol):
+    """One connection as its listener counts it. ``MqttConnection(broker, door, arrival)`` is an ``asyncio.Protocol``
+    for it, or is called as one: ``connection_made(transport)``, ``data_received``, ``pause_writing``, ...
+
+    Until ``opened`` the listener minds the time that the client takes.
+    """
+
+    name: str
+    """The client's address, for log lines."""
+
+    def opened(self) -> None:
+        """The client was let in: CONNECT was accepted."""
+
+    def closed(self) -> None:
+        """The connection has ended, whoever ended it. Called once."""
+
+
+# --- retained messages
+
+
+class RetainedMessage(Protocol):
+    """The last message of a topic that was published with retain."""
+
+    @property
+    def topic(self) -> bytes: ...
+
+    @property
+    def payload(self) -> bytes: ...
+
+    @property
+    def qos(self) -> int: ...
+
+    @property
+    def properties(self) -> Properties:
+        """As published, the message expiry interval included; ``stored_ns`` says from when it counts."""
+        ...
+
+    @property
+    def stored_ns(self) -> int: ...
+
+
+class Retained(Protocol):
+    """All retained messages. The index is in memory; what changes is written behind it."""
+
+    def match(self, topic_filter: str) -> Sequence[RetainedMessage]:
+        """Those of a filter (without ``$share``) that have not expired, in no order that matters."""
+        ...
+
+    def set(self, topic: bytes, payload: bytes, qos: int, properties: Properties, now: int) -> bool:
+        """Keep a message in place of its topic's last; False when a limit forbids it (QUOTA_EXCEEDED)."""
+        ...
+
+    def clear(self, topic: bytes) -> None:
+        """Forget a topic's message; nothing happens when there is none [MQTT-3.3.1-6]."""
+
+    def on_durable(self, callback: Durable) -> None:
+        """Call back when every change so far is durable; at once, within the call, when all of them are."""
+
+    def __len__(self) -> int: ...
+
+
+# --- what persistent sessions keep
+
+
+class Sent(msgspec.Struct, frozen=True, array_like=True):
+    """A delivery that was sent and not completed. The message itself is in the log."""
+
+    stream: int
+    seq: int
+    qos: int
+    released: bool = False
+    """QoS 2: PUBREC came, so PUBREL is what is sent again."""
+
+
+class SessionRecord(msgspec.Struct):
+    """What a persistent session is after a restart."""
+
+    client_id: str
+    version: int
+    """Protocol level of the client's last CONNECT: 3, 4 or 5."""
+    expiry_interval: int
+    """Seconds after the client has gone; ``NEVER_EXPIRES`` for ever."""
+    username: str | None = None
+    disconnected_at: int | None = None
+    """None while connected: then the expiry counts from when the node starts."""
+    subscriptions: dict[str, Subscription] = {}
+    """Filter as the client wrote it -> its options (``Subscription.filter`` is the same filter)."""
+    identifiers: dict[str, int] = {}
+    """Filter -> subscription identifier, for those that have one."""
+    positions: dict[int, int] = {}
+    """Stream -> seq: every message before it is done or in ``inflight``; those from it on are sent from the log,
+    without those in ``inflight`` and ``done``. Streams that are missing count from seq 0."""
+    inflight: dict[int, Sent] = {}
+    """Packet identifier -> delivery, in the order of sending."""
+    done: set[tuple[int, int]] = set()
+    """(stream, seq) of QoS 2 deliveries at or after their stream's position that the client has completed."""
+    received: set[int] = set()
+    """Packet identifiers of QoS 2 publishes stored and not yet released by PUBREL."""
+    will: Will | None = None
+    """A delayed will, due ``will_delay_interval`` after ``disconnected_at``; while connected, the will itself."""
+
+
+class SessionJournal(Protocol):
+    """Every change of the persistent sessions, in the log: one group commit with the messages.
+
+    A call notes one change, for the next commit of the log; ``Ingest.on_durable`` says when it is durable. Each raises
+    LogFull and LogFailed as ``SegmentLog.append`` does; then nothing was noted.
+    """
+
+    def together(self) -> AbstractContextManager[None]:
+        """A context for the publishes of one read and the changes they make: taken both, or neither. No waiting within.
+
+        Raises:
+            LogFull, LogFailed: on entering it; nothing was taken.
+        """
+        ...
+
+    def opened(self, record: SessionRecord) -> None:
+        """A session began, or its client came back (perhaps with another version, expiry or will)."""
+
+    def closed(self, record: SessionRecord) -> None:
+        """The client has gone: the whole session as it is now, QoS 1 deliveries in flight included."""
+
+    def ended(self, client_id: str) -> None:
+        """The session is no more."""
+
+    def subscribed(self, client_id: str, subscription: Subscription, identifier: int | None) -> None:
+        """A subscription was added or changed."""
+
+    def unsubscribed(self, client_id: str, topic_filter: str) -> None:
+        """A subscription was taken out."""
+
+    def received(self, client_id: str, packet_ids: Sequence[int]) -> None:
+        """QoS 2 publishes of the client were stored."""
+
+    def released(self, client_id: str, packet_ids: Sequence[int]) -> None:
+        """PUBREL came for them, or they are to be forgotten."""
+
+    def sent(self, client_id: str, deliveries: Mapping[int, Sent]) -> None:
+        """QoS 2 deliveries are about to be sent."""
+
+    def pubrec(self, client_id: str, packet_ids: Sequence[int]) -> None:
+        """The client has taken these QoS 2 deliveries."""
+
+    def completed(self, client_id: str, packet_ids: Sequence[int]) -> None:
+        """These QoS 2 deliveries are over: into ``done`` unless a position has passed them."""
+
+    def positions(self, client_id: str, positions: Mapping[int, int]) -> None:
+        """The streams' positions have moved on to these; streams not named stay where they are."""
+
+    def published(self, client_id: str, acks: bytes, runs: Sequence[tuple[int, int, int]]) -> None:
+        """QoS 1 publishes of the client were stored: what ``Resent`` recognises them by.
+
+        Args:
+            acks: their PUBACKs, four bytes each (type, 2, packet identifier).
+            runs: (stream, first seq, count) of the records of the same read; QoS 0 and 2 ones may be among them.
+        """
+
+    def recover(self) -> Sequence[SessionRecord]:
+        """The sessions that the last run left, read when the journal was opened; asked once, before any change."""
+        ...
+
+
+class Resent(Protocol):
+    """Recognises QoS 1 publishes that a device sends again because it did not see their acknowledgement."""
+
+    async def recognise(self, client_id: str, packet_id: int, topic: bytes, payload: bytes) -> bool:
+        """Whether this very publish of the same persistent session is in the log."""
+        ...
+
+    def suppresses(self, streams: Sequence[int]) -> bool:
+        """Whether all of these streams say ``resent: suppress``: then it is acknowledged and not stored again."""
+        ...
+
+
+# --- the log, read again
+
+
+class LogRecord(NamedTuple):
+    """A message as the log has it."""
+
+    seq: int
+    topic: bytes
+    payload: bytes
+    flags: int
+    headers: HeaderPairs
+
+
+class Page(NamedTuple):
+    """A piece of one stream."""
+
+    records: list[LogRecord]
+    next_seq: int
+    """Where to read on. It passes records that are not wanted, and those that are gone."""
+    lost: int
+    """Records between the seq asked for and ``next_seq`` that the log no longer has."""
+
+
+class Backlog(Protocol):
+    """Reads durable records for sessions that are behind. Off the loop where it touches the disk; memory bounded."""
+
+    async def read(self, stream: int, seq: int, wants: Callable[[bytes], bool]) -> Page:
+        """The wanted records from ``seq`` on, a batch or so. ``next_seq == seq`` at the durable end.
+
+        Args:
+            wants: asked once per distinct topic of a batch, on the loop's thread.
+        """
+        ...
+
+    async def fetch(self, stream: int, seqs: Sequence[int]) -> dict[int, LogRecord]:
+        """Single records by seq; those that are gone are left out."""
+        ...

@@ -1,0 +1,59 @@
+"""The settings of listeners and of what is before the broker, from the node's configuration."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from ipaddress import ip_network
+
+from config.models import EdgeConfig, MqttListener, Tls, WebSocket
+from config.units import parse_listen
+from edge_node.listeners.settings import DoorLimits, ListenerSettings, TlsFiles, WebSocketSettings
+
+WEBSOCKET_NAMES = ("ws", "wss")
+"""Listeners of these names speak WebSocket without a section that says so."""
+
+
+def listener_settings(config: EdgeConfig) -> Iterator[ListenerSettings]:
+    """Of every listener that is not switched off."""
+    for name, listener in config.listeners.items():
+        if listener is None:
+            continue
+        proxy = listener.proxy_protocol
+        yield ListenerSettings(
+            name=name,
+            bind=parse_listen(listener.bind),
+            tls=None if listener.tls is None else _tls(listener.tls),
+            websocket=_websocket(name, listener),
+            proxies=None if proxy is None else tuple(ip_network(network) for network in proxy.trusted),
+            anonymous=listener.anonymous,
+        )
+
+
+def door_limits(config: EdgeConfig) -> DoorLimits:
+    """The bounds on connections."""
+    limits = config.limits
+    return DoorLimits(
+        connections_max=limits.connections,
+        connections_per_address_max=limits.connections_per_address,
+        connection_rate_per_address=limits.connection_rate,
+        connection_burst_per_address=limits.connection_burst,
+        half_open_max=limits.half_open,
+        connect_timeout_s=limits.connect_timeout_s,
+        websocket_message_bytes_max=limits.packet_bytes,
+    )
+
+
+def _tls(tls: Tls) -> TlsFiles:
+    return TlsFiles(
+        certificate=tls.certificate,
+        key=tls.key,
+        client_ca=tls.client_ca,
+        client_certificate_required=tls.client_certificate == "required",
+    )
+
+
+def _websocket(name: str, listener: MqttListener) -> WebSocketSettings | None:
+    if listener.websocket is None and name not in WEBSOCKET_NAMES:
+        return None
+    section = listener.websocket or WebSocket()
+    return WebSocketSettings(path=section.path, origins=section.origins)

@@ -1,0 +1,227 @@
+"""Who is let through to the protocol: bounds on connections as a whole, per address, and on those half open."""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import logging
+from typing import Protocol
+
+from edge_node.counters import Counters
+from edge_node.door_counters import DoorCounters
+from edge_node.listeners.settings import DoorLimits
+
+log = logging.getLogger(__name__)
+
+ADDRESSES_MAX = 65_536
+"""Addresses whose rate is remembered; the one that has waited longest since its last connection is forgotten first."""
+SWEEP_INTERVAL_S = 1.0
+COMPLAINT_INTERVAL_S = 10.0
+"""Between two log lines about the same bound."""
+IPV6_PREFIX = 64
+"""A customer has a whole /64 of IPv6, so that is what counts as one address."""
+
+
+class Ending(Protocol):
+    """What can be cut off: a transport, or what stands for one during a handshake."""
+
+    def abort(self) -> None:
+        """Close at once."""
+
+    def is_closing(self) -> bool:
+        """Whether it is closed, or being closed."""
+        ...
+
+
+class Visit:
+    """One connection from accepting to its end; the ``Arrival`` of its MQTT side."""
+
+    __slots__ = ("_admission", "counted_as", "deadline", "ending", "host", "is_half_open", "is_over", "name", "origin")
+
+    def __init__(self, admission: Admission, host: str, name: str, deadline: float) -> None:
+        self._admission = admission
+        self.host = host
+        """The address without its port; ``""`` for a unix socket."""
+        self.name = name
+        """For log lines."""
+        self.origin = _origin(host)
+        """What counts as its address."""
+        self.counted_as = ""
+        """The address it is counted for, if it is."""
+        self.deadline = deadline
+        self.ending: Ending | None = None
+        """The transport, once there is one."""
+        self.is_half_open = True
+        self.is_over = False
+
+    def opened(self) -> None:
+        """The client was let in: nobody minds its time any more."""
+        self._admission.opened(self)
+
+    def closed(self) -> None:
+        """The connection has ended; nothing happens the second time."""
+        self._admission.leave(self)
+
+    @property
+    def is_local(self) -> bool:
+        """Whether it comes from this machine."""
+        return self.origin == ""
+
+
+class Admission:
+    """Keeps the number of connections within bounds, for all listeners. Belongs to the event loop's thread."""
+
+    def __init__(self, limits: DoorLimits, counters: Counters, door_counters: DoorCounters) -> None:
+        self.limits = limits
+        self.counters = counters
+        self.door_counters = door_counters
+        self._loop = asyncio.get_running_loop()
+        self._visits: set[Visit] = set()
+        self._half_open: dict[Visit, None] = {}
+        """Those not let in yet, first come first."""
+        self._by_origin: dict[str, int] = {}
+        self._due: dict[str, float] = {}
+        """By address: when its burst is whole again (the generic cell rate algorithm, ITU-T I.371)."""
+        self._timer: asyncio.TimerHandle | None = None
+        self._said: dict[str, float] = {}
+
+    def arrive(self, host: str, name: str, *, via_proxy: bool = False) -> Visit | None:
+        """Count a new connection in; None when a bound forbids it.
+
+        Behind a proxy the host is not known yet: ``named`` checks it once it is.
+        """
+        if len(self._visits) >= self.limits.connections_max:
+            self.counters.connections_refused += 1
+            self.complain("full", "refused %s: %d connections are open, the limit; raise limits.connections for more",
+                           name, len(self._visits))  # fmt: skip
+            return None
+        if len(self._half_open) >= self.limits.half_open_max:
+            self._evict()
+        visit = Visit(self, host, name, self._loop.time() + self.limits.connect_timeout_s)
+        if not via_proxy and not self._may_come(visit):
+            return None
+        self._visits.add(visit)
+        self._half_open[visit] = None
+        if not via_proxy:
+            self._count(visit)
+        self.counters.connections_accepted += 1
+        self._show()
+        if self._timer is None:
+            self._timer = self._loop.call_later(SWEEP_INTERVAL_S, self._sweep)
+        return visit
+
+    def named(self, visit: Visit, host: str, name: str) -> bool:
+        """A proxy said where the connection comes from. Whether it may go on."""
+        visit.host, visit.name, visit.origin = host, name, _origin(host)
+        may_come = self._may_come(visit)
+        self._count(visit)
+        return may_come
+
+    def opened(self, visit: Visit) -> None:
+        """The client was let in."""
+        if self._half_open.pop(visit, self) is None:
+            visit.is_half_open = False
+            self._show()
+
+    def leave(self, visit: Visit) -> None:
+        """The connection has ended; nothing happens the second time."""
+        if visit.is_over:
+            return
+        visit.is_over = True
+        self._visits.discard(visit)
+        self._half_open.pop(visit, None)
+        if visit.counted_as:
+            self._discount(visit.counted_as)
+        self._show()
+
+    def complain(self, what: str, message: str, *arguments: object) -> None:
+        """Log a warning, unless ``what`` was complained of lately: a flood must not flood the log as well."""
+        now = self._loop.time()
+        if now - self._said.get(what, -COMPLAINT_INTERVAL_S) >= COMPLAINT_INTERVAL_S:
+            self._said[what] = now
+            log.warning(message, *arguments)
+
+    def close(self) -> None:
+        """Stop looking after half-open connections."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _may_come(self, visit: Visit) -> bool:
+        """Whether its address has not too many connections, and not too fast. This machine's own may always."""
+        if visit.is_local:
+            return True
+        most = self.limits.connections_per_address_max
+        if (most is not None and self._by_origin.get(visit.origin, 0) >= most) or not self._in_time(visit.origin):
+            self.door_counters.connections_rate_limited += 1
+            self.complain("rate", "refused %s: more connections from this address than limits.connections_per_address "
+                           "or limits.connection_rate allow", visit.name)  # fmt: skip
+            return False
+        return True
+
+    def _in_time(self, origin: str) -> bool:
+        now, interval = self._loop.time(), 1 / self.limits.connection_rate_per_address
+        due = max(self._due.pop(origin, 0.0), now) + interval
+        is_in_time = due - now <= self.limits.connection_burst_per_address * interval
+        while len(self._due) >= ADDRESSES_MAX:
+            del self._due[next(iter(self._due))]
+        self._due[origin] = due if is_in_time else due - interval
+        return is_in_time
+
+    def _count(self, visit: Visit) -> None:
+        if self.limits.connections_per_address_max is not None and not visit.is_local:
+            visit.counted_as = visit.origin
+            self._by_origin[visit.origin] = self._by_origin.get(visit.origin, 0) + 1
+
+    def _discount(self, origin: str) -> None:
+        left = self._by_origin.pop(origin, 0) - 1
+        if left > 0:
+            self._by_origin[origin] = left
+
+    def _evict(self) -> None:
+        """A good client is let in within milliseconds, so the one that has taken longest is the least likely one."""
+        visit = next(iter(self._half_open))
+        self.door_counters.half_open_evicted += 1
+        self.complain("half open", "gave up %s: more than %d connections are half open (limits.half_open)",
+                       visit.name, self.limits.half_open_max)  # fmt: skip
+        self._give_up(visit)
+
+    def _give_up(self, visit: Visit) -> None:
+        self.leave(visit)
+        if visit.ending is not None:
+            visit.ending.abort()
+
+    def _sweep(self) -> None:
+        now = self._loop.time()
+        for visit in list(self._half_open):
+            if visit.deadline <= now:
+                self.counters.connect_timeouts += 1
+                self.complain("late", "closed %s: not let in within %g s", visit.name, self.limits.connect_timeout_s)
+                self._give_up(visit)
+            elif visit.ending is not None and visit.ending.is_closing():
+                self.leave(visit)
+        self._timer = self._loop.call_later(SWEEP_INTERVAL_S, self._sweep) if self._half_open else None
+
+    def _show(self) -> None:
+        self.counters.connections = len(self._visits)
+        self.door_counters.connections_half_open = len(self._half_open)
+
+
+def is_loopback(host: str) -> bool:
+    """Whether an address, or the lack of one (a unix socket), is this machine's own."""
+    return _origin(host) == ""
+
+
+def _origin(host: str) -> str:
+    """What counts as the address of a host: nothing for this machine, a /64 of IPv6."""
+    if not host:
+        return ""
+    try:
+        address = ipaddress.ip_address(host.partition("%")[0])
+    except ValueError:
+        return host
+    if isinstance(address, ipaddress.IPv6Address):
+        if address.ipv4_mapped is None:
+            return "" if address.is_loopback else str(ipaddress.ip_network((address, IPV6_PREFIX), strict=False))
+        address = address.ipv4_mapped
+    return "" if address.is_loopback else str(address)

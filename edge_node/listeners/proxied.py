@@ -1,0 +1,50 @@
+"""Connections that a trusted proxy passes on: read its header, and be from where it says."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from typing import Any
+
+from edge_node.listeners.admission import Visit
+from edge_node.listeners.proxy_protocol import PREFIX_BYTES, BadProxyHeader, Source, body_length, source
+
+
+class ProxiedTransport:
+    """A transport whose peer is the client behind the proxy. Everything else is the transport's own."""
+
+    __slots__ = ("_peername", "_transport", "write")
+
+    def __init__(self, transport: asyncio.Transport, visit: Visit) -> None:
+        self._transport = transport
+        self._peername = (visit.host, int(visit.name.rpartition(":")[2]))
+        self.write = transport.write
+        """Bound once: it is what connections call most."""
+
+    def get_extra_info(self, name: str, default: Any = None) -> Any:
+        """As the transport, but for the peer's name."""
+        return self._peername if name == "peername" else self._transport.get_extra_info(name, default)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._transport, name)
+
+
+async def read_header(loop: asyncio.AbstractEventLoop, connection: socket.socket) -> Source | None:
+    """Read the PROXY header and not a byte more, as a TLS handshake may follow.
+
+    Raises:
+        BadProxyHeader: there is none, or a bad one.
+        OSError: the connection broke.
+    """
+    prefix = await _read(loop, connection, PREFIX_BYTES)
+    return source(prefix, await _read(loop, connection, body_length(prefix)))
+
+
+async def _read(loop: asyncio.AbstractEventLoop, connection: socket.socket, length: int) -> bytes:
+    data = b""
+    while len(data) < length:
+        more = await loop.sock_recv(connection, length - len(data))
+        if not more:
+            raise BadProxyHeader("the connection ended within the header")
+        data += more
+    return data

@@ -1,0 +1,59 @@
+"""A message on its way to subscribers."""
+
+from __future__ import annotations
+
+import msgspec
+
+from protocols.mqtt.properties import NO_PROPERTIES, Properties
+
+NOWHERE = 0
+"""The stream of a message that the log does not have; the log counts its streams from 1."""
+PUBLISHER = "mqtt.publisher"
+"""Header with the client identifier of the publisher, where a session that outlives its connection has subscribed
+without wanting its own messages: read from the log later, they must still be known (MQTT 5.0 section 3.8.3.1)."""
+_SECOND_NS = 1_000_000_000
+
+
+class Message(msgspec.Struct):
+    """What all deliveries of one message share."""
+
+    topic: bytes
+    payload: bytes
+    qos: int = 0
+    """As published."""
+    retain: bool = False
+    """As published."""
+    properties: Properties = NO_PROPERTIES
+    """Without topic alias and message expiry: those belong to the publisher's connection, and to ``expires_ns``."""
+    expires_ns: int = 0
+    """Wall clock time after which nobody wants it any more; 0 for never (section 3.3.2.3.3)."""
+    stream: int = NOWHERE
+    seq: int = 0
+    parts: dict[int, tuple[bytes, bytes]] | None = None
+    """The packets made of it so far: see ``publish_packets.shared_parts``."""
+
+    @property
+    def plain(self) -> bool:
+        """Whether its packets have nothing but topic and payload."""
+        return self.properties is NO_PROPERTIES and not self.expires_ns and not self.retain
+
+    def expired(self, now_ns: int) -> bool:
+        """Whether it must not be sent any more [MQTT-3.3.2-5]."""
+        return bool(self.expires_ns) and now_ns >= self.expires_ns
+
+    def properties_at(self, now_ns: int) -> Properties:
+        """Its properties with the time that it has left [MQTT-3.3.2-6]."""
+        if not self.expires_ns:
+            return self.properties
+        left_s = max(1, -(-(self.expires_ns - now_ns) // _SECOND_NS))
+        return msgspec.structs.replace(self.properties, message_expiry_interval=left_s)
+
+
+def split_expiry(properties: Properties, now_ns: int) -> tuple[Properties, int]:
+    """A publish's properties as ``Message`` has them, and when it expires."""
+    interval = properties.message_expiry_interval
+    if interval is None and properties.topic_alias is None:
+        return properties, 0
+    kept = msgspec.structs.replace(properties, message_expiry_interval=None, topic_alias=None)
+    expires_ns = 0 if interval is None else now_ns + max(interval * _SECOND_NS, 1)
+    return (NO_PROPERTIES if kept == NO_PROPERTIES else kept), expires_ns

@@ -1,0 +1,96 @@
+"""CONNECT to CONNACK: who the client is, which session is its, and what it is told (MQTT 5.0 sections 3.1, 3.2)."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from typing import TYPE_CHECKING, Any
+
+from edge_node.broker_ports import Door, Identity
+from edge_node.mqtt_intake import Intake
+from edge_node.publish_packets import Wire
+from edge_node.session import Session
+from protocols.mqtt.connection import Connection
+from protocols.mqtt.errors import ConnectRefused
+from protocols.mqtt.packets import ConnAck, Connect
+from protocols.mqtt.reason_codes import ReasonCode
+from storage.segment_log import LogFailed, LogFull
+
+if TYPE_CHECKING:
+    from edge_node.broker import Broker
+    from edge_node.mqtt_connection import MqttConnection
+
+
+class Handshake:
+    """One CONNECT. The connection is not parsed meanwhile."""
+
+    __slots__ = ("_broker", "_connection", "_door", "_machine", "_task")
+
+    def __init__(self, broker: Broker, door: Door, connection: MqttConnection, machine: Connection) -> None:
+        self._broker = broker
+        self._door = door
+        self._connection = connection
+        self._machine = machine
+        self._task: asyncio.Task[None] | None = None
+
+    def begin(self, packet: Connect, transport: Any) -> None:
+        """Ask the door, then welcome or refuse the client."""
+        self._task = self._broker.run(self._let_in(packet, transport))
+
+    def cancel(self) -> None:
+        """The connection is gone."""
+        if self._task is not None:
+            self._task.cancel()
+
+    async def _let_in(self, packet: Connect, transport: Any) -> None:
+        connection = self._connection
+        try:
+            identity = await self._door.authenticate(packet, transport)
+            self._task = None
+            self._welcome(packet, identity)
+        except ConnectRefused as error:
+            self._task = None
+            connection.fail(error)
+
+    def _welcome(self, packet: Connect, identity: Identity) -> None:
+        broker, connection, machine = self._broker, self._connection, self._machine
+        client_id = identity.client_id or packet.client_id or f"auto-{secrets.token_hex(12)}"
+        self._check_will(packet, identity)
+        try:
+            session, present = broker.sessions.open(packet, client_id, identity, connection)
+        except (LogFull, LogFailed) as error:
+            raise ConnectRefused(
+                ReasonCode.SERVER_BUSY, f"its session cannot be kept: {error}", version=packet.version
+            ) from error
+        connection.welcome(session, Intake(broker, connection, broker.ingest.topics_of(identity)))
+        answer = machine.encode(ConnAck(present, ReasonCode.SUCCESS, self._announcement(packet, client_id, session)))
+        if session.persistent:
+            broker.ingest.on_durable(lambda error: self._accept(session, answer, error))
+        else:
+            self._accept(session, answer, None)
+
+    def _accept(self, session: Session, answer: bytes, error: BaseException | None) -> None:
+        connection, machine = self._connection, self._machine
+        if error is not None:
+            connection.refuse(error)
+        elif connection.is_open and session.outbound.link is connection:
+            connection.send(answer)
+            wire = Wire(session.version, machine.client_packet_bytes_max, machine.client_topic_alias_maximum)
+            self._broker.sessions.resume(session, connection, wire, machine.client_receive_maximum)
+            connection.go_on()  # CONNACK is the first packet that the client gets [MQTT-3.2.0-1]
+
+    def _announcement(self, packet: Connect, client_id: str, session: Session) -> Any:
+        asked = packet.properties.session_expiry_interval or 0
+        return self._machine.announcement(
+            assigned_client_identifier=client_id if client_id != packet.client_id else None,
+            session_expiry_interval=session.expiry_s if session.expiry_s != asked else None,
+        )
+
+    @staticmethod
+    def _check_will(packet: Connect, identity: Identity) -> None:
+        will = packet.will
+        if will is None or (identity.unrestricted and not will.topic.startswith(b"$SYS/")):
+            return
+        if will.topic.startswith(b"$SYS/") or not identity.may_publish(will.topic):
+            reason = f"it may not publish its will to {will.topic.decode()!r}"
+            raise ConnectRefused(ReasonCode.NOT_AUTHORIZED, reason, version=packet.version)

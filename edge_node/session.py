@@ -1,0 +1,146 @@
+"""A session: what the server remembers of one client (MQTT 5.0 section 4.1)."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from edge_node.broker_ports import NEVER_EXPIRES, Sent, SessionRecord
+from edge_node.message import NOWHERE, Message
+from edge_node.outbound import Outbound
+from edge_node.shared_groups import Group
+from edge_node.subscriptions import Entry, Grant
+from protocols.mqtt.packet_ids import PACKET_IDS_MAX, PacketIds
+from protocols.mqtt.packets import Subscription, Will
+
+
+class Timer(Protocol):
+    """Who is told when a session's time has come."""
+
+    def session_due(self, session: Session) -> float | None:
+        """Publish its will, or end it; when to ask again."""
+        ...
+
+
+class Session:
+    """One client's session, connected or not."""
+
+    __slots__ = (
+        "_timer", "client_id", "disconnected_at", "entries", "expires_at", "expiry_s", "outbound", "received",
+        "username", "version", "wheel_slot", "will", "will_at",
+    )  # fmt: skip
+
+    def __init__(self, outbound: Outbound, version: int, timer: Timer) -> None:
+        self.client_id = outbound.client_id
+        self.outbound = outbound
+        self.version = version
+        self.expiry_s = 0
+        """Seconds that the session outlives its connection; ``NEVER_EXPIRES`` for ever."""
+        self.username: str | None = None
+        self.entries: dict[str, tuple[Entry, Group | None]] = {}
+        """Filter as the client wrote it -> its subscription, and the group if it is shared."""
+        self.received = PacketIds()
+        """QoS 2 publishes stored and not yet released by PUBREL (section 4.3.3)."""
+        self.will: Will | None = None
+        self.will_at: float | None = None
+        """When the will is due, by the loop's clock; None while connected."""
+        self.expires_at: float | None = None
+        self.disconnected_at: int | None = None
+        """By the wall clock, nanoseconds."""
+        self.wheel_slot = -1
+        self._timer = timer
+
+    @property
+    def connected(self) -> bool:
+        """Whether its client is there."""
+        return self.outbound.link is not None
+
+    @property
+    def persistent(self) -> bool:
+        """Whether it outlives its connection."""
+        return bool(self.expiry_s)
+
+    def due(self, _now: float) -> float | None:
+        """For the timer wheel."""
+        return self._timer.session_due(self)
+
+    def next_due(self) -> float | None:
+        """When something is to be done about it, by the loop's clock."""
+        times = [at for at in (self.will_at, self.expires_at) if at is not None]
+        return min(times, default=None)
+
+    def forget(self, packet_ids: list[int]) -> None:
+        """The QoS 2 publishes with these identifiers could not be stored: sent again, they are new."""
+        for packet_id in packet_ids:
+            self.received.discard(packet_id)
+
+    def record(self, positions: dict[int, int], *, whole: bool) -> SessionRecord:
+        """The session as it survives a restart.
+
+        Args:
+            positions: stream -> the first seq that was not sent.
+            whole: whether QoS 1 deliveries in flight are kept as such. Otherwise positions go back to before them, for
+                they are not in the journal one by one.
+        """
+        released = self.outbound.released or set()
+        inflight = {
+            packet_id: Sent(message.stream, message.seq, qos, packet_id in released)
+            for packet_id, (message, _, qos) in self.outbound.inflight.items()
+            if (whole or qos == 2) and message.stream != NOWHERE
+        }
+        return SessionRecord(
+            client_id=self.client_id,
+            version=self.version,
+            expiry_interval=self.expiry_s,
+            username=self.username,
+            disconnected_at=self.disconnected_at,
+            subscriptions={text: entry.options for text, (entry, _) in self.entries.items()},
+            identifiers={text: entry.identifier for text, (entry, _) in self.entries.items() if entry.identifier},
+            positions=positions if whole else settled(positions, self.outbound),
+            inflight=inflight,
+            received=_all(self.received),
+            will=self.will,
+        )
+
+
+def settled(positions: dict[int, int], outbound: Outbound) -> dict[int, int]:
+    """Positions before which everything is acknowledged, but for QoS 2 deliveries, which the journal has."""
+    found = dict(positions)
+    for message, _, qos in outbound.inflight.values():
+        if qos == 1 and message.stream != NOWHERE:
+            found[message.stream] = min(message.seq, found.get(message.stream, message.seq))
+    return found
+
+
+def unread(sent: Sent, outbound: Outbound) -> tuple[Message, Grant, int]:
+    """A delivery that a restart left in flight; its topic and payload are still in the log alone."""
+    entry = Entry(outbound, "#", Subscription("#", qos=sent.qos), None)
+    return Message(b"", b"", sent.qos, stream=sent.stream, seq=sent.seq), Grant([entry]), sent.qos
+
+
+def restored(record: SessionRecord, outbound: Outbound, timer: Timer) -> Session:
+    """A session from its record, without its subscriptions."""
+    session = Session(outbound, record.version, timer)
+    session.expiry_s = record.expiry_interval
+    session.username = record.username
+    session.disconnected_at = record.disconnected_at
+    session.will = record.will
+    outbound.persistent = True
+    for packet_id in record.received:
+        session.received.add(packet_id)
+    for packet_id, sent in record.inflight.items():
+        outbound.inflight[packet_id] = unread(sent, outbound)
+        outbound.last_id = packet_id
+        outbound.bytes += 200
+        if sent.released:
+            outbound.released = outbound.released or set()
+            outbound.released.add(packet_id)
+    return session
+
+
+def seconds_left(expiry_s: int, gone_s: float) -> float | None:
+    """How long a session has left; None for ever."""
+    return None if expiry_s == NEVER_EXPIRES else max(0.0, expiry_s - gone_s)
+
+
+def _all(packet_ids: PacketIds) -> set[int]:
+    return {number for number in range(1, PACKET_IDS_MAX + 1) if number in packet_ids} if len(packet_ids) else set()

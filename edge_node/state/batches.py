@@ -1,0 +1,74 @@
+"""Batches of the log, decoded for picking records out of them."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable, Sequence
+
+from edge_node.broker_ports import LogRecord
+from protocols import batch
+from protocols.batch import HeaderPairs
+from protocols.columns import read_u32s
+
+_RECORD_BYTES = 8
+"""Key index and payload offset of a record."""
+_BATCH_BYTES = 1000
+
+
+class DecodedBatch:
+    """One batch; its payloads are cut out of it only for the records that are asked for."""
+
+    __slots__ = ("_flags", "_headers", "_key_index", "_keys", "_offsets", "_payload", "base_seq", "bytes", "end_seq")
+
+    def __init__(self, data: bytes) -> None:
+        """Decode a batch that the log gave.
+
+        Raises:
+            CodecError: it is damaged.
+        """
+        header = batch.decode_header(data)
+        columns = batch.decode_columns(data, header)
+        self.base_seq = header.base_seq
+        self.end_seq = header.end_seq
+        self._keys: Sequence[bytes] = columns.keys
+        self._key_index: array[int] = read_u32s(columns.key_index)
+        self._offsets: array[int] = read_u32s(columns.payload_offsets)
+        self._payload = memoryview(columns.payload)
+        self._headers = columns.headers
+        self._flags = bytes(columns.flags)
+        self.bytes = header.raw_length + _RECORD_BYTES * header.count + _BATCH_BYTES
+        """Memory that it takes, roughly."""
+
+    def wanted(self, wants: Callable[[bytes], bool]) -> list[bool]:
+        """For each distinct topic of the batch, whether it is wanted; for ``pick``."""
+        return [wants(topic) for topic in self._keys]
+
+    def pick(
+        self, seq: int, end: int, wanted: list[bool], records_max: int, bytes_max: int
+    ) -> tuple[list[LogRecord], int]:
+        """The wanted records in ``[seq, end)``, of which there is at least one within the batch.
+
+        Returns:
+            The records, at least one if any is wanted, and where to go on.
+        """
+        last = min(end, self.end_seq)
+        if not any(wanted):
+            return [], last
+        found: list[LogRecord] = []
+        base, index = self.base_seq, self._key_index
+        for at in range(seq - base, last - base):
+            if not wanted[index[at]]:
+                continue
+            record = self.record(base + at)
+            bytes_max -= len(record.payload)
+            if found and (bytes_max < 0 or len(found) >= records_max):
+                return found, record.seq
+            found.append(record)
+        return found, last
+
+    def record(self, seq: int) -> LogRecord:
+        """One record of the batch."""
+        at = seq - self.base_seq
+        payload = bytes(self._payload[self._offsets[at] : self._offsets[at + 1]])
+        headers: HeaderPairs = self._headers.get(at, ())
+        return LogRecord(seq, self._keys[self._key_index[at]], payload, self._flags[at] if self._flags else 0, headers)

@@ -1,0 +1,193 @@
+"""From entries of the journal to sessions: what compaction and recovery share.
+
+A crash leaves the beginning of the commit that it interrupts. The journal's entries stand first in each commit
+(``SegmentLog.lead``), so after a crash an entry may speak of records that are gone: ``settle`` takes that back, because
+the sequence numbers of those records will be given to others. Entries never lack for records that are there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import msgspec
+
+from edge_node.broker_ports import SessionRecord
+from edge_node.state.journal_entries import (
+    Completed,
+    Ended,
+    Entry,
+    JournalRecord,
+    Positions,
+    Published,
+    Received,
+    Released,
+    Restarted,
+    Sending,
+    Snapshot,
+    Subscribed,
+    Taken,
+    Unsubscribed,
+    unpack_ids,
+)
+from edge_node.state.recent_publishes import RecentPublishes, clip_runs
+from edge_node.state.stored import unpack_record
+
+
+class FoldedSession:
+    """One client's session while entries are applied to it."""
+
+    __slots__ = ("_doubtful", "_window", "recent", "recent_changed", "record", "record_changed")
+
+    def __init__(self, record: SessionRecord | None, recent: RecentPublishes, window: int) -> None:
+        """Take what the database has.
+
+        Args:
+            record: None when it knows no such session.
+            window: publishes to remember.
+        """
+        self.record = record
+        self.recent = recent
+        self.record_changed = False
+        self.recent_changed = False
+        self._window = window
+        self._doubtful: dict[int, Received] = {}
+        """QoS 2 publishes received since the last ``settle`` and not released."""
+
+    def apply(self, entry: Entry) -> None:
+        """Apply the next entry. One for a session that is not known is passed over: its beginning was lost."""
+        if isinstance(entry, Snapshot):
+            self.record, self.record_changed = unpack_record(entry.record), True
+        elif self.record is None:
+            return
+        elif isinstance(entry, Ended):
+            self.record, self.recent = None, RecentPublishes()
+            self._doubtful.clear()
+            self.record_changed = self.recent_changed = True
+        elif isinstance(entry, Published):
+            self.recent.add(1, entry.packet_ids, entry.runs, self._window)
+            self.recent_changed = True
+        else:
+            self.record_changed = True
+            self._note(entry)
+            change = _CHANGES.get(type(entry))
+            if change is not None:
+                change(self.record, entry)
+
+    def settle(self, ends: Mapping[int, int]) -> None:
+        """Everything applied so far was written before a crash that left the streams with these ends."""
+        self.recent.clip(ends)
+        if self.record is not None:
+            self._take_back(self.record, ends)
+            clip_deliveries(self.record, ends)
+        self._doubtful.clear()
+        self.record_changed = self.recent_changed = True
+
+    def _note(self, entry: Entry) -> None:
+        if isinstance(entry, Received):
+            self._doubtful.update(dict.fromkeys(unpack_ids(entry.packet_ids), entry))
+            self.recent.add(2, entry.packet_ids, (), self._window)  # the identifiers are used anew
+            self.recent_changed = True
+        elif isinstance(entry, Released):
+            for packet_id in unpack_ids(entry.packet_ids):
+                self._doubtful.pop(packet_id, None)
+
+    def _take_back(self, record: SessionRecord, ends: Mapping[int, int]) -> None:
+        """QoS 2 publishes whose records are not all there were not acknowledged, and will come again.
+
+        Those whose records are there are then recognised, as QoS 1 publishes are, and not stored a second time.
+        """
+        for entry in dict.fromkeys(self._doubtful.values()):
+            if any(first + count > ends.get(stream, 0) for stream, first, count in entry.runs):
+                lost = {packet_id for packet_id, last in self._doubtful.items() if last is entry}
+                record.received -= lost
+                self.recent.add(2, entry.packet_ids, clip_runs(entry.runs, ends), self._window)
+
+
+def fold(records: Iterable[JournalRecord], session_of: Callable[[str], FoldedSession]) -> dict[str, FoldedSession]:
+    """Apply entries in order; what crashes took is taken back where a later run said so.
+
+    Args:
+        session_of: a session as it was before; asked once for each.
+
+    Returns:
+        The sessions that the entries speak of.
+    """
+    sessions: dict[str, FoldedSession] = {}
+    for client_id, entry in records:
+        if isinstance(entry, Restarted):
+            for session in sessions.values():
+                session.settle(entry.ends)
+            continue
+        found = sessions.get(client_id)
+        if found is None:
+            found = sessions[client_id] = session_of(client_id)
+        found.apply(entry)
+    return sessions
+
+
+def clip_deliveries(record: SessionRecord, ends: Mapping[int, int]) -> None:
+    """What was delivered before it was durable and then lost counts as not delivered: its numbers go to others."""
+    record.positions = {stream: min(seq, ends.get(stream, 0)) for stream, seq in record.positions.items()}
+    record.inflight = {
+        packet_id: sent for packet_id, sent in record.inflight.items() if sent.seq < ends.get(sent.stream, 0)
+    }
+    record.done = {(stream, seq) for stream, seq in record.done if seq < ends.get(stream, 0)}
+
+
+def _subscribed(record: SessionRecord, entry: Subscribed) -> None:
+    record.subscriptions[entry.filter] = entry.subscription()
+    record.identifiers.pop(entry.filter, None)
+    if entry.identifier is not None:
+        record.identifiers[entry.filter] = entry.identifier
+
+
+def _unsubscribed(record: SessionRecord, entry: Unsubscribed) -> None:
+    record.subscriptions.pop(entry.filter, None)
+    record.identifiers.pop(entry.filter, None)
+
+
+def _received(record: SessionRecord, entry: Received) -> None:
+    record.received.update(unpack_ids(entry.packet_ids))
+
+
+def _released(record: SessionRecord, entry: Released) -> None:
+    record.received.difference_update(unpack_ids(entry.packet_ids))
+
+
+def _sending(record: SessionRecord, entry: Sending) -> None:
+    for packet_id, sent in entry.deliveries.items():
+        record.inflight.pop(packet_id, None)  # an identifier used anew stands last in the order of sending
+        record.inflight[packet_id] = sent
+
+
+def _taken(record: SessionRecord, entry: Taken) -> None:
+    for packet_id in unpack_ids(entry.packet_ids):
+        sent = record.inflight.get(packet_id)
+        if sent is not None:
+            record.inflight[packet_id] = msgspec.structs.replace(sent, released=True)
+
+
+def _completed(record: SessionRecord, entry: Completed) -> None:
+    for packet_id in unpack_ids(entry.packet_ids):
+        sent = record.inflight.pop(packet_id, None)
+        if sent is not None and sent.seq >= record.positions.get(sent.stream, 0):
+            record.done.add((sent.stream, sent.seq))
+
+
+def _positions(record: SessionRecord, entry: Positions) -> None:
+    record.positions.update(entry.positions)
+    if record.done:
+        record.done = {(stream, seq) for stream, seq in record.done if seq >= record.positions.get(stream, 0)}
+
+
+_CHANGES: dict[type[Entry], Callable[[SessionRecord, Any], None]] = {
+    Subscribed: _subscribed,
+    Unsubscribed: _unsubscribed,
+    Received: _received,
+    Released: _released,
+    Sending: _sending,
+    Taken: _taken,
+    Completed: _completed,
+    Positions: _positions,
+}

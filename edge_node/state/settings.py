@@ -1,0 +1,79 @@
+"""Bounds on what the node keeps for MQTT clients across restarts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+MiB = 1 << 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StateSettings:
+    """Each bound has a counter in ``StateCounters`` that says how much of it is used or how often it was met."""
+
+    retained_messages_max: int = 100_000
+    """Retained messages; one more topic is refused."""
+    retained_bytes_max: int = 128 * MiB
+    """Memory that retained messages may take, as ``RetainedMessages`` estimates it."""
+    save_interval_s: float = 5.0
+    """How often the journal is folded into the database, so that what it takes in the log can be released."""
+    save_bytes: int = 4 * MiB
+    """Journal bytes at which that is done without waiting longer."""
+    journal_bytes_max: int = 64 * MiB
+    """Journal not yet in the database (a disk that is full, or fails). Past it changes of sessions are refused.
+    Bounds what a restart reads."""
+    reserve_bytes: int = 1 * MiB
+    """Room in the log that is made sure of before a read of a persistent session is stored: a read, and a packet that
+    the one before it cut in two."""
+    resent_window: int = 1_000
+    """Publishes of one session by which a repeat is recognised. More than clients keep unacknowledged: Paho and
+    Mosquitto 20, MQTT 5.0 clients what ``receive_maximum`` says."""
+    resent_total_max: int = 1_000_000
+    """The same of all sessions; beyond it the sessions that published longest ago are forgotten."""
+    backlog_buffer_bytes: int = 16 * MiB
+    """Decoded batches kept for sessions that are behind."""
+    backlog_page_records: int = 1_000
+    """Records in one page."""
+    backlog_page_bytes: int = 256 << 10
+    """Bytes in one page; at least one record."""
+    backlog_reads: int = 2
+    """Reads of the disk at a time; each holds about 1 MiB, or one longer record."""
+    topics_log_bytes: int = 1 << 30
+    """Bytes that the log may grow by before unrouted messages, kept for sessions alone, may be deleted from it
+    although a session has not had them."""
+    suppressed: frozenset[int] = field(default_factory=frozenset)
+    """Streams that say ``resent: suppress``."""
+
+
+@dataclass(slots=True)
+class StateCounters:
+    """Totals since the start, except where a line says "now". Changed by the event loop's thread only."""
+
+    retained: int = 0
+    """Retained messages now."""
+    retained_bytes: int = 0
+    """Memory that they take now, estimated."""
+    retained_refused: int = 0
+    """Retained messages that a limit forbade."""
+    retained_expired: int = 0
+    journal_bytes: int = 0
+    """Journal not yet in the database, now."""
+    journal_refused: int = 0
+    """Changes refused because the journal was full."""
+    sessions_saved: int = 0
+    """Session records written to the database."""
+    resent_recognised: int = 0
+    resent_remembered: int = 0
+    """Publishes by which a repeat would be recognised, now."""
+    resent_forgotten: int = 0
+    """Those dropped because of the limit for all sessions."""
+    backlog_pages: int = 0
+    backlog_disk_reads: int = 0
+    backlog_buffer_bytes: int = 0
+    """Decoded batches in memory now."""
+    backlog_lost: int = 0
+    """Records that sessions missed because the log no longer has them."""
+    topics_abandoned: int = 0
+    """Unrouted messages released although a session had not had them."""
+    database_failures: int = 0
+    """Transactions that failed: the disk was full, or worse."""

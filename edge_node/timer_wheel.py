@@ -1,0 +1,83 @@
+"""Timeouts of many clients with one timer: a hashed wheel, as in Varghese and Lauck (1987), scheme 6.
+
+A timer of the event loop costs each idle client a handle, a heap entry and a bound method; here it costs an entry in a
+set. Deadlines are kept to one tick, which is enough for keep-alives.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Protocol
+
+TICK_S = 0.25
+SLOTS = 512
+"""A deadline further away than the wheel's turn (128 s) is looked at once a turn."""
+
+
+class Timed(Protocol):
+    """Something with a deadline. Keeps ``wheel_slot`` for the wheel: -1 while it waits for nothing."""
+
+    wheel_slot: int
+
+    def due(self, now: float) -> float | None:
+        """The time asked for has come, or a turn of the wheel is over.
+
+        Returns:
+            When to ask again, in seconds of the loop's clock; None for never.
+        """
+        ...
+
+
+class TimerWheel:
+    """Asks each client when its time has come. Belongs to the event loop's thread; ticks only while somebody waits."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, tick_s: float = TICK_S) -> None:
+        self._loop = loop
+        self._tick_s = tick_s
+        self._slots: list[set[Timed]] = [set() for _ in range(SLOTS)]
+        self._waiting = 0
+        self._at = 0
+        """The next tick to be handled, counted from the start of the loop's clock."""
+        self._timer: asyncio.TimerHandle | None = None
+
+    def set(self, client: Timed, when: float) -> None:
+        """Have ``client.due`` called at ``when`` or up to a tick later, instead of when it was to be called before."""
+        self.cancel(client)
+        if self._timer is None:
+            self._at = int(self._loop.time() / self._tick_s)
+            self._timer = self._loop.call_later(self._tick_s, self._tick)
+        ahead = min(max(int(when / self._tick_s) + 1 - self._at, 1), SLOTS - 1)
+        client.wheel_slot = (self._at + ahead) % SLOTS
+        self._slots[client.wheel_slot].add(client)
+        self._waiting += 1
+
+    def cancel(self, client: Timed) -> None:
+        """Forget a client; nothing happens when it waits for nothing."""
+        if client.wheel_slot >= 0:
+            self._slots[client.wheel_slot].discard(client)
+            client.wheel_slot = -1
+            self._waiting -= 1
+
+    def close(self) -> None:
+        """Stop ticking."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _tick(self) -> None:
+        now = self._loop.time()
+        self._timer = self._loop.call_later(self._tick_s, self._tick)
+        while self._at <= now / self._tick_s:
+            slot = self._slots[self._at % SLOTS]
+            self._at += 1
+            for client in list(slot):
+                if client in slot:  # a client's end may cancel another
+                    self.cancel(client)
+                    self._ask(client, now)
+        if not self._waiting:
+            self.close()
+
+    def _ask(self, client: Timed, now: float) -> None:
+        when = client.due(now)
+        if when is not None:
+            self.set(client, when)

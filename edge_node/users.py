@@ -1,0 +1,164 @@
+"""The users file: one line ``name:hash`` for each user, the hash being argon2id's (RFC 9106).
+
+That is Mosquitto's ``password_file`` as it writes it with argon2id. Comments and empty lines stay where they are.
+"""
+
+from __future__ import annotations
+
+import os
+
+from argon2 import PasswordHasher, Type, extract_parameters
+from argon2.exceptions import InvalidHashError, VerificationError
+
+from storage.filesystem import FileSystem, OSFileSystem, write_atomically
+
+HASHER = PasswordHasher(time_cost=2, memory_cost=19 << 10, parallelism=1, type=Type.ID)
+"""19 MiB, two passes, one lane: the least that OWASP advises, as a Raspberry Pi must check many devices at once."""
+MEMORY_KIB_MAX = 256 << 10
+TIME_COST_MAX = 32
+"""A hash that costs more is refused: whoever connects could make the node compute it."""
+NAME_CHARACTERS_MAX = 256
+PASSWORD_BYTES_MAX = 1024
+USERS_MAX = 100_000
+FILE_BYTES_MAX = 64 << 20
+_PRIVATE = 0o600
+
+
+class UsersUnusable(ValueError):
+    """The users file is not valid, or cannot be changed as asked. The sentence says where and why."""
+
+
+def parse(text: str, path: str) -> dict[str, str]:
+    """Name -> hash of a users file.
+
+    Raises:
+        UsersUnusable: a line is not ``name:hash``, a name comes twice, or a hash is not argon2id's.
+    """
+    users: dict[str, str] = {}
+    for number, line in enumerate(text.splitlines(), 1):
+        name, colon, hashed = line.strip().partition(":")
+        if not name or name.startswith("#"):
+            continue
+        problem = None
+        if not colon or not _is_good_hash(hashed):
+            problem = "expected name:hash with an argon2id hash that `weft user add` makes"
+        elif name in users:
+            problem = f"user {name!r} is there already"
+        if problem:
+            raise UsersUnusable(f"{path}:{number}: {problem}")  # without the line: it may hold a password
+        users[name] = hashed
+    if len(users) > USERS_MAX:
+        raise UsersUnusable(f"{path}: {len(users)} users, at most {USERS_MAX} are read")
+    return users
+
+
+def read(path: str, filesystem: FileSystem | None = None) -> dict[str, str]:
+    """``parse`` of a file.
+
+    Raises:
+        UsersUnusable, OSError: it cannot be used, or read.
+    """
+    filesystem = filesystem or OSFileSystem()
+    if filesystem.size(path) > FILE_BYTES_MAX:
+        raise UsersUnusable(f"{path}: longer than {FILE_BYTES_MAX} bytes")
+    return parse(_text(filesystem.read(path), path), path)
+
+
+def verify(hashed: str, password: bytes) -> bool:
+    """Whether a password is the one that was hashed. Slow on purpose; releases the interpreter lock."""
+    try:
+        return HASHER.verify(hashed, password)
+    except (VerificationError, InvalidHashError):
+        return False
+
+
+def add(path: str, name: str, password: bytes, filesystem: FileSystem | None = None) -> bool:
+    """Add a user to a file (made when missing, for its owner alone), or give one a new password; durably.
+
+    Returns:
+        Whether the user is new.
+
+    Raises:
+        UsersUnusable: the file is not valid, or the name or password cannot be used.
+        OSError: the file cannot be written.
+    """
+    check_name(name)
+    if not password or len(password) > PASSWORD_BYTES_MAX:
+        raise UsersUnusable(f"expected a password of 1 to {PASSWORD_BYTES_MAX} bytes")
+    filesystem = filesystem or OSFileSystem()
+    lines = _lines(path, filesystem) if filesystem.exists(path) else []
+    line = f"{name}:{HASHER.hash(password)}"
+    places = [at for at, each in enumerate(lines) if _name(each) == name]
+    if places:
+        lines[places[0]] = line
+    else:
+        lines.append(line)
+    _write(path, lines, filesystem)
+    return not places
+
+
+def remove(path: str, name: str, filesystem: FileSystem | None = None) -> None:
+    """Take a user out of a file, durably.
+
+    Raises:
+        UsersUnusable: the file is not valid, or has no such user.
+        OSError: the file cannot be read or written.
+    """
+    filesystem = filesystem or OSFileSystem()
+    lines = _lines(path, filesystem)
+    kept = [line for line in lines if _name(line) != name]
+    if len(kept) == len(lines):
+        raise UsersUnusable(f"{path}: there is no user {name!r}")
+    _write(path, kept, filesystem)
+
+
+def check_name(name: str) -> None:
+    """Refuse a name that a users file cannot hold, or that no access pattern could use.
+
+    Raises:
+        UsersUnusable: the sentence says what is wrong.
+    """
+    if not name or len(name) > NAME_CHARACTERS_MAX or name != name.strip() or not name.isprintable():
+        raise UsersUnusable(f"expected a name of 1 to {NAME_CHARACTERS_MAX} printable characters, got {name[:80]!r}")
+    if ":" in name or name.startswith("#"):
+        raise UsersUnusable(f"a name has no colon and does not begin with '#', got {name!r}")
+
+
+def _is_good_hash(hashed: str) -> bool:
+    try:
+        parameters = extract_parameters(hashed)
+    except InvalidHashError:
+        return False
+    costs = parameters.memory_cost <= MEMORY_KIB_MAX and parameters.time_cost <= TIME_COST_MAX
+    return parameters.type is Type.ID and costs
+
+
+def _lines(path: str, filesystem: FileSystem) -> list[str]:
+    text = _text(filesystem.read(path), path)
+    parse(text, path)
+    return text.splitlines()
+
+
+def _text(data: bytes, path: str) -> str:
+    try:
+        return data.decode()
+    except UnicodeDecodeError:
+        raise UsersUnusable(f"{path}: expected UTF-8 text") from None
+
+
+def _name(line: str) -> str:
+    return "" if line.strip().startswith("#") else line.strip().partition(":")[0]
+
+
+def _write(path: str, lines: list[str], filesystem: FileSystem) -> None:
+    """Replace the file, which stays with its owner: an administrator may change what the node's user reads."""
+    known = os.stat(path) if filesystem.exists(path) else None
+    mask = os.umask(0o777 & ~_PRIVATE)
+    try:
+        write_atomically(filesystem, path, "".join(f"{line}\n" for line in lines).encode())
+    finally:
+        os.umask(mask)
+    if known is not None:
+        os.chmod(path, known.st_mode & 0o777)
+        if (known.st_uid, known.st_gid) != (os.geteuid(), os.getegid()) and os.geteuid() == 0:
+            os.chown(path, known.st_uid, known.st_gid)

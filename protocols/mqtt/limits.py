@@ -1,0 +1,91 @@
+"""What a server tells of itself in CONNACK, and the checks that hold clients to it."""
+
+from __future__ import annotations
+
+import msgspec
+
+from protocols.mqtt.errors import ConnectRefused, ProtocolViolation, ReasonCode
+from protocols.mqtt.packet_types import Version
+from protocols.mqtt.packets import Connect, Publish, Subscribe
+from protocols.topics import SHARE_PREFIX
+
+CLIENT_ID_BYTES_MAX = 1024
+"""Longer client identifiers are refused: the server keeps one for every session. 23 would be enough [MQTT-3.1.3-5]."""
+
+PACKET_BYTES_MAX = 268_435_460
+"""The largest packet that MQTT has room for."""
+
+
+class ServerLimits(msgspec.Struct, frozen=True):
+    """What the server says of itself in CONNACK of MQTT 5.0 (section 3.2.2.3), and holds clients to."""
+
+    receive_maximum: int = 65_535
+    """Publishes at QoS 1 and 2 that a client may have unanswered."""
+    topic_alias_maximum: int = 0
+    maximum_qos: int = 2
+    maximum_packet_size: int = PACKET_BYTES_MAX
+    """Announced only: ``decode`` holds clients to it."""
+    keep_alive_s_max: int = 0
+    """Longest keep alive that a client of MQTT 5.0 may have; 0 for any, none included."""
+    retain_available: bool = True
+    wildcard_subscription_available: bool = True
+    subscription_identifier_available: bool = True
+    shared_subscription_available: bool = True
+
+
+DEFAULT_LIMITS = ServerLimits()
+
+
+def connect_refusal(packet: Connect, limits: ServerLimits) -> ConnectRefused | None:
+    """Why a well-formed CONNECT cannot be accepted; None when it can."""
+    version, will = packet.version, packet.will
+    if version == Version.V31 and not packet.client_id:
+        code, reason = ReasonCode.CLIENT_IDENTIFIER_NOT_VALID, "MQTT 3.1 has no empty client identifier; give one"
+        return ConnectRefused(code, reason, version=version)
+    if version == Version.V311 and not packet.client_id and not packet.clean_start:
+        reason = "an empty client identifier needs clean session; give the client an identifier"
+        return ConnectRefused(ReasonCode.CLIENT_IDENTIFIER_NOT_VALID, reason, "3.1.3-8", version)
+    if len(packet.client_id.encode()) > CLIENT_ID_BYTES_MAX:
+        reason = f"the client identifier is over {CLIENT_ID_BYTES_MAX} bytes; give the client a shorter one"
+        clause = "3.1.3-8" if version == Version.V5 else "3.1.3-9"
+        return ConnectRefused(ReasonCode.CLIENT_IDENTIFIER_NOT_VALID, reason, clause, version)
+    if packet.properties.authentication_method is not None:
+        reason = f"authentication method {packet.properties.authentication_method!r}; this server has none"
+        return ConnectRefused(ReasonCode.BAD_AUTHENTICATION_METHOD, reason, "4.12.0-1", version)
+    if version == Version.V5 and will is not None and will.qos > limits.maximum_qos:
+        return ConnectRefused(ReasonCode.QOS_NOT_SUPPORTED, "a will above the maximum QoS", "3.2.2-12", version)
+    if version == Version.V5 and will is not None and will.retain and not limits.retain_available:
+        return ConnectRefused(ReasonCode.RETAIN_NOT_SUPPORTED, "a will with retain", "3.2.2-13", version)
+    return None
+
+
+def check_publish(packet: Publish, limits: ServerLimits) -> None:
+    """Check that a client's PUBLISH of MQTT 5.0 keeps to the limits.
+
+    Raises:
+        ProtocolViolation: with the reason code of the limit.
+    """
+    if packet.qos > limits.maximum_qos:
+        raise ProtocolViolation("PUBLISH above the maximum QoS", "3.2.2-11", ReasonCode.QOS_NOT_SUPPORTED)
+    if packet.retain and not limits.retain_available:
+        raise ProtocolViolation("PUBLISH with retain", "3.2.2-14", ReasonCode.RETAIN_NOT_SUPPORTED)
+    if packet.properties.subscription_identifiers:
+        raise ProtocolViolation("PUBLISH of a client with a subscription identifier", "3.3.4-6")
+
+
+def check_subscribe(packet: Subscribe, limits: ServerLimits) -> None:
+    """Check that a SUBSCRIBE keeps to the limits.
+
+    Raises:
+        ProtocolViolation: with the reason code of the limit.
+    """
+    if packet.properties.subscription_identifiers and not limits.subscription_identifier_available:
+        code = ReasonCode.SUBSCRIPTION_IDENTIFIERS_NOT_SUPPORTED
+        raise ProtocolViolation("SUBSCRIBE with a subscription identifier", code=code)
+    for each in packet.filters:
+        if not limits.shared_subscription_available and each.filter.startswith(SHARE_PREFIX):
+            code = ReasonCode.SHARED_SUBSCRIPTIONS_NOT_SUPPORTED
+            raise ProtocolViolation(f"SUBSCRIBE to {each.filter!r}", code=code)
+        if not limits.wildcard_subscription_available and ("+" in each.filter or "#" in each.filter):
+            code = ReasonCode.WILDCARD_SUBSCRIPTIONS_NOT_SUPPORTED
+            raise ProtocolViolation(f"SUBSCRIBE to {each.filter!r}", code=code)

@@ -1,0 +1,35 @@
+"""Numbers that every part of the codec shares."""
+
+from __future__ import annotations
+
+from enum import IntEnum
+
+
+class Version(IntEnum):
+    """The protocol level that a CONNECT names (section 3.1.2.2)."""
+
+    V31 = 3
+    V311 = 4
+    V5 = 5
+
+
+class PacketType(IntEnum):
+    """Upper four bits of a packet's first byte (table 2.1)."""
+
+    WILL = 0
+    """No packet, but a set of properties of its own inside CONNECT (MQTT 5.0 section 3.1.3.2)."""
+    CONNECT = 1
+    CONNACK = 2
+    PUBLISH = 3
+    PUBACK = 4
+    PUBREC = 5
+    PUBREL = 6
+    PUBCOMP = 7
+    SUBSCRIBE = 8
+    SUBACK = 9
+    UNSUBSCRIBE = 10
+    UNSUBACK = 11
+    PINGREQ = 12
+    PINGRESP = 13
+    DISCONNECT = 14
+    AUTH = 15

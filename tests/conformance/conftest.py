@@ -1,0 +1,138 @@
+from __future__ import annotations
+
+import contextlib
+import itertools
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.conformance.raw_client import Client
+from tests.weft.processes import free_port
+
+CONFIG = """\
+node: conformance
+data_dir: {directory}/data
+http: null
+listeners:
+  mqtt: {{bind: "127.0.0.1:{port}"}}
+  ws: {{bind: "127.0.0.1:{web_port}", websocket: {{path: /mqtt}}}}
+streams:
+  kept: {{from: "kept/#"}}
+limits:
+  packet: 64KiB
+"""
+PACKET_BYTES_MAX = 65_536
+STOP_S_MAX = 20.0
+
+Connect = Callable[..., Client]
+_numbers = itertools.count()
+
+
+class Broker:
+    """An edge node as a process of its own, on the same port whenever it is started."""
+
+    def __init__(self, directory: Path, more: str = "") -> None:
+        self.port, self.web_port = free_port(), free_port()
+        self.config = directory / "edge.yaml"
+        text = CONFIG.format(directory=directory, port=self.port, web_port=self.web_port)
+        self.config.write_text(text + more)
+        self.process: subprocess.Popen[str] | None = None
+
+    def start(self) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "weft", "edge", "run", str(self.config)], stdout=subprocess.PIPE, text=True
+        )
+        assert self.process.stdout is not None
+        ready = self.process.stdout.readline()
+        assert "ready" in ready, "the node did not start"
+
+    @property
+    def is_running(self) -> bool:
+        return self.process is not None and self.process.poll() is None
+
+    def kill(self) -> None:
+        """SIGKILL."""
+        assert self.process is not None
+        self.process.kill()
+        self.process.wait()
+
+    def stop(self) -> None:
+        """SIGTERM, and wait."""
+        assert self.process is not None
+        self.process.send_signal(signal.SIGTERM)
+        assert self.process.wait(STOP_S_MAX) == 0
+
+
+@pytest.fixture(scope="session")
+def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
+    """The one that most tests share."""
+    started = Broker(tmp_path_factory.mktemp("broker"))
+    started.start()
+    yield started
+    started.kill()
+
+
+@pytest.fixture
+def own_broker(tmp_path: Path) -> Iterator[Broker]:
+    """One that the test may stop, kill and start."""
+    started = Broker(tmp_path)
+    started.start()
+    yield started
+    started.kill()
+
+
+@pytest.fixture
+def client(broker: Broker) -> Iterator[Connect]:
+    """Opens TCP connections to the shared broker, CONNECT not sent, and closes them when the test ends."""
+    if not broker.is_running:
+        broker.start()
+    with contextlib.ExitStack() as stack:
+
+        def open_client(version: int = 4) -> Client:
+            opened = Client(broker.port, version)
+            stack.callback(opened.drop)
+            return opened
+
+        yield open_client
+    assert broker.is_running, "the broker died"
+
+
+@pytest.fixture
+def connected(client: Connect) -> Connect:
+    """Opens connections that have sent CONNECT and were accepted."""
+
+    def open_connected(client_id: str = "", version: int = 4, **options: Any) -> Client:
+        opened = client(version)
+        opened.connect(client_id, **options)
+        return opened
+
+    return open_connected
+
+
+@pytest.fixture(params=[4, 5], ids=["v3", "v5"])
+def version(request: pytest.FixtureRequest) -> int:
+    """Both versions of the protocol."""
+    return int(request.param)
+
+
+@pytest.fixture
+def client_id() -> str:
+    """A client identifier that no other test uses."""
+    return f"c{next(_numbers)}"
+
+
+@pytest.fixture(params=["kept", "live"])
+def topic(request: pytest.FixtureRequest) -> str:
+    """A topic of its own: of a stream that is kept on disk, and of none."""
+    return f"{request.param}/t{next(_numbers)}"
+
+
+@pytest.fixture
+def live() -> str:
+    """A topic of its own that no stream takes, for what does not depend on that."""
+    return f"live/t{next(_numbers)}"

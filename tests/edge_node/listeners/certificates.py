@@ -1,0 +1,75 @@
+"""Certificates for tests: an authority, and what it signs."""
+
+from __future__ import annotations
+
+import datetime
+import ipaddress
+from dataclasses import dataclass
+from pathlib import Path
+
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+
+_DAY = datetime.timedelta(days=1)
+
+
+@dataclass(frozen=True)
+class Pem:
+    """Where a certificate and its key are."""
+
+    certificate: str
+    key: str
+
+
+class Authority:
+    """Signs certificates into a folder."""
+
+    def __init__(self, directory: Path, name: str = "authority") -> None:
+        self._directory = directory
+        self._key = ec.generate_private_key(ec.SECP256R1())
+        self._name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
+        usage = x509.BasicConstraints(ca=True, path_length=None)
+        certificate = self._builder(self._name, self._key).add_extension(usage, critical=True)
+        self.path = str(directory / f"{name}.pem")
+        self._write(self.path, certificate.sign(self._key, hashes.SHA256()))
+
+    def sign(self, common_name: str, file: str | None = None) -> Pem:
+        """A certificate of that common name, good for servers at 127.0.0.1 and for clients."""
+        key = ec.generate_private_key(ec.SECP256R1())
+        name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, common_name)] if common_name else [])
+        here = x509.IPAddress(ipaddress.ip_address("127.0.0.1"))
+        certificate = (
+            self._builder(name, key)
+            .add_extension(x509.SubjectAlternativeName([here, x509.DNSName("localhost")]), critical=False)
+            .add_extension(
+                x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH]),
+                critical=False,
+            )
+            .sign(self._key, hashes.SHA256())
+        )
+        stem = self._directory / (file or common_name)
+        self._write(f"{stem}.crt", certificate)
+        (stem.parent / f"{stem.name}.key").write_bytes(
+            key.private_bytes(
+                serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+            )
+        )
+        return Pem(f"{stem}.crt", f"{stem}.key")
+
+    def _builder(self, subject: x509.Name, key: ec.EllipticCurvePrivateKey) -> x509.CertificateBuilder:
+        now = datetime.datetime.now(datetime.UTC)
+        return (
+            x509.CertificateBuilder()
+            .subject_name(subject)
+            .issuer_name(self._name)
+            .public_key(key.public_key())
+            .serial_number(x509.random_serial_number())
+            .not_valid_before(now - _DAY)
+            .not_valid_after(now + _DAY)
+        )
+
+    @staticmethod
+    def _write(path: str, certificate: x509.Certificate) -> None:
+        Path(path).write_bytes(certificate.public_bytes(serialization.Encoding.PEM))

@@ -1,0 +1,106 @@
+"""``weft user``: which MQTT clients may connect to an edge node, and with which password."""
+
+from __future__ import annotations
+
+from typing import BinaryIO
+
+import click
+
+from weft.commands.common import json_option
+from weft.output import Failed, Refused, print_json
+
+PASSWORD_FILE_BYTES_MAX = 4096
+
+file_option = click.option(
+    "--file", "path", required=True, type=click.Path(dir_okay=False), help="The node's auth.users_file."
+)
+password_option = click.option(
+    "--password-file",
+    type=click.File("rb"),
+    help="File with the password on its first line, `-` for standard input; asked for when it is left out.",
+)
+
+
+@click.group("user")
+def command() -> None:
+    """MQTT clients with a name and a password.
+
+    The users file keeps argon2id hashes only. A running node takes changes up by itself. Passwords are asked for or
+    read from a file: on a command line other people of the machine would see them.
+    """
+
+
+@command.command()
+@click.argument("name")
+@file_option
+@password_option
+def add(name: str, path: str, password_file: BinaryIO | None) -> None:
+    """Add NAME to the file, which is made when missing, or give NAME a new password."""
+    from edge_node import users
+
+    try:
+        users.check_name(name)
+        is_new = users.add(path, name, _password(password_file, confirm=True))
+    except users.UsersUnusable as error:
+        raise Refused(str(error)) from None
+    click.echo(f"added {name}" if is_new else f"{name} has a new password")
+
+
+@command.command()
+@click.argument("name")
+@file_option
+def remove(name: str, path: str) -> None:
+    """Take NAME out of the file. Who is connected under that name stays so until the connection ends."""
+    from edge_node import users
+
+    try:
+        users.remove(path, name)
+    except users.UsersUnusable as error:
+        raise Refused(str(error)) from None
+    click.echo(f"removed {name}")
+
+
+@command.command("list")
+@file_option
+@json_option
+def list_users(path: str, as_json: bool) -> None:
+    """List the names in the file."""
+    names = list(_read(path))
+    if as_json:
+        print_json(names)
+        return
+    for name in names:
+        click.echo(name)
+
+
+@command.command()
+@click.argument("name")
+@file_option
+@password_option
+def check(name: str, path: str, password_file: BinaryIO | None) -> None:
+    """Say whether the password is NAME's. Exit status 1 when it is not."""
+    from edge_node import users
+
+    hashed = _read(path).get(name)
+    if hashed is None:
+        raise Failed(f"{path}: there is no user {name!r}")
+    if not users.verify(hashed, _password(password_file, confirm=False)):
+        raise Failed(f"that is not the password of {name}")
+    click.echo(f"that is the password of {name}")
+
+
+def _read(path: str) -> dict[str, str]:
+    from edge_node import users
+
+    try:
+        return users.read(path)
+    except users.UsersUnusable as error:
+        raise Refused(str(error)) from None
+
+
+def _password(file: BinaryIO | None, *, confirm: bool) -> bytes:
+    if file is None:
+        asked: str = click.prompt("Password", hide_input=True, confirmation_prompt=confirm)
+        return asked.encode()
+    line: bytes = file.readline(PASSWORD_FILE_BYTES_MAX)
+    return line.rstrip(b"\r\n")
