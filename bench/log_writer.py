@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from crc32c import crc32c
@@ -28,11 +28,19 @@ class Delivery(NamedTuple):
 class LogWriter:
     """Appends chunks as a hub node would, with offsets and lanes that continue."""
 
-    def __init__(self, root: str, *, shards: int = 1, tenant: str = "default", stream: str = "telemetry") -> None:
+    def __init__(
+        self,
+        root: str,
+        *,
+        shards: int = 1,
+        tenant: str = "default",
+        stream: str = "telemetry",
+        options: Mapping[str, str] | None = None,
+    ) -> None:
         self.root = root
         self.tenant = tenant
         self.stream = stream
-        self.store = open_store(root)
+        self.store = open_store(root, dict(options or {}))
         self.cluster = asyncio.run(open_cluster(self.store, shards))
         self._states = [ShardState(self.cluster.cluster_id, shard) for shard in range(shards)]
 

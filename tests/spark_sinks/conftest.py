@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
@@ -44,10 +44,10 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
 class Hub:
     """A log that grows by rounds of ten records from every edge node, and a table that follows when told to."""
 
-    def __init__(self, root: str) -> None:
+    def __init__(self, root: str, options: Mapping[str, str] | None = None) -> None:
         self.root = root
         self.rounds = 0
-        self._writer = LogWriter(root, shards=SHARDS, stream=STREAM)
+        self._writer = LogWriter(root, shards=SHARDS, stream=STREAM, options=options)
 
     def write(self, rounds: int = 1, topic: str = TOPIC) -> None:
         """Append rounds; one chunk per shard and round. Round r is taken in r seconds after START."""
