@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from config.errors import Finding, KeyPath
 from config.models import Anonymous, EdgeConfig, Link, Stream
-from config.units import parse_bind, quoted
+from config.units import format_size, parse_bind, quoted
 from protocols.lane import NAME_RULE, valid_name
 from protocols.topics import compile_pattern
 
@@ -28,14 +28,19 @@ def check(config: EdgeConfig) -> list[Finding]:
 
 def notes(config: EdgeConfig) -> list[str]:
     """What is allowed and perhaps not meant, a sentence each."""
-    carried = {name for link in config.links.values() for name in link.streams or config.streams}
+    carried = {name for link in config.links.values() for name in carried_streams(link, config)}
     stay = [name for name in config.streams if name not in carried]
-    if not config.links or not stay:
+    if not stay:
         return []
     return [
-        f"no link carries {', '.join(stay)}: what is kept of it stays on this disk until the budget is full, "
-        "and then devices get no acknowledgements"
+        f"no link carries {', '.join(stay)}: its records are never deleted, and once they fill disk.budget "
+        f"({format_size(config.disk.budget_bytes)}) devices get no acknowledgements any more, for no stream"
     ]
+
+
+def carried_streams(link: Link, config: EdgeConfig) -> tuple[str, ...]:
+    """The streams that go over a link."""
+    return tuple(config.streams) if link.streams is None else link.streams
 
 
 def _names(config: EdgeConfig) -> Iterator[Finding]:

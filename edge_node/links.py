@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Final
 
 from config.models import EdgeConfig, Link
+from edge_node.check import carried_streams
 from protocols.chunk import GapRange, Mark
 from protocols.ranges import Range, RangeSet
 from replication.runner import LinkIdentity, LinkSettings, no_token, read_token, run_link
@@ -177,7 +178,7 @@ class Links:
 
     def start(self) -> None:
         """Start every link; they connect, and come back after trouble, by themselves."""
-        carried = {name: link.streams or tuple(self._config.streams) for name, link in self._config.links.items()}
+        carried = {name: carried_streams(link, self._config) for name, link in self._config.links.items()}
         streams = {stream for streams in carried.values() for stream in streams}
         carriers = {
             self._log.stream(stream): [name for name, streams in carried.items() if stream in streams]

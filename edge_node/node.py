@@ -27,7 +27,8 @@ from storage.segment_log import LogSettings, SegmentLog
 logger = logging.getLogger(__name__)
 
 LOG_CHECK_INTERVAL_S = 1.0
-"""How soon a failed log ends the process, so that the service manager starts it anew and recovery reopens the log."""
+"""How soon a failed log ends the process, so that the service manager starts it anew and recovery reopens the log, and
+how soon a full one is told of."""
 
 
 class EdgeNode:
@@ -43,6 +44,7 @@ class EdgeNode:
         self._software = software
         self.counters = Counters()
         self._closing = contextlib.AsyncExitStack()
+        self._shortage: str | None = None
         self.mqtt: Address | None = None
         """Where MQTT clients connect; None without a listener."""
         self.http: Address | None = None
@@ -74,14 +76,22 @@ class EdgeNode:
         loop = asyncio.get_running_loop()
         next_sample = loop.time()
         while not stop.is_set():
-            failed = self.log.stats().failed
-            if failed is not None:
-                raise failed
+            if self.log.failed is not None:
+                raise self.log.failed
+            self._tell_shortage()
             if loop.time() >= next_sample:
                 self.status.sample()
                 next_sample += SAMPLE_INTERVAL_S
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(stop.wait(), LOG_CHECK_INTERVAL_S)
+
+    def _tell_shortage(self) -> None:
+        shortage, known = self.log.shortage(), self._shortage
+        self._shortage = shortage
+        if shortage is not None and known is None:
+            logger.error("devices get no acknowledgements: %s", shortage)
+        elif shortage is None and known is not None:
+            logger.warning("the log has room again: devices are acknowledged")
 
     async def close(self) -> None:
         """Stop accepting, end links and clients, make what was taken in durable, release the log's directory."""

@@ -11,7 +11,7 @@ from protocols.lane import NAME_RULE, valid_name
 from protocols.ranges import RangeSet
 from protocols.segment import GapNotice
 from storage.filesystem import FileSystem, Lock, OSFileSystem
-from storage.segment_log.budget import admit, forget_released
+from storage.segment_log.budget import admit, forget_released, shortage
 from storage.segment_log.committer import Committer, Post
 from storage.segment_log.errors import LogFailed
 from storage.segment_log.loading import load_directory
@@ -44,7 +44,7 @@ class SegmentLog:
         """Not for callers: use ``open``."""
         self._state = state
         self._lock = lock
-        self._reader = LogReader(state, wall_clock)
+        self._reader = LogReader(state, wall_clock, committer.poison)
         self._writer: WriterThread | None = None
         self._closed = False
         self.committer = committer
@@ -86,7 +86,7 @@ class SegmentLog:
         except OSError as error:
             raise LogFailed(f"the log in {directory} cannot be opened: {error}") from error
         try:
-            loaded = load_directory(filesystem, directory)
+            loaded, strange = load_directory(filesystem, directory)
             state, writer, report = recover(
                 lambda log_id: LogState(filesystem, directory, settings, log_id, clock_reading),
                 loaded, random_bits(64), wall_clock(),
@@ -103,7 +103,8 @@ class SegmentLog:
         except BaseException:
             lock.close()
             raise
-        report = dataclasses.replace(report, seconds=(clock_reading().monotonic - started) / 1e9)
+        seconds = (clock_reading().monotonic - started) / 1e9
+        report = dataclasses.replace(report, damaged=(*strange, *report.damaged), seconds=seconds)
         log = cls(state, committer, lock, report, wall_clock)
         if start_writer:
             log._writer = WriterThread(state, committer)
@@ -168,7 +169,10 @@ class SegmentLog:
             base_seq = lane.next_seq
             if not keys:
                 return base_seq
-            admit(state, size + BATCH_OVERHEAD_BYTES)
+            try:
+                admit(state, size + BATCH_OVERHEAD_BYTES)
+            except OSError as error:
+                raise self.committer.poison(error) from error
             waiting = not state.queue
             state.queue.add(stream, base_seq, Run(time, keys, payloads, headers, flags, size))
             lane.next_seq += len(keys)
@@ -272,6 +276,20 @@ class SegmentLog:
         with self._state.changed:
             self._lane(stream).released.update(ranges)
             forget_released(self._state)
+
+    @property
+    def failed(self) -> LogFailed | None:
+        """Why the log takes nothing more before it is opened anew, or None."""
+        return self._state.failed
+
+    def shortage(self) -> str | None:
+        """Why the log refuses records for want of disk, and what to do; None while it has room. Owner's thread only."""
+        with self._state.changed:
+            try:
+                return shortage(self._state)
+            except OSError as error:
+                self.committer.poison(error)
+                return None
 
     def stats(self) -> LogStats:
         """The log's figures now."""
