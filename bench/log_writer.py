@@ -17,7 +17,7 @@ from storage.object_store import open_store
 
 
 class Delivery(NamedTuple):
-    """Encoded batches of one edge node that arrive together."""
+    """Encoded batches of one edge node that arrive together; none only makes its lane known."""
 
     edge: str
     batches: Sequence[bytes]
@@ -63,7 +63,7 @@ class LogWriter:
         section, data = self._section(state, deliveries, received)
         lanes = [self._lane(delivery, received) for delivery in deliveries]
         header = ChunkHeader(self.cluster.cluster_id, state.n + 1, received, state.shard, state.footer_crc, 0)
-        tail, crc = chunk.encode_footer(ChunkFooter([section], lanes))
+        tail, crc = chunk.encode_footer(ChunkFooter([section] if section.count else [], lanes))
         whole = b"".join((chunk.encode_header(header), data, tail))
         await ShardLog(self.store, self.cluster, state.shard).create(state.n + 1, whole)
         state.apply(chunk.decode(whole))
@@ -82,8 +82,8 @@ class LogWriter:
             self.stream,
             state.next_offset.get((self.tenant, self.stream), 0),
             sum(header.count for header in headers),
-            min(header.first_time for header in headers),
-            max(header.last_time for header in headers),
+            min((header.first_time for header in headers), default=0),
+            max((header.last_time for header in headers), default=0),
             chunk.HEADER_BYTES,
             len(whole),
             crc32c(whole),
@@ -93,6 +93,6 @@ class LogWriter:
     def _lane(self, delivery: Delivery, received: int) -> LaneUpdate:
         headers = [batch.decode_header(data) for data in delivery.batches]
         ranges = [(header.base_seq, header.end_seq) for header in headers]
-        mark = Mark(received, headers[-1].end_seq)
+        mark = Mark(received, headers[-1].end_seq if headers else 0)
         topics = list(delivery.topics) or None
         return LaneUpdate(self.tenant, delivery.edge, delivery.log_id, self.stream, 1, ranges, [], mark, topics)
