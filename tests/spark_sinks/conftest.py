@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import struct
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 
 import pytest
@@ -49,14 +49,20 @@ class Hub:
         self.rounds = 0
         self._writer = LogWriter(root, shards=SHARDS, stream=STREAM, options=options)
 
-    def write(self, rounds: int = 1, topic: str = TOPIC) -> None:
+    def write(self, rounds: int = 1, topic: str = TOPIC, edges: Collection[str] = EDGES) -> None:
         """Append rounds; one chunk per shard and round. Round r is taken in r seconds after START."""
         for number in range(self.rounds, self.rounds + rounds):
             deliveries = [
-                Delivery(edge, [encoded(edge, number)], log_id, [topic]) for log_id, edge in enumerate(EDGES, 1)
+                Delivery(edge, [encoded(edge, number)], log_id, [topic])
+                for log_id, edge in enumerate(EDGES, 1)
+                if edge in edges
             ]
             self._writer.write(*deliveries, received=START + (number + 1) * SECOND)
         self.rounds += rounds
+
+    def announce(self, topic: str = TOPIC) -> None:
+        """An edge node offers the stream and has no record yet."""
+        self._writer.write(Delivery(EDGES[0], [], 1, [topic]), received=START)
 
     def tier(self) -> int:
         """Fold the whole log into the table; returns the rows moved."""
