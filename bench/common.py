@@ -5,12 +5,32 @@ from __future__ import annotations
 import json
 import os
 import platform
+import struct
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import zstandard
+
+from protocols import batch
+from protocols.batch import ClockReading, ClockState
+
 RESULTS = Path(__file__).parent / "results"
 SERVER_CORE, LOAD_CORE = 0, 1
+PAYLOAD_BYTES = 100
+"""Of a message, in every benchmark."""
+_COMPRESSOR = zstandard.ZstdCompressor(level=1)
+
+
+def encode_batch(
+    base_seq: int, first_time: int, interval_ns: int, keys: Sequence[bytes], payloads: Sequence[bytes]
+) -> bytes:
+    """A batch as an edge has it on disk, of records that came ``interval_ns`` apart."""
+    count = len(payloads)
+    times = struct.pack(f"<{count}q", *range(first_time, first_time + count * interval_ns, interval_ns))
+    columns = batch.columns_from_lists(times, list(keys), list(payloads))
+    return batch.encode(1, base_seq, columns, ClockReading(1, 1, ClockState.SYNCED), _COMPRESSOR)
 
 
 def pin(core: int) -> None:

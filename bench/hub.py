@@ -24,14 +24,11 @@ from typing import Any
 
 import psutil
 import uvloop
-import zstandard
 from crc32c import crc32c
 
-from bench.common import LOAD_CORE, SERVER_CORE, pin, write_results
+from bench.common import LOAD_CORE, PAYLOAD_BYTES, SERVER_CORE, encode_batch, pin, write_results
 from cloud_hub.hub import Hub
 from cloud_hub.settings import HubSettings
-from protocols import batch
-from protocols.batch import ClockReading, ClockState
 from protocols.chunk import Mark
 from protocols.ranges import RangeSet
 from protocols.shard_state import ShardState
@@ -44,7 +41,6 @@ from storage.object_store import open_store
 
 EDGES = 4
 BATCH_RECORDS = 5000
-PAYLOAD_BYTES = 100
 TEMPLATES = 8
 WARM_UP_S = 2.0
 
@@ -73,16 +69,11 @@ PAYLOADS: dict[str, Callable[[random.Random, int], bytes]] = {"json": json_paylo
 def make_templates(payload: Callable[[random.Random, int], bytes], seed: int) -> list[bytes]:
     """Encoded batches whose sequence numbers are stamped later."""
     rng = random.Random(seed)
-    compressor = zstandard.ZstdCompressor(level=1)
-    templates = []
-    for _ in range(TEMPLATES):
-        payloads = [payload(rng, index) for index in range(BATCH_RECORDS)]
-        keys = [b"plant/7/press-%02d/telemetry" % (index % 50) for index in range(BATCH_RECORDS)]
-        now = time.time_ns()
-        times = struct.pack(f"<{BATCH_RECORDS}q", *range(now, now + BATCH_RECORDS * 1000, 1000))
-        columns = batch.columns_from_lists(times, keys, payloads)
-        templates.append(batch.encode(1, 0, columns, ClockReading(1, 1, ClockState.SYNCED), compressor))
-    return templates
+    keys = [b"plant/7/press-%02d/telemetry" % (index % 50) for index in range(BATCH_RECORDS)]
+    return [
+        encode_batch(0, time.time_ns(), 1000, keys, [payload(rng, index) for index in range(BATCH_RECORDS)])
+        for _ in range(TEMPLATES)
+    ]
 
 
 def stamp(template: bytes, base_seq: int) -> bytes:

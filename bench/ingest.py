@@ -24,10 +24,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from bench.common import LOAD_CORE, SERVER_CORE, write_results
+from bench.common import LOAD_CORE, PAYLOAD_BYTES, SERVER_CORE, write_results
 
 POINTS = "1x1,1x100,10x20,10x100,100x20,100x100"
-PAYLOAD_BYTES = 100
 START_S_MAX = 15.0
 MOSQUITTO_PLACES = "/usr/sbin:/usr/local/sbin:/opt/homebrew/sbin"
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from crc32c import crc32c
@@ -17,7 +17,7 @@ from storage.object_store import open_store
 
 
 class Delivery(NamedTuple):
-    """Encoded batches of one edge node that arrive together."""
+    """Encoded batches of one edge node that arrive together; none only makes its lane known."""
 
     edge: str
     batches: Sequence[bytes]
@@ -28,11 +28,19 @@ class Delivery(NamedTuple):
 class LogWriter:
     """Appends chunks as a hub node would, with offsets and lanes that continue."""
 
-    def __init__(self, root: str, *, shards: int = 1, tenant: str = "default", stream: str = "telemetry") -> None:
+    def __init__(
+        self,
+        root: str,
+        *,
+        shards: int = 1,
+        tenant: str = "default",
+        stream: str = "telemetry",
+        options: Mapping[str, str] | None = None,
+    ) -> None:
         self.root = root
         self.tenant = tenant
         self.stream = stream
-        self.store = open_store(root)
+        self.store = open_store(root, dict(options or {}))
         self.cluster = asyncio.run(open_cluster(self.store, shards))
         self._states = [ShardState(self.cluster.cluster_id, shard) for shard in range(shards)]
 
@@ -55,7 +63,7 @@ class LogWriter:
         section, data = self._section(state, deliveries, received)
         lanes = [self._lane(delivery, received) for delivery in deliveries]
         header = ChunkHeader(self.cluster.cluster_id, state.n + 1, received, state.shard, state.footer_crc, 0)
-        tail, crc = chunk.encode_footer(ChunkFooter([section], lanes))
+        tail, crc = chunk.encode_footer(ChunkFooter([section] if section.count else [], lanes))
         whole = b"".join((chunk.encode_header(header), data, tail))
         await ShardLog(self.store, self.cluster, state.shard).create(state.n + 1, whole)
         state.apply(chunk.decode(whole))
@@ -74,8 +82,8 @@ class LogWriter:
             self.stream,
             state.next_offset.get((self.tenant, self.stream), 0),
             sum(header.count for header in headers),
-            min(header.first_time for header in headers),
-            max(header.last_time for header in headers),
+            min((header.first_time for header in headers), default=0),
+            max((header.last_time for header in headers), default=0),
             chunk.HEADER_BYTES,
             len(whole),
             crc32c(whole),
@@ -85,6 +93,6 @@ class LogWriter:
     def _lane(self, delivery: Delivery, received: int) -> LaneUpdate:
         headers = [batch.decode_header(data) for data in delivery.batches]
         ranges = [(header.base_seq, header.end_seq) for header in headers]
-        mark = Mark(received, headers[-1].end_seq)
+        mark = Mark(received, headers[-1].end_seq if headers else 0)
         topics = list(delivery.topics) or None
         return LaneUpdate(self.tenant, delivery.edge, delivery.log_id, self.stream, 1, ranges, [], mark, topics)

@@ -12,7 +12,6 @@ import contextlib
 import json
 import random
 import statistics
-import struct
 import tempfile
 import time
 from collections.abc import Callable
@@ -20,24 +19,20 @@ from typing import Any
 
 import click
 import psutil
-import zstandard
 from deltalake import DeltaTable
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 
-from bench.common import write_results
+from bench.common import PAYLOAD_BYTES, encode_batch, write_results
 from bench.log_writer import Delivery, LogWriter
 from cloud_hub.tables.shards import load_shards
 from cloud_hub.tables.tierer import Tierer
-from protocols import batch
-from protocols.batch import ClockReading, ClockState
 from spark_sinks import read, session
 from storage.chunk_log import open_cluster, table_key
 from storage.object_store import open_store
 
 BATCH_RECORDS = 5_000
 BATCHES_PER_CHUNK = 16
-PAYLOAD_BYTES = 100
 MACHINES = 200
 START = 1_700_000_000 * 10**9
 INTERVAL_NS = 100_000
@@ -58,7 +53,6 @@ def make_log(root: str, records: int) -> int:
     """Write a log; returns its bytes."""
     rng = random.Random(1)
     pool = payloads(rng, 20_000)
-    compressor = zstandard.ZstdCompressor(level=1)
     writer = LogWriter(root, stream=STREAM)
     keys = [f"plant/{i % 4}/m{i % MACHINES}/telemetry".encode() for i in range(BATCH_RECORDS)]
     size = 0
@@ -66,12 +60,8 @@ def make_log(root: str, records: int) -> int:
         end = min(records, first + BATCH_RECORDS * BATCHES_PER_CHUNK)
         batches = []
         for seq in range(first, end, BATCH_RECORDS):
-            count = min(BATCH_RECORDS, end - seq)
-            times = struct.pack(
-                f"<{count}q", *range(START + seq * INTERVAL_NS, START + (seq + count) * INTERVAL_NS, INTERVAL_NS)
-            )
-            columns = batch.columns_from_lists(times, keys[:count], rng.choices(pool, k=count))
-            batches.append(batch.encode(1, seq, columns, ClockReading(1, 1, ClockState.SYNCED), compressor))
+            readings = rng.choices(pool, k=min(BATCH_RECORDS, end - seq))
+            batches.append(encode_batch(seq, START + seq * INTERVAL_NS, INTERVAL_NS, keys[: len(readings)], readings))
         size += sum(map(len, batches))
         writer.write(Delivery("press-shop-7", batches, topics=[TOPIC]), received=START + end * INTERVAL_NS)
     return size

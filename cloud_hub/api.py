@@ -11,6 +11,7 @@ from typing import Any, Protocol
 
 import msgspec
 from aiohttp import web
+from aiohttp.typedefs import Middleware
 
 from cloud_hub import views
 from cloud_hub.access import Access, ApiError
@@ -37,6 +38,10 @@ class Node(Protocol):
 
     def status(self) -> View:
         """The node, its shards and its links."""
+        ...
+
+    def table_rows(self, tenant: str, stream: str) -> int | None:
+        """Records of a stream that are table rows; None when the node does not know."""
         ...
 
     async def serve_link(self, request: web.Request) -> web.StreamResponse:
@@ -85,9 +90,9 @@ class Api:
         self._metrics = metrics
         self._readers = [RecordReader(sequencer.log, response_bytes_max) for sequencer in sequencers]
 
-    def application(self) -> web.Application:
-        """The aiohttp application."""
-        application = web.Application(middlewares=[_errors])
+    def application(self, *outer: Middleware) -> web.Application:
+        """The aiohttp application, with ``outer`` middlewares around everything."""
+        application = web.Application(middlewares=[*outer, _errors])
         stream = "/v1/streams/{stream}"
         application.add_routes(
             [
@@ -105,6 +110,11 @@ class Api:
 
     @property
     def _states(self) -> list[ShardState]:
+        """Of all shards: what a stream has in one that is missing would be missing in the answer."""
+        for sequencer in self._sequencers:
+            if not sequencer.loaded:
+                shard = sequencer.log.shard
+                raise ApiError(500, f"shard {shard} cannot be loaded: {sequencer.trouble}", "mend the store's object")
         return [sequencer.state for sequencer in self._sequencers]
 
     async def _get_metrics(self, request: web.Request) -> web.Response:
@@ -117,13 +127,13 @@ class Api:
 
     async def _get_streams(self, request: web.Request) -> web.Response:
         tenant = self._access.tenant(request)
-        states = self._states
-        return _json(
-            {"streams": [views.stream_view(states, tenant, name) for name in views.stream_keys(states, tenant)]}
-        )
+        return _json({"streams": [self._view(tenant, name) for name in views.stream_keys(self._states, tenant)]})
 
     async def _get_stream(self, request: web.Request) -> web.Response:
-        return _json(views.stream_view(self._states, *self._stream(request)))
+        return _json(self._view(*self._stream(request)))
+
+    def _view(self, tenant: str, stream: str) -> View:
+        return views.stream_view(self._states, tenant, stream, self._node.table_rows(tenant, stream))
 
     async def _get_lanes(self, request: web.Request) -> web.Response:
         tenant, stream = self._stream(request)

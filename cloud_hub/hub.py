@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING
 
@@ -17,6 +17,7 @@ from aiohttp import web
 
 from cloud_hub.access import Access, ApiError
 from cloud_hub.api import Api
+from cloud_hub.idle import Connection, IdleConnections
 from cloud_hub.links import EdgeLink
 from cloud_hub.metrics import HubCollector, Metrics
 from cloud_hub.sequencer import Sequencer
@@ -73,6 +74,7 @@ class Hub:
         self._links: dict[EdgeLink, int] = {}
         self._runner: web.AppRunner | None = None
         self._tables: TableService | None = None
+        self._idle: IdleConnections | None = None
         self.sequencers: list[Sequencer] = []
         """One per shard, while the node runs."""
         self.cluster: Cluster
@@ -134,12 +136,21 @@ class Hub:
     async def _listen(self) -> None:
         metrics = Metrics(HubCollector(self.sequencers, lambda: len(self._links)))
         api = Api(self, self.sequencers, self._access, metrics, self._settings.response_bytes_max)
-        self._runner = web.AppRunner(api.application(), access_log=None, shutdown_timeout=SHUTDOWN_S)
+        self._idle = IdleConnections(self._connections, time.monotonic)
+        application = api.application(self._idle.middleware)
+        self._runner = web.AppRunner(application, access_log=None, shutdown_timeout=SHUTDOWN_S)
         await self._runner.setup()
+        self._idle.start()
         await web.TCPSite(self._runner, self._settings.host, self._settings.port).start()
+
+    def _connections(self) -> Iterable[Connection]:
+        server = self._runner.server if self._runner else None
+        return server.connections if server else []
 
     async def close(self) -> None:
         """Send the links away and stop. What was not acknowledged is still with the edges."""
+        if self._idle is not None:
+            await self._idle.close()
         if self._runner is not None:
             for site in list(self._runner.sites):
                 await site.stop()
@@ -171,6 +182,10 @@ class Hub:
             )
         finally:
             del self._links[link]
+
+    def table_rows(self, tenant: str, stream: str) -> int | None:
+        """Records of a stream that are table rows; None when this node does not know."""
+        return self._tables.rows(tenant, stream) if self._tables else None
 
     def status(self) -> View:
         """What ``GET /v1/status`` answers."""

@@ -78,6 +78,12 @@ class EdgeLink:
         lane = Lane(hello.tenant, hello.edge, hello.log_id, offered.stream)
         shard = shard_of(lane.tenant, lane.stream, lane.edge, len(self._sequencers))
         sequencer = self._sequencers[shard]
+        if not sequencer.loaded:
+            raise LinkRefused(
+                RefuseCode.OVERLOADED,
+                f"shard {shard}, where lane {lane} belongs, cannot be loaded: {sequencer.trouble}",
+                "nothing is lost, the edge tries again until somebody has mended the hub's store",
+            )
         if not sequencer.admits(lane):
             raise LinkRefused(
                 RefuseCode.OVERLOADED,

@@ -28,7 +28,7 @@ class Patience:
 
     def __init__(self, name: str, retry_min_s: float, retry_max_s: float, random_bits: Callable[[int], int]) -> None:
         self.trouble: str | None = None
-        """The last failure; None while the store answers."""
+        """The last failure; None while the store works."""
         self.retries = 0
         """Waits since the start."""
         self._name = name
@@ -38,18 +38,21 @@ class Patience:
         self._failures = 0
 
     async def insist(self, call: Callable[[], Awaitable[T]]) -> T:
-        """Call until the store answers."""
+        """Call until the store answers. Trouble that there was before stays: a full disk can still be read."""
+        before = self._failures, self.trouble
         while True:
             try:
                 result = await call()
             except TROUBLE as error:
                 await self.wait(str(error) or type(error).__name__)
                 continue
-            self.answered()
+            self._failures, self.trouble = before
             return result
 
     def answered(self) -> None:
-        """The store works: trouble from now on is new trouble."""
+        """The store does all that it should: trouble from now on is new trouble."""
+        if self.trouble is not None:
+            logger.info("%s: the store works again", self._name)
         self._failures, self.trouble = 0, None
 
     async def wait(self, trouble: str) -> None:

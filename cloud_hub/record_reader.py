@@ -96,7 +96,7 @@ def _decode(section: StreamSection, data: bytes, lanes: list[LaneUpdate], wanted
     offset, limit, bytes_max = wanted
     found: list[View] = []
     at = section.base_offset
-    for entry in section_entries(data, len(lanes)):
+    for entry in section_entries(section, data, lanes):
         if at + entry.take <= offset:
             at += entry.take
             continue

@@ -7,6 +7,7 @@ says what happened. State changes by applying chunks in order and in no other wa
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -21,6 +22,7 @@ from cloud_hub.snapshots import Snapshotter
 from cloud_hub.watermark import WatermarkGuard
 from protocols.batch import BatchHeader
 from protocols.chunk import Chunk, GapRange, Mark
+from protocols.errors import CodecError
 from protocols.lane import Lane
 from protocols.link import RefuseCode
 from protocols.shard_state import ShardState, lane_of
@@ -88,6 +90,8 @@ class Sequencer:
             log, settings.snapshot_interval_s, settings.snapshot_chunks, self._now, random_bits
         )
         self._state = ShardState(log.cluster.cluster_id, log.shard)
+        self.loaded = False
+        """Whether ``state`` is the log's. While it is not, the shard takes nothing and nothing can be said of it."""
         self.intakes = Intakes(settings.pending_bytes_max, settings.ranges_per_lane_max, self._wake.set)
         self._attempts: dict[int, _Attempt] = {}
         """By nonce, each attempt at chunk ``n + 1``: so a node knows its own chunk when it reads it."""
@@ -101,7 +105,7 @@ class Sequencer:
 
     @property
     def trouble(self) -> str | None:
-        """The store's last failure; None while it answers."""
+        """The store's last failure; None while it works."""
         return self._patience.trouble
 
     @property
@@ -112,14 +116,21 @@ class Sequencer:
     async def start(self) -> None:
         """Load the state and begin to commit.
 
+        A damaged log is no error here: the shard is in trouble, and not ``loaded`` before somebody has mended it. The
+        node's other shards do without it meanwhile.
+
         Raises:
             StoreError: the store does not answer.
-            CodecError: the log is damaged.
         """
-        self._state = await self.log.load()
-        self._snapshots.loaded((await self.log.manifest())[0].snapshot_n)
-        self._last_look = self._now()
+        with contextlib.suppress(CodecError):
+            await self._load()
         self._task = asyncio.create_task(self._run(), name=f"sequencer-{self.log.shard}")
+
+    async def _load(self) -> None:
+        state = await self.log.load()
+        self._snapshots.loaded((await self.log.manifest())[0].snapshot_n)
+        self._state, self.loaded = state, True
+        self._last_look = self._now()
 
     async def close(self) -> None:
         """Stop. What is pending was not acknowledged, and its senders will offer it again."""
@@ -171,12 +182,16 @@ class Sequencer:
     # -- the loop
 
     async def _run(self) -> None:
+        if not self.loaded:
+            await self._patience.insist(self._load)
+            self._patience.answered()
         while True:
             try:
                 if await self._work_is_due():
                     await self._commit()
                 else:
                     await self._follow()
+                self._patience.answered()
             except Exception:
                 # A bug, or input that nobody foresaw. Forgetting everything equals a restart of the process: what was
                 # not acknowledged comes again, and one bad link cannot stop the shard for the others.
@@ -243,13 +258,13 @@ class Sequencer:
             await self.log.create(n, draft.data)
         except (*TROUBLE, AlreadyExists) as error:
             self.counters.unclear += 1
-            logger.info("shard %d: chunk %d is unclear (%s), reading the log", self.log.shard, n, error)
+            logger.debug("shard %d: chunk %d is unclear (%s), reading the log", self.log.shard, n, error)
+            trouble = str(error)
         else:
-            self._patience.answered()
             return self._apply(draft.chunk)
         own = await self._patience.insist(self._read_on)
         if self._state.n < n:
-            await self._patience.wait(f"chunk {n} was neither written nor there")
+            await self._patience.wait(f"chunk {n} could not be written: {trouble}")
         return own
 
     async def _read_on(self) -> bool:
@@ -293,5 +308,4 @@ class Sequencer:
         self.intakes.refuse_all(
             RefuseCode.OVERLOADED, "this hub node was paused and starts anew", "connect again", opening_only=True
         )
-        self._state = await self._patience.insist(self.log.load)
-        self._last_look = self._now()
+        await self._patience.insist(self._load)

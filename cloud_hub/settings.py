@@ -17,8 +17,9 @@ class SequencerSettings:
     """A chunk is written when this much is pending. A single longer batch still goes into one chunk."""
     pending_bytes_max: int = 64 * MiB
     """Past this much uncommitted data the shard makes its links wait."""
-    mark_interval_s: float = 2.0
-    """Marks travel with data; when there is none, a chunk is written for marks alone at most this often."""
+    mark_interval_s: float = 10.0
+    """Marks travel with data; when there is none, a chunk is written for marks alone at most this often. In a bucket
+    each costs a PUT."""
     follow_interval_s: float = 2.0
     """How often an idle shard looks for chunks of other nodes."""
     retry_min_s: float = 0.05

@@ -24,6 +24,8 @@ logger = logging.getLogger(__name__)
 TOKEN_BYTES = 32
 TOKEN_CHARACTERS_MAX = 256
 TOKENS_MAX = 10_000
+NAME_CHARACTERS_MAX = 128
+NAMES_SHOWN_MAX = 20
 
 
 class Scope(StrEnum):
@@ -70,7 +72,7 @@ def read_tokens(data: bytes, path: str) -> list[Identity]:
     """
     try:
         identities = msgspec.convert(yaml.safe_load(data) or {}, _TokensFile).tokens
-    except (yaml.YAMLError, msgspec.ValidationError) as error:
+    except (yaml.YAMLError, msgspec.ValidationError, RecursionError) as error:
         raise TokensUnusable(f"{path}: {error}") from error
     if len(identities) > TOKENS_MAX:
         raise TokensUnusable(f"{path}: {len(identities)} tokens, at most {TOKENS_MAX} are read")
@@ -81,6 +83,8 @@ def read_tokens(data: bytes, path: str) -> list[Identity]:
 
 def _check(identity: Identity, path: str) -> None:
     where = f"{path}: token {identity.name!r}"
+    if not 0 < len(identity.name) <= NAME_CHARACTERS_MAX or not identity.name.isprintable():
+        raise TokensUnusable(f"{where}: a name needs 1 to {NAME_CHARACTERS_MAX} printable characters")
     if not valid_name(identity.tenant) or (identity.edge is not None and not valid_name(identity.edge)):
         raise TokensUnusable(f"{where}: tenant and edge need {NAME_RULE}")
     if (identity.scope is Scope.EDGE) != (identity.edge is not None):
@@ -103,15 +107,45 @@ def create_token(
         OSError: the file cannot be written.
     """
     filesystem = filesystem or OSFileSystem()
-    known = read_tokens(filesystem.read(path), path) if filesystem.exists(path) else []
+    known = _known(filesystem, path)
     if any(identity.name == name for identity in known):
-        raise TokensUnusable(f"{path}: there is a token {name!r} already; remove its entry first, or choose a name")
+        raise TokensUnusable(f"{path}: there is a token {name!r} already; revoke it first, or choose another name")
     token = random_token(TOKEN_BYTES)
     identity = Identity(name, hash_token(token), scope, tenant, edge)
     _check(identity, path)
-    content = yaml.safe_dump(msgspec.to_builtins(_TokensFile([*known, identity])), sort_keys=False)
-    write_atomically(filesystem, path, content.encode())
+    _replace(filesystem, path, [*known, identity])
     return token
+
+
+def revoke_token(path: str, name: str, *, filesystem: FileSystem | None = None) -> Identity:
+    """Take a token out of a file, durably. A running hub takes it up by itself: nobody gets in with it any more.
+
+    A link that is open already stays open until it ends.
+
+    Returns:
+        What the token was for.
+
+    Raises:
+        TokensUnusable: the file is not valid, or has no token of this name.
+        OSError: the file cannot be written.
+    """
+    filesystem = filesystem or OSFileSystem()
+    known = _known(filesystem, path)
+    revoked = next((identity for identity in known if identity.name == name), None)
+    if revoked is None:
+        names = ", ".join(repr(identity.name) for identity in known[:NAMES_SHOWN_MAX]) or "none"
+        raise TokensUnusable(f"{path}: there is no token {name!r}; there are: {names}")
+    _replace(filesystem, path, [identity for identity in known if identity.name != name])
+    return revoked
+
+
+def _known(filesystem: FileSystem, path: str) -> list[Identity]:
+    return read_tokens(filesystem.read(path), path) if filesystem.exists(path) else []
+
+
+def _replace(filesystem: FileSystem, path: str, identities: list[Identity]) -> None:
+    content = yaml.safe_dump(msgspec.to_builtins(_TokensFile(identities)), sort_keys=False)
+    write_atomically(filesystem, path, content.encode())
 
 
 class TokenFile:

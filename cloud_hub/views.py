@@ -97,7 +97,7 @@ def stream_lanes(states: Sequence[ShardState], tenant: str, stream: str) -> list
     return sorted(found, key=lambda item: item[1])
 
 
-def stream_view(states: Sequence[ShardState], tenant: str, stream: str) -> View:
+def stream_view(states: Sequence[ShardState], tenant: str, stream: str, table_rows: int | None) -> View:
     """A stream over all shards."""
     lanes = stream_lanes(states, tenant, stream)
     offsets = {
@@ -110,6 +110,7 @@ def stream_view(states: Sequence[ShardState], tenant: str, stream: str) -> View:
         "tenant": tenant,
         "stream": stream,
         "records": sum(offsets.values()),
+        "table_rows": table_rows,
         "next_offset": offsets,
         "lanes": len(lanes),
         "edges": len({lane.edge for _, lane, _ in lanes}),

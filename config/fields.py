@@ -76,6 +76,8 @@ def _network(text: str, _folder: str) -> str:
 def _path(text: str, folder: str) -> str:
     if not text or "\0" in text:
         raise ValueError(f"expected a path, got {units.quoted(text)}")
+    if text.startswith("~"):
+        raise ValueError(f"expected a path written out, without ~, got {units.quoted(text)}")
     return os.path.abspath(os.path.join(folder, text))
 
 

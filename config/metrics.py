@@ -97,6 +97,7 @@ EDGE_METRICS = (
     Metric("weft_edge_log_commits_total", "counter", "Commits: each is one write and one sync."),
     Metric("weft_edge_log_written_bytes_total", "counter", "Bytes written to the log."),
     Metric("weft_edge_log_sync_seconds_total", "counter", "Seconds spent waiting for the disk to sync."),
+    Metric("weft_edge_log_full", "gauge", "1 while there is no room for records: devices get no acknowledgements."),
     Metric(
         "weft_edge_log_failed", "gauge", "1 after a write or sync failed: the node takes nothing in until restarted."
     ),

@@ -200,7 +200,8 @@ class Link(_Section, frozen=True, kw_only=True):
         Meta(description="File that holds the token for the hub, on one line. Readable by the node's user alone."),
     ] = None
     streams: Annotated[
-        tuple[str, ...] | None, Meta(description="Which streams go over this link. All of them when it is left out.")
+        Annotated[tuple[str, ...], Meta(min_length=1, max_length=1024)] | None,
+        Meta(description="Which streams go over this link. All of them when it is left out."),
     ] = None
     compression_level: Annotated[
         int, Meta(ge=1, le=19, description="zstd level of the connection: higher is smaller and slower.")
@@ -209,10 +210,11 @@ class Link(_Section, frozen=True, kw_only=True):
         Size, Meta(ge=64 << 10, le=256 * MiB, description="Most bytes sent and not yet acknowledged by the hub.")
     ] = field(default=8 * MiB, name="window")
     retry_min_s: Annotated[
-        Duration, Meta(description="Shortest wait before a lost link is tried again. Waits double, with jitter.")
+        Duration,
+        Meta(ge=0.01, description="Shortest wait before a lost link is tried again. Waits double, with jitter."),
     ] = field(default=0.5, name="retry_min")
-    retry_max_s: Annotated[Duration, Meta(description="Longest wait before a lost link is tried again.")] = field(
-        default=30.0, name="retry_max"
+    retry_max_s: Annotated[Duration, Meta(ge=0.01, description="Longest wait before a lost link is tried again.")] = (
+        field(default=30.0, name="retry_max")
     )
 
 
@@ -444,6 +446,16 @@ class HubConfig(_Section, frozen=True, kw_only=True):
             description="Longest time that records wait for others to share one object. Acknowledgements wait for it.",
         ),
     ] = field(default=0.25, name="commit_interval")
+    mark_interval_s: Annotated[
+        Duration,
+        Meta(
+            ge=0.1,
+            le=3600,
+            description="While no records come, how often an edge's word that there were none is stored; completeness "
+            "moves on in these steps then. Each is one object per shard, which a bucket charges for: with `10s` an "
+            "idle shard makes 260,000 a month, some 1.30 USD on S3. With records it costs nothing extra.",
+        ),
+    ] = field(default=10.0, name="mark_interval")
     chunk_bytes_max: Annotated[
         Size, Meta(ge=64 << 10, le=512 * MiB, description="Size at which an object is written without waiting longer.")
     ] = 8 * MiB

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from config.errors import Finding, KeyPath
 from config.models import Anonymous, EdgeConfig, Link, MqttListener, Stream
-from config.units import UnixSocket, parse_bind, parse_listen, quoted
+from config.units import UnixSocket, format_size, parse_bind, parse_listen, quoted
 from edge_node.broker_ports import SESSION_JOURNAL_STREAM, SESSION_TOPICS_STREAM
 from protocols.lane import NAME_RULE, valid_name
 from protocols.topics import compile_pattern
@@ -33,12 +33,12 @@ def notes(config: EdgeConfig) -> list[str]:
 
 
 def _notes_on_links(config: EdgeConfig) -> Iterator[str]:
-    carried = {name for link in config.links.values() for name in link.streams or config.streams}
+    carried = {name for link in config.links.values() for name in carried_streams(link, config)}
     stay = [name for name in config.streams if name not in carried]
-    if config.links and stay:
+    if stay:
         yield (
-            f"no link carries {', '.join(stay)}: what is kept of it stays on this disk until the budget is full, "
-            "and then devices get no acknowledgements"
+            f"no link carries {', '.join(stay)}: its records are never deleted, and once they fill disk.budget "
+            f"({format_size(config.disk.budget_bytes)}) devices get no acknowledgements any more, for no stream"
         )
 
 
@@ -48,6 +48,11 @@ def _notes_on_listeners(config: EdgeConfig) -> Iterator[str]:
             continue
         if config.auth.users_file is not None:
             yield f"listeners.{name} has no TLS: passwords cross the network as they are"
+
+
+def carried_streams(link: Link, config: EdgeConfig) -> tuple[str, ...]:
+    """The streams that go over a link."""
+    return tuple(config.streams) if link.streams is None else link.streams
 
 
 def _names(config: EdgeConfig) -> Iterator[Finding]:

@@ -70,7 +70,7 @@ def page(facts: dict[str, Any]) -> str:
     summary = [
         ("up", _duration(facts["uptime_seconds"])),
         ("clock", facts["clock"]),
-        ("log", facts["log_error"] or "good"),
+        ("log", facts["log_error"] or facts["log_full"] or "good"),
         ("disk", f"{approximate_size(disk['bytes'])} of {approximate_size(disk['budget_bytes'])}"),
         ("outage left", _duration(disk["outage_seconds_left"])),
         ("MQTT connections", facts["mqtt"]["connections"]),

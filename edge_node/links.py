@@ -13,6 +13,7 @@ from typing import Final
 
 from config.models import EdgeConfig, Link
 from edge_node.broker_ports import SESSION_JOURNAL_STREAM, SESSION_TOPICS_STREAM
+from edge_node.check import carried_streams
 from protocols.chunk import GapRange, Mark
 from protocols.ranges import Range, RangeSet
 from replication.runner import LinkIdentity, LinkSettings, no_token, read_token, run_link
@@ -181,7 +182,7 @@ class Links:
     def start(self) -> None:
         """Start every link; they connect, and come back after trouble, by themselves."""
         carried = {
-            name: tuple(stream for stream in link.streams or self._config.streams if stream not in INTERNAL_STREAMS)
+            name: tuple(stream for stream in carried_streams(link, self._config) if stream not in INTERNAL_STREAMS)
             for name, link in self._config.links.items()
         }
         streams = {stream for streams in carried.values() for stream in streams}

@@ -78,4 +78,5 @@ def _log(status: NodeStatus) -> Iterator[Sample]:
     yield Sample("weft_edge_log_commits_total", stats.commits)
     yield Sample("weft_edge_log_written_bytes_total", stats.bytes_written)
     yield Sample("weft_edge_log_sync_seconds_total", stats.sync_seconds)
+    yield Sample("weft_edge_log_full", status.log.shortage() is not None)
     yield Sample("weft_edge_log_failed", stats.failed is not None)

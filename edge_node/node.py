@@ -29,8 +29,8 @@ from storage.segment_log import LogSettings, SegmentLog
 logger = logging.getLogger(__name__)
 
 LOG_CHECK_INTERVAL_S = 1.0
-"""How soon a failed log ends the process, so that the service manager starts it anew and recovery reopens the log; and
-how soon changed files are noticed."""
+"""How soon a failed log ends the process, so that the service manager starts it anew and recovery reopens the log; how
+soon a full one is told of; and how soon changed files are noticed."""
 KEEP_ALIVE_S_MAX = 65_535
 """The longest that two bytes can say: as a limit, it is none."""
 
@@ -51,6 +51,7 @@ class EdgeNode:
         self.state_counters = StateCounters()
         self._closing = contextlib.AsyncExitStack()
         self._reload = asyncio.Event()
+        self._shortage: str | None = None
         self.listeners: dict[str, Address | UnixSocket] = {}
         """Where MQTT clients connect, by the listener's name."""
         self.http: Address | None = None
@@ -88,9 +89,10 @@ class EdgeNode:
         loop.add_signal_handler(signal.SIGHUP, self._reload.set)
         next_sample = loop.time()
         while not stop.is_set():
-            failed = self.log.stats().failed or self._state.failed
+            failed = self.log.failed or self._state.failed
             if failed is not None:
                 raise failed
+            self._tell_shortage()
             await self._check_files()
             if loop.time() >= next_sample:
                 self.status.sample()
@@ -104,6 +106,14 @@ class EdgeNode:
         if asked:
             logger.info("SIGHUP: reading users, access rules and certificates again")
         await self.front_door.check_files(all_of_them=asked)
+
+    def _tell_shortage(self) -> None:
+        shortage, known = self.log.shortage(), self._shortage
+        self._shortage = shortage
+        if shortage is not None and known is None:
+            logger.error("devices get no acknowledgements: %s", shortage)
+        elif shortage is None and known is not None:
+            logger.warning("the log has room again: devices are acknowledged")
 
     async def close(self) -> None:
         """Stop accepting, end links and clients, make what was taken in durable, release the log's directory."""

@@ -73,11 +73,22 @@ class NodeStatus:
             "uptime_seconds": time.monotonic() - self._started,
             "clock": "synchronised" if self.is_clock_synchronised else "not synchronised",
             "log_error": str(stats.failed) if stats.failed else None,
+            "log_full": self.log.shortage(),
             "disk": self._disk(stats),
-            "recovery": {"torn_bytes": self.log.recovery.torn_bytes, "seconds": self.log.recovery.seconds},
+            "recovery": self._recovery(),
             "streams": {name: self._stream(number) for name, number in self.streams().items()},
             "links": {link.name: _link(link) for link in self.links},
             "mqtt": self.counted(),
+        }
+
+    def _recovery(self) -> dict[str, Any]:
+        """What the start of the node found on the disk."""
+        report = self.log.recovery
+        return {
+            "seconds": report.seconds,
+            "torn_bytes": report.torn_bytes,
+            "damaged_files": list(report.damaged),
+            "records_lost": sum(gap.end - gap.first for gap in report.gaps),
         }
 
     def _stream(self, number: int) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Annotated, NamedTuple
 
 import msgspec
@@ -181,29 +181,40 @@ def encode_entry_header(lane: int, skip: int, take: int, batch_length: int, rece
     return _ENTRY.pack(lane, skip, take, batch_length, received)
 
 
-def section_entries(section: Buffer, lanes: int) -> Iterator[SectionEntry]:
-    """The entries of a section whose CRC was checked before. Batches are views of ``section``.
+def section_entries(section: StreamSection, data: Buffer, lanes: Sequence[LaneUpdate]) -> Iterator[SectionEntry]:
+    """The entries of a section whose CRC was checked before. Batches are views of ``data``.
 
     Args:
-        lanes: how many lanes the footer lists.
+        data: the section's bytes.
+        lanes: those of the footer.
 
     Raises:
         UnsupportedVersion: a batch of a later format.
-        Corrupt: an entry does not fit the section, names a lane that the footer lacks, or takes records that its
-            batch does not have.
+        Corrupt: an entry does not fit the section, names a lane that the footer lacks or that is another stream's,
+            or takes records that its batch does not have; or they are not as many as the footer says.
     """
-    view = memoryview(section)
-    at = 0
+    view = memoryview(data)
+    own = {index for index, lane in enumerate(lanes) if (lane.tenant, lane.stream) == (section.tenant, section.stream)}
+    at = count = 0
     while at < len(view):
         if len(view) - at < ENTRY_HEADER_BYTES:
             raise Corrupt("a chunk section ends inside an entry header")
         lane, skip, take, length, received = _ENTRY.unpack_from(view, at)
         start = at + ENTRY_HEADER_BYTES
         at = start + length
-        if at > len(view) or lane >= lanes:
-            raise Corrupt(f"a chunk entry of {length} bytes for lane {lane} does not fit its section")
+        if at > len(view) or lane not in own:
+            raise Corrupt(
+                f"a chunk entry of {length} bytes for lane {lane} does not fit its section, "
+                f"{section.tenant}/{section.stream}"
+            )
         _check_entry(view[start:at], skip, take)
+        count += take
         yield SectionEntry(lane, skip, take, received, view[start:at])
+    if count != section.count:
+        raise Corrupt(
+            f"the section of {section.tenant}/{section.stream} at offset {section.base_offset} holds {count} records, "
+            f"its index says {section.count}"
+        )
 
 
 def _check_entry(data: memoryview, skip: int, take: int) -> None:

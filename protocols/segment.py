@@ -68,6 +68,15 @@ class SegmentHeader(NamedTuple):
     """Nanoseconds since 1970, for people."""
 
 
+class EntryHeader(NamedTuple):
+    """What stands before an entry's body. Claimed, not checked: only ``decode_entry`` looks at the body."""
+
+    crc: int
+    length: int
+    """Bytes of the body."""
+    kind: int
+
+
 class Entry(NamedTuple):
     """One entry's frame: where its body lies."""
 
@@ -174,6 +183,20 @@ def encode_entry_header(position: int, kind: EntryKind, body: Buffer) -> bytes:
     return _ENTRY.pack(_entry_crc(position, kind, body), len(body), kind)
 
 
+def peek_entry(data: Buffer, offset: int) -> EntryHeader | None:
+    """What the entry at ``offset`` claims to be, for stepping over its body unread; None where zeros end the entries.
+
+    Raises:
+        Corrupt: no entry is that long.
+    """
+    header = EntryHeader(*_ENTRY.unpack_from(data, offset))
+    if not any(header):
+        return None
+    if header.length > ENTRY_BYTES_MAX:
+        raise Corrupt(f"an entry of {header.length} bytes at offset {offset}")
+    return header
+
+
 def decode_entry(data: Buffer, offset: int, first_position: int) -> Entry | None:
     """Decode and check the entry at ``offset`` of a segment (or of a piece of it).
 
@@ -192,11 +215,10 @@ def decode_entry(data: Buffer, offset: int, first_position: int) -> Entry | None
         if any(data[offset:]):
             raise Truncated(f"{left} bytes are left at offset {offset}, an entry header has {ENTRY_HEADER_BYTES}")
         return None
-    crc, length, kind = _ENTRY.unpack_from(data, offset)
-    if kind == 0 and crc == 0 and length == 0:
+    header = peek_entry(data, offset)
+    if header is None:
         return None
-    if length > ENTRY_BYTES_MAX:
-        raise Corrupt(f"an entry of {length} bytes at offset {offset}")
+    crc, length, kind = header
     start = offset + ENTRY_HEADER_BYTES
     if start + length > len(data):
         raise Truncated(f"an entry of {length} bytes at offset {offset} runs past the end")

@@ -29,6 +29,7 @@ from protocols.link import (
     RefuseCode,
     Welcome,
     WelcomeLane,
+    check_batch,
     split_batches,
 )
 from protocols.ranges import RangeSet
@@ -173,7 +174,8 @@ class Receiver:
                 if self.closed:
                     return
         except CodecError as error:
-            self._blame(f"the edge broke the link protocol: {error}", RefuseCode.BAD_HELLO)
+            code = RefuseCode.BAD_HELLO if self._state is _State.STARTED else RefuseCode.PROTOCOL_ERROR
+            self._blame(f"the edge broke the link protocol: {error}", code)
 
     def _receive(self, frame: Frame) -> None:
         if self._state is _State.STARTED:
@@ -217,6 +219,7 @@ class Receiver:
                 raise Corrupt(f"a batch of {len(batch)} bytes; WELCOME allows {self._settings.batch_bytes_max}")
             if not self._in_flight.room(len(batch), self._settings.window_bytes):
                 raise Corrupt(f"more than the window of {self._settings.window_bytes} bytes without an ACK")
+            check_batch(batch)
             self._in_flight.add(data.lane, Sent(header.base_seq, header.end_seq, len(batch), header.first_time))
         self._events.append(BatchesReceived(data.lane, batches))
 

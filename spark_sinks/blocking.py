@@ -7,11 +7,24 @@ from collections.abc import Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
+from spark_sinks.errors import ReadError
+
 Value = TypeVar("Value")
 
 
 def run(work: Coroutine[Any, Any, Value]) -> Value:
-    """Run a coroutine to its end, also where this thread already runs an event loop, as a notebook's does."""
+    """Run a coroutine to its end, also where this thread already runs an event loop, as a notebook's does.
+
+    Raises:
+        ReadError: what the coroutine raised, without the frames in between: Spark prints them all before the sentence.
+    """
+    try:
+        return _run(work)
+    except ReadError as error:
+        raise error.with_traceback(None) from None
+
+
+def _run(work: Coroutine[Any, Any, Value]) -> Value:
     result: list[Value] = []
 
     async def keep() -> None:

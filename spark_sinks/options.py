@@ -51,7 +51,7 @@ def parse_options(options: Mapping[str, str]) -> ReadOptions:
     for name in ("tenant", "stream"):
         if name in given and not valid_name(given[name]):
             raise ReadError(f"{name}: expected {NAME_RULE}; got {given[name]!r}")
-    edges = _names("edges", given)
+    edges = _optional_names("edges", given)
     return ReadOptions(
         store=given["store"],
         stream=given["stream"],
@@ -60,8 +60,8 @@ def parse_options(options: Mapping[str, str]) -> ReadOptions:
         starting=parse_position("starting", given.get("starting", "earliest")),
         ending=parse_position("ending", given.get("ending", "latest")),
         edges=None if edges is None else frozenset(edges),
-        keys=_names("keys", given),
-        columns=_names("columns", given),
+        keys=_optional_names("keys", given),
+        columns=_optional_names("columns", given),
         max_records_per_trigger=_count("max_records_per_trigger", given),
     )
 
@@ -69,7 +69,7 @@ def parse_options(options: Mapping[str, str]) -> ReadOptions:
 def _check_names(given: Mapping[str, str]) -> None:
     for name in given:
         if name not in NAMES and not name.startswith(STORE_PREFIX):
-            near = difflib.get_close_matches(name, NAMES, 1)
+            near = ["store"] if name == "path" else difflib.get_close_matches(name, NAMES, 1)
             advice = f"did you mean {near[0]}?" if near else f"the options are {', '.join(NAMES)} and {STORE_PREFIX}*"
             raise ReadError(f"{name}: no such option; {advice}")
 
@@ -81,11 +81,17 @@ def _store_options(given: Mapping[str, str]) -> dict[str, str]:
     }
 
 
-def _names(option: str, given: Mapping[str, str]) -> tuple[str, ...] | None:
-    """A list of names: separated by commas, or a JSON list where a name has a comma in it."""
+def _optional_names(option: str, given: Mapping[str, str]) -> tuple[str, ...] | None:
     text = given.get(option)
-    if text is None:
-        return None
+    return None if text is None else parse_names(option, text)
+
+
+def parse_names(option: str, text: str) -> tuple[str, ...]:
+    """A list of names: separated by commas, or a JSON list where a name has a comma in it.
+
+    Raises:
+        ReadError: it is not, or it is empty.
+    """
     names = [part.strip() for part in text.split(",")]
     if text.lstrip().startswith("["):
         try:

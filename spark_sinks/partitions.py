@@ -16,11 +16,12 @@ from pyspark.sql.datasource import InputPartition
 from protocols.lane import Lane
 from protocols.topics import InvalidTopic, compile_pattern
 from spark_sinks.blocking import run
+from spark_sinks.errors import ReadError
 from spark_sinks.options import ReadOptions
 from spark_sinks.stream_log import ChunkSlice
 from storage.chunk_log import ShardLog
 from storage.cluster import Cluster
-from storage.object_store import ObjectStore, open_store
+from storage.object_store import NotFound, ObjectStore, open_store
 from storage.row_columns import ROWS_MAX
 from storage.rows import row_schema, section_rows
 
@@ -63,6 +64,8 @@ class TablePartition(InputPartition):
     uri: str
     storage_options: dict[str, str]
     files: tuple[str, ...]
+    columns: dict[str, str]
+    """The table's columns by their names in lower case."""
 
 
 def read_partition(partition: InputPartition, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
@@ -70,7 +73,7 @@ def read_partition(partition: InputPartition, schema: pa.Schema) -> Iterator[pa.
 
     Raises:
         Corrupt: a chunk does not hold what its index says.
-        NotFound: a chunk was deleted since the plan was made.
+        ReadError: a chunk or a table file was deleted since the plan was made.
     """
     if isinstance(partition, ChunkPartition):
         batches = _chunk_rows(partition, _needed(partition.context.options, schema))
@@ -79,10 +82,13 @@ def read_partition(partition: InputPartition, schema: pa.Schema) -> Iterator[pa.
     else:
         return
     keep = key_filter(partition.context.options.keys)
-    for batch in batches:
-        kept = batch.filter(keep(batch)) if keep else batch
-        if kept.num_rows:
-            yield pa.RecordBatch.from_arrays([kept.column(name) for name in schema.names], schema=schema)
+    try:
+        for batch in batches:
+            kept = batch.filter(keep(batch)) if keep else batch
+            if kept.num_rows:
+                yield pa.RecordBatch.from_arrays([kept.column(name) for name in schema.names], schema=schema)
+    except (FileNotFoundError, NotFound) as error:
+        raise ReadError(f"{error} was deleted after this DataFrame was loaded; load it again") from None
 
 
 def _needed(options: ReadOptions, schema: pa.Schema) -> list[str]:
@@ -133,16 +139,28 @@ def _store(uri: str, options: tuple[tuple[str, str], ...]) -> ObjectStore:
 
 def _table_rows(partition: TablePartition, columns: list[str]) -> Iterator[pa.RecordBatch]:
     # Files written before a topic level was named lack its column; the schema given here fills it with nulls.
-    schema = pa.schema([field.with_nullable(True) for field in row_schema(partition.context.fields)])
+    spelled = partition.columns
+    schema = pa.schema(
+        [
+            field.with_nullable(True).with_name(spelled.get(field.name.casefold(), field.name))
+            for field in row_schema(partition.context.fields)
+        ]
+    )
     files = ds.dataset(list(partition.files), schema, format="parquet", filesystem=_file_system(partition))
     offset = ds.field("_offset")
     wanted = (ds.field("_shard") == partition.shard) & (offset >= partition.first) & (offset < partition.end)
     if partition.context.options.edges is not None:
         wanted &= ds.field("_edge").isin(sorted(partition.context.options.edges))
     scanner = files.scanner(
-        columns, wanted, batch_size=ROWS_MAX, batch_readahead=2, fragment_readahead=1, use_threads=False
+        [spelled.get(name.casefold(), name) for name in columns],
+        wanted,
+        batch_size=ROWS_MAX,
+        batch_readahead=2,
+        fragment_readahead=1,
+        use_threads=False,
     )
-    yield from scanner.to_batches()
+    for batch in scanner.to_batches():
+        yield batch.rename_columns(columns)
 
 
 def _file_system(partition: TablePartition) -> pyarrow.fs.FileSystem:

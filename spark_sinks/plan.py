@@ -79,13 +79,14 @@ def _from_table(
     context: ReadContext, table: TableSnapshot, shard: int, first: int, end: int
 ) -> Iterator[InputPartition]:
     """The range in equal parts, each with the files that overlap it: right for any layout that an OPTIMIZE left."""
+    columns = table.columns
     files = [file for file in table.files if file.may_hold(shard, first, end)]
     parts = min(PARTITIONS_MAX, end - first, max(1, sum(file.size_bytes for file in files) // PARTITION_BYTES))
     cuts = [first + (end - first) * part // parts for part in range(parts + 1)]
     for low, high in pairwise(cuts):
         paths = tuple(file.path for file in files if file.may_hold(shard, low, high))
         if paths:
-            yield TablePartition(context, shard, low, high, table.uri, table.storage_options, paths)
+            yield TablePartition(context, shard, low, high, table.uri, table.storage_options, paths, columns)
 
 
 def _from_chunks(

@@ -15,7 +15,8 @@ from spark_sinks.errors import ReadError
 Offsets = dict[int, int]
 """Shard -> offset of the next record to read."""
 Position = Literal["earliest", "latest"] | Offsets | datetime
-EXPECTED = 'earliest, latest, a time such as 2024-05-01T06:00:00Z, or offsets by shard such as {"0": 1200, "1": 0}'
+EXPECTED_TIME = "a time such as 2024-05-01T06:00:00Z"
+EXPECTED = f'earliest, latest, {EXPECTED_TIME}, or offsets by shard such as {{"0": 1200, "1": 0}}'
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
@@ -33,9 +34,13 @@ def parse_position(option: str, text: str) -> Position:
     try:
         if lower.startswith("{"):
             return from_json(msgspec.json.decode(text))
-        moment = datetime.fromisoformat(text.strip())
+        return in_utc(datetime.fromisoformat(text.strip()))
     except (ValueError, msgspec.MsgspecError):
         raise ReadError(f"{option}: expected {EXPECTED}; got {text!r}") from None
+
+
+def in_utc(moment: datetime) -> datetime:
+    """A time with a zone: UTC when it has none."""
     return moment if moment.tzinfo else moment.replace(tzinfo=UTC)
 
 
@@ -70,7 +75,9 @@ def check_offsets(option: str, offsets: Offsets, heads: Offsets) -> None:
         ReadError: they do not.
     """
     if offsets.keys() != heads.keys():
-        raise ReadError(f"{option}: the log has shards {_names(heads)}, the offsets name {_names(offsets)}")
+        raise ReadError(
+            f"{option}: the offsets name the shards {_names(offsets)}; name each shard of the log once: {_names(heads)}"
+        )
     for shard, offset in offsets.items():
         if offset > heads[shard]:
             raise ReadError(

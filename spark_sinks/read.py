@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 from collections.abc import Collection, Mapping, Sequence
-from datetime import UTC, datetime
+from datetime import datetime
 from functools import reduce
 
 import pyarrow as pa
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import StructType
 
 from spark_sinks.blocking import run
 from spark_sinks.errors import ReadError
-from spark_sinks.options import STORE_PREFIX, ReadOptions, parse_options
-from spark_sinks.positions import Offsets, offsets_text, parse_position
+from spark_sinks.options import STORE_PREFIX, ReadOptions, parse_names, parse_options
+from spark_sinks.positions import EXPECTED_TIME, Offsets, in_utc, offsets_text
+from spark_sinks.session import register
 from spark_sinks.stream_log import StreamLog, open_hub, open_stream_table, subset
 from spark_sinks.tables import TableFile, TableSnapshot
 from storage.rows import row_schema
@@ -27,7 +30,7 @@ def read(
     spark: SparkSession,
     stream: str,
     *,
-    store: str,
+    store: str | os.PathLike[str],
     tenant: str = "default",
     since: datetime | str | None = None,
     edges: Collection[str] | None = None,
@@ -47,8 +50,8 @@ def read(
     Args:
         store: root of the hub's store.
         since: only records taken in at this moment or later (``_time``); a text is ISO 8601, without a zone UTC.
-        edges: only records of these edge nodes.
-        columns: only these columns, in this order.
+        edges: only records of these edge nodes; a text is a list of names as the option ``edges`` takes it.
+        columns: only these columns, in this order; a text likewise.
         store_options: for the object store: ``{"AWS_REGION": ...}``.
 
     Raises:
@@ -57,17 +60,21 @@ def read(
     """
     options = _options(stream, store, tenant, store_options or {})
     moment = _moment(since)
+    edges, columns = _names("edges", edges), _names("columns", columns)
     log, snapshot = run(_opened(options))
-    schema = from_arrow_schema(subset(row_schema(log.fields), columns))
+    whole = row_schema(log.fields)
+    wanted = subset(whole, columns).names
+    # Spark prunes the columns of Parquet files, but not those of a Python source.
+    tail = subset(whole, [name for name in whole.names if name in {*wanted, "_time", "_edge"}])
     native = snapshot if snapshot is not None and not snapshot.is_remote else None
     start = native.ends if native else dict.fromkeys(log.heads, 0)
     parts = []
     if native:
         files = [file for file in native.files if moment is None or file.may_reach(moment)]
-        parts.append(_conformed(_parquet(spark, native, files), row_schema(log.fields)))
+        parts.append(_conformed(_parquet(spark, native, files), native, whole))
     if native is None or start != log.heads:
-        parts.append(_between(spark, options, start, log.heads, from_arrow_schema(row_schema(log.fields))))
-    narrowed = [_narrowed(part, moment, edges).select(*schema.names) for part in parts]
+        parts.append(_between(spark, options, start, log.heads, from_arrow_schema(tail)))
+    narrowed = [_narrowed(part, moment, edges).select(*wanted) for part in parts]
     return reduce(DataFrame.unionByName, narrowed)
 
 
@@ -83,7 +90,7 @@ def table(
     spark: SparkSession,
     stream: str,
     *,
-    store: str,
+    store: str | os.PathLike[str],
     tenant: str = "default",
     version: int | None = None,
     store_options: Mapping[str, str] | None = None,
@@ -101,8 +108,10 @@ def table(
     options = _options(stream, store, tenant, store_options or {})
     snapshot = _snapshot(options, version)
     if snapshot is None:
+        run(StreamLog.open(options))  # says so when there is no such stream
         raise ReadError(
-            f"stream {stream!r} of tenant {tenant!r} has no table yet: the hub makes it with its next table step"
+            f"stream {stream!r} of tenant {tenant!r} has no table yet: the hub makes it for the first record, with its "
+            "next table step (tables.interval)"
         )
     if DELTA_EXTENSION in (spark.conf.get("spark.sql.extensions", "") or ""):
         reader = spark.read.format("delta")
@@ -112,9 +121,17 @@ def table(
     return _parquet(spark, snapshot, snapshot.files)
 
 
-def _options(stream: str, store: str, tenant: str, store_options: Mapping[str, str]) -> ReadOptions:
+def _options(stream: str, store: str | os.PathLike[str], tenant: str, store_options: Mapping[str, str]) -> ReadOptions:
     named = {f"{STORE_PREFIX}{name}": value for name, value in store_options.items()}
-    return parse_options({"stream": stream, "store": store, "tenant": tenant} | named)
+    return parse_options({"stream": stream, "store": os.fspath(store or ""), "tenant": tenant} | named)
+
+
+def _names(option: str, given: Collection[str] | None) -> tuple[str, ...] | None:
+    if isinstance(given, str):
+        return parse_names(option, given)
+    if given is not None and not given:
+        raise ReadError(f"{option}: expected one name or more; leave it out for all")
+    return None if given is None else tuple(given)
 
 
 def _snapshot(options: ReadOptions, version: int | None = None) -> TableSnapshot | None:
@@ -123,12 +140,13 @@ def _snapshot(options: ReadOptions, version: int | None = None) -> TableSnapshot
 
 
 def _moment(since: datetime | str | None) -> datetime | None:
-    moment = parse_position("since", since) if isinstance(since, str) else since
-    if moment is None:
+    if since is None:
         return None
-    if not isinstance(moment, datetime):
-        raise ReadError(f"since: expected a time such as 2024-05-01T06:00:00Z; got {since!r}")
-    return moment if moment.tzinfo else moment.replace(tzinfo=UTC)
+    with contextlib.suppress(ValueError):
+        since = datetime.fromisoformat(since.strip()) if isinstance(since, str) else since
+    if not isinstance(since, datetime):
+        raise ReadError(f"since: expected {EXPECTED_TIME}; got {since!r}")
+    return in_utc(since)
 
 
 def _between(spark: SparkSession, options: ReadOptions, start: Offsets, end: Offsets, schema: StructType) -> DataFrame:
@@ -136,15 +154,20 @@ def _between(spark: SparkSession, options: ReadOptions, start: Offsets, end: Off
     named = {f"{STORE_PREFIX}{name}": value for name, value in options.store_options}
     named |= {"store": options.store, "tenant": options.tenant, "stream": options.stream}
     named |= {"starting": offsets_text(start), "ending": offsets_text(end)}
+    register(spark)
     return spark.read.format("weft").options(**named).schema(schema).load()
 
 
-def _conformed(frame: DataFrame, schema: pa.Schema) -> DataFrame:
+def _conformed(frame: DataFrame, snapshot: TableSnapshot, schema: pa.Schema) -> DataFrame:
     """The stream's columns in the stream's order; topic levels that the table does not know yet are null."""
-    known = set(frame.columns)
-    return frame.select(
-        *(F.col(name) if name in known else F.lit(None).cast("string").alias(name) for name in schema.names)
-    )
+    known = snapshot.columns
+    return frame.select(*(_column(known.get(name.casefold()), name) for name in schema.names))
+
+
+def _column(column: str | None, name: str) -> Column:
+    if column == name:
+        return F.col(name)
+    return (F.lit(None).cast("string") if column is None else F.col(column)).alias(name)
 
 
 def _parquet(spark: SparkSession, snapshot: TableSnapshot, files: Sequence[TableFile]) -> DataFrame:

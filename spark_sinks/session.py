@@ -3,11 +3,18 @@
 from __future__ import annotations
 
 import os
+import pkgutil
 import sys
+from weakref import WeakSet
 
 from pyspark.sql import SparkSession
 
 from spark_sinks.java import find_java_home
+from spark_sinks.source import WeftSource
+
+PACKAGE = "pyspark_weft"
+"""Spark looks for packages of such names in the folders of the path and takes their ``DefaultSource``."""
+_registered: WeakSet[SparkSession] = WeakSet()
 
 DEFAULTS = {
     # Times in the log are UTC; a session zone would shift every timestamp that is shown or cast.
@@ -59,7 +66,22 @@ def session(master: str = "local[2]", **conf: str) -> SparkSession:
     builder = SparkSession.builder.master(master).appName("weft")
     for name, value in (DEFAULTS | (LOCAL_DEFAULTS if local else {}) | conf).items():
         builder = builder.config(name, value)
-    return builder.getOrCreate()
+    spark = builder.getOrCreate()
+    register(spark)
+    return spark
+
+
+def register(spark: SparkSession) -> None:
+    """Make ``format("weft")`` known to a session where Spark does not find it by itself.
+
+    It does where weft-fabric is installed from a wheel. An editable install stands in no folder of the path.
+    """
+    if spark in _registered:
+        return
+    _registered.add(spark)
+    # A worker's path begins with the working directory, ours with the folder of the script.
+    if not any(module.name == PACKAGE for module in pkgutil.iter_modules([os.getcwd(), *sys.path[1:]])):
+        spark.dataSource.register(WeftSource)
 
 
 def cache_directory() -> str:

@@ -8,12 +8,13 @@ get the filtered query's reader again and lose rows (docs/reference/spark.md). T
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from functools import cached_property
 from typing import Any
 
 import pyarrow as pa
 from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, InputPartition
-from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
+from pyspark.sql.pandas.types import from_arrow_schema, from_arrow_type, to_arrow_schema
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
 from pyspark.sql.types import StructType
 
@@ -53,11 +54,7 @@ class WeftSource(DataSource):
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802  (Spark's name)
         """A reader that follows the stream from ``starting`` on."""
-        if "ending" in self.options:
-            raise ReadError(
-                "ending: a streaming read has no end; use .trigger(availableNow=True) to read what is there"
-            )
-        return WeftStreamReader(parse_options(self.options), _checked(schema))
+        return WeftStreamReader(self.options, schema)
 
 
 def _checked(schema: StructType) -> pa.Schema:
@@ -73,9 +70,8 @@ def _checked(schema: StructType) -> pa.Schema:
         is_system = field.name in _SYSTEM.names
         expected = _SYSTEM.field(field.name).type if is_system else pa.string()
         if field.type != expected:
-            raise ReadError(
-                f"schema: column {field.name} has the type {expected}, not {field.type}; cast it after the read"
-            )
+            has, asked = (from_arrow_type(kind).simpleString() for kind in (expected, field.type))
+            raise ReadError(f"schema: column {field.name} has the type {has}, not {asked}; cast it after the read")
     return wanted
 
 
@@ -108,13 +104,29 @@ class WeftReader(DataSourceReader):
 
 
 class WeftStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """A streaming read. Its offsets are the log's, ``{"0": 1200, "1": 0}`` by shard, for ever."""
+    """A streaming read. Its offsets are the log's, ``{"0": 1200, "1": 0}`` by shard, for ever.
 
-    def __init__(self, options: ReadOptions, schema: pa.Schema) -> None:
-        self._options = options
-        self._schema = schema
+    What was asked for is checked at the first use: what a constructor raises, Spark hides behind an error of its own.
+    """
+
+    def __init__(self, options: Mapping[str, str], schema: StructType) -> None:
+        self._given = dict(options)
+        self._wanted = schema
         self._log: StreamLog | None = None
         self._target: Offsets | None = None
+
+    @cached_property
+    def _options(self) -> ReadOptions:
+        options = parse_options(self._given)
+        if "ending" in map(str.lower, self._given):
+            raise ReadError(
+                "ending: a streaming read has no end; use .trigger(availableNow=True) to read what is there"
+            )
+        return options
+
+    @cached_property
+    def _schema(self) -> pa.Schema:
+        return _checked(self._wanted)
 
     def initialOffset(self) -> dict[str, int]:  # noqa: N802
         """Where a new query starts."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
@@ -19,7 +19,7 @@ from spark_sinks.positions import Offsets
 from spark_sinks.tables import TableSnapshot, open_table
 from storage.chunk_log import ShardLog, table_key
 from storage.cluster import Cluster, ClusterUnusable, open_cluster
-from storage.object_store import ObjectStore, StoreUnfit, open_store
+from storage.object_store import ObjectStore, StoreError, StoreUnfit, open_store
 from storage.rows import usable_fields
 
 RECENT_CHUNKS_MAX = 4096
@@ -68,7 +68,7 @@ class StreamLog:
         return log
 
     def _check_stream(self) -> None:
-        known = {key for state in self._states for key in state.next_offset}
+        known = {(lane.tenant, lane.stream) for state in self._states for lane in state.lanes}
         if (self.options.tenant, self.options.stream) not in known:
             others = sorted(stream for tenant, stream in known if tenant == self.options.tenant)
             raise ReadError(
@@ -170,10 +170,13 @@ def subset(schema: pa.Schema, columns: Sequence[str] | None) -> pa.Schema:
     """The named columns of a stream's schema, in the order given; None means all.
 
     Raises:
-        ReadError: the stream lacks one of them.
+        ReadError: the stream lacks one of them, or one is named twice.
     """
     if columns is None:
         return schema
+    twice = [name for name, count in Counter(columns).items() if count > 1]
+    if twice:
+        raise ReadError(f"columns: {', '.join(twice)} is named twice; name each column once")
     unknown = [name for name in columns if name not in schema.names]
     if unknown:
         raise ReadError(f"columns: the stream has no {', '.join(unknown)}; it has {', '.join(schema.names)}")
@@ -184,7 +187,7 @@ async def open_hub(options: ReadOptions) -> tuple[ObjectStore, Cluster]:
     """The store and the hub's identity.
 
     Raises:
-        ReadError: the address is wrong, executors cannot reach such a store, or it holds no hub.
+        ReadError: the address is wrong, executors cannot reach such a store, it does not answer, or it holds no hub.
     """
     try:
         store = open_store(options.store, dict(options.store_options))
@@ -192,6 +195,11 @@ async def open_hub(options: ReadOptions) -> tuple[ObjectStore, Cluster]:
         return store, await open_cluster(store, None)
     except (ValueError, StoreUnfit, ClusterUnusable) as error:
         raise ReadError(f"store {options.store!r}: {error}") from error
+    except StoreError as error:
+        raise ReadError(
+            f"store {options.store!r} does not answer; check its address and the credentials (store.aws_access_key_id "
+            f"and so on, or the environment): {error}"
+        ) from error
 
 
 def open_stream_table(

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 from urllib.parse import unquote
 
 from deltalake import DeltaTable
+from deltalake.exceptions import DeltaError
 
 from spark_sinks.errors import ReadError
 from spark_sinks.positions import Offsets
@@ -60,6 +61,11 @@ class TableSnapshot(NamedTuple):
     table: DeltaTable
 
     @property
+    def columns(self) -> dict[str, str]:
+        """The table's columns by their names in lower case: its spelling of a topic level may be another edge's."""
+        return {field.name.casefold(): field.name for field in self.table.schema().fields}
+
+    @property
     def is_remote(self) -> bool:
         """Whether the files are in an object store rather than on a disk."""
         return "://" in self.uri
@@ -74,11 +80,17 @@ def open_table(
         version: of the table; None takes the newest.
 
     Raises:
-        ReadError: the table needs a reader feature that plain Parquet readers lack.
+        ReadError: the table needs a reader feature that plain Parquet readers lack, or has no such version.
     """
     if not DeltaTable.is_deltatable(uri, storage_options or None):
         return None
-    table = DeltaTable(uri, version=version, storage_options=storage_options or None)
+    table = DeltaTable(uri, storage_options=storage_options or None)
+    if version is not None:
+        newest = table.version()
+        try:
+            table.load_as_version(version)
+        except (DeltaError, OverflowError) as error:
+            raise ReadError(f"version: the table of {stream} has none {version}; its newest is {newest}") from error
     features = set(table.protocol().reader_features or ()) - READABLE_FEATURES
     if features:
         raise ReadError(

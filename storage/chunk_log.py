@@ -9,14 +9,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import OrderedDict
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 
 import msgspec
 
 from protocols import chunk as chunks
 from protocols.batch import Buffer
 from protocols.chunk import Chunk, StreamSection
-from protocols.errors import CodecError, Corrupt
+from protocols.errors import CodecError, Corrupt, UnsupportedVersion
 from protocols.shard_state import ShardState, StreamKey
 from storage import hub_keys
 from storage.cluster import Cluster, ClusterUnusable, open_cluster
@@ -70,6 +70,10 @@ class ShardLog:
             Corrupt: the object is damaged or belongs elsewhere.
         """
         key = hub_keys.chunk_key(self.shard, n)
+        with _naming(key):
+            return await self._index(key, n)
+
+    async def _index(self, key: str, n: int) -> Chunk | None:
         try:
             tail = await self.store.get_range(key, -chunks.TAIL_READ_BYTES, chunks.TAIL_READ_BYTES)
             wanted = chunks.footer_bytes(tail)
@@ -81,7 +85,7 @@ class ShardLog:
             return None
         header = chunks.decode_header(head)
         if (header.cluster_id, header.shard, header.n) != (self.cluster.cluster_id, self.shard, n):
-            raise Corrupt(f"{key} holds chunk {header.n} of shard {header.shard}, cluster {header.cluster_id.hex()}")
+            raise Corrupt(f"it holds chunk {header.n} of shard {header.shard}, cluster {header.cluster_id.hex()}")
         return Chunk(header, *chunks.decode_footer(tail))
 
     async def section(self, n: int, section: StreamSection) -> bytes:
@@ -91,8 +95,10 @@ class ShardLog:
             Corrupt: they are not what the footer says.
             NotFound: the chunk was deleted.
         """
-        data = await self.store.get_range(hub_keys.chunk_key(self.shard, n), section.position, section.length)
-        chunks.check_section(data, section)
+        key = hub_keys.chunk_key(self.shard, n)
+        data = await self.store.get_range(key, section.position, section.length)
+        with _naming(key):
+            chunks.check_section(data, section)
         return data
 
     async def indexes(self, first_n: int) -> AsyncIterator[Chunk]:
@@ -151,14 +157,16 @@ class ShardLog:
         Raises:
             Corrupt: it does not decode.
         """
+        key = hub_keys.manifest_key(self.shard)
         try:
-            found = await self.store.get(hub_keys.manifest_key(self.shard))
+            found = await self.store.get(key)
         except NotFound:
             return Manifest(), None
-        try:
-            return msgspec.json.decode(found.data, type=Manifest), found.etag
-        except msgspec.MsgspecError as error:
-            raise Corrupt(f"the manifest of shard {self.shard} does not decode: {error}") from error
+        with _naming(key):
+            try:
+                return msgspec.json.decode(found.data, type=Manifest), found.etag
+            except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+                raise Corrupt(f"the manifest does not decode: {error}") from error
 
     async def swap_manifest(self, manifest: Manifest, expected_etag: str | None) -> bool:
         """Replace the manifest that had ``expected_etag`` (None: there was none). False when another node was first."""
@@ -190,23 +198,32 @@ class ShardLog:
         Raises:
             NotFound, Truncated, Corrupt: it is gone, damaged, or not this shard's.
         """
-        state = ShardState.decode((await self.store.get(key)).data)
-        if (state.cluster_id, state.shard) != (self.cluster.cluster_id, self.shard):
-            raise Corrupt(f"{key} belongs to shard {state.shard} of cluster {state.cluster_id.hex()}")
+        data = (await self.store.get(key)).data
+        with _naming(key):
+            state = ShardState.decode(data)
+            if (state.cluster_id, state.shard) != (self.cluster.cluster_id, self.shard):
+                raise Corrupt(f"it belongs to shard {state.shard} of cluster {state.cluster_id.hex()}")
         return state
 
     async def locate(self, tenant: str, stream: str, offset: int) -> int:
-        """A chunk number n such that the chunk that holds ``offset`` is not before n. Snapshots serve as an index.
+        """A chunk number n such that the chunk that holds ``offset`` is not before n.
+
+        Snapshots serve as an index; one that is damaged or gone only makes it coarser.
 
         Raises:
-            Corrupt: a snapshot on the way is damaged.
+            Corrupt: the manifest is damaged.
         """
         manifest, _ = await self.manifest()
         known = [(n, key) for n, key in await self.snapshots() if n <= manifest.snapshot_n]
         low, high = 0, len(known)  # every snapshot before `low` ends at or below the offset
         while low < high:
             middle = (low + high) // 2
-            offsets = await self._offsets(known[middle][1])
+            try:
+                offsets = await self._offsets(known[middle][1])
+            except (NotFound, CodecError):
+                del known[middle]
+                high -= 1
+                continue
             if offsets.get((tenant, stream), 0) <= offset:
                 low = middle + 1
             else:
@@ -219,3 +236,14 @@ class ShardLog:
             if len(self._snapshot_offsets) > SNAPSHOT_OFFSETS_MAX:
                 self._snapshot_offsets.popitem(last=False)
         return self._snapshot_offsets[key]
+
+
+@contextlib.contextmanager
+def _naming(key: str) -> Iterator[None]:
+    """Damage says which object it is in, and what helps."""
+    try:
+        yield
+    except UnsupportedVersion as error:
+        raise UnsupportedVersion(f"{key}: {error}: use a newer release") from error
+    except CodecError as error:
+        raise Corrupt(f"{key} is damaged: {error}; restore this object from a backup of the store") from error

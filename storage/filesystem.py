@@ -37,7 +37,10 @@ class File(Protocol):
         """Cut (or extend with zeros) to ``length`` bytes. Not durable before ``sync``."""
 
     def sync(self) -> None:
-        """Make everything written so far durable (fdatasync). After an error nothing is known: never try again."""
+        """Make everything written so far durable (fdatasync). After an error nothing is known: never try again.
+
+        ``FileNotFoundError`` when no name leads to the file any more: what it holds would go with the process.
+        """
 
     def size(self) -> int:
         """Length in bytes."""
@@ -57,8 +60,8 @@ class Lock(Protocol):
 class FileSystem(Protocol):
     """Names and files. Paths are plain strings. Every method may raise ``OSError``."""
 
-    def open(self, path: str) -> File:
-        """Open an existing file for reading and writing. ``FileNotFoundError`` when it is missing."""
+    def open(self, path: str, *, read_only: bool = False) -> File:
+        """Open an existing file (``FileNotFoundError``) for reading and, unless ``read_only``, writing."""
         ...
 
     def create(self, path: str) -> File:
@@ -111,7 +114,7 @@ class FileSystem(Protocol):
 
 class _OSFile:
     def __init__(self, path: str, flags: int) -> None:
-        self._fd = os.open(path, os.O_RDWR | os.O_CLOEXEC | flags, 0o640)
+        self._fd = os.open(path, os.O_CLOEXEC | flags, 0o640)
 
     def write_at(self, offset: int, data: Buffer) -> None:
         view = memoryview(data)
@@ -137,13 +140,15 @@ class _OSFile:
         except OSError as error:
             if error.errno not in (errno.EOPNOTSUPP, errno.EINVAL):
                 raise
-            os.ftruncate(self._fd, length)
+            os.ftruncate(self._fd, max(length, self.size()))
 
     def truncate(self, length: int) -> None:
         os.ftruncate(self._fd, length)
 
     def sync(self) -> None:
         os.fdatasync(self._fd)
+        if os.fstat(self._fd).st_nlink == 0:
+            raise FileNotFoundError(errno.ENOENT, "the file was removed while it was being written")
 
     def size(self) -> int:
         return os.fstat(self._fd).st_size
@@ -172,11 +177,11 @@ class _OSLock:
 class OSFileSystem:
     """The machine's own file system."""
 
-    def open(self, path: str) -> File:
-        return _OSFile(path, 0)
+    def open(self, path: str, *, read_only: bool = False) -> File:
+        return _OSFile(path, os.O_RDONLY if read_only else os.O_RDWR)
 
     def create(self, path: str) -> File:
-        return _OSFile(path, os.O_CREAT | os.O_EXCL)
+        return _OSFile(path, os.O_RDWR | os.O_CREAT | os.O_EXCL)
 
     def read(self, path: str) -> bytes:
         with open(path, "rb") as file:

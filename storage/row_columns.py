@@ -56,10 +56,11 @@ class Piece(NamedTuple):
 
 
 class Levels:
-    """Named topic levels of keys, looked up once per distinct key and set of patterns."""
+    """Named topic levels of keys, looked up once per distinct key and set of patterns, whatever the case of names."""
 
     def __init__(self, fields: Sequence[str], topics: Topics) -> None:
         self.fields = fields
+        self._names = [field.casefold() for field in fields]
         self._topics = topics
         self._found: dict[Lane, dict[bytes, tuple[str | None, ...]]] = {}
 
@@ -71,8 +72,9 @@ class Levels:
             for key in new:
                 topic = _text(key)
                 matches = (pattern.match(topic) for pattern in patterns)
-                levels = next((match for match in matches if match is not None), {})
-                found[key] = tuple(levels.get(field) for field in self.fields)
+                match = next((match for match in matches if match is not None), {})
+                levels = {name.casefold(): level for name, level in match.items()}
+                found[key] = tuple(levels.get(name) for name in self._names)
         return [found[key] for key in keys]
 
     def columns(self, rows: Sequence[tuple[str | None, ...]]) -> dict[str, pa.Array]:

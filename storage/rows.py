@@ -13,7 +13,6 @@ import pyarrow as pa
 
 from protocols.batch import Buffer, decode_columns, decode_header
 from protocols.chunk import LaneUpdate, SectionEntry, StreamSection, section_entries
-from protocols.errors import Corrupt
 from storage.row_columns import BYTES_MAX, HEADERS, ROWS_MAX, TIMESTAMP, Levels, Piece, RowBuilder, Topics
 
 _BEFORE = (
@@ -33,6 +32,10 @@ _AFTER = (
     pa.field("payload", pa.binary(), nullable=False),
 )
 
+_FIXED = frozenset(field.name.casefold() for field in (*_BEFORE, *_AFTER))
+LEVELS_MAX = 512
+"""Named topic levels that become columns of one stream."""
+
 
 def row_schema(fields: Sequence[str]) -> pa.Schema:
     """The columns of a stream's table and of its tail.
@@ -45,16 +48,21 @@ def row_schema(fields: Sequence[str]) -> pa.Schema:
     )
 
 
-def usable_fields(told: Iterable[str]) -> list[str]:
-    """The named topic levels that become columns, of those that edges told of.
+def usable_fields(told: Iterable[str], columns: Collection[str] = ()) -> list[str]:
+    """The named topic levels that become columns, of those that edges told of, in the order told.
 
-    Spark and Delta take column names that differ in case only for one column, so the first spelling keeps the name; a
-    level called like one of the fixed columns gets none. Its value stays readable in ``_key``.
+    Spark and Delta take column names that differ in case only for one column: the first spelling names it, and it has
+    the values of all of them. A level called like one of the fixed columns gets none, and so do those beyond
+    ``LEVELS_MAX``. Their values stay readable in ``_key``.
+
+    Args:
+        columns: those that a table has already; its spelling comes first, and what it has is not named again.
     """
-    taken = {field.name.casefold() for field in (*_BEFORE, *_AFTER)}
-    names = []
+    others = {name.casefold() for name in columns} - _FIXED
+    taken = others | _FIXED
+    names: list[str] = []
     for name in told:
-        if name.casefold() not in taken:
+        if name.casefold() not in taken and len(others) + len(names) < LEVELS_MAX:
             taken.add(name.casefold())
             names.append(name)
     return names
@@ -106,17 +114,12 @@ def _pieces(
     section: StreamSection, data: Buffer, lanes: Sequence[LaneUpdate], wanted: range, edges: Collection[str] | None
 ) -> Iterator[Piece]:
     offset = section.base_offset
-    for entry in section_entries(data, len(lanes)):
+    for entry in section_entries(section, data, lanes):
         first = max(offset, wanted.start)
         end = min(offset + entry.take, wanted.stop)
         if first < end and (edges is None or lanes[entry.lane].edge in edges):
             yield from _cut(entry, first - offset, end - offset, offset)
         offset += entry.take
-    if offset != section.base_offset + section.count:
-        raise Corrupt(
-            f"the section of {section.tenant}/{section.stream} at offset {section.base_offset} holds "
-            f"{offset - section.base_offset} records, its index says {section.count}"
-        )
 
 
 def _cut(entry: SectionEntry, first: int, end: int, offset: int) -> Iterator[Piece]:

@@ -22,6 +22,11 @@ _COMMANDS = {
     "demo": "weft.commands.demo",
 }
 """Module of each command; the command in it is called ``command``."""
+_EXTRAS = {
+    "deltalake": "hub", "obstore": "hub", "pyarrow": "hub", "numpy": "hub",
+    "pandas": "spark", "pyspark": "spark", "paho": "demo",
+}  # fmt: skip
+"""What an edge goes without, and the extra that brings it."""
 TRACEBACK_VARIABLE = "WEFT_TRACEBACK"
 
 
@@ -72,6 +77,8 @@ def main(arguments: list[str] | None = None) -> NoReturn:
 
 
 def _sentence(error: Exception) -> str:
+    if isinstance(error, ModuleNotFoundError) and (missing := (error.name or "").partition(".")[0]) in _EXTRAS:
+        return f'this needs {missing}, which is not installed: pip install "weft-fabric[{_EXTRAS[missing]}]"'
     # Some libraries append pages of their innards to a message; the first paragraph is the message.
     text = str(error).partition("\n\n")[0]
     if isinstance(error, OSError | RuntimeError) and text:

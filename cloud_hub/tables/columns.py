@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable
 
 from storage.rows import row_schema, usable_fields
 
-LEVELS_MAX = 512
-"""Named topic levels that become columns of one table; later ones stay readable in ``_key``."""
 _FIXED = frozenset(row_schema([]).names)
 
 
@@ -19,10 +17,6 @@ def level_columns(columns: Iterable[tuple[str, str]]) -> list[str]:
     return [name for name, kind in columns if name not in _FIXED and kind == "string"]
 
 
-def new_columns(names: Sequence[str], told: Iterable[str]) -> list[str]:
-    """Levels that edges told of and a table with the columns ``names`` lacks, in the order told.
-
-    The table's own spelling of a level comes first: to Spark, names that differ in case only are one column.
-    """
-    others = [name for name in names if name not in _FIXED]
-    return usable_fields([*others, *told])[len(others) :][: max(0, LEVELS_MAX - len(others))]
+def new_columns(names: Collection[str], told: Iterable[str]) -> list[str]:
+    """Levels that edges told of and a table with the columns ``names`` lacks, in the order told."""
+    return usable_fields(told, names)

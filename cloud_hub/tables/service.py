@@ -13,7 +13,7 @@ import msgspec
 from cloud_hub.tables.errors import TableError
 from cloud_hub.tables.maintenance import Maintenance
 from cloud_hub.tables.settings import DEFAULTS, TableSettings
-from cloud_hub.tables.shards import ShardView, load_shards, refresh
+from cloud_hub.tables.shards import ShardView, load_shard
 from cloud_hub.tables.tierer import Tierer
 from protocols.errors import CodecError
 from protocols.shard_state import StreamKey
@@ -119,16 +119,20 @@ class TableService:
         """Every stream known so far, by tenant and name."""
         return [stream.status(key) for key, stream in sorted(self._streams.items())]
 
+    def rows(self, tenant: str, stream: str) -> int | None:
+        """How many records of a stream are table rows, as last seen; None while that is not known yet."""
+        found = self._streams.get((tenant, stream))
+        return sum(found.tierer.positions.values()) if found and found.tierer.positions else None
+
     async def run_once(self) -> int:
         """One round: read on in the log, then move rows of every stream; returns how many. Errors go to ``status``."""
-        try:
-            if not self._views:
-                self._views = await load_shards(self._store, self._cluster)
-            await refresh(self._views)
-            self.error = None
-        except EXPECTED as error:
-            self.error = _told("the log cannot be read", error)
-            return 0
+        self.error = None
+        for shard in range(self._cluster.shards):
+            try:
+                await self._follow(shard)
+            except EXPECTED as error:
+                # What the other shards hold becomes rows all the same.
+                self.error = _told(f"the log of shard {shard} cannot be read", error)
         moved = 0
         for key in sorted({key for view in self._views for key in view.state.next_offset}):
             moved += await self._run_stream(self._stream(key), key)
@@ -143,6 +147,14 @@ class TableService:
                 _logger.exception("the table step failed")
                 self.error = "internal error; see the log"
             await asyncio.sleep(self._settings.interval_s)
+
+    async def _follow(self, shard: int) -> None:
+        """Read on to the head of a shard's log."""
+        view = next((view for view in self._views if view.shard == shard), None)
+        if view is None:
+            self._views.append(await load_shard(self._store, self._cluster, shard))
+        else:
+            await view.log.extend(view.state)
 
     def _stream(self, key: StreamKey) -> _Stream:
         if key not in self._streams:

@@ -21,22 +21,17 @@ class ShardView(NamedTuple):
         return self.log.shard
 
 
-async def load_shards(store: ObjectStore, cluster: Cluster) -> list[ShardView]:
-    """Every shard at its head.
+async def load_shard(store: ObjectStore, cluster: Cluster, shard: int) -> ShardView:
+    """A shard at its head.
 
     Raises:
         StoreError: the store did not answer.
-        Corrupt: a log is damaged.
+        Corrupt: the log is damaged.
     """
-    logs = [ShardLog(store, cluster, shard) for shard in range(cluster.shards)]
-    return [ShardView(log, await log.load()) for log in logs]
+    log = ShardLog(store, cluster, shard)
+    return ShardView(log, await log.load())
 
 
-async def refresh(views: list[ShardView]) -> None:
-    """Extend every state to the head of its log.
-
-    Raises:
-        StoreError, Corrupt: as ``load_shards``.
-    """
-    for view in views:
-        await view.log.extend(view.state)
+async def load_shards(store: ObjectStore, cluster: Cluster) -> list[ShardView]:
+    """Every shard at its head. Raises as ``load_shard``."""
+    return [await load_shard(store, cluster, shard) for shard in range(cluster.shards)]

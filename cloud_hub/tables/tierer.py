@@ -23,9 +23,10 @@ from cloud_hub.tables.settings import DEFAULTS, TableSettings
 from cloud_hub.tables.shards import ShardView
 from cloud_hub.tables.table_log import TableLog
 from protocols.chunk import Chunk, StreamSection
+from protocols.errors import CodecError
 from protocols.lane import Lane
 from storage.chunk_log import Cluster, table_key
-from storage.object_store import ObjectStore
+from storage.object_store import NotFound, ObjectStore
 from storage.rows import row_schema, section_rows
 from storage.table_names import app_id
 
@@ -88,7 +89,8 @@ class Tierer:
 
         Raises:
             TableError: the table cannot be read or written, or does not fit the log.
-            StoreError, NotFound, Corrupt: the log cannot be read.
+            StoreError: the store did not answer.
+            NotFound, Corrupt: a shard's log cannot be read; what the other shards had is in the table.
         """
         if all(self.positions.get(shard, 0) >= end for shard, end in self.ends().items()):
             return 0
@@ -127,17 +129,24 @@ class Tierer:
         await self._read_positions(handle)
         columns = tuple(await self._grow(handle))
         schema = row_schema(columns)
+        unreadable: Exception | None = None
         for view in self._views:
             known = written.get(view.shard)
             if known and (known.file.first_offset, known.columns) == (self.positions.get(view.shard), columns):
                 continue
             written.pop(view.shard, None)
-            made = await self._write(view, schema, columns)
+            try:
+                made = await self._write(view, schema, columns)
+            except (CodecError, NotFound) as error:
+                # One shard's damage keeps nothing of the others from the table.
+                unreadable = error
+                continue
             if made is not None:
                 written[view.shard] = made
-        if not written:
-            return 0
-        await self._commit(handle, list(written.values()), schema)
+        if written:
+            await self._commit(handle, list(written.values()), schema)
+        if unreadable is not None:
+            raise unreadable
         return sum(item.file.rows for item in written.values())
 
     async def _read_positions(self, handle: DeltaHandle) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import os
 import random
 import ssl
 import time
@@ -109,7 +110,7 @@ async def _attempt(
     except TimeoutError:
         return Outcome(LinkState.WAITING, f"{url}: no answer within {settings.connect_timeout_s:g} s")
     except (aiohttp.ClientError, OSError, ValueError) as error:
-        return Outcome(LinkState.WAITING, f"{url}: {error}")
+        return Outcome(LinkState.WAITING, f"{url}: {_told(error)}")
     try:
         return await connection.run(socket)
     finally:
@@ -117,6 +118,15 @@ async def _attempt(
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(CLOSE_TIMEOUT_S):
                 await socket.close()
+
+
+def _told(error: Exception) -> str:
+    """What aiohttp wraps in the address once more, in a few words."""
+    if isinstance(error, aiohttp.ClientConnectorDNSError):
+        return f"the name cannot be resolved ({error.os_error.strerror})"
+    if isinstance(error, aiohttp.ClientConnectorError) and not isinstance(error, aiohttp.ClientSSLError):
+        return f"cannot connect ({os.strerror(error.errno or 0)})"
+    return str(error)
 
 
 def _handshake_outcome(url: str, status: int) -> Outcome:
@@ -136,7 +146,7 @@ async def _wait(
     seconds = backoff.next_wait_s()
     if outcome.state is LinkState.CONFLICT:
         seconds = settings.conflict_retry_s
-    elif outcome.code in (RefuseCode.VERSION, RefuseCode.BAD_HELLO):
+    elif outcome.code in (RefuseCode.VERSION, RefuseCode.BAD_HELLO, RefuseCode.PROTOCOL_ERROR):
         seconds = settings.retry_max_s
     status = progress.status
     status.state, status.attempts_failed = outcome.state, backoff.failures

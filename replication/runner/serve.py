@@ -143,6 +143,7 @@ class _Session:
             try:
                 await self._handle_all()
             except LinkRefused as refusal:
+                log.warning("a link was refused: %s; %s", refusal.message, refusal.advice)
                 self.refuse(refusal.code, refusal.message, refusal.advice)
             except Exception:
                 log.exception("a link's handler failed")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import os
 import threading
 import time
@@ -39,6 +40,16 @@ DURABLE_KEYS_MAX = 4096
 """Keys whose directory entry is known to be synced, so that reading a chunk in ranges syncs once."""
 
 T = TypeVar("T")
+
+_FULL = "free some space or move the store to a larger disk; nothing is lost, writing goes on by itself"
+_READ_ONLY = "let this process's user write there, or name another folder as the store"
+_MISSING = "make the folder, mount its disk if it has one of its own, or name another folder as the store"
+_ADVICE = {
+    errno.ENOSPC: _FULL, errno.EDQUOT: _FULL,
+    errno.EACCES: _READ_ONLY, errno.EPERM: _READ_ONLY, errno.EROFS: _READ_ONLY,
+    errno.ENOENT: _MISSING, errno.ENOTDIR: _MISSING,
+    errno.EIO: "the disk fails: look into the system's log",
+}  # fmt: skip
 
 
 class DirectoryStore:
@@ -96,7 +107,7 @@ class DirectoryStore:
         try:
             return await asyncio.get_running_loop().run_in_executor(self._threads, call, key, *arguments)
         except OSError as error:
-            raise StoreError(f"{key}: {error}") from error
+            raise StoreError(self._told(key, error)) from error
 
     async def _read(self, call: Callable[..., T], key: str, *arguments: object) -> T:
         """As ``_run``, where a missing file is an answer."""
@@ -108,6 +119,12 @@ class DirectoryStore:
                 raise NotFound(key) from None
 
         return await self._run(lambda _: read(), key)
+
+    def _told(self, key: str, error: OSError) -> str:
+        reason, advice = error.strerror or str(error), _ADVICE.get(error.errno or 0)
+        place = f" ({error.filename})" if error.filename else ""
+        sentence = f"the store's folder {self._root} cannot be used for {key or 'listing'}: {reason}{place}"
+        return f"{sentence}; {advice}" if advice else sentence
 
     def _path(self, key: str) -> str:
         return f"{self._root}/{key}" if key else self._root

@@ -55,6 +55,8 @@ class S3Store:
                     await self._reads.head_async(key)
                     raise AlreadyExists(key) from None
                 raise StoreError(f"{key}: the store refused a create, yet holds no such object") from None
+            except FileNotFoundError:
+                raise StoreError(f"{self._uri} is not there: make the bucket, or correct the store's address") from None
 
     async def swap(self, key: str, data: Buffer, expected_etag: str) -> str:
         """PUT with If-Match."""

@@ -12,6 +12,7 @@ import logging
 
 from protocols.ranges import RangeSet
 from storage.segment_log.errors import LogFull
+from storage.segment_log.pending import BATCH_OVERHEAD_BYTES
 from storage.segment_log.quarantine import aside_path
 from storage.segment_log.segment_file import Segment
 from storage.segment_log.settings import LogSettings
@@ -46,23 +47,51 @@ def admit(state: LogState, length: int) -> None:
 
     Raises:
         LogFull: nothing was changed.
+        OSError: the disk does not say how much is free.
     """
-    settings, active = state.settings, state.segments[-1]
     pending = state.queue.raw_bytes + length
-    if pending > 2 * settings.pending_bytes_max and not state.queue.idle:
+    if pending > 2 * state.settings.pending_bytes_max and not state.queue.idle:
         raise LogFull(
             f"{state.queue.raw_bytes} bytes wait for the disk, twice what pending_bytes_max allows: "
             "the disk is slower than the devices"
         )
+    reason = _shortage(state, pending)
+    if reason is not None:
+        state.refused_bytes = max(state.refused_bytes, length)
+        raise LogFull(reason)
+
+
+def shortage(state: LogState) -> str | None:
+    """Why there is no room for what was refused, or for anything at all; None when there is. Call with the lock.
+
+    Raises:
+        OSError: the disk does not say how much is free.
+    """
+    reason = _shortage(state, state.queue.raw_bytes + max(state.refused_bytes, BATCH_OVERHEAD_BYTES))
+    if reason is None:
+        state.refused_bytes = 0
+    return reason
+
+
+def _shortage(state: LogState, pending: int) -> str | None:
+    active, budget_bytes = state.segments[-1], state.settings.budget_bytes
     if active.end + pending + active.index.footer_bytes <= active.size:
-        return
-    needed = state.bytes_on_disk() - active.size + active.end + active.index.footer_bytes + pending
-    needed += settings.segment_bytes
-    if needed - reclaimable_bytes(state) > _budget_bytes(state):
-        raise LogFull(
-            f"the log in {state.directory} uses {state.bytes_on_disk()} of {settings.budget_bytes} bytes and nothing "
-            "in it may be deleted yet: restore the link to the hub, or raise the disk budget"
+        return None
+    used = state.bytes_on_disk()
+    needed = used - active.size + active.end + active.index.footer_bytes + pending + state.settings.segment_bytes
+    needed -= reclaimable_bytes(state)
+    if needed > budget_bytes:
+        return (
+            f"the log in {state.directory} uses {used} of {budget_bytes} bytes and nothing in it may be deleted yet: "
+            "restore the link to the hub, or raise the disk budget"
         )
+    free = state.filesystem.free_bytes(state.directory)
+    if needed > used + free:
+        return (
+            f"the disk of {state.directory} has {free} bytes left and nothing in the log may be deleted yet: "
+            "make space on the disk, or restore the link to the hub"
+        )
+    return None
 
 
 def _budget_bytes(state: LogState) -> int:

@@ -54,7 +54,7 @@ class Committer:
             if not commit.empty:
                 self._commit(commit, encode_streams(mark), set(mark))
         except Exception as error:
-            self._poison(error)
+            self.poison(error)
             return False
         self._tell(commit.callbacks, None)
         with self._state.changed:
@@ -121,14 +121,25 @@ class Committer:
             self._writer.segment.size = size
         return size
 
-    def _poison(self, error: Exception) -> None:
-        failed = LogFailed(f"the log in {self._state.directory} failed and takes nothing more until reopened: {error}")
-        failed.__cause__ = error
-        logger.error("%s", failed, exc_info=error)
+    def poison(self, error: Exception) -> LogFailed:
+        """The disk is not what it should be: nothing more is taken, and whoever waits hears so. Any thread.
+
+        Returns:
+            Why the log has failed: the first reason stays.
+        """
         with self._state.changed:
+            if self._state.failed is not None:
+                return self._state.failed
+            failed = LogFailed(
+                f"the log in {self._state.directory} failed and takes nothing more until reopened: {error}"
+            )
+            failed.__cause__ = error
             self._state.failed = failed
             callbacks = self._state.queue.take_callbacks()
+        # A disk's trouble is said in a sentence; where a mistake of ours stands needs the traceback.
+        logger.error("%s", failed, exc_info=None if isinstance(error, OSError) else error)
         self._tell(callbacks, failed)
+        return failed
 
     def _tell(self, callbacks: list[Callback], error: LogFailed | None) -> None:
         """Hand callbacks, in order, and then the listeners to the owner's thread in one go."""

@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import errno
-import struct
 from typing import NamedTuple
 
 from protocols import batch
 from protocols.errors import Corrupt
-from protocols.segment import ENTRY_BYTES_MAX, ENTRY_HEADER_BYTES, EntryKind, decode_entry
+from protocols.segment import ENTRY_HEADER_BYTES, EntryHeader, EntryKind, decode_entry, peek_entry
 from storage.filesystem import File
-
-_FRAME = struct.Struct("<IIBxxx")
-"""crc, body length, kind: the layout of ``protocols.segment``, read here without its checksum to step over bodies."""
 
 
 class Frame(NamedTuple):
@@ -80,22 +76,18 @@ class SegmentBytes:
                 parts.append(bytes(size))
         return b"".join(parts)
 
-    def peek(self, offset: int) -> tuple[int, int] | None:
-        """(kind, body length) as the entry at ``offset`` claims them, unchecked; None where entries end.
+    def peek(self, offset: int) -> EntryHeader | None:
+        """What the entry at ``offset`` claims to be, unchecked; None where entries end.
 
         Raises:
-            Corrupt: no entry is that long.
+            Corrupt: no entry is that long, or it would run past the end.
             OSError: as ``piece``.
         """
-        head = self.piece(offset, ENTRY_HEADER_BYTES)
-        if len(head) < ENTRY_HEADER_BYTES:
-            return None
-        crc, length, kind = _FRAME.unpack(head)
-        if crc == length == kind == 0:
-            return None
-        if length > ENTRY_BYTES_MAX or offset + ENTRY_HEADER_BYTES + length > self.end:
-            raise Corrupt(f"the entry at offset {offset} claims {length} bytes")
-        return kind, length
+        data = self.piece(offset, ENTRY_HEADER_BYTES)
+        header = peek_entry(data, 0) if len(data) == ENTRY_HEADER_BYTES else None
+        if header is not None and offset + ENTRY_HEADER_BYTES + header.length > self.end:
+            raise Corrupt(f"the entry at offset {offset} claims {header.length} bytes")
+        return header
 
     def batch_header(self, offset: int) -> batch.BatchHeader:
         """The unchecked header of the batch whose entry stands at ``offset``.
@@ -119,7 +111,7 @@ class SegmentBytes:
             # Fewer bytes than a header has, or zeros: decode_entry tells the end from a torn header.
             decode_entry(self.piece(offset, ENTRY_HEADER_BYTES), 0, self.first_position + offset)
             return None
-        data = self.piece(offset, ENTRY_HEADER_BYTES + head[1])
+        data = self.piece(offset, ENTRY_HEADER_BYTES + head.length)
         entry = decode_entry(data, 0, self.first_position + offset)
         if entry is None:
             return None

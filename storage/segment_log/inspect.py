@@ -22,8 +22,9 @@ from protocols.segment import (
     SegmentHeader,
     StreamEntry,
 )
-from storage.filesystem import FileSystem, OSFileSystem
+from storage.filesystem import File, FileSystem, OSFileSystem
 from storage.segment_log.frames import Frame, SegmentBytes
+from storage.segment_log.quarantine import DAMAGED
 from storage.segment_log.scan import find_entry
 
 EntryValue = BatchHeader | dict[int, StreamEntry] | GapNotice | ClockNotice | Footer | None
@@ -36,6 +37,8 @@ class Inspected(NamedTuple):
     """File name, without the directory."""
     offset: int
     """Where it stands in the file."""
+    position: int
+    """Where it stands in the log; the offset where nothing says more."""
     kind: EntryKind | None
     """None for the segment's own header and for bytes that are no entry."""
     value: SegmentHeader | EntryValue
@@ -54,24 +57,36 @@ def inspect_log(directory: str, filesystem: FileSystem | None = None) -> Iterato
     """
     filesystem = filesystem or OSFileSystem()
     for name in filesystem.list_names(directory):
-        position = format_.parse_file_name(name)
-        if position is None:
-            continue
-        file = filesystem.open(os.path.join(directory, name))
-        try:
-            source = SegmentBytes(file, position, file.size(), unreadable_as_zeros=True)
-            yield _inspect_header(source, name)
-            yield from _inspect_entries(source, name)
-        finally:
-            file.close()
+        if format_.parse_file_name(name) is not None:
+            yield from inspect_segment(os.path.join(directory, name), filesystem)
 
 
-def _inspect_header(source: SegmentBytes, name: str) -> Inspected:
+def inspect_segment(path: str, filesystem: FileSystem | None = None) -> Iterator[Inspected]:
+    """Everything in one segment file, also one that was kept aside; damaged bytes are told and stepped over.
+
+    Raises:
+        OSError: the file cannot be read.
+    """
+    file = (filesystem or OSFileSystem()).open(path, read_only=True)
     try:
-        header = format_.decode_header(source.piece(0, HEADER_BYTES))
-        return Inspected(name, 0, None, header, b"", None)
+        name = os.path.basename(path)
+        head = _inspect_header(file, name)
+        yield head
+        # Entries can be told from other bytes only with their position, by the header or else by the file's name.
+        header = head.value if isinstance(head.value, SegmentHeader) else None
+        position = header.first_position if header else format_.parse_file_name(name.removesuffix(DAMAGED))
+        if position is not None:
+            yield from _inspect_entries(SegmentBytes(file, position, file.size(), unreadable_as_zeros=True), name)
+    finally:
+        file.close()
+
+
+def _inspect_header(file: File, name: str) -> Inspected:
+    try:
+        header = format_.decode_header(file.read_at(0, HEADER_BYTES))
+        return Inspected(name, 0, header.first_position, None, header, b"", None)
     except CodecError as error:
-        return Inspected(name, 0, None, None, b"", str(error))
+        return Inspected(name, 0, 0, None, None, b"", str(error))
 
 
 def _inspect_entries(source: SegmentBytes, name: str) -> Iterator[Inspected]:
@@ -83,14 +98,15 @@ def _inspect_entries(source: SegmentBytes, name: str) -> Iterator[Inspected]:
         except CodecError as error:
             frame, problem = None, str(error)
         if frame is not None:
-            yield _inspect_frame(name, frame)
+            yield _inspect_frame(name, source.first_position + offset, frame)
             if frame.kind is EntryKind.FOOTER:
                 return
             offset = frame.end
             continue
         following = _next_entry(source, offset)
         if problem or following is not None:
-            yield Inspected(name, offset, None, None, b"", problem or "zeros where entries should be")
+            position = source.first_position + offset
+            yield Inspected(name, offset, position, None, None, b"", problem or "zeros where entries should be")
         if following is None:
             return
         offset = following
@@ -103,13 +119,14 @@ def _next_entry(source: SegmentBytes, offset: int) -> int | None:
         return None
 
 
-def _inspect_frame(name: str, frame: Frame) -> Inspected:
+def _inspect_frame(name: str, position: int, frame: Frame) -> Inspected:
+    value: EntryValue = None
+    data, problem = b"", None
     try:
         if frame.kind is EntryKind.BATCH:
-            value: EntryValue = batch.decode_header(frame.body)
-            return Inspected(name, frame.offset, frame.kind, value, bytes(frame.body), None)
-        if frame.kind is EntryKind.FUNCTION_COMMIT:
-            return Inspected(name, frame.offset, frame.kind, None, b"", None)
-        return Inspected(name, frame.offset, frame.kind, format_.decode_body(frame.kind, frame.body), b"", None)
+            value, data = batch.decode_header(frame.body), bytes(frame.body)
+        elif frame.kind is not EntryKind.FUNCTION_COMMIT:
+            value = format_.decode_body(frame.kind, frame.body)
     except CodecError as error:
-        return Inspected(name, frame.offset, frame.kind, None, b"", str(error))
+        problem = str(error)
+    return Inspected(name, frame.offset, position, frame.kind, value, data, problem)

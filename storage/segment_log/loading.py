@@ -38,8 +38,11 @@ class Loaded:
         return self.header is None or self.streams is None or bool(self.scan and self.scan.damage)
 
 
-def load_directory(filesystem: FileSystem, directory: str) -> list[Loaded]:
+def load_directory(filesystem: FileSystem, directory: str) -> tuple[list[Loaded], list[str]]:
     """All segments of a directory in log order; leftovers of an interrupted creation are removed.
+
+    Returns:
+        The log's segments, and the paths of files that were set aside because they may be another log's.
 
     Raises:
         LogVersionError: one of them was written by a later release.
@@ -55,7 +58,7 @@ def load_directory(filesystem: FileSystem, directory: str) -> list[Loaded]:
     loaded = []
     for position in positions:
         path = os.path.join(directory, format_.file_name(position))
-        file = filesystem.open(path)
+        file = filesystem.open(path, read_only=True)
         try:
             loaded.append(_load(file, path, position, newest=position == positions[-1]))
         except UnsupportedVersion as error:
@@ -117,14 +120,14 @@ def _footer(source: SegmentBytes, size: int) -> tuple[int, Footer] | None:
     return (offset, footer) if isinstance(footer, Footer) else None
 
 
-def _one_log(filesystem: FileSystem, loaded: list[Loaded]) -> list[Loaded]:
+def _one_log(filesystem: FileSystem, loaded: list[Loaded]) -> tuple[list[Loaded], list[str]]:
     """Set aside the segments of another log, and all if no header is left to say which log this is.
 
     A stray file is alone among many; between equals the older one is the log's.
     """
     ids = Counter(item.header.log_id for item in loaded if item.header)
     log_id = max(ids, key=ids.__getitem__, default=None)
-    kept = []
+    kept, strange = [], []
     for item in loaded:
         if ids and (item.header is None or item.header.log_id == log_id):
             kept.append(item)
@@ -133,4 +136,5 @@ def _one_log(filesystem: FileSystem, loaded: list[Loaded]) -> list[Loaded]:
         logger.error("%s belongs to another log, or its header is damaged and nothing says which: set aside", path)
         filesystem.rename(path, aside_path(path))
         filesystem.sync_directory(os.path.dirname(path))
-    return kept
+        strange.append(path)
+    return kept, strange

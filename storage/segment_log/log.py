@@ -11,7 +11,7 @@ from protocols.lane import NAME_RULE, valid_name
 from protocols.ranges import RangeSet
 from protocols.segment import GapNotice
 from storage.filesystem import FileSystem, Lock, OSFileSystem
-from storage.segment_log.budget import admit, forget_released
+from storage.segment_log.budget import admit, forget_released, shortage
 from storage.segment_log.committer import Committer, Post
 from storage.segment_log.errors import LogFailed
 from storage.segment_log.loading import load_directory
@@ -45,7 +45,7 @@ class SegmentLog:
         """Not for callers: use ``open``."""
         self._state = state
         self._lock = lock
-        self._reader = LogReader(state, wall_clock)
+        self._reader = LogReader(state, wall_clock, committer.poison)
         self._writer: WriterThread | None = None
         self._closed = False
         self.committer = committer
@@ -87,7 +87,7 @@ class SegmentLog:
         except OSError as error:
             raise LogFailed(f"the log in {directory} cannot be opened: {error}") from error
         try:
-            loaded = load_directory(filesystem, directory)
+            loaded, strange = load_directory(filesystem, directory)
             state, writer, report = recover(
                 lambda log_id: LogState(filesystem, directory, settings, log_id, clock_reading),
                 loaded, random_bits(64), wall_clock(),
@@ -104,7 +104,8 @@ class SegmentLog:
         except BaseException:
             lock.close()
             raise
-        report = dataclasses.replace(report, seconds=(clock_reading().monotonic - started) / 1e9)
+        seconds = (clock_reading().monotonic - started) / 1e9
+        report = dataclasses.replace(report, damaged=(*strange, *report.damaged), seconds=seconds)
         log = cls(state, committer, lock, report, wall_clock)
         if start_writer:
             log._writer = WriterThread(state, committer)
@@ -172,7 +173,7 @@ class SegmentLog:
             if size + BATCH_OVERHEAD_BYTES <= state.queue.reserved_bytes:
                 state.queue.reserved_bytes -= size + BATCH_OVERHEAD_BYTES
             else:
-                admit(state, size + BATCH_OVERHEAD_BYTES)
+                self._admit(size + BATCH_OVERHEAD_BYTES)
             waiting = not state.queue
             state.queue.add(stream, base_seq, Run(time, keys, payloads, headers, flags, size))
             if state.queue.together is not None:
@@ -203,7 +204,7 @@ class SegmentLog:
         Raises:
             LogFull, LogFailed: on entering it; nothing was changed.
         """
-        return Together(self._state, reserve_bytes)
+        return Together(self._state, reserve_bytes, self._admit)
 
     def appended_together(self) -> list[tuple[int, int, int]] | None:
         """(stream, first seq, count) of each append of the context ``together`` so far; None outside of one."""
@@ -306,6 +307,20 @@ class SegmentLog:
             self._lane(stream).released.update(ranges)
             forget_released(self._state)
 
+    @property
+    def failed(self) -> LogFailed | None:
+        """Why the log takes nothing more before it is opened anew, or None."""
+        return self._state.failed
+
+    def shortage(self) -> str | None:
+        """Why the log refuses records for want of disk, and what to do; None while it has room. Owner's thread only."""
+        with self._state.changed:
+            try:
+                return shortage(self._state)
+            except OSError as error:
+                self.committer.poison(error)
+                return None
+
     def stats(self) -> LogStats:
         """The log's figures now."""
         return take_stats(self._state)
@@ -329,6 +344,12 @@ class SegmentLog:
             with self._state.changed:
                 self._state.failed = self._state.failed or LogFailed(f"the log in {self._state.directory} is closed")
             self._lock.close()
+
+    def _admit(self, length: int) -> None:
+        try:
+            admit(self._state, length)
+        except OSError as error:
+            raise self.committer.poison(error) from error
 
     def _lane(self, stream: int) -> LaneState:
         lane = self._state.lanes.get(stream)

@@ -95,7 +95,7 @@ def _held(state: LogState, stream: int, ranges: RangeSet) -> RangeSet:
 
 
 def _scan(filesystem: FileSystem, segment: Segment, end: int) -> Scan:
-    file = filesystem.open(segment.path)
+    file = filesystem.open(segment.path, read_only=True)
     try:
         return scan_segment(
             SegmentBytes(file, segment.first_position, end, unreadable_as_zeros=True), may_be_torn=False

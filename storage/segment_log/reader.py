@@ -31,9 +31,17 @@ class _Place(NamedTuple):
 class LogReader:
     """Reads for any thread; each call opens the files it needs, so that calls never share a file."""
 
-    def __init__(self, state: LogState, wall_clock: Callable[[], int]) -> None:
+    def __init__(
+        self, state: LogState, wall_clock: Callable[[], int], poison: Callable[[Exception], LogFailed]
+    ) -> None:
+        """Read what ``state`` holds.
+
+        Args:
+            poison: told that a segment's file is gone although nobody deleted it.
+        """
         self._state = state
         self._wall_clock = wall_clock
+        self._poison = poison
 
     def read(self, stream: int, seq: int, bytes_max: int) -> list[bytes]:
         """Batches from the first held record at or after ``seq`` on, up to ``bytes_max``, at least one if any is held.
@@ -42,7 +50,7 @@ class LogReader:
 
         Raises:
             OSError: a file cannot be opened.
-            LogFailed: damage was found that a second look does not confirm.
+            LogFailed: damage was found that a second look does not confirm, or a file is gone.
         """
         batches: list[bytes] = []
         examined: set[str] = set()
@@ -52,7 +60,12 @@ class LogReader:
                 break
             try:
                 found = self._walk(place, stream, bytes_max, first=not batches)
-            except FileNotFoundError:
+            except FileNotFoundError as error:
+                with self._state.changed:
+                    is_listed = place.segment in self._state.segments
+                if is_listed:
+                    # Recovery will say what is lost; to go on here would be to write beside a log that is gone.
+                    raise self._poison(error) from error
                 # Released and deleted since it was looked up.
                 continue
             except (CodecError, OSError) as error:
@@ -94,7 +107,7 @@ class LogReader:
         Raises:
             CodecError, OSError: before any batch was found. Later ones only end the walk: the next begins there.
         """
-        file = self._state.filesystem.open(place.segment.path)
+        file = self._state.filesystem.open(place.segment.path, read_only=True)
         try:
             source = SegmentBytes(file, place.segment.first_position, place.end, window_bytes=_WINDOW_BYTES)
             found: list[bytes] = []
@@ -123,8 +136,7 @@ def _batches(source: SegmentBytes, place: _Place, stream: int) -> Iterator[bytes
         head = source.peek(offset)
         if head is None:
             raise Corrupt(f"zeros at offset {offset}, before the entries end")
-        kind, length = head
-        if kind == EntryKind.BATCH:
+        if head.kind == EntryKind.BATCH:
             header = source.batch_header(offset)
             if header.stream == stream and header.end_seq > seq:
                 if header.base_seq > seq:
@@ -134,6 +146,6 @@ def _batches(source: SegmentBytes, place: _Place, stream: int) -> Iterator[bytes
                     raise Corrupt(f"the entry at offset {offset} is gone")
                 found, seq = True, header.end_seq
                 yield bytes(frame.body)
-        offset += ENTRY_HEADER_BYTES + length
+        offset += ENTRY_HEADER_BYTES + head.length
     if not found:
         raise Corrupt(f"seq {seq} of stream {stream} is not where the index says")

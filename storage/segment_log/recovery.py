@@ -37,7 +37,7 @@ class RecoveryReport:
     torn_offset: int | None = None
     """Offset in ``torn_file`` at which was cut."""
     damaged: tuple[str, ...] = ()
-    """Files in which damage was found, each kept aside as ``<name>.damaged``."""
+    """Files in which damage was found, or that may be another log's, each kept aside as ``<name>.damaged``."""
     gaps: tuple[GapNotice, ...] = ()
     """Acknowledged records found missing now, each range now recorded as a gap."""
     lanes: dict[str, int] = field(default_factory=dict)
@@ -76,14 +76,17 @@ def find_losses(state: LogState, loaded: list[Loaded], now: int) -> list[GapNoti
     """Notices for numbers that were given out and acknowledged, and are neither held nor noticed yet.
 
     Segments are deleted oldest first, so what lies before the oldest segment went rightly; its first entry says where
-    each stream stood then, and a stream that it does not name began later, at 0.
+    each stream stood then, and a stream that it does not name began later, at 0. Before the first segment of all there
+    was nothing, whatever is left of it.
     """
     if not loaded:
         return []
     first = loaded[0]
     expected, known = {}, {}
     for stream, lane in state.lanes.items():
-        if first.streams is not None:
+        if first.segment.first_position == 0:
+            begin = 0
+        elif first.streams is not None:
             entry = first.streams.get(stream)
             begin = entry.next_seq if entry else 0
         else:
@@ -129,9 +132,18 @@ def _seal_again(filesystem: FileSystem, segment: Segment) -> None:
         file.close()
 
 
-def _reservable(state: LogState, used: int) -> int:
-    """What may be reserved for a segment at start-up, when nothing is released yet: the budget holds from the start."""
-    return max(0, min(state.settings.segment_bytes, state.settings.budget_bytes - used))
+def _reservable(state: LogState, used: int, written: int = 0) -> int:
+    """What may be reserved for a segment at start-up, when nothing is released yet: the budget holds from the start.
+
+    On a disk that others have filled the log opens all the same, and refuses records until there is space. Half of
+    what is left is for others, such as the links' epochs, without which nothing here is ever released.
+
+    Args:
+        used: bytes of the other segments.
+        written: bytes that the segment has already.
+    """
+    free = state.filesystem.free_bytes(state.directory)
+    return max(0, min(state.settings.segment_bytes, state.settings.budget_bytes - used, written + free // 2))
 
 
 def _resume(state: LogState, newest: Loaded) -> SegmentWriter:
@@ -151,9 +163,10 @@ def _resume(state: LogState, newest: Loaded) -> SegmentWriter:
         file.sync()
         if not newest.damaged:
             # Zeros beyond the end, durably, before anything is appended: stale bytes never pass for entries.
-            file.allocate(max(_reservable(state, others), segment.end))
+            file.allocate(max(_reservable(state, others, segment.end), segment.end))
             file.sync()
         segment.size = file.size()
+        state.unmarked |= scan.unmarked
         return SegmentWriter(file, segment)
     except BaseException:
         file.close()

@@ -69,6 +69,8 @@ class Scan:
     """Byte ranges that are no entries although they had been synced."""
     last_mark: int = HEADER_BYTES
     """Offset of the last commit mark."""
+    unmarked: set[int] = field(default_factory=set)
+    """Streams of which entries follow the last mark: the next mark must name them."""
     torn_bytes: int = 0
     """Bytes after ``end`` up to the last that is not zero."""
     _resumed: set[int] = field(default_factory=set)
@@ -84,11 +86,14 @@ class Scan:
             self._resumed.add(value.stream)
             self.index.add_batch(value, frame.offset, point=point)
             self._saw(value.stream, value.base_seq, value.end_seq)
+            self.unmarked.add(value.stream)
         elif isinstance(value, GapNotice):
             self.index.gaps.append(value)
             self._saw(value.stream, value.first, value.end)
+            self.unmarked.add(value.stream)
         elif isinstance(value, dict):
             self.last_mark = frame.offset
+            self.unmarked.clear()
             for stream, entry in value.items():
                 self.index.streams[stream] = entry.name
                 self._saw(stream, entry.next_seq, entry.next_seq)
@@ -167,7 +172,7 @@ def find_entry(source: SegmentBytes, bad: int) -> int | None:
     except CodecError:
         head = None
     if head is not None:
-        chained = bad + ENTRY_HEADER_BYTES + head[1]
+        chained = bad + ENTRY_HEADER_BYTES + head.length
         if _entry_at(source, chained, True):
             return chained
     at = bad + 1

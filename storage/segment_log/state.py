@@ -81,6 +81,8 @@ class LogState:
         self.unmarked: set[int] = set()
         """Streams that the next commit mark must name: declared, or written by the last commit."""
         self.counters = Counters()
+        self.refused_bytes = 0
+        """The longest append that was refused for want of disk since the last one that found room."""
         self.failed: LogFailed | None = None
 
     def stream_entries(self) -> dict[int, StreamEntry]:

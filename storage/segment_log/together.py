@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from storage.segment_log.budget import admit
+from collections.abc import Callable
+
 from storage.segment_log.state import LogState
 
 
 class Together:
     """A context; see ``SegmentLog.together``. Holds the log's lock, so that the writer cannot take half of it."""
 
-    __slots__ = ("_reserve_bytes", "_state")
+    __slots__ = ("_admit", "_reserve_bytes", "_state")
 
-    def __init__(self, state: LogState, reserve_bytes: int) -> None:
+    def __init__(self, state: LogState, reserve_bytes: int, admit: Callable[[int], None]) -> None:
+        self._admit = admit
         self._state = state
         self._reserve_bytes = reserve_bytes
 
@@ -26,7 +28,7 @@ class Together:
         try:
             if state.failed:
                 raise state.failed
-            admit(state, self._reserve_bytes)
+            self._admit(self._reserve_bytes)
             state.queue.begin_whole(self._reserve_bytes)
         except BaseException:
             state.changed.release()

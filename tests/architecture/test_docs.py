@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,16 @@ ROOT = Path(__file__).parents[2]
 @pytest.mark.parametrize("name", ["settings.md", "metrics.md", "cli.md"])
 def test_generated_pages_are_current(name: str) -> None:
     assert (REFERENCE / name).read_text() == pages()[name], "run: ./run docs"
+
+
+def test_every_invariant_names_tests_that_are_there() -> None:
+    rows = re.findall(r"^\| (I\d+) \|.*$", text := (ROOT / "docs/architecture.md").read_text(), re.MULTILINE)
+    assert rows == [f"I{number}" for number in range(1, 12)]
+    named = re.findall(r"`([\w/]+\.py)::(\w+)`", text)
+    assert len(named) >= len(rows)
+    for file, name in named:
+        source = (ROOT / "tests" / file).read_text()
+        assert re.search(rf"^\s*((async )?def {name}\(|{name} = )", source, re.MULTILINE), f"{file}::{name}"
 
 
 def test_metric_names_follow_the_conventions() -> None:

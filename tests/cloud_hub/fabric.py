@@ -25,7 +25,7 @@ from tests.cloud_hub.virtual_time import now_ns
 
 CLUSTER = Cluster(b"0123456789abcdef", 1)
 SETTINGS = SequencerSettings(
-    commit_interval_s=0.1, chunk_bytes_max=2000, pending_bytes_max=4000, follow_interval_s=1.0,
+    commit_interval_s=0.1, mark_interval_s=2.0, chunk_bytes_max=2000, pending_bytes_max=4000, follow_interval_s=1.0,
     retry_min_s=0.02, retry_max_s=0.5, snapshot_chunks=7, snapshot_interval_s=5.0,
 )  # fmt: skip
 CLOCK = ClockReading(1, 1, ClockState.SYNCED)
@@ -199,7 +199,7 @@ def check_log(chunks: list[tuple[Chunk, bytes]]) -> tuple[ShardState, dict[Lane,
             assert section.base_offset == offsets[section.tenant, section.stream]
             offsets[section.tenant, section.stream] += section.count
             body = data[section.position : section.position + section.length]
-            for entry in chunk.section_entries(body, len(updates)):
+            for entry in chunk.section_entries(section, body, updates):
                 lane = lane_of(updates[entry.lane])
                 records = list(batch.records(entry.batch))[entry.skip : entry.skip + entry.take]
                 assert [record.payload for record in records] == [payload(lane, record.seq) for record in records]

@@ -1,9 +1,12 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import random
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
+
+import pytest
 
 from cloud_hub.sequencer import Sequencer
 from protocols.chunk import GapRange, Mark
@@ -147,6 +150,32 @@ def test_a_shard_that_cannot_commit_makes_its_links_wait() -> None:
         assert sequencer.trouble is None
 
     play(story, pending_bytes_max=4000)
+
+
+def test_a_full_disk_is_named_once_and_tried_ever_more_rarely(caplog: pytest.LogCaptureFixture) -> None:
+    """It can still be read, which is no reason to forget that it cannot be written."""
+
+    async def story(sequencer: Sequencer, store: FaultyStore) -> None:
+        session = await opened(sequencer)
+        store.faults = replace(CALM, lost=1.0, latency_s=0.0)
+        await session.send(0, 10)
+        troubles = set()
+        for _ in range(600):
+            await asyncio.sleep(0.1)
+            troubles.add(sequencer.trouble)
+        assert troubles - {None} == {"chunk 1 could not be written: lost"}
+        assert sequencer.trouble
+        assert 60 / 5.0 < sequencer.retries < 60 / 2.5 + 20
+        store.faults = replace(CALM, latency_s=0.0)
+        await session.until_acked(0, 10)
+        assert sequencer.trouble is None
+
+    with caplog.at_level(logging.INFO, "cloud_hub"):
+        play(story, retry_min_s=0.05, retry_max_s=5.0)
+    assert [record.message for record in caplog.records] == [
+        "shard 0: trying again: chunk 1 could not be written: lost",
+        "shard 0: the store works again",
+    ]
 
 
 def test_what_is_held_already_is_acknowledged_again_and_not_stored_again() -> None:

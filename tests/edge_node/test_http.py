@@ -16,6 +16,7 @@ FACTS: dict[str, Any] = {
     "uptime_seconds": 7200.0,
     "clock": "synchronised",
     "log_error": None,
+    "log_full": None,
     "disk": {"bytes": 64 << 20, "budget_bytes": 16 << 30, "outage_seconds_left": None},
     "streams": {"telemetry": {"next_seq": 12, "durable_end": 10}},
     "links": {

@@ -19,9 +19,9 @@ from tests.weft.processes import STOP_S_MAX, Node, publish
 
 pytestmark = pytest.mark.processes
 
-START_CPU_S_MAX = 1.0
-"""Processor time until the node serves: on an idle machine that is how long it takes, on a busy one still true."""
-START_S_MAX_BUSY = 10.0
+START_S_MAX = 1.0
+STARTS_MAX = 5
+"""Other work on the machine can only make a start slower: the fastest of several says what the node takes."""
 RSS_BYTES_MAX = 60 << 20
 
 TOPIC = "plant/a/b/telemetry"
@@ -57,14 +57,26 @@ def run(config: Path) -> Iterator[Callable[[], Node]]:
         yield start
 
 
+def queued_s(pid: int) -> float:
+    """How long a process was ready to run while others had the processors: nothing on a machine of its own."""
+    statistics = Path(f"/proc/{pid}/schedstat")
+    return int(statistics.read_text().split()[1]) / 1e9 if statistics.exists() else 0.0
+
+
 def test_it_starts_in_a_second_and_stays_small(run: Callable[[], Node]) -> None:
-    node = run()
+    starts = []
+    for _ in range(STARTS_MAX):
+        node = run()
+        starts.append(node.start_s - queued_s(node.process.pid))
+        if starts[-1] < START_S_MAX:
+            break
+        assert node.stop() == 0
+    assert starts[-1] < START_S_MAX, f"seconds from start to ready, less the waits for a processor: {starts}"
     process = psutil.Process(node.process.pid)
-    times = process.cpu_times()
-    assert times.user + times.system < START_CPU_S_MAX
-    assert node.start_s < START_S_MAX_BUSY
     assert process.memory_info().rss < RSS_BYTES_MAX
+    publish(node.mqtt_port, TOPIC, MESSAGES)
     node.text("metrics")
+    node.text("")
     assert process.memory_info().rss < RSS_BYTES_MAX
     assert node.stop() == 0
 
@@ -95,6 +107,24 @@ def test_a_disk_that_fails_ends_the_process_and_a_restart_goes_on(run: Callable[
     again = run()
     assert again.json("status")["streams"]["telemetry"]["durable_end"] >= 10
     publish(again.mqtt_port, TOPIC, MESSAGES[:1])
+
+
+def test_damage_on_the_disk_is_told_and_the_node_goes_on(run: Callable[[], Node], config: Path) -> None:
+    node = run()
+    for message in MESSAGES[:10]:
+        publish(node.mqtt_port, TOPIC, [message])
+    assert node.stop() == 0
+    (segment,) = (config.parent / "data").glob("*.seg")
+    data = bytearray(segment.read_bytes())
+    data[data.index(b"message 3")] ^= 1
+    data[-1] ^= 1  # with a sound footer the damage would only be found by whoever reads the record
+    segment.write_bytes(data)
+    again = run()
+    facts = again.json("status")
+    assert facts["recovery"]["damaged_files"] == [str(segment)]
+    assert facts["recovery"]["records_lost"] == facts["streams"]["telemetry"]["records_lost"] == 1
+    publish(again.mqtt_port, TOPIC, MESSAGES[:1])
+    assert again.json("status")["streams"]["telemetry"]["durable_end"] == 11
 
 
 def test_a_second_node_on_the_same_folder_is_refused(run: Callable[[], Node], config: Path) -> None:

@@ -37,7 +37,7 @@ class CountingDevice(threading.Thread):
         self._slots.release()
 
     def run(self) -> None:
-        self._client.connect("127.0.0.1", self._port, keepalive=10)
+        self._client.connect_async("127.0.0.1", self._port, keepalive=10)  # the edge may be down just now
         self._client.loop_start()
         n = 0
         due = time.monotonic()

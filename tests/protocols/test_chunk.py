@@ -31,11 +31,12 @@ def footer_bytes(footer: object) -> bytes:
 @settings(max_examples=50)
 @given(
     CHUNK_HEADERS,
-    st.lists(LANE_UPDATES, min_size=1, max_size=3),
+    st.lists(LANE_UPDATES, min_size=3, max_size=3),
     st.lists(st.lists(batches(4), min_size=1, max_size=2), max_size=3),
 )
-def test_round_trip(header: chunk.ChunkHeader, lanes: list[chunk.LaneUpdate], sections: list[list[bytes]]) -> None:
-    named = [(f"s{i}", [(i % len(lanes), data) for data in section]) for i, section in enumerate(sections)]
+def test_round_trip(header: chunk.ChunkHeader, told: list[chunk.LaneUpdate], sections: list[list[bytes]]) -> None:
+    lanes = [msgspec.structs.replace(lane, tenant="default", stream=f"s{i}") for i, lane in enumerate(told)]
+    named = [(f"s{i}", [(i, data) for data in section]) for i, section in enumerate(sections)]
     data = make_chunk(header, lanes, named)
     found = chunk.decode(data)
     assert (found.header, found.footer.lanes) == (header, lanes)
@@ -43,7 +44,7 @@ def test_round_trip(header: chunk.ChunkHeader, lanes: list[chunk.LaneUpdate], se
         section = data[stream.position : stream.position + stream.length]
         chunk.check_section(section, stream)
         assert stream.stream == name
-        assert [(e.lane, bytes(e.batch)) for e in chunk.section_entries(section, len(lanes))] == entries
+        assert [(e.lane, bytes(e.batch)) for e in chunk.section_entries(stream, section, lanes)] == entries
 
 
 def test_every_changed_byte_and_every_cut_of_a_chunk_is_refused() -> None:
@@ -171,6 +172,11 @@ def test_sections_fill_the_space_between_header_and_footer() -> None:
 BATCH = make_batch(3)
 
 
+def section_of(count: int) -> chunk.StreamSection:
+    """The index of LANE's stream, as far as entries are held against it."""
+    return chunk.StreamSection("default", "telemetry", 0, count, 0, 0, chunk.HEADER_BYTES, 0, 0)
+
+
 @pytest.mark.parametrize(
     ("lane", "skip", "take", "data", "length"),
     [
@@ -191,23 +197,35 @@ BATCH = make_batch(3)
 def test_entries_that_do_not_fit_are_corrupt(lane: int, skip: int, take: int, data: bytes, length: int | None) -> None:
     section = chunk.encode_entry_header(lane, skip, take, len(data) if length is None else length, 0) + data
     with pytest.raises(Corrupt):
-        list(chunk.section_entries(section, 1))
+        list(chunk.section_entries(section_of(take), section, [LANE]))
+
+
+@pytest.mark.parametrize("change", [{"stream": "alarms"}, {"tenant": "acme"}])
+def test_an_entry_of_another_streams_lane_is_corrupt(change: dict[str, str]) -> None:
+    """One tenant's record must not become a row of another's table."""
+    section = chunk.encode_entry_header(1, 0, 3, len(BATCH), 0) + BATCH
+    with pytest.raises(Corrupt, match="default/telemetry"):
+        list(chunk.section_entries(section_of(3), section, [LANE, msgspec.structs.replace(LANE, **change)]))
+
+
+@pytest.mark.parametrize("count", [2, 4])
+def test_a_section_holds_as_many_records_as_its_index_says(count: int) -> None:
+    section = chunk.encode_entry_header(0, 0, 3, len(BATCH), 0) + BATCH
+    with pytest.raises(Corrupt, match=f"holds 3 records, its index says {count}"):
+        list(chunk.section_entries(section_of(count), section, [LANE]))
 
 
 @pytest.mark.parametrize(("skip", "take"), [(0, 3), (0, 1), (1, 2), (2, 1)])
 def test_entries_may_take_any_run_of_the_batch(skip: int, take: int) -> None:
     section = chunk.encode_entry_header(0, skip, take, len(BATCH), -5) + BATCH
-    (entry,) = chunk.section_entries(section, 1)
+    (entry,) = chunk.section_entries(section_of(take), section, [LANE])
     assert entry == (0, skip, take, -5, BATCH)
 
 
-@given(st.binary(max_size=200), st.integers(0, 3))
+@given(st.binary(min_size=1, max_size=200), st.integers(0, 3))
 def test_garbage_sections_raise_codec_errors_only(section: bytes, lanes: int) -> None:
-    try:
-        assert not list(chunk.section_entries(section, lanes))
-        assert section == b""
-    except CodecError:
-        pass
+    with pytest.raises(CodecError):
+        list(chunk.section_entries(section_of(1), section, [LANE] * lanes))
 
 
 @given(st.lists(st.integers(0, chunk.N_MAX), max_size=8))

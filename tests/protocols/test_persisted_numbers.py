@@ -53,6 +53,7 @@ ENUMS = {
         "IDENTITY_CONFLICT": 3,
         "BAD_HELLO": 4,
         "OVERLOADED": 5,
+        "PROTOCOL_ERROR": 6,
     },
 }
 

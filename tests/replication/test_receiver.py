@@ -96,18 +96,18 @@ def test_another_protocol_version_is_refused_as_such() -> None:
 
 
 @pytest.mark.parametrize(
-    "frames",
+    ("frames", "code"),
     [
-        [Ping(1)],
-        [HELLO, HELLO],
-        [HELLO, Data(1, make_batch(1, 0, 1))],
-        [HELLO, LaneMark(1, 5, 5)],
-        [HELLO, Ack(1, [(0, 1)])],
+        ([Ping(1)], RefuseCode.BAD_HELLO),
+        ([HELLO, HELLO], RefuseCode.PROTOCOL_ERROR),
+        ([HELLO, Data(1, make_batch(1, 0, 1))], RefuseCode.PROTOCOL_ERROR),
+        ([HELLO, LaneMark(1, 5, 5)], RefuseCode.PROTOCOL_ERROR),
+        ([HELLO, Ack(1, [(0, 1)])], RefuseCode.PROTOCOL_ERROR),
     ],
 )
-def test_frames_out_of_turn_are_refused(frames: list[Frame]) -> None:
+def test_frames_out_of_turn_are_refused(frames: list[Frame], code: RefuseCode) -> None:
     peer = Peer()
-    peer.assert_refused(peer.say(*frames), RefuseCode.BAD_HELLO, "protocol")
+    peer.assert_refused(peer.say(*frames), code, "protocol")
 
 
 @pytest.mark.parametrize(
@@ -125,7 +125,19 @@ def test_frames_out_of_turn_are_refused(frames: list[Frame]) -> None:
 )
 def test_frames_that_break_a_rule_are_refused(frame: Frame, word: str) -> None:
     peer = Peer(ReceiverSettings(batch_bytes_max=1000)).opened()
-    peer.assert_refused(peer.say(frame), RefuseCode.BAD_HELLO, word)
+    peer.assert_refused(peer.say(frame), RefuseCode.PROTOCOL_ERROR, word)
+
+
+def test_a_batch_that_is_too_long_costs_no_decoding() -> None:
+    """Its claim is refused before its body is looked at, which is garbage here."""
+    batch = bytearray(make_batch(1, 4, 50))
+    batch[-1] ^= 1
+    peer = Peer(ReceiverSettings(batch_bytes_max=1000)).opened()
+    peer.assert_refused(peer.say(Data(1, bytes(batch))), RefuseCode.PROTOCOL_ERROR, "WELCOME allows 1000")
+    peer = Peer(ReceiverSettings(window_bytes=1000)).opened()
+    peer.assert_refused(
+        peer.say(Data(1, make_batch(1, 4, 1)), Data(1, bytes(batch))), RefuseCode.PROTOCOL_ERROR, "window"
+    )
 
 
 def test_a_sender_that_ignores_the_window_is_refused() -> None:
@@ -134,7 +146,7 @@ def test_a_sender_that_ignores_the_window_is_refused() -> None:
     assert [type(event) for event in peer.say(Data(1, batch), Data(1, make_batch(1, 5, 1)))] == [BatchesReceived] * 2
     peer.receiver.acknowledge(1, RangeSet([(4, 5)]))
     assert not isinstance(peer.say(Data(1, make_batch(1, 6, 1)))[-1], Lost)
-    peer.assert_refused(peer.say(Data(1, make_batch(1, 7, 1))), RefuseCode.BAD_HELLO, "window")
+    peer.assert_refused(peer.say(Data(1, make_batch(1, 7, 1))), RefuseCode.PROTOCOL_ERROR, "window")
 
 
 def test_acks_that_wait_are_joined() -> None:

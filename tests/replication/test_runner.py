@@ -224,7 +224,7 @@ async def test_a_slow_hub_is_not_taken_for_a_silent_one_and_holds_the_sender_bac
 async def test_a_hub_that_refuses_an_open_link_is_heard(hub: Hub) -> None:
     log = ModelLog({1: "telemetry"})
     async with Link(log, hub.url) as link:
-        await until(lambda: hub.sessions)
+        await until(lambda: link.status.connections == 1)
         hub.sessions[0].refuse(RefuseCode.OVERLOADED, "going down", "another node takes over")
         await until(lambda: "going down" in link.status.last_error)
         await until(lambda: link.status.connections == 2)
@@ -236,6 +236,7 @@ async def test_the_age_of_what_is_pending_is_known_while_nobody_is_connected() -
     log.append(1, 5)
     async with Link(log, "http://127.0.0.1:1") as link:
         await until(lambda: link.status.pending_records == 5 and link.status.pending_seconds > 1e6)
+        assert link.status.last_error == "http://127.0.0.1:1: cannot connect (Connection refused)"
 
 
 async def test_an_edge_that_goes_silent_is_closed_by_the_hub(hub: Hub) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import struct
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 
 import pytest
@@ -44,19 +44,25 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
 class Hub:
     """A log that grows by rounds of ten records from every edge node, and a table that follows when told to."""
 
-    def __init__(self, root: str) -> None:
+    def __init__(self, root: str, options: Mapping[str, str] | None = None) -> None:
         self.root = root
         self.rounds = 0
-        self._writer = LogWriter(root, shards=SHARDS, stream=STREAM)
+        self._writer = LogWriter(root, shards=SHARDS, stream=STREAM, options=options)
 
-    def write(self, rounds: int = 1, topic: str = TOPIC) -> None:
+    def write(self, rounds: int = 1, topic: str = TOPIC, edges: Collection[str] = EDGES) -> None:
         """Append rounds; one chunk per shard and round. Round r is taken in r seconds after START."""
         for number in range(self.rounds, self.rounds + rounds):
             deliveries = [
-                Delivery(edge, [encoded(edge, number)], log_id, [topic]) for log_id, edge in enumerate(EDGES, 1)
+                Delivery(edge, [encoded(edge, number)], log_id, [topic])
+                for log_id, edge in enumerate(EDGES, 1)
+                if edge in edges
             ]
             self._writer.write(*deliveries, received=START + (number + 1) * SECOND)
         self.rounds += rounds
+
+    def announce(self, topic: str = TOPIC) -> None:
+        """An edge node offers the stream and has no record yet."""
+        self._writer.write(Delivery(EDGES[0], [], 1, [topic]), received=START)
 
     def tier(self) -> int:
         """Fold the whole log into the table; returns the rows moved."""

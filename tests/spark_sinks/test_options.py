@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import traceback
 from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pyspark.sql.streaming.datasource import ReadAllAvailable
 from pyspark.sql.types import BinaryType, StringType, StructType
 
 from spark_sinks.errors import ReadError
@@ -17,6 +19,13 @@ from spark_sinks.source import WeftSource
 from tests.spark_sinks.conftest import STREAM, Hub
 
 WHERE = {"store": "/data", "stream": "telemetry"}
+NOBODY = {
+    "store": "s3://bucket/weft",
+    "store.aws_endpoint_url": "http://127.0.0.1:1",
+    "store.aws_allow_http": "true",
+    "store.aws_access_key_id": "id",
+    "store.aws_secret_access_key": "secret",
+}
 
 
 @pytest.fixture(scope="module")
@@ -67,6 +76,7 @@ def test_positions(text: str, position: object) -> None:
         ({"store": ""}, "store: missing; give it with .option"),
         ({"stream": "Tele metry"}, "stream: expected lower-case letters"),
         ({"egdes": "press-1"}, "egdes: no such option; did you mean edges"),
+        ({"path": "/data"}, "path: no such option; did you mean store"),
         ({"wavelength": "red"}, "wavelength: no such option; the options are store, tenant"),
         ({"starting": "yesterday"}, "starting: expected earliest, latest, a time such as"),
         ({"starting": '{"0": "a"}'}, "or offsets by shard such as"),
@@ -93,9 +103,11 @@ def test_wrong_options_are_refused(options: dict[str, str], sentence: str) -> No
         ({"store": "/nowhere/at/all"}, "the store holds no hub: check the store's address"),
         ({"store": "memory://x"}, "store 'memory://x': "),
         ({"store": "ftp://x/y"}, "'ftp://x/y' is no store"),
-        ({"starting": '{"0": 0}'}, "starting: the log has shards 0, 1, 2, the offsets name 0"),
+        ({"starting": '{"0": 0}'}, "starting: the offsets name the shards 0; name each shard of the log once: 0, 1, 2"),
         ({"ending": '{"0": 9999, "1": 0, "2": 0}'}, "ending: offset 9999 of shard 0 is past the end of the log"),
         ({"columns": "payload,colour"}, "columns: the stream has no colour; it has _offset"),
+        ({"columns": "payload,_seq,payload"}, "columns: payload is named twice; name each column once"),
+        (NOBODY, "does not answer; check its address and the credentials (store.aws_access_key_id"),
     ],
 )
 def test_options_that_the_store_cannot_serve_are_refused(small: Hub, options: dict[str, str], sentence: str) -> None:
@@ -103,6 +115,43 @@ def test_options_that_the_store_cannot_serve_are_refused(small: Hub, options: di
     with pytest.raises(ReadError) as caught:
         source.reader(source.schema()).partitions()
     assert sentence in str(caught.value)
+
+
+def test_what_spark_shows_of_a_refusal_is_nearly_the_sentence_alone(small: Hub) -> None:
+    """Spark sends the whole traceback to the driver; event loops and storage between are no help to anybody."""
+    try:
+        WeftSource({"store": small.root, "stream": "telemetri"}).schema()
+    except ReadError:
+        shown = traceback.format_exc().splitlines()
+    assert not [line for line in shown if "asyncio" in line or "stream_log" in line]
+    assert "it has telemetry" in shown[-1]
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({"ending": "latest"}, "ending: a streaming read has no end; use .trigger(availableNow=True)"),
+        ({"startin": "latest"}, "startin: no such option; did you mean starting"),
+        ({"columns": "colour"}, "the stream has no colour"),
+    ],
+)
+def test_a_streaming_read_is_refused_at_its_first_use(small: Hub, options: dict[str, str], sentence: str) -> None:
+    """Not by the constructor: Spark would show an error of its own instead."""
+    schema = StructType().add(options.get("columns", "payload"), StringType() if "columns" in options else BinaryType())
+    reader = WeftSource({"store": small.root, "stream": STREAM} | options).streamReader(schema)
+    with pytest.raises(ReadError) as caught:
+        reader.initialOffset()
+    assert sentence in str(caught.value)
+
+
+def test_a_checkpoint_of_another_store_is_refused(small: Hub) -> None:
+    reader = WeftSource({"store": small.root, "stream": STREAM}).streamReader(StructType().add("payload", BinaryType()))
+    behind, ahead = {"0": 0, "1": 0, "2": 0}, {"0": 0, "1": 0, "2": 999}
+    assert reader.latestOffset(behind, ReadAllAvailable()) == small.heads()
+    with pytest.raises(ReadError, match=r"checkpoint: offset 999 of shard 2 is past .* it belongs to another store"):
+        reader.latestOffset(ahead, ReadAllAvailable())
+    with pytest.raises(ReadError, match="it belongs to another store"):
+        reader.partitions(behind, ahead)
 
 
 def test_a_wrong_address_makes_no_directory(tmp_path: Path) -> None:

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import pickle
 from datetime import UTC, datetime, timedelta
 
 import pytest
 
+from protocols.shard_state import shard_of
 from spark_sinks import plan as planning
+from spark_sinks.errors import ReadError
 from spark_sinks.options import parse_options
 from spark_sinks.partitions import ChunkPartition, TablePartition, read_partition
 from spark_sinks.positions import Offsets
 from spark_sinks.stream_log import StreamLog
 from spark_sinks.tables import TableFile, TableSnapshot
 from storage.rows import row_schema
-from tests.spark_sinks.conftest import SHARDS, STREAM, Hub
+from tests.spark_sinks.conftest import EDGES, SHARDS, STREAM, Hub
 
 SCHEMA = row_schema(["line", "machine"])
 
@@ -53,6 +56,37 @@ def test_any_size_of_task_reads_every_offset_once(hub: Hub, monkeypatch: pytest.
     assert read_all(partitions) == every_offset(log.heads)
     if part_bytes == 1:
         assert len(partitions) > 2 * SHARDS
+
+
+def test_a_table_file_that_was_deleted_since_is_named(hub: Hub) -> None:
+    hub.write()
+    hub.tier()
+    _, table, partitions = asyncio.run(planned(hub))
+    assert table is not None
+    for file in table.files:
+        os.remove(f"{table.uri}/{file.path}")
+    with pytest.raises(ReadError, match=r"\.parquet was deleted after this DataFrame was loaded; load it again"):
+        read_all(partitions)
+
+
+def test_spellings_of_a_level_that_differ_in_case_are_one_column_everywhere(hub: Hub) -> None:
+    """The table has the spelling that it was told first, a reader's view of the log begins with shard 0."""
+    first, *_, last = sorted(EDGES, key=lambda edge: shard_of("default", STREAM, edge, SHARDS))
+    hub.write(1, "plant/{LINE}/+/telemetry", [last])
+    hub.tier()
+    hub.write(1, "plant/{line}/+/telemetry", [first])
+    hub.tier()
+    hub.write(1, "plant/{Line}/+/telemetry", [last])
+    log, table, partitions = asyncio.run(planned(hub))
+    assert table is not None
+    assert (log.fields, table.columns["line"]) == (["line"], "LINE")
+    found = [
+        line
+        for partition in partitions
+        for rows in read_partition(partition, row_schema(log.fields))
+        for line in rows.column("line").to_pylist()
+    ]
+    assert sorted(found) == sorted(10 * [first[:5]] + 20 * [last[:5]])
 
 
 def test_history_comes_from_the_table_and_only_the_tail_from_chunks(hub: Hub) -> None:

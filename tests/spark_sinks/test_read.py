@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
+from pathlib import Path
 
 import pytest
 from pyspark.sql import SparkSession
@@ -66,7 +67,11 @@ def test_since_edges_and_columns(spark: SparkSession, hub: Hub) -> None:
     frame = read(spark, STREAM, store=hub.root, since=since, edges=["press-2"], columns=["payload", "_seq", "_edge"])
     assert frame.columns == ["payload", "_seq", "_edge"]
     assert records(frame) == [row for row in hub.expected() if row[0] == "press-2" and row[1] >= 15]
-    assert records(read(spark, STREAM, store=hub.root, since=since.isoformat(), edges=["press-2"])) == records(frame)
+    texts = read(
+        spark, STREAM, store=Path(hub.root), since=since.isoformat(), edges="press-2", columns="payload, _seq, _edge"
+    )
+    assert texts.columns == frame.columns
+    assert records(texts) == records(frame)
 
 
 def test_since_skips_files_that_end_before_it(spark: SparkSession, hub: Hub) -> None:
@@ -90,6 +95,27 @@ def test_the_table_alone_and_at_an_earlier_version(spark: SparkSession, hub: Hub
     hub.tier()
     assert records(table(spark, STREAM, store=hub.root)) == hub.expected()
     assert table(spark, STREAM, store=hub.root, version=0).count() < 2 * earlier
+    with pytest.raises(ReadError, match="version: the table of telemetry has none 99; its newest is"):
+        table(spark, STREAM, store=hub.root, version=99)
+    with pytest.raises(ReadError, match="has no stream 'telemetri'"):
+        table(spark, "telemetri", store=hub.root)
+
+
+def test_a_stream_without_a_record_is_empty(spark: SparkSession, hub: Hub) -> None:
+    hub.announce()
+    for frame in (read(spark, STREAM, store=hub.root), hub.load(spark)):
+        assert frame.columns[9:11] == ["line", "machine"]
+        assert frame.count() == 0
+    with pytest.raises(ReadError, match="has no table yet: the hub makes it for the first record"):
+        table(spark, STREAM, store=hub.root)
+
+
+def test_spellings_of_a_level_that_differ_in_case_are_one_column(spark: SparkSession, hub: Hub) -> None:
+    hub.write(1, "plant/{LINE}/+/telemetry", [EDGES[-1]])
+    hub.tier()
+    hub.write(1, "plant/{line}/+/telemetry")
+    frame = read(spark, STREAM, store=hub.root)
+    assert frame.where("line is null").count() == 0
 
 
 def test_errors_say_what_to_do(spark: SparkSession, hub: Hub) -> None:
@@ -98,7 +124,9 @@ def test_errors_say_what_to_do(spark: SparkSession, hub: Hub) -> None:
         read(spark, "telemetri", store=hub.root)
     with pytest.raises(ReadError, match="the stream has no colour"):
         read(spark, STREAM, store=hub.root, columns=["colour"])
-    with pytest.raises(ReadError, match="since: expected a time"):
+    with pytest.raises(ReadError, match="columns: expected one name or more"):
+        read(spark, STREAM, store=hub.root, columns=[])
+    with pytest.raises(ReadError, match=r"since: expected a time such as .*Z; got 'latest'"):
         read(spark, STREAM, store=hub.root, since="latest")
     with pytest.raises(ReadError, match="the store holds no hub"):
         read(spark, STREAM, store="/nowhere/at/all")

@@ -112,6 +112,8 @@ class FakeFile:
             # As Linux does it: the pages count as clean, so that a second sync succeeds and makes nothing durable.
             self._node.unsynced.clear()
             raise
+        if self._node not in self._filesystem._names.values():
+            raise FileNotFoundError(errno.ENOENT, "the file was removed while it was being written", self._path)
         for change in self._node.unsynced:
             _apply(self._node.durable, change)
         self._node.unsynced.clear()
@@ -201,7 +203,7 @@ class FakeFileSystem:
         if os.path.dirname(path) not in self._directories:
             raise FileNotFoundError(errno.ENOENT, "no such directory", path)
 
-    def open(self, path: str) -> FakeFile:
+    def open(self, path: str, *, read_only: bool = False) -> FakeFile:
         self.call("open", path)
         return FakeFile(self, path, self._node(path))
 

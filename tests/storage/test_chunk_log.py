@@ -225,6 +225,23 @@ async def test_locate_never_points_behind_an_offset_and_uses_the_snapshots(log: 
     assert await log.locate("default", "unknown", 0) <= 60
 
 
+async def test_damaged_snapshots_only_make_locating_coarser(store: MemoryStore, log: ShardLog) -> None:
+    writer = Writer(log)
+    snapshots = []
+    for n in range(40):
+        await writer.write(2)
+        if n % 5 == 4:
+            snapshots.append(await writer.snapshot())
+    for key in snapshots[2:5]:
+        await store.delete(key)
+        await store.create(key, b"damaged")
+    await store.delete(snapshots[6])
+    for offset in range(80):
+        found = await log.locate("default", "telemetry", offset)
+        assert found <= offset // 2
+        assert offset // 2 - found < 5 * 4
+
+
 async def test_a_snapshot_of_another_shard_is_refused(store: MemoryStore, log: ShardLog) -> None:
     key = await log.put_snapshot(-1 + 1, 1, ShardState(CLUSTER.cluster_id, 3).encode())
     with pytest.raises(Corrupt, match="shard 3"):

@@ -21,7 +21,7 @@ from protocols.chunk import LaneUpdate, StreamSection, encode_entry_header
 from protocols.errors import Corrupt
 from protocols.lane import Lane
 from storage import row_columns
-from storage.rows import row_schema, section_rows, usable_fields
+from storage.rows import LEVELS_MAX, row_schema, section_rows, usable_fields
 
 LANES = [
     LaneUpdate("default", edge, log_id, "telemetry", 1, [], [], None, None)
@@ -218,6 +218,19 @@ def test_an_entry_that_counts_more_than_its_batch_has_is_refused() -> None:
 
 def test_levels_never_collide_with_other_columns() -> None:
     assert usable_fields(["line", "payload", "Line", "_KEY", "line", "machine"]) == ["line", "machine"]
+    assert usable_fields(["line", "machine", "Zone"], ["_offset", "Line", "zone", "payload"]) == ["machine"]
+
+
+def test_levels_of_one_stream_are_bounded() -> None:
+    told = [f"level{i}" for i in range(LEVELS_MAX + 10)]
+    assert usable_fields(told) == told[:LEVELS_MAX]
+    assert usable_fields(told, ["_offset", "somebodys_own", *told[:500]]) == told[500 : LEVELS_MAX - 1]
+
+
+def test_spellings_that_differ_in_case_share_a_column() -> None:
+    section, data = make_section([(0, 0, 1, SECOND, plain_batch(1, key=b"site/north"))], 0)
+    (made,) = section_rows(section, data, LANES, 0, ["Place"], lambda lane: ["site/{place}"])
+    assert made.column("Place").to_pylist() == ["north"]
 
 
 def test_a_pattern_of_another_release_names_no_levels_and_stops_nothing() -> None:

@@ -139,6 +139,20 @@ def test_numbers_of_a_lost_commit_are_not_given_out_again(disk: FakeFileSystem) 
     assert read_all(log, one) == {2: b"next"}
 
 
+def test_numbers_of_a_commit_that_a_crash_followed_are_not_given_out_again(disk: FakeFileSystem) -> None:
+    log = open_log(disk)
+    one, two = log.stream("one"), log.stream("two")
+    put(log, one, b"acknowledged", b"and sent to the hub")
+    disk.kill_process()
+    put(open_log(disk), two, b"later")
+    batch = next(item for item in entries(disk, segment_paths(disk)[0]) if item.kind is EntryKind.BATCH)
+    disk.flip(segment_paths(disk)[0], batch.offset + 40)
+    disk.kill_process()
+    log = open_log(disk)
+    assert [(gap.first, gap.end) for gap in log.gaps(one)] == [(0, 2)]
+    assert put(log, one, b"next") == 2
+
+
 @settings(max_examples=60, deadline=None)
 @given(data=st.data(), reopen=st.booleans())
 def test_a_flipped_bit_anywhere_in_a_sealed_segment_is_noticed_or_harmless(data: st.DataObject, reopen: bool) -> None:
@@ -172,6 +186,23 @@ def test_a_wiped_stretch_of_a_sealed_segment_loses_only_its_own_records(seed: in
     content[start : start + 700] = bytes(len(content[start : start + 700]))
     log = open_log(disk, NO_TAIL)
     assert assert_only_noticed_losses(log, held) < len(held[1])
+
+
+@pytest.mark.parametrize("commits", [3, 60])
+def test_the_first_records_of_a_log_are_missed_though_nothing_says_where_it_began(
+    disk: FakeFileSystem, commits: int
+) -> None:
+    log, held = filled(disk, commits)
+    log.close()
+    log = open_log(disk, NO_TAIL)
+    disk.kill_process()
+    path = segment_paths(disk)[0]
+    content = disk.content(path)
+    batches = [item for item in entries(disk, path) if item.kind is EntryKind.BATCH]
+    content[: batches[1].offset + 40] = bytes(batches[1].offset + 40)
+    content[-1] ^= 1
+    log = open_log(disk, NO_TAIL)
+    assert assert_only_noticed_losses(log, held) >= 2
 
 
 def test_a_segment_that_is_gone_becomes_gap_notices(disk: FakeFileSystem) -> None:
@@ -245,6 +276,7 @@ def test_a_directory_without_a_readable_header_begins_a_new_log_and_keeps_the_ol
     log = open_log(disk, log_id=2)
     assert log.log_id == 2
     assert log.recovery.created
+    assert log.recovery.damaged == (f"{DIRECTORY}/{file_name(0)}",)
     assert f"{file_name(0)}.damaged" in disk.list_names(DIRECTORY)
     assert put(log, log.stream("one"), b"b") == 0
 

@@ -142,6 +142,7 @@ CONTROL: Notation = {
             "software": "weft 0.1.0",
         },
         {"type": "REFUSE", "code": 3, "message": "another node has this identity", "advice": "give it its own log"},
+        {"type": "REFUSE", "code": 6, "message": "lane 9 is not in the HELLO", "advice": "run the same release"},
         {"type": "GAP", "lane": 1, "first": 5, "end": 7, "reason": 1},
         {"type": "MARK", "lane": 1, "time": T, "seq": 10},
         {"type": "ACK", "lane": 1, "ranges": [[0, 7]]},

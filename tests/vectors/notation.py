@@ -144,7 +144,7 @@ def _decode_chunk(data: bytes) -> Notation:
                 "batch": _decode_batch(bytes(e.batch)),
             }
             for e in chunk.section_entries(
-                data[stream.position : stream.position + stream.length], len(found.footer.lanes)
+                stream, data[stream.position : stream.position + stream.length], found.footer.lanes
             )
         ]
         sections.append(section)

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,11 +24,9 @@ POLL_INTERVAL_S = 0.02
 class Node:
     """One process. ``ready`` is the line it printed once it served."""
 
-    def __init__(self, kind: str, config: Path) -> None:
+    def __init__(self, kind: str, config: Path, weft: Sequence[str] = (sys.executable, "-m", "weft")) -> None:
         started = time.perf_counter()
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "weft", kind, "run", str(config)], stdout=subprocess.PIPE, text=True
-        )
+        self.process = subprocess.Popen([*weft, kind, "run", str(config)], stdout=subprocess.PIPE, text=True)
         assert self.process.stdout is not None
         self.ready = self.process.stdout.readline()
         self.start_s = time.perf_counter() - started

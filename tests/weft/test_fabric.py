@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
+import random
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import paho.mqtt.client as paho
 import pytest
 from click.testing import CliRunner
+from paho.mqtt.enums import CallbackAPIVersion
 
 from tests.weft.processes import Node, free_port, publish, wait_until
 from weft.cli import cli
@@ -69,6 +72,39 @@ def test_acknowledged_messages_reach_the_hub_once_though_both_are_killed(
     wait_until(lambda: edge.json("status")["links"]["cloud"]["pending_records"] == 0)
     assert edge.stop() == 0
     assert hub.stop() == 0
+
+
+def test_a_full_log_says_so_and_devices_are_acknowledged_again_once_the_link_is_back(
+    start: Start, configs: tuple[Path, Path], capfd: pytest.CaptureFixture[str]
+) -> None:
+    edge_yaml, hub_yaml = configs
+    edge_yaml.write_text(edge_yaml.read_text().replace("budget: 64MiB, segment: 4MiB", "budget: 16MiB, segment: 1MiB"))
+    edge = start("edge", edge_yaml)
+    chance = random.Random(1)
+    payloads = [chance.randbytes(150_000) for _ in range(200)]
+    client = paho.Client(CallbackAPIVersion.VERSION2, client_id="device")
+    client.reconnect_delay_set(0.1, 0.2)
+    client.connect("127.0.0.1", edge.mqtt_port)
+    client.loop_start()
+    try:
+        sent = [client.publish(TOPIC, payload, qos=1) for payload in payloads]
+        wait_until(lambda: "devices get no acknowledgements" in capfd.readouterr().err)
+        wait_until(lambda: "restore the link to the hub" in (edge.json("status")["log_full"] or ""))
+        wait_until(lambda: "weft_edge_log_full 1.0" in edge.text("metrics"))
+        wait_until(lambda: "restore the link to the hub" in edge.text(""))
+        assert not all(each.is_published() for each in sent)
+
+        hub = start("hub", hub_yaml)
+        wait_until(lambda: all(each.is_published() for each in sent), 60)
+    finally:
+        client.disconnect()
+        client.loop_stop()
+    assert edge.json("status")["log_full"] is None
+    assert "weft_edge_log_full 0.0" in edge.text("metrics")
+    wait_until(lambda: "the log has room again" in capfd.readouterr().err)
+    end = edge.json("status")["streams"]["telemetry"]["durable_end"]
+    wait_until(lambda: stored(hub) == end)
+    assert edge.json("status")["disk"]["bytes"] <= 16 << 20
 
 
 def test_a_hub_with_tokens_takes_the_edge_that_has_one(start: Start, configs: tuple[Path, Path]) -> None:

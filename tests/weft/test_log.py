@@ -69,14 +69,40 @@ def test_a_sealed_segment_ends_with_its_footer(log: SegmentLog, tmp_path: Path) 
 
 def test_damage_is_named_and_is_exit_status_1(log: SegmentLog, tmp_path: Path) -> None:
     append(log, b"one")
+    append(log, b"two")
     log.close()
     (file,) = (tmp_path / "data").glob("*.seg")
     data = bytearray(file.read_bytes())
     data[data.index(b"one")] ^= 1
     file.write_bytes(data)
-    status, lines = dump(file)
+    file.chmod(0o400)
+    status, lines = dump(file, "--records")
     assert status == 1
-    assert "checksum" in lines[-1]["error"]
+    (error,) = [line["error"] for line in lines if "error" in line]
+    assert "checksum" in error
+    assert [line["payload"] for line in lines if line.get("kind") == "record"] == ["two"]
+    assert lines[-1]["kind"] == "footer"
+
+
+def test_a_file_kept_aside_is_shown_though_its_header_is_gone(log: SegmentLog, tmp_path: Path) -> None:
+    append(log, b"one")
+    log.close()
+    (file,) = (tmp_path / "data").glob("*.seg")
+    file.write_bytes(bytes(32) + file.read_bytes()[32:])
+    aside = file.rename(f"{file}.damaged")
+    status, lines = dump(aside, "--records")
+    assert status == 1
+    assert "expected a segment" in lines[0]["error"]
+    assert [line["payload"] for line in lines if line.get("kind") == "record"] == ["one"]
+
+
+def test_a_file_that_is_no_segment_is_told(tmp_path: Path) -> None:
+    for content in (b"", b"x" * 10_000):
+        path = tmp_path / "notes.txt"
+        path.write_bytes(content)
+        status, lines = dump(path)
+        assert status == 1
+        assert len(lines) == 1
 
 
 def test_text_for_people_is_one_line_per_entry(log: SegmentLog, tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
+from cloud_hub.tokens import TokenFile
 from weft.cli import cli
 from weft.output import Refused
 
@@ -29,6 +30,7 @@ def test_a_token_is_shown_once_and_stored_as_a_hash(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "error"),
     [
+        (("--scope", "reader", "--tenant", ""), "tenant and edge need"),
         (("--scope", "edge"), "scope 'edge' needs an edge"),
         (("--scope", "reader", "--edge", "a"), "the other scopes must not have one"),
         (("--scope", "reader", "--tenant", "Other Tenant"), "tenant and edge need"),
@@ -46,3 +48,46 @@ def test_names_are_unique(tmp_path: Path) -> None:
     token("create", "reader", "--file", path, "--scope", "reader")
     with pytest.raises(Refused, match="already"):
         token("create", "reader", "--file", path, "--scope", "reader")
+
+
+def test_a_revoked_token_opens_nothing_and_the_others_go_on(tmp_path: Path) -> None:
+    path = str(tmp_path / "tokens")
+    anna, bert = (
+        token("create", name, "--file", path, "--scope", "reader").output.strip() for name in ("anna", "bert")
+    )
+    hub = TokenFile(path)
+    revoked = json.loads(token("revoke", "anna", "--file", path, "--json").output)["revoked"]
+    assert revoked == {"name": "anna", "scope": "reader", "tenant": "default", "edge": None}
+    assert hub.identify(anna) is None
+    assert hub.identify(bert) is not None
+    assert [each["name"] for each in json.loads(token("list", "--file", path, "--json").output)] == ["bert"]
+    assert token("revoke", "bert", "--file", path).output == "revoked bert\n"
+    assert hub.identify(bert) is None
+    assert json.loads(token("list", "--file", path, "--json").output) == []
+
+
+def test_revoking_what_is_not_there_is_refused_and_changes_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "tokens"
+    with pytest.raises(Refused, match="no token 'anna'; there are: none"):
+        token("revoke", "anna", "--file", str(path))
+    assert not path.exists()
+    token("create", "bert", "--file", str(path), "--scope", "reader")
+    before = path.read_bytes()
+    with pytest.raises(Refused, match="no token 'anna'; there are: 'bert'"):
+        token("revoke", "anna", "--file", str(path))
+    assert path.read_bytes() == before
+
+
+@pytest.mark.parametrize("name", ["", "two\nlines", "x" * 200])
+def test_a_name_that_no_list_can_show_is_refused(tmp_path: Path, name: str) -> None:
+    with pytest.raises(Refused, match="printable characters"):
+        token("create", name, "--file", str(tmp_path / "tokens"), "--scope", "reader")
+
+
+def test_a_file_that_is_no_tokens_file_is_refused_with_its_name(tmp_path: Path) -> None:
+    path = tmp_path / "tokens"
+    for content in (b"tokens: [1", b"[" * 10_000, b"\xff\xfe", b"tokens: 7"):
+        path.write_bytes(content)
+        with pytest.raises(Refused, match=str(path)):
+            token("revoke", "anna", "--file", str(path))
+        assert path.read_bytes() == content

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from weft.commands.common import json_option, need_hub, open_hub_store
+from weft.commands.common import json_option, open_hub_store
 from weft.output import FAILURE_EXIT_CODE, print_json, print_table
 
 if TYPE_CHECKING:
@@ -25,9 +25,9 @@ def command(stream: str, uri: str, tenant: str, as_json: bool) -> int:
     Exit status 1 when they disagree, or when there is no such stream. Reads the whole log of the stream and the columns
     of the table that name records. Nothing is changed, and the hub may go on meanwhile.
     """
+    from cloud_hub.audit import audit
+
     store = open_hub_store(uri)
-    with need_hub():
-        from cloud_hub.audit import audit
     report = asyncio.run(audit(store, tenant, stream))
     if as_json:
         print_json(report)

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
@@ -60,15 +59,6 @@ def _load(path: str, model: type[Config], check: Callable[[Config], Sequence[Fin
         return load(path, model, check).config
     except ConfigError as error:
         raise Refused(str(error)) from None
-
-
-@contextlib.contextmanager
-def need_hub() -> Iterator[None]:
-    """Around imports of what only the hub's installation has."""
-    try:
-        yield
-    except ModuleNotFoundError as error:
-        raise Failed(f'this needs {error.name}, which is not installed: pip install "weft-fabric[hub]"') from None
 
 
 def store_options() -> dict[str, str]:

@@ -101,7 +101,7 @@ def _show(facts: dict[str, Any]) -> None:
             "clock": facts["clock"],
             "disk": f"{approximate_size(disk['bytes'])} of {approximate_size(disk['budget_bytes'])}",
             "outage left": "unknown yet" if hours is None else f"{hours / 3600:.1f} hours at the present rate",
-            "log": facts["log_error"] or "good",
+            "log": facts["log_error"] or facts["log_full"] or "good",
         }
     )
     streams = facts["streams"].items()

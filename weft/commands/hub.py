@@ -13,7 +13,6 @@ from weft.commands.common import (
     json_option,
     load_hub,
     log_level_option,
-    need_hub,
     store_options,
 )
 from weft.output import log_to_stderr, print_facts, print_json, print_table
@@ -35,8 +34,7 @@ def run(config_file: str, log_level: str) -> None:
     """Run the node of CONFIG until SIGTERM or SIGINT."""
     config = load_hub(config_file)
     log_to_stderr(log_level)
-    with need_hub():
-        from cloud_hub.hub import Hub
+    from cloud_hub.hub import Hub
     from weft.serving import run_until_stopped
 
     async def serve(stop: asyncio.Event) -> None:
@@ -104,6 +102,7 @@ def settings_of(config: HubConfig) -> HubSettings:
         open_to_network=config.anonymous == "allowed_beyond_loopback",
         sequencer=SequencerSettings(
             commit_interval_s=config.commit_interval_s,
+            mark_interval_s=config.mark_interval_s,
             chunk_bytes_max=config.chunk_bytes_max,
             pending_bytes_max=config.limits.pending_bytes,
         ),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import mmap
 import os
 from collections.abc import Iterator
 from typing import Any
@@ -11,9 +10,11 @@ import click
 import msgspec
 
 from protocols import batch, segment
+from protocols.batch import BatchHeader
 from protocols.errors import CodecError
 from protocols.lane import format_log_id
-from protocols.segment import EntryKind
+from protocols.segment import SegmentHeader
+from storage.segment_log.inspect import Inspected, inspect_segment
 from weft.commands.common import json_option
 from weft.output import FAILURE_EXIT_CODE, Failed, print_json_line
 
@@ -32,9 +33,9 @@ def command() -> None:
 def dump(path: str, records: bool, as_json: bool) -> int:
     """Print what is in PATH: a node's data_dir, or one segment file.
 
-    One line per entry, in log order, each with its position in the log; every checksum is checked. Where a file cannot
-    be read on, a line says so and the exit status is 1. In the newest file that is normal after a power cut, and while
-    the node is writing.
+    One line per entry, in log order, each with its position in the log; every checksum is checked. Bytes that are no
+    entry get a line that says so, and the exit status is 1; what follows them is shown. At the end of the newest file
+    that is normal after a power cut, and while the node is writing.
     """
     is_good = True
     for file in _segment_files(path):
@@ -57,33 +58,28 @@ def _segment_files(path: str) -> list[str]:
 
 
 def _segment(path: str, with_records: bool) -> Iterator[Facts]:
-    with open(path, "rb") as file:
-        if os.fstat(file.fileno()).st_size == 0:
-            yield {"file": path, "error": "the file is empty"}
-            return
-        with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data, memoryview(data) as view:
-            yield from _entries(path, view, with_records)
+    for found in inspect_segment(path):
+        if found.problem is not None:
+            yield {"file": path, "offset": found.offset, "error": found.problem}
+        elif isinstance(found.value, SegmentHeader):
+            size = os.path.getsize(path)
+            yield {
+                "file": path, "log_id": format_log_id(found.value.log_id), "created": found.value.created, "bytes": size
+            }  # fmt: skip
+        elif found.kind is not None:
+            place = {"position": found.position, "kind": found.kind.name.lower()}
+            yield from _entry(place, found, with_records)
 
 
-def _entries(path: str, data: memoryview, with_records: bool) -> Iterator[Facts]:
-    offset = segment.HEADER_BYTES
+def _entry(place: Facts, found: Inspected, with_records: bool) -> Iterator[Facts]:
+    if not isinstance(found.value, BatchHeader):
+        yield place | {"value": _plain(found.value)}
+        return
     try:
-        header = segment.decode_header(data[:offset])
-        yield {"file": path, "log_id": format_log_id(header.log_id), "created": header.created, "bytes": len(data)}
-        while entry := segment.decode_entry(data, offset, header.first_position):
-            # Bytes, not views: a view that is still alive would keep the file from being closed.
-            body = bytes(data[entry.body_start : entry.body_end])
-            place = {"position": header.first_position + offset, "kind": entry.kind.name.lower()}
-            if entry.kind is EntryKind.BATCH:
-                yield place | _batch(body)
-                yield from _records(body) if with_records else ()
-            else:
-                yield place | {"value": _plain(segment.decode_body(entry.kind, body))}
-            if entry.kind is EntryKind.FOOTER:
-                return
-            offset = entry.end
+        yield place | _batch(batch.verify(found.data), len(found.data))
+        yield from _records(found.data) if with_records else ()
     except CodecError as error:
-        yield {"file": path, "offset": offset, "error": str(error)}
+        yield place | {"error": str(error)}
 
 
 def _plain(value: Any) -> Any:
@@ -95,8 +91,7 @@ def _plain(value: Any) -> Any:
     return [_plain(each) for each in value] if isinstance(value, list | tuple) else value
 
 
-def _batch(body: bytes) -> Facts:
-    header = batch.verify(body)
+def _batch(header: BatchHeader, length: int) -> Facts:
     return {
         "stream": header.stream,
         "first": header.base_seq,
@@ -105,7 +100,7 @@ def _batch(body: bytes) -> Facts:
         "last_time": header.last_time,
         "clock": header.clock.name.lower(),
         "codec": header.codec.name.lower(),
-        "bytes": len(body),
+        "bytes": length,
         "raw_bytes": header.raw_length,
     }
 

@@ -21,7 +21,7 @@ file_option = click.option(
 def command() -> None:
     """Who may use a hub.
 
-    The tokens file keeps hashes only. To revoke a token remove its entry. A running hub takes changes up by itself.
+    The tokens file keeps hashes only. A running hub takes changes up by itself.
     """
 
 
@@ -46,14 +46,33 @@ def create(name: str, path: str, *, scope: str, edge: str | None, tenant: str, a
         click.echo(token)
 
 
+@command.command()
+@click.argument("name")
+@file_option
+@json_option
+def revoke(name: str, path: str, *, as_json: bool) -> None:
+    """Revoke the token called NAME: running hubs let nobody in with it any more.
+
+    A link that is open already stays open until it ends; to end it now, restart the hub.
+    """
+    from cloud_hub.tokens import TokensUnusable, revoke_token
+
+    try:
+        revoked = revoke_token(path, name)
+    except TokensUnusable as error:
+        raise Refused(str(error)) from None
+    if as_json:
+        print_json({"revoked": _facts(revoked)})
+    else:
+        click.echo(f"revoked {name}")
+
+
 @command.command("list")
 @file_option
 @json_option
 def list_tokens(path: str, as_json: bool) -> None:
     """List the tokens by name, without the tokens themselves."""
-    facts = [
-        {"name": each.name, "scope": str(each.scope), "tenant": each.tenant, "edge": each.edge} for each in _read(path)
-    ]
+    facts = [_facts(each) for each in _read(path)]
     if as_json:
         print_json(facts)
     else:
@@ -63,12 +82,17 @@ def list_tokens(path: str, as_json: bool) -> None:
         )
 
 
+def _facts(identity: Identity) -> dict[str, str | None]:
+    return {
+        "name": identity.name, "scope": str(identity.scope), "tenant": identity.tenant, "edge": identity.edge
+    }  # fmt: skip
+
+
 def _read(path: str) -> list[Identity]:
     from cloud_hub.tokens import TokensUnusable, read_tokens
 
-    with open(path, "rb") as file:
-        data = file.read()
     try:
-        return read_tokens(data, path)
+        with open(path, "rb") as file:
+            return read_tokens(file.read(), path)
     except TokensUnusable as error:
         raise Refused(str(error)) from None

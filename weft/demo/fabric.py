@@ -81,7 +81,7 @@ class Service:
         deadline = time.monotonic() + READY_TIMEOUT_S
         while time.monotonic() < deadline:
             try:
-                self.status()
+                get_json(self._status_url)
             except OSError:
                 if self._process.poll() is not None:
                     raise FabricError(f"{self.name} ended at once; see {self.log_path}") from None
@@ -91,8 +91,23 @@ class Service:
         raise FabricError(f"{self.name} did not answer within {READY_TIMEOUT_S:.0f} s; see {self.log_path}")
 
     def status(self) -> Any:
-        """The process's own status document. Raises ``OSError`` when it does not answer."""
-        return get_json(self._status_url)
+        """The process's own status document.
+
+        Raises:
+            FabricError: it does not answer.
+        """
+        return self.ask(self._status_url)
+
+    def ask(self, url: str) -> Any:
+        """A JSON document of the process.
+
+        Raises:
+            FabricError: it does not answer.
+        """
+        try:
+            return get_json(url)
+        except OSError as error:
+            raise FabricError(f"{self.name} does not answer ({error}); see {self.log_path}") from error
 
     @property
     def pid(self) -> int:
@@ -151,10 +166,17 @@ class Hub(Service):
         self.url = f"http://127.0.0.1:{self.port}"
         super().__init__(directory, "hub", ["hub", "run", str(self.config_path)], f"{self.url}/v1/status")
 
+    def records(self) -> int:
+        """Records of all streams in the hub's log."""
+        return sum(stream["records"] for stream in self._streams())
+
     def table_rows(self) -> int:
-        """Records of all streams that are table rows: offsets below the tables' positions."""
-        tables = self.status()["tables"]
-        return sum(shard["table"] for table in tables for shard in table["shards"])
+        """Records of all streams that are table rows."""
+        return sum(stream["table_rows"] or 0 for stream in self._streams())
+
+    def _streams(self) -> list[dict[str, Any]]:
+        streams: list[dict[str, Any]] = self.ask(f"{self.url}/v1/streams")["streams"]
+        return streams
 
 
 class DeviceProcess:
@@ -166,7 +188,10 @@ class DeviceProcess:
         arguments = ["--port", str(edge.mqtt_port), "--rate", str(rate), *names]
         with self._output_path.open("wb") as output, self._errors_path.open("wb") as errors:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "weft.demo.devices", *arguments], stdout=output, stderr=errors
+                [sys.executable, "-m", "weft.demo.devices", *arguments],
+                stdout=output,
+                stderr=errors,
+                start_new_session=True,
             )
 
     def progress(self) -> dict[str, tuple[int, int]]:
@@ -177,7 +202,7 @@ class DeviceProcess:
         """
         lines = self._output_path.read_text().splitlines()
         complete = [line for line in lines if line.endswith("}")]
-        last = json.loads(complete[-1]) if complete else {"devices": {}, "done": False}
+        last: dict[str, Any] = json.loads(complete[-1]) if complete else {"devices": {}, "done": False}
         if not last["done"] and self._process.poll() not in (None, 0):
             raise FabricError(f"the simulated devices died; see {self._errors_path}")
         return {name: (acked, total) for name, (acked, total) in last["devices"].items()}

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 if TYPE_CHECKING:
@@ -72,7 +73,8 @@ def count_messages(frame: Any) -> MessageCount:
 def show_statistics(console: Console, rows: list[Any]) -> None:
     """Print the first hours of each device."""
     table = Table(
-        title=f"Spark: temperature per device and hour ({len(rows)} rows, the first {HOURS_SHOWN} of each device)"
+        title="Spark: temperature per device and hour",
+        caption=f"{len(rows):,} rows; the first {HOURS_SHOWN} of each device are shown",
     )
     table.add_column("device")
     table.add_column("hour (UTC)")
@@ -100,23 +102,27 @@ def show_audit(console: Console, acked: int, report: AuditReport, messages: Mess
     gaps = sum(sum(lane.gaps.values()) for lane in report.lanes)
     holes = report.total("holes")
     checks = [
-        ("messages acked to devices", acked, "as the devices counted them", True),
-        ("distinct messages in the table", messages.distinct, "must equal the above", messages.distinct == acked),
-        ("records in the hub's log", log, "", True),
+        ("messages acked to devices", acked, "as the devices counted", None),
+        ("messages in the table", messages.distinct, "must equal the above", messages.distinct == acked),
+        ("records in the hub's log", log, "", None),
         ("rows in the table", rows, "must equal the log", rows == log == messages.distinct + messages.copies),
-        ("doubled by the fabric", doubled, "same lane and seq twice: must be 0", doubled == 0),
-        ("sent again by devices (DUP)", report.total("resent"), "an ack was lost; the row says so", True),
-        ("  of them stored before", messages.copies, "rows beyond one for each message", True),
-        ("  copies without the flag", messages.unflagged_copies, "must be 0", messages.unflagged_copies == 0),
+        ("doubled by the fabric", doubled, "same lane and seq: must be 0", doubled == 0),
+        ("sent again by devices", report.total("resent"), "an ack was lost: DUP", None),
+        ("  of them stored before", messages.copies, "rows beyond one a message", None),
+        ("  copies without a flag", messages.unflagged_copies, "must be 0", messages.unflagged_copies == 0),
         ("lost, with a gap notice", gaps, "must be 0 here", gaps == 0),
-        ("holes nobody explained", holes, "must be 0", holes == 0),
+        ("missing, without one", holes, "must be 0", holes == 0),
+        ("weft audit", len(report.problems), "problems: must be 0", report.agrees),
     ]
+    marks = {None: "", True: "[green]ok[/]", False: "[red]WRONG[/]"}
     table = Table(title="Audit")
     table.add_column("what")
     table.add_column("count", justify="right")
     table.add_column("")
     table.add_column("")
     for what, count, note, good in checks:
-        table.add_row(what, f"{count:,}", note, "[green]ok[/]" if good else "[red]WRONG[/]")
+        table.add_row(what, f"{count:,}", note, marks[good])
     console.print(table)
-    return report.agrees and all(good for *_, good in checks)
+    for problem in report.problems:
+        console.print(f"[red]{escape(problem)}[/]", soft_wrap=True, highlight=False)
+    return all(good is not False for *_, good in checks)

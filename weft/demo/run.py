@@ -4,21 +4,25 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
+import importlib.util
 import shutil
+import signal
+import sys
 import tempfile
-import threading
 import time
-from collections.abc import Callable, Iterator
+import traceback
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from types import FrameType
+from typing import Any, NamedTuple
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
-from weft.demo.fabric import STREAM, DeviceProcess, Edge, FabricError, Hub, get_json
+from weft.demo.fabric import STREAM, DeviceProcess, Edge, FabricError, Hub
 from weft.demo.network import Relay
 from weft.demo.report import count_messages, hourly_statistics, show_audit, show_statistics
+from weft.demo.spark import SparkStart, stderr_to
 
 CUT_AT = 0.25
 """Fraction of the first edge's messages after which its network is cut."""
@@ -32,45 +36,22 @@ POLL_INTERVAL_S = 0.2
 
 SHOP_DEVICES = ["machine-7", "iot-device-01"]
 GREENHOUSE_DEVICES = ["iot-device-02", "iot-device-03", "office"]
+NEEDED = ("deltalake", "paho", "pyspark")
+_COLUMNS = (
+    TextColumn("{task.description:20}"),
+    BarColumn(),
+    TextColumn("{task.completed:>6,.0f} of {task.total:,.0f}", justify="right"),
+    TimeElapsedColumn(),
+)
 
 
-@contextlib.contextmanager
-def stderr_to(path: Path) -> Iterator[None]:
-    """Send this process's stderr, and that of processes started meanwhile, to a file."""
-    kept = os.dup(2)
-    with path.open("ab") as log:
-        os.dup2(log.fileno(), 2)
-        try:
-            yield
-        finally:
-            os.dup2(kept, 2)
-            os.close(kept)
+class Bars(NamedTuple):
+    """The progress display."""
 
-
-class SparkStart(threading.Thread):
-    """Starts the Spark session while the messages flow, because a JVM takes its time."""
-
-    def __init__(self, log_path: Path) -> None:
-        super().__init__(name="demo-spark", daemon=True)
-        self._log_path = log_path
-        self._session: Any = None
-        self._error: BaseException | None = None
-
-    def run(self) -> None:
-        try:
-            from spark_sinks import session
-
-            with stderr_to(self._log_path):  # the JVM keeps the stderr it is started with, and has much to say
-                self._session = session()
-        except BaseException as error:
-            self._error = error
-
-    def session(self) -> Any:
-        """The session, when it is up. Raises what its start raised."""
-        self.join()
-        if self._error is not None:
-            raise self._error
-        return self._session
+    progress: Progress
+    devices: tuple[TaskID, TaskID]
+    log: TaskID
+    table: TaskID
 
 
 class Demo:
@@ -87,6 +68,7 @@ class Demo:
 
     def start(self) -> None:
         """Start the hub and both edges."""
+        self.console.print(f"Everything is in {self._directory}", soft_wrap=True, highlight=False)
         for service in (self.hub, self.shop, self.greenhouse):
             service.start()
             self.console.print(f"[green]up[/]    {service.name} (process {service.pid})")
@@ -98,36 +80,41 @@ class Demo:
             DeviceProcess(self._directory, self.greenhouse, GREENHOUSE_DEVICES, DEVICE_RATE),
         ]
         faults: list[Callable[[list[float]], bool]] = [self._cut_network(), self._kill_edge()]
-        columns = (TextColumn("{task.description:24}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-        with Progress(*columns, console=self.console) as progress:
-            bars = [progress.add_task(f"{name}: acked", total=None) for name in (self.shop.name, self.greenhouse.name)]
-            hub_bar = progress.add_task("hub: in the log", total=None)
+        with Progress(*_COLUMNS, console=self.console) as progress:
+            bars = Bars(
+                progress,
+                (
+                    progress.add_task(f"{self.shop.name}: acked", total=0),
+                    progress.add_task(f"{self.greenhouse.name}: acked", total=0),
+                ),
+                progress.add_task("hub: in the log", total=0),
+                progress.add_task("hub: in the table", total=0),
+            )
             while True:
-                done, fractions = self._show_devices(progress, bars)
-                self._show_hub(progress, hub_bar)
+                counts = [self._count(devices) for devices in self._devices]
+                total = sum(total for _, total in counts)
+                for bar, (acked, messages) in zip(bars.devices, counts, strict=True):
+                    progress.update(bar, completed=acked, total=messages)
+                self._show_hub(bars, total)
+                fractions = [acked / total if total else 0.0 for acked, total in counts]
                 faults = [fault for fault in faults if not fault(fractions)]
-                if done and not faults:
+                if all(0 < total == acked for acked, total in counts) and not faults:
                     break
                 time.sleep(POLL_INTERVAL_S)
-            acked = sum(count for devices in self._devices for count, _ in devices.progress().values())
-            self._drain(progress, hub_bar)
-        return acked
+            self._drain(bars)
+        return sum(acked for acked, _ in counts)
 
-    def _show_devices(self, progress: Progress, bars: list[TaskID]) -> tuple[bool, list[float]]:
-        done, fractions = True, []
-        for devices, bar in zip(self._devices, bars, strict=True):
-            counts = devices.progress().values()
-            acked, total = sum(count for count, _ in counts), sum(total for _, total in counts)
-            progress.update(bar, completed=acked, total=total or None)
-            fractions.append(acked / total if total else 0.0)
-            done = done and 0 < total == acked
-        return done, fractions
+    @staticmethod
+    def _count(devices: DeviceProcess) -> tuple[int, int]:
+        """Messages acked, and messages in all."""
+        counts = devices.progress().values()
+        return sum(acked for acked, _ in counts), sum(total for _, total in counts)
 
-    def _show_hub(self, progress: Progress, bar: TaskID) -> None:
-        progress.update(bar, completed=self._hub_records())
-
-    def _hub_records(self) -> int:
-        return sum(stream["records"] for stream in get_json(f"{self.hub.url}/v1/streams")["streams"])
+    def _show_hub(self, bars: Bars, total: int) -> tuple[int, int]:
+        records, rows = self.hub.records(), self.hub.table_rows()
+        bars.progress.update(bars.log, completed=records, total=total)
+        bars.progress.update(bars.table, completed=rows, total=total)
+        return records, rows
 
     def _cut_network(self) -> Callable[[list[float]], bool]:
         since: list[float] = []
@@ -159,17 +146,12 @@ class Demo:
 
         return step
 
-    def _drain(self, progress: Progress, bar: TaskID) -> None:
+    def _drain(self, bars: Bars) -> None:
         """Wait until everything the edges hold is in the hub's log and in the table."""
         expected = sum(edge.status()["streams"][STREAM]["durable_end"] for edge in (self.shop, self.greenhouse))
-        progress.update(bar, total=expected)
-        table_bar = progress.add_task("table: rows", total=expected)
         deadline = time.monotonic() + DRAIN_TIMEOUT_S
         while time.monotonic() < deadline:
-            in_log, in_table = self._hub_records(), self.hub.table_rows()
-            progress.update(bar, completed=in_log)
-            progress.update(table_bar, completed=in_table)
-            if in_log == in_table == expected:
+            if self._show_hub(bars, expected) == (expected, expected):
                 return
             time.sleep(POLL_INTERVAL_S)
         raise FabricError(f"not everything arrived within {DRAIN_TIMEOUT_S:.0f} s; see the logs in {self._directory}")
@@ -180,10 +162,14 @@ class Demo:
         from spark_sinks import read
         from storage.object_store import open_store
 
-        frame = read(spark, STREAM, store=self.hub.store).cache()
-        show_statistics(self.console, hourly_statistics(frame))
-        report = asyncio.run(audit(open_store(self.hub.store), "default", STREAM))
-        return show_audit(self.console, acked, report, count_messages(frame))
+        with self.console.status("Spark: statistics per device and hour"):
+            frame = read(spark, STREAM, store=self.hub.store).cache()
+            statistics = hourly_statistics(frame)
+        show_statistics(self.console, statistics)
+        with self.console.status("Audit: every lane, record and row"):
+            report = asyncio.run(audit(open_store(self.hub.store), "default", STREAM))
+            messages = count_messages(frame)
+        return show_audit(self.console, acked, report, messages)
 
     def how_to_look_around(self) -> None:
         """Print what a person can do while everything is left running."""
@@ -191,15 +177,17 @@ class Demo:
         self.shop.point_link_at(self.hub.port)  # the relay that plays the network ends with this process
         self.shop.start()
         processes = (self.hub, self.shop, self.greenhouse)
+        programs = Path(sys.executable).parent
+        show = f'read(session(), "{STREAM}", store="{self.hub.store}", columns="device,_time,_seq").show()'
         self.console.print(
             f"""
 Everything is left running in {self._directory}:
   curl {self.hub.url}/v1/streams/{STREAM}/completeness
   curl {self.shop.url}/status
-  mosquitto_pub -p {self.shop.mqtt_port} -q 1 -t sensors/me/telemetry -m hello     (or any MQTT client)
-  .venv/bin/weft edge status {self.shop.config_path}
-  .venv/bin/weft audit {STREAM} --store {self.hub.store}
-  .venv/bin/python -c 'from spark_sinks import *; read(session(), "{STREAM}", store="{self.hub.store}").show()'
+  mosquitto_pub -p {self.shop.mqtt_port} -q 1 -t sensors/me/telemetry -m hello     # or any MQTT client
+  {programs}/weft edge status {self.shop.config_path}
+  {programs}/weft audit {STREAM} --store {self.hub.store}
+  {programs}/python -c 'from spark_sinks import *; {show}'
 Stop it with: kill {" ".join(str(service.pid) for service in processes)}; remove it with: rm -r {self._directory}""",
             soft_wrap=True, highlight=False,
         )  # fmt: skip
@@ -220,28 +208,57 @@ def main(keep: bool = False) -> int:
         keep: leave the processes and their files for a look around.
     """
     console = Console()
+    missing = [name for name in NEEDED if importlib.util.find_spec(name) is None]
+    if missing:
+        console.print(
+            f"The demo needs {', '.join(missing)}: pip install 'weft-fabric[hub,spark,demo]'",
+            markup=False,
+            soft_wrap=True,
+        )
+        return 1
     directory = Path(tempfile.mkdtemp(prefix="weft-demo-"))
-    started = time.monotonic()
-    spark_start = SparkStart(directory / "spark.log")
     demo = Demo(directory, console)
     good = False
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, _interrupt)
     try:
-        demo.start()
-        spark_start.start()
-        acked = demo.replay()
-        good = demo.prove(acked, spark_start.session())
-        took = time.monotonic() - started
-        verdict = "[green]Everything agrees.[/]" if good else "[red]The counts do not agree.[/]"
-        console.print(f"{verdict} Took {took:.0f} s.")
-    except (FabricError, OSError) as error:
-        console.print(f"[red]The demo failed:[/] {error}")
-    finally:
-        if keep and good:
+        good = _run(demo, directory / "spark.log")
+        if good and keep:
             demo.how_to_look_around()
-        else:
+    except KeyboardInterrupt:
+        good = False
+        console.print("[yellow]Interrupted.[/] Stopping every process ...")
+    except Exception as error:
+        good = False
+        with contextlib.suppress(OSError):  # a full disk may be what is wrong
+            (directory / "demo.log").write_text(traceback.format_exc())
+        console.print("[red]The demo failed:[/]", end=" ")
+        console.print(str(error) or repr(error), markup=False, highlight=False, soft_wrap=True)
+    finally:
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            signal.signal(number, signal.SIG_IGN)  # a second Ctrl-C would leave processes behind
+        if not (good and keep):
             demo.stop()
-        if good and not keep:
-            shutil.rmtree(directory, ignore_errors=True)
-        elif not good:
-            console.print(f"The files and logs are in {directory}")
+    if not good:
+        console.print(f"The files and logs are in {directory}", soft_wrap=True, highlight=False)
+    elif not keep:
+        shutil.rmtree(directory, ignore_errors=True)
     return 0 if good else 1
+
+
+def _run(demo: Demo, spark_log: Path) -> bool:
+    started = time.monotonic()
+    demo.start()
+    spark_start = SparkStart(spark_log)
+    spark_start.start()
+    acked = demo.replay()
+    spark = spark_start.session()
+    with stderr_to(spark_log):  # what its Python side says when it is interrupted
+        good = demo.prove(acked, spark)
+    verdict = "[green]Everything agrees.[/]" if good else "[red]The counts do not agree.[/]"
+    demo.console.print(f"{verdict} Took {time.monotonic() - started:.0f} s.")
+    return good
+
+
+def _interrupt(_number: int, _frame: FrameType | None) -> None:
+    raise KeyboardInterrupt

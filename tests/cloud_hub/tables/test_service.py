@@ -108,6 +108,31 @@ async def test_a_store_that_cannot_hold_tables_says_so(log: LogWriter) -> None:
     assert "give the hub a directory or a bucket" in str(service.status()[0].error)
 
 
+async def test_a_damaged_shard_keeps_nothing_of_the_others_from_the_table(
+    directory: ObjectStore, log: LogWriter
+) -> None:
+    await log.append(0, Run(LANE, 0, 3))
+    await log.append(1, Run(OTHER, 0, 4))
+    key = f"shard-1/chunk/{0:020d}"
+    whole = (await directory.get(key)).data
+    service = TableService(directory, log.cluster)
+    for damaged_at, where in ((-20, "error"), (100, "status")):  # its index; then a section only
+        damaged = bytearray(whole)
+        damaged[damaged_at] ^= 1
+        await directory.delete(key)
+        await directory.create(key, bytes(damaged))
+        await service.run_once()
+        assert contents(directory) == expected({0: [Run(LANE, 0, 3)]})
+        told = service.error if where == "error" else service.status()[0].error
+        assert f"{key} is damaged" in str(told)
+        assert "restore this object" in str(told)
+    await directory.delete(key)
+    await directory.create(key, whole)
+    assert await service.run_once() == 4
+    assert contents(directory) == expected({0: [Run(LANE, 0, 3)], 1: [Run(OTHER, 0, 4)]})
+    assert (service.error, service.status()[0].error) == (None, None)
+
+
 async def test_a_damaged_log_is_reported_and_its_tables_stay(directory: ObjectStore, log: LogWriter) -> None:
     await log.append(0, Run(LANE, 0, 3))
     service = TableService(directory, log.cluster)

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from storage.object_store import AlreadyExists, NotFound, StoreError, open_store
+from storage.object_store import AlreadyExists, NotFound, StoreError, open_store, probe
 from storage.object_store.directory import DirectoryStore
 from tests.storage.fakes import FakeFileSystem
 
@@ -212,3 +212,31 @@ async def test_processes_of_one_machine_race_fairly(tmp_path: Path) -> None:
     outputs = [process.communicate(timeout=60)[0] for process in processes]
     assert sum(map(int, outputs)) == 30
     assert (await store.get("counter")).data == b"60"
+
+
+@pytest.mark.parametrize(
+    ("number", "advice"),
+    [
+        (errno.ENOSPC, "free some space"),
+        (errno.EROFS, "let this process's user write there"),
+        (errno.EACCES, "let this process's user write there"),
+        (errno.ENOENT, "mount its disk"),
+        (errno.ENOTDIR, "make the folder"),
+    ],
+)
+async def test_a_folder_that_cannot_be_used_says_which_it_is_and_what_to_do(number: int, advice: str) -> None:
+    filesystem = FakeFileSystem()
+    filesystem.fail = lambda name, path: OSError(number, os.strerror(number), path)
+    with pytest.raises(StoreError) as told:
+        await probe(DirectoryStore(ROOT, filesystem))
+    sentence = str(told.value)
+    assert sentence.startswith(f"the store's folder {ROOT} cannot be used")
+    assert os.strerror(number) in sentence
+    assert advice in sentence
+    assert "[Errno" not in sentence
+
+
+async def test_a_file_in_the_place_of_the_folder_is_named(tmp_path: Path) -> None:
+    (tmp_path / "store").write_text("not a folder")
+    with pytest.raises(StoreError, match=r"Not a directory.*make the folder"):
+        await probe(open_store(str(tmp_path / "store")))

@@ -34,8 +34,12 @@ async def test_an_endpoint_that_is_not_there_is_an_unknown_outcome() -> None:
         "AWS_SECRET_ACCESS_KEY": "x",
         "AWS_ALLOW_HTTP": "true",
     }
-    with pytest.raises(StoreError):
+    with pytest.raises(StoreError) as told:
         await open_store("s3://bucket/root", options).create("a", b"1")
+    sentence = str(told.value)
+    assert "http://127.0.0.1:9/bucket/root/a" in sentence
+    assert "\n" not in sentence, "the library's debugging is not for people"
+    assert len(sentence) < 200
 
 
 def test_the_location_in_a_bucket_is_what_deltalake_takes() -> None:
@@ -46,6 +50,12 @@ def test_the_location_in_a_bucket_is_what_deltalake_takes() -> None:
 def test_an_unknown_option_is_refused() -> None:
     with pytest.raises(StoreUnfit, match="s3://bucket"):
         open_store("s3://bucket", {"AWS_REGOIN": "eu-west-1"})
+
+
+@pytest.mark.s3
+async def test_a_bucket_that_is_not_there_is_named(s3: S3Endpoint) -> None:
+    with pytest.raises(StoreError, match="s3://no-such-bucket/root is not there: make the bucket"):
+        await probe(open_store("s3://no-such-bucket/root", s3.options))
 
 
 @pytest.mark.s3

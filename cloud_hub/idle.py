@@ -1,0 +1,81 @@
+"""Connections that ask nothing: without a bound on them, whoever can reach the port could take every file descriptor.
+
+aiohttp gives a client all the time in the world for the head of a request, and asks for no token before it is there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterable
+from typing import Protocol
+
+from aiohttp import web
+
+IDLE_S_MAX = 30.0
+"""How long a connection may take until its (next) request is there; longer than Prometheus' usual interval."""
+IDLE_MAX = 256
+"""Connections that may be idle at a time; past it those go first that have been idle longest."""
+LOOK_INTERVAL_S = 1.0
+
+
+class Connection(Protocol):
+    """What aiohttp's ``RequestHandler`` is to us."""
+
+    transport: asyncio.Transport | None
+
+
+class IdleConnections:
+    """Closes connections that have been idle for too long, or are too many. One per server.
+
+    Args:
+        connections: those that are open now.
+        monotonic: seconds.
+    """
+
+    def __init__(self, connections: Callable[[], Iterable[Connection]], monotonic: Callable[[], float]) -> None:
+        self._connections = connections
+        self._monotonic = monotonic
+        self._busy: set[asyncio.BaseTransport] = set()
+        self._idle_since: dict[asyncio.Transport, float] = {}
+        self._task: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        """Begin to look."""
+        self._task = asyncio.create_task(self._run(), name="idle-connections")
+
+    async def close(self) -> None:
+        """Stop looking."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.wait([self._task])
+
+    @web.middleware
+    async def middleware(
+        self, request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
+    ) -> web.StreamResponse:
+        """Keep count of the connections that have a request under way."""
+        transport = request.transport
+        if transport is None:
+            return await handler(request)
+        self._busy.add(transport)
+        try:
+            return await handler(request)
+        finally:
+            self._busy.discard(transport)
+
+    async def _run(self) -> None:
+        while True:
+            await asyncio.sleep(LOOK_INTERVAL_S)
+            self.look()
+
+    def look(self) -> None:
+        """Close what is due."""
+        now = self._monotonic()
+        open_now = [connection.transport for connection in self._connections()]
+        idle = [transport for transport in open_now if transport is not None and transport not in self._busy]
+        self._idle_since = {transport: self._idle_since.get(transport, now) for transport in idle}
+        longest_first = sorted(idle, key=self._idle_since.__getitem__)
+        too_many = max(0, len(idle) - IDLE_MAX)
+        for at, transport in enumerate(longest_first):
+            if at < too_many or now - self._idle_since[transport] >= IDLE_S_MAX:
+                transport.abort()

@@ -1,0 +1,90 @@
+"""``weft demo``, the whole of it."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+pytestmark = [pytest.mark.processes, pytest.mark.slow]
+AUDIT = {
+    "messages in the table": "80,232",
+    "doubled by the fabric": "0",
+    "copies without a flag": "0",
+    "lost, with a gap notice": "0",
+    "missing, without one": "0",
+    "weft audit": "0",
+}
+
+
+def start(directory: Path, *arguments: str) -> subprocess.Popen[str]:
+    environment = os.environ | {"TMPDIR": str(directory), "COLUMNS": "80"}
+    command = [sys.executable, "-m", "weft", "demo", *arguments]
+    return subprocess.Popen(command, env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+
+
+def left_behind(directory: Path) -> list[list[str]]:
+    """Command lines of processes that work in the directory."""
+    lines = [process.info["cmdline"] or [] for process in psutil.process_iter(["cmdline"])]
+    return [line for line in lines if any(str(directory) in word for word in line)]
+
+
+def wait_for_services(directory: Path) -> None:
+    """Until the hub and both edges run, and the devices with them."""
+    deadline = time.monotonic() + 40
+    while not list(directory.glob("weft-demo-*/*-devices.jsonl")):
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    assert len(left_behind(directory)) >= 3
+
+
+@pytest.mark.spark
+@pytest.mark.timeout(300)
+def test_devices_log_and_table_agree(tmp_path: Path) -> None:
+    demo = start(tmp_path)
+    said, _ = demo.communicate()
+    assert demo.returncode == 0, said
+    for what, count in AUDIT.items():
+        assert re.search(rf"{what}\s*│\s*{count} │.*│ ok │", said), f"{what}: {said}"
+    for line in ("cut   press-shop", "back  press-shop", "kill  greenhouse", "up    greenhouse again"):
+        assert line in said
+    assert "iot-device-01 │ 2020-07-13 00:00" in said
+    assert max(map(len, said.splitlines()[1:])) <= 80
+    assert not left_behind(tmp_path)
+    assert not list(tmp_path.glob("weft-demo-*"))
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.timeout(90)
+def test_an_interrupted_demo_leaves_no_process_behind(tmp_path: Path, number: int) -> None:
+    demo = start(tmp_path)
+    wait_for_services(tmp_path)
+    demo.send_signal(number)
+    said, _ = demo.communicate()
+    assert demo.returncode == 1
+    assert not left_behind(tmp_path)
+    folder = next(iter(tmp_path.glob("weft-demo-*")))
+    assert said.rstrip().endswith(f"The files and logs are in {folder}")
+    assert (folder / "hub.log").exists()
+
+
+@pytest.mark.timeout(90)
+def test_a_demo_that_fails_says_where_to_look(tmp_path: Path) -> None:
+    demo = start(tmp_path)
+    wait_for_services(tmp_path)
+    (config,) = tmp_path.glob("weft-demo-*/hub.yaml")
+    for process in psutil.process_iter(["cmdline"]):
+        if str(config) in (process.info["cmdline"] or []):
+            process.kill()
+    said, _ = demo.communicate()
+    assert demo.returncode == 1
+    assert re.search(r"The demo failed: hub does not answer .*; see .*hub\.log", said)
+    assert said.rstrip().endswith(f"The files and logs are in {config.parent}")
+    assert not left_behind(tmp_path)

@@ -1,0 +1,36 @@
+"""Streams in an object store: history and tail both come through the source."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+
+import pytest
+from pyspark.sql import SparkSession
+
+from spark_sinks import ReadError, read, table
+from tests.spark_sinks.conftest import STREAM, Hub, records
+from tests.storage.object_store.buckets import S3Endpoint, s3_endpoint
+
+pytestmark = [pytest.mark.spark, pytest.mark.s3]
+
+
+@pytest.fixture(scope="module")
+def endpoint() -> Iterator[S3Endpoint]:
+    with s3_endpoint() as running:
+        yield running
+
+
+def test_log_and_table_in_a_bucket(spark: SparkSession, endpoint: S3Endpoint) -> None:
+    options = dict(endpoint.options)
+    hub = Hub(f"{endpoint.new_bucket()}/weft", options)
+    hub.write(2)
+    hub.tier()
+    hub.write(1)
+    assert records(read(spark, STREAM, store=hub.root, store_options=options)) == hub.expected()
+    named = {f"store.{name}": value for name, value in options.items()}
+    starting = {shard: min(5, end) for shard, end in hub.heads().items()}
+    some = hub.load(spark, edges="press-1", starting=json.dumps(starting), **named)
+    assert {row[0] for row in records(some)} == {"press-1"}
+    with pytest.raises(ReadError, match="or use read"):
+        table(spark, STREAM, store=hub.root, store_options=options)

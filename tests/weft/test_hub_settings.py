@@ -1,0 +1,43 @@
+"""What an operator writes into the hub's YAML is what the hub does."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from config.models import HubConfig
+from weft.commands.common import load_hub
+from weft.commands.hub import settings_of
+
+YAML = """\
+listen: 127.0.0.1:7000
+store: {store}
+shards: 7
+commit_interval: 125ms
+mark_interval: 1m
+chunk_bytes_max: 2MiB
+tables: {{interval: 3s}}
+tokens_file: {store}/tokens
+anonymous: allowed_beyond_loopback
+limits: {{links: 5, window: 1MiB, batch: 3MiB, pending: 9MiB, response: 1MiB}}
+"""
+
+
+def test_every_setting_of_the_yaml_reaches_the_hub(tmp_path: Path) -> None:
+    path = tmp_path / "hub.yaml"
+    path.write_text(YAML.format(store=tmp_path))
+    config = load_hub(str(path))
+    untouched = [
+        name for name in HubConfig.__struct_fields__ if getattr(config, name) == getattr(HubConfig(store="x"), name)
+    ]
+    assert untouched == [], "give it a value of its own above, and look for it below"
+    settings = settings_of(config)
+    assert (settings.host, settings.port, settings.store, settings.shards) == ("127.0.0.1", 7000, str(tmp_path), 7)
+    assert (settings.tokens_file, settings.open_to_network) == (f"{tmp_path}/tokens", True)
+    assert (settings.sequencer.commit_interval_s, settings.sequencer.mark_interval_s) == (0.125, 60.0)
+    assert (settings.sequencer.chunk_bytes_max, settings.sequencer.pending_bytes_max) == (2 << 20, 9 << 20)
+    assert (settings.links_max, settings.link_window_bytes, settings.batch_bytes_max) == (5, 1 << 20, 3 << 20)
+    assert (settings.response_bytes_max, settings.table_interval_s) == (1 << 20, 3.0)
+
+
+def test_an_idle_bucket_is_cheap_by_default() -> None:
+    assert settings_of(HubConfig(store="s3://bucket")).sequencer.mark_interval_s == 10.0
