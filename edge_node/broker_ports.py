@@ -173,7 +173,7 @@ class SessionRecord(msgspec.Struct):
     inflight: dict[int, Sent] = {}
     """Packet identifier -> delivery, in the order of sending."""
     done: set[tuple[int, int]] = set()
-    """(stream, seq) of QoS 2 deliveries at or after their stream's position that the client has completed."""
+    """(stream, seq) of deliveries at or after their stream's position that the client has completed."""
     received: set[int] = set()
     """Packet identifiers of QoS 2 publishes stored and not yet released by PUBREL."""
     will: Will | None = None
@@ -217,13 +217,13 @@ class SessionJournal(Protocol):
         """PUBREL came for them, or they are to be forgotten."""
 
     def sent(self, client_id: str, deliveries: Mapping[int, Sent]) -> None:
-        """QoS 2 deliveries are about to be sent."""
+        """Deliveries are about to be sent; those at QoS 2 once this is durable."""
 
     def pubrec(self, client_id: str, packet_ids: Sequence[int]) -> None:
         """The client has taken these QoS 2 deliveries."""
 
     def completed(self, client_id: str, packet_ids: Sequence[int]) -> None:
-        """These QoS 2 deliveries are over: into ``done`` unless a position has passed them."""
+        """These deliveries are over: into ``done`` unless a position has passed them."""
 
     def positions(self, client_id: str, positions: Mapping[int, int]) -> None:
         """The streams' positions have moved on to these; streams not named stay where they are."""

@@ -27,7 +27,8 @@ class Outbound:
 
     __slots__ = (
         "bytes", "bytes_max", "catch_up", "client_id", "feed", "groups", "held", "identity", "inflight", "inflight_max",
-        "keeper", "last_id", "link", "live", "out", "persistent", "queue", "released", "resend", "unjournaled", "wire",
+        "keeper", "last_id", "link", "live", "out", "persistent", "queue", "released", "resend", "unjournaled",
+        "waits", "wire",
     )  # fmt: skip
 
     def __init__(self, client_id: str, wire: Wire, keeper: Keeper, inflight_max: int, bytes_max: int) -> None:
@@ -47,7 +48,9 @@ class Outbound:
         self.out: list[bytes] = []
         """Packets to be written together by ``flush``."""
         self.unjournaled: dict[int, Sent] = {}
-        """QoS 2 deliveries among ``held`` that the journal does not have."""
+        """Deliveries among ``out`` that the journal does not have."""
+        self.waits = False
+        """Whether ``out`` may be written only once the journal has them."""
         self.held = 0
         """Writes that wait for the journal; later ones wait behind them, so that order is kept."""
         self.inflight: dict[int, Delivery] = {}
@@ -106,26 +109,23 @@ class Outbound:
         elif self.catch_up is None or self.catch_up.joining or message.stream == NOWHERE:
             self._wait(message, grant, qos)
 
-    def send(self, message: Message, grant: Grant, qos: int) -> None:
+    def send(self, message: Message, grant: Grant, qos: int, *, dup: bool = False) -> None:
         """Send at QoS 1 or 2; there must be room."""
         packet_id = self._next_id()
-        if grant.kind != OWN and grant.kind == self.wire.kind and message.plain:
+        if not dup and grant.kind != OWN and grant.kind == self.wire.kind and message.plain:
             head, tail = shared_parts(message, qos, grant.kind)
             packet = head + packet_id.to_bytes(2, "big") + tail
         else:
-            encoded = self._encode(message, grant, qos, packet_id)
+            encoded = self._encode(message, grant, qos, packet_id, dup=dup)
             if encoded is None:
                 return
             packet = encoded
         self._take(message)
         self.inflight[packet_id] = (message, grant, qos)
-        if qos == 2 and self.persistent:
-            # The journal must know the identifier before the client can: after a crash it is not used for another.
-            self.unjournaled[packet_id] = Sent(message.stream, message.seq, 2)
-            if not self.out:
-                self.keeper.touched.append(self)
-            self.out.append(packet)
-            return
+        if self.persistent:
+            self.unjournaled[packet_id] = Sent(message.stream, message.seq, qos)
+            # The journal must know a QoS 2 identifier before the client can: after a crash it is not used for another.
+            self.waits |= qos == 2
         self.emit(packet)
 
     def _wait(self, message: Message, grant: Grant, qos: int) -> None:
@@ -156,10 +156,15 @@ class Outbound:
         packets, self.out = self.out, []
         if self.link is None or not packets:
             return
-        if self.unjournaled or self.held:
-            deliveries, self.unjournaled = self.unjournaled, {}
+        deliveries = self.unjournaled
+        if deliveries:
+            self.unjournaled = {}
+        if self.waits or self.held:
+            self.waits = False
             self.keeper.journal_sent(self, deliveries, packets)
         else:
+            if deliveries:
+                self.keeper.journal_sending(self, deliveries)
             self.link.send(packets[0] if len(packets) == 1 else b"".join(packets))
 
     def pump(self) -> None:
@@ -188,7 +193,7 @@ class Outbound:
 
     def take_pubacks(self, data: bytes, at: int) -> int:
         """Handle a row of plain PUBACKs in ``data[at:]``; returns where something else begins."""
-        inflight, last, taken = self.inflight, len(data) - 4, 0
+        inflight, first, last, taken = self.inflight, at, len(data) - 4, 0
         while at <= last and data[at] == 0x40 and data[at + 1] == 2:
             packet_id = data[at + 2] << 8 | data[at + 3]
             delivery = inflight.get(packet_id)
@@ -199,6 +204,8 @@ class Outbound:
             at += 4
         self.bytes -= taken
         self.keeper.budget.used -= taken
+        if self.persistent and at > first:
+            self.keeper.journal_completed(self, [data[i] << 8 | data[i + 1] for i in range(first + 2, at, 4)])
         return at
 
     def puback(self, packet_id: int) -> None:
@@ -206,7 +213,7 @@ class Outbound:
         may answer a delivery sent twice."""
         delivery = self.inflight.get(packet_id)
         if delivery is not None and delivery[2] == 1:
-            self._done(packet_id)
+            self._complete(packet_id)
 
     def pubrec(self, packet_id: int, code: int) -> None:
         """The client has a QoS 2 delivery (PUBREL follows), or will not take it."""
@@ -244,6 +251,7 @@ class Outbound:
         self.link, self.live, self.feed = None, False, None
         self.out = []
         self.unjournaled = {}
+        self.waits = False
         self.resend = None
 
     def clear(self) -> None:
@@ -263,8 +271,8 @@ class Outbound:
 
     def give_back(self, packet_id: int) -> Delivery:
         """Take a delivery out of flight: somebody else gets it."""
-        delivery = self.inflight.pop(packet_id)
-        self._free(delivery[0])
+        delivery = self.inflight[packet_id]
+        self._complete(packet_id)
         return delivery
 
     def waiting(self) -> Iterator[Delivery]:
@@ -276,7 +284,7 @@ class Outbound:
         """What a restart left in flight has been read from the log; None when the log has it no more."""
         known, grant, qos = self.inflight[packet_id]
         if message is None:
-            self._complete(packet_id) if qos == 2 else self._done(packet_id)
+            self._complete(packet_id)
             return
         self._free(known)
         self._take(message)
@@ -313,17 +321,14 @@ class Outbound:
         if packet is None:
             self.keeper.counters.deliveries_too_large += 1
             if packet_id in self.inflight:
-                self._complete(packet_id) if qos == 2 else self._done(packet_id)
+                self._complete(packet_id)
         return packet
 
     def _complete(self, packet_id: int) -> None:
         if self.released is not None:
             self.released.discard(packet_id)
         if self.persistent:
-            self.keeper.journal_completed(self, packet_id)
-        self._done(packet_id)
-
-    def _done(self, packet_id: int) -> None:
+            self.keeper.journal_completed(self, [packet_id])
         message, _, _ = self.inflight.pop(packet_id)
         self._free(message)
 

@@ -54,8 +54,11 @@ class Keeper(Protocol):
     def journal_sent(self, outbound: Outbound, deliveries: dict[int, Sent], packets: list[bytes]) -> None:
         """Write packets once the journal has the QoS 2 deliveries among them, and after those written before."""
 
+    def journal_sending(self, outbound: Outbound, deliveries: dict[int, Sent]) -> None:
+        """Deliveries at QoS 1 are about to be written."""
+
     def journal_pubrec(self, outbound: Outbound, packet_id: int) -> None:
         """Send PUBREL once it is durable that PUBREC came."""
 
-    def journal_completed(self, outbound: Outbound, packet_id: int) -> None:
-        """A QoS 2 delivery is over."""
+    def journal_completed(self, outbound: Outbound, packet_ids: list[int]) -> None:
+        """Deliveries are over."""

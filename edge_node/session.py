@@ -73,19 +73,18 @@ class Session:
         for packet_id in packet_ids:
             self.received.discard(packet_id)
 
-    def record(self, positions: dict[int, int], *, whole: bool) -> SessionRecord:
+    def record(self, positions: dict[int, int], done: set[tuple[int, int]]) -> SessionRecord:
         """The session as it survives a restart.
 
         Args:
             positions: stream -> the first seq that was not sent.
-            whole: whether QoS 1 deliveries in flight are kept as such. Otherwise positions go back to before them, for
-                they are not in the journal one by one.
+            done: (stream, seq) of what was completed although it is not before its stream's position.
         """
         released = self.outbound.released or set()
         inflight = {
             packet_id: Sent(message.stream, message.seq, qos, packet_id in released)
             for packet_id, (message, _, qos) in self.outbound.inflight.items()
-            if (whole or qos == 2) and message.stream != NOWHERE
+            if message.stream != NOWHERE
         }
         return SessionRecord(
             client_id=self.client_id,
@@ -95,20 +94,12 @@ class Session:
             disconnected_at=self.disconnected_at,
             subscriptions={text: entry.options for text, (entry, _) in self.entries.items()},
             identifiers={text: entry.identifier for text, (entry, _) in self.entries.items() if entry.identifier},
-            positions=positions if whole else settled(positions, self.outbound),
+            positions=positions,
             inflight=inflight,
+            done=done,
             received=_all(self.received),
             will=self.will,
         )
-
-
-def settled(positions: dict[int, int], outbound: Outbound) -> dict[int, int]:
-    """Positions before which everything is acknowledged, but for QoS 2 deliveries, which the journal has."""
-    found = dict(positions)
-    for message, _, qos in outbound.inflight.values():
-        if qos == 1 and message.stream != NOWHERE:
-            found[message.stream] = min(message.seq, found.get(message.stream, message.seq))
-    return found
 
 
 def unread(sent: Sent, outbound: Outbound) -> tuple[Message, Grant, int]:

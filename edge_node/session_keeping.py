@@ -15,7 +15,7 @@ from edge_node.message_headers import from_headers
 from edge_node.outbound import Outbound
 from edge_node.outbound_ports import QueueBudget
 from edge_node.retained_delivery import Match, RetainedFeed
-from edge_node.session import Session, settled
+from edge_node.session import Session
 from edge_node.session_reader import SessionReader
 from edge_node.shared_groups import Group
 from edge_node.subscriptions import Entry, Subscriptions
@@ -78,7 +78,9 @@ class Keeping:
         for session in sessions.all():
             record = by_id[session.client_id]
             outbound = session.outbound
-            outbound.catch_up = self._catch_up(SessionReader(outbound, self, done=record.done), record.positions)
+            doubtful = self.ingest.ends() if record.disconnected_at is None else None
+            reader = SessionReader(outbound, self, record.done, doubtful)
+            outbound.catch_up = self._catch_up(reader, record.positions)
         for group in sessions.groups:
             kept = by_id.get(group.record_id)
             if kept is not None:
@@ -89,7 +91,7 @@ class Keeping:
     def opened(self, session: Session, *, existed: bool) -> None:
         """A client has come. Raises LogFull and LogFailed."""
         if session.persistent:
-            self._journal.opened(session.record(self.positions(session.outbound), whole=True))
+            self._journal.opened(self._record(session))
         elif existed:
             self._journal.ended(session.client_id)
 
@@ -114,12 +116,12 @@ class Keeping:
         else:
             outbound.catch_up.stop()
             outbound.drop_queue()
-        self._note(lambda: self._journal.closed(session.record(self.positions(outbound), whole=True)))
+        self._note(lambda: self._journal.closed(self._record(session)))
 
     def will_published(self, session: Session) -> None:
         """A delayed will is not to be published again after a restart."""
         if session.persistent:
-            self._note(lambda: self._journal.closed(session.record(self.positions(session.outbound), whole=True)))
+            self._note(lambda: self._journal.closed(self._record(session)))
 
     def ended(self, session: Session) -> None:
         """A session is no more, or will end with its connection."""
@@ -201,12 +203,12 @@ class Keeping:
         """Journal how far sessions are that have moved since the last time; called every second or so."""
         for session in sessions.all():
             if session.persistent and session.connected:
-                self._note_position(session.client_id, settled(self.positions(session.outbound), session.outbound))
+                self._note_position(session.client_id, self.positions(session.outbound))
         for group in sessions.groups:
             if group.persistent:
                 self._note_position(group.record_id, self._group_record(group).positions, group)
 
-    # --- QoS 2, outbound
+    # --- deliveries in flight
 
     def journal_sent(self, outbound: Outbound, deliveries: dict[int, Sent], packets: list[bytes]) -> None:
         """Send packets once the journal has the QoS 2 deliveries among them."""
@@ -235,9 +237,13 @@ class Keeping:
 
         self._or_displace(outbound, lambda: self._journal.pubrec(outbound.client_id, (packet_id,)), durable)
 
-    def journal_completed(self, outbound: Outbound, packet_id: int) -> None:
-        """Note that a QoS 2 delivery is over."""
-        self._note(lambda: self._journal.completed(outbound.client_id, (packet_id,)))
+    def journal_sending(self, outbound: Outbound, deliveries: dict[int, Sent]) -> None:
+        """Note deliveries at QoS 1, which need not wait: after a crash they are sent again in any case."""
+        self._note(lambda: self._journal.sent(outbound.client_id, deliveries))
+
+    def journal_completed(self, outbound: Outbound, packet_ids: list[int]) -> None:
+        """Note that deliveries are over."""
+        self._note(lambda: self._journal.completed(outbound.client_id, packet_ids))
 
     # --- inside
 
@@ -248,6 +254,12 @@ class Keeping:
         if self._noted.pop(group.record_id, None) is not None:
             self._note(lambda: self._journal.ended(group.record_id))
 
+    def _record(self, session: Session) -> SessionRecord:
+        catch_up = session.outbound.catch_up
+        reader = catch_up.reader if catch_up is not None else None
+        done = set(reader.done) if isinstance(reader, SessionReader) else set()
+        return session.record(self.positions(session.outbound), done)
+
     def _group_record(self, group: Group) -> SessionRecord:
         if group.catch_up is not None:
             positions = dict(group.catch_up.positions)
@@ -255,7 +267,8 @@ class Keeping:
             positions = self._positions_before(list(group.queue), None)
         for outbound in group.members:
             for message, grant, qos in outbound.inflight.values():
-                if grant.group is group and qos == 1 and message.stream != NOWHERE:
+                # A persistent member's deliveries are in the journal; another's are lost in a crash.
+                if grant.group is group and qos == 1 and not outbound.persistent and message.stream != NOWHERE:
                     positions[message.stream] = min(message.seq, positions.get(message.stream, message.seq))
         return SessionRecord(group.record_id, 5, 0xFFFFFFFF, positions=positions)
 

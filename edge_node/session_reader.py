@@ -37,17 +37,27 @@ class ReaderKeeper(Protocol):
 class SessionReader:
     """The ``Reader`` of one session's ``CatchUp``."""
 
-    def __init__(self, outbound: Outbound, keeper: ReaderKeeper, done: set[tuple[int, int]] | None = None) -> None:
+    def __init__(
+        self,
+        outbound: Outbound,
+        keeper: ReaderKeeper,
+        done: set[tuple[int, int]] | None = None,
+        doubtful: dict[int, int] | None = None,
+    ) -> None:
         """Read for a client.
 
         Args:
             done: (stream, seq) of what a restart has left to be read although the client has it.
+            doubtful: stream -> the first seq after a crash. The client was connected in the crash and may have been
+                sent what is before it, without the journal's having come to know: that is sent with DUP.
         """
+        self._doubtful = doubtful or {}
         self._outbound = outbound
         self._keeper = keeper
-        self._done = done or set()
+        self.done = done or set()
+        """Of these, and of what was in flight when the session fell behind, none is sent again."""
         for message, _, _ in outbound.inflight.values():
-            self._done.add((message.stream, message.seq))
+            self.done.add((message.stream, message.seq))
         self._newer: dict[Entry, dict[int, int]] = {}
         """Subscriptions made while the session was behind -> stream -> the first seq that is theirs."""
 
@@ -72,8 +82,8 @@ class SessionReader:
 
     def read(self, stream: int, record: LogRecord) -> None:
         """Send a message that was read; there is room."""
-        if (stream, record.seq) in self._done:
-            self._done.discard((stream, record.seq))
+        if (stream, record.seq) in self.done:
+            self.done.discard((stream, record.seq))
             return
         grant = self._grant(stream, record)
         message = self._keeper.message_of(stream, record) if grant is not None else None
@@ -81,7 +91,8 @@ class SessionReader:
             return
         qos = min(message.qos, grant.qos)
         if qos:
-            self._outbound.send(message, grant, qos)
+            dup = qos == 1 and record.seq < self._doubtful.get(stream, 0)  # [MQTT-3.3.1-1]
+            self._outbound.send(message, grant, qos, dup=dup)
             self._keeper.flush()
 
     def lost(self, count: int) -> None:

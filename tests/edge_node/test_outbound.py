@@ -30,7 +30,7 @@ class Keeper:
     def fall_behind(self, *_: object) -> None:
         raise AssertionError("nobody is persistent here")
 
-    journal_sent = journal_pubrec = journal_completed = fall_behind
+    journal_sent = journal_sending = journal_pubrec = journal_completed = fall_behind
 
 
 class Socket(list[bytes]):

@@ -303,7 +303,7 @@ class Mosquitto(_Queued):
     """mosquitto_sub and mosquitto_pub: a process for the subscriptions, and one for each publish."""
 
     PUB, SUB = shutil.which("mosquitto_pub"), shutil.which("mosquitto_sub")
-    missing = None if PUB and SUB else "mosquitto_pub and mosquitto_sub are not installed"
+    missing = None if PUB and SUB and shutil.which("stdbuf") else "mosquitto_pub and mosquitto_sub are not installed"
 
     async def connect(self) -> None:
         self._filters: list[str] = []
@@ -311,19 +311,20 @@ class Mosquitto(_Queued):
         self._reading: asyncio.Task[None] | None = None
         self._subscribed = asyncio.Event()
         if self.options.persistent or self.options.will:
-            await self._start(["--topic", f"unused/{self.options.client_id}"], wait="CONNACK")
+            await self._start(["--topic", f"unused/{self.options.client_id}"])
 
     async def subscribe(self, topic_filter: str, qos: int) -> None:
         if self._process is not None:
             await self.close()
-        await self._start(["--topic", topic_filter, "--qos", str(qos)], wait="SUBACK")
+        await self._start(["--topic", topic_filter, "--qos", str(qos)])
 
-    async def _start(self, filters: list[str], wait: str) -> None:
+    async def _start(self, filters: list[str]) -> None:
         options = self.options
-        command = [str(self.SUB), *self._common(options.client_id), "--debug", "-F", "%j", *filters]
+        command = ["stdbuf", "-oL"]  # it speaks line by line to a terminal only
+        command += [str(self.SUB), *self._common(options.client_id), "--debug", "-F", "%j", *filters]
         if options.persistent:
             command += ["--disable-clean-session"]
-            command += ["--property", "CONNECT", "session-expiry-interval", "600"] if options.version == 5 else []
+            command += ["-x", str(SESSION_EXPIRY_S)] if options.version == 5 else []
         if (will := options.will) is not None:
             command += [
                 "--will-topic",
@@ -336,20 +337,19 @@ class Mosquitto(_Queued):
             command += ["--will-retain"] if will.retain else []
         self._subscribed.clear()
         self._process = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE)
-        self._reading = asyncio.create_task(self._read(self._process, wait))
+        self._reading = asyncio.create_task(self._read(self._process))
         await asyncio.wait_for(self._subscribed.wait(), ANSWER_S_MAX)
 
-    async def _read(self, process: asyncio.subprocess.Process, wait: str) -> None:
+    async def _read(self, process: asyncio.subprocess.Process) -> None:
         assert process.stdout is not None
         async for line in process.stdout:
             if line.startswith(b"{"):
                 said = json.loads(line)
-                found = said.get("properties", {}).get("user-properties", [])
-                pairs = tuple(pair for one in found for pair in one.items()) if isinstance(found, list) else ()
+                pairs = tuple(said.get("properties", {}).get("user-properties", {}).items())
                 self.messages.put_nowait(
                     Message(said["topic"], said["payload"].encode(), said["qos"], bool(said["retain"]), pairs)
                 )
-            elif f"received {wait}".encode() in line:
+            elif b"received SUBACK" in line:  # ended before that, it may hang
                 self._subscribed.set()
 
     def _common(self, client_id: str) -> list[str]:
