@@ -57,6 +57,8 @@ class Acked(NamedTuple):
     ranges: RangeSet
     by_welcome: bool = False
     """The WELCOME said so: it was durable before this connection."""
+    newly: int = 0
+    """How many records and gaps of ``ranges`` were not known to be durable before; an ACK may name the whole lane."""
 
 
 class Unreadable(NamedTuple):

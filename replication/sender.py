@@ -216,10 +216,11 @@ class Sender:
         ranges = checked_ranges(ack.ranges)
         if ranges.end > lane.end:
             raise Corrupt(f"an ACK up to seq {ranges.end} of lane {ack.lane}, which ends at {lane.end}")
+        known = lane.safe.count()
         lane.acknowledge(ranges)
         for first, end in ranges:
             self._outbox.settle(ack.lane, first, end, lane.safe)
-        self._events.append(Acked(ack.lane, ranges))
+        self._events.append(Acked(ack.lane, ranges, newly=lane.safe.count() - known))
 
     def _known(self, number: int) -> SenderLane:
         if number not in self._lanes:

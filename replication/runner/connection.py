@@ -174,12 +174,12 @@ class Connection:
     def _handle(self, event: SenderEvent, sender: Sender) -> None:
         status = self._status
         match event:
-            case Acked(lane, ranges, by_welcome):
+            case Acked(lane, ranges, by_welcome, newly):
                 self._source.released(lane, ranges)
                 if not by_welcome:
                     self._delivered = True
                     status.attempts_failed = 0
-                    status.records_acked += ranges.count()
+                    status.records_acked += newly
                     status.last_ack_time = self._wall_clock()
             case Welcomed():
                 self._welcomed = self._clock()

@@ -220,3 +220,10 @@ def test_garbage_ends_the_connection_and_nothing_else(messages: list[bytes], ope
         peer.sender.receive_data(message, 1)
     assert not any(isinstance(event, Acked) for event in peer.sender.events())
     peer.sender.data_to_send()
+
+
+def test_an_ack_that_names_the_whole_lane_again_counts_only_what_is_new(log: ModelLog) -> None:
+    peer = Peer(log)
+    peer.say(welcome(WelcomeLane(1, [(0, 4)])))
+    acked = [event for end in (6, 6, 9) for event in peer.say(Ack(1, [(0, end)])) if isinstance(event, Acked)]
+    assert [event.newly for event in acked] == [2, 0, 3]
