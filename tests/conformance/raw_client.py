@@ -518,6 +518,13 @@ class Client:
         self.closed()
         self.drop()
 
+    def vanish(self) -> None:
+        """Go without a word, as when power fails, and wait until the broker has seen it."""
+        assert isinstance(self._socket, socket.socket)
+        self._socket.shutdown(socket.SHUT_WR)
+        self.closed()
+        self.drop()
+
     def drop(self) -> None:
         """Go without a word."""
         self._socket.close()

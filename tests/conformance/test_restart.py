@@ -118,7 +118,7 @@ def test_redelivery_of_qos_1(setting: Setting, topic: str) -> None:
     for n in range(3):
         publisher.publish(topic, b"%d" % n, 1)
     sent = [client.take(PUBLISH) for _ in range(3)]
-    client.drop()
+    client.vanish()
     publisher.publish(topic, b"3", 1)
     setting.restart()
     client = setting.connect("device", present=True)

@@ -50,8 +50,7 @@ def test_a_clean_session_ends_with_its_connection(connected: Connect, version: i
     """v3 [MQTT-3.1.2-6] [MQTT-4.1.0-2], v5 [MQTT-4.1.0-2]"""
     first = connected(client_id, version, clean=True)
     first.subscribe(topic, 1)
-    first.drop()
-    time.sleep(0.1)
+    first.vanish()
     connected(version=version).publish(topic, b"x", 1)
     connected(client_id, version, **persistent(version)).nothing()
 
@@ -253,8 +252,7 @@ def test_a_session_is_there_until_it_expires(client: Connect, client_id: str) ->
     opened = client(5)
     opened.connect(client_id, properties_={"session_expiry_interval": 1})
     opened.nothing(2.0)
-    opened.drop()
-    time.sleep(0.2)
+    opened.vanish()
     assert client(5).connect(client_id, clean=False).session_present
 
 

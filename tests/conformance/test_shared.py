@@ -128,7 +128,7 @@ def test_nothing_is_lost_when_a_member_s_session_ends(connected: Connect, topic:
     publisher = connected(version=5)
     for n in range(10):
         publisher.publish(topic, b"%d" % n, 1)
-    one.drop()
+    one.vanish()
     got = []
     try:
         while True:
@@ -156,7 +156,7 @@ def test_qos_2_is_completed_with_the_member_that_has_it(connected: Connect, topi
     except TimeoutError:
         pass
     assert theirs.payload not in mine
-    one.drop()
+    one.vanish()
     two.nothing()
     again = connected(client_id, 5, clean=False, properties_=PERSISTENT)
     redelivered = again.take(PUBLISH)
@@ -186,7 +186,7 @@ def test_an_offline_member_keeps_nobody_waiting(connected: Connect, topic: str, 
     away.subscribe(f"$share/group/{topic}", 1)
     here = connected(version=5)
     here.subscribe(f"$share/group/{topic}", 1)
-    away.drop()
+    away.vanish()
     publisher = connected(version=5)
     for n in range(6):
         publisher.publish(topic, b"%d" % n, 1)
@@ -209,7 +209,7 @@ def test_shared_subscriptions_survive_in_the_session(connected: Connect, topic: 
     """v5 section 4.1: they are subscriptions of the session; what comes while nobody is there is kept"""
     member = connected(client_id, 5, properties_=PERSISTENT)
     member.subscribe(f"$share/group/{topic}", 1)
-    member.drop()
+    member.vanish()
     connected(version=5).publish(topic, b"x", 1)
     again = connected(client_id, 5, clean=False, properties_=PERSISTENT)
     assert again.message().payload == b"x"
