@@ -27,6 +27,9 @@ from paho.mqtt.properties import Properties
 HOST = "127.0.0.1"
 ANSWER_S_MAX = 10.0
 SESSION_EXPIRY_S = 600
+SETTLING_S = 0.2
+"""mosquitto_sub takes a lock in its signal handler: ended while it handles a packet it would hang for ever, and
+nothing says when it is idle."""
 Pairs = Sequence[tuple[str, str]]
 
 
@@ -349,7 +352,7 @@ class Mosquitto(_Queued):
                 self.messages.put_nowait(
                     Message(said["topic"], said["payload"].encode(), said["qos"], bool(said["retain"]), pairs)
                 )
-            elif b"received SUBACK" in line:  # ended before that, it may hang
+            elif b"received SUBACK" in line:
                 self._subscribed.set()
 
     def _common(self, client_id: str) -> list[str]:
@@ -373,6 +376,7 @@ class Mosquitto(_Queued):
             await self._reading
 
     async def close(self) -> None:
+        await asyncio.sleep(SETTLING_S)
         await self._end("terminate")
 
     async def drop(self) -> None:
