@@ -86,7 +86,7 @@ class Conversation:
 
     def _on_publish(self, packet: Publish) -> None:
         session, intake = self.session, self.intake
-        if packet.dup and packet.qos == 1 and session.persistent:
+        if packet.dup and session.persistent and packet.packet_id not in session.received:
             self._ask_whether_resent(session, intake, packet)
         else:
             intake.publish(session, packet)
@@ -94,9 +94,10 @@ class Conversation:
     def _ask_whether_resent(self, session: Session, intake: Intake, packet: Publish) -> None:
         target = intake.topics.target(packet.topic)
         resent = self._broker.resent
-        if target is None or not resent.suppresses(target.streams):
+        if target is None or (packet.qos == 1 and not resent.suppresses(target.streams)):
             intake.publish(session, packet)  # the flag says DUP
             return
+        # QoS 2 asks whatever the stream says: a torn commit may have kept the record and lost its identifier.
         self.store()
         self._connection.hold(Pause.ASKING)
 

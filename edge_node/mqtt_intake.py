@@ -127,8 +127,11 @@ class Intake:
         return count
 
     def suppress(self, session: Session, packet: Publish) -> None:
-        """Acknowledge a publish that is in the log already."""
+        """Acknowledge a publish that is in the log already; at QoS 2 its identifier is open again until PUBREL."""
         self._parts.counters.publishes_resent += 1
+        if packet.qos == 2:
+            session.received.add(packet.packet_id)
+            self._new_ids.append(packet.packet_id)
         self._acknowledge(session, packet, ReasonCode.SUCCESS)
 
     def complete(self, session: Session, packet_id: int, answer: bytes) -> None:
@@ -160,7 +163,7 @@ class Intake:
             self._new_ids = []
         acks = b"".join(run.acks)
         try:
-            if session.persistent and acks and run.groups:
+            if session.persistent and acks and (run.groups or new_ids):
                 self._store_with_journal(session, run, packets, acks, new_ids)
             else:
                 self._parts.ingest.store(run, packets, session.client_id)

@@ -29,8 +29,18 @@ limits:
 PACKET_BYTES_MAX = 65_536
 STOP_S_MAX = 20.0
 
+QUICK = ("test_connect.py", "test_messages.py", "test_qos.py")
+"""The rest, about a thousand tests with many restarts of the node, is for ``./run test --all``."""
+
 Connect = Callable[..., Client]
 _numbers = itertools.count()
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    here = Path(__file__).parent
+    for item in items:
+        if item.path.parent == here and item.path.name not in QUICK:
+            item.add_marker(pytest.mark.slow)
 
 
 class Broker:
