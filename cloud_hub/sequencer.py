@@ -1,4 +1,6 @@
-"""One shard's committer: pending batches to chunks, and chunks to acknowledgements (hub.md, "Commit").
+"""One shard's committer: pending batches to chunks, and chunks to acknowledgements.
+
+The rules are in docs/architecture.md, "The commit at the hub".
 
 Everything here serves one rule: whatever the store answers except a clean success, the log is read, and only the log
 says what happened. State changes by applying chunks in order and in no other way; acknowledgements are read out of it.

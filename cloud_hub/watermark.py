@@ -1,7 +1,8 @@
 """The check that must precede every acknowledgement: has the collector passed this node?
 
 A paused node can re-create a chunk number that was collected meanwhile, and would acknowledge into the void. In a
-simulation 176 of 200 seeds lost acknowledged data without this check, 0 of 1,500 with it (hub.md, "Commit", 4).
+simulation 176 of 200 seeds lost acknowledged data without this check, 0 of 1,500 with it. It is step 4 of "The commit
+at the hub" in docs/architecture.md.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ class WatermarkGuard:
     Args:
         boot_clock: nanoseconds on a clock that counts suspend (CLOCK_BOOTTIME). One that stops while the machine
             sleeps would call an old look fresh.
-        validity_s: V of hub.md.
+        validity_s: V of docs/architecture.md.
     """
 
     def __init__(self, log: ShardLog, boot_clock: Callable[[], int], validity_s: float) -> None:

@@ -1,7 +1,7 @@
 """One shard's log in the object store: chunks, snapshots and the manifest, read and written.
 
-Nothing here decides who wrote a position: ``create`` reports what the store said, and hub.md's rule is to read
-the chunk whenever that was not a clean success.
+Nothing here decides who wrote a position: ``create`` reports what the store said, and the rule is to read the chunk
+whenever that was not a clean success (docs/architecture.md, "The commit at the hub").
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A node that was paused while the collector went past it must not acknowledge into the void (hub.md, Commit 4)."""
+"""A node that was paused while the collector went past it must not acknowledge into the void."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.cloud_hub.faulty_store import CALM
 from tests.cloud_hub.virtual_time import NS, VirtualLoop, now_ns
 
 DELETION_DELAY_S = 900.0
-"""G of hub.md: between publishing the watermark and deleting."""
+"""G of docs/architecture.md: between publishing the watermark and deleting."""
 LANE = Lane("default", "paused-edge", 1, "telemetry")
 OTHER = Lane("default", "busy-edge", 2, "telemetry")
 
