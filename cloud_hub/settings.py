@@ -26,7 +26,7 @@ class SequencerSettings:
     retry_max_s: float = 5.0
     """Waits between attempts while the store is in trouble double from the one to the other, with jitter."""
     watermark_validity_s: float = 8.0
-    """V of docs/architecture.md: how long one look at the manifest's watermark holds. The collector waits far longer."""
+    """V of docs/architecture.md: how long a look at the manifest's watermark holds. The collector waits far longer."""
     lanes_max: int = 100_000
     """Lanes that the shard's state may hold; a link that brings another is refused."""
     ranges_per_lane_max: int = 1024
