@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -15,6 +14,8 @@ from typing import Any
 
 import paho.mqtt.client as paho
 from paho.mqtt.enums import CallbackAPIVersion
+
+from weft.demo.fabric import free_port as free_port
 
 READY_S_MAX = 20.0
 STOP_S_MAX = 10.0
@@ -79,10 +80,3 @@ def wait_until(condition: Callable[[], object], seconds_max: float = 20.0) -> No
     while not condition():
         assert time.monotonic() < deadline, "it did not happen in time"
         time.sleep(POLL_INTERVAL_S)
-
-
-def free_port() -> int:
-    """A TCP port on loopback that nobody listens on now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])

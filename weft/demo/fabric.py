@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import random
 import signal
 import socket
 import subprocess
@@ -46,10 +48,16 @@ class FabricError(RuntimeError):
 
 
 def free_port() -> int:
-    """A TCP port on loopback that nobody listens on now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    """A TCP port on loopback that nobody listens on now.
+
+    Below the ports that systems give to outgoing connections (32768 and up on Linux): a client that tries again and
+    again while its server is down may otherwise be given the server's own port, connect to itself, and keep it.
+    """
+    while True:
+        port = random.randrange(20_000, 32_000)
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
 
 
 def get_json(url: str, timeout_s: float = 5.0) -> Any:
