@@ -15,7 +15,7 @@ from typing import Any
 import paho.mqtt.client as paho
 from paho.mqtt.enums import CallbackAPIVersion
 
-from weft.demo.fabric import free_port as free_port
+from weft.demo.fabric import free_port  # noqa: F401  # for those who start nodes
 
 READY_S_MAX = 20.0
 STOP_S_MAX = 10.0
