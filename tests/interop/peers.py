@@ -371,7 +371,11 @@ class Mosquitto(_Queued):
     async def _end(self, signal: str) -> None:
         if self._process is not None and self._process.returncode is None:
             getattr(self._process, signal)()
-            await self._process.wait()
+            try:
+                await asyncio.wait_for(self._process.wait(), ANSWER_S_MAX)
+            except TimeoutError:  # mosquitto_sub can hang in its own handler of SIGTERM, whatever the broker
+                self._process.kill()
+                await self._process.wait()
         if self._reading is not None:
             await self._reading
 
