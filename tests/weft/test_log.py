@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import random
 from collections.abc import Iterator
 from pathlib import Path
@@ -115,3 +116,44 @@ def test_a_folder_without_a_log_is_refused(tmp_path: Path) -> None:
     done = CliRunner().invoke(cli, ["log", "dump", str(tmp_path)], standalone_mode=False)
     assert isinstance(done.exception, Failed)
     assert "holds no log" in str(done.exception)
+
+
+def test_a_torn_tail_is_told_and_is_no_damage(log: SegmentLog, tmp_path: Path) -> None:
+    append(log, b"one")
+    append(log, b"two")
+    (file,) = (tmp_path / "data").glob("*.seg")
+    data = bytearray(file.read_bytes())
+    data[data.index(b"two")] ^= 1
+    file.write_bytes(data)
+    status, lines = dump(tmp_path / "data", "--records")
+    assert status == 0
+    assert [line["payload"] for line in lines if line.get("kind") == "record"] == ["one"]
+    assert "nothing was acknowledged" in lines[-1]["torn"]
+    assert lines[-1]["offset"] == next(line["offset"] for line in lines if "error" in line)
+
+
+def test_a_segment_deleted_while_the_log_is_dumped_is_told(
+    log: SegmentLog, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    append(log, b"one")
+    listed = os.listdir(tmp_path / "data")
+    monkeypatch.setattr(os, "listdir", lambda _: [*listed, "00000000000000000007.seg"])
+    status, lines = dump(tmp_path / "data", "--records")
+    assert status == 0
+    assert [line["payload"] for line in lines if line.get("kind") == "record"] == ["one"]
+    assert "deleted" in lines[-1]
+
+
+def test_what_an_earlier_file_left_behind_is_never_shown_as_records(log: SegmentLog, tmp_path: Path) -> None:
+    append(log, b"one")
+    log.close()
+    (file,) = (tmp_path / "data").glob("*.seg")
+    header, entries = file.read_bytes()[:32], file.read_bytes()[32:]
+    moved = tmp_path / "00000000000000000032.seg"
+    moved.write_bytes(header + bytes(32) + entries)
+    _, lines = dump(moved, "--records")
+    assert [line for line in lines if line.get("kind") == "record"] == []
+    for empty in (b"", header, header + bytes(1 << 20)):
+        moved.write_bytes(empty)
+        _, lines = dump(moved)
+        assert len(lines) == 1

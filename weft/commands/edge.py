@@ -1,17 +1,17 @@
-"""``weft edge``: run an edge node, check its configuration, ask how it is."""
+"""``weft edge``: run an edge node, check its configuration, ask how it is, look into its log."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
 from edge_node.check import notes
-from weft.commands.common import config_argument, get_status, json_option, load_edge, log_level_option
-from weft.output import Failed, log_to_stderr, print_facts, print_json, print_table
+from weft.commands import edge_query, edge_status, edge_tail
+from weft.commands.common import config_argument, json_option, load_edge, log_level_option
+from weft.output import log_to_stderr, print_json
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -74,50 +74,6 @@ def check(config_file: str, as_json: bool) -> None:
         click.echo(f"{config_file} is good: node {config.node}, {len(streams)} streams, {len(links)} links")
 
 
-@command.command()
-@config_argument
-@json_option
-def status(config_file: str, as_json: bool) -> None:
-    """Say how the running node of CONFIG is: streams, links, disk, and how long an outage it survives."""
-    config = load_edge(config_file)
-    if config.http is None:
-        raise Failed("the node has no status page: its configuration says `http: null`")
-    facts = get_status(config.http.bind, "/status")
-    if as_json:
-        print_json(facts)
-    else:
-        _show(facts)
-
-
-def _show(facts: dict[str, Any]) -> None:
-    from config.units import approximate_size
-
-    disk = facts["disk"]
-    hours = disk["outage_seconds_left"]
-    print_facts(
-        {
-            "node": f"{facts['tenant']}/{facts['node']} (log {facts['log_id']})",
-            "up": f"{facts['uptime_seconds']:.0f} s",
-            "clock": facts["clock"],
-            "disk": f"{approximate_size(disk['bytes'])} of {approximate_size(disk['budget_bytes'])}",
-            "outage left": "unknown yet" if hours is None else f"{hours / 3600:.1f} hours at the present rate",
-            "log": facts["log_error"] or facts["log_full"] or "good",
-        }
-    )
-    streams = facts["streams"].items()
-    print_table(
-        ("stream", "records", "on disk up to"), [(name, s["next_seq"], s["durable_end"]) for name, s in streams]
-    )
-    now = time.time()
-    rows = [
-        (
-            name,
-            link["state"],
-            link["pending_records"],
-            f"{link['pending_seconds']:.0f} s",
-            f"in {max(link['next_try'] - now, 0):.0f} s" if link["next_try"] else "",
-            "" if link["state"] == "connected" else link["last_error"],
-        )
-        for name, link in facts["links"].items()
-    ]
-    print_table(("link", "state", "records waiting", "behind by", "next try", "trouble"), rows)
+command.add_command(edge_status.command)
+command.add_command(edge_tail.command)
+command.add_command(edge_query.command)

@@ -2,23 +2,29 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import sys
 from collections.abc import Iterator
 from typing import Any
 
 import click
 import msgspec
 
+from edge_node.log_view import SegmentView
 from protocols import batch, segment
 from protocols.batch import BatchHeader
-from protocols.errors import CodecError
+from protocols.errors import CodecError, UnsupportedVersion
 from protocols.lane import format_log_id
 from protocols.segment import SegmentHeader
+from storage.filesystem import File, OSFileSystem
 from storage.segment_log.inspect import Inspected, inspect_segment
 from weft.commands.common import json_option
 from weft.output import FAILURE_EXIT_CODE, Failed, print_json_line
 
 Facts = dict[str, Any]
+_ZEROS_MAX = 64 << 10
+"""More zeros than an entry ends with: longer runs of them are compressed."""
 
 
 @click.group("log")
@@ -34,13 +40,19 @@ def dump(path: str, records: bool, as_json: bool) -> int:
     """Print what is in PATH: a node's data_dir, or one segment file.
 
     One line per entry, in log order, each with its position in the log; every checksum is checked. Bytes that are no
-    entry get a line that says so, and the exit status is 1; what follows them is shown. At the end of the newest file
-    that is normal after a power cut, and while the node is writing.
+    entry get a line that says so; what follows them is shown. Exit status 1 says that there is damage. Bad bytes at the
+    end of the newest file are none: a last line says that they are torn, by a power cut or because the node is writing
+    them just now, and that nobody was told of them.
+
+    \b
+    weft log dump /var/lib/weft                    every batch, notice and index
+    weft log dump /var/lib/weft --records --json   and every record, for programs
+    weft log dump 00000000000067108864.seg.damaged
     """
     is_good = True
     for file in _segment_files(path):
         for facts in _segment(file, records):
-            is_good = is_good and "error" not in facts
+            is_good = is_good and not facts.pop("is_damage", False)
             if as_json:
                 print_json_line(facts)
             else:
@@ -51,18 +63,65 @@ def dump(path: str, records: bool, as_json: bool) -> int:
 def _segment_files(path: str) -> list[str]:
     if not os.path.isdir(path):
         return [path]
-    names = sorted(name for name in os.listdir(path) if segment.parse_file_name(name) is not None)
+    names = _segment_names(path)
     if not names:
         raise Failed(f"{path} holds no log: expected a node's data_dir, or one of its .seg files")
     return [os.path.join(path, name) for name in names]
 
 
+def _segment_names(directory: str) -> list[str]:
+    return sorted(name for name in os.listdir(directory) if segment.parse_file_name(name) is not None)
+
+
+def _is_newest(path: str) -> bool:
+    return os.path.basename(path) in _segment_names(os.path.dirname(path) or ".")[-1:]
+
+
 def _segment(path: str, with_records: bool) -> Iterator[Facts]:
-    for found in inspect_segment(path):
+    """What a file holds. ``is_damage`` stands in the line that makes an error certain."""
+    torn_at: int | None = None
+    may_be_torn = _is_newest(path)
+    try:
+        filesystem = _AsItIsNow(path) if may_be_torn else OSFileSystem()
+        for facts in _entries(path, filesystem, with_records):
+            is_bad = "error" in facts
+            if is_bad and (not may_be_torn or facts["offset"] < segment.HEADER_BYTES):
+                facts["is_damage"] = True
+            elif is_bad and torn_at is None:
+                torn_at = facts["offset"]
+            elif torn_at is not None and facts.get("kind") in ("streams", "footer"):
+                # A commit mark proves that what stands before it was synced: storage.segment_log.scan.
+                facts["is_damage"], torn_at = True, None
+            yield facts
+    except FileNotFoundError:
+        yield {"file": path, "deleted": "since the files were listed"}
+    if torn_at is not None:
+        yield {"file": path, "offset": torn_at, "torn": "from here on nothing was acknowledged"}
+
+
+class _AsItIsNow(OSFileSystem):
+    """The newest segment without what the node appends meanwhile: a view of both would show holes that are none."""
+
+    def __init__(self, path: str) -> None:
+        self._end = sys.maxsize
+        with contextlib.suppress(UnsupportedVersion):
+            view = SegmentView(OSFileSystem(), path, segment.parse_file_name(os.path.basename(path)) or 0)
+            self._end = view.written_end() + _ZEROS_MAX
+            view.close()
+
+    def open(self, path: str, *, read_only: bool = False) -> File:
+        file = super().open(path, read_only=read_only)
+        size = min(file.size(), self._end)
+        file.size = lambda: size  # type: ignore[method-assign]
+        return file
+
+
+def _entries(path: str, filesystem: OSFileSystem, with_records: bool) -> Iterator[Facts]:
+    size = os.path.getsize(path)
+    for found in inspect_segment(path, filesystem):
         if found.problem is not None:
             yield {"file": path, "offset": found.offset, "error": found.problem}
         elif isinstance(found.value, SegmentHeader):
-            size = os.path.getsize(path)
             yield {
                 "file": path, "log_id": format_log_id(found.value.log_id), "created": found.value.created, "bytes": size
             }  # fmt: skip
@@ -79,7 +138,7 @@ def _entry(place: Facts, found: Inspected, with_records: bool) -> Iterator[Facts
         yield place | _batch(batch.verify(found.data), len(found.data))
         yield from _records(found.data) if with_records else ()
     except CodecError as error:
-        yield place | {"error": str(error)}
+        yield {"file": found.segment, "offset": found.offset} | place | {"error": str(error)}
 
 
 def _plain(value: Any) -> Any:

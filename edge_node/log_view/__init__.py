@@ -1,0 +1,24 @@
+"""A node's log as another process sees it, while the node runs or long after. Nothing is locked, nothing is written."""
+
+from edge_node.log_view.cursor import Commit, Cursor, Damage, Place
+from edge_node.log_view.directory import LogDirectory, NoLog
+from edge_node.log_view.durability import Durability, is_locked
+from edge_node.log_view.entries import Entry
+from edge_node.log_view.segment_view import SegmentView
+from edge_node.log_view.summary import LogSummary, StreamSummary, summarise
+
+__all__ = [
+    "Commit",
+    "Cursor",
+    "Damage",
+    "Durability",
+    "Entry",
+    "LogDirectory",
+    "LogSummary",
+    "NoLog",
+    "Place",
+    "SegmentView",
+    "StreamSummary",
+    "is_locked",
+    "summarise",
+]

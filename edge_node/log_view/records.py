@@ -1,0 +1,66 @@
+"""Picking records out of batches of the log, without making those that are not wanted."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from protocols import batch
+from protocols.batch import Flag, Record
+from protocols.columns import read_u32s
+from protocols.segment import GapReason
+from protocols.topics import matches
+
+
+@dataclass(frozen=True)
+class Choice:
+    """Which records are wanted."""
+
+    topic_filter: str | None = None
+    """An MQTT topic filter."""
+    since_ns: int | None = None
+    """Only records taken in at this time or later, ns since 1970."""
+    from_seq: int = 0
+    """Only this number and later ones."""
+
+    def takes_key(self, key: bytes) -> bool:
+        """Whether records of a topic are wanted. Keys that are no topic match no filter."""
+        if self.topic_filter is None:
+            return True
+        try:
+            topic = key.decode()
+        except UnicodeDecodeError:
+            return False
+        return bool(topic) and matches(self.topic_filter, topic)
+
+
+def choose(body: bytes, choice: Choice) -> Iterator[Record]:
+    """The wanted records of a batch that was checked before, in their order.
+
+    Raises:
+        CodecError: the batch does not hold what its header says.
+    """
+    header = batch.decode_header(body)
+    columns = batch.decode_columns(body, header)
+    takes = [choice.takes_key(key) for key in columns.keys]
+    if not any(takes):
+        return
+    times = array("q", bytes(columns.times))
+    key_index, offsets = read_u32s(columns.key_index), read_u32s(columns.payload_offsets)
+    payload, since = memoryview(columns.payload), choice.since_ns
+    for at in range(max(0, choice.from_seq - header.base_seq), header.count):
+        if takes[key_index[at]] and (since is None or times[at] >= since):
+            yield Record(
+                header.base_seq + at, times[at], columns.keys[key_index[at]],
+                bytes(payload[offsets[at] : offsets[at + 1]]), columns.headers.get(at, ()),
+                Flag(columns.flags[at]) if columns.flags else Flag(0),
+            )  # fmt: skip
+
+
+def reason_name(reason: int) -> str:
+    """A gap's reason as people know it; the number when a later release made it up."""
+    try:
+        return GapReason(reason).name.lower()
+    except ValueError:
+        return f"reason {reason}"

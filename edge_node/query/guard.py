@@ -1,0 +1,67 @@
+"""What a query may do: read. And what it reads, so that nothing else is loaded."""
+
+from __future__ import annotations
+
+import sqlite3
+from dataclasses import dataclass, field
+
+_READS = frozenset({sqlite3.SQLITE_SELECT, sqlite3.SQLITE_READ, sqlite3.SQLITE_RECURSIVE})
+_FORBIDDEN_FUNCTIONS = frozenset({"load_extension", "fts3_tokenizer", "readfile", "writefile", "edit"})
+VALUE_BYTES_MAX = 64 << 20
+"""Longest text or blob that a query may make; the longest record has 16 MiB."""
+HEAP_BYTES_MAX = 768 << 20
+"""Memory of all of SQLite in this process: its cache, and what a query sorts or groups."""
+
+
+@dataclass
+class Reads:
+    """Table -> its columns that a statement reads."""
+
+    columns: dict[str, set[str]] = field(default_factory=dict)
+
+    def authorize(self, action: int, first: str | None, second: str | None, *_others: object) -> int:
+        """For ``set_authorizer``: allows reading, and notes what is read."""
+        if action == sqlite3.SQLITE_READ and first is not None:
+            # An empty column is a table of which no column is read: SELECT count(*).
+            self.columns.setdefault(first, set()).update({second} if second else ())
+        return authorize(action, first, second)
+
+
+def authorize(action: int, _first: str | None, second: str | None, *_others: object) -> int:
+    """For ``set_authorizer``: allows reading and nothing else."""
+    if action == sqlite3.SQLITE_FUNCTION:
+        return sqlite3.SQLITE_DENY if (second or "").lower() in _FORBIDDEN_FUNCTIONS else sqlite3.SQLITE_OK
+    return sqlite3.SQLITE_OK if action in _READS else sqlite3.SQLITE_DENY
+
+
+def what_it_reads(connection: sqlite3.Connection, sql: str) -> dict[str, set[str]]:
+    """Table -> columns that a statement reads; it is compiled, not run.
+
+    Raises:
+        sqlite3.Error, sqlite3.Warning: it is wrong, more than one statement, or more than a reader may do.
+    """
+    reads = Reads()
+    connection.set_authorizer(reads.authorize)
+    try:
+        connection.execute(f"EXPLAIN {sql}").close()
+    finally:
+        connection.set_authorizer(None)
+    return reads.columns
+
+
+def confine(connection: sqlite3.Connection, file_bytes_max: int) -> None:
+    """Bound what a database and the statements run on it can take, and prepare it for ``authorize``."""
+    # SQLite declares these once, by a CREATE TABLE that a reader may not make.
+    connection.execute("SELECT 1 FROM json_each('1'), json_tree('1')").close()
+    connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, VALUE_BYTES_MAX)
+    connection.setlimit(sqlite3.SQLITE_LIMIT_ATTACHED, 0)
+    page_bytes = connection.execute("PRAGMA page_size").fetchone()[0]
+    for pragma in (
+        "journal_mode = OFF",
+        "synchronous = OFF",
+        "temp_store = MEMORY",
+        "cache_size = -65536",
+        f"max_page_count = {file_bytes_max // page_bytes}",
+        f"hard_heap_limit = {HEAP_BYTES_MAX}",
+    ):
+        connection.execute(f"PRAGMA {pragma}").close()

@@ -1,0 +1,77 @@
+"""The tables that queries see: one for each stream, ``weft_streams`` and ``weft_gaps``."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Collection, Iterable, Mapping, Sequence
+
+from protocols.topics import compile_pattern
+
+BEFORE_LEVELS = {"time": "TEXT", "time_ns": "INTEGER", "seq": "INTEGER PRIMARY KEY", "key": "TEXT"}
+AFTER_LEVELS = {"payload": "", "headers": "TEXT", "qos": "INTEGER", "retained": "INTEGER", "resent": "INTEGER"}
+"""Columns of every stream and their types; the stream's named topic levels stand between the two."""
+STREAMS_TABLE = "weft_streams"
+GAPS_TABLE = "weft_gaps"
+STREAMS = {
+    "stream": "TEXT", "records": "INTEGER", "first_seq": "INTEGER", "next_seq": "INTEGER", "first_time": "TEXT",
+    "last_time": "TEXT", "gaps": "INTEGER", "records_lost": "INTEGER", "topics": "TEXT",
+}  # fmt: skip
+GAPS = {
+    "stream": "TEXT", "first": "INTEGER", "end": "INTEGER", "records": "INTEGER", "reason": "TEXT", "time": "TEXT",
+    "time_ns": "INTEGER",
+}  # fmt: skip
+OWN_TABLES = {STREAMS_TABLE: STREAMS, GAPS_TABLE: GAPS}
+LEVELS_MAX = 512
+"""Named topic levels that become columns of one stream."""
+
+
+def level_names(patterns: Iterable[str]) -> tuple[str, ...]:
+    """The named topic levels of a stream that become columns, in the order of its patterns.
+
+    SQL does not tell upper from lower case: of names that differ in nothing else the first is the column's. A level
+    called like another column of every stream has none; ``level(key, n)`` gives it.
+    """
+    taken = {*BEFORE_LEVELS, *AFTER_LEVELS, "rowid", "oid", "_rowid_"}
+    names: list[str] = []
+    for pattern in patterns:
+        for name in compile_pattern(pattern).fields:
+            if name.casefold() not in taken and len(names) < LEVELS_MAX:
+                taken.add(name.casefold())
+                names.append(name)
+    return tuple(names)
+
+
+def columns_of(streams: Mapping[str, Sequence[str]]) -> dict[str, dict[str, str]]:
+    """Table -> column -> type, for streams by name with their patterns."""
+    tables = {
+        name: BEFORE_LEVELS | dict.fromkeys(level_names(patterns), "TEXT") | AFTER_LEVELS
+        for name, patterns in streams.items()
+    }
+    return tables | OWN_TABLES
+
+
+def create(connection: sqlite3.Connection, tables: Mapping[str, Mapping[str, str]]) -> None:
+    """Make the tables, empty."""
+    for table, columns in tables.items():
+        spelt = ", ".join(f"{quoted(name)} {kind}".rstrip() for name, kind in columns.items())
+        connection.execute(f"CREATE TABLE {quoted(table)} ({spelt})").close()
+
+
+def insert(table: str, columns: Collection[str]) -> str:
+    """The statement that adds a row of these columns, or leaves it out when its key is there already."""
+    names, marks = ", ".join(map(quoted, columns)), ", ".join("?" * len(columns))
+    return f"INSERT OR IGNORE INTO {quoted(table)} ({names}) VALUES ({marks})"  # noqa: S608 - all identifiers are quoted
+
+
+def quoted(name: str) -> str:
+    """An identifier of SQL."""
+    return '"' + name.replace('"', '""') + '"'
+
+
+def told(tables: Mapping[str, Mapping[str, str]]) -> str:
+    """The tables and their columns in a line, for who misspelt one."""
+    return "; ".join(f"{_as_written(name)}({', '.join(columns)})" for name, columns in tables.items())
+
+
+def _as_written(name: str) -> str:
+    return name if name.replace("_", "a").isalnum() and not name[0].isdigit() else quoted(name)

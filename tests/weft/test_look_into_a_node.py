@@ -1,0 +1,262 @@
+"""`weft edge tail`, `query`, `status` and `weft log dump` on nodes that run, were killed, and come back."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from tests.weft.processes import STOP_S_MAX, Node, free_port, publish, wait_until
+from weft.cli import cli
+from weft.output import Failed, Refused
+
+pytestmark = pytest.mark.processes
+
+Start = Callable[[str, Path], Node]
+TOPIC = "plant/a/m1/telemetry"
+EDGE = """\
+node: press-shop-7
+data_dir: data
+listeners: {{mqtt: {{bind: "127.0.0.1:0"}}}}
+http: {{bind: "127.0.0.1:{port}"}}
+disk: {{budget: 64MiB, segment: 1MiB}}
+streams: {{telemetry: {{from: "plant/{{line}}/{{machine}}/telemetry"}}, alarms: {{from: "plant/+/+/alarm"}}}}
+"""
+
+
+@pytest.fixture
+def edge_yaml(tmp_path: Path) -> Path:
+    path = tmp_path / "edge.yaml"
+    path.write_text(EDGE.format(port=free_port()))
+    return path
+
+
+def weft(*arguments: object) -> Result:
+    return CliRunner().invoke(cli, [str(argument) for argument in arguments], standalone_mode=False)
+
+
+def lines(*arguments: object) -> list[dict[str, Any]]:
+    done = weft(*arguments, "--json")
+    assert done.exception is None, done.exception
+    assert done.stderr == ""
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+def targets(edge_yaml: Path) -> tuple[Path, Path]:
+    """A node is named by its configuration or by its folder."""
+    return edge_yaml, edge_yaml.parent / "data"
+
+
+def count(target: Path) -> int:
+    (row,) = lines("edge", "query", target, "SELECT count(*) AS records FROM telemetry")
+    found: int = row["records"]
+    return found
+
+
+class Follower:
+    """A `weft edge tail --follow --json` process."""
+
+    def __init__(self, *arguments: object) -> None:
+        command = [sys.executable, "-m", "weft", "edge", "tail", *map(str, arguments), "--follow", "--json"]
+        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+        self.items: list[dict[str, Any]] = []
+        self._thread = threading.Thread(target=self._read)
+        self._thread.start()
+
+    def _read(self) -> None:
+        assert self.process.stdout is not None
+        self.items.extend(json.loads(line) for line in self.process.stdout)
+
+    def end(self) -> None:
+        self.process.kill()
+        self.process.wait(STOP_S_MAX)
+        self._thread.join()
+        assert self.process.stdout is not None
+        self.process.stdout.close()
+
+
+@pytest.fixture
+def follow() -> Iterator[Callable[..., Follower]]:
+    followers: list[Follower] = []
+
+    def start(*arguments: object) -> Follower:
+        followers.append(Follower(*arguments))
+        return followers[-1]
+
+    yield start
+    for follower in followers:
+        follower.end()
+
+
+def test_a_query_finds_every_acknowledged_record_and_no_other(start: Start, edge_yaml: Path) -> None:
+    node = start("edge", edge_yaml)
+    for end in (1, 2, 300):
+        publish(node.mqtt_port, TOPIC, [f'{{"n": {i}}}' for i in range(end)])
+        assert [count(target) for target in targets(edge_yaml)] == [
+            node.json("status")["streams"]["telemetry"]["next_seq"]
+        ] * 2
+    node.kill()
+    assert [count(target) for target in targets(edge_yaml)] == [303, 303]
+    node = start("edge", edge_yaml)
+    publish(node.mqtt_port, TOPIC, ["last"])
+    assert [count(target) for target in targets(edge_yaml)] == [304, 304]
+    assert node.stop() == 0
+    assert [count(target) for target in targets(edge_yaml)] == [304, 304]
+
+
+def test_while_devices_publish_nothing_acknowledged_is_missed_and_the_node_is_not_disturbed(
+    start: Start, edge_yaml: Path
+) -> None:
+    node = start("edge", edge_yaml)
+    payload = "x" * 1000
+    sent = 4000
+    device = threading.Thread(target=publish, args=(node.mqtt_port, TOPIC, [payload] * sent))
+    device.start()
+    while device.is_alive():
+        known = node.json("status")["streams"]["telemetry"]["durable_end"]
+        for target in targets(edge_yaml):
+            rows = lines("edge", "query", target, "SELECT count(*) AS n, max(seq) AS last FROM telemetry")
+            assert rows[0]["n"] >= known
+            assert weft("log", "dump", targets(edge_yaml)[1]).return_value == 0
+            assert rows[0]["n"] == (-1 if rows[0]["last"] is None else rows[0]["last"]) + 1
+    device.join()
+    assert count(edge_yaml) == sent
+    assert node.json("status")["log_error"] is None
+    assert node.stop() == 0
+
+
+def test_a_follower_sees_each_record_once_through_a_kill_and_a_restart(
+    start: Start, follow: Callable[..., Follower], edge_yaml: Path
+) -> None:
+    node = start("edge", edge_yaml)
+    publish(node.mqtt_port, TOPIC, ["first"])
+    followers = [follow(target, "telemetry", "--seq", 0) for target in targets(edge_yaml)]
+    filtered = follow(edge_yaml, "--last", 0, "--filter", "plant/+/+/alarm")
+    for end in (500, 1000):
+        publish(node.mqtt_port, TOPIC, [f"{end} {i} {'x' * 1500}" for i in range(end)])
+        wait_until(lambda: all(len(each.items) >= end for each in followers))
+        node.kill()
+        node = start("edge", edge_yaml)
+    publish(node.mqtt_port, "plant/a/m1/alarm", ["hot"])
+    publish(node.mqtt_port, TOPIC, ["end"])
+    for follower in followers:
+        wait_until(lambda: follower.items[-1]["payload"] == "end")
+        assert [item["seq"] for item in follower.items] == list(range(1502))
+        assert {item["kind"] for item in follower.items} == {"record"}
+        assert [item["payload"].partition(" x")[0] for item in follower.items] == [
+            "first", *(f"500 {i}" for i in range(500)), *(f"1000 {i}" for i in range(1000)), "end"
+        ]  # fmt: skip
+    wait_until(lambda: filtered.items)
+    assert [(item["stream"], item["key"], item["payload"]) for item in filtered.items] == [
+        ("alarms", "plant/a/m1/alarm", "hot")
+    ]
+
+
+def test_a_tail_for_people(start: Start, edge_yaml: Path) -> None:
+    strange = "\x1b[2Jtext\nthat clears the screen"
+    node = start("edge", edge_yaml)
+    publish(node.mqtt_port, TOPIC, ["21.5", strange, "\0"])
+    node.kill()
+    shown = weft("edge", "tail", edge_yaml).stdout.splitlines()
+    assert [line.partition(" ")[2] for line in shown] == [
+        f"telemetry 0 {TOPIC} 21.5",
+        f"telemetry 1 {TOPIC} hex:{strange.encode().hex()}",
+        f"telemetry 2 {TOPIC} hex:00",
+    ]
+    assert len(weft("edge", "tail", edge_yaml, "--last", 2).stdout.splitlines()) == 2
+    assert len(weft("edge", "tail", edge_yaml, "--from", "-10m").stdout.splitlines()) == 3
+    assert weft("edge", "tail", edge_yaml, "--from", "2000-01-01", "telemetry", "--filter", "other/#").stdout == ""
+
+
+def test_tails_that_cannot_be(edge_yaml: Path) -> None:
+    for arguments in (
+        ("--last", 1, "--seq", 1), ("--filter", "a#"), ("misspelt",), ("--seq", 1), ("--from", "soon"),
+    ):  # fmt: skip
+        done = weft("edge", "tail", edge_yaml, *arguments)
+        assert isinstance(done.exception, Refused | Failed), arguments
+    assert "holds no log" in str(weft("edge", "tail", edge_yaml).exception)
+    assert "holds no log" in str(weft("edge", "tail", edge_yaml.parent).exception)
+
+
+def test_query_output(start: Start, edge_yaml: Path) -> None:
+    node = start("edge", edge_yaml)
+    publish(node.mqtt_port, TOPIC, ['{"t": 21.5}', '{"t": 19}'])
+    node.kill()
+    sql = "SELECT machine, payload ->> '$.t' AS t FROM telemetry WHERE time > now('-10m') ORDER BY t"
+    assert lines("edge", "query", edge_yaml, sql) == [{"machine": "m1", "t": 19}, {"machine": "m1", "t": 21.5}]
+    assert weft("edge", "query", edge_yaml, sql, "--csv").stdout == "machine,t\nm1,19\nm1,21.5\n"
+    assert weft("edge", "query", edge_yaml, sql).stdout.splitlines() == [
+        "machine  t", "-------  ----", "m1       19", "m1       21.5"
+    ]  # fmt: skip
+    assert lines("edge", "query", edge_yaml, "SELECT x'00ff' AS x, NULL AS n") == [{"x_base64": "AP8=", "n": None}]
+    wrong = weft("edge", "query", edge_yaml, "SELECT * FROM misspelt").exception
+    assert isinstance(wrong, Refused)
+    assert "telemetry(" in str(wrong)
+    runaway = "WITH RECURSIVE c(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM c) SELECT count(*) FROM c"
+    assert isinstance(weft("edge", "query", edge_yaml, runaway, "--timeout", "200ms").exception, Failed)
+    assert isinstance(weft("edge", "query", edge_yaml, "SELECT seq FROM telemetry", "--rows-max", 1).exception, Failed)
+
+
+def test_ctrl_c_ends_a_query(start: Start, edge_yaml: Path) -> None:
+    node = start("edge", edge_yaml)
+    publish(node.mqtt_port, TOPIC, ["x"])
+    runaway = "SELECT 1 AS n FROM telemetry UNION ALL SELECT * FROM (WITH RECURSIVE c(x) AS (SELECT 1 UNION ALL "
+    runaway += "SELECT x + 1 FROM c) SELECT count(*) FROM c)"
+    code = (
+        "import os, signal, sys, threading\n"
+        "from weft.cli import main\n"
+        "threading.Timer(2.0, os.kill, (os.getpid(), signal.SIGINT)).start()\n"
+        "main(sys.argv[1:])"
+    )
+    command = [sys.executable, "-c", code, "edge", "query", str(edge_yaml), runaway, "--json"]
+    done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=30)
+    assert done.returncode == 130, done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_status_of_a_node_that_runs_and_of_one_that_does_not(start: Start, edge_yaml: Path) -> None:
+    node = start("edge", edge_yaml)
+    publish(node.mqtt_port, TOPIC, ["x"] * 100)
+    config, folder = targets(edge_yaml)
+    done = weft("edge", "status", config)
+    assert done.return_value == 0
+    assert "telemetry\t100\t100" in done.stdout
+    live = json.loads(weft("edge", "status", config, "--json").stdout)
+    assert live["running"] is True
+    asked = weft("edge", "status", folder)
+    assert asked.return_value == 0
+    assert "running, but not asked" in asked.stdout
+
+    node.kill()
+    segment = max(folder.glob("*.seg"))
+    with segment.open("r+b") as file:
+        file.seek(len(segment.read_bytes().rstrip(b"\0")) + 8)
+        file.write(b"\x33" * 100)
+    done = weft("edge", "status", config)
+    assert done.return_value == 1
+    assert "NOT RUNNING" in done.stdout
+    assert "telemetry\t100\t100\t0" in done.stdout
+    assert "never acknowledged" in done.stdout
+    dead = json.loads(weft("edge", "status", config, "--json").stdout)
+    assert dead["running"] is False
+    assert dead["log_id"] == live["log_id"]
+    assert dead["torn_bytes"] >= 100
+    assert dead["disk"]["budget_bytes"] == 64 << 20
+    assert dead["streams"]["telemetry"]["held"] == 100
+    by_folder = json.loads(weft("edge", "status", folder, "--json").stdout)
+    assert by_folder["streams"] == dead["streams"]
+    assert weft("log", "dump", folder).return_value == 0, "what is torn is no damage"
+
+
+def test_status_without_a_log_says_so(edge_yaml: Path) -> None:
+    done = weft("edge", "status", edge_yaml)
+    assert isinstance(done.exception, Failed)
+    assert "does not answer" in str(done.exception)
+    assert "holds no log" in str(done.exception)

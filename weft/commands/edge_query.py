@@ -1,0 +1,88 @@
+"""``weft edge query``: SQL over a node's log."""
+
+from __future__ import annotations
+
+import time
+from typing import Literal
+
+import click
+
+from weft.commands.common import json_option
+from weft.commands.node_log import Target, parse_since, readable, target_argument
+from weft.output import Failed, Refused
+
+
+@click.command("query")
+@target_argument
+@click.argument("sql", metavar="SQL")
+@click.option("--since", metavar="TIME", help="Only records since a time: -10m (ago), or 2026-11-20T07:00 (UTC).")
+@click.option(
+    "--rows-max", type=click.IntRange(1), default=10_000_000, show_default=True, help="Most records that are read."
+)
+@click.option("--timeout", metavar="DURATION", default="60s", show_default=True, help="Longest that it may take.")
+@click.option("--csv", "as_csv", is_flag=True, help="Print CSV.")
+@json_option
+def command(
+    target: str, sql: str, since: str | None, rows_max: int, timeout: str, *, as_csv: bool, as_json: bool
+) -> None:
+    """Run a SELECT over the records of a node's log. Every stream is a table.
+
+    The node is named by its CONFIG, or by its data_dir (then topic levels have no columns). It may run or not: the
+    files are only read. What the SQL names is loaded into a database of its own (SQLite) that ends with the command;
+    nothing can be changed, attached or loaded by it. A lower bound on time is used to read less.
+
+    \b
+    time      text in UTC: 2026-11-20 07:51:26.123456789
+    time_ns   the same, in ns since 1970
+    seq       sequence number in the stream
+    key       topic
+    <level>   one column for each named level of the stream's `from`: line, machine
+    payload   text, or a blob where it is no UTF-8 text; payload ->> '$.temperature' reads JSON
+    headers   MQTT 5 properties as JSON: [["name", "value"], ...]
+    qos, retained, resent   as published; resent: the device sent it again
+
+    \b
+    now('-10m')    a time, to compare with time
+    level(key, 2)  a level of the topic
+    weft_streams   a table of the streams: records, first_seq, next_seq, first_time, last_time, gaps, ...
+    weft_gaps      a table of the gap notices: stream, first, end, records, reason, time
+
+    \b
+    weft edge query edge.yaml "SELECT count(*) FROM telemetry WHERE time > now('-10m')"
+    weft edge query edge.yaml "SELECT machine, avg(payload ->> '$.temperature') AS mean
+                               FROM telemetry GROUP BY machine" --since -1h
+    weft edge query /var/lib/weft "SELECT * FROM weft_gaps" --json
+    """
+    from config.units import parse_duration
+    from edge_node.query import NoSuchTable, Query, QueryRefused, QuerySettings, QueryStopped
+    from weft.rows_text import print_rows
+
+    if as_csv and as_json:
+        raise Refused("--csv and --json are two ways to print: choose one")
+    now_ns = time.time_ns()
+    try:
+        timeout_s = parse_duration(timeout)
+    except ValueError as error:
+        raise Refused(f"--timeout: {error}") from None
+    style: Literal["csv", "json", "table"] = "csv" if as_csv else "json" if as_json else "table"
+    found = Target.of(target)
+    since_ns = None if since is None else parse_since(since, now_ns)
+    with readable(found):
+        settings = QuerySettings(rows_max=rows_max, timeout_s=timeout_s, since_ns=since_ns)
+        log, durability = found.log(), found.durability()
+        for thorough in (False, True):
+            query = Query(log, found.patterns(thorough=thorough), durability, settings, now_ns=now_ns)
+            try:
+                print_rows(*query.run(sql), style)
+                break
+            except NoSuchTable as error:
+                if thorough:
+                    raise Refused(str(error)) from None
+            except QueryRefused as error:
+                raise Refused(str(error)) from None
+            except QueryStopped as error:
+                raise Failed(str(error)) from None
+            finally:
+                query.close()
+    for damage in query.damage:
+        click.echo(f"weft: {damage.file} is damaged from byte {damage.offset} to {damage.end}", err=True)

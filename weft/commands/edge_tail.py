@@ -1,0 +1,85 @@
+"""``weft edge tail``: the records of a node's log as they become durable."""
+
+from __future__ import annotations
+
+import sys
+import time
+
+import click
+import msgspec
+
+from weft.commands.common import json_option
+from weft.commands.node_log import Target, parse_since, readable, target_argument
+from weft.output import Refused
+
+LAST_DEFAULT = 10
+
+
+@click.command("tail")
+@target_argument
+@click.argument("streams", metavar="[STREAM]...", nargs=-1)
+@click.option("--last", type=click.IntRange(0, 1_000_000), help="Begin with the newest so many records.  [default: 10]")
+@click.option("--from", "since", metavar="TIME", help="Begin at a time: -10m (ago), or 2026-11-20T07:00 (UTC).")
+@click.option("--seq", type=click.IntRange(0), help="Begin at a sequence number of the one STREAM.")
+@click.option("--filter", "topic_filter", metavar="FILTER", help="Only topics that match an MQTT filter: plant/+/m1/#.")
+@click.option("-f", "--follow", is_flag=True, help="Go on with what comes, also when the node restarts, until Ctrl-C.")
+@json_option
+def command(
+    target: str,
+    streams: tuple[str, ...],
+    last: int | None,
+    since: str | None,
+    seq: int | None,
+    *,
+    topic_filter: str | None,
+    follow: bool,
+    as_json: bool,
+) -> None:
+    """Show the records of a node's log, a line each: time, stream, sequence number, topic, payload, headers.
+
+    The node is named by its CONFIG, or by its data_dir. It may run or not: the files are only read, nothing is locked
+    and the node is not slowed down. Records are shown once they are durable: of a running node the last moment's are
+    shown when its status page says so, or, where only DIR is known, after a second.
+
+    Payloads that are no text are shown as hex:..., in JSON as payload_base64. Lines with -- tell of records that can
+    never come (gap notices), of damaged files, and of records that were deleted before they were shown.
+
+    \b
+    weft edge tail edge.yaml                          the newest 10 records of all streams
+    weft edge tail edge.yaml telemetry -f             and what comes
+    weft edge tail edge.yaml --from -10m --filter 'plant/press/#'
+    weft edge tail /var/lib/weft telemetry --seq 0 --json
+    """
+    from edge_node.log_view.records import Choice
+    from edge_node.tail import Item, newest_records, sleep
+    from edge_node.tail import follow as follow_log
+    from edge_node.tail_start import Start
+    from protocols.topics import InvalidTopic, check_filter
+    from weft.record_text import facts, line
+
+    if sum(option is not None for option in (last, since, seq)) > 1:
+        raise Refused("--last, --from and --seq each say where to begin: choose one")
+    try:
+        check_filter(topic_filter) if topic_filter is not None else None
+    except InvalidTopic as error:
+        raise Refused(str(error)) from None
+    found = Target.of(target)
+    with readable(found):
+        wants = found.wanted(streams)
+        if seq is not None and len(streams) != 1:
+            raise Refused("--seq counts within one stream: name one STREAM with it")
+        choice = Choice(topic_filter, None if since is None else parse_since(since, time.time_ns()), seq or 0)
+        is_counted = since is None and seq is None
+        start = Start(choice, (LAST_DEFAULT if last is None else last) if is_counted else None)
+
+        def wait(seconds: float) -> bool:
+            sys.stdout.flush()
+            return sleep(seconds)
+
+        def text(item: Item) -> str:
+            return msgspec.json.encode(facts(item)).decode() if as_json else line(item)
+
+        read = follow_log if follow else newest_records
+        for item in read(found.log(), wants, start, found.durability(), wait):
+            sys.stdout.write(text(item) + "\n")
+        sys.stdout.flush()

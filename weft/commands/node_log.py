@@ -1,0 +1,140 @@
+"""What the commands that look into an edge node's log share: which log, which streams, what of it is durable."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from config.units import parse_duration_ns
+from weft.commands.common import get_status, load_edge
+from weft.output import Failed, Refused
+
+if TYPE_CHECKING:
+    from config.models import EdgeConfig
+    from edge_node.log_view import Durability, LogDirectory
+
+target_argument = click.argument("target", metavar="CONFIG|DIR", type=click.Path(exists=True))
+_DURATION = re.compile(r"-?\d[\d.]*[a-z].*")
+
+
+@dataclass(frozen=True)
+class Target:
+    """The log of a node, named by its configuration or by its data_dir."""
+
+    directory: str
+    config: EdgeConfig | None
+    """None when the folder was named: then nobody knows topic patterns, budget, or where to ask the node."""
+
+    @classmethod
+    def of(cls, path: str) -> Target:
+        """From the command line. ``Refused`` when the configuration is wrong."""
+        if os.path.isdir(path):
+            return cls(path, None)
+        config = load_edge(path)
+        return cls(config.data_dir, config)
+
+    def log(self) -> LogDirectory:
+        """The files."""
+        from edge_node.log_view import LogDirectory
+
+        return LogDirectory(self.directory)
+
+    def durability(self) -> Durability:
+        """What of the log's end may be shown."""
+        from edge_node.log_view import Durability
+
+        return Durability(self.directory, self._durable_ends if self.config and self.config.http else None)
+
+    def patterns(self, *, thorough: bool = False) -> dict[str, tuple[str, ...]]:
+        """The streams with their topic patterns; streams that no configuration names have none.
+
+        Args:
+            thorough: look for such streams in all of the log's newest segment.
+        """
+        from edge_node.tail import INTERNAL_STREAMS
+
+        known: dict[str, tuple[str, ...]] = {}
+        if self.config is not None:
+            known = {name: stream.from_ for name, stream in self.config.streams.items()}
+        others = sorted(set(self.log().names(thorough=thorough).values()) - known.keys() - INTERNAL_STREAMS)
+        return known | dict.fromkeys(others, ())
+
+    def wanted(self, names: Sequence[str]) -> Callable[[str], bool]:
+        """Tells the streams that were named, or all of devices. ``Refused`` when one is not there."""
+        from edge_node.tail import INTERNAL_STREAMS
+
+        if not names:
+            return lambda name: name not in INTERNAL_STREAMS
+        known: Mapping[str, object] = self.config.streams if self.config is not None else {}
+        for thorough in (False, True):
+            if not known.keys() >= set(names):
+                known = self.patterns(thorough=thorough)
+        for name in names:
+            if name not in known:
+                raise Refused(f"there is no stream {name!r}; streams: {', '.join(known) or 'none'}")
+        return frozenset(names).__contains__
+
+    def status(self) -> dict[str, Any]:
+        """What the running node says of itself. ``Failed`` when nobody answers for it."""
+        if self.config is None:
+            raise Failed("only its folder was named")
+        if self.config.http is None:
+            raise Failed("it has no status page: its configuration says `http: null`")
+        facts: dict[str, Any] = get_status(self.config.http.bind, "/status")
+        if (facts.get("tenant"), facts.get("node")) != (self.config.tenant, self.config.node):
+            raise Failed(f"another node answers at {self.config.http.bind}: {facts.get('tenant')}/{facts.get('node')}")
+        return facts
+
+    def _durable_ends(self) -> Mapping[str, int] | None:
+        from protocols.lane import format_log_id
+
+        log_id = self.log().log_id()
+        try:
+            facts = self.status()
+            # The folder may be a copy, from before or from elsewhere, of the one that the node writes.
+            if log_id is None or facts["log_id"] != format_log_id(log_id):
+                return None
+            return {name: stream["durable_end"] for name, stream in facts["streams"].items()}
+        except (Failed, KeyError, TypeError):
+            return None
+
+
+@contextmanager
+def readable(target: Target) -> Iterator[None]:
+    """Says in a sentence what keeps a log from being read."""
+    from edge_node.log_view import NoLog
+    from protocols.errors import UnsupportedVersion
+
+    try:
+        yield
+    except NoLog as error:
+        raise Failed(str(error)) from None
+    except PermissionError as error:
+        raise Failed(f"{error.filename or target.directory} cannot be read: run this as the node's user") from None
+    except UnsupportedVersion as error:
+        raise Failed(f"a later release of Weft wrote the log in {target.directory} ({error}): use that one") from None
+
+
+def parse_since(text: str, now_ns: int) -> int:
+    """The time, ns since 1970, of ``-10m`` or ``10m`` (ago), or of a time such as ``2026-11-20T07:00`` (UTC).
+
+    Raises:
+        Refused: it is neither.
+    """
+    try:
+        if text == "0" or _DURATION.fullmatch(text):
+            return now_ns - parse_duration_ns(text.removeprefix("-"))
+        time = datetime.fromisoformat(text)
+    except ValueError:
+        raise Refused(
+            f"expected a duration ago such as -10m, or a time such as 2026-11-20T07:00, got {text!r}"
+        ) from None
+    time = time if time.tzinfo else time.replace(tzinfo=UTC)
+    return int(time.timestamp()) * 10**9 + time.microsecond * 1000
