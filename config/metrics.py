@@ -97,11 +97,31 @@ EDGE_METRICS = (
     Metric("weft_edge_log_commits_total", "counter", "Commits: each is one write and one sync."),
     Metric("weft_edge_log_written_bytes_total", "counter", "Bytes written to the log."),
     Metric("weft_edge_log_sync_seconds_total", "counter", "Seconds spent waiting for the disk to sync."),
+    Metric("weft_edge_log_unsafe_bytes", "gauge", "Bytes of the log that must stay: no hub has them, or retention."),
+    Metric("weft_edge_log_device_written_bytes_total", "counter", "Bytes of the disk's 4 KiB pages that were written."),
+    Metric("weft_edge_log_payload_bytes_total", "counter", "Bytes of the payloads made durable."),
+    Metric("weft_edge_log_moved_bytes_total", "counter", "Bytes of records copied into newer files of the log."),
+    Metric(
+        "weft_edge_log_write_amplification", "gauge", "Bytes written to the disk per payload byte; 0 before the first."
+    ),
+    Metric(
+        "weft_edge_log_card_lifetime_seconds",
+        "gauge",
+        "How long the card lasts from new at the rate since the start; 0 without disk.card_endurance.",
+    ),
+    Metric("weft_edge_log_low", "gauge", "1 while less than disk.low_water is left for records."),
     Metric("weft_edge_log_full", "gauge", "1 while there is no room for records: devices get no acknowledgements."),
     Metric(
         "weft_edge_log_failed", "gauge", "1 after a write or sync failed: the node takes nothing in until restarted."
     ),
     Metric("weft_edge_stream_next_seq", "gauge", "Sequence number that the stream's next record gets.", ("stream",)),
+    Metric("weft_edge_stream_bytes", "gauge", "Bytes that the stream takes in the log.", ("stream",)),
+    Metric(
+        "weft_edge_stream_lost_records",
+        "gauge",
+        "Records under the log's gap notices, by reason, until hubs have the notices.",
+        ("stream", "reason"),
+    ),
     Metric("weft_edge_stream_durable_end", "gauge", "One past the stream's last record on disk.", ("stream",)),
     Metric("weft_edge_link_connected", "gauge", "1 while the link to the hub is open.", ("link",)),
     Metric("weft_edge_link_pending_records", "gauge", "Records that the hub has not acknowledged.", ("link",)),

@@ -138,6 +138,8 @@ class Reader:
             return node.value
         if isinstance(inner, inspect.LiteralType) and is_text and node.value in inner.values:
             return node.value
+        if isinstance(inner, inspect.BoolType) and node.value in ("true", "false"):
+            return node.value == "true"
         if (
             isinstance(inner, inspect.IntType)
             and node.tag == f"{_TAG}int"
@@ -179,6 +181,8 @@ def _expected(shape: Shape) -> str:
         return " or ".join(map(str, shape.type.values))
     if isinstance(shape.type, inspect.IntType):
         return "a whole number"
+    if isinstance(shape.type, inspect.BoolType):
+        return "true or false"
     return "text (put it in quotes if it looks like a number, a date or yes/no)"
 
 

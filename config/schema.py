@@ -92,6 +92,8 @@ def _words(shape: Shape) -> str:
         words = " or ".join(f"`{value}`" for value in inner.values)
     elif isinstance(inner, inspect.IntType):
         words = "a whole number"
+    elif isinstance(inner, inspect.BoolType):
+        words = "`true` or `false`"
     elif isinstance(inner, inspect.VarTupleType):
         words = "a list of names"
     if isinstance(inner, inspect.VarTupleType) and shape.unit is not None:
@@ -109,4 +111,6 @@ def _default(field: inspect.Field, shape: Shape) -> str:
     value = default_of(field)
     if value is None:
         return "none"
+    if isinstance(value, bool):
+        return str(value).lower()
     return UNITS[shape.unit].format(value) if shape.unit else str(value)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from config.errors import Finding, KeyPath
-from config.models import Anonymous, EdgeConfig, Link, MqttListener, Stream
+from config.models import Anonymous, EdgeConfig, Link, MqttListener, Retain, Stream
 from config.units import UnixSocket, format_size, parse_bind, parse_listen, quoted
 from edge_node.broker_ports import SESSION_JOURNAL_STREAM, SESSION_TOPICS_STREAM
 from protocols.lane import NAME_RULE, valid_name
@@ -21,7 +21,7 @@ def check(config: EdgeConfig) -> list[Finding]:
     if config.disk.segment_bytes * SEGMENTS_MIN > config.disk.budget_bytes:
         findings.append(Finding(("disk", "segment"), "expected at most a quarter of disk.budget"))
     for name, stream in config.streams.items():
-        findings += _stream(name, stream)
+        findings += _stream(name, stream, config)
     for name, link in config.links.items():
         findings += _link(name, link, config)
     return findings
@@ -34,11 +34,16 @@ def notes(config: EdgeConfig) -> list[str]:
 
 def _notes_on_links(config: EdgeConfig) -> Iterator[str]:
     carried = {name for link in config.links.values() for name in carried_streams(link, config)}
-    stay = [name for name in config.streams if name not in carried]
+    stay = [
+        name
+        for name, stream in config.streams.items()
+        if name not in carried and stream.retain == Retain() and stream.when_full == "refuse"
+    ]
     if stay:
         yield (
             f"no link carries {', '.join(stay)}: its records are never deleted, and once they fill disk.budget "
-            f"({format_size(config.disk.budget_bytes)}) devices get no acknowledgements any more, for no stream"
+            f"({format_size(config.disk.budget_bytes)}) devices get no acknowledgements any more, for no stream; give "
+            "it a link, `retain` or `when_full: drop_oldest`"
         )
 
 
@@ -52,7 +57,9 @@ def _notes_on_listeners(config: EdgeConfig) -> Iterator[str]:
 
 def carried_streams(link: Link, config: EdgeConfig) -> tuple[str, ...]:
     """The streams that go over a link."""
-    return tuple(config.streams) if link.streams is None else link.streams
+    if link.streams is not None:
+        return link.streams
+    return tuple(name for name, stream in config.streams.items() if stream.replicate)
 
 
 def _names(config: EdgeConfig) -> Iterator[Finding]:
@@ -120,7 +127,9 @@ def open_beyond_loopback(section: KeyPath, key: str, bind: str, anonymous: Anony
         )
 
 
-def _stream(name: str, stream: Stream) -> Iterator[Finding]:
+def _stream(name: str, stream: Stream, config: EdgeConfig) -> Iterator[Finding]:
+    if stream.retain.size_bytes is not None and stream.retain.size_bytes > config.disk.budget_bytes:
+        yield Finding(("streams", name, "retain", "size"), "expected at most disk.budget")
     for position, pattern in enumerate(stream.from_):
         path = ("streams", name, "from", position) if len(stream.from_) > 1 else ("streams", name, "from")
         try:
@@ -135,5 +144,7 @@ def _link(name: str, link: Link, config: EdgeConfig) -> Iterator[Finding]:
         if stream not in config.streams:
             known = ", ".join(config.streams) or "there are none"
             yield Finding((*path, "streams"), f"{quoted(stream)} is not a stream of this node; streams: {known}")
+        elif not config.streams[stream].replicate:
+            yield Finding((*path, "streams"), f"{quoted(stream)} says `replicate: false`; no link may carry it")
     if link.retry_min_s > link.retry_max_s:
         yield Finding((*path, "retry_min"), "expected at most retry_max")

@@ -70,14 +70,17 @@ def page(facts: dict[str, Any]) -> str:
     summary = [
         ("up", _duration(facts["uptime_seconds"])),
         ("clock", facts["clock"]),
-        ("log", facts["log_error"] or facts["log_full"] or "good"),
+        ("log", facts["log_error"] or facts["log_full"] or facts["log_low"] or "good"),
         ("disk", f"{approximate_size(disk['bytes'])} of {approximate_size(disk['budget_bytes'])}"),
         ("outage left", _duration(disk["outage_seconds_left"])),
         ("MQTT connections", facts["mqtt"]["connections"]),
         ("messages received", facts["mqtt"]["publishes_received"]),
         ("messages of no stream", facts["mqtt"]["publishes_unrouted"]),
     ]
-    streams = [(name, s["next_seq"], s["next_seq"] - s["durable_end"]) for name, s in facts["streams"].items()]
+    streams = [
+        (name, s["next_seq"], s["next_seq"] - s["durable_end"], _lost(s["lost"]))
+        for name, s in facts["streams"].items()
+    ]
     links = [
         (name, link["state"], link["pending_records"], _duration(link["pending_seconds"]), trouble(link))
         for name, link in facts["links"].items()
@@ -86,7 +89,7 @@ def page(facts: dict[str, Any]) -> str:
         f'<!doctype html><html lang="en"><meta charset="utf-8"><meta http-equiv="refresh" content="5">'
         f"<title>{title}</title><style>{_STYLE}</style><h1>{title}</h1>"
         + _table((), summary)
-        + _table(("stream", "records", "waiting for the disk"), streams)
+        + _table(("stream", "records", "waiting for the disk", "lost"), streams)
         + _table(("link", "state", "records waiting", "behind by", "trouble"), links)
         + '<p><a href="status">JSON</a> · <a href="metrics">metrics</a></p></html>'
     )
@@ -95,6 +98,10 @@ def page(facts: dict[str, Any]) -> str:
 def trouble(link: dict[str, Any]) -> str:
     """What keeps a link from delivering now; an error that is over is not shown to people."""
     return "" if link["state"] == "connected" else link["last_error"]
+
+
+def _lost(by_reason: dict[str, int]) -> str:
+    return ", ".join(f"{count} {reason}" for reason, count in by_reason.items())
 
 
 def _table(columns: tuple[str, ...], rows: list[Any]) -> str:

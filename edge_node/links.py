@@ -14,8 +14,10 @@ from typing import Final
 from config.models import EdgeConfig, Link
 from edge_node.broker_ports import SESSION_JOURNAL_STREAM, SESSION_TOPICS_STREAM
 from edge_node.check import carried_streams
+from protocols.batch import decode_header
 from protocols.chunk import GapRange, Mark
 from protocols.ranges import Range, RangeSet
+from protocols.segment import GapReason
 from replication.runner import LinkIdentity, LinkSettings, no_token, read_token, run_link
 from replication.sender import SenderSettings
 from replication.source import LaneState, OfferedLane
@@ -114,8 +116,18 @@ class SegmentLogSource:
         topics: Mapping[str, tuple[str, ...]],
         released: Callable[[int, RangeSet], None],
         wall_clock: Callable[[], int],
+        given: dict[int, int] | None = None,
     ) -> None:
+        """Offer ``topics``' streams.
+
+        Args:
+            given: stream number -> one past the last record that was given to any link since the log was opened; shared
+                by all links of the log.
+        """
         self._log = log
+        self._given = {} if given is None else given
+        for stream in topics:
+            self._given.setdefault(log.stream(stream), log.recovery.lanes.get(stream, 0))
         self._lanes = [OfferedLane(log.stream(stream), stream, filters) for stream, filters in topics.items()]
         self._wall_clock = wall_clock
         self.released = released
@@ -128,8 +140,11 @@ class SegmentLogSource:
         """What the log has now."""
         # A record may still come with the time that the clock shows now, but none with an earlier one.
         mark = Mark(*self._log.mark(lane, self._wall_clock() - 1))
-        gaps = [GapRange(gap.first, gap.end, gap.reason) for gap in self._log.gaps(lane)]
-        return LaneState(self._log.ranges(lane), self._log.next_seq(lane), gaps, mark)
+        now = self._log.snapshot(lane)
+        gaps = [GapRange(gap.first, gap.end, gap.reason) for gap in now.gaps]
+        # A hub that never had what was deleted after others had it, or by retention, would wait for it for ever.
+        gaps += [GapRange(first, end, GapReason.EXPIRED) for first, end in now.gone]
+        return LaneState(now.held, now.next_seq, gaps, mark, self._given[lane])
 
     async def read(self, lane: int, seq: int, bytes_max: int) -> list[bytes]:
         """From memory at once; from the disk in a thread.
@@ -137,13 +152,15 @@ class SegmentLogSource:
         Raises:
             OSError: the log cannot be read.
         """
-        tail = self._log.read_tail(lane, seq, bytes_max)
-        if tail is not None:
-            return tail
-        try:
-            return await asyncio.to_thread(self._log.read, lane, seq, bytes_max)
-        except LogError as error:
-            raise OSError(str(error)) from error
+        batches = self._log.read_tail(lane, seq, bytes_max)
+        if batches is None:
+            try:
+                batches = await asyncio.to_thread(self._log.read, lane, seq, bytes_max)
+            except LogError as error:
+                raise OSError(str(error)) from error
+        if batches:
+            self._given[lane] = max(self._given[lane], decode_header(batches[-1]).end_seq)
+        return batches
 
     def listen(self, callback: Callable[[], None]) -> Callable[[], None]:
         """Called after each commit."""
@@ -191,10 +208,11 @@ class Links:
             for stream in streams
         }
         ledger = ReleaseLedger(carriers, self._log.release)
+        given: dict[int, int] = {}
         for status in self.statuses:
             topics = {stream: self._config.streams[stream].from_ for stream in carried[status.name]}
             released = functools.partial(ledger.released, status.name)
-            source = SegmentLogSource(self._log, topics, released, self._wall_clock)
+            source = SegmentLogSource(self._log, topics, released, self._wall_clock, given)
             self._tasks.append(asyncio.create_task(self._run(status, source)))
 
     async def close(self) -> None:

@@ -6,7 +6,8 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from config.metrics import EDGE_METRICS
-from edge_node.status import NodeStatus
+from edge_node.status import NodeStatus, gap_reason, write_amplification
+from protocols.segment import GapReason
 from replication.status import LinkState
 
 _PREFIX = "weft_edge_"
@@ -51,6 +52,10 @@ def samples(status: NodeStatus) -> Iterator[Sample]:
     for name, number in status.streams().items():
         yield Sample("weft_edge_stream_next_seq", status.log.next_seq(number), (name,))
         yield Sample("weft_edge_stream_durable_end", status.log.durable_end(number), (name,))
+        yield Sample("weft_edge_stream_bytes", status.log.stream_bytes(number), (name,))
+        for reason in GapReason:
+            lost = sum(gap.end - gap.first for gap in status.log.gaps(number) if gap.reason == reason)
+            yield Sample("weft_edge_stream_lost_records", lost, (name, gap_reason(reason)))
     for link in status.links:
         yield Sample("weft_edge_link_connected", link.state is LinkState.CONNECTED, (link.name,))
         yield Sample("weft_edge_link_pending_records", link.pending_records, (link.name,))
@@ -78,5 +83,12 @@ def _log(status: NodeStatus) -> Iterator[Sample]:
     yield Sample("weft_edge_log_commits_total", stats.commits)
     yield Sample("weft_edge_log_written_bytes_total", stats.bytes_written)
     yield Sample("weft_edge_log_sync_seconds_total", stats.sync_seconds)
+    yield Sample("weft_edge_log_unsafe_bytes", stats.unsafe_bytes)
+    yield Sample("weft_edge_log_device_written_bytes_total", stats.device_bytes)
+    yield Sample("weft_edge_log_payload_bytes_total", stats.payload_bytes)
+    yield Sample("weft_edge_log_moved_bytes_total", stats.moved_bytes)
+    yield Sample("weft_edge_log_write_amplification", write_amplification(stats) or 0)
+    yield Sample("weft_edge_log_card_lifetime_seconds", status.card_lifetime_s(stats) or 0)
     yield Sample("weft_edge_log_full", status.log.shortage() is not None)
+    yield Sample("weft_edge_log_low", status.low_water(stats) is not None)
     yield Sample("weft_edge_log_failed", stats.failed is not None)

@@ -13,6 +13,7 @@ import edge_node.light_imports  # noqa: F401 - before edge_node.state
 from config.models import EdgeConfig
 from config.units import Address, UnixSocket, parse_bind
 from edge_node.broker import Broker, BrokerSettings
+from edge_node.check import carried_streams
 from edge_node.clock import clock_reader, wall_clock
 from edge_node.counters import Counters
 from edge_node.door_counters import DoorCounters
@@ -24,7 +25,7 @@ from edge_node.outage import SAMPLE_INTERVAL_S
 from edge_node.sessions import SessionLimits
 from edge_node.state import BrokerState, StateCounters, StateSettings
 from edge_node.status import NodeStatus
-from storage.segment_log import LogSettings, SegmentLog
+from storage.segment_log import LogSettings, SegmentLog, StreamPolicy
 
 logger = logging.getLogger(__name__)
 
@@ -52,6 +53,7 @@ class EdgeNode:
         self._closing = contextlib.AsyncExitStack()
         self._reload = asyncio.Event()
         self._shortage: str | None = None
+        self._low: str | None = None
         self.listeners: dict[str, Address | UnixSocket] = {}
         """Where MQTT clients connect, by the listener's name."""
         self.http: Address | None = None
@@ -96,6 +98,7 @@ class EdgeNode:
             await self._check_files()
             if loop.time() >= next_sample:
                 self.status.sample()
+                self._tell_low_water()
                 next_sample += SAMPLE_INTERVAL_S
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(stop.wait(), LOG_CHECK_INTERVAL_S)
@@ -115,6 +118,12 @@ class EdgeNode:
         elif shortage is None and known is not None:
             logger.warning("the log has room again: devices are acknowledged")
 
+    def _tell_low_water(self) -> None:
+        low, was_low = self.status.low_water(), self._low
+        self._low = low
+        if low is not None and was_low is None:
+            logger.warning("%s", low)
+
     async def close(self) -> None:
         """Stop accepting, end links and clients, make what was taken in durable, release the log's directory."""
         await self._closing.aclose()
@@ -129,6 +138,8 @@ class EdgeNode:
             post=poster(asyncio.get_running_loop()),
         )
         stack.push_async_callback(asyncio.to_thread, log.close)
+        for name, policy in stream_policies(self.config).items():
+            log.set_policy(log.stream(name), policy)
         if log.recovery.torn_bytes:
             logger.warning("recovered the log: cut a torn tail of %d bytes", log.recovery.torn_bytes)
         return log
@@ -184,7 +195,17 @@ def log_settings(config: EdgeConfig) -> LogSettings:
         tail_bytes=config.limits.tail_bytes,
         pending_bytes_max=config.limits.pending_bytes,
         commit_interval_s=config.commit_interval_s,
+        compression_level=config.disk.compression_level if config.disk.compression == "zstd" else None,
     )
+
+
+def stream_policies(config: EdgeConfig) -> dict[str, StreamPolicy]:
+    """How long each stream's records stay, from the node's configuration."""
+    carried = {name for link in config.links.values() for name in carried_streams(link, config)}
+    return {
+        name: StreamPolicy(stream.when_full, stream.retain.time_s, stream.retain.size_bytes, replicated=name in carried)
+        for name, stream in config.streams.items()
+    }
 
 
 def session_limits(config: EdgeConfig) -> SessionLimits:

@@ -8,12 +8,14 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from config.models import EdgeConfig
+from config.units import approximate_size
 from edge_node.counters import Counters
 from edge_node.door_counters import DoorCounters
 from edge_node.outage import OutageEstimate
 from edge_node.state import INTERNAL_STREAMS, StateCounters
 from protocols.batch import ClockReading, ClockState
 from protocols.lane import format_log_id
+from protocols.segment import GapNotice, GapReason
 from replication.status import LinkStatus
 from storage.segment_log import LogStats, SegmentLog
 
@@ -62,6 +64,19 @@ class NodeStatus:
         """Note how much the log has written; called every ``outage.SAMPLE_INTERVAL_S``."""
         self._outage.sample(time.monotonic(), self.log.stats().bytes_written)
 
+    def low_water(self, stats: LogStats | None = None) -> str | None:
+        """A warning while little is left for records; None while there is enough."""
+        stats, disk = stats or self.log.stats(), self.config.disk
+        low = disk.budget_bytes // 10 if disk.low_water_bytes is None else disk.low_water_bytes
+        left = stats.usable_bytes - stats.unsafe_bytes
+        if left >= low:
+            return None
+        return (
+            f"{approximate_size(max(left, 0))} of the log's {approximate_size(stats.budget_bytes)} are left for "
+            "records that no hub has yet: restore the link, raise disk.budget, or let streams drop their oldest "
+            "(when_full)"
+        )
+
     def facts(self) -> dict[str, Any]:
         """Everything, as plain values: sizes in bytes, times in seconds since 1970, durations in seconds."""
         stats = self.log.stats()
@@ -74,6 +89,7 @@ class NodeStatus:
             "clock": "synchronised" if self.is_clock_synchronised else "not synchronised",
             "log_error": str(stats.failed) if stats.failed else None,
             "log_full": self.log.shortage(),
+            "log_low": self.low_water(stats),
             "disk": self._disk(stats),
             "recovery": self._recovery(),
             "streams": {name: self._stream(number) for name, number in self.streams().items()},
@@ -99,11 +115,13 @@ class NodeStatus:
             "held": self.log.ranges(number).count(),
             "gaps": len(gaps),
             "records_lost": sum(gap.end - gap.first for gap in gaps),
+            "lost": _lost_by_reason(gaps),
+            "bytes": self.log.stream_bytes(number),
         }
 
     def _disk(self, stats: LogStats) -> dict[str, Any]:
         now = time.monotonic()
-        free = stats.budget_bytes - self._unsafe_bytes(stats)
+        free = stats.usable_bytes - stats.unsafe_bytes
         return {
             "bytes": stats.bytes_on_disk,
             "budget_bytes": stats.budget_bytes,
@@ -117,15 +135,23 @@ class NodeStatus:
             "sync_seconds_max": stats.sync_seconds_max,
             "bytes_per_second": self._outage.bytes_per_second(now, stats.bytes_written),
             "outage_seconds_left": self._outage.seconds_left(now, stats.bytes_written, free),
+            "unsafe_bytes": stats.unsafe_bytes,
+            "device_bytes": stats.device_bytes,
+            "payload_bytes": stats.payload_bytes,
+            "moved_bytes": stats.moved_bytes,
+            "write_amplification": write_amplification(stats),
+            "card_lifetime_seconds": self.card_lifetime_s(stats),
         }
 
-    def _unsafe_bytes(self, stats: LogStats) -> int:
-        """About how much of the log no hub has yet: by the share of records, as sizes are not kept per record."""
-        held = sum(self.log.ranges(number).count() for number in self.log.streams().values())
-        if not held:
-            return 0
-        waiting = max((link.pending_records for link in self.links), default=held)
-        return round(stats.bytes_on_disk * min(waiting / held, 1.0))
+    def card_lifetime_s(self, stats: LogStats) -> float | None:
+        """How long the card lasts from new at the rate since the node started; None without ``disk.card_endurance``."""
+        endurance, seconds = self.config.disk.card_endurance_bytes, time.monotonic() - self._started
+        return endurance * seconds / stats.device_bytes if endurance and stats.device_bytes else None
+
+
+def write_amplification(stats: LogStats) -> float | None:
+    """Bytes of the device's pages written per byte of payload; None before the first payload."""
+    return stats.device_bytes / stats.payload_bytes if stats.payload_bytes else None
 
 
 def _link(link: LinkStatus) -> dict[str, Any]:
@@ -146,6 +172,20 @@ def _link(link: LinkStatus) -> dict[str, Any]:
         "next_try": _seconds(link.next_try),
         "clock_offset_seconds": _seconds(link.clock_offset_ns),
     }
+
+
+def _lost_by_reason(gaps: list[GapNotice]) -> dict[str, int]:
+    """Records under gap notices, by reason."""
+    lost: dict[str, int] = {}
+    for gap in gaps:
+        reason = gap_reason(gap.reason)
+        lost[reason] = lost.get(reason, 0) + gap.end - gap.first
+    return lost
+
+
+def gap_reason(number: int) -> str:
+    """A gap notice's reason in words."""
+    return next((reason.name.lower() for reason in GapReason if reason == number), f"reason {number}")
 
 
 def _seconds(nanoseconds: int | None) -> float | None:

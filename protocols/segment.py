@@ -26,6 +26,7 @@ VERSION = 1
 _HEADER = struct.Struct("<4sIQQQ")
 HEADER_BYTES = _HEADER.size
 _ENTRY = struct.Struct("<IIBxxx")
+_PADDED_ENTRY = struct.Struct("<IIB3s")
 ENTRY_HEADER_BYTES = _ENTRY.size
 _TRAILER = struct.Struct("<QI4s")
 TRAILER_BYTES = _TRAILER.size
@@ -34,6 +35,7 @@ ENTRY_BYTES_MAX = 80 << 20
 POSITION_MAX = (1 << 63) - 1
 """Largest position of a log."""
 _SEED = struct.Struct("<QIB")
+_FOOTER_FIELDS_MIN = 3
 _FILE_NAME = re.compile(r"([0-9]{20})\.seg")
 
 
@@ -46,7 +48,12 @@ class EntryKind(IntEnum):
     CLOCK = 3
     FUNCTION_COMMIT = 4
     STREAMS = 5
+    MOVED = 6
+    KEPT = 7
     FOOTER = 15
+
+
+_KINDS = {kind.value: kind for kind in EntryKind if kind is not EntryKind.END}
 
 
 class GapReason(IntEnum):
@@ -120,12 +127,33 @@ class LaneIndex(msgspec.Struct, frozen=True, array_like=True):
     """Sparse index: (base_seq of a batch, file offset of its entry), ascending in both."""
 
 
+class KeptLane(msgspec.Struct, frozen=True, array_like=True):
+    """What the log answers for of one stream: each of these numbers is a record in it or under a gap notice in it."""
+
+    stream: U32
+    next_seq: Seq
+    """The next sequence number when this was written; all numbers from here on are answered for too."""
+    ranges: StoredRanges
+
+
+class Kept(msgspec.Struct, frozen=True, array_like=True):
+    """What the log answers for, written before anything else is deleted. The last one in a log counts."""
+
+    lanes: Annotated[list[KeptLane], Meta(max_length=LIST_ITEMS_MAX)]
+
+
 class Footer(msgspec.Struct, frozen=True, array_like=True):
-    """The index of a sealed segment."""
+    """The index of a sealed segment. Empty lists at its end are left out; what earlier releases wrote has none."""
 
     streams: dict[U32, str]
     lanes: Annotated[list[LaneIndex], Meta(max_length=LIST_ITEMS_MAX)]
     gaps: Annotated[list[GapNotice], Meta(max_length=LIST_ITEMS_MAX)]
+    kept: Annotated[list[KeptLane], Meta(max_length=LIST_ITEMS_MAX)] = []
+    """As in a ``KEPT`` entry."""
+    sizes: Annotated[list[Annotated[list[U64], Meta(max_length=LIST_ITEMS_MAX)]], Meta(max_length=LIST_ITEMS_MAX)] = []
+    """For each of ``lanes``, then of ``moved``: bytes of its entries before each point, and then of all of them."""
+    moved: Annotated[list[LaneIndex], Meta(max_length=LIST_ITEMS_MAX)] = []
+    """Like ``lanes``, of the ``MOVED`` entries."""
 
 
 def file_name(first_position: int) -> str:
@@ -165,7 +193,7 @@ def decode_header(data: Buffer) -> SegmentHeader:
     if magic[:3] != MAGIC:
         raise Corrupt(f"expected a segment ({MAGIC!r}), found {magic!r}")
     sound = _header_crc(data) == crc
-    if magic[3] != VERSION and not sound:
+    if magic[3] > VERSION and not sound:
         raise UnsupportedVersion(f"segment version {magic[3]}; this release reads version {VERSION}")
     if magic[3] != VERSION or not sound:
         raise Corrupt("a segment header's checksum does not match")
@@ -236,6 +264,23 @@ def decode_entry(data: Buffer, offset: int, first_position: int) -> Entry | None
         raise UnsupportedVersion(f"an entry of unknown kind {kind} at offset {offset}") from None
 
 
+def sound_entry(data: Buffer, offset: int, position: int) -> tuple[EntryKind, int] | None:
+    """Kind and end of the entry at ``offset`` if it is sound and whole, for walking over many of them.
+
+    None says no more than that ``decode_entry`` has to look: these may be the end, damage, or the end of ``data``.
+    """
+    if offset + ENTRY_HEADER_BYTES > len(data):
+        return None
+    crc, length, kind, padding = _PADDED_ENTRY.unpack_from(data, offset)
+    start = offset + ENTRY_HEADER_BYTES
+    known = _KINDS.get(kind)
+    if known is None or start + length > len(data) or padding != b"\0\0\0":
+        return None
+    if crc32c(memoryview(data)[start : start + length], crc32c(_SEED.pack(position, length, kind))) != crc:
+        return None
+    return known, start + length
+
+
 def encode_trailer(footer_offset: int) -> bytes:
     """The last 16 bytes of a sealed segment: where its footer entry starts."""
     return _TRAILER.pack(footer_offset, crc32c(struct.pack("<Q", footer_offset)), TRAILER_MAGIC)
@@ -269,15 +314,29 @@ def encode_streams(streams: dict[int, StreamEntry]) -> bytes:
     return msgspec.msgpack.encode(streams)
 
 
-Body = dict[int, StreamEntry] | GapNotice | ClockNotice | Footer
+Body = dict[int, StreamEntry] | GapNotice | ClockNotice | Kept | Footer
 _DECODERS: dict[EntryKind, msgspec.msgpack.Decoder[Body]] = {
     EntryKind.STREAMS: msgspec.msgpack.Decoder(dict[U32, StreamEntry]),
     EntryKind.GAP: msgspec.msgpack.Decoder(GapNotice),
     EntryKind.CLOCK: msgspec.msgpack.Decoder(ClockNotice),
+    EntryKind.KEPT: msgspec.msgpack.Decoder(Kept),
     EntryKind.FOOTER: msgspec.msgpack.Decoder(Footer),
 }
-encode_body = msgspec.msgpack.encode
-"""Body of a ``GAP``, ``CLOCK`` or ``FOOTER`` entry from its struct."""
+
+
+def encode_body(value: Body) -> bytes:
+    """Body of an entry that is no batch from what it says."""
+    if isinstance(value, Footer):
+        return msgspec.msgpack.encode(footer_fields(value))
+    return msgspec.msgpack.encode(value)
+
+
+def footer_fields(footer: Footer) -> list[object]:
+    """The fields of a footer without the empty lists at its end that earlier releases did not write."""
+    fields: list[object] = [footer.streams, footer.lanes, footer.gaps, footer.kept, footer.sizes, footer.moved]
+    while len(fields) > _FOOTER_FIELDS_MIN and not fields[-1]:
+        fields.pop()
+    return fields
 
 
 def decode_body(kind: EntryKind, body: Buffer) -> Body:

@@ -198,7 +198,7 @@ class Sender:
             lane = self._known(offered.lane)
             held = checked_ranges(offered.ranges, left)
             left -= len(held)
-            if held.end > lane.end:
+            if held.end > min(lane.end, lane.known_end):
                 self._close(_rolled_back(lane, held.end))
                 return
             lane.welcome(held)
@@ -312,8 +312,9 @@ class Sender:
 def _rolled_back(lane: SenderLane, end: int) -> Refused:
     return Refused(
         RefuseCode.IDENTITY_CONFLICT,
-        f"the hub holds records of lane {lane.number} up to seq {end}, but this log ends at {lane.end}: the log was "
-        "restored from an old copy, or its disk lost what it had acknowledged",
+        f"the hub holds records of lane {lane.number} up to seq {end}, but this log knew them only up to "
+        f"{min(lane.end, lane.known_end)} when it was opened: it was restored from an old copy, or its disk lost what "
+        "it had acknowledged",
         "start the node with an empty data directory: it gets a new log id, and nothing is numbered twice",
         by_peer=False,
     )

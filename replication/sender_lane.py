@@ -24,6 +24,8 @@ class SenderLane:
         self.mark_due = True
         self._told = RangeSet()
         self._awaited: Mark | None = None
+        self.known_end: int
+        """See ``LaneState``."""
         self._held: RangeSet
         self._newest: Mark
         self._gaps: list[GapRange]
@@ -33,6 +35,7 @@ class SenderLane:
         """Take the log's present state."""
         self._held = state.held
         self.end = max(self.end, state.end)
+        self.known_end = state.known_end
         self._newest = state.mark
         self._gaps = [gap for gap in state.gaps if not self._told.covers(gap.first, gap.end)]
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import NamedTuple, Protocol
 
 from protocols.chunk import GapRange, Mark
-from protocols.ranges import RangeSet
+from protocols.ranges import SEQ_END, RangeSet
 
 
 class OfferedLane(NamedTuple):
@@ -27,6 +27,9 @@ class LaneState(NamedTuple):
     """One past the last sequence number ever assigned."""
     gaps: list[GapRange]
     mark: Mark
+    known_end: int = SEQ_END
+    """A receiver that holds numbers from here on has them from a log that forgot: neither was this one opened with them
+    nor did it give them to anybody since."""
 
 
 class LogSource(Protocol):

@@ -117,6 +117,10 @@ class Connection:
                 continue
             if message.type is not aiohttp.WSMsgType.BINARY:
                 return
+            if not sender.connected:
+                # What another link gave away meanwhile must not look like records that nobody here knows.
+                for lane in self._source.lanes():
+                    sender.offer(lane.lane, self._source.state(lane.lane))
             sender.receive_data(message.data, self._clock())
             self._wake.set()
 

@@ -3,7 +3,7 @@
 from storage.segment_log.errors import LogError, LogFailed, LogFull, LogVersionError, RecordTooLarge
 from storage.segment_log.log import SegmentLog
 from storage.segment_log.recovery import RecoveryReport
-from storage.segment_log.settings import LogSettings
+from storage.segment_log.settings import LogSettings, StreamPolicy
 from storage.segment_log.state import SYNC_BUCKETS_S
 from storage.segment_log.stats import LogStats
 
@@ -18,4 +18,5 @@ __all__ = [
     "RecordTooLarge",
     "RecoveryReport",
     "SegmentLog",
+    "StreamPolicy",
 ]

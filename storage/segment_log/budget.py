@@ -1,45 +1,15 @@
-"""Keeping the log within its disk budget: what may be deleted, and when an append must be refused.
-
-Only sealed segments go, oldest first, only when the budget needs it, and only once every record and gap notice in them
-is released. The newest segment begins with a ``STREAMS`` entry that was durable before anything older went, so
-sequence numbers continue whatever is deleted.
-"""
+"""Keeping the log within its disk budget: when an append must be refused, and how large a new segment may be."""
 
 from __future__ import annotations
 
-import contextlib
-import logging
+from typing import NamedTuple
 
-from protocols.ranges import RangeSet
 from storage.segment_log.errors import LogFull
 from storage.segment_log.pending import BATCH_OVERHEAD_BYTES
-from storage.segment_log.quarantine import aside_path
-from storage.segment_log.segment_file import Segment
-from storage.segment_log.settings import LogSettings
-from storage.segment_log.state import LogState
-
-logger = logging.getLogger(__name__)
-
-
-def released(state: LogState, segment: Segment) -> bool:
-    """Whether everything a segment holds is safe elsewhere. Call with the lock."""
-    lanes = state.lanes
-    for stream, span in segment.index.lanes.items():
-        gone = RangeSet((gap.first, gap.end) for gap in lanes[stream].gaps)
-        gone.update(lanes[stream].released)
-        if not all(gone.covers(first, end) for first, end in span.ranges):
-            return False
-    return all(lanes[gap.stream].released.covers(gap.first, gap.end) for gap in segment.index.gaps)
-
-
-def reclaimable_bytes(state: LogState) -> int:
-    """Bytes that ``make_room`` could free. Call with the lock."""
-    total = sum(state.asides.values())
-    for segment in state.segments[:-1]:
-        if not released(state, segment):
-            break
-        total += segment.size
-    return total
+from storage.segment_log.plan import Plan, make_plan, opening_bytes
+from storage.segment_log.retention import shrink
+from storage.segment_log.settings import SEGMENT_SHARE_MIN
+from storage.segment_log.state import LaneState, LogState
 
 
 def admit(state: LogState, length: int) -> None:
@@ -61,6 +31,25 @@ def admit(state: LogState, length: int) -> None:
         raise LogFull(reason)
 
 
+def admit_to_stream(state: LogState, stream: int, lane: LaneState, length: int, now: int) -> None:
+    """Refuse ``length`` more bytes of a stream that has a size of its own and is full. Call with the lock.
+
+    Raises:
+        LogFull: nothing was taken.
+    """
+    assert lane.policy.retain_bytes is not None
+    used = lane.bytes + lane.queued_bytes
+    excess = used + length - lane.policy.retain_bytes
+    if excess <= 0 or not used:
+        return
+    if lane.full_since == state.changes or shrink(state, stream, excess, now) > 0:
+        lane.full_since = state.changes
+        raise LogFull(
+            f"stream {lane.name} takes {used} of its {lane.policy.retain_bytes} bytes and none of them may go yet: "
+            "restore the link to the hub, raise the stream's retain.size, or let it drop its oldest records (when_full)"
+        )
+
+
 def shortage(state: LogState) -> str | None:
     """Why there is no room for what was refused, or for anything at all; None when there is. Call with the lock.
 
@@ -77,67 +66,55 @@ def _shortage(state: LogState, pending: int) -> str | None:
     active, budget_bytes = state.segments[-1], state.settings.budget_bytes
     if active.end + pending + active.index.footer_bytes <= active.size:
         return None
+    if state.refusal is not None and state.refusal[0] == state.changes and pending >= state.refusal[1]:
+        return state.refusal[2]
     used = state.bytes_on_disk()
-    needed = used - active.size + active.end + active.index.footer_bytes + pending + state.settings.segment_bytes
-    needed -= reclaimable_bytes(state)
-    if needed > budget_bytes:
-        return (
+    needed = used - active.size + active.end + active.index.footer_bytes + pending
+    needed += state.settings.segment_bytes // SEGMENT_SHARE_MIN + opening_bytes(state) + state.settings.spare_bytes
+    free = state.filesystem.free_bytes(state.directory)
+    wanted = needed - min(budget_bytes, used + free)
+    if wanted <= 0 or make_plan(state, state.segments[:-1], wanted).freed_bytes >= wanted:
+        return None
+    if budget_bytes <= used + free:
+        reason = (
             f"the log in {state.directory} uses {used} of {budget_bytes} bytes and nothing in it may be deleted yet: "
             "restore the link to the hub, or raise the disk budget"
         )
-    free = state.filesystem.free_bytes(state.directory)
-    if needed > used + free:
-        return (
-            f"the disk of {state.directory} has {free} bytes left and nothing in the log may be deleted yet: "
-            "make space on the disk, or restore the link to the hub"
-        )
-    return None
+        state.refusal = (state.changes, pending, reason)
+        return reason
+    return (
+        f"the disk of {state.directory} has {free} bytes left and nothing in the log may be deleted yet: "
+        "make space on the disk, or restore the link to the hub"
+    )
 
 
-def _budget_bytes(state: LogState) -> int:
-    """The budget, or less when other files leave the disk too little."""
-    free = state.filesystem.free_bytes(state.directory)
-    return min(state.settings.budget_bytes, state.bytes_on_disk() + free)
+class Room(NamedTuple):
+    """How the next segment gets its place."""
+
+    plan: Plan
+    first_length: int
+    """What its file may take before anything else is deleted."""
+    length: int
+    """What it may take then."""
+    least: int
+    """What it cannot do without."""
 
 
-def make_room(state: LogState, length: int) -> None:
-    """Delete released segments, oldest first, until ``length`` more bytes stay within the budget or none is left.
-
-    The newest segment always stays. For the writer thread, without the lock.
+def make_room(state: LogState, commit_bytes: int) -> Room:
+    """What to delete, move and give up for a segment that begins with a commit of that length. Call with the lock.
 
     Raises:
-        OSError: a file could not be removed durably.
+        OSError: the disk does not say how much is free.
     """
-    while True:
-        with state.changed:
-            if state.bytes_on_disk() + length <= _budget_bytes(state):
-                return
-            path = _forget_oldest(state)
-        if path is None:
-            return
-        with contextlib.suppress(FileNotFoundError):
-            state.filesystem.remove(path)
-        state.filesystem.sync_directory(state.directory)
-
-
-def _forget_oldest(state: LogState) -> str | None:
-    if state.asides:
-        path = min(state.asides)
-        del state.asides[path]
-        return path
-    if len(state.segments) < 2 or not released(state, state.segments[0]):
-        return None
-    segment = state.segments.pop(0)
-    for stream, span in segment.index.lanes.items():
-        for first, end in span.ranges:
-            state.lanes[stream].held.remove(first, end)
-    for gap in segment.index.gaps:
-        state.lanes[gap.stream].gaps.remove(gap)
-    aside = aside_path(segment.path)
-    if state.filesystem.exists(aside):
-        state.asides[aside] = segment.size
-    logger.info("deleted the released segment %s (%d bytes)", segment.path, segment.size)
-    return segment.path
+    settings, used = state.settings, state.bytes_on_disk()
+    limit = min(settings.budget_bytes, used + state.filesystem.free_bytes(state.directory))
+    overhead = 2 * opening_bytes(state)
+    wished = max(settings.segment_bytes, commit_bytes + commit_bytes // 8 + overhead)
+    plan = make_plan(state, state.segments, used + wished + settings.spare_bytes - limit)
+    gone = sum(segment.size for segment in plan.victims) + sum(state.asides[path] for path in plan.asides)
+    least = overhead + plan.moved_bytes + commit_bytes
+    length = max(least, min(wished + plan.moved_bytes, limit - settings.spare_bytes - used + gone))
+    return Room(plan, max(0, min(length, limit - used)), length, least)
 
 
 def forget_released(state: LogState) -> None:
@@ -148,8 +125,3 @@ def forget_released(state: LogState) -> None:
             first = min(first, start)
             break
         lane.released.remove(0, first)
-
-
-def new_segment_bytes(settings: LogSettings, first_commit_bytes: int) -> int:
-    """What to reserve for a segment whose first commit is that long."""
-    return max(settings.segment_bytes, first_commit_bytes + first_commit_bytes // 8)

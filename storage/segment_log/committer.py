@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 from collections.abc import Callable
 
@@ -9,11 +10,15 @@ import zstandard
 
 from protocols import batch
 from protocols.batch import ClockReading
-from protocols.segment import ENTRY_HEADER_BYTES, EntryKind, SegmentHeader, encode_body, encode_streams
-from storage.segment_log.budget import forget_released, make_room, new_segment_bytes
+from protocols.segment import ENTRY_HEADER_BYTES, EntryKind, Kept, encode_body, encode_streams
+from storage.segment_log.budget import Room, forget_released, make_room
 from storage.segment_log.errors import LogFailed
+from storage.segment_log.moving import UnmovableSegment
+from storage.segment_log.opening import delete_free, kept_after, open_segment
 from storage.segment_log.pending import Callback, PendingCommit
-from storage.segment_log.segment_file import SegmentWriter
+from storage.segment_log.quarantine import quarantine
+from storage.segment_log.retention import Now, expire, forget_lost, free_segments, is_overdue
+from storage.segment_log.segment_file import Segment, SegmentWriter
 from storage.segment_log.state import LogState
 
 logger = logging.getLogger(__name__)
@@ -37,7 +42,8 @@ class Committer:
         self._wall_clock = wall_clock
         self._clock_reading = clock_reading
         self._post = post
-        self._compressor = zstandard.ZstdCompressor(level=state.settings.compression_level)
+        level = state.settings.compression_level
+        self._compressor = None if level is None else zstandard.ZstdCompressor(level=level)
         self.listeners: list[Callable[[], None]] = []
 
     def run_once(self) -> bool:
@@ -79,39 +85,113 @@ class Committer:
             counters.commits += 1
             counters.records += commit.records
             counters.bytes_written += length
+            self._count_pages()
 
     def _publish(self, commit: PendingCommit, entries: list[tuple[EntryKind, bytes]], offsets: list[int]) -> None:
         state, index = self._state, self._writer.segment.index
-        index.streams = {stream: lane.name for stream, lane in state.lanes.items()}
+        if len(index.streams) != len(state.lanes):
+            index.streams = {stream: lane.name for stream, lane in state.lanes.items()}
         for gap in commit.gaps:
-            index.gaps.append(gap)
+            index.add_gap(gap)
             state.add_gap(gap)
+            state.tail.drop_below(gap.stream, gap.end)
+            forget_lost(state, gap.stream, gap.end)
             state.unmarked.add(gap.stream)
+            state.changes += 1
         for (kind, body), offset in zip(entries, offsets, strict=True):
             if kind is not EntryKind.BATCH:
                 continue
             header = batch.decode_header(body)
             lane = state.lanes[header.stream]
-            index.add_batch(header, offset)
+            size = ENTRY_HEADER_BYTES + len(body)
+            index.add_batch(header, offset, size)
+            lane.bytes += size
             lane.held.add(header.base_seq, header.end_seq)
             lane.durable_end = header.end_seq
             state.tail.add(header.stream, header.base_seq, body)
             state.unmarked.add(header.stream)
+        for pending in commit.batches:
+            state.counters.payload_bytes += pending.payload_bytes
+            lane = state.lanes[pending.stream]
+            if lane.queued_bytes:
+                lane.queued_bytes = max(0, lane.queued_bytes - pending.raw_bytes)
         self._writer.publish()
 
-    def _rotate(self, length: int) -> None:
-        """Seal the segment and begin the next, deleting released ones if the budget needs it."""
+    def _rotate(self, commit_bytes: int) -> None:
+        """Seal the segment and begin the next, making room for it as the budget needs.
+
+        Args:
+            commit_bytes: length of the commit that it is for.
+        """
         state, sealed = self._state, self._writer.segment
-        size = self._seal()
+        position = sealed.first_position + self._seal()
+        while True:
+            with state.changed:
+                room = make_room(state, commit_bytes)
+            try:
+                self._writer = self._open(position, room)
+                break
+            except UnmovableSegment as damage:
+                logger.warning("%s", damage)
+                quarantine(state, damage.segment, self._wall_clock())
         with state.changed:
-            streams = state.stream_entries()
-        reserved = new_segment_bytes(state.settings, length)
-        make_room(state, reserved)
-        header = SegmentHeader(state.log_id, sealed.first_position + size, self._wall_clock())
-        self._writer = SegmentWriter.create(state.filesystem, state.directory, header, streams, reserved)
-        with state.changed:
-            state.segments.append(self._writer.segment)
             forget_released(state)
+            self._count_pages()
+
+    def _open(self, position: int, room: Room) -> SegmentWriter:
+        try:
+            return open_segment(self._state, position, self._wall_clock(), room)
+        except OSError as error:
+            if error.errno != errno.ENOSPC or room.first_length <= room.least:
+                raise
+        # Others took the space since it was looked up. Nothing was changed; what is there already may yet fit.
+        least = room._replace(first_length=room.least, length=room.least)
+        return open_segment(self._state, position, self._wall_clock(), least)
+
+    def _count_pages(self) -> None:
+        self._state.counters.device_bytes += self._writer.device_bytes
+        self._writer.device_bytes = 0
+
+    def housekeep(self) -> None:
+        """Let retention take its course; writes nothing unless something has expired. For the writer thread.
+
+        Gap notices are queued for the next commit; segments that hold nothing more are deleted.
+        """
+        state = self._state
+        if state.failed is not None:
+            return
+        now = Now(self._wall_clock(), self._clock_reading())
+        try:
+            with state.changed:
+                expire(state, now)
+                forget_released(state)
+                overdue, free = is_overdue(state, now), free_segments(state)
+            if overdue:
+                self._rotate(0)
+            elif free:
+                self._delete(free)
+        except Exception as error:
+            self.poison(error)
+
+    def _delete(self, free: list[Segment]) -> None:
+        """Delete segments that hold nothing, once it is durable that nothing in them is missed."""
+        state = self._state
+        with state.changed:
+            mark = state.mark_entries()
+            kept = kept_after(state, free)
+        entries = [(EntryKind.STREAMS, encode_streams(mark)), (EntryKind.KEPT, encode_body(Kept(kept)))]
+        if not self._writer.fits(2 * sum(ENTRY_HEADER_BYTES + len(body) for _, body in entries)):
+            # The next look at retention finds them again, and room to say so.
+            self._rotate(0)
+            return
+        self._writer.write(entries)
+        with state.changed:
+            state.unmarked -= set(mark)
+            self._writer.segment.index.streams = {stream: lane.name for stream, lane in state.lanes.items()}
+            self._writer.segment.index.kept = kept
+            self._writer.publish()
+            self._count_pages()
+        delete_free(state, free)
 
     def _seal(self) -> int:
         with self._state.changed:
@@ -119,6 +199,9 @@ class Committer:
         size = self._writer.seal(footer)
         with self._state.changed:
             self._writer.segment.size = size
+            self._writer.segment.index.forget_names()
+            self._writer.segment.known_since = self._clock_reading().monotonic
+            self._count_pages()
         return size
 
     def poison(self, error: Exception) -> LogFailed:

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from protocols import batch
 from protocols.errors import Corrupt
-from protocols.segment import ENTRY_HEADER_BYTES, EntryHeader, EntryKind, decode_entry, peek_entry
+from protocols.segment import ENTRY_HEADER_BYTES, EntryHeader, EntryKind, decode_entry, peek_entry, sound_entry
 from storage.filesystem import File
 
 
@@ -106,6 +106,11 @@ class SegmentBytes:
             CodecError: the bytes are no entry of this log at this place.
             OSError: as ``piece``.
         """
+        at = offset - self._start
+        sound = sound_entry(self._window, at, self.first_position + offset) if at >= 0 else None
+        if sound is not None:
+            body = self._window[at + ENTRY_HEADER_BYTES : sound[1]]
+            return Frame(sound[0], offset, body, self._start + sound[1])
         head = self.peek(offset)
         if head is None:
             # Fewer bytes than a header has, or zeros: decode_entry tells the end from a torn header.

@@ -19,6 +19,7 @@ from protocols.segment import (
     EntryKind,
     Footer,
     GapNotice,
+    Kept,
     SegmentHeader,
     StreamEntry,
 )
@@ -27,7 +28,7 @@ from storage.segment_log.frames import Frame, SegmentBytes
 from storage.segment_log.quarantine import DAMAGED
 from storage.segment_log.scan import find_entry
 
-EntryValue = BatchHeader | dict[int, StreamEntry] | GapNotice | ClockNotice | Footer | None
+EntryValue = BatchHeader | dict[int, StreamEntry] | GapNotice | ClockNotice | Kept | Footer | None
 
 
 class Inspected(NamedTuple):
@@ -44,7 +45,7 @@ class Inspected(NamedTuple):
     value: SegmentHeader | EntryValue
     """Decoded; None where there is nothing to decode."""
     data: bytes
-    """The whole batch of a ``BATCH`` entry, for ``protocols.batch.records``; empty for others."""
+    """The whole batch of a ``BATCH`` or ``MOVED`` entry, for ``protocols.batch.records``; empty for others."""
     problem: str | None
     """What is wrong at this offset, or None."""
 
@@ -123,7 +124,7 @@ def _inspect_frame(name: str, position: int, frame: Frame) -> Inspected:
     value: EntryValue = None
     data, problem = b"", None
     try:
-        if frame.kind is EntryKind.BATCH:
+        if frame.kind in (EntryKind.BATCH, EntryKind.MOVED):
             value, data = batch.decode_header(frame.body), bytes(frame.body)
         elif frame.kind is not EntryKind.FUNCTION_COMMIT:
             value = format_.decode_body(frame.kind, frame.body)

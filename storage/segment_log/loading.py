@@ -20,6 +20,9 @@ from storage.segment_log.segment_file import UNFINISHED, Segment
 
 logger = logging.getLogger(__name__)
 
+_WINDOW_BYTES = 16 << 10
+"""Both ends of a sealed segment are all that is read of it."""
+
 
 @dataclass
 class Loaded:
@@ -38,8 +41,11 @@ class Loaded:
         return self.header is None or self.streams is None or bool(self.scan and self.scan.damage)
 
 
-def load_directory(filesystem: FileSystem, directory: str) -> tuple[list[Loaded], list[str]]:
+def load_directory(filesystem: FileSystem, directory: str, known_id: int | None) -> tuple[list[Loaded], list[str]]:
     """All segments of a directory in log order; leftovers of an interrupted creation are removed.
+
+    Args:
+        known_id: the log's id as it is kept beside the segments.
 
     Returns:
         The log's segments, and the paths of files that were set aside because they may be another log's.
@@ -68,19 +74,19 @@ def load_directory(filesystem: FileSystem, directory: str) -> tuple[list[Loaded]
             ) from error
         finally:
             file.close()
-    return _one_log(filesystem, loaded)
+    return _one_log(filesystem, loaded, known_id)
 
 
 def _load(file: File, path: str, position: int, *, newest: bool) -> Loaded:
     size = file.size()
-    source = SegmentBytes(file, position, size, unreadable_as_zeros=True)
+    source = SegmentBytes(file, position, size, window_bytes=_WINDOW_BYTES, unreadable_as_zeros=True)
     header = _header(source, position)
     streams = _first_streams(source)
     footer = _footer(source, size)
     if footer is not None:
-        index = SegmentIndex.from_footer(footer[1])
+        index = SegmentIndex.from_footer(footer[1], footer[0])
         return Loaded(Segment(path, position, footer[0], size, index), header, streams, None)
-    scan = scan_segment(source, may_be_torn=newest)
+    scan = scan_segment(SegmentBytes(file, position, size, unreadable_as_zeros=True), may_be_torn=newest)
     return Loaded(Segment(path, position, scan.end, size, scan.index), header, streams, scan)
 
 
@@ -120,16 +126,17 @@ def _footer(source: SegmentBytes, size: int) -> tuple[int, Footer] | None:
     return (offset, footer) if isinstance(footer, Footer) else None
 
 
-def _one_log(filesystem: FileSystem, loaded: list[Loaded]) -> tuple[list[Loaded], list[str]]:
-    """Set aside the segments of another log, and all if no header is left to say which log this is.
+def _one_log(filesystem: FileSystem, loaded: list[Loaded], known_id: int | None) -> tuple[list[Loaded], list[str]]:
+    """Set aside the segments of another log, and all if nothing is left to say which log this is.
 
-    A stray file is alone among many; between equals the older one is the log's.
+    A stray file is alone among many; between equals the one that is kept beside the segments, or the older one, is the
+    log's.
     """
     ids = Counter(item.header.log_id for item in loaded if item.header)
-    log_id = max(ids, key=ids.__getitem__, default=None)
+    log_id = max(ids, key=lambda log_id: (ids[log_id], log_id == known_id), default=known_id)
     kept, strange = [], []
     for item in loaded:
-        if ids and (item.header is None or item.header.log_id == log_id):
+        if log_id is not None and (item.header is None or item.header.log_id == log_id):
             kept.append(item)
             continue
         path = item.segment.path

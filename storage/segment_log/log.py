@@ -11,16 +11,18 @@ from protocols.lane import NAME_RULE, valid_name
 from protocols.ranges import RangeSet
 from protocols.segment import GapNotice
 from storage.filesystem import FileSystem, Lock, OSFileSystem
-from storage.segment_log.budget import admit, forget_released, shortage
+from storage.segment_log.budget import admit, admit_to_stream, forget_released, shortage
 from storage.segment_log.committer import Committer, Post
-from storage.segment_log.errors import LogFailed
+from storage.segment_log.errors import LogFailed, LogFull
+from storage.segment_log.giving_up import give_up, whole_batches
+from storage.segment_log.identity import identity, keep_identity
 from storage.segment_log.loading import load_directory
 from storage.segment_log.pending import BATCH_OVERHEAD_BYTES, Callback, Run, check_records, run_bytes
 from storage.segment_log.reader import LogReader
 from storage.segment_log.recovery import RecoveryReport, recover
-from storage.segment_log.settings import RECORD_BYTES_MAX, LogSettings
+from storage.segment_log.settings import RECORD_BYTES_MAX, LogSettings, StreamPolicy
 from storage.segment_log.state import LaneState, LogState
-from storage.segment_log.stats import LogStats, take_stats
+from storage.segment_log.stats import LogStats, Snapshot, take_stats
 from storage.segment_log.together import Together
 from storage.segment_log.writer import WriterThread
 
@@ -45,6 +47,7 @@ class SegmentLog:
         """Not for callers: use ``open``."""
         self._state = state
         self._lock = lock
+        self._wall_clock = wall_clock
         self._reader = LogReader(state, wall_clock, committer.poison)
         self._writer: WriterThread | None = None
         self._closed = False
@@ -87,11 +90,14 @@ class SegmentLog:
         except OSError as error:
             raise LogFailed(f"the log in {directory} cannot be opened: {error}") from error
         try:
-            loaded, strange = load_directory(filesystem, directory)
+            loaded, strange = load_directory(filesystem, directory, identity(filesystem, directory))
             state, writer, report = recover(
                 lambda log_id: LogState(filesystem, directory, settings, log_id, clock_reading),
-                loaded, random_bits(64), wall_clock(),
+                loaded, identity(filesystem, directory), random_bits(64), wall_clock(),
             )  # fmt: skip
+            keep_identity(filesystem, directory, state.log_id)
+            for segment in state.segments:
+                segment.known_since = started
             committer = Committer(state, writer, wall_clock, clock_reading, post)
             # Gap notices for what was lost are durable before anybody reads the log.
             committer.run_once()
@@ -170,6 +176,8 @@ class SegmentLog:
             base_seq = lane.next_seq
             if not keys:
                 return base_seq
+            if lane.policy.retain_bytes is not None:
+                self._admit_to_stream(stream, lane, size + BATCH_OVERHEAD_BYTES, time)
             if size + BATCH_OVERHEAD_BYTES <= state.queue.reserved_bytes:
                 state.queue.reserved_bytes -= size + BATCH_OVERHEAD_BYTES
             else:
@@ -179,9 +187,17 @@ class SegmentLog:
             if state.queue.together is not None:
                 state.queue.together.append((stream, base_seq, len(keys)))
             lane.next_seq += len(keys)
+            if lane.policy.retain_bytes is not None:
+                lane.queued_bytes += size
             if waiting:
                 state.changed.notify()
         return base_seq
+
+    def set_policy(self, stream: int, policy: StreamPolicy) -> None:
+        """How long the stream's records stay; the default keeps everything until it is released, and then refuses."""
+        with self._state.changed:
+            self._lane(stream).policy = policy
+            self._state.changes += 1
 
     def lead(self, stream: int) -> None:
         """From now on this stream's batches stand first in each commit.
@@ -199,7 +215,8 @@ class SegmentLog:
 
         Args:
             reserve_bytes: room that is made sure of at the start (headers and 512 bytes an append included): appends
-                within it are not refused, so that either all of them are taken or none.
+                within it are not refused, not even those to a stream that is full (``StreamPolicy.retain_bytes``), so
+                that either all of them are taken or none.
 
         Raises:
             LogFull, LogFailed: on entering it; nothing was changed.
@@ -248,6 +265,11 @@ class SegmentLog:
         """Durable notices of records that can never come."""
         with self._state.changed:
             return list(self._lane(stream).gaps)
+
+    def stream_bytes(self, stream: int) -> int:
+        """Bytes of the entries that hold the stream's records, as ``retain_bytes`` counts them."""
+        with self._state.changed:
+            return self._lane(stream).bytes
 
     def next_seq(self, stream: int) -> int:
         """The number that the next record will get."""
@@ -298,13 +320,50 @@ class SegmentLog:
         tail = self.read_tail(stream, seq, bytes_max)
         return self._reader.read(stream, seq, bytes_max) if tail is None else tail
 
+    def snapshot(self, stream: int) -> Snapshot:
+        """What the log has of a stream at one instant."""
+        with self._state.changed:
+            lane = self._lane(stream)
+            gone = RangeSet([(0, lane.durable_end)])
+            for first, end in [*lane.held, *((gap.first, gap.end) for gap in lane.gaps)]:
+                gone.remove(first, end)
+            for gap in self._state.queue.waiting_gaps():
+                if gap.stream == stream:
+                    gone.remove(gap.first, gap.end)
+            return Snapshot(lane.held.copy(), lane.next_seq, list(lane.gaps), gone)
+
+    def give_up(self, stream: int, first: int = 0, end: int | None = None) -> RangeSet:
+        """Give up durable records that no hub has acknowledged, by an operator's word: they get gap notices.
+
+        They stay readable until the notices are durable, which ``on_durable`` tells. What hubs have of the range goes
+        without a notice. Whole batches go, so a few records at both ends may stay. May block on the disk.
+
+        Args:
+            first: the first number to give up.
+            end: one past the last; None for everything that is durable now.
+
+        Returns:
+            What is given up.
+
+        Raises:
+            OSError, LogFailed: as ``read``; or the log takes nothing more.
+        """
+        if end is None:
+            end = self.durable_end(stream)
+        first, end = whole_batches(self.ranges(stream), lambda seq: self.read(stream, seq, 1), first, end)
+        with self._state.changed:
+            if self._state.failed:
+                raise self._state.failed
+            return give_up(self._state, stream, self._lane(stream), first, end, self._wall_clock())
+
     def release(self, stream: int, ranges: RangeSet) -> None:
-        """These records and gap notices are safe elsewhere: once the budget needs it, their segments may go.
+        """These records and gap notices are safe elsewhere: they go once the budget needs it or retention says so.
 
         Not remembered across restarts; the hub's next WELCOME says it again.
         """
         with self._state.changed:
             self._lane(stream).released.update(ranges)
+            self._state.changes += 1
             forget_released(self._state)
 
     @property
@@ -350,6 +409,14 @@ class SegmentLog:
             admit(self._state, length)
         except OSError as error:
             raise self.committer.poison(error) from error
+
+    def _admit_to_stream(self, stream: int, lane: LaneState, length: int, now: int) -> None:
+        try:
+            admit_to_stream(self._state, stream, lane, length, now)
+        except LogFull:
+            # What belongs together is taken as a whole: a stream may grow beyond its own size by it, not the log.
+            if self._state.queue.together is None:
+                raise
 
     def _lane(self, stream: int) -> LaneState:
         lane = self._state.lanes.get(stream)

@@ -46,12 +46,25 @@ class Run(NamedTuple):
 class PendingBatch:
     """Records of one stream that will be one batch."""
 
-    __slots__ = ("_clock", "_flags", "_headers", "_keys", "_payloads", "_times", "base_seq", "raw_bytes", "stream")
+    __slots__ = (
+        "_clock",
+        "_flags",
+        "_headers",
+        "_keys",
+        "_payloads",
+        "_times",
+        "base_seq",
+        "payload_bytes",
+        "raw_bytes",
+        "stream",
+    )
 
     def __init__(self, stream: int, base_seq: int, clock: ClockReading) -> None:
         self.stream = stream
         self.base_seq = base_seq
         self.raw_bytes = 0
+        self.payload_bytes = 0
+        """Known once it is encoded."""
         self._clock = clock
         self._times: list[bytes] = []
         self._keys: list[bytes] = []
@@ -77,11 +90,12 @@ class PendingBatch:
             self._flags.update({at + index: bits for index, bits in run.flags.items()})
         self.raw_bytes += run.raw_bytes
 
-    def encode(self, compressor: zstandard.ZstdCompressor) -> bytes:
+    def encode(self, compressor: zstandard.ZstdCompressor | None) -> bytes:
         """The batch as bytes."""
         columns = batch.columns_from_lists(
             b"".join(self._times), self._keys, self._payloads, self._headers, self._flags
         )
+        self.payload_bytes = len(columns.payload)
         return batch.encode(self.stream, self.base_seq, columns, self._clock, compressor)
 
 
@@ -170,6 +184,11 @@ class PendingQueue:
         commit.gaps += gaps
         commit.raw_bytes += BATCH_OVERHEAD_BYTES * len(gaps)
         self.raw_bytes += BATCH_OVERHEAD_BYTES * len(gaps)
+
+    def waiting_gaps(self) -> list[GapNotice]:
+        """Gap notices that are not durable yet."""
+        commits = [self._in_flight, *self._commits] if self._in_flight else self._commits
+        return [gap for commit in commits if commit for gap in commit.gaps]
 
     def add_callback(self, callback: Callback) -> None:
         """Queue a callback behind everything that was queued so far."""

@@ -63,18 +63,26 @@ def quarantine(state: LogState, segment: Segment, now: int) -> list[GapNotice]:
     """
     with state.changed:
         end = segment.end
-        expected = {stream: _held(state, stream, span.ranges) for stream, span in segment.index.lanes.items()}
+        segment.is_movable = False
+        state.changes += 1
+        expected: dict[int, RangeSet] = {}
+        for stream, span in segment.index.spans():
+            expected.setdefault(stream, RangeSet()).update(_held(state, stream, span.ranges))
     scan = _scan(state.filesystem, segment, end)
+    found: dict[int, RangeSet] = {}
+    for stream, span in scan.index.spans():
+        found.setdefault(stream, RangeSet()).update(span.ranges)
     with state.changed:
-        gaps = missing_gaps(expected, {stream: span.ranges for stream, span in scan.index.lanes.items()}, now)
+        gaps = missing_gaps(expected, found, now)
         # Another reader may have met the same damage meanwhile.
         gaps = [gap for gap in gaps if state.lanes[gap.stream].held.covers(gap.first, gap.end)]
-        for stream, span in scan.index.lanes.items():
-            if stream in segment.index.lanes:
-                segment.index.lanes[stream].add_points(span)
+        for known, seen in ((segment.index.lanes, scan.index.lanes), (segment.index.moved, scan.index.moved)):
+            for stream in known.keys() & seen.keys():
+                known[stream].add_points(seen[stream])
         for gap in gaps:
             state.lanes[gap.stream].held.remove(gap.first, gap.end)
-            segment.index.lanes[gap.stream].ranges.remove(gap.first, gap.end)
+            for span in segment.index.spans_of(gap.stream):
+                span.ranges.remove(gap.first, gap.end)
             state.tail.drop(gap.stream)
         if gaps and state.failed is None:
             state.queue.add_gaps(gaps)

@@ -92,10 +92,10 @@ class LogReader:
             if lane is None or target is None:
                 return None
             for segment in self._state.segments:
-                span = segment.index.lanes.get(stream)
-                if span is not None and target in span.ranges:
-                    held_end = lane.held.contiguous_end(target)
-                    return _Place(segment, segment.end, span.start_for(target), target, held_end)
+                for span in segment.index.spans_of(stream):
+                    if target in span.ranges:
+                        held_end = min(lane.held.contiguous_end(target), span.ranges.contiguous_end(target))
+                        return _Place(segment, segment.end, span.start_for(target), target, held_end)
         return None
 
     def _walk(self, place: _Place, stream: int, bytes_max: int, *, first: bool) -> list[bytes]:
@@ -136,7 +136,7 @@ def _batches(source: SegmentBytes, place: _Place, stream: int) -> Iterator[bytes
         head = source.peek(offset)
         if head is None:
             raise Corrupt(f"zeros at offset {offset}, before the entries end")
-        if head.kind == EntryKind.BATCH:
+        if head.kind in (EntryKind.BATCH, EntryKind.MOVED):
             header = source.batch_header(offset)
             if header.stream == stream and header.end_seq > seq:
                 if header.base_seq > seq:

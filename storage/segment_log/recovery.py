@@ -13,10 +13,14 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 from protocols.ranges import RangeSet
-from protocols.segment import GapNotice, SegmentHeader
+from protocols.segment import GapNotice
 from storage.filesystem import FileSystem
+from storage.segment_log.budget import Room
 from storage.segment_log.loading import Loaded
+from storage.segment_log.opening import open_segment
+from storage.segment_log.plan import Plan
 from storage.segment_log.quarantine import DAMAGED, keep_aside, missing_gaps, report_damage
+from storage.segment_log.retention import forget_lost, held_within
 from storage.segment_log.scan import Scan
 from storage.segment_log.segment_file import Segment, SegmentWriter
 from storage.segment_log.state import LaneState, LogState
@@ -48,13 +52,15 @@ class RecoveryReport:
 def fold(state: LogState, loaded: list[Loaded]) -> None:
     """Account for the segments in the log's lanes."""
     next_seqs: dict[int, int] = {}
+    _count_once(loaded)
     for item in loaded:
         state.segments.append(item.segment)
         index = item.segment.index
         names = {stream: entry.name for stream, entry in (item.streams or {}).items()} | index.streams
         for stream, name in names.items():
             state.lanes.setdefault(stream, LaneState(name)).name = name
-        ends = [(stream, span.ranges.end) for stream, span in index.lanes.items()]
+        ends = [(stream, span.ranges.end) for stream, span in index.spans()]
+        ends += [(kept.stream, kept.next_seq) for kept in index.kept]
         ends += [(gap.stream, gap.end) for gap in index.gaps]
         ends += [(stream, entry.next_seq) for stream, entry in (item.streams or {}).items()]
         ends += list(item.scan.next_seqs.items()) if item.scan else []
@@ -62,27 +68,63 @@ def fold(state: LogState, loaded: list[Loaded]) -> None:
             # A stream whose every naming entry was lost still keeps its records.
             state.lanes.setdefault(stream, LaneState(f"unnamed-{stream}"))
             next_seqs[stream] = max(next_seqs.get(stream, 0), end)
-        for stream, span in index.lanes.items():
+        for stream, span in index.spans():
             state.lanes[stream].held.update(span.ranges)
     for item in loaded:
         for gap in item.segment.index.gaps:
-            state.add_gap(gap)
+            state.lanes[gap.stream].held.remove(gap.first, gap.end)
+    state.collect_gaps()
     for stream, lane in state.lanes.items():
         lane.next_seq = lane.durable_end = next_seqs.get(stream, 0)
         state.numbers[lane.name] = stream
+        lane.bytes = sum(span.live_size for item in loaded for span in item.segment.index.spans_of(stream))
+        forget_lost(state, stream, lane.durable_end)
+
+
+def _count_once(loaded: list[Loaded]) -> None:
+    """Records that were moved forward and stand in their old segments too count where they stand last."""
+    seen: dict[int, RangeSet] = {}
+    for item in reversed(loaded):
+        for lanes in (item.segment.index.lanes, item.segment.index.moved):
+            for stream, span in lanes.items():
+                known = seen.setdefault(stream, RangeSet())
+                own = span.ranges.copy()
+                for first, end in own:
+                    for start, stop in held_within(known, first, end):
+                        span.ranges.remove(start, stop)
+                known.update(own)
 
 
 def find_losses(state: LogState, loaded: list[Loaded], now: int) -> list[GapNotice]:
     """Notices for numbers that were given out and acknowledged, and are neither held nor noticed yet.
 
-    Segments are deleted oldest first, so what lies before the oldest segment went rightly; its first entry says where
-    each stream stood then, and a stream that it does not name began later, at 0. Before the first segment of all there
-    was nothing, whatever is left of it.
+    Before anything is deleted the log writes down what it answers for without it, so the last such entry says what must
+    be there, together with all numbers given out since.
     """
+    kept = next((item.segment.index.kept for item in reversed(loaded) if item.segment.index.kept), None)
+    if kept is None:
+        expected = _expected_of_earlier_releases(state, loaded)
+    else:
+        expected = {stream: RangeSet([(0, lane.next_seq)]) for stream, lane in state.lanes.items()}
+        for lane in kept:
+            expected[lane.stream] = RangeSet(lane.ranges)
+            expected[lane.stream].add(lane.next_seq, state.lanes[lane.stream].next_seq)
+    known = {}
+    for stream, state_lane in state.lanes.items():
+        known[stream] = state_lane.held.copy()
+        known[stream].update((gap.first, gap.end) for gap in state_lane.gaps)
+    return missing_gaps(expected, known, now)
+
+
+def _expected_of_earlier_releases(state: LogState, loaded: list[Loaded]) -> dict[int, RangeSet]:
+    """Earlier releases deleted segments oldest first, so what lies before the oldest segment went rightly; its first
+    entry says where each stream stood then, and a stream that it does not name began later, at 0. Before the first
+    segment of all there was nothing, whatever is left of it.
+    """
+    expected: dict[int, RangeSet] = {}
     if not loaded:
-        return []
+        return expected
     first = loaded[0]
-    expected, known = {}, {}
     for stream, lane in state.lanes.items():
         if first.segment.first_position == 0:
             begin = 0
@@ -94,9 +136,7 @@ def find_losses(state: LogState, loaded: list[Loaded], now: int) -> list[GapNoti
             spoken = first.scan.begins.get(stream, lane.next_seq) if first.scan else lane.next_seq
             begin = min(spoken, next(iter(span.ranges))[0]) if span and len(span.ranges) else spoken
         expected[stream] = RangeSet([(begin, lane.next_seq)])
-        known[stream] = lane.held.copy()
-        known[stream].update((gap.first, gap.end) for gap in lane.gaps)
-    return missing_gaps(expected, known, now)
+    return expected
 
 
 def continue_or_create(state: LogState, loaded: list[Loaded], now: int) -> SegmentWriter:
@@ -114,11 +154,8 @@ def continue_or_create(state: LogState, loaded: list[Loaded], now: int) -> Segme
             # Evidence is not written over: what is sound here is sealed, and the log goes on in a new file.
             newest.segment.size = writer.seal(newest.segment.index.to_footer())
             position = newest.segment.first_position + newest.segment.size
-    header = SegmentHeader(state.log_id, position, now)
     length = _reservable(state, state.bytes_on_disk())
-    writer = SegmentWriter.create(state.filesystem, state.directory, header, state.stream_entries(), length)
-    state.segments.append(writer.segment)
-    return writer
+    return open_segment(state, position, now, Room(Plan(), length, length, length))
 
 
 def _seal_again(filesystem: FileSystem, segment: Segment) -> None:
@@ -143,7 +180,9 @@ def _reservable(state: LogState, used: int, written: int = 0) -> int:
         written: bytes that the segment has already.
     """
     free = state.filesystem.free_bytes(state.directory)
-    return max(0, min(state.settings.segment_bytes, state.settings.budget_bytes - used, written + free // 2))
+    settings = state.settings
+    room = settings.budget_bytes - settings.spare_bytes - used
+    return max(0, min(settings.segment_bytes, room, written + free // 2))
 
 
 def _resume(state: LogState, newest: Loaded) -> SegmentWriter:
@@ -174,22 +213,25 @@ def _resume(state: LogState, newest: Loaded) -> SegmentWriter:
 
 
 def recover(
-    state_of: Callable[[int], LogState], loaded: list[Loaded], new_id: int, now: int
+    state_of: Callable[[int], LogState], loaded: list[Loaded], known_id: int | None, new_id: int, now: int
 ) -> tuple[LogState, SegmentWriter, RecoveryReport]:
     """Build the log's state from its segments and decide where to write on.
 
     Args:
         state_of: makes an empty state for a log id.
+        known_id: the log's id as it is kept beside the segments; segments without a sound header go by it.
         new_id: the log id if there is no log yet.
 
     Raises:
         OSError: a write failed; opening again starts over.
     """
-    log_id = next((item.header.log_id for item in reversed(loaded) if item.header), None)
+    log_id = next((item.header.log_id for item in reversed(loaded) if item.header), known_id if loaded else None)
     state = state_of(new_id if log_id is None else log_id)
     fold(state, loaded)
     gaps = find_losses(state, loaded, now)
     damaged = _keep_aside(state, loaded, gaps)
+    for item in loaded[:-1]:
+        item.segment.index.forget_names()
     lanes = {lane.name: lane.next_seq for lane in state.lanes.values()}
     report = RecoveryReport(log_id is None, len(loaded), damaged=damaged, gaps=tuple(gaps), lanes=lanes)
     newest = loaded[-1] if loaded else None
@@ -200,9 +242,10 @@ def recover(
             "cut a torn tail of %d bytes from %s at offset %d: an unacknowledged commit; streams go on at %s",
             torn_bytes, path, end, lanes,
         )  # fmt: skip
-    writer = continue_or_create(state, loaded, now)
     if gaps:
+        # Before a segment is begun, so that it says that the log answers for them.
         state.queue.add_gaps(gaps)
+    writer = continue_or_create(state, loaded, now)
     return state, writer, report
 
 

@@ -32,17 +32,21 @@ from protocols.segment import (
     HEADER_BYTES,
     EntryKind,
     GapNotice,
+    Kept,
     StreamEntry,
     decode_body,
 )
 from storage.segment_log.frames import Frame, SegmentBytes
 from storage.segment_log.index import SegmentIndex
 
+_NO_BYTES = memoryview(b"")
 _SEARCH_BYTES = 1 << 20
 _KIND_AT = 8
 """Offset of the kind byte in an entry's header."""
 _SHAPE = re.compile(
-    rb"\x01\0\0\0WFB|\x02\0\0\0\x95|\x03\0\0\0\x94|\x04\0\0\0|\x05\0\0\0[\x80-\x8f\xde\xdf]|\x0f\0\0\0\x93", re.DOTALL
+    rb"\x01\0\0\0WFB|\x02\0\0\0\x95|\x03\0\0\0\x94|\x04\0\0\0|\x05\0\0\0[\x80-\x8f\xde\xdf]|\x06\0\0\0WFB|\x07\0\0\0\x91"
+    rb"|\x0f\0\0\0[\x93-\x96]",
+    re.DOTALL,
 )
 """Kind, padding and the first bytes of the body of each kind of entry."""
 _SHAPE_BYTES = 7
@@ -50,7 +54,7 @@ _SHAPE_BYTES = 7
 
 class _Found(NamedTuple):
     frame: Frame
-    value: BatchHeader | dict[int, StreamEntry] | GapNotice | None
+    value: BatchHeader | dict[int, StreamEntry] | GapNotice | Kept | None
     after_hole: bool
 
 
@@ -73,7 +77,7 @@ class Scan:
     """Streams of which entries follow the last mark: the next mark must name them."""
     torn_bytes: int = 0
     """Bytes after ``end`` up to the last that is not zero."""
-    _resumed: set[int] = field(default_factory=set)
+    _resumed: set[tuple[int, bool]] = field(default_factory=set)
 
     def accept(self, found: _Found) -> None:
         """Take an entry into the account."""
@@ -82,13 +86,20 @@ class Scan:
             self._resumed.clear()
         self.end = frame.end
         if isinstance(value, BatchHeader):
-            point = bool(self.damage) and value.stream not in self._resumed
-            self._resumed.add(value.stream)
-            self.index.add_batch(value, frame.offset, point=point)
+            moved = frame.kind is EntryKind.MOVED
+            lane = (value.stream, moved)
+            point = bool(self.damage) and lane not in self._resumed
+            self._resumed.add(lane)
+            self.index.add_batch(value, frame.offset, frame.end - frame.offset, point=point, moved=moved)
             self._saw(value.stream, value.base_seq, value.end_seq)
-            self.unmarked.add(value.stream)
+            if not moved:
+                self.unmarked.add(value.stream)
+        elif isinstance(value, Kept):
+            self.index.kept = value.lanes
+            for kept in value.lanes:
+                self._saw(kept.stream, kept.next_seq, kept.next_seq)
         elif isinstance(value, GapNotice):
-            self.index.gaps.append(value)
+            self.index.add_gap(value)
             self._saw(value.stream, value.first, value.end)
             self.unmarked.add(value.stream)
         elif isinstance(value, dict):
@@ -127,6 +138,10 @@ def scan_segment(source: SegmentBytes, *, may_be_torn: bool) -> Scan:
             holes.append((offset, following))
             offset, after_hole = following, True
             continue
+        if not holes and not doubtful and found.frame.kind is not EntryKind.FOOTER:
+            scan.accept(found)
+            offset, after_hole = found.frame.end, False
+            continue
         sealing = found.frame.kind is EntryKind.FOOTER
         if not sealing:
             doubtful.append(found)
@@ -149,20 +164,20 @@ def _entry_at(source: SegmentBytes, offset: int, after_hole: bool) -> _Found | N
         frame = source.entry(offset)
         if frame is None:
             return None
-        return _Found(frame._replace(body=memoryview(b"")), _value(frame), after_hole)
+        return _Found(Frame(frame.kind, frame.offset, _NO_BYTES, frame.end), _value(frame), after_hole)
     except UnsupportedVersion:
         raise
     except CodecError:
         return None
 
 
-def _value(frame: Frame) -> BatchHeader | dict[int, StreamEntry] | GapNotice | None:
-    if frame.kind is EntryKind.BATCH:
+def _value(frame: Frame) -> BatchHeader | dict[int, StreamEntry] | GapNotice | Kept | None:
+    if frame.kind in (EntryKind.BATCH, EntryKind.MOVED):
         return batch.decode_header(frame.body)
     if frame.kind is EntryKind.CLOCK:
         return None
     value = decode_body(frame.kind, frame.body)
-    return value if isinstance(value, dict | GapNotice) else None
+    return value if isinstance(value, dict | GapNotice | Kept) else None
 
 
 def find_entry(source: SegmentBytes, bad: int) -> int | None:

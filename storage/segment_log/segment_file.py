@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
+import itertools
 import os
+from collections.abc import Iterable
 from dataclasses import dataclass
 
+from protocols.batch import decode_header
 from protocols.segment import (
     ENTRY_HEADER_BYTES,
     HEADER_BYTES,
     TRAILER_BYTES,
     EntryKind,
     Footer,
+    GapNotice,
+    Kept,
     SegmentHeader,
     StreamEntry,
+    decode_body,
     encode_body,
     encode_entry_header,
     encode_header,
@@ -23,11 +31,14 @@ from protocols.segment import (
 from storage.filesystem import File, FileSystem
 from storage.segment_log.index import SegmentIndex
 
+PAGE_BYTES = 4096
+"""What flash is written in, at least: a commit that ends within a page has the next one write that page again."""
+OPENING_PIECE_BYTES = 1 << 20
 UNFINISHED = ".new"
 """Suffix of a segment that is being created: a crash leaves a file that no start-up reads."""
 
 
-@dataclass
+@dataclass(eq=False)
 class Segment:
     """A segment as readers and the budget see it. Guarded by the log's lock."""
 
@@ -38,6 +49,17 @@ class Segment:
     size: int
     """Bytes of the file on disk."""
     index: SegmentIndex
+    known_since: int = 0
+    """Monotonic ns at which its last record was taken in, or the log opened: its records are at least that old."""
+    needed: tuple[int, int] | None = None
+    """(``LogState.changes`` then, bytes of it that must stay): for ``needs``."""
+    is_movable: bool = True
+    """Whether its records can be copied; not once damage was met in it."""
+
+
+def pages(start: int, end: int) -> int:
+    """Bytes of the device's pages that a write of ``[start, end)`` touches."""
+    return (-(-end // PAGE_BYTES) - start // PAGE_BYTES) * PAGE_BYTES
 
 
 class SegmentWriter:
@@ -46,15 +68,18 @@ class SegmentWriter:
     def __init__(self, file: File, segment: Segment) -> None:
         self._file = file
         self.segment = segment
+        self.device_bytes = 0
+        """Pages written since the caller last took note."""
         self._end = segment.end
 
     @classmethod
-    def create(
+    def create(  # noqa: PLR0917 - what a segment begins with
         cls,
         filesystem: FileSystem,
         directory: str,
         header: SegmentHeader,
         streams: dict[int, StreamEntry],
+        opening: Iterable[tuple[EntryKind, bytes]],
         length: int,
     ) -> SegmentWriter:
         """Make a segment whose first entry names all streams; durable, name included, when this returns.
@@ -62,26 +87,76 @@ class SegmentWriter:
         Space is reserved and not written: writing zeros first would make later commits up to twice as fast, and wear
         flash twice as fast.
 
+        Args:
+            opening: the entries after the first; they are written as they come.
+            length: of the file, or more when the entries need it.
+
         Raises:
             OSError: nothing under the segment's name was made.
         """
         path = os.path.join(directory, file_name(header.first_position))
-        body = encode_streams(streams)
-        start = encode_header(header)
-        start += encode_entry_header(header.first_position + HEADER_BYTES, EntryKind.STREAMS, body) + body
+        with contextlib.suppress(FileNotFoundError):
+            filesystem.remove(path + UNFINISHED)
         file = filesystem.create(path + UNFINISHED)
         try:
-            file.allocate(max(length, len(start)))
-            file.write_at(0, start)
+            file.allocate(length)
+            file.write_at(0, encode_header(header))
+            segment = Segment(path, header.first_position, HEADER_BYTES, 0, SegmentIndex())
+            segment.index.streams = {stream: entry.name for stream, entry in streams.items()}
+            writer = cls(file, segment)
+            writer.write_opening(itertools.chain([(EntryKind.STREAMS, encode_streams(streams))], opening))
             file.sync()
             filesystem.rename(path + UNFINISHED, path)
             filesystem.sync_directory(directory)
-            index = SegmentIndex()
-            index.streams = {stream: entry.name for stream, entry in streams.items()}
-            return cls(file, Segment(path, header.first_position, len(start), file.size(), index))
+            writer.publish()
+            segment.size = file.size()
+            return writer
         except BaseException:
             file.close()
+            with contextlib.suppress(OSError):
+                filesystem.remove(path + UNFINISHED)
             raise
+
+    def write_opening(self, entries: Iterable[tuple[EntryKind, bytes]]) -> None:
+        """Write entries of a segment that has no name yet, in pieces, unsynced, and index them."""
+        parts: list[bytes] = []
+        length, start, index = 0, self._end, self.segment.index
+        for kind, body in entries:
+            parts += (encode_entry_header(self.segment.first_position + self._end, kind, body), body)
+            if kind is EntryKind.MOVED:
+                index.add_batch(decode_header(body), self._end, ENTRY_HEADER_BYTES + len(body), moved=True)
+            elif kind is not EntryKind.STREAMS:
+                value = decode_body(kind, body)
+                if isinstance(value, GapNotice):
+                    index.add_gap(value)
+                elif isinstance(value, Kept):
+                    index.kept = value.lanes
+            length += ENTRY_HEADER_BYTES + len(body)
+            self._end += ENTRY_HEADER_BYTES + len(body)
+            if length >= OPENING_PIECE_BYTES:
+                self._file.write_at(start, b"".join(parts))
+                start, length = self._end, 0
+                parts.clear()
+        self._file.write_at(start, b"".join(parts))
+        self.device_bytes += pages(0, self._end)
+
+    def grow(self, length: int) -> None:
+        """Reserve space up to ``length`` bytes, as far as the disk has it.
+
+        Raises:
+            OSError: for any other reason.
+        """
+        if length > self._file.size():
+            try:
+                self._file.allocate(length)
+            except OSError as error:
+                if error.errno != errno.ENOSPC:
+                    raise
+
+    @property
+    def size(self) -> int:
+        """Bytes of the file."""
+        return self._file.size()
 
     @property
     def next_position(self) -> int:
@@ -107,6 +182,7 @@ class SegmentWriter:
             at += ENTRY_HEADER_BYTES + len(body)
         self._file.write_at(self._end, b"".join(parts))
         self._file.sync()
+        self.device_bytes += pages(self._end, at)
         self._end = at
         return offsets
 
@@ -130,6 +206,7 @@ class SegmentWriter:
         self._file.truncate(size)
         self._file.sync()
         self._file.close()
+        self.device_bytes += pages(self._end, size)
         return size
 
     def close(self) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 BATCH_BYTES_MAX = 1 << 20
 """A batch is closed once it holds this much uncompressed: enough for zstd to work with, small enough to skip."""
@@ -18,6 +19,35 @@ SEGMENT_BYTES_MIN = 4096
 SEGMENT_BYTES_MAX = 1 << 30
 BUDGET_SEGMENTS_MIN = 4
 """A log needs its newest sealed segment, the one it writes, and some of which to delete."""
+MOVE_SHARE = 4
+"""What must stay is moved out of a segment when it is at most this part of a segment: each byte freed then costs at
+most a third of a byte written."""
+SPARE_SHARE = 2
+"""This part of a segment stays free within the budget, for moving when nothing else can make room; then segments of
+which at least this part is free are cleaned."""
+SEGMENT_SHARE_MIN = 4
+"""A log that cannot win the place of a whole segment goes on with smaller ones, down to this part."""
+DROP_SHARE = 64
+"""A stream over its own size loses at least this part of it at a time, so that notices stay few."""
+HOUSEKEEPING_INTERVAL_S = 30.0
+"""How often retention is looked after; nothing is written unless something has expired."""
+
+
+@dataclass(frozen=True)
+class StreamPolicy:
+    """How long a stream's records stay, and what becomes of them when there is no room."""
+
+    when_full: Literal["refuse", "drop_oldest"] = "refuse"
+    """Over its own size, or when the log's budget is used up: take nothing more, or lose the oldest records."""
+    retain_s: float | None = None
+    """Records older than this go, those that wait for a hub under a notice; None keeps them while there is room."""
+    retain_bytes: int | None = None
+    """Most bytes of the stream's entries in the log; None leaves it to the log's budget."""
+    replicated: bool = True
+    """Somebody releases its records. If nobody does, retention is what ends them, and that is no loss."""
+
+
+DEFAULT_POLICY = StreamPolicy()
 
 
 @dataclass(frozen=True)
@@ -27,15 +57,20 @@ class LogSettings:
     segment_bytes: int = 64 << 20
     """Size at which a segment file is sealed and the next begun; also what is preallocated."""
     budget_bytes: int = 16 << 30
-    """Most that the log's files may take on disk. Released segments are deleted only to stay below it."""
+    """Most that the log's files take on disk, to the byte."""
     tail_bytes: int = 32 << 20
     """Newest batches kept in memory for readers that keep up."""
     pending_bytes_max: int = 64 << 20
     """Bytes appended and not durable at which listeners are to stop reading sockets; at twice this, append refuses."""
     commit_interval_s: float = 0.0
     """Shortest time between two commits: larger spares flash and costs latency. 0 commits as fast as the disk can."""
-    compression_level: int = 1
-    """zstd level of batches of 4 KiB and more."""
+    compression_level: int | None = 1
+    """zstd level of batches of 4 KiB and more; None stores them as they are."""
+
+    @property
+    def spare_bytes(self) -> int:
+        """What appended records never use of the budget, so that records can always be moved forward."""
+        return self.segment_bytes // SPARE_SHARE
 
     def __post_init__(self) -> None:
         if not SEGMENT_BYTES_MIN <= self.segment_bytes <= SEGMENT_BYTES_MAX:
@@ -51,5 +86,5 @@ class LogSettings:
             raise ValueError(
                 "tail_bytes and commit_interval_s must not be negative, pending_bytes_max must be positive"
             )
-        if not 1 <= self.compression_level <= 19:
+        if self.compression_level is not None and not 1 <= self.compression_level <= 19:
             raise ValueError(f"compression_level is {self.compression_level}; choose 1 to 19")

@@ -12,9 +12,11 @@ from protocols.ranges import RangeSet
 from protocols.segment import GapNotice, StreamEntry
 from storage.filesystem import FileSystem
 from storage.segment_log.errors import LogFailed
+from storage.segment_log.gaps import merged
+from storage.segment_log.identity import IDENTITY_BYTES
 from storage.segment_log.pending import PendingQueue
 from storage.segment_log.segment_file import Segment
-from storage.segment_log.settings import LogSettings
+from storage.segment_log.settings import DEFAULT_POLICY, LogSettings, StreamPolicy
 from storage.segment_log.tail import MemoryTail
 
 SYNC_BUCKETS_S = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 5.0)
@@ -34,6 +36,15 @@ class LaneState:
     """Records on disk that can be read."""
     gaps: list[GapNotice] = field(default_factory=list)
     released: RangeSet = field(default_factory=RangeSet)
+    policy: StreamPolicy = DEFAULT_POLICY
+    bytes: int = 0
+    """Bytes of the entries whose records count: what ``retain_bytes`` bounds."""
+    queued_bytes: int = 0
+    """Uncompressed bytes appended and not durable; counted only where ``retain_bytes`` is set."""
+    full_since: int = -1
+    """``LogState.changes`` when nothing of the stream could go although it is over ``retain_bytes``."""
+    dropping: RangeSet = field(default_factory=RangeSet)
+    """Records whose gap notices are queued and not durable yet."""
 
 
 @dataclass
@@ -43,6 +54,10 @@ class Counters:
     commits: int = 0
     records: int = 0
     bytes_written: int = 0
+    device_bytes: int = 0
+    """Pages of ``PAGE_BYTES`` that were written, each as often as it was: what a card wears by."""
+    payload_bytes: int = 0
+    moved_bytes: int = 0
     sync_seconds: float = 0.0
     sync_seconds_max: float = 0.0
     sync_buckets: list[int] = field(default_factory=lambda: [0] * (len(SYNC_BUCKETS_S) + 1))
@@ -83,6 +98,10 @@ class LogState:
         self.counters = Counters()
         self.refused_bytes = 0
         """The longest append that was refused for want of disk since the last one that found room."""
+        self.changes = 0
+        """Counts what may turn a refusal into room: releases, deletions, records given up."""
+        self.refusal: tuple[int, int, str] | None = None
+        """(``changes`` then, bytes, why) of the last refusal for want of budget: cheap to repeat."""
         self.failed: LogFailed | None = None
 
     def stream_entries(self) -> dict[int, StreamEntry]:
@@ -107,12 +126,21 @@ class LogState:
     def add_gap(self, gap: GapNotice) -> None:
         """Account for a durable gap notice."""
         lane = self.lanes[gap.stream]
-        lane.gaps.append(gap)
+        lane.gaps = merged([*lane.gaps, gap])
         lane.held.remove(gap.first, gap.end)
+        lane.dropping.remove(gap.first, gap.end)
+
+    def collect_gaps(self) -> None:
+        """Take the lanes' notices from the segments anew: some went with a segment, or were put together."""
+        found = merged(gap for segment in self.segments for gap in segment.index.gaps)
+        for lane in self.lanes.values():
+            lane.gaps = []
+        for gap in found:
+            self.lanes[gap.stream].gaps.append(gap)
 
     def bytes_on_disk(self) -> int:
         """Bytes of all the log's files."""
-        return sum(segment.size for segment in self.segments) + sum(self.asides.values())
+        return IDENTITY_BYTES + sum(segment.size for segment in self.segments) + sum(self.asides.values())
 
 
 def next_held(ranges: RangeSet, seq: int) -> int | None:

@@ -3,9 +3,24 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
+from protocols.ranges import RangeSet
+from protocols.segment import GapNotice
 from storage.segment_log.errors import LogFailed
+from storage.segment_log.needs import unsafe_bytes
 from storage.segment_log.state import LogState
+
+
+class Snapshot(NamedTuple):
+    """What the log has of one stream at one instant."""
+
+    held: RangeSet
+    """Durable records that can be read."""
+    next_seq: int
+    gaps: list[GapNotice]
+    gone: RangeSet
+    """Durable once, and deleted by retention or after their release: neither held nor under a notice."""
 
 
 @dataclass(frozen=True)
@@ -22,6 +37,16 @@ class LogStats:
     commits: int
     records: int
     bytes_written: int
+    device_bytes: int
+    """Bytes of the device's pages that were written: what flash wears by."""
+    payload_bytes: int
+    """Bytes of the payloads made durable."""
+    moved_bytes: int
+    """Bytes of records that were copied into newer segments."""
+    unsafe_bytes: int
+    """Bytes that no hub has yet, or that retention keeps: what may not be deleted."""
+    usable_bytes: int
+    """What of the budget records can take."""
     sync_seconds: float
     sync_seconds_max: float
     sync_buckets: tuple[int, ...]
@@ -33,7 +58,7 @@ class LogStats:
 def take_stats(state: LogState) -> LogStats:
     """The figures now."""
     with state.changed:
-        spans = [span for segment in state.segments for span in segment.index.lanes.values()]
+        spans = [span for segment in state.segments for _, span in segment.index.spans()]
         counters = state.counters
         return LogStats(
             bytes_on_disk=state.bytes_on_disk(),
@@ -45,6 +70,11 @@ def take_stats(state: LogState) -> LogStats:
             commits=counters.commits,
             records=counters.records,
             bytes_written=counters.bytes_written,
+            device_bytes=counters.device_bytes,
+            payload_bytes=counters.payload_bytes,
+            moved_bytes=counters.moved_bytes,
+            unsafe_bytes=unsafe_bytes(state),
+            usable_bytes=state.settings.budget_bytes - state.settings.spare_bytes,
             sync_seconds=counters.sync_seconds,
             sync_seconds_max=counters.sync_seconds_max,
             sync_buckets=tuple(counters.sync_buckets),

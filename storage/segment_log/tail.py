@@ -36,6 +36,23 @@ class MemoryTail:
         self._bytes -= sum(len(data) + _BATCH_OVERHEAD_BYTES for data in batches)
         self._order = deque(other for other in self._order if other != stream)
 
+    def drop_below(self, stream: int, end: int) -> None:
+        """Forget a stream's batches up to ``end``: they were given up."""
+        seqs, batches = self._lanes.get(stream, (deque(), deque()))
+        count = 0
+        while seqs and seqs[0] < end:
+            seqs.popleft()
+            self._bytes -= len(batches.popleft()) + _BATCH_OVERHEAD_BYTES
+            count += 1
+        if count:
+            order: deque[int] = deque()
+            for other in self._order:
+                if other == stream and count:
+                    count -= 1
+                else:
+                    order.append(other)
+            self._order = order
+
     def read(self, stream: int, seq: int, bytes_max: int) -> list[bytes] | None:
         """Batches from the one that holds ``seq`` on, at least one; None when memory does not reach back to it.
 

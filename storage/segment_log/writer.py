@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import threading
+import time
 
 from storage.segment_log.committer import Committer
-from storage.segment_log.settings import COMMIT_BYTES_MAX
+from storage.segment_log.settings import COMMIT_BYTES_MAX, HOUSEKEEPING_INTERVAL_S
 from storage.segment_log.state import LogState
 
 
 class WriterThread:
-    """Calls ``Committer.run_once`` as soon as anything is pending; writing, syncing and compressing release the GIL."""
+    """Calls ``Committer.run_once`` as soon as anything is pending, and looks after retention now and then.
+
+    Writing, syncing and compressing release the GIL.
+    """
 
     def __init__(self, state: LogState, committer: Committer) -> None:
         self._state = state
@@ -29,12 +33,16 @@ class WriterThread:
     def _run(self) -> None:
         state, stopping = self._state, self._stopping
         interval_s = state.settings.commit_interval_s
+        due = time.monotonic() + HOUSEKEEPING_INTERVAL_S
         while True:
             with state.changed:
-                while not state.queue and not stopping.is_set():
-                    state.changed.wait()
-                if state.failed or not state.queue:
+                while not state.queue and not stopping.is_set() and time.monotonic() < due:
+                    state.changed.wait(due - time.monotonic())
+                if state.failed or (stopping.is_set() and not state.queue):
                     return
+            if time.monotonic() >= due:
+                self._committer.housekeep()
+                due = time.monotonic() + HOUSEKEEPING_INTERVAL_S
             self._committer.run_once()
             if interval_s and state.queue.raw_bytes < COMMIT_BYTES_MAX:
                 stopping.wait(interval_s)

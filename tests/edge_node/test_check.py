@@ -7,7 +7,9 @@ import pytest
 from config.errors import ConfigError
 from config.load import parse
 from config.models import EdgeConfig
-from edge_node.check import check, notes
+from edge_node.check import carried_streams, check, notes
+from edge_node.node import stream_policies
+from storage.segment_log import StreamPolicy
 
 GOOD = "node: a\ndata_dir: /data\nstreams:\n  telemetry: {from: 'plant/{line}/#'}\n"
 
@@ -90,6 +92,35 @@ def test_a_node_without_links_is_told_that_its_disk_will_fill() -> None:
     (note,) = notes(edge(GOOD))
     assert note.startswith("no link carries telemetry: its records are never deleted")
     assert "devices get no acknowledgements any more" in note
+
+
+def test_a_stream_that_stays_and_ends_by_itself_is_not_pointed_out() -> None:
+    config = edge(
+        GOOD + "  raw: {from: raw, replicate: false, retain: {time: 48h}}\nlinks: {cloud: {to: 'https://hub'}}\n"
+    )
+    assert notes(config) == []
+    assert carried_streams(config.links["cloud"], config) == ("telemetry",)
+    assert stream_policies(config) == {
+        "telemetry": StreamPolicy(),
+        "raw": StreamPolicy(retain_s=172_800.0, replicated=False),
+    }
+
+
+@pytest.mark.parametrize(
+    ("text", "error"),
+    [
+        (
+            "  raw: {from: raw, replicate: false}\nlinks: {c: {to: 'http://h', streams: [raw]}}\n",
+            'links.c.streams: "raw" says `replicate: false`; no link may carry it',
+        ),
+        ("  raw: {from: raw, retain: {size: 1TiB}}\n", "streams.raw.retain.size: expected at most disk.budget"),
+        ("  raw: {from: raw, when_full: drop}\n", "expected drop_oldest or refuse"),
+    ],
+)
+def test_retention_that_cannot_work_is_refused(text: str, error: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        edge(GOOD + text)
+    assert error in str(caught.value)
 
 
 def test_nothing_is_pointed_out_when_links_carry_everything() -> None:

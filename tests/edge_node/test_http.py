@@ -17,8 +17,9 @@ FACTS: dict[str, Any] = {
     "clock": "synchronised",
     "log_error": None,
     "log_full": None,
+    "log_low": None,
     "disk": {"bytes": 64 << 20, "budget_bytes": 16 << 30, "outage_seconds_left": None},
-    "streams": {"telemetry": {"next_seq": 12, "durable_end": 10}},
+    "streams": {"telemetry": {"next_seq": 12, "durable_end": 10, "lost": {"budget": 3}}},
     "links": {
         "cloud": {"state": "waiting", "pending_records": 10, "pending_seconds": 90.0, "last_error": "no <route>"}
     },
@@ -34,6 +35,7 @@ def test_the_page_shows_what_people_ask_and_escapes_what_others_wrote() -> None:
         "64 MiB of 16 GiB",
         "unknown yet",
         "telemetry",
+        "3 budget",
         "90.0 s",
         "no &lt;route&gt;",
     ):

@@ -70,12 +70,17 @@ GAP_NOTICES = st.builds(segment.GapNotice, U32, st.just(3), st.just(9), U32, INT
 CLOCK_NOTICES = st.builds(segment.ClockNotice, U64, INT64, INT64, INT64)
 STREAM_ENTRIES = st.builds(segment.StreamEntry, NAMES, st.integers(0, SEQ_END))
 LANE_INDEXES = st.builds(segment.LaneIndex, U32, ranges(), INT64, INT64, ranges())
+KEPT_LANES = st.builds(segment.KeptLane, U32, st.integers(0, SEQ_END), ranges())
 FOOTERS = st.builds(
     segment.Footer,
     st.dictionaries(U32, NAMES, max_size=3),
     st.lists(LANE_INDEXES, max_size=3),
     st.lists(GAP_NOTICES, max_size=3),
+    st.lists(KEPT_LANES, max_size=2),
+    st.lists(st.lists(U64, max_size=3), max_size=3),
+    st.lists(LANE_INDEXES, max_size=2),
 )
+KEPT = st.builds(segment.Kept, st.lists(KEPT_LANES, max_size=3))
 
 GAP_RANGES = st.builds(chunk.GapRange, st.just(1), st.just(2), U32)
 MARKS = st.builds(chunk.Mark, INT64, st.integers(0, SEQ_END))

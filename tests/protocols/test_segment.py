@@ -12,7 +12,17 @@ from hypothesis import strategies as st
 from protocols import segment
 from protocols.errors import CodecError, Corrupt, Truncated, UnsupportedVersion
 from protocols.segment import EntryKind
-from tests.protocols.strategies import CLOCK_NOTICES, FOOTERS, GAP_NOTICES, NAMES, STREAM_ENTRIES, U32, U64, make_batch
+from tests.protocols.strategies import (
+    CLOCK_NOTICES,
+    FOOTERS,
+    GAP_NOTICES,
+    KEPT,
+    NAMES,
+    STREAM_ENTRIES,
+    U32,
+    U64,
+    make_batch,
+)
 
 POSITIONS = st.integers(0, segment.POSITION_MAX - (1 << 20))
 KINDS = st.sampled_from([kind for kind in EntryKind if kind is not EntryKind.END])
@@ -64,6 +74,19 @@ def test_an_entry_that_stands_elsewhere_is_refused(position: int, kind: EntryKin
         segment.decode_entry(entry(position, kind, body), 0, position + moved)
 
 
+@given(POSITIONS, KINDS, st.binary(max_size=60), st.data())
+def test_the_quick_look_takes_exactly_what_is_sound(
+    position: int, kind: EntryKind, body: bytes, data: st.DataObject
+) -> None:
+    whole = bytearray(entry(position, kind, body))
+    assert segment.sound_entry(whole, 0, position) == (kind, len(whole))
+    assert segment.sound_entry(whole, 0, position + 1) is None
+    assert segment.sound_entry(whole[:-1], 0, position) is None
+    whole[data.draw(st.integers(0, len(whole) - 1))] ^= 1 << data.draw(st.integers(0, 7))
+    assert segment.sound_entry(whole, 0, position) is None
+    assert segment.sound_entry(bytes(40), 0, position) is None
+
+
 @pytest.mark.parametrize("body", [b"", b"x", make_batch()], ids=["empty", "short", "batch"])
 def test_every_changed_byte_and_every_cut_of_an_entry_is_refused(body: bytes) -> None:
     data = entry(4096, EntryKind.BATCH, body)
@@ -106,11 +129,14 @@ def test_an_end_with_a_body_is_damage() -> None:
         segment.decode_entry(entry(0, EntryKind.END, b"body"), 0, 0)
 
 
-@given(st.one_of(GAP_NOTICES, CLOCK_NOTICES, FOOTERS))
-def test_notices_and_footers_round_trip(value: segment.GapNotice | segment.ClockNotice | segment.Footer) -> None:
+@given(st.one_of(GAP_NOTICES, CLOCK_NOTICES, KEPT, FOOTERS))
+def test_notices_and_footers_round_trip(
+    value: segment.GapNotice | segment.ClockNotice | segment.Kept | segment.Footer,
+) -> None:
     kind = {
         segment.GapNotice: EntryKind.GAP,
         segment.ClockNotice: EntryKind.CLOCK,
+        segment.Kept: EntryKind.KEPT,
         segment.Footer: EntryKind.FOOTER,
     }[type(value)]
     assert segment.decode_body(kind, segment.encode_body(value)) == value

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import itertools
+import random
 from dataclasses import dataclass, field
 
 from protocols.batch import ClockReading, ClockState, decode_header, records
+from protocols.segment import GapReason
 from storage.filesystem import FileSystem
-from storage.segment_log import LogSettings, SegmentLog
+from storage.segment_log import LogFull, LogSettings, SegmentLog
 from tests.storage.fakes import FakeFileSystem
 
 DIRECTORY = "/node/log"
@@ -16,15 +18,18 @@ SMALL = LogSettings(segment_bytes=4096, budget_bytes=1 << 20, tail_bytes=2000, p
 
 @dataclass
 class Clock:
-    """Advances by one microsecond at each look."""
+    """Advances by one microsecond at each look, and as ``ahead`` says."""
 
     ticks: itertools.count[int] = field(default_factory=lambda: itertools.count(1_000_000, 1000))
+    ahead: int = 0
+    """Nanoseconds that tests let pass."""
+    state: ClockState = ClockState.SYNCED
 
     def wall(self) -> int:
-        return next(self.ticks)
+        return next(self.ticks) + self.ahead
 
     def reading(self) -> ClockReading:
-        return ClockReading(7, next(self.ticks), ClockState.SYNCED)
+        return ClockReading(7, next(self.ticks) + self.ahead, self.state)
 
 
 def open_log(
@@ -69,3 +74,25 @@ def read_all(log: SegmentLog, stream: int, seq: int = 0, *, bytes_max: int = 1 <
 
 def segment_paths(filesystem: FakeFileSystem) -> list[str]:
     return [f"{DIRECTORY}/{name}" for name in filesystem.list_names(DIRECTORY) if name.endswith(".seg")]
+
+
+def add(log: SegmentLog, stream: int, count: int, clock: Clock | None = None) -> int:
+    """Append records one commit each until refused; the budget holds after each. Returns how many were taken."""
+    for index in range(count):
+        try:
+            payload = random.Random(log.next_seq(stream)).randbytes(100)
+            log.append(stream, clock.wall() if clock else 5, [b"k"], [payload])
+        except LogFull:
+            return index
+        commit_all(log)
+        assert log.stats().bytes_on_disk <= log.stats().budget_bytes
+    return count
+
+
+def lost(log: SegmentLog, stream: int) -> dict[str, int]:
+    """Records under notices, by reason."""
+    found: dict[str, int] = {}
+    for gap in log.gaps(stream):
+        name = GapReason(gap.reason).name
+        found[name] = found.get(name, 0) + gap.end - gap.first
+    return found

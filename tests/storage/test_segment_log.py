@@ -317,7 +317,7 @@ def test_stats_tell_what_is_there(disk: FakeFileSystem) -> None:
     put(log, stream, b"c", time=60)
     stats = log.stats()
     assert (stats.records, stats.commits, stats.oldest_time, stats.newest_time) == (3, 2, 60, 70)
-    assert stats.bytes_on_disk == SMALL.segment_bytes
+    assert stats.bytes_on_disk == SMALL.segment_bytes + len(disk.content(f"{DIRECTORY}/log-id"))
     assert sum(stats.sync_buckets) == 2
     assert stats.sync_seconds > 0
 
@@ -331,7 +331,8 @@ def test_inspection_shows_a_living_log(disk: FakeFileSystem) -> None:
     found = list(inspect_log(DIRECTORY, disk))
     assert [item.problem for item in found] == [None] * len(found)
     assert [item.kind for item in found] == [
-        None, EntryKind.STREAMS, EntryKind.STREAMS, EntryKind.BATCH, EntryKind.STREAMS, EntryKind.BATCH,
+        None, EntryKind.STREAMS, EntryKind.KEPT, EntryKind.STREAMS,
+        EntryKind.STREAMS, EntryKind.BATCH, EntryKind.STREAMS, EntryKind.BATCH,
     ]  # fmt: skip
     assert found[1].offset == HEADER_BYTES
     assert [r.payload for item in found if item.data for r in records(item.data)] == [b"a", b"b", b"c"]

@@ -12,16 +12,22 @@ from hypothesis import strategies as st
 from protocols.segment import (
     HEADER_BYTES,
     EntryKind,
+    Footer,
     GapNotice,
     GapReason,
+    LaneIndex,
     SegmentHeader,
+    StreamEntry,
     encode_body,
     encode_entry_header,
     encode_header,
+    encode_streams,
+    encode_trailer,
     file_name,
 )
 from storage.segment_log import LogFailed, LogSettings, LogVersionError, SegmentLog
 from storage.segment_log.inspect import Inspected, inspect_log
+from tests.protocols.strategies import make_batch
 from tests.storage.fakes import FakeFileSystem, eio
 from tests.storage.log_helpers import DIRECTORY, commit_all, open_log, put, read_all, segment_paths
 
@@ -205,10 +211,11 @@ def test_the_first_records_of_a_log_are_missed_though_nothing_says_where_it_bega
     assert assert_only_noticed_losses(log, held) >= 2
 
 
-def test_a_segment_that_is_gone_becomes_gap_notices(disk: FakeFileSystem) -> None:
+@pytest.mark.parametrize("which", [0, 1])
+def test_a_segment_that_is_gone_becomes_gap_notices(disk: FakeFileSystem, which: int) -> None:
     log, held = filled(disk)
     log.close()
-    disk.remove(segment_paths(disk)[1])
+    disk.remove(segment_paths(disk)[which])
     log = open_log(disk, NO_TAIL)
     assert log.recovery.gaps
     assert assert_only_noticed_losses(log, held) > 0
@@ -268,17 +275,59 @@ def test_an_entry_of_a_later_version_is_left_alone(disk: FakeFileSystem) -> None
             open_log(disk)
 
 
-def test_a_directory_without_a_readable_header_begins_a_new_log_and_keeps_the_old_files(disk: FakeFileSystem) -> None:
+def test_a_log_whose_only_header_is_damaged_goes_on(disk: FakeFileSystem) -> None:
     log = open_log(disk, log_id=1)
     put(log, log.stream("one"), b"a")
     disk.kill_process()
     disk.flip(segment_paths(disk)[0], 10)
+    log = open_log(disk, log_id=2)
+    assert log.log_id == 1
+    assert not log.recovery.created
+    assert log.recovery.damaged == (f"{DIRECTORY}/{file_name(0)}",)
+    assert read_all(log, log.stream("one")) == {0: b"a"}
+    assert put(log, log.stream("one"), b"b") == 1
+
+
+def test_a_directory_that_says_nowhere_which_log_it_is_begins_a_new_one_and_keeps_the_old_files(
+    disk: FakeFileSystem,
+) -> None:
+    log = open_log(disk, log_id=1)
+    put(log, log.stream("one"), b"a")
+    disk.kill_process()
+    disk.flip(segment_paths(disk)[0], 10)
+    disk.flip(f"{DIRECTORY}/log-id", 3)
     log = open_log(disk, log_id=2)
     assert log.log_id == 2
     assert log.recovery.created
     assert log.recovery.damaged == (f"{DIRECTORY}/{file_name(0)}",)
     assert f"{file_name(0)}.damaged" in disk.list_names(DIRECTORY)
     assert put(log, log.stream("one"), b"b") == 0
+
+
+def test_a_log_of_an_earlier_release_goes_on(disk: FakeFileSystem) -> None:
+    """Without KEPT entries and id file; what lies before the oldest segment was deleted rightly."""
+    disk.make_directory(DIRECTORY)
+    position = 8192
+    streams = encode_streams({1: StreamEntry("one", 10)})
+    first = make_batch(3, base_seq=10, stream=1)
+    data = encode_header(SegmentHeader(77, position, 0))
+    for kind, body in ((EntryKind.STREAMS, streams), (EntryKind.STREAMS, streams), (EntryKind.BATCH, first)):
+        data += encode_entry_header(position + len(data), kind, body) + body
+    footer = Footer({1: "one"}, [LaneIndex(1, [(10, 13)], 0, 2, [(10, len(data) - len(first) - 12)])], [])
+    sealed = encode_body(footer)
+    data += encode_entry_header(position + len(data), EntryKind.FOOTER, sealed) + sealed
+    data += encode_trailer(len(data) - len(sealed) - 12)
+    disk.create(f"{DIRECTORY}/{file_name(position)}").write_at(0, data)
+    log = open_log(disk, log_id=5)
+    assert log.log_id == 77
+    assert not log.recovery.gaps
+    assert sorted(read_all(log, 1)) == [10, 11, 12]
+    assert log.stream_bytes(1) >= len(first)
+    assert put(log, 1, b"next") == 13
+    disk.kill_process()
+    log = open_log(disk)
+    assert not log.recovery.gaps
+    assert sorted(read_all(log, 1)) == [10, 11, 12, 13]
 
 
 def test_a_segment_of_another_log_is_set_aside(disk: FakeFileSystem) -> None:

@@ -75,6 +75,28 @@ SEGMENT: Notation = {
     ],
     "sealed": True,
 }
+MOVED: Notation = {
+    "header": SEGMENT["header"],
+    "entries": [
+        {"kind": "STREAMS", "body": {"1": ["telemetry", 90]}},
+        {"kind": "KEPT", "body": [[[1, 90, [[5, 10], [80, 90]]], [2, 0, []]]]},
+        {"kind": "GAP", "body": [1, 5, 7, 1, T]},
+        {"kind": "MOVED", "body": SMALL},
+        {"kind": "STREAMS", "body": {}},
+        {
+            "kind": "FOOTER",
+            "body": [
+                {"1": "telemetry"},
+                [],
+                [[1, 5, 7, 1, T]],
+                [[1, 90, [[5, 10], [80, 90]]]],
+                [[0, 200]],
+                [[1, [[7, 10]], T, T + 2_000_000, [[7, 120]]]],
+            ],
+        },
+    ],
+    "sealed": True,
+}
 OPEN: Notation = {**SEGMENT, "entries": SEGMENT["entries"][:2], "sealed": False}
 CHUNK: Notation = {
     "header": {
@@ -172,7 +194,7 @@ DATA: Notation = {"frames": [{"type": "DATA", "lane": 1, "batches": [SMALL, {**S
 
 GOLDEN: dict[str, dict[str, Notation]] = {
     "batch": {"small": SMALL, "every_column": FULL, "last_numbers": LAST},
-    "segment": {"sealed": SEGMENT, "open": OPEN},
+    "segment": {"sealed": SEGMENT, "open": OPEN, "moved": MOVED},
     "chunk": {"two_streams": CHUNK, "mark_only": EMPTY_CHUNK},
     "shard-state": {"one_lane": STATE, "empty": {**STATE, "n": -1, "footer_crc": 0, "streams": [], "lanes": []}},
     "link": {"control": CONTROL, "data": DATA},

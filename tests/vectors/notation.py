@@ -75,6 +75,7 @@ _BODIES: dict[str, Any] = {
     "GAP": segment.GapNotice,
     "CLOCK": segment.ClockNotice,
     "STREAMS": dict[int, segment.StreamEntry],
+    "KEPT": segment.Kept,
     "FOOTER": segment.Footer,
 }
 
@@ -84,12 +85,17 @@ def _encode_segment(meaning: Notation) -> bytes:
     data, at = segment.encode_header(header), segment.HEADER_BYTES
     for entry in meaning["entries"]:
         kind, at = segment.EntryKind[entry["kind"]], len(data)
-        if kind is segment.EntryKind.BATCH:
+        if kind in (segment.EntryKind.BATCH, segment.EntryKind.MOVED):
             body = _encode_batch(entry["body"])
         else:
             body = segment.encode_body(msgspec.convert(entry["body"], _BODIES[kind.name], str_keys=True))
         data += segment.encode_entry_header(header.first_position + at, kind, body) + body
     return data + segment.encode_trailer(at) if meaning["sealed"] else data
+
+
+def _note(kind: segment.EntryKind, body: bytes) -> Any:
+    value = segment.decode_body(kind, body)
+    return _builtins(segment.footer_fields(value) if isinstance(value, segment.Footer) else value)
 
 
 def _decode_segment(data: bytes) -> Notation:
@@ -98,13 +104,8 @@ def _decode_segment(data: bytes) -> Notation:
     at, sealed = segment.HEADER_BYTES, False
     while not sealed and (entry := segment.decode_entry(data, at, header.first_position)) is not None:
         body = data[entry.body_start : entry.body_end]
-        is_batch = entry.kind is segment.EntryKind.BATCH
-        entries.append(
-            {
-                "kind": entry.kind.name,
-                "body": _decode_batch(body) if is_batch else _builtins(segment.decode_body(entry.kind, body)),
-            }
-        )
+        is_batch = entry.kind in (segment.EntryKind.BATCH, segment.EntryKind.MOVED)
+        entries.append({"kind": entry.kind.name, "body": _decode_batch(body) if is_batch else _note(entry.kind, body)})
         if entry.kind is segment.EntryKind.FOOTER:
             sealed = segment.decode_trailer(data) == at
         at = entry.end

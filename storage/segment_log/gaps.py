@@ -1,0 +1,38 @@
+"""The loss ledger's small change: gap notices side by side become one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from protocols.ranges import Range, RangeSet
+from protocols.segment import GapNotice, GapReason
+
+
+def add_merged(notices: list[GapNotice], gap: GapNotice) -> None:
+    """Append a notice, as part of the last one when it goes on where that ends, for the same reason."""
+    last = notices[-1] if notices else None
+    if (
+        last is None
+        or (last.stream, last.reason) != (gap.stream, gap.reason)
+        or not last.first <= gap.first <= last.end
+    ):
+        notices.append(gap)
+        return
+    notices[-1] = GapNotice(gap.stream, last.first, max(last.end, gap.end), gap.reason, max(last.time, gap.time))
+
+
+def merged(notices: Iterable[GapNotice]) -> list[GapNotice]:
+    """Notices in the order of their streams and numbers; where two speak of a number, the earlier one counts."""
+    result: list[GapNotice] = []
+    told: dict[int, RangeSet] = {}
+    for gap in sorted(notices, key=lambda gap: (gap.stream, gap.first, gap.time)):
+        known = told.setdefault(gap.stream, RangeSet())
+        for first, end in known.missing(gap.first, gap.end):
+            add_merged(result, GapNotice(gap.stream, first, end, gap.reason, gap.time))
+        known.add(gap.first, gap.end)
+    return result
+
+
+def notices(stream: int, ranges: Iterable[Range], reason: GapReason, now: int) -> list[GapNotice]:
+    """A notice for each of the ranges."""
+    return [GapNotice(stream, first, end, reason, now) for first, end in ranges]

@@ -1,0 +1,113 @@
+"""Which segments make room: what they cost to clean, and what is lost by it. Decided under the lock, nothing is done.
+
+In this order, oldest first within each: files kept aside; segments that hold nothing which must stay; segments of which
+only a small part must stay, which is moved; segments of which at most a half must stay; and when that is not enough,
+segments that become such by giving up the oldest records of streams that allow it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from protocols.ranges import RangeSet
+from storage.segment_log.needs import GAP_BYTES, needed_bytes
+from storage.segment_log.segment_file import Segment
+from storage.segment_log.settings import MOVE_SHARE
+from storage.segment_log.state import LogState
+
+_LANE_BYTES = 48
+"""What a stream takes in the opening of a segment beside its name."""
+
+
+@dataclass
+class Plan:
+    """What to do for room."""
+
+    asides: list[str] = field(default_factory=list)
+    victims: list[Segment] = field(default_factory=list)
+    drop_ends: dict[int, int] = field(default_factory=dict)
+    """Stream -> records below this are given up."""
+    moved_bytes: int = 0
+    """At most this much is moved."""
+    freed_bytes: int = 0
+    """Room won, the moves subtracted."""
+
+
+def opening_bytes(state: LogState) -> int:
+    """What a new segment begins with, moved records not counted."""
+    lanes = sum(_LANE_BYTES + len(lane.name) + 19 * (len(lane.held) + len(lane.gaps)) for lane in state.lanes.values())
+    return 160 + lanes
+
+
+def make_plan(state: LogState, segments: Sequence[Segment], wanted_bytes: int, *, may_drop: bool = True) -> Plan:
+    """How to win ``wanted_bytes`` from ``segments``; what can be won when that is less. Call with the lock."""
+    plan = Plan()
+    for path, size in sorted(state.asides.items()):
+        if plan.freed_bytes >= wanted_bytes:
+            return plan
+        plan.asides.append(path)
+        plan.freed_bytes += size
+    needs: list[tuple[Segment, int]] = []
+    for segment in segments:
+        if plan.freed_bytes >= wanted_bytes:
+            return plan
+        need = needed_bytes(state, segment, {})
+        if need == 0:
+            plan.victims.append(segment)
+            plan.freed_bytes += segment.size
+        else:
+            needs.append((segment, need))
+    room = state.settings.spare_bytes - opening_bytes(state)
+    cheap = min(room, state.settings.segment_bytes // MOVE_SHARE)
+    for most, part in ((cheap, MOVE_SHARE), (room, 2)):
+        for segment, need in needs:
+            if plan.freed_bytes >= wanted_bytes:
+                return plan
+            if segment not in plan.victims and need * part <= segment.size:
+                _take(plan, segment, need, most)
+    if may_drop:
+        _drop(state, plan, [segment for segment, _ in needs if segment not in plan.victims], wanted_bytes, room)
+    return plan
+
+
+def _take(plan: Plan, segment: Segment, need: int, moved_max: int) -> bool:
+    if plan.moved_bytes + need > moved_max or (need and not segment.is_movable):
+        return False
+    plan.victims.append(segment)
+    plan.moved_bytes += need
+    plan.freed_bytes += segment.size - need
+    return True
+
+
+def _drop(state: LogState, plan: Plan, segments: list[Segment], wanted_bytes: int, room: int) -> None:
+    """Give up the oldest records of streams that allow it, segment by segment."""
+    for segment in segments:
+        if plan.freed_bytes >= wanted_bytes:
+            return
+        ends = {
+            stream: max(span.ranges.end, plan.drop_ends.get(stream, 0))
+            for stream, span in segment.index.spans()
+            if state.lanes[stream].policy.when_full == "drop_oldest"
+        }
+        if not ends:
+            continue
+        notices = GAP_BYTES * len(ends)
+        need = needed_bytes(state, segment, {**plan.drop_ends, **ends})
+        if (need + notices) * 2 <= segment.size and _take(plan, segment, need, room - notices):
+            plan.drop_ends.update(ends)
+            room -= notices
+
+
+def dropped(state: LogState, drop_ends: dict[int, int]) -> dict[int, RangeSet]:
+    """The unreleased records that are given up, by stream. Call with the lock."""
+    result = {}
+    for stream, end in drop_ends.items():
+        lane = state.lanes[stream]
+        numbers = RangeSet()
+        for first, stop in lane.held:
+            if first < end:
+                numbers.update(lane.released.missing(first, min(stop, end)))
+        if numbers:
+            result[stream] = numbers
+    return result
