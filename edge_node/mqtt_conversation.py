@@ -151,7 +151,9 @@ class Conversation:
         identifiers = packet.properties.subscription_identifiers
         codes, feeds = [], []
         for options in packet.filters:
-            code, new = self._broker.sessions.subscribe(session, options, identifiers[0] if identifiers else None)
+            code, new = self._broker.sessions.filters.subscribe(
+                session, options, identifiers[0] if identifiers else None
+            )
             codes.append(code)
             wants_retained = (True, new, False)[options.retain_handling]
             if code <= ReasonCode.GRANTED_QOS_2 and wants_retained:
@@ -162,7 +164,7 @@ class Conversation:
     def _on_unsubscribe(self, packet: Unsubscribe) -> None:
         self.store()
         session = self.session
-        codes = tuple(self._broker.sessions.unsubscribe(session, text) for text in packet.filters)
+        codes = tuple(self._broker.sessions.filters.unsubscribe(session, text) for text in packet.filters)
         self._answer_durably(session, self._machine.encode(UnsubAck(packet.packet_id, codes)))
 
     def _answer_durably(self, session: Session, answer: bytes, then: Callable[[], None] | None = None) -> None:

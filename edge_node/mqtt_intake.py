@@ -10,11 +10,12 @@ from typing import Protocol
 import msgspec
 
 from edge_node.back_pressure import Pause, Publisher
-from edge_node.broker_ports import Retained, SessionJournal
+from edge_node.broker_ports import Retained
 from edge_node.counters import Counters
 from edge_node.ingest import Ingest, Target, Topics, flags_of
 from edge_node.message_headers import USER_PROPERTIES_MAX
 from edge_node.session import Session
+from edge_node.session_ports import SessionJournal
 from protocols.mqtt.encoder import PUBACK, encode
 from protocols.mqtt.packet_types import Version
 from protocols.mqtt.packets import PubAck, Publish, PubRec
