@@ -15,7 +15,7 @@ from edge_node.counters import Counters
 from edge_node.ingest import Ingest, Target, Topics, flags_of
 from edge_node.message_headers import USER_PROPERTIES_MAX
 from edge_node.session import Session
-from protocols.mqtt.encoder import PUBACK, encode
+from protocols.mqtt.encoder import PUBACK, PUBCOMP, encode
 from protocols.mqtt.packet_types import Version
 from protocols.mqtt.packets import PubAck, Publish, PubRec
 from protocols.mqtt.properties import NO_PROPERTIES
@@ -79,7 +79,7 @@ class Intake:
     """Gathers the publishes of a read, stores them, and acknowledges them after the fsync, in order of receipt."""
 
     __slots__ = (
-        "_client", "_closing", "_due", "_due_bytes", "_new_ids", "_packets", "_parts", "_retains", "_sending", "run",
+        "_client", "_closing", "_due", "_due_bytes", "_packets", "_parts", "_retains", "_sending", "run",
         "topics",
     )  # fmt: skip
 
@@ -90,8 +90,6 @@ class Intake:
         self.run: PublishRun[Target] = PublishRun()
         """The publishes of this read so far."""
         self._packets: dict[Target, dict[int, Publish]] = {}
-        self._new_ids: list[int] = []
-        """QoS 2 identifiers that this read opened; closed again if its records cannot be stored."""
         self._closing = 0
         self._retains = False
         self._due: deque[_Due] | None = None
@@ -111,7 +109,7 @@ class Intake:
             return
         if packet.qos == 2:
             session.received.add(packet.packet_id)
-            self._new_ids.append(packet.packet_id)
+            self.run.received.append(packet.packet_id)
         if not target.streams and not target.live:
             code = ReasonCode.NO_MATCHING_SUBSCRIBERS
         self._acknowledge(session, packet, code)
@@ -121,9 +119,12 @@ class Intake:
         self.run.add(target, packet.topic, packet.payload, flags_of(packet))
 
     def scanned(self) -> int:
-        """How many publishes at QoS 1 the hot loop has just taken into ``run``; to be called after it took any."""
-        count = len(self.run.acks[-1]) // ACK_BYTES
-        self._closing += count
+        """How many publishes the hot loop has just taken into ``run``; to be called after it took any that are
+        answered."""
+        acks = self.run.acks[-1]
+        count = len(acks) // ACK_BYTES
+        if acks[0] == PUBACK[0]:
+            self._closing += count
         return count
 
     def suppress(self, session: Session, packet: Publish) -> None:
@@ -131,20 +132,21 @@ class Intake:
         self._parts.counters.publishes_resent += 1
         if packet.qos == 2:
             session.received.add(packet.packet_id)
-            self._new_ids.append(packet.packet_id)
+            self.run.received.append(packet.packet_id)
         self._acknowledge(session, packet, ReasonCode.SUCCESS)
 
-    def complete(self, session: Session, packet_id: int, answer: bytes) -> None:
-        """PUBREL came: forget the identifier, and answer once that is durable, behind the answers before it.
+    def complete(self, session: Session, packet_ids: Sequence[int]) -> None:
+        """PUBRELs came: forget the identifiers, and answer once that is durable, behind the answers before it.
 
         Raises:
-            LogFull, LogFailed: it is not forgotten, and must not be answered.
+            LogFull, LogFailed: they are not forgotten, and must not be answered.
         """
-        self.store(session)  # the journal must have its PUBLISH first
+        self.store(session)  # the journal must have their PUBLISH first
         if session.persistent:
-            self._parts.journal.released(session.client_id, (packet_id,))
-        session.received.discard(packet_id)
-        self._await_durable(_Due(answer, 0, 1, 1), session, [])
+            self._parts.journal.released(session.client_id, packet_ids)
+        session.forget(packet_ids)
+        answers = b"".join([PUBCOMP + packet_id.to_bytes(2, "big") for packet_id in packet_ids])
+        self._await_durable(_Due(answers, 0, len(packet_ids), 1), session, [])
 
     def store(self, session: Session) -> None:
         """Append what the read brought; its acknowledgements follow once that is durable.
@@ -155,12 +157,10 @@ class Intake:
         run = self.run
         if not (run.groups or run.acks):
             return
-        packets, new_ids, closing, retains = self._packets, self._new_ids, self._closing, self._retains
+        packets, new_ids, closing, retains = self._packets, run.received, self._closing, self._retains
         self.run, self._retains, self._closing = PublishRun(), False, 0
         if packets:
             self._packets = {}
-        if new_ids:
-            self._new_ids = []
         acks = b"".join(run.acks)
         try:
             if session.persistent and acks and (run.groups or new_ids):

@@ -48,6 +48,7 @@ class Committer:
         with self._state.changed:
             commit = self._state.queue.take() if self._state.failed is None else None
             mark = self._state.mark_entries()
+            self._state.due = bool(self._state.queue)
         if commit is None:
             return False
         try:

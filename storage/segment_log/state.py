@@ -78,6 +78,8 @@ class LogState:
         """Damaged files kept aside whose segment is gone, with their sizes: the first to go when space is needed."""
         self.queue = PendingQueue(clock_reading)
         self.tail = MemoryTail(settings.tail_bytes)
+        self.due = False
+        """Whether the writer may begin with what is queued."""
         self.unmarked: set[int] = set()
         """Streams that the next commit mark must name: declared, or written by the last commit."""
         self.counters = Counters()
