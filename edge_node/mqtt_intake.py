@@ -16,6 +16,7 @@ from edge_node.ingest import Ingest, Target, Topics, flags_of
 from edge_node.message_headers import USER_PROPERTIES_MAX
 from edge_node.session import Session
 from protocols.mqtt.encoder import PUBACK, PUBCOMP, encode
+from protocols.mqtt.errors import ProtocolViolation
 from protocols.mqtt.packet_types import Version
 from protocols.mqtt.packets import PubAck, Publish, PubRec
 from protocols.mqtt.properties import NO_PROPERTIES
@@ -27,6 +28,8 @@ ACK_BYTES = 4
 """A PUBACK or PUBREC that says nothing but success."""
 ACKS_DUE_BYTES_MAX = ACK_BYTES * 65_535
 """Acknowledgements that may wait for the disk: one for every packet identifier. Past it the client is not read."""
+TOPIC_SHOWN_BYTES_MAX = 128
+"""Of a topic in a log line."""
 
 
 class Client(Publisher, Protocol):
@@ -97,7 +100,11 @@ class Intake:
         self._sending = False
 
     def publish(self, session: Session, packet: Publish) -> None:
-        """Take a publish that came through the full decoder. A QoS 2 identifier that is open is not taken again."""
+        """Take a publish that came through the full decoder. A QoS 2 identifier that is open is not taken again.
+
+        Raises:
+            ProtocolViolation: a client of 3.1 or 3.1.1 may not publish it, and can be told so in no other way.
+        """
         if packet.qos == 2 and packet.packet_id in session.received:
             self._parts.counters.publishes_repeated += 1
             self._acknowledge(session, packet, ReasonCode.SUCCESS)
@@ -105,7 +112,7 @@ class Intake:
         target = self.topics.target(packet.topic)
         code = self._refusal(packet, target)
         if target is None or code >= FAILED:
-            self._acknowledge(session, packet, code)
+            self._refuse(session, packet, code)
             return
         if packet.qos == 2:
             session.received.add(packet.packet_id)
@@ -181,13 +188,26 @@ class Intake:
         counters = self._parts.counters
         if target is None:
             counters.publishes_denied += 1
-            return ReasonCode.NOT_AUTHORIZED
+            deep = packet.topic.count(b"/") >= self._parts.ingest.topic_levels_max
+            return ReasonCode.TOPIC_NAME_INVALID if deep else ReasonCode.NOT_AUTHORIZED
         if len(packet.properties.user_properties) > USER_PROPERTIES_MAX:
             return ReasonCode.QUOTA_EXCEEDED
         if packet.retain and not self._retain(packet):
             counters.retained_refused += 1
             return ReasonCode.QUOTA_EXCEEDED
         return ReasonCode.SUCCESS
+
+    def _refuse(self, session: Session, packet: Publish, code: int) -> None:
+        """Say no. MQTT before 5.0 leaves a choice between an acknowledgement and the end of the connection
+        [MQTT-3.3.5-2]: an acknowledgement would say that the message is kept. ``$SYS`` is in no stream, and bridges of
+        Mosquitto tell their state there: they would never stay connected."""
+        if packet.qos and session.version != Version.V5 and not packet.topic.startswith(b"$SYS/"):
+            what = ReasonCode(code).name.lower().replace("_", " ")
+            topic = packet.topic[:TOPIC_SHOWN_BYTES_MAX].decode(errors="replace")
+            raise ProtocolViolation(
+                f"a QoS {packet.qos} publish to {topic!r} is refused ({what}) and must not be acknowledged", "3.3.5-2"
+            )
+        self._acknowledge(session, packet, code)
 
     def _retain(self, packet: Publish) -> bool:
         self._retains = True
