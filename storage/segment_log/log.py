@@ -173,7 +173,7 @@ class SegmentLog:
         if size > RECORD_BYTES_MAX:
             check_records(keys, payloads, headers)
         state = self._state
-        with state.changed:
+        with state.lock:
             lane = self._lane(stream)
             if state.failed:
                 raise state.failed
@@ -224,7 +224,7 @@ class SegmentLog:
 
         Callbacks run in the order of their registration.
         """
-        with self._state.changed:
+        with self._state.lock:
             failed = self._state.failed
             queued = failed is None and not self._state.queue.idle
             if queued:
