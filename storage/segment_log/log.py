@@ -222,7 +222,7 @@ class SegmentLog:
     def on_durable(self, callback: Callback) -> None:
         """Call back, through ``post``, once everything appended so far is durable (None) or never can be (the error).
 
-        Callbacks run in the order of their registration.
+        Callbacks run in the order of their registration. Owner's thread only.
         """
         with self._state.lock:
             failed = self._state.failed
