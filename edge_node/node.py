@@ -122,13 +122,15 @@ class EdgeNode:
         await self._closing.aclose()
 
     def _open_log(self, stack: contextlib.AsyncExitStack) -> SegmentLog:
+        loop = asyncio.get_running_loop()
         log = SegmentLog.open(
             self.config.data_dir,
             log_settings(self.config),
             wall_clock=wall_clock,
             clock_reading=clock_reader(),
             random_bits=random.SystemRandom().getrandbits,
-            post=poster(asyncio.get_running_loop()),
+            post=poster(loop),
+            end_of_turn=loop.call_soon,
         )
         stack.push_async_callback(asyncio.to_thread, log.close)
         if log.recovery.torn_bytes:

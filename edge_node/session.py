@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Protocol
 
 from edge_node.broker_ports import NEVER_EXPIRES, Identity
@@ -84,8 +85,8 @@ class Session:
         times = [at for at in (self.will_at, self.expires_at) if at is not None]
         return min(times, default=None)
 
-    def forget(self, packet_ids: list[int]) -> None:
-        """The QoS 2 publishes with these identifiers could not be stored: sent again, they are new."""
+    def forget(self, packet_ids: Iterable[int]) -> None:
+        """QoS 2 publishes that were released, or could not be stored: sent again, these identifiers are new."""
         for packet_id in packet_ids:
             self.received.discard(packet_id)
 

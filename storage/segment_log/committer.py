@@ -48,6 +48,7 @@ class Committer:
         with self._state.changed:
             commit = self._state.queue.take() if self._state.failed is None else None
             mark = self._state.mark_entries()
+            self._state.due = bool(self._state.queue)
         if commit is None:
             return False
         try:
@@ -147,10 +148,17 @@ class Committer:
             return
 
         def deliver() -> None:
+            # One caller's mistake must not keep the news from the others.
             for callback in callbacks:
-                guarded(lambda callback=callback: callback(error))  # type: ignore[misc]
+                try:
+                    callback(error)
+                except Exception:
+                    logger.exception("a callback of the segment log failed")
             for listener in list(self.listeners):
-                guarded(listener)
+                try:
+                    listener()
+                except Exception:
+                    logger.exception("a listener of the segment log failed")
 
         self.post(deliver)
 
@@ -167,11 +175,3 @@ class Committer:
             self._seal()
         else:
             self._writer.close()
-
-
-def guarded(callback: Callable[[], None]) -> None:
-    """Call back; one caller's mistake must not keep the news from the others."""
-    try:
-        callback()
-    except Exception:
-        logger.exception("a callback of the segment log failed")

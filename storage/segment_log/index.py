@@ -63,9 +63,12 @@ class LaneSpan:
 class SegmentIndex:
     """The index of one segment: grown entry by entry, or read from a footer."""
 
-    __slots__ = ("gaps", "lanes", "streams")
+    __slots__ = ("_batches", "_footer", "gaps", "lanes", "streams")
 
     def __init__(self) -> None:
+        self._batches = 0
+        self._footer = ((-1, -1, -1), 0)
+        """(batches, gaps, streams) at which the footer was this many bytes long: every append asks."""
         self.streams: dict[int, str] = {}
         self.lanes: dict[int, LaneSpan] = {}
         self.gaps: list[GapNotice] = []
@@ -76,6 +79,7 @@ class SegmentIndex:
         if span is None:
             span = self.lanes[header.stream] = LaneSpan(header.first_time, header.last_time)
         span.add(header, offset, point=point)
+        self._batches += 1
 
     @property
     def empty(self) -> bool:
@@ -85,9 +89,13 @@ class SegmentIndex:
     @property
     def footer_bytes(self) -> int:
         """Upper estimate of the encoded footer."""
+        holds = (self._batches, len(self.gaps), len(self.streams))
+        if holds == self._footer[0]:
+            return self._footer[1]
         names = sum(len(name) + 8 for name in self.streams.values())
         lanes = sum(64 + 18 * (len(span.ranges) + len(span._seqs)) for span in self.lanes.values())
-        return 64 + names + lanes + 48 * len(self.gaps)
+        self._footer = (holds, 64 + names + lanes + 48 * len(self.gaps))
+        return self._footer[1]
 
     def to_footer(self) -> Footer:
         """The footer that says the same."""

@@ -78,6 +78,7 @@ def quarantine(state: LogState, segment: Segment, now: int) -> list[GapNotice]:
             state.tail.drop(gap.stream)
         if gaps and state.failed is None:
             state.queue.add_gaps(gaps)
+            state.due = True
             state.changed.notify_all()
     if gaps:
         keep_aside(state.filesystem, segment.path)

@@ -69,7 +69,9 @@ class LogState:
         self.directory = directory
         self.settings = settings
         self.log_id = log_id
-        self.changed = threading.Condition()
+        self.lock = threading.RLock()
+        self.changed = threading.Condition(self.lock)
+        """Of the lock; what needs no notice takes ``lock`` itself, which costs less."""
         self.lanes: dict[int, LaneState] = {}
         self.numbers: dict[str, int] = {}
         self.segments: list[Segment] = []
@@ -78,6 +80,8 @@ class LogState:
         """Damaged files kept aside whose segment is gone, with their sizes: the first to go when space is needed."""
         self.queue = PendingQueue(clock_reading)
         self.tail = MemoryTail(settings.tail_bytes)
+        self.due = False
+        """Whether the writer may begin with what is queued."""
         self.unmarked: set[int] = set()
         """Streams that the next commit mark must name: declared, or written by the last commit."""
         self.counters = Counters()

@@ -10,7 +10,7 @@ from storage.segment_log.state import LogState
 
 
 class WriterThread:
-    """Calls ``Committer.run_once`` as soon as anything is pending; writing, syncing and compressing release the GIL."""
+    """Calls ``Committer.run_once`` as soon as anything is due; writing, syncing and compressing release the GIL."""
 
     def __init__(self, state: LogState, committer: Committer) -> None:
         self._state = state
@@ -31,7 +31,7 @@ class WriterThread:
         interval_s = state.settings.commit_interval_s
         while True:
             with state.changed:
-                while not state.queue and not stopping.is_set():
+                while not (state.due and state.queue) and not stopping.is_set():
                     state.changed.wait()
                 if state.failed or not state.queue:
                     return

@@ -56,6 +56,8 @@ LIMITS = {
     "subscriptions": "subscriptions_refused_total",
     "subscriptions_total": "subscriptions_refused_total",
     "filter_bytes": "subscriptions_refused_total",
+    "filters_bytes": "subscriptions_refused_total",
+    "filters_total_bytes": "subscriptions_refused_total",
     "inflight": "sessions_behind_total",
     "receive_maximum": "protocol_errors_total",
     "topic_alias_maximum": "protocol_errors_total",

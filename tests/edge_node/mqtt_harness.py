@@ -194,7 +194,7 @@ async def running(
     log = SegmentLog.open(
         str(directory), log_settings, filesystem=filesystem or OSFileSystem(), wall_clock=wall_clock,
         clock_reading=lambda: ClockReading(7, time.monotonic_ns(), ClockState.SYNCED),
-        random_bits=random.SystemRandom().getrandbits, post=post,
+        random_bits=random.SystemRandom().getrandbits, post=post, end_of_turn=loop.call_soon,
     )  # fmt: skip
     state = BrokerState(
         str(directory), log, state_settings, StateCounters(),

@@ -181,6 +181,20 @@ async def test_a_topic_goes_into_every_matching_stream_or_none(tmp_path: Path) -
         assert node.counters.publishes_denied == 1, "$SYS is the server's own"
 
 
+async def test_what_is_refused_is_not_acknowledged(tmp_path: Path) -> None:
+    """v3 [MQTT-3.3.5-2]: MQTT 3.1.1 has no word for "no", and an acknowledgement would say that it is kept."""
+    async with running(tmp_path, topic_levels_max=4) as node:
+        node.door.may = lambda _, topic: "secret" not in topic
+        for topic, qos in ((b"plant/secret", 1), (b"plant/secret", 2), (b"plant/2/3/4/5", 1)):
+            device = await RawClient.connect(node.port)
+            device.send(Publish(b"plant/secret", b"lost at QoS 0"), Publish(TOPIC, b"kept", 1, 1))
+            assert await device.receive() == PubAck(1)
+            device.send(Publish(topic, b"refused", qos, 2))
+            assert await device.receive() is None
+        assert {record.payload for record in await node.stored()} == {b"kept"}
+        assert node.counters.publishes_denied == 6
+
+
 async def test_packets_cut_anywhere_give_the_same_records(tmp_path: Path) -> None:
     stream = b"".join(
         encode(packet)
@@ -336,7 +350,7 @@ async def test_subscriptions_come_and_go(tmp_path: Path) -> None:
     async with running(tmp_path) as node:
         client = await RawClient.connect(node.port)
         wanted = (("a/+", 2), ("b", 0), ("$share/g/c", 1), ("/" * 200, 0), ("x" * 2000, 0))
-        assert await client.subscribe(*wanted) == (2, 0, 1, 0x80, 0x80)
+        assert await client.subscribe(*wanted) == (2, 0, 1, 0x80, 0)
         client.send(Publish(b"a/1", b"x", 1, 5))
         answers = {type(answer): answer for answer in (await client.receive(), await client.receive())}
         assert answers[Publish] == Publish(b"a/1", b"x", 1, 1)
