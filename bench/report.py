@@ -137,7 +137,35 @@ def spark(results: Facts) -> list[str]:
     return [head, "", *table(("query", "speed beside plain Parquet", "records/s"), rows)]
 
 
-SECTIONS: dict[str, Callable[[Any], list[str]]] = {"ingest": ingest, "mqtt": mqtt, "hub": hub, "spark": spark}
+def durability(results: Facts) -> list[str]:
+    """Bytes on the device for each byte of payload."""
+    rows = []
+    for case in results["cases"]:
+        ratios = case["amplification"]
+        rows.append((
+            f"{case['rate']:,}",
+            case["payloads"],
+            "zstd" if case["compression"] else "none",
+            case["commit_interval"],
+            *("-" if ratios[key] is None else f"{ratios[key]:.2f}" for key in ("device", "process", "log")),
+            f"{case['messages'] / max(case['commits'], 1):.1f}",
+        ))  # fmt: skip
+    titles = (
+        "messages/s", "payloads", "compression", "`commit_interval`", "device", "process", "own count", "messages/sync"
+    )  # fmt: skip
+    lines = [f"{results['seconds']:g} s of load in each case.", "", *table(titles, rows)]
+    if opening := results.get("opening"):
+        opened = [
+            (title, f"{facts['bytes'] / (1 << 30):.1f} GiB in {facts['segments']} files", f"{facts['seconds']:.2f} s")
+            for title, facts in (("a clean stop", opening["after_stop"]), ("SIGKILL", opening["after_kill"]))
+        ]
+        lines += ["", *table(("log opened after", "size", "time"), opened)]
+    return lines
+
+
+SECTIONS: dict[str, Callable[[Any], list[str]]] = {
+    "ingest": ingest, "mqtt": mqtt, "durability": durability, "hub": hub, "spark": spark
+}  # fmt: skip
 
 
 def block(name: str) -> str:

@@ -36,6 +36,11 @@ EDGE_METRICS = (
     ),
     Metric("weft_edge_accept_pauses_total", "counter", "Times that nothing was accepted: no file descriptor was left."),
     Metric("weft_edge_authentications_refused_total", "counter", "Clients that were not let in."),
+    Metric(
+        "weft_edge_authentications_turned_away_total",
+        "counter",
+        "Clients that were not let in because limits.authentications was reached.",
+    ),
     Metric("weft_edge_authentications_waiting", "gauge", "Passwords that wait to be checked."),
     Metric("weft_edge_reloads_total", "counter", "Users, access rules and certificates read again."),
     Metric("weft_edge_reload_failures_total", "counter", "Changed files that could not be used."),
@@ -46,10 +51,15 @@ EDGE_METRICS = (
     Metric(
         "weft_edge_takeovers_total", "counter", "Connections closed because their client identifier connected anew."
     ),
+    Metric(
+        "weft_edge_clients_expelled_total",
+        "counter",
+        "Connections closed because their user was removed or has another password.",
+    ),
     Metric("weft_edge_sessions", "gauge", "MQTT sessions kept in memory, connected or not."),
     Metric("weft_edge_sessions_evicted_total", "counter", "Sessions forgotten to make room for newer ones."),
     Metric("weft_edge_sessions_expired_total", "counter", "Sessions whose time without a client was over."),
-    Metric("weft_edge_sessions_refused_total", "counter", "Clients refused because limits.sessions was reached."),
+    Metric("weft_edge_sessions_refused_total", "counter", "Clients refused: limits.sessions are connected."),
     Metric("weft_edge_sessions_behind_total", "counter", "Times that a session began to read from the log again."),
     Metric("weft_edge_sessions_saved_total", "counter", "Session records written to the database."),
     Metric("weft_edge_journal_bytes", "gauge", "Changes of sessions in the log and not yet in the database."),
@@ -74,6 +84,9 @@ EDGE_METRICS = (
     Metric("weft_edge_publishes_unrouted_total", "counter", "Messages whose topic belongs to no stream: not stored."),
     Metric("weft_edge_publish_bytes_received_total", "counter", "Payload bytes received."),
     Metric("weft_edge_wills_published_total", "counter", "Wills published for clients that went away."),
+    Metric("weft_edge_wills_refused_total", "counter", "Clients refused because limits.wills was reached."),
+    Metric("weft_edge_wills_waiting", "gauge", "Wills that are due and wait for the disk or for room in the log."),
+    Metric("weft_edge_will_bytes", "gauge", "Memory that wills take."),
     Metric("weft_edge_acks_sent_total", "counter", "Acknowledgements sent, each after its record was on disk."),
     Metric("weft_edge_log_refusals_total", "counter", "Reads refused because the log was full or had failed."),
     Metric("weft_edge_backpressure_pauses_total", "counter", "Times that reading stopped to wait for the disk."),
@@ -84,6 +97,8 @@ EDGE_METRICS = (
     Metric("weft_edge_messages_expired_total", "counter", "Messages not sent because their expiry had passed."),
     Metric("weft_edge_backlog_pages_total", "counter", "Pages read from the log for sessions that are behind."),
     Metric("weft_edge_backlog_disk_reads_total", "counter", "Reads of the disk for sessions that are behind."),
+    Metric("weft_edge_backlog_waits_total", "counter", "Reads that waited for others: state.backlog_reads reached."),
+    Metric("weft_edge_backlog_evicted_total", "counter", "Batches given up: state.backlog_buffer reached."),
     Metric("weft_edge_backlog_buffer_bytes", "gauge", "Memory of batches decoded for sessions that are behind."),
     Metric("weft_edge_backlog_lost_total", "counter", "Records gone from the log before sessions read them."),
     Metric(

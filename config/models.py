@@ -113,7 +113,7 @@ class MqttListener(_Section, frozen=True, kw_only=True):
 
 
 class Auth(_Section, frozen=True, kw_only=True):
-    """Who may connect, and what clients may do. The files are read again when they change; connections stay."""
+    """Who may connect, and what clients may do. Changed files are read again; who is no user any more is let go."""
 
     users_file: Annotated[
         Path | None,
@@ -376,13 +376,38 @@ class EdgeLimits(_Section, frozen=True, kw_only=True):
     session_queues_bytes: Annotated[
         Size, Meta(description="Most bytes of live messages at QoS 1 and 2 kept for all clients together.")
     ] = field(default=64 * MiB, name="session_queues")
+    filter_bytes: Annotated[
+        Size, Meta(ge=64, le=65_535, description="Longest filter of a subscription. Longer ones are refused.")
+    ] = field(default=65_535, name="filter")
+    filters_bytes: Annotated[
+        Size,
+        Meta(
+            ge=64 << 10,
+            description="Most memory of the filters of one session: their bytes, and 400 for each level. Further "
+            "subscriptions are refused.",
+        ),
+    ] = field(default=4 * MiB, name="filters_size")
+    filters_total_bytes: Annotated[Size, Meta(ge=64 << 10, description="The same of all sessions together.")] = field(
+        default=256 * MiB, name="filters_total_size"
+    )
+    wills_bytes: Annotated[
+        Size,
+        Meta(
+            description="Most memory of the wills of all clients together, about 500 bytes each and what they say. "
+            "Clients whose will has no room are refused."
+        ),
+    ] = field(default=16 * MiB, name="wills")
     retained: Annotated[
         Count,
         Meta(le=10_000_000, description="Most topics with a retained message. Beyond it further topics get none."),
-    ] = 100_000
-    retained_bytes: Annotated[Size, Meta(description="Most bytes of retained messages together.")] = field(
-        default=64 * MiB, name="retained_size"
-    )
+    ] = 50_000
+    retained_bytes: Annotated[
+        Size,
+        Meta(
+            description="Most memory of retained messages together: topics, payloads, properties, and 850 bytes for "
+            "each. The default holds as many as `retained` says if topic and payload are 490 bytes on average."
+        ),
+    ] = field(default=64 * MiB, name="retained_size")
     authentications: Annotated[
         Count,
         Meta(
@@ -396,6 +421,79 @@ class EdgeLimits(_Section, frozen=True, kw_only=True):
     tail_bytes: Annotated[
         Size, Meta(description="Most bytes of newest records kept in memory, so that links need not read the disk.")
     ] = field(default=32 * MiB, name="tail")
+
+
+class State(_Section, frozen=True, kw_only=True):
+    """What is kept of MQTT clients across restarts. Changes go into the log (the *journal*), then into a database."""
+
+    save_interval_s: Annotated[
+        Duration,
+        Meta(
+            ge=0.1,
+            le=3600,
+            description="How often the journal is folded into the database, so that the log can delete it. More "
+            "spares flash and makes a start after a crash read more.",
+        ),
+    ] = field(default=5.0, name="save_interval")
+    save_bytes: Annotated[
+        Size, Meta(ge=64 << 10, description="Size of the journal at which that is done without waiting longer.")
+    ] = field(default=4 * MiB, name="save_size")
+    journal_bytes: Annotated[
+        Size,
+        Meta(
+            ge=1 * MiB,
+            description="Most journal that is not in the database yet, which happens when that cannot be written. "
+            "Past it changes of sessions are refused: clients are not let in or subscribed, and what persistent "
+            "sessions publish is not acknowledged.",
+        ),
+    ] = field(default=64 * MiB, name="journal")
+    positions_interval_s: Annotated[
+        Duration,
+        Meta(
+            ge=0.1,
+            le=3600,
+            description="How often it is noted how far connected sessions have read. What they acknowledged since, "
+            "they may get again after a crash.",
+        ),
+    ] = field(default=1.0, name="positions_interval")
+    resent_window: Annotated[
+        Count,
+        Meta(
+            le=65_535,
+            description="Newest messages of one session by which one that is sent again is recognised. More than "
+            "clients leave unacknowledged: 20 with Paho and Mosquitto.",
+        ),
+    ] = 1_000
+    resent_total: Annotated[
+        Count,
+        Meta(
+            le=100_000_000,
+            description="The same of all sessions together: a few bytes each where devices send many at a time, and "
+            "some 250 where each comes alone. Beyond it those of the sessions that published longest ago are "
+            "forgotten.",
+        ),
+    ] = 200_000
+    backlog_buffer_bytes: Annotated[
+        Size,
+        Meta(ge=64 << 10, description="Most memory of records that were read again for sessions that are behind."),
+    ] = field(default=16 * MiB, name="backlog_buffer")
+    backlog_page_bytes: Annotated[
+        Size, Meta(ge=1024, le=64 * MiB, description="Most bytes that are read at a time for one session.")
+    ] = field(default=256 << 10, name="backlog_page")
+    backlog_page_records: Annotated[
+        Count, Meta(le=100_000, description="Most messages that are read at a time for one session.")
+    ] = 1_000
+    backlog_reads: Annotated[
+        Count, Meta(le=64, description="Reads of the disk at a time for sessions that are behind, about 1MiB each.")
+    ] = 2
+    topics_log_bytes: Annotated[
+        Size,
+        Meta(
+            ge=1 * MiB,
+            description="How much the log may grow before messages that belong to no stream, and are kept for absent "
+            "sessions alone, may be deleted although a session has not had them.",
+        ),
+    ] = field(default=1 << 30, name="topics_log")
 
 
 class EdgeConfig(_Section, frozen=True, kw_only=True):
@@ -433,6 +531,7 @@ class EdgeConfig(_Section, frozen=True, kw_only=True):
     links: Annotated[dict[str, Link], Meta(description="The links by name.", max_length=64)] = field(
         default_factory=dict
     )
+    state: State = State()
     limits: EdgeLimits = EdgeLimits()
 
 

@@ -29,21 +29,28 @@ KNOWN_MAX = 20_000
 class Identity:
     """Who a client is. The rules that answer are always the newest."""
 
-    __slots__ = ("_accounts", "_client_id", "client_id", "unrestricted", "username")
+    __slots__ = ("_accounts", "_client_id", "_hashed", "client_id", "unrestricted", "username")
 
-    def __init__(self, accounts: Accounts, username: str | None, client_id: str) -> None:
+    def __init__(self, accounts: Accounts, username: str | None, client_id: str, hashed: str | None = None) -> None:
         """Name a client.
 
         Args:
             username: None for one that did not say who it is, or was not asked.
             client_id: as CONNECT gave it: what ``%c`` stands for. With an empty one no ``%c`` rule grants anything.
+            hashed: of the password that it gave; None for one that came in without.
         """
+        self._hashed = hashed
         self._accounts = accounts
         self._client_id = client_id
         self.username = username
         self.client_id: str | None = None
         """Clients choose their identifier themselves."""
         self.unrestricted = accounts.acl is None
+
+    @property
+    def admitted(self) -> bool:
+        """Whether the password that it gave is still its user's. Who gave none is not in the users file."""
+        return self._hashed is None or (self.username is not None and self._accounts.has(self.username, self._hashed))
 
     def may_publish(self, topic: bytes) -> bool:
         """Whether it may publish to a topic. The answer holds until ``Accounts.watch`` calls back."""
@@ -99,6 +106,10 @@ class Accounts:
         for callback in self._watchers:
             callback()
 
+    def has(self, username: str, hashed: str) -> bool:
+        """Whether the users file has this line."""
+        return self._names is not None and self._names.get(username) == hashed
+
     def close(self) -> None:
         """Check no more passwords; does not wait for those being checked."""
         self._pool.shutdown(wait=False, cancel_futures=True)
@@ -122,20 +133,22 @@ class Accounts:
             return Identity(self, None, connect.client_id)
         if connect.username is None or connect.password is None:
             self._refuse(connect, ReasonCode.BAD_USER_NAME_OR_PASSWORD, "user name or password is missing")
-        if not await self._is_right(connect, connect.username, connect.password):
+        hashed = self._names.get(connect.username)
+        is_right = await self._is_right(connect, hashed, connect.password)
+        # The file may have been read anew meanwhile.
+        if hashed is None or not is_right or not self.has(connect.username, hashed):
             reason = f"wrong password or no such user: {_shown(connect.username)}"
             self._refuse(connect, ReasonCode.BAD_USER_NAME_OR_PASSWORD, reason)
-        return Identity(self, connect.username, connect.client_id)
+        return Identity(self, connect.username, connect.client_id, hashed)
 
-    async def _is_right(self, connect: Connect, username: str, password: bytes) -> bool:
-        assert self._names is not None
-        hashed = self._names.get(username)
+    async def _is_right(self, connect: Connect, hashed: str | None, password: bytes) -> bool:
         key = blake2b(b"\0".join(((hashed or "").encode(), password)), key=self._secret, digest_size=24).digest()
         if hashed is not None and key in self._known:
             return True
         if len(password) > users.PASSWORD_BYTES_MAX:
             return False
         if self._counters.authentications_waiting >= self._waiting_max:
+            self._counters.authentications_turned_away += 1
             self._refuse(connect, ReasonCode.SERVER_BUSY, "too many passwords wait to be checked")
         self._counters.authentications_waiting += 1
         try:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from enum import IntFlag
+from enum import IntEnum
 from typing import Protocol
 
 
-class Pause(IntFlag):
-    """Why a client is not read. It is read on when no reason is left."""
+class Pause(IntEnum):
+    """Why a client is not read; reasons add up as bits. It is read on when none is left."""
 
     DISK = 1
     """Too much of all clients waits for the disk."""

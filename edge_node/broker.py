@@ -8,15 +8,7 @@ from collections.abc import Callable, Coroutine, Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from edge_node.broker_ports import (
-    SESSION_TOPICS_STREAM,
-    Arrival,
-    Backlog,
-    Door,
-    Resent,
-    Retained,
-    SessionJournal,
-)
+from edge_node.broker_ports import SESSION_TOPICS_STREAM, Arrival, Backlog, Door, Durable, Retained
 from edge_node.counters import Counters
 from edge_node.fan_out import FanOut
 from edge_node.ingest import TOPIC_LEVELS_MAX, Ingest
@@ -27,7 +19,9 @@ from edge_node.outbound_ports import QueueBudget
 from edge_node.router import Router
 from edge_node.session import Session
 from edge_node.session_keeping import Keeping
-from edge_node.sessions import SessionLimits, Sessions
+from edge_node.session_limits import SessionLimits
+from edge_node.session_ports import Resent, SessionJournal
+from edge_node.sessions import Sessions
 from edge_node.subscriptions import Subscriptions
 from edge_node.sys_topics import INTERVAL_S, Facts, SysTopics
 from edge_node.timer_wheel import TimerWheel
@@ -35,13 +29,11 @@ from edge_node.wills import Wills
 from protocols.mqtt.connection import ServerLimits
 from protocols.mqtt.packets import Publish, Subscription
 from protocols.mqtt.publish_run import SCAN_PACKET_BYTES_MIN
+from protocols.mqtt.reason_codes import ReasonCode
 from storage.segment_log import SegmentLog
 from storage.segment_log.settings import RECORD_BYTES_MAX
 
 log = logging.getLogger(__name__)
-
-POSITIONS_INTERVAL_S = 1.0
-"""How often it is noted how far connected sessions are: after a crash they get what they acknowledged since again."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,6 +55,9 @@ class BrokerSettings:
     """Levels of a topic that is published to; deeper ones are refused."""
     keep_alive_s_max: int = 0
     """Longest keep alive of a client of MQTT 5.0; 0 for any, none included."""
+    positions_interval_s: float = 1.0
+    """How often it is noted how far connected sessions are: after a crash they get what they acknowledged since again.
+    How often wills that found no room are tried again, too."""
     sys_interval_s: float | None = INTERVAL_S
     """Between two updates of ``$SYS``; None for no ``$SYS``."""
     software: str = "weft"
@@ -121,14 +116,16 @@ class Broker:
         self._keeping = Keeping(
             segment_log, self.subscriptions, journal, backlog, self._match_retained, wall_clock, counters, budget
         )
-        self.fan_out = FanOut(self.subscriptions, self._keeping.touched, self._keeping.flush, wall_clock, counters)
-        self.ingest = self._keeping.ingest = Ingest(
+        deliveries = self._keeping.deliveries
+        self.fan_out = FanOut(self.subscriptions, deliveries.touched, deliveries.flush, wall_clock, counters)
+        self.ingest = self._keeping.messages.ingest = Ingest(
             segment_log, Router(patterns, segment_log.stream), self.subscriptions, self.fan_out, wall_clock, counters,
             session_topics=segment_log.stream(SESSION_TOPICS_STREAM), pending_bytes_max=pending_bytes_max,
             topic_levels_max=settings.topic_levels_max,
         )  # fmt: skip
+        self._wills = Wills(self, counters, limits.will_bytes_max)
         self.sessions = Sessions(
-            self.subscriptions, limits, counters, self._keeping, Wills(self.publish, counters), self.wheel, self.clock
+            self.subscriptions, limits, counters, self._keeping, self._wills, self.wheel, self.clock
         )
         self._connections: set[MqttConnection] = set()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -139,7 +136,7 @@ class Broker:
     def start(self) -> None:
         """Take up the sessions of the last run, and begin to keep ``$SYS`` and positions."""
         self.sessions.restore()
-        self.run(self._every(POSITIONS_INTERVAL_S, self._note_positions))
+        self.run(self._every(self.settings.positions_interval_s, self._look_after_sessions))
         if self._sys is not None and self.settings.sys_interval_s is not None:
             self.run(self._every(self.settings.sys_interval_s, self._sys.update))
 
@@ -148,13 +145,14 @@ class Broker:
         return MqttConnection(self, door, arrival)
 
     def close(self) -> None:
-        """Close every connection. Wills are not published; what was not acknowledged comes again."""
+        """Close every connection. Wills are published after the next start; what was not acknowledged comes again."""
+        self.sessions.stop()
         for connection in list(self._connections):
             connection.shut_down()
         for session in self.sessions.all():
             if session.outbound.catch_up is not None:
                 session.outbound.catch_up.stop()
-        for group in self.sessions.groups:
+        for group in self.sessions.filters.groups:
             if group.catch_up is not None:
                 group.catch_up.stop()
         self._note_positions()
@@ -163,18 +161,14 @@ class Broker:
             task.cancel()
 
     def permissions_changed(self) -> None:
-        """Users or access rules were read anew: what was remembered of them is asked again."""
+        """Users or access rules were read anew: what was remembered of them is asked again, and clients that would not
+        be let in any more are closed, their wills published."""
+        for session in self.sessions.all():
+            link, identity = session.outbound.link, session.identity
+            if link is not None and identity is not None and not identity.admitted:
+                self.counters.clients_expelled += 1
+                link.displace(ReasonCode.NOT_AUTHORIZED)
         self.subscriptions.changed()
-
-    def publish(self, packet: Publish, publisher: str) -> None:
-        """Publish a message of the node's own accord, such as a will.
-
-        Raises:
-            LogError: not stored, and not delivered.
-        """
-        if packet.retain and not retain(self.retained, packet, self.wall_clock()):
-            self.counters.retained_refused += 1
-        self.ingest.publish(packet, publisher)
 
     def send_retained(self, session: Session, subscribed: Iterable[Subscription]) -> None:
         """Begin to send the retained messages of new subscriptions; shared ones get none (section 4.8.2)."""
@@ -184,6 +178,36 @@ class Broker:
                 self._keeping.send_retained(entry)
         session.outbound.pump()
         self.fan_out.flush()
+
+    # --- what wills ask
+
+    @property
+    def congested(self) -> bool:
+        """Whether so much waits for the disk that publishers are not read."""
+        return self.ingest.back_pressure.holding
+
+    def retain(self, packet: Publish) -> None:
+        """Keep a message as its topic's last, if no limit forbids it."""
+        if not retain(self.retained, packet, self.wall_clock()):
+            self.counters.retained_refused += 1
+
+    def on_retained(self, callback: Durable) -> None:
+        """Call back when everything retained so far is durable; at once, within the call, when all of it is."""
+        self.retained.on_durable(callback)
+
+    def publish_will(self, packet: Publish, session: Session) -> None:
+        """Store a will, deliver it, and note in the same commit that this was done.
+
+        Raises:
+            LogError: nothing of that was done.
+        """
+        with self._keeping.together():
+            self.ingest.publish(packet, session.client_id)
+            self._keeping.will_published(session)
+
+    def will_denied(self, session: Session) -> None:
+        """Note that a will is not to be published."""
+        self._keeping.will_denied(session)
 
     # --- what connections ask
 
@@ -221,6 +245,11 @@ class Broker:
 
     def _facts(self) -> Facts:
         return Facts(len(self.sessions), len(self.retained))
+
+    def _look_after_sessions(self) -> None:
+        self._wills.retry()
+        self._note_positions()
+        self.counters.backpressure_pauses = self.ingest.back_pressure.pauses
 
     def _note_positions(self) -> None:
         self._keeping.note_positions(self.sessions)

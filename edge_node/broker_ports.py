@@ -1,4 +1,6 @@
-"""What the broker needs of its neighbours: who may come in, what survives a restart, and the log read again.
+"""What the broker needs of its neighbours: who may come in, what is retained, and the log read again.
+
+What survives a restart of sessions is in ``session_ports``.
 
 The broker (connections, sessions, deliveries) is written against these; ``node.py`` puts the real ones in. Every call
 belongs to the event loop's thread and returns at once, except the ``async`` ones, which may wait for a disk or a hash.
@@ -12,14 +14,11 @@ called once.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol
 
-import msgspec
-
 from protocols.batch import HeaderPairs
-from protocols.mqtt.packets import Connect, Subscription, Will
+from protocols.mqtt.packets import Connect
 from protocols.mqtt.properties import Properties
 
 NEVER_EXPIRES = 0xFFFFFFFF
@@ -42,10 +41,16 @@ class Identity(Protocol):
     """Who a client is, once let in."""
 
     username: str | None
+    """As authenticated: by a certificate, or by a password; None for nobody."""
     client_id: str | None
     """The client identifier to use in place of the CONNECT's own (a certificate may fix it); None to keep that."""
     unrestricted: bool
     """Whether it may publish to and read every topic; then the two questions below are never asked."""
+
+    @property
+    def admitted(self) -> bool:
+        """Whether it would be let in again by what the users file says now."""
+        ...
 
     def may_publish(self, topic: bytes) -> bool:
         """Whether it may publish to a topic. Answers may be remembered until ``Door.watch`` says otherwise."""
@@ -137,120 +142,6 @@ class Retained(Protocol):
         """Call back when every change so far is durable; at once, within the call, when all of them are."""
 
     def __len__(self) -> int: ...
-
-
-# --- what persistent sessions keep
-
-
-class Sent(msgspec.Struct, frozen=True, array_like=True):
-    """A delivery that was sent and not completed. The message itself is in the log."""
-
-    stream: int
-    seq: int
-    qos: int
-    released: bool = False
-    """QoS 2: PUBREC came, so PUBREL is what is sent again."""
-
-
-class SessionRecord(msgspec.Struct):
-    """What a persistent session is after a restart."""
-
-    client_id: str
-    version: int
-    """Protocol level of the client's last CONNECT: 3, 4 or 5."""
-    expiry_interval: int
-    """Seconds after the client has gone; ``NEVER_EXPIRES`` for ever."""
-    username: str | None = None
-    disconnected_at: int | None = None
-    """None while connected: then the expiry counts from when the node starts."""
-    subscriptions: dict[str, Subscription] = {}
-    """Filter as the client wrote it -> its options (``Subscription.filter`` is the same filter)."""
-    identifiers: dict[str, int] = {}
-    """Filter -> subscription identifier, for those that have one."""
-    positions: dict[int, int] = {}
-    """Stream -> seq: every message before it is done or in ``inflight``; those from it on are sent from the log,
-    without those in ``inflight`` and ``done``. Streams that are missing count from seq 0."""
-    inflight: dict[int, Sent] = {}
-    """Packet identifier -> delivery, in the order of sending."""
-    done: set[tuple[int, int]] = set()
-    """(stream, seq) of deliveries at or after their stream's position that the client has completed."""
-    received: set[int] = set()
-    """Packet identifiers of QoS 2 publishes stored and not yet released by PUBREL."""
-    will: Will | None = None
-    """A delayed will, due ``will_delay_interval`` after ``disconnected_at``; while connected, the will itself."""
-
-
-class SessionJournal(Protocol):
-    """Every change of the persistent sessions, in the log: one group commit with the messages.
-
-    A call notes one change, for the next commit of the log; ``Ingest.on_durable`` says when it is durable. Each raises
-    LogFull and LogFailed as ``SegmentLog.append`` does; then nothing was noted.
-    """
-
-    def together(self) -> AbstractContextManager[None]:
-        """A context for the publishes of one read and the changes they make: taken both, or neither. No waiting within.
-
-        Raises:
-            LogFull, LogFailed: on entering it; nothing was taken.
-        """
-        ...
-
-    def opened(self, record: SessionRecord) -> None:
-        """A session began, or its client came back (perhaps with another version, expiry or will)."""
-
-    def closed(self, record: SessionRecord) -> None:
-        """The client has gone: the whole session as it is now, QoS 1 deliveries in flight included."""
-
-    def ended(self, client_id: str) -> None:
-        """The session is no more."""
-
-    def subscribed(self, client_id: str, subscription: Subscription, identifier: int | None) -> None:
-        """A subscription was added or changed."""
-
-    def unsubscribed(self, client_id: str, topic_filter: str) -> None:
-        """A subscription was taken out."""
-
-    def received(self, client_id: str, packet_ids: Sequence[int]) -> None:
-        """QoS 2 publishes of the client were stored."""
-
-    def released(self, client_id: str, packet_ids: Sequence[int]) -> None:
-        """PUBREL came for them, or they are to be forgotten."""
-
-    def sent(self, client_id: str, deliveries: Mapping[int, Sent]) -> None:
-        """Deliveries are about to be sent; those at QoS 2 once this is durable."""
-
-    def pubrec(self, client_id: str, packet_ids: Sequence[int]) -> None:
-        """The client has taken these QoS 2 deliveries."""
-
-    def completed(self, client_id: str, packet_ids: Sequence[int]) -> None:
-        """These deliveries are over: into ``done`` unless a position has passed them."""
-
-    def positions(self, client_id: str, positions: Mapping[int, int]) -> None:
-        """The streams' positions have moved on to these; streams not named stay where they are."""
-
-    def published(self, client_id: str, acks: bytes, runs: Sequence[tuple[int, int, int]]) -> None:
-        """QoS 1 publishes of the client were stored: what ``Resent`` recognises them by.
-
-        Args:
-            acks: their PUBACKs, four bytes each (type, 2, packet identifier).
-            runs: (stream, first seq, count) of the records of the same read; QoS 0 and 2 ones may be among them.
-        """
-
-    def recover(self) -> Sequence[SessionRecord]:
-        """The sessions that the last run left, read when the journal was opened; asked once, before any change."""
-        ...
-
-
-class Resent(Protocol):
-    """Recognises QoS 1 publishes that a device sends again because it did not see their acknowledgement."""
-
-    async def recognise(self, client_id: str, packet_id: int, topic: bytes, payload: bytes) -> bool:
-        """Whether this very publish of the same persistent session is in the log."""
-        ...
-
-    def suppresses(self, streams: Sequence[int]) -> bool:
-        """Whether all of these streams say ``resent: suppress``: then it is acknowledged and not stored again."""
-        ...
 
 
 # --- the log, read again

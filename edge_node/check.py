@@ -20,6 +20,10 @@ def check(config: EdgeConfig) -> list[Finding]:
     findings = [*_names(config), *_listeners(config)]
     if config.disk.segment_bytes * SEGMENTS_MIN > config.disk.budget_bytes:
         findings.append(Finding(("disk", "segment"), "expected at most a quarter of disk.budget"))
+    if config.state.save_bytes > config.state.journal_bytes:
+        findings.append(Finding(("state", "save_size"), "expected at most state.journal"))
+    if config.state.backlog_page_bytes > config.state.backlog_buffer_bytes:
+        findings.append(Finding(("state", "backlog_page"), "expected at most state.backlog_buffer"))
     for name, stream in config.streams.items():
         findings += _stream(name, stream, config)
     for name, link in config.links.items():

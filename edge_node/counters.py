@@ -23,6 +23,8 @@ class Counters:
     """Connections closed because the client broke the protocol."""
     takeovers: int = 0
     """Connections closed because their client identifier connected anew."""
+    clients_expelled: int = 0
+    """Connections closed because their user was removed or has another password."""
     sessions: int = 0
     """Kept in memory now, connected or not."""
     sessions_evicted: int = 0
@@ -54,6 +56,12 @@ class Counters:
     """Everything read from clients."""
     bytes_sent: int = 0
     wills_published: int = 0
+    wills_refused: int = 0
+    """CONNECTs refused because there was no room for their wills."""
+    wills_waiting: int = 0
+    """Due, and not stored yet because the log or the disk has no room, now."""
+    will_bytes: int = 0
+    """Memory that wills take now, roughly."""
     acks_sent: int = 0
     """PUBACKs and PUBRECs, each after its record was durable."""
     log_refusals: int = 0

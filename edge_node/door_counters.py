@@ -23,6 +23,8 @@ class DoorCounters:
     """Times that nothing was accepted because the process had no file descriptor left."""
     authentications_refused: int = 0
     """CONNECTs that were not let in."""
+    authentications_turned_away: int = 0
+    """Among them: too many passwords waited to be checked."""
     authentications_waiting: int = 0
     """Passwords that wait to be checked, now."""
     reloads: int = 0

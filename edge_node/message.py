@@ -11,6 +11,9 @@ NOWHERE = 0
 PUBLISHER = "mqtt.publisher"
 """Header with the client identifier of the publisher, where a session that outlives its connection has subscribed
 without wanting its own messages: read from the log later, they must still be known (MQTT 5.0 section 3.8.3.1)."""
+RECIPIENT = "mqtt.recipient"
+"""Header with the client identifier of the one session that a retained message is on its way to. It was sent because
+of a subscription, and is in the log so that it can be sent again as it was; nobody else gets it."""
 _SECOND_NS = 1_000_000_000
 
 

@@ -29,7 +29,7 @@ CORRELATION_DATA = "mqtt.correlation-data"
 PAYLOAD_FORMAT = "mqtt.payload-format"
 EXPIRES = "mqtt.expires"
 
-USER_PROPERTIES_MAX = HEADER_PAIRS_MAX - 5
+USER_PROPERTIES_MAX = HEADER_PAIRS_MAX - 6
 """Most user properties of one message: with the node's own headers a record has no room for more."""
 _SECOND_NS = 1_000_000_000
 _EXPIRES_NS_MAX = (1 << 63) - 1

@@ -12,7 +12,6 @@ from edge_node.mqtt_conversation import Conversation
 from edge_node.mqtt_handshake import Handshake
 from edge_node.mqtt_intake import Intake
 from edge_node.session import Session
-from protocols.batch import Flag
 from protocols.mqtt.connection import Connection, State
 from protocols.mqtt.decoder import decode
 from protocols.mqtt.errors import MqttError
@@ -32,8 +31,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-_QOS0_FLAGS = int(Flag.PUBLISHED_QOS0)
-_PUBACK_BYTE = 0x40
+_ASKING = int(Pause.ASKING)
 
 
 class MqttConnection(asyncio.Protocol):
@@ -54,7 +52,7 @@ class MqttConnection(asyncio.Protocol):
         self._partial = Reassembly(broker.settings.packet_bytes_max)
         self._conversation: Conversation | None = None
         self._handshake: Handshake | None = None
-        self._pause = Pause(0)
+        self._pause = 0
         self._unparsed = b""
         """What came while the connection waits for an answer from elsewhere (``Pause.ASKING``)."""
         self._heard = 0.0
@@ -73,7 +71,7 @@ class MqttConnection(asyncio.Protocol):
         """Handle one read: parse all of it, append its records, and note what is to be acknowledged."""
         if self._transport is None:
             return
-        if self._pause & Pause.ASKING:
+        if self._pause & _ASKING:
             self._unparsed += data
             return
         self._heard = self._broker.clock()
@@ -88,7 +86,8 @@ class MqttConnection(asyncio.Protocol):
             self._broken(error)
         except LogError as error:
             self.refuse(error)
-        self._broker.fan_out.flush()
+        if self._broker.fan_out.touched:
+            self._broker.fan_out.flush()
 
     def pause_writing(self) -> None:
         """The client does not read: neither is it read, and after a while it is closed."""
@@ -194,12 +193,12 @@ class MqttConnection(asyncio.Protocol):
             packet, at = self._partial.complete(data)
             if packet:
                 self._parse(packet, 0)
-                if self._pause & Pause.ASKING:
+                if self._pause & _ASKING:
                     self._unparsed = data[at:]
                     return
         at = self._parse(data, at)
         if at < len(data) and self._transport is not None:
-            if self._pause & Pause.ASKING:
+            if self._pause & _ASKING:
                 self._unparsed = data[at:]
             else:
                 self._partial.keep(data[at:])
@@ -207,10 +206,13 @@ class MqttConnection(asyncio.Protocol):
     def _parse(self, data: bytes, at: int) -> int:
         """Handle the packets of ``data[at:]``; returns where the first incomplete one begins."""
         machine, limit = self._machine, self._broker.settings.packet_bytes_max
-        while self._transport is not None and not self._pause & Pause.ASKING:
+        size = len(data)
+        while at < size and self._transport is not None and not self._pause & _ASKING:
             conversation = self._conversation
             if conversation is not None:
-                at = conversation.scan(data, at)
+                before, at = at, conversation.scan(data, at)
+                if at > before:
+                    continue
             decoded = decode(data, at, limit, machine.version)
             if decoded is None:
                 break

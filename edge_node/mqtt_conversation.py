@@ -10,7 +10,7 @@ from edge_node.mqtt_intake import Intake
 from edge_node.session import Session
 from protocols.batch import Flag
 from protocols.mqtt.connection import Connection
-from protocols.mqtt.encoder import PINGRESP
+from protocols.mqtt.encoder import PINGRESP, PUBACK, PUBREL
 from protocols.mqtt.packet_types import Version
 from protocols.mqtt.packets import (
     Disconnect,
@@ -34,8 +34,7 @@ if TYPE_CHECKING:
     from edge_node.broker import Broker
     from edge_node.mqtt_connection import MqttConnection
 
-_QOS0_FLAGS = int(Flag.PUBLISHED_QOS0)
-_PUBACK_BYTE = 0x40
+_QOS_FLAGS = (int(Flag.PUBLISHED_QOS0), 0, int(Flag.PUBLISHED_QOS2))
 
 
 class Conversation:
@@ -55,19 +54,38 @@ class Conversation:
 
     def scan(self, data: bytes, at: int) -> int:
         """Take the packets that come by the thousand, plain PUBLISH and PUBACK; returns where another one begins."""
-        if at < len(data) and data[at] == _PUBACK_BYTE:
+        first = data[at]
+        if first == PUBACK[0]:
             outbound = self.session.outbound
             after = outbound.take_pubacks(data, at)
             if after > at:
                 self._broker.counters.packets_received += (after - at) // 4
                 outbound.pump()
             return after
+        if first == PUBREL[0]:
+            return self._take_pubrels(data, at)
         machine, intake = self._machine, self.intake
         acks = len(intake.run.acks)
         topics = intake.topics.matched if machine.version == Version.V5 else intake.topics.plain
-        at = scan(data, at, topics, intake.run, self._packet_bytes_max, machine.version, _QOS0_FLAGS)
+        received = self.session.received
+        at = scan(data, at, topics, intake.run, received, self._packet_bytes_max, machine.version, _QOS_FLAGS)
         if len(intake.run.acks) > acks:
             machine.took(intake.scanned())
+        return at
+
+    def _take_pubrels(self, data: bytes, at: int) -> int:
+        """Handle a row of plain PUBRELs of publishes that are open; returns where something else begins."""
+        received, first, last = self.session.received, at, len(data) - 4
+        packet_ids: dict[int, None] = {}
+        while at <= last and data[at : at + 2] == PUBREL:
+            packet_id = data[at + 2] << 8 | data[at + 3]
+            if packet_id not in received or packet_id in packet_ids:
+                break
+            packet_ids[packet_id] = None
+            at += 4
+        if packet_ids:
+            self._broker.counters.packets_received += (at - first) // 4
+            self.intake.complete(self.session, tuple(packet_ids))
         return at
 
     def handle(self, packet: Packet) -> None:
@@ -125,7 +143,7 @@ class Conversation:
     def _on_pubrel(self, packet: PubRel) -> None:
         session, intake = self.session, self.intake
         if packet.packet_id in session.received:
-            intake.complete(session, packet.packet_id, self._machine.encode(PubComp(packet.packet_id)))
+            intake.complete(session, (packet.packet_id,))
         else:
             self._connection.answered(1)
             self._connection.answer(PubComp(packet.packet_id, ReasonCode.PACKET_IDENTIFIER_NOT_FOUND))
@@ -151,7 +169,9 @@ class Conversation:
         identifiers = packet.properties.subscription_identifiers
         codes, feeds = [], []
         for options in packet.filters:
-            code, new = self._broker.sessions.subscribe(session, options, identifiers[0] if identifiers else None)
+            code, new = self._broker.sessions.filters.subscribe(
+                session, options, identifiers[0] if identifiers else None
+            )
             codes.append(code)
             wants_retained = (True, new, False)[options.retain_handling]
             if code <= ReasonCode.GRANTED_QOS_2 and wants_retained:
@@ -162,7 +182,7 @@ class Conversation:
     def _on_unsubscribe(self, packet: Unsubscribe) -> None:
         self.store()
         session = self.session
-        codes = tuple(self._broker.sessions.unsubscribe(session, text) for text in packet.filters)
+        codes = tuple(self._broker.sessions.filters.unsubscribe(session, text) for text in packet.filters)
         self._answer_durably(session, self._machine.encode(UnsubAck(packet.packet_id, codes)))
 
     def _answer_durably(self, session: Session, answer: bytes, then: Callable[[], None] | None = None) -> None:

@@ -10,7 +10,7 @@ from edge_node.broker_ports import Door, Identity
 from edge_node.mqtt_intake import Intake
 from edge_node.publish_packets import Wire
 from edge_node.session import Session
-from protocols.mqtt.connection import Connection
+from protocols.mqtt.connection import Connection, State
 from protocols.mqtt.errors import ConnectRefused
 from protocols.mqtt.packets import ConnAck, Connect
 from protocols.mqtt.reason_codes import ReasonCode
@@ -64,7 +64,8 @@ class Handshake:
             ) from error
         connection.welcome(session, Intake(broker, connection, broker.ingest.topics_of(identity)))
         answer = machine.encode(ConnAck(present, ReasonCode.SUCCESS, self._announcement(packet, client_id, session)))
-        if session.persistent:
+        if session.awaits_journal:
+            machine.state = State.AWAITING_CONNECT  # who is displaced before its CONNACK gets no DISCONNECT either
             broker.ingest.on_durable(lambda error: self._accept(session, answer, error))
         else:
             self._accept(session, answer, None)
@@ -74,6 +75,7 @@ class Handshake:
         if error is not None:
             connection.refuse(error)
         elif connection.is_open and session.outbound.link is connection:
+            machine.state = State.OPEN
             connection.send(answer)
             wire = Wire(session.version, machine.client_packet_bytes_max, machine.client_topic_alias_maximum)
             self._broker.sessions.resume(session, connection, wire, machine.client_receive_maximum)

@@ -10,12 +10,14 @@ from typing import Protocol
 import msgspec
 
 from edge_node.back_pressure import Pause, Publisher
-from edge_node.broker_ports import Retained, SessionJournal
+from edge_node.broker_ports import Retained
 from edge_node.counters import Counters
 from edge_node.ingest import Ingest, Target, Topics, flags_of
 from edge_node.message_headers import USER_PROPERTIES_MAX
 from edge_node.session import Session
-from protocols.mqtt.encoder import PUBACK, encode
+from edge_node.session_ports import SessionJournal
+from protocols.mqtt.encoder import PUBACK, PUBCOMP, encode
+from protocols.mqtt.errors import ProtocolViolation
 from protocols.mqtt.packet_types import Version
 from protocols.mqtt.packets import PubAck, Publish, PubRec
 from protocols.mqtt.properties import NO_PROPERTIES
@@ -27,6 +29,8 @@ ACK_BYTES = 4
 """A PUBACK or PUBREC that says nothing but success."""
 ACKS_DUE_BYTES_MAX = ACK_BYTES * 65_535
 """Acknowledgements that may wait for the disk: one for every packet identifier. Past it the client is not read."""
+TOPIC_SHOWN_BYTES_MAX = 128
+"""Of a topic in a log line."""
 
 
 class Client(Publisher, Protocol):
@@ -79,7 +83,7 @@ class Intake:
     """Gathers the publishes of a read, stores them, and acknowledges them after the fsync, in order of receipt."""
 
     __slots__ = (
-        "_client", "_closing", "_due", "_due_bytes", "_new_ids", "_packets", "_parts", "_retains", "_sending", "run",
+        "_client", "_closing", "_due", "_due_bytes", "_packets", "_parts", "_retains", "_sending", "run",
         "topics",
     )  # fmt: skip
 
@@ -90,8 +94,6 @@ class Intake:
         self.run: PublishRun[Target] = PublishRun()
         """The publishes of this read so far."""
         self._packets: dict[Target, dict[int, Publish]] = {}
-        self._new_ids: list[int] = []
-        """QoS 2 identifiers that this read opened; closed again if its records cannot be stored."""
         self._closing = 0
         self._retains = False
         self._due: deque[_Due] | None = None
@@ -99,7 +101,11 @@ class Intake:
         self._sending = False
 
     def publish(self, session: Session, packet: Publish) -> None:
-        """Take a publish that came through the full decoder. A QoS 2 identifier that is open is not taken again."""
+        """Take a publish that came through the full decoder. A QoS 2 identifier that is open is not taken again.
+
+        Raises:
+            ProtocolViolation: a client of 3.1 or 3.1.1 may not publish it, and can be told so in no other way.
+        """
         if packet.qos == 2 and packet.packet_id in session.received:
             self._parts.counters.publishes_repeated += 1
             self._acknowledge(session, packet, ReasonCode.SUCCESS)
@@ -107,11 +113,11 @@ class Intake:
         target = self.topics.target(packet.topic)
         code = self._refusal(packet, target)
         if target is None or code >= FAILED:
-            self._acknowledge(session, packet, code)
+            self._refuse(session, packet, code)
             return
         if packet.qos == 2:
             session.received.add(packet.packet_id)
-            self._new_ids.append(packet.packet_id)
+            self.run.received.append(packet.packet_id)
         if not target.streams and not target.live:
             code = ReasonCode.NO_MATCHING_SUBSCRIBERS
         self._acknowledge(session, packet, code)
@@ -121,9 +127,12 @@ class Intake:
         self.run.add(target, packet.topic, packet.payload, flags_of(packet))
 
     def scanned(self) -> int:
-        """How many publishes at QoS 1 the hot loop has just taken into ``run``; to be called after it took any."""
-        count = len(self.run.acks[-1]) // ACK_BYTES
-        self._closing += count
+        """How many publishes the hot loop has just taken into ``run``; to be called after it took any that are
+        answered."""
+        acks = self.run.acks[-1]
+        count = len(acks) // ACK_BYTES
+        if acks[0] == PUBACK[0]:
+            self._closing += count
         return count
 
     def suppress(self, session: Session, packet: Publish) -> None:
@@ -131,20 +140,21 @@ class Intake:
         self._parts.counters.publishes_resent += 1
         if packet.qos == 2:
             session.received.add(packet.packet_id)
-            self._new_ids.append(packet.packet_id)
+            self.run.received.append(packet.packet_id)
         self._acknowledge(session, packet, ReasonCode.SUCCESS)
 
-    def complete(self, session: Session, packet_id: int, answer: bytes) -> None:
-        """PUBREL came: forget the identifier, and answer once that is durable, behind the answers before it.
+    def complete(self, session: Session, packet_ids: Sequence[int]) -> None:
+        """PUBRELs came: forget the identifiers, and answer once that is durable, behind the answers before it.
 
         Raises:
-            LogFull, LogFailed: it is not forgotten, and must not be answered.
+            LogFull, LogFailed: they are not forgotten, and must not be answered.
         """
-        self.store(session)  # the journal must have its PUBLISH first
+        self.store(session)  # the journal must have their PUBLISH first
         if session.persistent:
-            self._parts.journal.released(session.client_id, (packet_id,))
-        session.received.discard(packet_id)
-        self._await_durable(_Due(answer, 0, 1, 1), session, [])
+            self._parts.journal.released(session.client_id, packet_ids)
+        session.forget(packet_ids)
+        answers = b"".join([PUBCOMP + packet_id.to_bytes(2, "big") for packet_id in packet_ids])
+        self._await_durable(_Due(answers, 0, len(packet_ids), 1), session, [])
 
     def store(self, session: Session) -> None:
         """Append what the read brought; its acknowledgements follow once that is durable.
@@ -155,16 +165,14 @@ class Intake:
         run = self.run
         if not (run.groups or run.acks):
             return
-        packets, new_ids, closing, retains = self._packets, self._new_ids, self._closing, self._retains
+        packets, new_ids, closing, retains = self._packets, run.received, self._closing, self._retains
         self.run, self._retains, self._closing = PublishRun(), False, 0
         if packets:
             self._packets = {}
-        if new_ids:
-            self._new_ids = []
         acks = b"".join(run.acks)
         try:
             if session.persistent and acks and (run.groups or new_ids):
-                self._store_with_journal(session, run, packets, acks, new_ids)
+                self._store_with_journal(session, run, packets, new_ids)
             else:
                 self._parts.ingest.store(run, packets, session.client_id)
         except (LogFull, LogFailed):
@@ -181,13 +189,26 @@ class Intake:
         counters = self._parts.counters
         if target is None:
             counters.publishes_denied += 1
-            return ReasonCode.NOT_AUTHORIZED
+            deep = packet.topic.count(b"/") >= self._parts.ingest.topic_levels_max
+            return ReasonCode.TOPIC_NAME_INVALID if deep else ReasonCode.NOT_AUTHORIZED
         if len(packet.properties.user_properties) > USER_PROPERTIES_MAX:
             return ReasonCode.QUOTA_EXCEEDED
         if packet.retain and not self._retain(packet):
             counters.retained_refused += 1
             return ReasonCode.QUOTA_EXCEEDED
         return ReasonCode.SUCCESS
+
+    def _refuse(self, session: Session, packet: Publish, code: int) -> None:
+        """Say no. MQTT before 5.0 leaves a choice between an acknowledgement and the end of the connection
+        [MQTT-3.3.5-2]: an acknowledgement would say that the message is kept. ``$SYS`` is in no stream, and bridges of
+        Mosquitto tell their state there: they would never stay connected."""
+        if packet.qos and session.version != Version.V5 and not packet.topic.startswith(b"$SYS/"):
+            what = ReasonCode(code).name.lower().replace("_", " ")
+            topic = packet.topic[:TOPIC_SHOWN_BYTES_MAX].decode(errors="replace")
+            raise ProtocolViolation(
+                f"a QoS {packet.qos} publish to {topic!r} is refused ({what}) and must not be acknowledged", "3.3.5-2"
+            )
+        self._acknowledge(session, packet, code)
 
     def _retain(self, packet: Publish) -> bool:
         self._retains = True
@@ -210,7 +231,6 @@ class Intake:
         session: Session,
         run: PublishRun[Target],
         packets: dict[Target, dict[int, Publish]],
-        acks: bytes,
         new_ids: Sequence[int],
     ) -> None:
         parts, client_id = self._parts, session.client_id
@@ -218,7 +238,7 @@ class Intake:
             stored = parts.ingest.store(run, packets, client_id)
             if new_ids:
                 parts.journal.received(client_id, new_ids)
-            pubacks = acks if not new_ids and len(acks) % ACK_BYTES == 0 else _pubacks(run.acks)
+            pubacks = _pubacks(run.acks)
             if stored and pubacks:
                 parts.journal.published(client_id, pubacks, stored)
 

@@ -34,10 +34,7 @@ class MqttListener:
         self._accounts = accounts
         self._websockets: WebSockets | None = None
         if settings.websocket is not None:
-            bytes_max = admission.limits.websocket_message_bytes_max
-            self._websockets = WebSockets(
-                settings.websocket, self._connect, bytes_max=bytes_max, counters=admission.door_counters
-            )
+            self._websockets = WebSockets(settings.websocket, self._connect, admission)
         welcome = self._connect if self._websockets is None else self._websockets.welcome
         self._acceptor = Acceptor(settings, admission, welcome)
 

@@ -22,7 +22,7 @@ from edge_node.http import Pages
 from edge_node.links import Links
 from edge_node.metrics import render
 from edge_node.outage import SAMPLE_INTERVAL_S
-from edge_node.sessions import SessionLimits
+from edge_node.session_limits import SessionLimits
 from edge_node.state import BrokerState, StateCounters, StateSettings
 from edge_node.status import NodeStatus
 from storage.segment_log import LogSettings, SegmentLog, StreamPolicy
@@ -32,6 +32,8 @@ logger = logging.getLogger(__name__)
 LOG_CHECK_INTERVAL_S = 1.0
 """How soon a failed log ends the process, so that the service manager starts it anew and recovery reopens the log; how
 soon a full one is told of; and how soon changed files are noticed."""
+READ_BYTES_MAX = 1 << 20
+"""More than asyncio and uvloop read from a socket at a time (256 KiB), and what that becomes in the log."""
 KEEP_ALIVE_S_MAX = 65_535
 """The longest that two bytes can say: as a limit, it is none."""
 
@@ -129,13 +131,15 @@ class EdgeNode:
         await self._closing.aclose()
 
     def _open_log(self, stack: contextlib.AsyncExitStack) -> SegmentLog:
+        loop = asyncio.get_running_loop()
         log = SegmentLog.open(
             self.config.data_dir,
             log_settings(self.config),
             wall_clock=wall_clock,
             clock_reading=clock_reader(),
             random_bits=random.SystemRandom().getrandbits,
-            post=poster(asyncio.get_running_loop()),
+            post=poster(loop),
+            end_of_turn=loop.call_soon,
         )
         stack.push_async_callback(asyncio.to_thread, log.close)
         for name, policy in stream_policies(self.config).items():
@@ -220,6 +224,10 @@ def session_limits(config: EdgeConfig) -> SessionLimits:
         inflight_max=limits.inflight,
         queue_bytes_max=limits.session_queue_bytes,
         queue_bytes_total_max=limits.session_queues_bytes,
+        filter_bytes_max=limits.filter_bytes,
+        filters_bytes_max=limits.filters_bytes,
+        filters_bytes_total_max=limits.filters_total_bytes,
+        will_bytes_max=limits.wills_bytes,
         expiry_s_max=expiry_s,
         expiry_s_of_old_versions=expiry_s,
     )
@@ -236,6 +244,7 @@ def broker_settings(config: EdgeConfig, software: str) -> BrokerSettings:
         receive_maximum=limits.receive_maximum,
         topic_alias_maximum=limits.topic_alias_maximum,
         topic_levels_max=limits.topic_levels,
+        positions_interval_s=config.state.positions_interval_s,
         keep_alive_s_max=0 if keep_alive_s == KEEP_ALIVE_S_MAX else keep_alive_s,
         software=software,
     )
@@ -247,8 +256,20 @@ def state_settings(config: EdgeConfig, suppressed: frozenset[int]) -> StateSetti
     Args:
         suppressed: numbers of the streams that say ``resent: suppress``.
     """
+    limits, state = config.limits, config.state
     return StateSettings(
-        retained_messages_max=config.limits.retained,
-        retained_bytes_max=config.limits.retained_bytes,
+        retained_messages_max=limits.retained,
+        retained_bytes_max=limits.retained_bytes,
+        save_interval_s=state.save_interval_s,
+        save_bytes=state.save_bytes,
+        journal_bytes_max=state.journal_bytes,
+        reserve_bytes=READ_BYTES_MAX + limits.packet_bytes,
+        resent_window=state.resent_window,
+        resent_total_max=state.resent_total,
+        backlog_buffer_bytes=state.backlog_buffer_bytes,
+        backlog_page_records=state.backlog_page_records,
+        backlog_page_bytes=state.backlog_page_bytes,
+        backlog_reads=state.backlog_reads,
+        topics_log_bytes=state.topics_log_bytes,
         suppressed=suppressed,
     )

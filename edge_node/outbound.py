@@ -6,10 +6,11 @@ from collections import deque
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from edge_node.broker_ports import Identity, Sent
+from edge_node.broker_ports import Identity
 from edge_node.message import NOWHERE, Message
 from edge_node.outbound_ports import MESSAGE_OVERHEAD_BYTES, Delivery, Keeper, Link
 from edge_node.publish_packets import OWN, Wire, shared_parts
+from edge_node.session_ports import Sent
 from edge_node.subscriptions import Grant
 from protocols.mqtt.encoder import PUBREL, encode
 from protocols.mqtt.packet_ids import PACKET_IDS_MAX

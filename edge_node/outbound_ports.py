@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Protocol
 
-from edge_node.broker_ports import Sent
 from edge_node.counters import Counters
 from edge_node.message import Message
+from edge_node.session_ports import Sent
 from edge_node.subscriptions import Grant
 from protocols.mqtt.reason_codes import ReasonCode
 

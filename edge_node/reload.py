@@ -1,4 +1,4 @@
-"""Files that are read again when they change: users, access rules, certificates. Connections stay."""
+"""Files that are read again when they change: users, access rules, certificates."""
 
 from __future__ import annotations
 

@@ -11,6 +11,8 @@ from edge_node.subscriptions import Entry, Grant
 
 Match = Callable[[str], Iterable[Message]]
 """Filter -> the retained messages to deliver, each with ``retain`` set."""
+Keep = Callable[[Outbound, Message], Message]
+"""Makes a message that is about to be sent to a client at QoS 1 or 2 one that a restart does not lose."""
 
 
 class RetainedFeed:
@@ -20,11 +22,12 @@ class RetainedFeed:
     costs the memory of one.
     """
 
-    __slots__ = ("_grant", "_match", "_messages", "_outbound", "_pumping", "_waiting")
+    __slots__ = ("_grant", "_keep", "_match", "_messages", "_outbound", "_pumping", "_waiting")
 
-    def __init__(self, outbound: Outbound, match: Match) -> None:
+    def __init__(self, outbound: Outbound, match: Match, keep: Keep) -> None:
         self._outbound = outbound
         self._match = match
+        self._keep = keep
         self._waiting: deque[Entry] = deque()
         self._messages: Iterator[Message] = iter(())
         self._grant: Grant | None = None
@@ -61,7 +64,7 @@ class RetainedFeed:
             return
         qos = min(message.qos, grant.qos)
         if qos:
-            outbound.send(message, grant, qos)
+            outbound.send(self._keep(outbound, message), grant, qos)
         else:
             outbound.send_at_most_once(message, grant)
 

@@ -2,39 +2,36 @@
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING
 
-from edge_node.broker_ports import Backlog, LogRecord, Sent, SessionJournal, SessionRecord
+from edge_node.broker_ports import Backlog
 from edge_node.catch_up import CatchUp
 from edge_node.counters import Counters
+from edge_node.deliveries import Deliveries, note
+from edge_node.filter_starts import FilterStarts
 from edge_node.ingest import Ingest
 from edge_node.message import NOWHERE, Message
-from edge_node.message_headers import from_headers
 from edge_node.outbound import Outbound
 from edge_node.outbound_ports import QueueBudget
+from edge_node.redelivery import InFlight
 from edge_node.retained_delivery import Match, RetainedFeed
 from edge_node.session import Session
+from edge_node.session_ports import SessionJournal, SessionRecord
 from edge_node.session_reader import SessionReader
 from edge_node.shared_groups import Group
+from edge_node.stored_messages import StoredMessages
 from edge_node.subscriptions import Entry, Subscriptions
-from protocols.batch import Flag
-from protocols.mqtt.encoder import PUBREL
-from protocols.mqtt.packets import Subscription
-from protocols.mqtt.reason_codes import ReasonCode
-from storage.segment_log import LogFailed, LogFull, SegmentLog
+from protocols.topics import SHARE_PREFIX
+from storage.segment_log import SegmentLog
 
 if TYPE_CHECKING:
     from edge_node.sessions import Sessions
 
-log = logging.getLogger(__name__)
-
 
 class Keeping:
-    """Keeps sessions whole. Belongs to the event loop's thread. ``ingest`` is set before the first client comes."""
-
-    ingest: Ingest
+    """Keeps sessions whole. Belongs to the event loop's thread."""
 
     def __init__(  # noqa: PLR0917
         self,
@@ -51,20 +48,23 @@ class Keeping:
         self.counters = counters
         self.budget = budget
         self.wall_clock = wall_clock
-        self.touched: list[Outbound] = []
         self.subscriptions = subscriptions
+        self.deliveries = Deliveries(segment_log, journal, wall_clock, counters, budget, self.fall_behind)
+        self.flush = self.deliveries.flush
+        self.messages = StoredMessages(segment_log, wall_clock, counters)
+        self.message_of = self.messages.read
         self._log = segment_log
         self._journal = journal
         self._backlog = backlog
         self._retained = retained
         self._noted: dict[str, dict[int, int]] = {}
         """Identifier -> positions as the journal has them."""
+        self._starts = FilterStarts()
 
-    def flush(self) -> None:
-        """Write what was gathered for each client, in one go."""
-        touched = self.touched
-        while touched:
-            touched.pop().flush()
+    @property
+    def ingest(self) -> Ingest:
+        """Where messages come from."""
+        return self.messages.ingest
 
     # --- the life of a session
 
@@ -77,30 +77,38 @@ class Keeping:
         by_id = {record.client_id: record for record in records}
         for session in sessions.all():
             record = by_id[session.client_id]
+            if not session.persistent:
+                continue
             outbound = session.outbound
             doubtful = self.ingest.ends() if record.disconnected_at is None else None
-            reader = SessionReader(outbound, self, record.done, doubtful)
+            for text, began in record.began.items():
+                if text in session.entries:
+                    self._starts.set(session.client_id, session.entries[text][0], began)
+            reader = self._reader(outbound, record.done, doubtful)
             outbound.catch_up = self._catch_up(reader, record.positions)
-        for group in sessions.groups:
+        for group in sessions.filters.groups:
             kept = by_id.get(group.record_id)
             if kept is not None:
                 group.catch_up = self._catch_up(group, kept.positions)
             elif group.persistent:
                 self.group_behind(group, None)
 
-    def opened(self, session: Session, *, existed: bool) -> None:
+    def opened(self, session: Session) -> None:
         """A client has come. Raises LogFull and LogFailed."""
-        if session.persistent:
+        if session.persistent or session.will is not None:
             self._journal.opened(self._record(session))
-        elif existed:
+            session.journaled = True
+        elif session.journaled:
             self._journal.ended(session.client_id)
+            session.journaled = False
 
     def resume(self, session: Session) -> None:
         """Send what the client is owed: first what it has not answered, then what it missed."""
         outbound = session.outbound
         catch_up = outbound.catch_up
         if any(not message.topic for message, _, _ in outbound.inflight.values()):
-            SessionReader(outbound, self).fetch_inflight(self._backlog)
+            in_flight = InFlight(outbound, self.subscriptions, self.messages, self.flush)
+            SessionReader(outbound, in_flight).fetch_inflight(self._backlog)
         elif catch_up is not None and not outbound.inflight and catch_up.level:
             outbound.catch_up = None
         if outbound.catch_up is not None:
@@ -116,44 +124,73 @@ class Keeping:
         else:
             outbound.catch_up.stop()
             outbound.drop_queue()
-        self._note(lambda: self._journal.closed(self._record(session)))
+        note(lambda: self._journal.closed(self._record(session)))
+
+    def together(self) -> AbstractContextManager[None]:
+        """A context for records and the changes of sessions that go with them: taken both, or neither.
+
+        Raises:
+            LogFull, LogFailed: on entering it; nothing was taken.
+        """
+        return nullcontext() if self._log.appended_together() is not None else self._journal.together()
+
+    def lost(self, session: Session, at: int) -> None:
+        """The session's connection is gone with the node that had it."""
+        if session.persistent:
+            note(lambda: self._journal.lost(session.client_id, at))
 
     def will_published(self, session: Session) -> None:
-        """A delayed will is not to be published again after a restart."""
-        if session.persistent:
-            self._note(lambda: self._journal.closed(self._record(session)))
+        """The will is not to be published again after a restart. Raises LogFull and LogFailed."""
+        self._journal.will_published(session.client_id)
+        if session.ended:
+            self._journal.ended(session.client_id)
+            session.journaled = False
+
+    def will_denied(self, session: Session) -> None:
+        """The will is not to be published, after a restart neither."""
+        note(lambda: self._journal.will_published(session.client_id))
 
     def ended(self, session: Session) -> None:
-        """A session is no more, or will end with its connection."""
+        """A session is no more. The journal is told with its will, if that is still to be published."""
         outbound = session.outbound
-        if outbound.catch_up is not None and not session.connected:
+        if outbound.catch_up is not None:
             outbound.catch_up.stop()
             outbound.catch_up = None
         self._noted.pop(session.client_id, None)
-        if outbound.persistent or session.persistent:
-            self._note(lambda: self._journal.ended(session.client_id))
+        self._starts.forget(session.client_id)
+        if session.journaled and session.will is None:
+            session.journaled = False
+            note(lambda: self._journal.ended(session.client_id))
 
-    def subscribed(self, session: Session, options: Subscription, identifier: int | None) -> None:
-        """A filter is about to be added. Raises LogFull and LogFailed."""
-        if session.persistent:
-            self._journal.subscribed(session.client_id, options, identifier)
+    def subscribed(self, session: Session, entry: Entry, *, is_new: bool) -> None:
+        """A filter is about to be added or changed: what was published before it was added is not for it.
+
+        Raises:
+            LogFull, LogFailed: the journal cannot note it.
+        """
+        if not session.persistent:
+            return
+        client_id, options = session.client_id, entry.options
+        began: Mapping[int, int] = self._starts.of(client_id, options.filter)
+        if is_new and not options.filter.startswith(SHARE_PREFIX):  # a group has a position of its own
+            began = {stream: seq for stream, seq in self.ingest.ends().items() if seq}
+        self._journal.subscribed(client_id, options, entry.identifier, began)
+        self._starts.set(client_id, entry, began)
+        catch_up = session.outbound.catch_up
+        if began and catch_up is not None and isinstance(catch_up.reader, SessionReader):
+            catch_up.reader.began(entry, dict(began))
 
     def unsubscribed(self, session: Session, text: str) -> None:
         """A filter is about to be taken out. Raises LogFull and LogFailed."""
         if session.persistent:
             self._journal.unsubscribed(session.client_id, text)
-
-    def began(self, session: Session, entry: Entry) -> None:
-        """A new subscription: a session that is behind is not to read what was published before it."""
-        catch_up = session.outbound.catch_up
-        if catch_up is not None and isinstance(catch_up.reader, SessionReader):
-            catch_up.reader.began(entry, self.ingest.ends())
+            self._starts.drop(session.client_id, text)
 
     def send_retained(self, entry: Entry) -> None:
         """Send the retained messages of a subscription, as fast as the client takes them."""
         outbound = entry.outbound
         if outbound.feed is None:
-            outbound.feed = RetainedFeed(outbound, self._retained)
+            outbound.feed = RetainedFeed(outbound, self._retained, self.messages.keep_retained)
         outbound.feed.add(entry)
 
     # --- falling behind
@@ -162,8 +199,7 @@ class Keeping:
         """Read the session's messages from the log, those in its queue included."""
         queued = [message for message, _, _ in outbound.queue or ()]
         outbound.drop_queue()
-        reader = SessionReader(outbound, self)
-        outbound.catch_up = self._catch_up(reader, self._positions_before(queued, first))
+        outbound.catch_up = self._catch_up(self._reader(outbound), self._positions_before(queued, first))
         if outbound.link is not None:
             self.counters.sessions_behind += 1
             outbound.catch_up.start()
@@ -176,23 +212,6 @@ class Keeping:
         if group.has_room:
             group.catch_up.start()
 
-    def message_of(self, stream: int, record: LogRecord) -> Message | None:
-        """A record as a message; None when it was published at QoS 0, has expired, or is read in another stream."""
-        if record.flags & Flag.PUBLISHED_QOS0:
-            return None
-        target = self.ingest.target(record.topic)
-        if target.streams and target.streams[0] != stream and stream in target.streams:
-            return None
-        properties, expires_ns = from_headers(record.headers)
-        message = Message(
-            record.topic, record.payload, 2 if record.flags & Flag.PUBLISHED_QOS2 else 1,
-            bool(record.flags & Flag.RETAINED), properties, expires_ns, stream, record.seq,
-        )  # fmt: skip
-        if message.expired(self.wall_clock()):
-            self.counters.messages_expired += 1
-            return None
-        return message
-
     def positions(self, outbound: Outbound) -> dict[int, int]:
         """Stream -> the first seq that a client has not been sent."""
         if outbound.catch_up is not None:
@@ -204,61 +223,40 @@ class Keeping:
         for session in sessions.all():
             if session.persistent and session.connected:
                 self._note_position(session.client_id, self.positions(session.outbound))
-        for group in sessions.groups:
+        for group in sessions.filters.groups:
             if group.persistent:
                 self._note_position(group.record_id, self._group_record(group).positions, group)
 
-    # --- deliveries in flight
-
-    def journal_sent(self, outbound: Outbound, deliveries: dict[int, Sent], packets: list[bytes]) -> None:
-        """Send packets once the journal has the QoS 2 deliveries among them."""
-        link = outbound.link
-        outbound.held += 1
-
-        def durable(error: BaseException | None) -> None:
-            if error is None and link is not None and outbound.link is link:
-                outbound.held -= 1
-                link.send(b"".join(packets))
-
-        def note() -> None:
-            if deliveries:
-                self._journal.sent(outbound.client_id, deliveries)
-
-        self.counters.deliveries_sent += len(deliveries)
-        self._or_displace(outbound, note, durable)
-
-    def journal_pubrec(self, outbound: Outbound, packet_id: int) -> None:
-        """Send PUBREL once the journal has that PUBREC came."""
-        link = outbound.link
-
-        def durable(error: BaseException | None) -> None:
-            if error is None and link is not None and outbound.link is link:
-                link.send(PUBREL + packet_id.to_bytes(2, "big"))
-
-        self._or_displace(outbound, lambda: self._journal.pubrec(outbound.client_id, (packet_id,)), durable)
-
-    def journal_sending(self, outbound: Outbound, deliveries: dict[int, Sent]) -> None:
-        """Note deliveries at QoS 1, which need not wait: after a crash they are sent again in any case."""
-        self._note(lambda: self._journal.sent(outbound.client_id, deliveries))
-
-    def journal_completed(self, outbound: Outbound, packet_ids: list[int]) -> None:
-        """Note that deliveries are over."""
-        self._note(lambda: self._journal.completed(outbound.client_id, packet_ids))
-
-    # --- inside
+    def note_group(self, group: Group) -> None:
+        """A group may have begun to outlive its members: after a restart it goes on from here."""
+        if group.persistent and group.record_id not in self._noted:
+            self._note_position(group.record_id, self._group_record(group).positions, group)
 
     def group_ended(self, group: Group) -> None:
         """A group has no members any more."""
         if group.catch_up is not None:
             group.catch_up.stop()
         if self._noted.pop(group.record_id, None) is not None:
-            self._note(lambda: self._journal.ended(group.record_id))
+            note(lambda: self._journal.ended(group.record_id))
+
+    # --- inside
 
     def _record(self, session: Session) -> SessionRecord:
         catch_up = session.outbound.catch_up
         reader = catch_up.reader if catch_up is not None else None
         done = set(reader.done) if isinstance(reader, SessionReader) else set()
-        return session.record(self.positions(session.outbound), done)
+        positions = self.positions(session.outbound)
+        self._starts.passed(session.client_id, positions)
+        began = {entry.options.filter: ends for entry, ends in self._starts.all_of(session.client_id)}
+        return session.record(positions, done, began)
+
+    def _reader(
+        self, outbound: Outbound, done: set[tuple[int, int]] | None = None, doubtful: dict[int, int] | None = None
+    ) -> SessionReader:
+        reader = SessionReader(outbound, self, done, doubtful)
+        for entry, ends in self._starts.all_of(outbound.client_id):
+            reader.began(entry, ends)
+        return reader
 
     def _group_record(self, group: Group) -> SessionRecord:
         if group.catch_up is not None:
@@ -289,26 +287,8 @@ class Keeping:
         if noted == positions:
             return
         if group is not None and noted is None:
-            self._note(lambda: self._journal.opened(self._group_record(group)))
+            note(lambda: self._journal.opened(self._group_record(group)))
         else:
-            self._note(lambda: self._journal.positions(identifier, positions))
+            note(lambda: self._journal.positions(identifier, positions))
+            self._starts.passed(identifier, positions)
         self._noted[identifier] = positions
-
-    def _note(self, change: Callable[[], None]) -> None:
-        """What a restart may miss without breaking a promise: then something is sent twice."""
-        try:
-            change()
-        except (LogFull, LogFailed) as error:
-            log.debug("not in the session journal: %s", error)
-
-    def _or_displace(
-        self, outbound: Outbound, change: Callable[[], None], durable: Callable[[BaseException | None], None]
-    ) -> None:
-        try:
-            change()
-        except (LogFull, LogFailed) as error:
-            log.warning("closed MQTT client %r: its session cannot be kept: %s", outbound.client_id, error)
-            if outbound.link is not None:
-                outbound.link.displace(ReasonCode.QUOTA_EXCEEDED)
-            return
-        self._log.on_durable(durable)

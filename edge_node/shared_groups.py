@@ -77,8 +77,8 @@ class Group:
 
     @property
     def has_room(self) -> bool:
-        """Whether a member can take a message now."""
-        return any(_can_take(outbound, grant) for outbound, grant in self.members.items())
+        """Whether a member can take a message now, if it may read it."""
+        return any(_has_room(outbound, grant) for outbound, grant in self.members.items())
 
     # --- members
 
@@ -109,6 +109,8 @@ class Group:
             self._at_most_once(message)
         elif not self.queue and self.catch_up is None and self._give(message):
             return
+        elif not self._is_readable(message):
+            self._keeper.counters.deliveries_dropped += 1
         elif self.catch_up is None or self.catch_up.joining or message.stream == NOWHERE:
             self._wait(message)
 
@@ -128,7 +130,11 @@ class Group:
             return
         self._pumping = True
         try:
-            while self.queue and self.catch_up is None and self._give(self.queue[0]):
+            while self.queue and self.catch_up is None:
+                if not self._give(self.queue[0]):
+                    if self._is_readable(self.queue[0]):
+                        break
+                    self._keeper.counters.deliveries_dropped += 1
                 self._free(self.queue.popleft())
         finally:
             self._pumping = False
@@ -159,9 +165,15 @@ class Group:
     def read(self, stream: int, record: LogRecord) -> None:
         """Deliver a message that was read; there is room."""
         message = self._keeper.message_of(stream, record)
-        if message is not None and message.qos:
-            self._give(message)
-            self._keeper.flush()
+        if message is None or not message.qos:
+            return
+        if not self._give(message):  # the members with room may not read it
+            if self._is_readable(message) and self._fits(message):
+                self.queue.append(message)
+                self._take(message)
+            else:
+                self._keeper.counters.deliveries_dropped += 1
+        self._keeper.flush()
 
     def lost(self, count: int) -> None:
         """The log no longer had some records."""
@@ -177,7 +189,7 @@ class Group:
 
     def _at_most_once(self, message: Message) -> None:
         for outbound, grant in self.members.items():
-            if outbound.live:
+            if outbound.live and outbound.may_read(message.topic):
                 self._to_the_end(outbound)
                 outbound.send_at_most_once(message, grant)
                 return
@@ -185,7 +197,7 @@ class Group:
 
     def _give(self, message: Message, but: Outbound | None = None) -> bool:
         for outbound, grant in self.members.items():
-            if outbound is not but and _can_take(outbound, grant):
+            if outbound is not but and _has_room(outbound, grant) and outbound.may_read(message.topic):
                 self._to_the_end(outbound)
                 qos = min(message.qos, grant.qos)
                 if qos:
@@ -199,9 +211,8 @@ class Group:
         self.members[outbound] = self.members.pop(outbound)
 
     def _wait(self, message: Message) -> None:
-        keeper, cost = self._keeper, len(message.payload) + MESSAGE_OVERHEAD_BYTES
-        fits = self._bytes + cost <= self._bytes_max and keeper.budget.used + cost <= keeper.budget.bytes_max
-        if fits and any(outbound.link for outbound in self.members):
+        keeper = self._keeper
+        if self._fits(message) and any(outbound.link for outbound in self.members):
             self.queue.append(message)
             self._take(message)
         elif not self.persistent or message.stream == NOWHERE:
@@ -212,6 +223,14 @@ class Group:
             self.drop_queue()
             self.catch_up.fall_back()
 
+    def _is_readable(self, message: Message) -> bool:
+        """Whether access rules let any member have it; of one that is away they are asked when it comes."""
+        return any(outbound.may_read(message.topic) for outbound in self.members)
+
+    def _fits(self, message: Message) -> bool:
+        budget, cost = self._keeper.budget, len(message.payload) + MESSAGE_OVERHEAD_BYTES
+        return self._bytes + cost <= self._bytes_max and budget.used + cost <= budget.bytes_max
+
     def _take(self, message: Message) -> None:
         self._bytes += len(message.payload) + MESSAGE_OVERHEAD_BYTES
         self._keeper.budget.used += len(message.payload) + MESSAGE_OVERHEAD_BYTES
@@ -221,5 +240,5 @@ class Group:
         self._keeper.budget.used -= len(message.payload) + MESSAGE_OVERHEAD_BYTES
 
 
-def _can_take(outbound: Outbound, grant: Grant) -> bool:
+def _has_room(outbound: Outbound, grant: Grant) -> bool:
     return outbound.window_open if grant.qos else outbound.live

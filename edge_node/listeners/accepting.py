@@ -1,4 +1,4 @@
-"""Sockets that listen, and what becomes of the connections that they bring."""
+"""What becomes of the connections that a listening socket brings."""
 
 from __future__ import annotations
 
@@ -9,27 +9,26 @@ import logging
 import os
 import socket
 import ssl
-import stat
 from collections.abc import Callable
 from typing import Any, cast
 
 from config.units import Address, UnixSocket
 from edge_node.listeners.admission import Admission, Visit
+from edge_node.listeners.binding import listening_sockets
 from edge_node.listeners.proxied import ProxiedTransport, read_header
 from edge_node.listeners.proxy_protocol import BadProxyHeader
 from edge_node.listeners.settings import ListenerSettings, Network
+from edge_node.listeners.shared_buffer import SharedBufferProtocol
 
 log = logging.getLogger(__name__)
 
-BACKLOG = 1024
-"""Connections that the kernel may hold before they are accepted: all devices of a plant reconnect at once."""
 ACCEPTS_MAX = 64
 """Connections accepted before others of the event loop have their turn."""
 ACCEPT_PAUSE_S = 1.0
 """How long nothing is accepted after the process ran out of file descriptors; asyncio waits as long."""
 _EXHAUSTED = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 
-Welcome = Callable[[asyncio.Transport, Visit], asyncio.BaseProtocol]
+Welcome = Callable[[asyncio.Transport, Visit], asyncio.Protocol]
 """Makes the protocol of a connection whose transport is ready."""
 
 
@@ -55,15 +54,7 @@ class Acceptor:
         Raises:
             OSError: the address cannot be bound.
         """
-        bind = self._settings.bind
-        try:
-            if isinstance(bind, UnixSocket):
-                self._sockets.append(_listen_unix(bind))
-            else:
-                await self._listen(bind)
-        except OSError:
-            self.stop()
-            raise
+        self._sockets, self.bound = await listening_sockets(self._settings.bind)
         for each in self._sockets:
             self._loop.add_reader(each, self._accept, each)
 
@@ -81,27 +72,6 @@ class Acceptor:
         self._sockets.clear()
         for task in self._entering:
             task.cancel()
-
-    async def _listen(self, bind: Address) -> None:
-        found = await self._loop.getaddrinfo(bind.host, bind.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-        port = bind.port
-        for family, kind, protocol, _, address in dict.fromkeys(found):
-            listening = socket.socket(family, kind, protocol)
-            self._sockets.append(listening)
-            listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            if family == socket.AF_INET6:
-                listening.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
-            try:
-                listening.bind((address[0], port, *address[2:]))
-            except OSError as error:
-                where = Address(bind.host, port)
-                raise OSError(
-                    error.errno, f"cannot listen at {where}: {os.strerror(error.errno or 0).lower()}"
-                ) from None
-            listening.listen(BACKLOG)
-            listening.setblocking(False)
-            port = listening.getsockname()[1]
-        self.bound = Address(bind.host, port)
 
     def _accept(self, listening: socket.socket) -> None:
         for _ in range(ACCEPTS_MAX):
@@ -228,39 +198,14 @@ class _Entrance(asyncio.Protocol):
         facade = cast(asyncio.Transport, ProxiedTransport(real, visit)) if is_proxied else real
         visit.ending = facade
         protocol = self._welcome(facade, visit)
-        real.set_protocol(protocol)
+        is_tls = real.get_extra_info("sslcontext") is not None
+        real.set_protocol(SharedBufferProtocol(protocol) if is_tls else protocol)
         protocol.connection_made(facade)
 
 
 def shown(address: tuple[Any, ...]) -> str:
     """An internet address for log lines."""
     return str(Address(address[0], address[1]))
-
-
-def _listen_unix(bind: UnixSocket) -> socket.socket:
-    """Bind, in place of a socket that a node before us left behind. Its group may connect, others may not."""
-    with contextlib.suppress(FileNotFoundError):
-        if stat.S_ISSOCK(os.stat(bind.path).st_mode):
-            _refuse_if_alive(bind)
-            os.unlink(bind.path)
-    listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    mask = os.umask(0o117)
-    try:
-        listening.bind(bind.path)
-    except OSError as error:
-        listening.close()
-        raise OSError(error.errno, f"cannot listen at {bind}: {os.strerror(error.errno or 0).lower()}") from None
-    finally:
-        os.umask(mask)
-    listening.listen(BACKLOG)
-    listening.setblocking(False)
-    return listening
-
-
-def _refuse_if_alive(bind: UnixSocket) -> None:
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
-        if probe.connect_ex(bind.path) == 0:
-            raise OSError(errno.EADDRINUSE, f"cannot listen at {bind}: {os.strerror(errno.EADDRINUSE).lower()}")
 
 
 def _is_trusted(host: str, proxies: tuple[Network, ...]) -> bool:

@@ -123,6 +123,7 @@ class Backlog:
 
     async def _fill(self, stream: int, seq: int) -> list[DecodedBatch]:
         data = self._log.read_tail(stream, seq, READ_BYTES)
+        self._counters.backlog_waits += self._reads.locked()
         async with self._reads:
             if data is None:
                 self._counters.backlog_disk_reads += 1
@@ -149,6 +150,7 @@ class Backlog:
             (other, base), dropped = self._batches.popitem(last=False)
             self._bases[other].remove(base)
             self._counters.backlog_buffer_bytes -= dropped.bytes
+            self._counters.backlog_evicted += 1
 
 
 def _decode(data: list[bytes]) -> list[DecodedBatch]:

@@ -11,7 +11,7 @@ from typing import NamedTuple, Protocol
 import msgspec
 import sqlite_utils
 
-from edge_node.broker_ports import SessionRecord
+from edge_node.session_ports import SessionRecord
 from edge_node.state import session_store
 from edge_node.state.database import Database, Done
 from edge_node.state.folding import FoldedSession, fold
@@ -51,8 +51,9 @@ class _Outcome(NamedTuple):
     meta: Meta
     bytes_noted: int
     sessions: dict[str, int | None]
-    """Session -> the first record of the unrouted topics that it still needs; None for one that ended."""
+    """Session -> the first record of the unrouted topics that it still needs; None for one that needs nothing."""
     rows: int
+    topics_end: int
 
 
 class Compaction:
@@ -87,15 +88,16 @@ class Compaction:
         self._counters = counters
         self._meta = meta
         self._log_bytes_before = meta.log_bytes - log.stats().bytes_written
-        self._needs = {
-            client_id: first_needed(session.record, self._topics_stream)
-            for client_id, session in sessions.items()
-            if session.record is not None
-        }
+        self._needs: dict[str, int] = {}
+        self._note_needs(
+            {client_id: first_needed(session.record, self._topics_stream) for client_id, session in sessions.items()}
+        )
         self._waiting: deque[Done] = deque()
         """The first is for the one under way."""
         self._outcome: _Outcome | None = None
         self._abandoned_below = 0
+        self._topics_end = log.durable_end(self._topics_stream)
+        """Up to here all sessions that need anything are in ``_needs``: those that began later begin behind it."""
         self.release()
 
     def start(self, done: Done) -> None:
@@ -106,8 +108,8 @@ class Compaction:
 
     def _begin(self) -> None:
         end, noted = self._log.durable_end(self._journal_stream), self._journal.bytes_noted
-        meta = self._marked(self._meta)
-        self._database.submit(lambda database: self._save(database, meta, end, noted), self._finished)
+        meta, topics_end = self._marked(self._meta), self._log.durable_end(self._topics_stream)
+        self._database.submit(lambda database: self._save(database, meta, end, noted, topics_end), self._finished)
 
     @property
     def due(self) -> bool:
@@ -119,7 +121,7 @@ class Compaction:
     def release(self) -> None:
         """Let the log delete what the tables have, and unrouted messages that nobody needs or that are too old."""
         self._log.release(self._journal_stream, RangeSet([(0, self._meta.journal_seq)]))
-        end = self._log.durable_end(self._topics_stream)
+        end = self._topics_end
         needed = min(self._needs.values(), default=end)
         oldest = self._meta.log_bytes - self._settings.topics_log_bytes
         marks = self._meta.topics_marks
@@ -143,7 +145,7 @@ class Compaction:
             marks = [*marks, mark]
         return msgspec.structs.replace(meta, log_bytes=log_bytes, topics_marks=marks)
 
-    def _save(self, database: sqlite_utils.Database, meta: Meta, end: int, noted: int) -> None:
+    def _save(self, database: sqlite_utils.Database, meta: Meta, end: int, noted: int, topics_end: int) -> None:
         """On the database's thread. Begins anew each time it is run."""
         window = self._settings.resent_window
         records = read_journal(self._log, self._journal_stream, meta.journal_seq, end)
@@ -152,10 +154,9 @@ class Compaction:
         rows = session_store.save(database, sessions.items())
         session_store.save_meta(database, saved)
         needs = {
-            client_id: None if session.record is None else first_needed(session.record, self._topics_stream)
-            for client_id, session in sessions.items()
+            client_id: first_needed(session.record, self._topics_stream) for client_id, session in sessions.items()
         }
-        self._outcome = _Outcome(saved, noted, needs, rows)
+        self._outcome = _Outcome(saved, noted, needs, rows, topics_end)
 
     def _finished(self, error: BaseException | None) -> None:
         if error is None:
@@ -167,18 +168,23 @@ class Compaction:
     def _take_over(self) -> None:
         outcome = self._outcome
         assert outcome is not None
-        self._meta = outcome.meta
+        self._meta, self._topics_end = outcome.meta, outcome.topics_end
         self._counters.sessions_saved += outcome.rows
         self._counters.journal_bytes = self._journal.bytes_noted - outcome.bytes_noted
-        for client_id, needed in outcome.sessions.items():
+        self._note_needs(outcome.sessions)
+        self.release()
+
+    def _note_needs(self, needs: Mapping[str, int | None]) -> None:
+        for client_id, needed in needs.items():
             if needed is None:
                 self._needs.pop(client_id, None)
             else:
                 self._needs[client_id] = needed
-        self.release()
 
 
-def first_needed(record: SessionRecord, stream: int) -> int:
-    """The first record of a stream that a session still needs."""
+def first_needed(record: SessionRecord | None, stream: int) -> int | None:
+    """The first record of a stream that a session still needs; None of one that reads nothing (any more)."""
+    if record is None or not record.expiry_interval:
+        return None
     position = record.positions.get(stream, 0)
     return min((sent.seq for sent in record.inflight.values() if sent.stream == stream), default=position)

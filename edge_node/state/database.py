@@ -10,38 +10,24 @@ from collections.abc import Callable
 from contextlib import closing
 from typing import NamedTuple
 
-import sqlite_utils
-
+from edge_node.state.database_file import DAMAGED_CODES, FILE_NAME, Job, open_database, primary_code
 from storage.filesystem import FileSystem, OSFileSystem
-
-FILE_NAME = "mqtt.sqlite3"
-DAMAGED = ".damaged"
-BUSY_TIMEOUT_S = 5.0
-"""How long a write waits for a person who looks into the file with a tool of theirs."""
 
 logger = logging.getLogger(__name__)
 
 Done = Callable[[BaseException | None], None]
 Post = Callable[[Callable[[], None]], None]
-_Job = Callable[[sqlite_utils.Database], None]
-
-
-_DAMAGED = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
 _FULL = (sqlite3.SQLITE_FULL, sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
 """What goes by: the disk is full, or somebody else has the file locked."""
-_FATAL = (*_DAMAGED, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_READONLY)
+_FATAL = (*DAMAGED_CODES, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_READONLY)
 
 
 class DatabaseFailed(Exception):
     """The file cannot be relied on any more. Start the node again: it sets a damaged file aside."""
 
 
-class _Damaged(sqlite3.DatabaseError):
-    """The file opens, and its content is not sound."""
-
-
 class _Request(NamedTuple):
-    job: _Job
+    job: Job
     done: Done
     direct: bool = False
     """Whether ``done`` is called on the database's thread."""
@@ -55,7 +41,7 @@ class Database:
     disk nothing more is written: what a failed sync left on the platter is unknown (``failed``).
     """
 
-    def __init__(self, directory: str, schema: _Job, post: Post, *, filesystem: FileSystem | None = None) -> None:
+    def __init__(self, directory: str, schema: Job, post: Post, *, filesystem: FileSystem | None = None) -> None:
         """Open or create ``mqtt.sqlite3`` in a directory that exists. Blocks.
 
         A file that is damaged, or that a later release wrote, is set aside as ``mqtt.sqlite3.damaged`` (``.damaged-2``,
@@ -69,19 +55,11 @@ class Database:
             OSError, sqlite3.Error: not even a new file can be made.
         """
         self._path = os.path.join(directory, FILE_NAME)
-        self._filesystem = filesystem or OSFileSystem()
         self._post = post
-        self.set_aside: str | None = None
-        """Where a damaged file was moved to when this was opened."""
         self.failed: DatabaseFailed | None = None
         self._full = False
-        try:
-            self._database = self._open(schema)
-        except sqlite3.DatabaseError as error:
-            if not isinstance(error, _Damaged) and _code(error) not in _DAMAGED:
-                raise
-            self._put_aside(error)
-            self._database = self._open(schema)
+        self._database, self.set_aside = open_database(self._path, schema, filesystem or OSFileSystem())
+        """And where a damaged file was moved to."""
         self._changed = threading.Condition()
         self._requests: list[_Request] = []
         self._closing = False
@@ -90,7 +68,7 @@ class Database:
         self._thread = threading.Thread(target=self._run, name="weft-sqlite", daemon=True)
         self._thread.start()
 
-    def submit(self, job: _Job, done: Done) -> None:
+    def submit(self, job: Job, done: Done) -> None:
         """Run ``job`` in the next transaction; ``done`` is called back once that is durable, or with the error.
 
         After an error nothing of the job was kept; a job may be run twice, so it must begin anew each time. Callbacks
@@ -104,7 +82,7 @@ class Database:
             error = self.failed or DatabaseFailed(f"{self._path} is closed")
         self._post(lambda: done(error))
 
-    def run(self, job: _Job) -> None:
+    def run(self, job: Job) -> None:
         """Run ``job`` in a transaction of its own and wait for it. Not for the event loop's thread once it serves.
 
         Raises:
@@ -154,7 +132,7 @@ class Database:
         for request in requests:  # one of them may be to blame; the others shall not suffer for it
             self._tell([request], self._transaction([request.job]))
 
-    def _transaction(self, jobs: list[_Job]) -> BaseException | None:
+    def _transaction(self, jobs: list[Job]) -> BaseException | None:
         if self.failed is not None:
             return self.failed
         connection = self._database.conn
@@ -180,7 +158,7 @@ class Database:
                 logger.debug("no rollback: %s", error)
 
     def _judge(self, error: Exception) -> BaseException:
-        code = _code(error) if isinstance(error, sqlite3.Error) else 0
+        code = primary_code(error) if isinstance(error, sqlite3.Error) else 0
         if code in _FULL:
             if not self._full:
                 self._full = True
@@ -217,46 +195,3 @@ class Database:
             self._post(deliver)
         except RuntimeError as closed:
             logger.debug("the owner's loop is gone: %s", closed)
-
-    # --- opening
-
-    def _open(self, schema: _Job) -> sqlite_utils.Database:
-        existed = self._filesystem.exists(self._path)
-        connection = sqlite3.connect(
-            self._path, isolation_level=None, check_same_thread=False, timeout=BUSY_TIMEOUT_S
-        )  # fmt: skip
-        try:
-            database = sqlite_utils.Database(connection)
-            connection.execute("PRAGMA journal_mode=WAL")
-            connection.execute("PRAGMA synchronous=FULL")
-            connection.execute("PRAGMA trusted_schema=OFF")
-            if existed:
-                found = connection.execute("PRAGMA quick_check(1)").fetchone()[0]
-                if found != "ok":
-                    raise _Damaged(found)
-            schema(database)
-            self._filesystem.sync_directory(os.path.dirname(self._path))
-            return database
-        except BaseException:
-            connection.close()
-            raise
-
-    def _put_aside(self, error: Exception) -> None:
-        number, target = 1, self._path + DAMAGED
-        while self._filesystem.exists(target):
-            number += 1
-            target = f"{self._path}{DAMAGED}-{number}"
-        for suffix in ("-wal", "-shm", ""):  # the file itself last: until then a crash leaves all to be done again
-            if self._filesystem.exists(self._path + suffix):
-                self._filesystem.rename(self._path + suffix, target + suffix)
-        self._filesystem.sync_directory(os.path.dirname(self._path))
-        self.set_aside = target
-        logger.error(
-            "%s is damaged (%s): set aside as %s. Retained messages are lost until they are published again; "
-            "sessions begin with what the log's journal still has", self._path, error, target,
-        )  # fmt: skip
-
-
-def _code(error: sqlite3.Error) -> int:
-    """The primary result code (sqlite.org/rescode.html); 0 for what did not come from SQLite itself."""
-    return getattr(error, "sqlite_errorcode", 0) & 0xFF

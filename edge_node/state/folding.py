@@ -8,36 +8,48 @@ the sequence numbers of those records will be given to others. Entries never lac
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
-from edge_node.broker_ports import SessionRecord
+from edge_node.session_ports import SessionRecord
 from edge_node.state.journal_entries import (
     Completed,
     Ended,
     Entry,
     JournalRecord,
+    Lost,
     Positions,
     Published,
     Received,
     Released,
     Restarted,
+    Run,
     Sending,
     Snapshot,
     Subscribed,
     Taken,
     Unsubscribed,
+    WillPublished,
     unpack_ids,
 )
 from edge_node.state.recent_publishes import RecentPublishes, clip_runs
 from edge_node.state.stored import unpack_record
+from protocols.mqtt.packets import Will
+
+
+class _PublishedWill(NamedTuple):
+    client_id: str
+    version: int
+    username: str | None
+    will: Will
+    runs: tuple[Run, ...]
 
 
 class FoldedSession:
     """One client's session while entries are applied to it."""
 
-    __slots__ = ("_doubtful", "_window", "recent", "recent_changed", "record", "record_changed")
+    __slots__ = ("_doubtful", "_doubtful_will", "_window", "recent", "recent_changed", "record", "record_changed")
 
     def __init__(self, record: SessionRecord | None, recent: RecentPublishes, window: int) -> None:
         """Take what the database has.
@@ -53,6 +65,8 @@ class FoldedSession:
         self._window = window
         self._doubtful: dict[int, Received] = {}
         """QoS 2 publishes received since the last ``settle`` and not released."""
+        self._doubtful_will: _PublishedWill | None = None
+        """The last will published since then."""
 
     def apply(self, entry: Entry) -> None:
         """Apply the next entry. One for a session that is not known is passed over: its beginning was lost."""
@@ -77,6 +91,7 @@ class FoldedSession:
     def settle(self, ends: Mapping[int, int]) -> None:
         """Everything applied so far was written before a crash that left the streams with these ends."""
         self.recent.clip(ends)
+        self._take_back_will(ends)
         if self.record is not None:
             self._take_back(self.record, ends)
             clip_deliveries(self.record, ends)
@@ -91,6 +106,25 @@ class FoldedSession:
         elif isinstance(entry, Released):
             for packet_id in unpack_ids(entry.packet_ids):
                 self._doubtful.pop(packet_id, None)
+        elif isinstance(entry, WillPublished):
+            record = self.record
+            if record is not None and record.will is not None:
+                self._doubtful_will = _PublishedWill(
+                    record.client_id, record.version, record.username, record.will, entry.runs
+                )
+                record.will = None
+
+    def _take_back_will(self, ends: Mapping[int, int]) -> None:
+        """A will whose records are not all there is still to be published, also if its session ended with it.
+
+        What of them is there stays: of a will that belongs to several streams one may then have it twice.
+        """
+        published, self._doubtful_will = self._doubtful_will, None
+        if published is None or not _lacks(published.runs, ends):
+            return
+        if self.record is None:
+            self.record = SessionRecord(published.client_id, published.version, 0, published.username)
+        self.record.will = published.will
 
     def _take_back(self, record: SessionRecord, ends: Mapping[int, int]) -> None:
         """QoS 2 publishes whose records are not all there were not acknowledged, and will come again.
@@ -98,7 +132,7 @@ class FoldedSession:
         Those whose records are there are then recognised, as QoS 1 publishes are, and not stored a second time.
         """
         for entry in dict.fromkeys(self._doubtful.values()):
-            if any(first + count > ends.get(stream, 0) for stream, first, count in entry.runs):
+            if _lacks(entry.runs, ends):
                 lost = {packet_id for packet_id, last in self._doubtful.items() if last is entry}
                 record.received -= lost
                 self.recent.add(2, entry.packet_ids, clip_runs(entry.runs, ends), self._window)
@@ -133,6 +167,27 @@ def clip_deliveries(record: SessionRecord, ends: Mapping[int, int]) -> None:
         packet_id: sent for packet_id, sent in record.inflight.items() if sent.seq < ends.get(sent.stream, 0)
     }
     record.done = {(stream, seq) for stream, seq in record.done if seq < ends.get(stream, 0)}
+    record.began = {
+        text: {stream: min(seq, ends.get(stream, 0)) for stream, seq in began.items()}
+        for text, began in record.began.items()
+    }
+    _drop_passed(record)
+
+
+def _lacks(runs: Iterable[Run], ends: Mapping[int, int]) -> bool:
+    return any(first + count > ends.get(stream, 0) for stream, first, count in runs)
+
+
+def _drop_passed(record: SessionRecord) -> None:
+    """Where a filter began no longer matters once the position is there."""
+    if not record.began:
+        return
+    positions = record.positions
+    left = (
+        (text, {stream: seq for stream, seq in began.items() if seq > positions.get(stream, 0)})
+        for text, began in record.began.items()
+    )
+    record.began = {text: began for text, began in left if began}
 
 
 def _subscribed(record: SessionRecord, entry: Subscribed) -> None:
@@ -140,9 +195,12 @@ def _subscribed(record: SessionRecord, entry: Subscribed) -> None:
     record.identifiers.pop(entry.filter, None)
     if entry.identifier is not None:
         record.identifiers[entry.filter] = entry.identifier
+    record.began[entry.filter] = entry.began
+    _drop_passed(record)
 
 
 def _unsubscribed(record: SessionRecord, entry: Unsubscribed) -> None:
+    record.began.pop(entry.filter, None)
     record.subscriptions.pop(entry.filter, None)
     record.identifiers.pop(entry.filter, None)
 
@@ -179,6 +237,11 @@ def _positions(record: SessionRecord, entry: Positions) -> None:
     record.positions.update(entry.positions)
     if record.done:
         record.done = {(stream, seq) for stream, seq in record.done if seq >= record.positions.get(stream, 0)}
+    _drop_passed(record)
+
+
+def _lost(record: SessionRecord, entry: Lost) -> None:
+    record.lost_at = entry.at
 
 
 _CHANGES: dict[type[Entry], Callable[[SessionRecord, Any], None]] = {
@@ -190,4 +253,5 @@ _CHANGES: dict[type[Entry], Callable[[SessionRecord, Any], None]] = {
     Taken: _taken,
     Completed: _completed,
     Positions: _positions,
+    Lost: _lost,
 }

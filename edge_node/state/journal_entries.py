@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from edge_node.broker_ports import Sent
+from edge_node.session_ports import Sent
 from protocols.fields import U32, Seq
 from protocols.mqtt.packets import Subscription
 
@@ -51,6 +51,8 @@ class Subscribed(Entry, frozen=True, array_like=True, tag=4):
     retain_as_published: bool
     retain_handling: int
     identifier: int | None
+    began: dict[U32, Seq] = {}
+    """Stream -> the first seq that is the subscription's; streams that are missing count from seq 0."""
 
     def subscription(self) -> Subscription:
         """The options."""
@@ -107,14 +109,27 @@ class Published(Entry, frozen=True, array_like=True, tag=12):
     runs: tuple[Run, ...]
 
 
+class WillPublished(Entry, frozen=True, array_like=True, tag=13):
+    """The will was stored as records of ``runs``, or (without any) belongs to no stream or may not be published."""
+
+    runs: tuple[Run, ...]
+
+
+class Lost(Entry, frozen=True, array_like=True, tag=14):
+    """The node started, and the connection was gone: expiry and delay of the will count from here if not before."""
+
+    at: int
+    """Nanoseconds since 1970."""
+
+
 AnyEntry = (
     Restarted | Snapshot | Ended | Subscribed | Unsubscribed | Received | Released | Sending | Taken | Completed
-    | Positions | Published
+    | Positions | Published | WillPublished | Lost
 )  # fmt: skip
 
 _ENCODER = msgspec.msgpack.Encoder()
 _DECODER = msgspec.msgpack.Decoder(AnyEntry)
-_KINDS = range(1, 13)
+_KINDS = range(1, 15)
 
 
 class JournalRecord(NamedTuple):

@@ -38,6 +38,8 @@ def read_journal(log: Log, stream: int, seq: int, end: int) -> Iterator[JournalR
             return
         for data in batches:
             batch = DecodedBatch(data)
+            if seq >= end:  # what follows was appended since
+                return
             if batch.base_seq > seq:
                 _lost(min(batch.base_seq, end) - seq)
                 seq = batch.base_seq

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
+from types import MappingProxyType
 from typing import Protocol
 
-from edge_node.broker_ports import Sent, SessionRecord
+from edge_node.session_ports import Sent, SessionRecord
 from edge_node.state.journal_entries import (
     Completed,
     Ended,
     Entry,
+    Lost,
     Positions,
     Published,
     Received,
@@ -21,6 +23,7 @@ from edge_node.state.journal_entries import (
     Subscribed,
     Taken,
     Unsubscribed,
+    WillPublished,
     encode_entry,
     ids_of_acks,
     pack_ids,
@@ -35,6 +38,9 @@ RECORD_OVERHEAD_BYTES = 24
 """What a record of the log takes beside key and payload."""
 RESERVE_SHARE = 64
 """No more than this part of the log's budget is kept free for a read: a small log is to be used too."""
+
+
+_NOTHING: Mapping[int, int] = MappingProxyType({})
 
 
 class Log(Protocol):
@@ -131,13 +137,27 @@ class SessionJournal:
         self._note(client_id, Ended())
         self._resent.forget(client_id)
 
-    def subscribed(self, client_id: str, subscription: Subscription, identifier: int | None) -> None:
-        """A subscription was added or changed."""
+    def lost(self, client_id: str, at: int) -> None:
+        """The node has started, and the session's connection is gone with the last one."""
+        self._note(client_id, Lost(at))
+
+    def will_published(self, client_id: str) -> None:
+        """The will is part of the log, or is not to be published. Within ``together`` with its records."""
+        self._note(client_id, WillPublished(self._runs(())))
+
+    def subscribed(
+        self, client_id: str, subscription: Subscription, identifier: int | None, began: Mapping[int, int] = _NOTHING
+    ) -> None:
+        """A subscription was added or changed.
+
+        Args:
+            began: stream -> the first seq that is its.
+        """
         self._note(
             client_id,
             Subscribed(
                 subscription.filter, subscription.qos, subscription.no_local, subscription.retain_as_published,
-                subscription.retain_handling, identifier,
+                subscription.retain_handling, identifier, {stream: seq for stream, seq in began.items() if seq},
             ),
         )  # fmt: skip
 

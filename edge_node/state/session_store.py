@@ -10,7 +10,7 @@ from collections.abc import Iterable
 import msgspec
 import sqlite_utils
 
-from edge_node.broker_ports import SessionRecord
+from edge_node.session_ports import SessionRecord
 from edge_node.state.folding import FoldedSession
 from edge_node.state.recent_publishes import RecentPublishes
 from edge_node.state.stored import pack_record, unpack_record

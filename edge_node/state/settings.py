@@ -11,9 +11,9 @@ MiB = 1 << 20
 class StateSettings:
     """Each bound has a counter in ``StateCounters`` that says how much of it is used or how often it was met."""
 
-    retained_messages_max: int = 100_000
+    retained_messages_max: int = 50_000
     """Retained messages; one more topic is refused."""
-    retained_bytes_max: int = 128 * MiB
+    retained_bytes_max: int = 64 * MiB
     """Memory that retained messages may take, as ``RetainedMessages`` estimates it."""
     save_interval_s: float = 5.0
     """How often the journal is folded into the database, so that what it takes in the log can be released."""
@@ -22,14 +22,15 @@ class StateSettings:
     journal_bytes_max: int = 64 * MiB
     """Journal not yet in the database (a disk that is full, or fails). Past it changes of sessions are refused.
     Bounds what a restart reads."""
-    reserve_bytes: int = 1 * MiB
+    reserve_bytes: int = 2 * MiB
     """Room in the log that is made sure of before a read of a persistent session is stored: a read, and a packet that
     the one before it cut in two."""
     resent_window: int = 1_000
     """Publishes of one session by which a repeat is recognised. More than clients keep unacknowledged: Paho and
     Mosquitto 20, MQTT 5.0 clients what ``receive_maximum`` says."""
-    resent_total_max: int = 1_000_000
-    """The same of all sessions; beyond it the sessions that published longest ago are forgotten."""
+    resent_total_max: int = 200_000
+    """The same of all sessions, some 250 bytes each where each came alone; beyond it those of the sessions that
+    published longest ago are forgotten."""
     backlog_buffer_bytes: int = 16 * MiB
     """Decoded batches kept for sessions that are behind."""
     backlog_page_records: int = 1_000
@@ -69,8 +70,12 @@ class StateCounters:
     """Those dropped because of the limit for all sessions."""
     backlog_pages: int = 0
     backlog_disk_reads: int = 0
+    backlog_waits: int = 0
+    """Reads that waited because ``backlog_reads`` others were under way."""
     backlog_buffer_bytes: int = 0
     """Decoded batches in memory now."""
+    backlog_evicted: int = 0
+    """Decoded batches given up because ``backlog_buffer_bytes`` was reached."""
     backlog_lost: int = 0
     """Records that sessions missed because the log no longer has them."""
     topics_abandoned: int = 0

@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from edge_node.broker_ports import SessionRecord
+from edge_node.session_ports import SessionRecord
 from protocols.mqtt.properties import NO_PROPERTIES, Properties
 
 _ENCODER = msgspec.json.Encoder()

@@ -119,8 +119,8 @@ class Connection:
         elif self.version == Version.V5:
             if isinstance(packet, Publish):
                 packet = self._publish(packet)
-            elif isinstance(packet, Subscribe):
-                check_subscribe(packet, self._limits)
+            elif isinstance(packet, Subscribe | Unsubscribe):
+                check_subscribe(packet, self._limits, self.client_packet_bytes_max)
             elif isinstance(packet, Disconnect):
                 self._check_disconnect(packet)
         self.state = following
@@ -186,7 +186,8 @@ class Connection:
             if not isinstance(error, ConnectRefused):
                 return b""
             self.version = error.version
-            return self.encode(ConnAck(False, error.code, Properties(reason_string=str(error))))
+            words = self.encode(ConnAck(False, error.code, Properties(reason_string=str(error))))
+            return words if len(words) <= self.client_packet_bytes_max else b""
         second = isinstance(error, ConnectRefused)  # whatever is wrong with it, it may not come at all
         return self.farewell(ReasonCode.PROTOCOL_ERROR if second else error.code, str(error))
 

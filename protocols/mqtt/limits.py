@@ -6,7 +6,7 @@ import msgspec
 
 from protocols.mqtt.errors import ConnectRefused, ProtocolViolation, ReasonCode
 from protocols.mqtt.packet_types import Version
-from protocols.mqtt.packets import Connect, Publish, Subscribe
+from protocols.mqtt.packets import Connect, Publish, Subscribe, Unsubscribe
 from protocols.topics import SHARE_PREFIX
 
 CLIENT_ID_BYTES_MAX = 1024
@@ -14,6 +14,12 @@ CLIENT_ID_BYTES_MAX = 1024
 
 PACKET_BYTES_MAX = 268_435_460
 """The largest packet that MQTT has room for."""
+CONNACK_OVERHEAD_BYTES = 5
+"""A CONNACK of MQTT 5.0 without properties."""
+ASSIGNED_IDENTIFIER_BYTES = 32
+"""What an identifier of the server's making adds to it: 29 characters."""
+SUBACK_OVERHEAD_BYTES_MAX = 8
+"""A SUBACK or UNSUBACK is no longer than this and a byte for each filter."""
 
 
 class ServerLimits(msgspec.Struct, frozen=True):
@@ -49,6 +55,10 @@ def connect_refusal(packet: Connect, limits: ServerLimits) -> ConnectRefused | N
         reason = f"the client identifier is over {CLIENT_ID_BYTES_MAX} bytes; give the client a shorter one"
         clause = "3.1.3-8" if version == Version.V5 else "3.1.3-9"
         return ConnectRefused(ReasonCode.CLIENT_IDENTIFIER_NOT_VALID, reason, clause, version)
+    room = packet.properties.maximum_packet_size
+    if room is not None and room < (needed := connack_bytes_max(packet, limits)):
+        reason = f"a maximum packet size of {room} bytes; CONNACK may need {needed}"
+        return ConnectRefused(ReasonCode.PACKET_TOO_LARGE, reason, "3.1.2-24", version)
     if packet.properties.authentication_method is not None:
         reason = f"authentication method {packet.properties.authentication_method!r}; this server has none"
         return ConnectRefused(ReasonCode.BAD_AUTHENTICATION_METHOD, reason, "4.12.0-1", version)
@@ -57,6 +67,25 @@ def connect_refusal(packet: Connect, limits: ServerLimits) -> ConnectRefused | N
     if version == Version.V5 and will is not None and will.retain and not limits.retain_available:
         return ConnectRefused(ReasonCode.RETAIN_NOT_SUPPORTED, "a will with retain", "3.2.2-13", version)
     return None
+
+
+def connack_bytes_max(packet: Connect, limits: ServerLimits) -> int:
+    """No CONNACK that accepts this CONNECT of MQTT 5.0 is longer: what it must say of the limits cannot be left out."""
+    keeps_alive = not limits.keep_alive_s_max or 0 < packet.keep_alive_s <= limits.keep_alive_s_max
+    bytes_of = (
+        (0 if packet.client_id else ASSIGNED_IDENTIFIER_BYTES),
+        5 * bool(packet.properties.session_expiry_interval),
+        5 * (limits.maximum_packet_size < PACKET_BYTES_MAX),
+        3 * (not keeps_alive),
+        3 * (limits.receive_maximum < 65_535),
+        3 * bool(limits.topic_alias_maximum),
+        2 * (limits.maximum_qos < 2),
+        2 * (not limits.retain_available),
+        2 * (not limits.wildcard_subscription_available),
+        2 * (not limits.subscription_identifier_available),
+        2 * (not limits.shared_subscription_available),
+    )
+    return CONNACK_OVERHEAD_BYTES + sum(bytes_of)
 
 
 def check_publish(packet: Publish, limits: ServerLimits) -> None:
@@ -73,12 +102,21 @@ def check_publish(packet: Publish, limits: ServerLimits) -> None:
         raise ProtocolViolation("PUBLISH of a client with a subscription identifier", "3.3.4-6")
 
 
-def check_subscribe(packet: Subscribe, limits: ServerLimits) -> None:
-    """Check that a SUBSCRIBE keeps to the limits.
+def check_subscribe(packet: Subscribe | Unsubscribe, limits: ServerLimits, room: int = PACKET_BYTES_MAX) -> None:
+    """Check that a SUBSCRIBE or UNSUBSCRIBE of MQTT 5.0 keeps to the limits, and can be answered.
+
+    Args:
+        room: longest packet that the client takes. The answer cannot be made shorter [MQTT-3.1.2-24].
 
     Raises:
         ProtocolViolation: with the reason code of the limit.
     """
+    needed = SUBACK_OVERHEAD_BYTES_MAX + len(packet.filters)
+    if needed > room:
+        reason = f"{len(packet.filters)} filters, whose answer is over the client's maximum packet size of {room} bytes"
+        raise ProtocolViolation(reason, "3.1.2-24", ReasonCode.PACKET_TOO_LARGE)
+    if isinstance(packet, Unsubscribe):
+        return
     if packet.properties.subscription_identifiers and not limits.subscription_identifier_available:
         code = ReasonCode.SUBSCRIPTION_IDENTIFIERS_NOT_SUPPORTED
         raise ProtocolViolation("SUBSCRIBE with a subscription identifier", code=code)

@@ -230,10 +230,17 @@ class Committer:
             return
 
         def deliver() -> None:
+            # One caller's mistake must not keep the news from the others.
             for callback in callbacks:
-                guarded(lambda callback=callback: callback(error))  # type: ignore[misc]
+                try:
+                    callback(error)
+                except Exception:
+                    logger.exception("a callback of the segment log failed")
             for listener in list(self.listeners):
-                guarded(listener)
+                try:
+                    listener()
+                except Exception:
+                    logger.exception("a listener of the segment log failed")
 
         self.post(deliver)
 
@@ -250,11 +257,3 @@ class Committer:
             self._seal()
         else:
             self._writer.close()
-
-
-def guarded(callback: Callable[[], None]) -> None:
-    """Call back; one caller's mistake must not keep the news from the others."""
-    try:
-        callback()
-    except Exception:
-        logger.exception("a callback of the segment log failed")

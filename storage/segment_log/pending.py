@@ -150,6 +150,8 @@ class PendingQueue:
         self._in_flight: PendingCommit | None = None
         self.raw_bytes = 0
         """Estimate of the uncompressed bytes that are not durable, those in flight included."""
+        self.due = False
+        """Whether the writer may begin with what is queued; gap notices never wait."""
         self.leading: set[int] = set()
         """Streams whose batches stand first in their commits."""
         self.reserved_bytes = 0
@@ -181,6 +183,7 @@ class PendingQueue:
     def add_gaps(self, gaps: list[GapNotice]) -> None:
         """Queue gap notices."""
         commit = self._last()
+        self.due = True
         commit.gaps += gaps
         commit.raw_bytes += BATCH_OVERHEAD_BYTES * len(gaps)
         self.raw_bytes += BATCH_OVERHEAD_BYTES * len(gaps)
@@ -216,6 +219,7 @@ class PendingQueue:
         """The next commit, which is in flight until ``done``."""
         if self._in_flight is None and self._commits:
             self._in_flight = self._commits.popleft()
+            self.due = bool(self._commits)
         return self._in_flight
 
     def done(self) -> None:

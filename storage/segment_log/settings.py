@@ -11,6 +11,8 @@ BATCH_RECORDS_MAX = 65_536
 COMMIT_BYTES_MAX = 4 << 20
 """One write and fsync carries about this much; what is appended beyond it goes into the next. Bounds the latency of
 one commit (0.4 s at the 10 MB/s of an SD card) and the memory that the writer encodes into."""
+DUE_BYTES = 512 << 10
+"""A commit begins once this much is pending, whatever else the owner's thread still has to read."""
 RECORD_BYTES_MAX = 16 << 20
 """Longest record: key, payload and headers together."""
 POINT_SPACING_BYTES = 64 << 10

@@ -84,7 +84,9 @@ class LogState:
         self.directory = directory
         self.settings = settings
         self.log_id = log_id
-        self.changed = threading.Condition()
+        self.lock = threading.RLock()
+        self.changed = threading.Condition(self.lock)
+        """Of the lock; what needs no notice takes ``lock`` itself, which costs less."""
         self.lanes: dict[int, LaneState] = {}
         self.numbers: dict[str, int] = {}
         self.segments: list[Segment] = []

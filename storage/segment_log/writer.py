@@ -11,7 +11,7 @@ from storage.segment_log.state import LogState
 
 
 class WriterThread:
-    """Calls ``Committer.run_once`` as soon as anything is pending, and looks after retention now and then.
+    """Calls ``Committer.run_once`` as soon as anything is due, and looks after retention now and then.
 
     Writing, syncing and compressing release the GIL.
     """
@@ -33,16 +33,16 @@ class WriterThread:
     def _run(self) -> None:
         state, stopping = self._state, self._stopping
         interval_s = state.settings.commit_interval_s
-        due = time.monotonic() + HOUSEKEEPING_INTERVAL_S
+        housekeeping_at = time.monotonic() + HOUSEKEEPING_INTERVAL_S
         while True:
             with state.changed:
-                while not state.queue and not stopping.is_set() and time.monotonic() < due:
-                    state.changed.wait(due - time.monotonic())
+                while not (state.queue.due and state.queue) and not stopping.is_set() and time.monotonic() < housekeeping_at:
+                    state.changed.wait(housekeeping_at - time.monotonic())
                 if state.failed or (stopping.is_set() and not state.queue):
                     return
-            if time.monotonic() >= due:
+            if time.monotonic() >= housekeeping_at:
                 self._committer.housekeep()
-                due = time.monotonic() + HOUSEKEEPING_INTERVAL_S
+                housekeeping_at = time.monotonic() + HOUSEKEEPING_INTERVAL_S
             self._committer.run_once()
             if interval_s and state.queue.raw_bytes < COMMIT_BYTES_MAX:
                 stopping.wait(interval_s)

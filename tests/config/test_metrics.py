@@ -10,6 +10,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from cloud_hub.hub import Hub
 from cloud_hub.settings import HubSettings
 from config.metrics import EDGE_METRICS, HUB_METRICS
+from config.models import EdgeLimits, State
 from edge_node.counters import Counters
 from edge_node.door_counters import DoorCounters
 from edge_node.state import StateCounters
@@ -36,6 +37,56 @@ def test_every_counter_of_an_edge_is_in_the_catalogue() -> None:
         for field in dataclasses.fields(each):
             name = f"weft_edge_{field.name}"
             assert name in gauges or f"{name}_total" in counters, f"{name} is not in config/metrics.py"
+
+
+LIMITS = {
+    "connections": "connections_refused_total",
+    "connections_per_address": "connections_rate_limited_total",
+    "connection_rate": "connections_rate_limited_total",
+    "connection_burst": "connections_rate_limited_total",
+    "half_open": "half_open_evicted_total",
+    "packet_bytes": "protocol_errors_total",
+    "topic_levels": "publishes_denied_total",
+    "connect_timeout_s": "connect_timeouts_total",
+    "write_timeout_s": "write_timeouts_total",
+    "keep_alive_s": "keep_alive_timeouts_total",
+    "session_expiry_s": "sessions_expired_total",
+    "send_queue_bytes": "deliveries_dropped_total",
+    "sessions": "sessions_evicted_total",
+    "subscriptions": "subscriptions_refused_total",
+    "subscriptions_total": "subscriptions_refused_total",
+    "filter_bytes": "subscriptions_refused_total",
+    "filters_bytes": "subscriptions_refused_total",
+    "filters_total_bytes": "subscriptions_refused_total",
+    "inflight": "sessions_behind_total",
+    "receive_maximum": "protocol_errors_total",
+    "topic_alias_maximum": "protocol_errors_total",
+    "session_queue_bytes": "sessions_behind_total",
+    "session_queues_bytes": "sessions_behind_total",
+    "wills_bytes": "wills_refused_total",
+    "retained": "retained_refused_total",
+    "retained_bytes": "retained_refused_total",
+    "authentications": "authentications_turned_away_total",
+    "pending_bytes": "backpressure_pauses_total",
+    "tail_bytes": "backlog_disk_reads_total",
+    "journal_bytes": "journal_refused_total",
+    "resent_total": "resent_forgotten_total",
+    "backlog_buffer_bytes": "backlog_evicted_total",
+    "backlog_page_bytes": "backlog_pages_total",
+    "backlog_page_records": "backlog_pages_total",
+    "backlog_reads": "backlog_waits_total",
+    "topics_log_bytes": "topics_abandoned_total",
+}
+"""Limit -> the metric that says how often it was met."""
+NO_LIMITS = {"save_interval_s", "save_bytes", "positions_interval_s", "resent_window"}
+"""Intervals, what begins a save early, and a window that is always full."""
+
+
+def test_every_limit_of_an_edge_has_a_metric_that_counts_what_met_it() -> None:
+    fields = {*EdgeLimits.__struct_fields__, *State.__struct_fields__}
+    assert fields == LIMITS.keys() | NO_LIMITS
+    names = {metric.name for metric in EDGE_METRICS}
+    assert {f"weft_edge_{name}" for name in LIMITS.values()} <= names
 
 
 def test_every_metric_has_a_meaning_and_a_unique_name() -> None:

@@ -1,4 +1,4 @@
-"""A small MQTT client that builds and reads bytes by hand and sends whatever it is told to, right or wrong.
+"""A small MQTT client that reads and sends bytes by hand, and sends whatever it is told to, right or wrong.
 
 It shares no code with the broker, so that a misreading of the specification on one side shows on the other. It is
 synchronous: a test reads from top to bottom as the packets go.
@@ -8,325 +8,54 @@ from __future__ import annotations
 
 import select
 import socket
-import struct
 import time
 from collections import deque
-from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-CONNECT, CONNACK, PUBLISH, PUBACK, PUBREC, PUBREL, PUBCOMP = range(1, 8)
-SUBSCRIBE, SUBACK, UNSUBSCRIBE, UNSUBACK, PINGREQ, PINGRESP, DISCONNECT, AUTH = range(8, 16)
+from tests.conformance.packet_bytes import (
+    CONNACK,
+    CONNECT,
+    DISCONNECT,
+    PINGREQ,
+    PINGRESP,
+    PUBACK,
+    PUBCOMP,
+    PUBLISH,
+    PUBREC,
+    PUBREL,
+    SUBACK,
+    SUBSCRIBE,
+    UNSUBACK,
+    UNSUBSCRIBE,
+    Will,
+    acknowledge,
+    connect,
+    disconnect,
+    packet,
+    properties,
+    publish,
+    string,
+    subscribe,
+    unsubscribe,
+)
+from tests.conformance.packet_reading import Packet, read_number, take_apart
+
+__all__ = [
+    "ANSWER_S_MAX", "CONNACK", "CONNECT", "DISCONNECT", "PINGREQ", "PINGRESP", "PUBACK", "PUBCOMP", "PUBLISH", "PUBREC",
+    "PUBREL", "SILENCE_S", "SUBACK", "SUBSCRIBE", "UNSUBACK", "UNSUBSCRIBE", "Client", "Closed", "Packet", "Transport",
+    "Will", "acknowledge", "connect", "connect_tcp", "disconnect", "packet", "properties", "publish", "string",
+    "subscribe", "unsubscribe",
+]  # fmt: skip
+"""Tests have everything they need of a client from here."""
 
 ANSWER_S_MAX = 5.0
 """How long a broker may take for anything."""
 SILENCE_S = 0.25
 """How long a test listens before it says that nothing came."""
 
-_PROPERTIES = {
-    "payload_format_indicator": (1, "byte"),
-    "message_expiry_interval": (2, "four"),
-    "content_type": (3, "string"),
-    "response_topic": (8, "string"),
-    "correlation_data": (9, "binary"),
-    "subscription_identifier": (11, "variable"),
-    "session_expiry_interval": (17, "four"),
-    "assigned_client_identifier": (18, "string"),
-    "server_keep_alive": (19, "two"),
-    "authentication_method": (21, "string"),
-    "authentication_data": (22, "binary"),
-    "request_problem_information": (23, "byte"),
-    "will_delay_interval": (24, "four"),
-    "request_response_information": (25, "byte"),
-    "response_information": (26, "string"),
-    "server_reference": (28, "string"),
-    "reason_string": (31, "string"),
-    "receive_maximum": (33, "two"),
-    "topic_alias_maximum": (34, "two"),
-    "topic_alias": (35, "two"),
-    "maximum_qos": (36, "byte"),
-    "retain_available": (37, "byte"),
-    "user_property": (38, "pair"),
-    "maximum_packet_size": (39, "four"),
-    "wildcard_subscription_available": (40, "byte"),
-    "subscription_identifier_available": (41, "byte"),
-    "shared_subscription_available": (42, "byte"),
-}
-_PROPERTY_NAMES = {number: (name, kind) for name, (number, kind) in _PROPERTIES.items()}
-_REPEATED = ("user_property", "subscription_identifier")
-
 
 class Closed(Exception):
     """The broker closed the connection."""
-
-
-# --- bytes out
-
-
-def number(value: int) -> bytes:
-    """A variable byte integer (MQTT 5.0 section 1.5.5)."""
-    encoded = bytearray()
-    while True:
-        value, low = divmod(value, 128)
-        encoded.append(low | 128 if value else low)
-        if not value:
-            return bytes(encoded)
-
-
-def string(text: str | bytes) -> bytes:
-    """A UTF-8 string or binary data: two bytes of length first."""
-    data = text.encode() if isinstance(text, str) else text
-    return struct.pack("!H", len(data)) + data
-
-
-def packet(kind: int, flags: int, body: bytes) -> bytes:
-    """A control packet."""
-    return bytes([kind << 4 | flags]) + number(len(body)) + body
-
-
-def _property(name: str, value: Any) -> bytes:
-    identifier, kind = _PROPERTIES[name]
-    data = {
-        "byte": lambda: struct.pack("!B", value),
-        "two": lambda: struct.pack("!H", value),
-        "four": lambda: struct.pack("!I", value),
-        "variable": lambda: number(value),
-        "string": lambda: string(value),
-        "binary": lambda: string(value),
-        "pair": lambda: string(value[0]) + string(value[1]),
-    }[kind]()
-    return number(identifier) + data
-
-
-def properties(values: dict[str, Any] | bytes | None) -> bytes:
-    """A property section, its length included. Lists repeat a property; bytes are taken as they are."""
-    if values is None:
-        return b"\x00"
-    if isinstance(values, bytes):
-        return number(len(values)) + values
-    encoded = b"".join(
-        _property(name, one)
-        for name, value in values.items()
-        for one in (value if isinstance(value, list) else [value])
-    )
-    return number(len(encoded)) + encoded
-
-
-@dataclass
-class Will:
-    topic: str
-    payload: bytes = b"gone"
-    qos: int = 0
-    retain: bool = False
-    properties: dict[str, Any] | bytes | None = None
-
-
-def connect(
-    client_id: str | bytes = "",
-    *,
-    version: int = 4,
-    clean: bool = True,
-    keep_alive: int = 0,
-    will: Will | None = None,
-    username: str | bytes | None = None,
-    password: bytes | None = None,
-    properties_: dict[str, Any] | bytes | None = None,
-    flags: int | None = None,
-    name: str | bytes | None = None,
-) -> bytes:
-    """CONNECT. ``flags`` and ``name`` replace the right connect flags and protocol name."""
-    bits = (clean << 1) | ((username is not None) << 7) | ((password is not None) << 6)
-    payload = string(client_id)
-    if will is not None:
-        bits |= 4 | will.qos << 3 | will.retain << 5
-        payload += properties(will.properties) if version == 5 else b""
-        payload += string(will.topic) + string(will.payload)
-    payload += string(username) if username is not None else b""
-    payload += string(password) if password is not None else b""
-    name = name if name is not None else ("MQIsdp" if version == 3 else "MQTT")
-    head = string(name) + struct.pack("!BBH", version, bits if flags is None else flags, keep_alive)
-    return packet(CONNECT, 0, head + (properties(properties_) if version == 5 else b"") + payload)
-
-
-def publish(
-    topic: str | bytes,
-    payload: bytes = b"",
-    *,
-    version: int = 4,
-    qos: int = 0,
-    packet_id: int | None = None,
-    retain: bool = False,
-    dup: bool = False,
-    properties_: dict[str, Any] | bytes | None = None,
-) -> bytes:
-    head = string(topic) + (struct.pack("!H", packet_id) if packet_id is not None else b"")
-    section = properties(properties_) if version == 5 else b""
-    return packet(PUBLISH, dup << 3 | qos << 1 | retain, head + section + payload)
-
-
-def acknowledge(
-    kind: int,
-    packet_id: int,
-    *,
-    reason: int | None = None,
-    properties_: dict[str, Any] | bytes | None = None,
-    flags: int | None = None,
-) -> bytes:
-    """PUBACK, PUBREC, PUBREL or PUBCOMP; with a reason it is one of MQTT 5."""
-    body = struct.pack("!H", packet_id) + (bytes([reason]) if reason is not None else b"")
-    body += properties(properties_) if properties_ is not None else b""
-    return packet(kind, flags if flags is not None else (2 if kind == PUBREL else 0), body)
-
-
-def subscribe(
-    packet_id: int,
-    *filters: tuple[str | bytes, int],
-    version: int = 4,
-    properties_: dict[str, Any] | bytes | None = None,
-) -> bytes:
-    """SUBSCRIBE; each filter comes with its options byte."""
-    head = struct.pack("!H", packet_id) + (properties(properties_) if version == 5 else b"")
-    return packet(SUBSCRIBE, 2, head + b"".join(string(text) + bytes([options]) for text, options in filters))
-
-
-def unsubscribe(packet_id: int, *filters: str | bytes, version: int = 4) -> bytes:
-    head = struct.pack("!H", packet_id) + (properties(None) if version == 5 else b"")
-    return packet(UNSUBSCRIBE, 2, head + b"".join(map(string, filters)))
-
-
-def disconnect(reason: int | None = None, properties_: dict[str, Any] | bytes | None = None) -> bytes:
-    body = bytes([reason]) if reason is not None else b""
-    return packet(DISCONNECT, 0, body + (properties(properties_) if properties_ is not None else b""))
-
-
-# --- bytes in
-
-
-@dataclass
-class Packet:
-    """What the broker sent, taken apart."""
-
-    kind: int
-    flags: int
-    body: bytes
-    packet_id: int = 0
-    topic: str = ""
-    payload: bytes = b""
-    reason: int = 0
-    reasons: list[int] = field(default_factory=list)
-    properties: dict[str, Any] = field(default_factory=dict)
-    session_present: bool = False
-    size: int = 0
-
-    @property
-    def qos(self) -> int:
-        return self.flags >> 1 & 3
-
-    @property
-    def dup(self) -> bool:
-        return bool(self.flags & 8)
-
-    @property
-    def retain(self) -> bool:
-        return bool(self.flags & 1)
-
-    @property
-    def user_properties(self) -> list[tuple[str, str]]:
-        return self.properties.get("user_property", [])
-
-
-def _read_number(data: bytes, at: int) -> tuple[int, int]:
-    value, shift = 0, 0
-    while True:
-        byte = data[at]
-        value |= (byte & 127) << shift
-        at, shift = at + 1, shift + 7
-        if byte < 128:
-            return value, at
-
-
-def _read_string(data: bytes, at: int) -> tuple[bytes, int]:
-    (length,) = struct.unpack_from("!H", data, at)
-    assert at + 2 + length <= len(data), "a string reaches past its packet"
-    return data[at + 2 : at + 2 + length], at + 2 + length
-
-
-def _read_value(kind: str, data: bytes, at: int) -> tuple[Any, int]:
-    if kind == "variable":
-        return _read_number(data, at)
-    if kind in ("string", "binary"):
-        value, at = _read_string(data, at)
-        return (value.decode() if kind == "string" else value), at
-    if kind == "pair":
-        name, at = _read_string(data, at)
-        value, at = _read_string(data, at)
-        return (name.decode(), value.decode()), at
-    form = {"byte": "!B", "two": "!H", "four": "!I"}[kind]
-    return struct.unpack_from(form, data, at)[0], at + struct.calcsize(form)
-
-
-def read_properties(data: bytes, at: int) -> tuple[dict[str, Any], int]:
-    """A property section as a dictionary; what may repeat is a list."""
-    length, at = _read_number(data, at)
-    end = at + length
-    assert end <= len(data), "a property section reaches past its packet"
-    found: dict[str, Any] = {}
-    while at < end:
-        identifier, at = _read_number(data, at)
-        name, kind = _PROPERTY_NAMES[identifier]
-        value, at = _read_value(kind, data, at)
-        if name in _REPEATED:
-            found.setdefault(name, []).append(value)
-        else:
-            assert name not in found, f"{name} is there twice"
-            found[name] = value
-    assert at == end, "a property reaches past its section"
-    return found, at
-
-
-def _take_apart(kind: int, flags: int, body: bytes, version: int) -> Packet:
-    read = Packet(kind, flags, body)
-    if kind != PUBLISH:
-        assert flags == (2 if kind == PUBREL else 0), f"reserved flags {flags:04b} of packet type {kind}"
-    if kind == CONNACK:
-        assert body[0] in (0, 1)
-        read.session_present, read.reason = bool(body[0]), body[1]
-        if version == 5:
-            read.properties, at = read_properties(body, 2)
-            assert at == len(body)
-        else:
-            assert len(body) == 2
-    elif kind == PUBLISH:
-        topic, at = _read_string(body, 0)
-        read.topic = topic.decode()
-        if read.qos:
-            read.packet_id, at = struct.unpack_from("!H", body, at)[0], at + 2
-            assert read.packet_id
-        if version == 5:
-            read.properties, at = read_properties(body, at)
-        read.payload = body[at:]
-    elif kind in (PUBACK, PUBREC, PUBREL, PUBCOMP):
-        read.packet_id = struct.unpack_from("!H", body)[0]
-        assert version == 5 or len(body) == 2
-        read.reason = body[2] if len(body) > 2 else 0
-        if len(body) > 3:
-            read.properties, at = read_properties(body, 3)
-            assert at == len(body)
-    elif kind in (SUBACK, UNSUBACK):
-        read.packet_id, at = struct.unpack_from("!H", body)[0], 2
-        if version == 5:
-            read.properties, at = read_properties(body, at)
-        read.reasons = list(body[at:])
-    elif kind == DISCONNECT:
-        assert version == 5, "a server of MQTT 3.1.1 sends no DISCONNECT"
-        read.reason = body[0] if body else 0
-        if len(body) > 1:
-            read.properties, at = read_properties(body, 1)
-            assert at == len(body)
-    elif kind == PINGRESP:
-        assert not body
-    else:
-        raise AssertionError(f"a server sends no packet of type {kind}")
-    return read
 
 
 class Transport(Protocol):
@@ -434,12 +163,12 @@ class Client:
     def _complete(self) -> Packet | None:
         for end in range(1, min(len(self._data), 5)):
             if self._data[end] < 128:
-                length, at = _read_number(self._data, 1)
+                length, at = read_number(self._data, 1)
                 if len(self._data) < at + length:
                     return None
                 first, body = self._data[0], bytes(self._data[at : at + length])
                 del self._data[: at + length]
-                read = _take_apart(first >> 4, first & 15, body, self.version)
+                read = take_apart(first >> 4, first & 15, body, self.version)
                 read.size = at + length
                 return read
         return None

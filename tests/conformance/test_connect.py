@@ -9,9 +9,14 @@ from tests.conformance.raw_client import (
     CONNACK,
     DISCONNECT,
     PINGRESP,
+    PUBCOMP,
+    PUBLISH,
+    PUBREC,
+    PUBREL,
     Client,
     Packet,
     Will,
+    acknowledge,
     connect,
     packet,
     properties,
@@ -144,6 +149,18 @@ def test_bytes_after_the_last_field(client: Connect, version: int) -> None:
     refusal(opened)
 
 
+@pytest.mark.parametrize(
+    "bad",
+    [connect("a", flags=0b11), connect("XX").replace(b"XX", b"\xc3("), connect("a", name="MQTX"), connect("a")[:-1]],
+    ids=["reserved flag", "utf-8", "name", "cut"],
+)
+def test_a_connect_for_which_3_1_1_has_no_code_is_not_answered(client: Connect, bad: bytes) -> None:
+    """v3 [MQTT-3.1.4-1] [MQTT-3.2.2-6] [MQTT-3.1.2-3]: closed, without CONNACK"""
+    opened = client(4)
+    opened.send(bytes([bad[0], len(bad) - 2]) + bad[2:])
+    assert opened.closed() == []
+
+
 def test_client_id_is_missing(client: Connect, version: int) -> None:
     """[MQTT-3.1.3-3]"""
     opened = client(version)
@@ -176,6 +193,77 @@ def test_null_character_in_the_client_id(client: Connect, version: int) -> None:
 def test_client_ids_that_are_accepted(client: Connect, version: int, name: str) -> None:
     """[MQTT-3.1.3-5]: 1 to 23 letters and digits must be, more may be"""
     client(version).connect(name)
+
+
+@pytest.mark.parametrize("other", ["CASE", "case ", "case/", "cas", "case\u0301"], ids=ascii)
+def test_each_client_id_has_a_session_of_its_own(
+    client: Connect, connected: Connect, version: int, client_id: str, other: str
+) -> None:
+    """[MQTT-3.1.3-2]: identifiers are compared as they are; what is one session's is not another's"""
+    options = {"clean": False, "properties_": {"session_expiry_interval": 60} if version == 5 else None}
+    names = [f"{client_id}case", f"{client_id}{other}"]
+    for name in names:
+        opened = client(version)
+        assert not opened.connect(name, **options).session_present
+        opened.subscribe(f"kept/{client_id}/{name.encode().hex()}", 1)
+        opened.disconnect()
+    publisher = connected(version=version)
+    for name in names:
+        publisher.publish(f"kept/{client_id}/{name.encode().hex()}", name.encode(), 1)
+    both = [client(version) for _ in names]
+    for opened, name in zip(both, names, strict=True):
+        assert opened.connect(name, **options).session_present
+        assert opened.message().payload == name.encode()
+    for opened in both:
+        opened.nothing()
+
+
+def test_clean_start_while_the_client_is_there(client: Connect, connected: Connect, topic: str, client_id: str) -> None:
+    """v5 [MQTT-3.1.4-4] [MQTT-3.1.4-3] [MQTT-3.1.2-4] [MQTT-3.2.2-2]: the old connection is told and closed, the
+    session with all that it was owed is gone, and a new one begins"""
+    session = {"session_expiry_interval": 60}
+    first, publisher = connected(client_id, 5, properties_=session), connected(version=5)
+    first.subscribe(topic, 2)
+    publisher.publish(topic, b"unacknowledged", 2)
+    first.take(PUBLISH)
+    first.send(publish("live/unfinished", b"", version=5, qos=2, packet_id=7))
+    first.take(PUBREC)
+    second = client(5)
+    assert not second.connect(client_id, clean=True, properties_=session).session_present
+    first.refused(0x8E)
+    publisher.publish(topic, b"no", 1)
+    second.nothing()
+    second.send(acknowledge(PUBREL, 7))
+    assert second.take(PUBCOMP).reason == 0x92
+    second.subscribe(topic, 1)
+    publisher.publish(topic, b"yes", 1)
+    assert second.message().payload == b"yes"
+    second.disconnect()
+    assert client(5).connect(client_id, clean=False).session_present
+
+
+def test_clean_start_of_one_client_is_not_another_s(client: Connect, connected: Connect, client_id: str) -> None:
+    """v5 [MQTT-3.1.4-4] [MQTT-3.1.3-2]"""
+    session = {"session_expiry_interval": 60}
+    for name in ("a", "b"):
+        connected(f"{client_id}{name}", 5, properties_=session).disconnect()
+    connected(f"{client_id}a", 5, clean=True)
+    assert client(5).connect(f"{client_id}b", clean=False).session_present
+
+
+def test_characters_at_the_edges_of_utf8(client: Connect, connected: Connect, version: int, client_id: str) -> None:
+    """v3 [MQTT-1.5.3-1] [MQTT-1.5.3-3], v5 [MQTT-1.5.4-1] [MQTT-1.5.4-3]: everything but surrogates and U+0000 may be
+    text, in identifiers as in topics, and comes out as it went in"""
+    edges = "\u007f\u0080\u07ff\u0800\ud7ff\ue000\ufeff\ufffd\U00010000\U0010ffff"
+    opened = client(version)
+    opened.connect(client_id + edges, will=Will(f"live/{client_id}/{edges}", b"gone"))
+    watching = connected(version=version)
+    watching.subscribe(f"live/{client_id}/{edges}")
+    opened.publish(f"live/{client_id}/{edges}", b"x")
+    assert watching.message().topic == f"live/{client_id}/{edges}"
+    opened.drop()
+    message = watching.message()
+    assert (message.topic, message.payload) == (f"live/{client_id}/{edges}", b"gone")
 
 
 def test_empty_client_id_with_clean_session(client: Connect, version: int) -> None:
@@ -315,7 +403,7 @@ def test_will_topics_that_are_none(client: Connect, version: int, topic: str) ->
 
 
 def test_enhanced_authentication_is_refused(client: Connect) -> None:
-    """v5 [MQTT-4.12.0-1] [MQTT-3.1.2-30]"""
+    """v5 [MQTT-4.12.0-1] [MQTT-4.12.0-4] [MQTT-3.1.2-30]"""
     opened = client(5)
     said = {"authentication_method": "SCRAM-SHA-1", "authentication_data": b"x"}
     opened.send(connect("name", version=5, properties_=said))

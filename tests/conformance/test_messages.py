@@ -56,6 +56,16 @@ def test_each_property_on_its_own(connected: Connect, topic: str) -> None:
         assert client.message().properties in (said, {} if said == {"payload_format_indicator": 0} else said)
 
 
+def test_duplicates_and_order_of_user_properties(connected: Connect, topic: str) -> None:
+    """v5 [MQTT-3.3.2-17] [MQTT-3.3.2-18]: a hundred, among other properties, every one where it was"""
+    client = connected(version=5)
+    client.subscribe(topic, 1)
+    pairs = [(f"k{n % 3}", f"v{n % 5}") for n in range(100)]
+    said = {"content_type": "x", "user_property": pairs, "correlation_data": b"1"}
+    client.publish(topic, b"x", 1, properties_=said)
+    assert client.message().user_properties == pairs
+
+
 def test_older_clients_get_the_message_without_properties(connected: Connect, topic: str) -> None:
     """[MQTT-3.3.2-3]"""
     old, new = connected(version=4), connected(version=5)
@@ -125,7 +135,7 @@ def test_aliases_at_qos_1_and_2(connected: Connect, topic: str, qos: int) -> Non
 
 
 def test_the_largest_alias_and_one_more(connected: Connect, client: Connect, live: str) -> None:
-    """v5 [MQTT-3.3.2-9] [MQTT-3.3.2-12], section 3.2.2.3.8"""
+    """v5 [MQTT-3.2.2-17] [MQTT-3.3.2-9] [MQTT-3.3.2-12], section 3.2.2.3.8"""
     opened = client(5)
     maximum = opened.connect("").properties["topic_alias_maximum"]
     opened.subscribe(live, 0)
@@ -305,6 +315,39 @@ def test_as_many_as_the_server_s_receive_maximum(connected: Connect, client: Con
 
 
 # --- maximum packet size
+
+
+def test_as_large_as_the_server_said_and_one_byte_more(client: Connect, live: str) -> None:
+    """v5 [MQTT-3.2.2-15], section 3.2.2.3.6: the whole packet counts, and 0x95 is the answer to more"""
+    opened = client(5)
+    maximum = opened.connect("").properties["maximum_packet_size"]
+    empty = len(publish(live, bytes(20_000), version=5, qos=1, packet_id=1)) - 20_000
+    largest = publish(live, bytes(maximum - empty), version=5, qos=1, packet_id=1)
+    assert len(largest) == maximum
+    opened.send(largest)
+    assert opened.take(PUBACK).reason < 0x80
+    opened.send(publish(live, bytes(maximum - empty + 1), version=5, qos=1, packet_id=2))
+    opened.refused(0x95)
+
+
+def test_as_large_as_the_client_takes_at_every_length(connected: Connect, live: str) -> None:
+    """v5 [MQTT-3.1.2-24]: every size around the limit, the steps of the length field and with an identifier that the
+    server adds"""
+    for maximum in (60, 127, 128, 129, 130, 131):
+        client, publisher = connected(version=5, properties_={"maximum_packet_size": maximum}), connected(version=5)
+        client.subscribe(live, 0, {"subscription_identifier": 200})
+        client.subscribe(f"{live}/end", 0)
+        for size in range(maximum):
+            publisher.publish(live, bytes(size))
+        publisher.publish(f"{live}/end", b"end")
+        got = []
+        while (message := client.message()).payload != b"end":
+            assert message.size <= maximum
+            got.append(len(message.payload))
+        assert got == list(range(len(got)))
+        assert message.size <= maximum
+        overhead = 2 + 2 + len(live) + 1 + 3  # fixed header, topic, property length, identifier
+        assert len(got) - 1 in (maximum - overhead, maximum - overhead - 1)
 
 
 def test_packets_too_large_for_the_client_are_not_sent(connected: Connect, topic: str) -> None:

@@ -164,6 +164,18 @@ def test_deliveries_use_different_identifiers(connected: Connect, version: int, 
     assert not any(message.dup for message in messages)
 
 
+def test_a_delivery_at_qos_0_is_topic_and_payload(connected: Connect, version: int, live: str) -> None:
+    """v3 [MQTT-2.3.1-5] [MQTT-4.3.1-1], v5 [MQTT-2.2.1-2] [MQTT-4.3.1-1]: no identifier in between, no DUP"""
+    client = connected(version=version)
+    client.subscribe(live, 0)
+    for qos in (0, 1, 2):
+        client.publish(live, b"payload", qos)
+        message = client.message()
+        middle = b"\x00" if version == 5 else b""
+        assert message.body == len(live).to_bytes(2, "big") + live.encode() + middle + b"payload"
+        assert message.flags == 0
+
+
 def test_qos_2_to_the_client(connected: Connect, version: int, topic: str) -> None:
     """v3 [MQTT-4.3.3-1] [MQTT-3.6.1-1], v5 [MQTT-4.3.3-4] [MQTT-4.3.3-5] [MQTT-4.3.3-6]"""
     client = connected(version=version)

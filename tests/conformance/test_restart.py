@@ -159,6 +159,29 @@ def test_redelivery_of_pubrel(setting: Setting, topic: str) -> None:
     client.nothing()
 
 
+def test_redelivery_of_retained_messages(setting: Setting) -> None:
+    """[MQTT-4.4.0-1], v3 [MQTT-3.3.1-8], v5 [MQTT-3.3.1-8]: what a subscription brought, though its topic has another
+    message by now"""
+    publisher = setting.connect()
+    for topic in ("kept/1", "live/2", "live/3"):
+        publisher.publish(topic, b"old", 2, retain=True)
+    client = setting.connect("device")
+    client.subscribe("+/1", 1)
+    client.subscribe("live/+", 2)
+    sent = {message.topic: message for message in (client.take(PUBLISH) for _ in range(3))}
+    client.vanish()
+    publisher.publish("kept/1", b"new", 1, retain=True)
+    publisher.publish("live/2", b"", 1, retain=True)
+    setting.restart()
+    client = setting.connect("device", present=True)
+    again = {message.topic: message for message in (client.take(PUBLISH) for _ in range(3))}
+    assert again.keys() == sent.keys()
+    for topic, message in sent.items():
+        found = again[topic]
+        assert (found.packet_id, found.payload, found.qos) == (message.packet_id, b"old", message.qos)
+        assert (found.retain, found.dup) == (True, True)
+
+
 def test_identifiers_in_use_are_not_given_to_others(setting: Setting, topic: str) -> None:
     """v3 [MQTT-2.3.1-4], v5 [MQTT-2.2.1-4]"""
     client = setting.connect("device")

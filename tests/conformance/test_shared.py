@@ -7,7 +7,7 @@ from collections import Counter
 import pytest
 
 from tests.conformance.conftest import Connect
-from tests.conformance.raw_client import PUBACK, PUBLISH, Client, acknowledge
+from tests.conformance.raw_client import PUBACK, PUBLISH, PUBREC, PUBREL, Client, acknowledge
 
 PERSISTENT = {"session_expiry_interval": 60}
 
@@ -161,6 +161,56 @@ def test_qos_2_is_completed_with_the_member_that_has_it(connected: Connect, topi
     again = connected(client_id, 5, clean=False, properties_=PERSISTENT)
     redelivered = again.take(PUBLISH)
     assert (redelivered.packet_id, redelivered.payload, redelivered.dup) == (theirs.packet_id, theirs.payload, True)
+
+
+@pytest.mark.parametrize("persistent", [False, True])
+@pytest.mark.parametrize("answered", [False, True], ids=["sent", "released"])
+def test_qos_2_goes_to_no_other_when_the_session_ends(  # noqa: PLR0917
+    connected: Connect, client: Connect, topic: str, client_id: str, persistent: bool, answered: bool
+) -> None:
+    """v5 [MQTT-4.8.2-5]: that member may have taken it; what it had not been sent yet goes to the others"""
+    session = {"session_expiry_interval": 60 if persistent else 0}
+    one = connected(client_id, 5, properties_={**session, "receive_maximum": 1})
+    one.subscribe(f"$share/group/{topic}", 2)
+    publisher = connected(version=5)
+    publisher.publish(topic, b"theirs", 2)
+    theirs = one.take(PUBLISH)
+    if answered:
+        one.send(acknowledge(PUBREC, theirs.packet_id))
+        one.take(PUBREL)
+    two = connected(version=5)
+    two.subscribe(f"$share/group/{topic}", 2)
+    one.vanish()
+    if persistent:
+        client(5).connect(client_id, clean=True)
+    publisher.publish(topic, b"later", 2)
+    assert two.message().payload == b"later"
+    two.nothing()
+
+
+def test_identifiers_come_with_shared_subscriptions(connected: Connect, topic: str) -> None:
+    """v5 [MQTT-3.3.4-3], section 4.8.2: each member's own"""
+    members = [connected(version=5) for _ in range(2)]
+    for number, member in enumerate(members, 1):
+        member.subscribe(f"$share/group/{topic}", 1, {"subscription_identifier": number})
+    publisher = connected(version=5)
+    for _ in range(4):
+        publisher.publish(topic, b"x", 1)
+    for number, member in enumerate(members, 1):
+        for _ in range(2):
+            assert member.message().properties["subscription_identifier"] == [number]
+
+
+def test_shared_wildcards(connected: Connect, topic: str) -> None:
+    """v5 [MQTT-4.8.2-2]: behind the share name comes any filter, and its rules hold"""
+    client = connected(version=5)
+    for topic_filter in (f"{topic}/+/c", f"{topic}/#"):
+        assert client.subscribe(f"$share/group/{topic_filter}", 1) == 1
+    client.publish(f"{topic}/b/c", b"both", 1)
+    assert client.messages(2) == [b"both", b"both"]
+    client.publish(topic, b"one", 1)
+    assert client.message().payload == b"one"
+    client.nothing()
 
 
 def test_a_refused_message_goes_to_nobody_else(connected: Connect, topic: str) -> None:

@@ -223,6 +223,71 @@ def test_a_delayed_will_survives_the_node(own_broker: Broker, end: str) -> None:
     assert watching.message(10).payload == b"late"
 
 
+@pytest.mark.parametrize("end", ["kill", "stop"])
+@pytest.mark.parametrize("clean", [False, True])
+def test_the_wills_of_a_node_that_ends(own_broker: Broker, version: int, end: str, clean: bool) -> None:
+    """[MQTT-3.1.2-8] [MQTT-3.1.2-10], v3 [MQTT-3.1.2-17], v5 [MQTT-3.1.2-15]: the server may publish them once it is
+    there again; all of them, each once"""
+    watching = Client(own_broker.port, version)
+    watching.connect("watching", clean=False, properties_=PERSISTENT if version == 5 else None)
+    watching.subscribe("+/gone/#", 2)
+    watching.disconnect()
+    lost = [Client(own_broker.port, version) for _ in range(3)]
+    for number, (client, name) in enumerate(zip(lost, ("kept", "live", "live"), strict=True)):
+        will = Will(f"{name}/gone/{number}", b"gone", 1 + number % 2, retain=True)
+        client.connect(f"lost{number}", clean=clean, will=will)
+    for ending in (end, "kill", "stop"):
+        getattr(own_broker, ending)()
+        own_broker.start()
+    watching = Client(own_broker.port, version)
+    assert watching.connect("watching", clean=False, properties_=PERSISTENT if version == 5 else None).session_present
+    found = [watching.message(5) for _ in range(3)]
+    assert sorted(message.topic for message in found) == ["kept/gone/0", "live/gone/1", "live/gone/2"]
+    watching.nothing()
+    late = Client(own_broker.port, version)
+    late.connect("")
+    late.subscribe("+/gone/#", 1)
+    assert {(message.payload, message.retain) for message in (late.message() for _ in range(3))} == {(b"gone", True)}
+
+
+@pytest.mark.parametrize("end", ["kill", "stop"])
+def test_no_will_after_the_node_of_who_said_goodbye(own_broker: Broker, version: int, end: str) -> None:
+    """[MQTT-3.1.2-10], [MQTT-3.14.4-3]"""
+    client = Client(own_broker.port, version)
+    client.connect("device", will=Will("live/will", b"no", 1, retain=True))
+    client.disconnect()
+    other = Client(own_broker.port, version)
+    kept = PERSISTENT if version == 5 else None
+    other.connect(
+        "other", clean=False, properties_=kept
+    )  # its CONNACK is durable behind what the first client's end has noted
+    getattr(own_broker, end)()
+    own_broker.start()
+    late = Client(own_broker.port, version)
+    late.connect("")
+    late.subscribe("live/will", 1)
+    late.nothing()
+
+
+def test_the_delay_counts_from_when_the_node_is_there_again(own_broker: Broker) -> None:
+    """v5 [MQTT-3.1.2-8] [MQTT-3.1.3-9]: who is back in time is not missed"""
+    will = Will("live/will", b"late", 1, retain=True, properties={"will_delay_interval": 2})
+    clients = [Client(own_broker.port, 5) for _ in range(2)]
+    for number, client in enumerate(clients):
+        client.connect(f"device{number}", will=will, properties_=PERSISTENT)
+    own_broker.kill()
+    time.sleep(2.1)  # longer than the delay
+    own_broker.start()
+    back = Client(own_broker.port, 5)
+    assert back.connect("device0", clean=False, properties_=PERSISTENT).session_present
+    watching = Client(own_broker.port, 5)
+    watching.connect("")
+    watching.subscribe("live/will", 1)
+    watching.nothing()
+    assert watching.message(5).payload == b"late"
+    watching.nothing(2.5)
+
+
 def test_disconnect_in_3_1_1_ends_the_connection(connected: Connect, version: int, live: str) -> None:
     """v3 section 3.14.4, v5 section 3.14.4: what comes after DISCONNECT is not read"""
     watching = connected(version=version)

@@ -19,7 +19,7 @@ from paho.mqtt.enums import CallbackAPIVersion
 from edge_node.broker import Broker, BrokerSettings
 from edge_node.broker_ports import Identity
 from edge_node.counters import Counters
-from edge_node.sessions import SessionLimits
+from edge_node.session_limits import SessionLimits
 from edge_node.state.broker_state import BrokerState
 from edge_node.state.settings import StateCounters, StateSettings
 from protocols.batch import ClockReading, ClockState, Record, records
@@ -93,11 +93,15 @@ class Anyone:
         self.refuse: Exception | None = None
         self.may: Callable[[str, str], bool] | None = None
         """(what, topic or filter) -> whether; None for everything."""
+        self.username: str | None = None
+        """Who clients are, whatever they say: as by a certificate."""
+        self.removed: set[str | None] = set()
+        """Users who would not be let in any more."""
 
     async def authenticate(self, connect: Connect, transport: Any) -> Identity:
         if self.refuse is not None:
             raise self.refuse
-        return Somebody(self, connect.username)
+        return Somebody(self, self.username or connect.username)
 
     def watch(self, callback: Callable[[], None]) -> None: ...
 
@@ -108,6 +112,10 @@ class Somebody:
         self.username = username
         self.client_id: str | None = None
         self.unrestricted = door.may is None
+
+    @property
+    def admitted(self) -> bool:
+        return self.username not in self._door.removed
 
     def may_publish(self, topic: bytes) -> bool:
         return self._door.may is None or self._door.may("publish", topic.decode())
@@ -169,6 +177,7 @@ async def running(
     log_settings: LogSettings = LogSettings(segment_bytes=1 << 20, budget_bytes=64 << 20),
     state_settings: StateSettings = StateSettings(),
     pending_bytes_max: int = 8 << 20,
+    wall_clock: Callable[[], int] = time.time_ns,
     kill: bool = False,
     **settings: Any,
 ) -> AsyncIterator[Node]:
@@ -183,16 +192,16 @@ async def running(
         loop.call_soon_threadsafe(callback)
 
     log = SegmentLog.open(
-        str(directory), log_settings, filesystem=filesystem or OSFileSystem(), wall_clock=time.time_ns,
+        str(directory), log_settings, filesystem=filesystem or OSFileSystem(), wall_clock=wall_clock,
         clock_reading=lambda: ClockReading(7, time.monotonic_ns(), ClockState.SYNCED),
-        random_bits=random.SystemRandom().getrandbits, post=post,
+        random_bits=random.SystemRandom().getrandbits, post=post, end_of_turn=loop.call_soon,
     )  # fmt: skip
     state = BrokerState(
         str(directory), log, state_settings, StateCounters(),
-        wall_clock=time.time_ns, post=post,
+        wall_clock=wall_clock, post=post,
     )  # fmt: skip
     broker = Broker(
-        log, patterns, BrokerSettings(**settings), limits, counters, time.time_ns,
+        log, patterns, BrokerSettings(**settings), limits, counters, wall_clock,
         retained=state.retained, journal=state.journal, backlog=state.backlog, resent=state.resent,
         pending_bytes_max=pending_bytes_max,
     )  # fmt: skip
@@ -203,7 +212,7 @@ async def running(
     finally:
         server.close()
         if kill:
-            broker.journal = broker._keeping._journal = _Dead()
+            broker.journal = broker._keeping._journal = broker._keeping.deliveries._journal = _Dead()
         broker.close()
         await asyncio.sleep(0)
         await state.close()
@@ -290,7 +299,12 @@ class RawClient:
         """Whether nothing has come although the event loop has had time to send it."""
         for _ in range(20):
             await asyncio.sleep(0.001)
-        return not self._data and not self.reader._buffer  # type: ignore[attr-defined]
+        return not self.has_data
+
+    @property
+    def has_data(self) -> bool:
+        """Whether something has come that was not received yet."""
+        return bool(self._data or self.reader._buffer)  # type: ignore[attr-defined]
 
     async def close(self) -> None:
         self.writer.close()

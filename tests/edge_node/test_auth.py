@@ -65,6 +65,28 @@ async def test_a_wrong_one_does_not(accounts: Accounts, username: str, password:
         assert code is ReasonCode.BAD_USER_NAME_OR_PASSWORD
 
 
+async def test_a_password_that_changes_while_it_is_checked_does_not_let_in(accounts: Accounts) -> None:
+    packet = connect("press-7", b"secret-of-press-7")
+    waiting = asyncio.create_task(accounts.identify(packet, None, may_be_anonymous=False))
+    await asyncio.sleep(0)
+    assert not waiting.done()
+    accounts.replace(names={"press-7": users.HASHER.hash(b"another")})
+    with pytest.raises(ConnectRefused):
+        await waiting
+
+
+async def test_who_is_no_longer_admitted(accounts: Accounts) -> None:
+    identity = await accounts.identify(connect("press-7", b"secret-of-press-7"), None, may_be_anonymous=False)
+    certified = await accounts.identify(connect(), "press-9", may_be_anonymous=False)
+    anonymous = await accounts.identify(connect(), None, may_be_anonymous=True)
+    accounts.replace(names=NAMES | {"press-8": users.HASHER.hash(b"x")})
+    assert identity.admitted
+    accounts.replace(names={})
+    assert not identity.admitted
+    assert certified.admitted, "its name is not in the users file"
+    assert anonymous.admitted
+
+
 async def test_who_says_no_name_needs_a_place_where_that_is_allowed(accounts: Accounts) -> None:
     assert (await accounts.identify(connect(), None, may_be_anonymous=True)).username is None
     assert await refusal(accounts, connect()) is ReasonCode.BAD_USER_NAME_OR_PASSWORD

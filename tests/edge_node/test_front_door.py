@@ -307,6 +307,31 @@ auth: {users_file: users, acl_file: acl}
         await other.close()
 
 
+async def test_who_is_taken_out_of_the_users_file_is_closed(tmp_path: Path) -> None:
+    file = str(tmp_path / "users")
+    for name in ("removed", "changed", "stays"):
+        users.add(file, name, PASSWORD.encode())
+    text = 'listeners: {mqtt: {bind: "127.0.0.1:0"}}\nauth: {users_file: users}'
+    async with running(tmp_path, text) as node:
+        clients = {}
+        for name in ("removed", "changed", "stays"):
+            clients[name] = Client(node, "mqtt", protocol=paho.MQTTv5, reconnect_on_failure=False).login(name)
+            assert await clients[name].connect() == "Success"
+        anonymous = Client(node, "mqtt")
+        assert await anonymous.connect() == "Success"
+
+        await changed(node, lambda: users.remove(file, "removed"))
+        await changed(node, lambda: users.add(file, "changed", b"another secret"))
+        for name in ("removed", "changed"):
+            assert await asyncio.to_thread(clients[name].lost.wait, PATIENCE_S)
+        for client in (clients["stays"], anonymous):
+            assert await client.works()
+            assert not client.lost.is_set()
+        assert node.counters.clients_expelled == 2
+        for client in (*clients.values(), anonymous):
+            await client.close()
+
+
 async def test_certificates_change_while_clients_stay(tmp_path: Path, authority: Authority) -> None:
     authority.sign("node")
     text = 'listeners: {mqtts: {bind: "127.0.0.1:0", tls: {certificate: node.crt, key: node.key}}}'

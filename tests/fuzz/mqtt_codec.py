@@ -12,6 +12,7 @@ from protocols.mqtt.connection import Connection, ServerLimits
 from protocols.mqtt.decoder import decode, packet_end
 from protocols.mqtt.encoder import encode
 from protocols.mqtt.errors import MqttError
+from protocols.mqtt.packet_ids import PacketIds
 from protocols.mqtt.packets import Packet
 from protocols.mqtt.publish_run import PublishRun, scan
 
@@ -55,7 +56,7 @@ def _check_refusal(connection: Connection, error: MqttError) -> None:
 def _scan(stream: bytes, at: int, version: int) -> int:
     """Whatever the fast scan takes, the decoder takes too."""
     run: PublishRun[str] = PublishRun()
-    end = scan(stream, at, TARGETS, run, LIMIT, version)
+    end = scan(stream, at, TARGETS, run, PacketIds(), LIMIT, version)
     while at < end:
         decoded = decode(stream, at, LIMIT, version)
         assert decoded is not None

@@ -27,9 +27,9 @@ from paho.mqtt.properties import Properties
 HOST = "127.0.0.1"
 ANSWER_S_MAX = 10.0
 SESSION_EXPIRY_S = 600
-SETTLING_S = 0.2
-"""mosquitto_sub takes a lock in its signal handler: ended while it handles a packet it would hang for ever, and
-nothing says when it is idle."""
+MOSQUITTO_MESSAGES = 100
+"""After so many messages mosquitto_sub disconnects of its own accord. A signal cannot end it well: its handler takes a
+lock, and hangs for ever when it interrupts the handling of a packet."""
 Pairs = Sequence[tuple[str, str]]
 
 
@@ -313,8 +313,9 @@ class Mosquitto(_Queued):
         self._process: asyncio.subprocess.Process | None = None
         self._reading: asyncio.Task[None] | None = None
         self._subscribed = asyncio.Event()
+        self._end_topic = f"end/{self.options.client_id}"
         if self.options.persistent or self.options.will:
-            await self._start(["--topic", f"unused/{self.options.client_id}"])
+            await self._start([])
 
     async def subscribe(self, topic_filter: str, qos: int) -> None:
         if self._process is not None:
@@ -324,7 +325,8 @@ class Mosquitto(_Queued):
     async def _start(self, filters: list[str]) -> None:
         options = self.options
         command = ["stdbuf", "-oL"]  # it speaks line by line to a terminal only
-        command += [str(self.SUB), *self._common(options.client_id), "--debug", "-F", "%j", *filters]
+        command += [str(self.SUB), *self._common(options.client_id), "--debug", "-F", "%j"]
+        command += ["--topic", self._end_topic, *filters, "-C", str(MOSQUITTO_MESSAGES)]
         if options.persistent:
             command += ["--disable-clean-session"]
             command += ["-x", str(SESSION_EXPIRY_S)] if options.version == 5 else []
@@ -348,6 +350,8 @@ class Mosquitto(_Queued):
         async for line in process.stdout:
             if line.startswith(b"{"):
                 said = json.loads(line)
+                if said["topic"] == self._end_topic:
+                    continue
                 pairs = tuple(said.get("properties", {}).get("user-properties", {}).items())
                 self.messages.put_nowait(
                     Message(said["topic"], said["payload"].encode(), said["qos"], bool(said["retain"]), pairs)
@@ -368,23 +372,24 @@ class Mosquitto(_Queued):
         process = await asyncio.create_subprocess_exec(*command)
         assert await asyncio.wait_for(process.wait(), ANSWER_S_MAX) == 0
 
-    async def _end(self, signal: str) -> None:
-        if self._process is not None and self._process.returncode is None:
-            getattr(self._process, signal)()
-            try:
-                await asyncio.wait_for(self._process.wait(), ANSWER_S_MAX)
-            except TimeoutError:  # mosquitto_sub can hang in its own handler of SIGTERM, whatever the broker
-                self._process.kill()
-                await self._process.wait()
-        if self._reading is not None:
-            await self._reading
-
     async def close(self) -> None:
-        await asyncio.sleep(SETTLING_S)
-        await self._end("terminate")
+        """Bring it to the number of messages after which it goes; those over it find nobody, and are not kept."""
+        if self._process is not None and self._process.returncode is None:
+            command = [str(self.PUB), *self._common(f"{self.options.client_id}-end"), "-t", self._end_topic, "-n"]
+            ending = await asyncio.create_subprocess_exec(*command, "--repeat", str(MOSQUITTO_MESSAGES))
+            assert await asyncio.wait_for(ending.wait(), ANSWER_S_MAX) == 0
+            assert await asyncio.wait_for(self._process.wait(), ANSWER_S_MAX) == 0
+        await self._read_to_end()
 
     async def drop(self) -> None:
-        await self._end("kill")
+        if self._process is not None and self._process.returncode is None:
+            self._process.kill()
+            await self._process.wait()
+        await self._read_to_end()
+
+    async def _read_to_end(self) -> None:
+        if self._reading is not None:
+            await self._reading
 
 
 class MqttJs(_Queued):

@@ -46,9 +46,7 @@ async def test_will(connect: Connect, topic: str) -> None:
     assert await watching.receive() == Message(topic, b"gone", 1, False)
 
 
-async def test_no_will_after_disconnect(connect: Connect, topic: str, library: tuple[str, int]) -> None:
-    if library == ("mosquitto", 5):
-        pytest.skip("mosquitto_sub asks for its will (reason 0x04) when it is ended")
+async def test_no_will_after_disconnect(connect: Connect, topic: str) -> None:
     watching = await connect()
     await watching.subscribe(topic, 1)
     leaving = await connect(will=Message(topic, b"gone", 1, False))

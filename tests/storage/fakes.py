@@ -6,72 +6,44 @@ import errno
 import os
 import random
 from collections.abc import Callable
-from dataclasses import dataclass, field
 
 from storage.filesystem import Buffer, DirectoryInUse
-
-SECTOR_BYTES = 512
-"""Writes tear at these boundaries."""
+from tests.storage.fake_disk import Node, Resize, Write, survivors
 
 FailureHook = Callable[[str, str], OSError | None]
 """(call, path) -> the error that the call shall raise, or None."""
 
+CALLS = (
+    "open", "create", "read", "size", "exists", "list_names", "is_directory", "make_directory", "link", "rename",
+    "remove", "sync_directory", "free_bytes", "lock", "write_at", "read_at", "allocate", "truncate", "sync",
+)  # fmt: skip
+MUTATING_CALLS = frozenset(
+    ("create", "link", "rename", "remove", "sync_directory", "write_at", "allocate", "truncate", "sync")
+)
+"""Calls before each of which a power cut may find something else than before the last."""
+ERRNOS = (
+    errno.EIO, errno.ENOSPC, errno.EROFS, errno.EMFILE, errno.EDQUOT, errno.EINTR, errno.EBUSY, errno.ENOENT,
+    errno.EACCES, errno.ENOMEM,
+)  # fmt: skip
+
 
 def eio() -> OSError:
-    return OSError(errno.EIO, "injected: input/output error")
+    return injected(errno.EIO)
 
 
-@dataclass
-class _Write:
-    offset: int
-    data: bytes
+def injected(number: int) -> OSError:
+    """Of the class that Python gives to this errno, such as ``FileNotFoundError``."""
+    return OSError(number, f"injected: {os.strerror(number).lower()}")
 
 
-@dataclass
-class _Resize:
-    length: int
-
-
-@dataclass(eq=False)
-class _Node:
-    """A file's content: as processes see it, as the platter has it, and what lies between."""
-
-    live: bytearray = field(default_factory=bytearray)
-    durable: bytearray = field(default_factory=bytearray)
-    unsynced: list[_Write | _Resize] = field(default_factory=list)
-
-
-def _apply(content: bytearray, change: _Write | _Resize) -> None:
-    if isinstance(change, _Resize):
-        del content[change.length :]
-        content.extend(bytes(change.length - len(content)))
-        return
-    end = change.offset + len(change.data)
-    content.extend(bytes(max(0, end - len(content))))
-    content[change.offset : end] = change.data
-
-
-def _torn(write: _Write, chance: random.Random) -> list[_Write]:
-    """Some of the sectors of a write: all, none, a beginning, or any subset."""
-    sectors = []
-    at = write.offset
-    end = write.offset + len(write.data)
-    while at < end:
-        stop = min(end, at - at % SECTOR_BYTES + SECTOR_BYTES)
-        sectors.append(_Write(at, write.data[at - write.offset : stop - write.offset]))
-        at = stop
-    fate = chance.randrange(4)
-    if fate == 0:
-        return sectors
-    if fate == 1:
-        return []
-    if fate == 2:
-        return sectors[: chance.randint(0, len(sectors))]
-    return [sector for sector in sectors if chance.random() < 0.5]
+def no_failure(call: str, path: str) -> OSError | None:
+    return None
 
 
 class FakeFile:
-    def __init__(self, filesystem: FakeFileSystem, path: str, node: _Node) -> None:
+    __slots__ = ("_filesystem", "_node", "_open", "_path")
+
+    def __init__(self, filesystem: FakeFileSystem, path: str, node: Node) -> None:
         self._filesystem, self._path, self._node = filesystem, path, node
         self._open = True
 
@@ -80,17 +52,15 @@ class FakeFile:
             raise OSError(errno.EBADF, "the file is closed")
         self._filesystem.call(name, self._path)
 
-    def _change(self, change: _Write | _Resize) -> None:
-        _apply(self._node.live, change)
-        self._node.unsynced.append(change)
-
     def write_at(self, offset: int, data: Buffer) -> None:
         try:
             self._call("write_at")
+            self._filesystem.take_space(self._path, offset + len(data) - len(self._node.live))
         except OSError:
-            self._change(_Write(offset, bytes(data)[: len(data) // 2]))
+            # A short write: some of it went, and nobody says how much.
+            self._node.change(Write(offset, bytes(data)[: len(data) // 2]))
             raise
-        self._change(_Write(offset, bytes(data)))
+        self._node.change(Write(offset, bytes(data)))
 
     def read_at(self, offset: int, length: int) -> bytes:
         self._call("read_at")
@@ -99,11 +69,12 @@ class FakeFile:
     def allocate(self, length: int) -> None:
         self._call("allocate")
         if length > len(self._node.live):
-            self._change(_Resize(length))
+            self._filesystem.take_space(self._path, length - len(self._node.live))
+            self._node.change(Resize(length))
 
     def truncate(self, length: int) -> None:
         self._call("truncate")
-        self._change(_Resize(length))
+        self._node.change(Resize(length))
 
     def sync(self) -> None:
         try:
@@ -112,11 +83,9 @@ class FakeFile:
             # As Linux does it: the pages count as clean, so that a second sync succeeds and makes nothing durable.
             self._node.unsynced.clear()
             raise
-        if self._node not in self._filesystem._names.values():
+        if not self._filesystem.named(self._node):
             raise FileNotFoundError(errno.ENOENT, "the file was removed while it was being written", self._path)
-        for change in self._node.unsynced:
-            _apply(self._node.durable, change)
-        self._node.unsynced.clear()
+        self._node.sync()
 
     def size(self) -> int:
         return len(self._node.live)
@@ -133,16 +102,25 @@ class _FakeLock:
         self._locks.discard(self._directory)
 
 
+Names = dict[str, Node]
+NameChange = dict[str, Node | None]
+UnsyncedName = tuple[str, NameChange]
+"""(directory, what became of names in it)."""
+
+
 class FakeFileSystem:
     """In memory, strict about what POSIX does not promise. ``fail`` may make any call raise."""
 
     def __init__(self) -> None:
-        self.fail: FailureHook = lambda call, path: None
+        self.fail: FailureHook = no_failure
         self.free = 1 << 40
+        """What ``free_bytes`` says; unless there is a ``capacity`` nothing ever runs out."""
+        self.capacity: int | None = None
+        """Bytes that all files may have together: beyond it calls fail with ENOSPC."""
         self.calls: list[tuple[str, str]] = []
-        self._names: dict[str, _Node] = {}
-        self._durable_names: dict[str, _Node] = {}
-        self._unsynced_names: list[tuple[str, dict[str, _Node | None]]] = []
+        self._names: Names = {}
+        self._durable_names: Names = {}
+        self._unsynced_names: list[UnsyncedName] = []
         self._directories = {"/"}
         self._locks: set[str] = set()
 
@@ -154,29 +132,32 @@ class FakeFileSystem:
 
     def kill_process(self) -> None:
         """SIGKILL: locks go, everything that was written stays visible."""
+        self.drop_locks()
+        self.fail = no_failure
+
+    def drop_locks(self) -> None:
+        """As a process that ends does."""
         self._locks = set()
-        self.fail = lambda call, path: None
 
     def power_cut(self, chance: random.Random) -> FakeFileSystem:
         """The disk as it is found after the power came back: of what was not synced, a random part."""
         after = FakeFileSystem()
-        after.free = self.free
+        after.free, after.capacity = self.free, self.capacity
         after._directories = set(self._directories)
         names = dict(self._durable_names)
-        for _, change in self._unsynced_names:
-            if chance.random() < 0.5:
-                _rename(names, change)
-        nodes: dict[_Node, _Node] = {}
+        for _, change in survivors(self._unsynced_names, chance):
+            _rename(names, change)
+        nodes: dict[Node, Node] = {}
         for path, node in names.items():
             if node not in nodes:
-                content = bytearray(node.durable)
-                for change in node.unsynced:
-                    parts = _torn(change, chance) if isinstance(change, _Write) else [change] * chance.randrange(2)
-                    for part in parts:
-                        _apply(content, part)
-                nodes[node] = _Node(content, bytearray(content))
+                nodes[node] = node.after_power_cut(chance)
             after._names[path] = after._durable_names[path] = nodes[node]
         return after
+
+    @property
+    def is_dirty(self) -> bool:
+        """Whether a power cut would leave anything to chance."""
+        return bool(self._unsynced_names) or any(node.unsynced for node in self._names.values())
 
     def flip(self, path: str, offset: int, bit: int = 0) -> None:
         """Rot: one bit of a file changes on the platter."""
@@ -188,14 +169,42 @@ class FakeFileSystem:
     def content(self, path: str) -> bytearray:
         return self._names[path].live
 
-    def _change_names(self, path: str, change: dict[str, _Node | None]) -> None:
-        _rename(self._names, change)
-        self._unsynced_names.append((os.path.dirname(path), change))
-
-    def _node(self, path: str) -> _Node:
+    def node(self, path: str) -> Node:
+        """A file as the disk has it; ``FileNotFoundError``."""
         if path not in self._names:
             raise FileNotFoundError(errno.ENOENT, "no such file", path)
         return self._names[path]
+
+    def paths(self) -> list[str]:
+        """All files."""
+        return sorted(self._names)
+
+    def directories(self) -> list[str]:
+        """All directories, each after the one that it is in."""
+        return sorted(self._directories)
+
+    def forget_directory(self, path: str) -> None:
+        """As if the directory and all that is in it had never been made."""
+        inside = f"{path}/"
+        self._directories = {each for each in self._directories if each != path and not each.startswith(inside)}
+        for names in (self._names, self._durable_names):
+            for name in [name for name in names if name.startswith(inside)]:
+                del names[name]
+
+    def used_bytes(self) -> int:
+        """Bytes of all files, each once however many names it has."""
+        return sum(len(node.live) for node in set(self._names.values()))
+
+    def take_space(self, path: str, length: int) -> None:
+        if self.capacity is not None and length > 0 and self.used_bytes() + length > self.capacity:
+            raise OSError(errno.ENOSPC, "no space left on the fake disk", path)
+
+    def named(self, node: Node) -> bool:
+        return node in self._names.values()
+
+    def _change_names(self, path: str, change: NameChange) -> None:
+        _rename(self._names, change)
+        self._unsynced_names.append((os.path.dirname(path), change))
 
     def _vacant(self, path: str) -> None:
         if path in self._names:
@@ -205,22 +214,22 @@ class FakeFileSystem:
 
     def open(self, path: str, *, read_only: bool = False) -> FakeFile:
         self.call("open", path)
-        return FakeFile(self, path, self._node(path))
+        return FakeFile(self, path, self.node(path))
 
     def create(self, path: str) -> FakeFile:
         self.call("create", path)
         self._vacant(path)
-        node = _Node()
+        node = Node()
         self._change_names(path, {path: node})
         return FakeFile(self, path, node)
 
     def read(self, path: str) -> bytes:
         self.call("read", path)
-        return bytes(self._node(path).live)
+        return bytes(self.node(path).live)
 
     def size(self, path: str) -> int:
         self.call("size", path)
-        return len(self._node(path).live)
+        return len(self.node(path).live)
 
     def exists(self, path: str) -> bool:
         self.call("exists", path)
@@ -245,29 +254,43 @@ class FakeFileSystem:
 
     def link(self, source: str, target: str) -> None:
         self.call("link", target)
-        node = self._node(source)
+        node = self.node(source)
         self._vacant(target)
         self._change_names(target, {target: node})
 
     def rename(self, source: str, target: str) -> None:
         self.call("rename", target)
-        self._change_names(target, {source: None, target: self._node(source)})
+        self._change_names(target, {source: None, target: self.node(source)})
 
     def remove(self, path: str) -> None:
-        self.call("remove", path)
-        self._node(path)
+        try:
+            self.call("remove", path)
+            self.node(path)
+        except FileNotFoundError:
+            # No system says so of a name that is still there.
+            self._change_names(path, {path: None})
+            raise
         self._change_names(path, {path: None})
 
     def sync_directory(self, path: str) -> None:
         self.call("sync_directory", path)
-        for directory, change in self._unsynced_names:
-            if directory == path:
-                _rename(self._durable_names, change)
-        self._unsynced_names = [(directory, change) for directory, change in self._unsynced_names if directory != path]
+        self.names_are_durable(self.unsynced_names(path))
+
+    def unsynced_names(self, path: str) -> list[UnsyncedName]:
+        """What was done to the names of a directory since they were last durable, in order."""
+        return [unsynced for unsynced in self._unsynced_names if unsynced[0] == path]
+
+    def names_are_durable(self, changes: list[UnsyncedName]) -> None:
+        """A sync of their directory that began after these changes has returned."""
+        done = {id(unsynced) for unsynced in changes}
+        for unsynced in self._unsynced_names:
+            if id(unsynced) in done:
+                _rename(self._durable_names, unsynced[1])
+        self._unsynced_names = [unsynced for unsynced in self._unsynced_names if id(unsynced) not in done]
 
     def free_bytes(self, path: str) -> int:
         self.call("free_bytes", path)
-        return self.free
+        return self.free if self.capacity is None else max(0, self.capacity - self.used_bytes())
 
     def lock(self, directory: str) -> _FakeLock:
         self.call("lock", directory)
@@ -277,7 +300,7 @@ class FakeFileSystem:
         return _FakeLock(self._locks, directory)
 
 
-def _rename(names: dict[str, _Node], change: dict[str, _Node | None]) -> None:
+def _rename(names: Names, change: NameChange) -> None:
     for path, node in change.items():
         if node is None:
             names.pop(path, None)

@@ -100,9 +100,7 @@ async def echoing(
     websockets = None
     welcome: Any = lambda _transport, visit: Echo(door, visit)  # noqa: E731
     if settings.websocket is not None:
-        websockets = WebSockets(
-            settings.websocket, welcome, bytes_max=limits.websocket_message_bytes_max, counters=door_counters
-        )
+        websockets = WebSockets(settings.websocket, welcome, door.admission)
         welcome = websockets.welcome
     door.acceptor = Acceptor(settings, door.admission, welcome)
     door.acceptor.tls = tls

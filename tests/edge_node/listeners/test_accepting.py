@@ -22,7 +22,7 @@ from config.units import UnixSocket
 from edge_node.listeners.settings import DoorLimits, TlsFiles
 from edge_node.listeners.tls import TlsUnusable, common_name, server_context
 from tests.edge_node.listeners.certificates import Authority, Pem
-from tests.edge_node.listeners.echo import Door, echoing, until
+from tests.edge_node.listeners.echo import PATIENCE_S, Door, echoing, until
 from tests.edge_node.listeners.test_proxy_protocol import header
 
 LOOPBACK = (ip_network("127.0.0.0/8"),)
@@ -118,6 +118,22 @@ async def test_tls(authority: Authority, server: Pem) -> None:
     async with echoing(tls=server_context(TlsFiles(certificate=server.certificate, key=server.key))) as door:
         assert await door.works(ssl=client_context(authority))
         assert common_name(door.echoes[0].transport.get_extra_info("peercert")) is None
+
+
+async def test_much_over_tls_on_many_connections_at_once(authority: Authority, server: Pem) -> None:
+    """They share a buffer, and nothing of one comes to another."""
+
+    async def echoed(door: Door, fill: bytes) -> bool:
+        reader, writer = await door.open(ssl=client_context(authority))
+        sent = fill * 300_000
+        writer.write(sent)
+        async with asyncio.timeout(PATIENCE_S):
+            received = await reader.readexactly(len(sent))
+        writer.close()
+        return received == sent
+
+    async with echoing(tls=server_context(TlsFiles(certificate=server.certificate, key=server.key))) as door:
+        assert all(await asyncio.gather(*(echoed(door, bytes([n])) for n in range(8))))
 
 
 async def test_client_certificates(authority: Authority, server: Pem, tmp_path: Path) -> None:

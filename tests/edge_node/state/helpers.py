@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 import pytest
 import sqlite_utils
 
-from edge_node.broker_ports import SessionRecord
+from edge_node.session_ports import SessionRecord
 from edge_node.state import BrokerState, StateCounters, StateSettings, broker_state
 from storage.segment_log import LogSettings, SegmentLog
 from tests.storage.fakes import FakeFileSystem

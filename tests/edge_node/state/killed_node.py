@@ -9,8 +9,8 @@ import random
 import sys
 
 import edge_node.light_imports  # noqa: F401 - before edge_node.state
-from edge_node.broker_ports import SessionRecord
 from edge_node.clock import clock_reader, wall_clock
+from edge_node.session_ports import SessionRecord
 from edge_node.state import BrokerState, StateCounters, StateSettings
 from protocols.batch import Flag
 from protocols.mqtt.properties import NO_PROPERTIES

@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
-from edge_node.broker_ports import SessionRecord
+from edge_node.session_ports import SessionRecord
 from edge_node.state import StateSettings
 from protocols.batch import Flag, records
 from protocols.mqtt.encoder import PUBACK

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edge_node.broker_ports import Sent
+from edge_node.session_ports import Sent
 from edge_node.state import journal_entries as entries
 from edge_node.state.journal_entries import Entry, decode_entry, encode_entry, ids_of_acks, pack_ids, unpack_ids
 from edge_node.state.stored import pack_properties, pack_record, unpack_properties, unpack_record
@@ -20,7 +20,8 @@ PINNED: list[tuple[Entry, str]] = [
     (entries.Restarted({1: 2}), "9201810102"),
     (entries.Snapshot(b"{}"), "9202c4027b7d"),
     (entries.Ended(), "9103"),
-    (entries.Subscribed("a", 2, True, False, 1, 7), "9704a16102c3c20107"),
+    (entries.Subscribed("a", 2, True, False, 1, 7), "9804a16102c3c2010780"),
+    (entries.Subscribed("a", 0, False, False, 0, None, {1: 2}), "9804a16100c2c200c0810102"),
     (entries.Unsubscribed("a"), "9205a161"),
     (entries.Received(b"\0\1", ((1, 2, 3),)), "9306c40200019193010203"),
     (entries.Released(b"\0\1"), "9207c4020001"),
@@ -29,6 +30,8 @@ PINNED: list[tuple[Entry, str]] = [
     (entries.Completed(b"\0\1"), "920ac4020001"),
     (entries.Positions({1: 300}), "920b8101cd012c"),
     (entries.Published(b"\0\1\0\2", ()), "930cc4040001000290"),
+    (entries.WillPublished(((1, 2, 3),)), "920d9193010203"),
+    (entries.Lost(1_700_000_000_000_000_000), "920ecf17979cfe362a0000"),
 ]
 
 
@@ -36,6 +39,10 @@ PINNED: list[tuple[Entry, str]] = [
 def test_what_an_earlier_release_wrote_means_the_same(entry: Entry, written: str) -> None:
     assert encode_entry(entry).hex() == written
     assert decode_entry(bytes.fromhex(written)) == entry
+
+
+def test_what_was_written_before_a_field_was_added_means_the_same() -> None:
+    assert decode_entry(bytes.fromhex("9704a16102c3c20107")) == entries.Subscribed("a", 2, True, False, 1, 7)
 
 
 def test_every_kind_is_pinned() -> None:

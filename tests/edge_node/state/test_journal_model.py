@@ -12,9 +12,9 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
-from edge_node.broker_ports import Sent, SessionRecord
+from edge_node.session_ports import Sent, SessionRecord
 from edge_node.state import StateSettings
-from protocols.mqtt.packets import Subscription
+from protocols.mqtt.packets import Subscription, Will
 from storage.segment_log import LogFailed, LogFull, LogSettings
 from tests.edge_node.state.helpers import Node, record
 from tests.storage.fakes import eio
@@ -60,7 +60,7 @@ class JournalMachine(RuleBasedStateMachine):
     @rule(name=CLIENTS, version=st.sampled_from([3, 4, 5]))
     def open(self, name: str, version: int) -> None:
         session = copy.deepcopy(self.sessions.get(name)) or record(name)
-        session.version = version
+        session.version, session.will = version, Will(b"t", b"%d" % version)
         with suppress(LogFull, LogFailed):
             self.node.state.journal.opened(session)
             self.sessions[name] = session
@@ -73,15 +73,20 @@ class JournalMachine(RuleBasedStateMachine):
             self.sessions.pop(name, None)
             self.changed()
 
-    @rule(name=CLIENTS, text=FILTERS, qos=st.integers(0, 2), identifier=st.none() | st.integers(1, 9))
-    def subscribe(self, name: str, text: str, qos: int, identifier: int | None) -> None:
+    @rule(
+        name=CLIENTS, text=FILTERS, qos=st.integers(0, 2), identifier=st.none() | st.integers(1, 9),
+        began=st.integers(0, MESSAGES),
+    )  # fmt: skip
+    def subscribe(self, name: str, text: str, qos: int, identifier: int | None, began: int) -> None:
         options = Subscription(text, qos, qos == 1, qos == 2, qos)
         with suppress(LogFull, LogFailed):
-            self.node.state.journal.subscribed(name, options, identifier)
+            self.node.state.journal.subscribed(name, options, identifier, {self.stream: began})
             if name in self.sessions:
                 self.sessions[name].subscriptions[text] = options
                 self.sessions[name].identifiers.pop(text, None)
                 self.sessions[name].identifiers |= {text: identifier} if identifier else {}
+                self.sessions[name].began[text] = {self.stream: began}
+                self.forget_passed(name)
             self.changed()
 
     @rule(name=CLIENTS, text=FILTERS)
@@ -90,6 +95,7 @@ class JournalMachine(RuleBasedStateMachine):
             self.node.state.journal.unsubscribed(name, text)
             if name in self.sessions:
                 self.sessions[name].subscriptions.pop(text, None)
+                self.sessions[name].began.pop(text, None)
                 self.sessions[name].identifiers.pop(text, None)
             self.changed()
 
@@ -142,6 +148,28 @@ class JournalMachine(RuleBasedStateMachine):
             if name in self.sessions:
                 self.sessions[name].positions[self.stream] = seq
                 self.sessions[name].done = {each for each in self.sessions[name].done if each[1] >= seq}
+                self.forget_passed(name)
+            self.changed()
+
+    def forget_passed(self, name: str) -> None:
+        session = self.sessions[name]
+        position = session.positions.get(self.stream, 0)
+        session.began = {text: began for text, began in session.began.items() if began[self.stream] > position}
+
+    @rule(name=CLIENTS, at=st.integers(0, 9))
+    def lose(self, name: str, at: int) -> None:
+        with suppress(LogFull, LogFailed):
+            self.node.state.journal.lost(name, at)
+            if name in self.sessions:
+                self.sessions[name].lost_at = at
+            self.changed()
+
+    @rule(name=CLIENTS)
+    def publish_will(self, name: str) -> None:
+        with suppress(LogFull, LogFailed):
+            self.node.state.journal.will_published(name)
+            if name in self.sessions:
+                self.sessions[name].will = None
             self.changed()
 
     # --- what happens

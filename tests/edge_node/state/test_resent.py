@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from edge_node.broker_ports import SessionJournal
+from edge_node.session_ports import SessionJournal
 from edge_node.state import StateSettings
 from edge_node.state.recent_publishes import RecentPublishes
 from protocols.batch import Flag

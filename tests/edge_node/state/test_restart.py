@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from edge_node.broker_ports import Sent
+from edge_node.session_ports import Sent
 from edge_node.state import INTERNAL_STREAMS, StateSettings
 from protocols.mqtt.packets import Subscription, Will
 from protocols.mqtt.properties import Properties
@@ -231,3 +231,49 @@ def test_what_a_power_cut_took_stays_taken_back_while_the_database_is_full(node:
     assert node.sessions()["pi"] == record(positions={stream: 1})
     node.kill()
     assert node.sessions()["pi"] == record(positions={stream: 1})
+
+
+def test_a_session_that_begins_while_others_are_saved_loses_nothing(node: Node) -> None:
+    topics = node.state.topics_stream
+    put(node.log, topics, b"before")
+    told: list[BaseException | None] = []
+    node.state._compaction.start(told.append)
+    node.state.journal.opened(record("new", positions={topics: 1}))
+    put(node.log, topics, b"for the new session")
+    node.owner.wait_for(lambda: bool(told))
+    assert node.log._state.lanes[topics].released == RangeSet([(0, 1)])
+    node.save()
+    assert node.log._state.lanes[topics].released == RangeSet([(0, 1)])
+
+
+def test_a_client_that_is_kept_for_its_will_needs_no_messages(node: Node) -> None:
+    topics = node.state.topics_stream
+    put(node.log, topics, *[b"x"] * 4)
+    session = record("will", will=Will(b"t", b"gone", 1))
+    session.expiry_interval = 0
+    node.state.journal.opened(session)
+    node.commit()
+    for _ in range(2):
+        node.save()
+        assert node.log._state.lanes[topics].released == RangeSet([(0, 4)])
+        node.kill()
+    assert node.sessions() == {"will": session}
+
+
+def test_where_a_filter_began_is_kept_until_its_session_is_there(node: Node) -> None:
+    journal, stream = node.state.journal, node.log.stream("telemetry")
+    put(node.log, stream, *[b"x"] * 20)
+    journal.opened(record(positions={stream: 3}))
+    journal.subscribed("pi", Subscription("a", 1), None, {stream: 10})
+    journal.subscribed("pi", Subscription("b", 1), None, {stream: 15})
+    journal.subscribed("pi", Subscription("c", 1), None, {stream: 3})
+    node.commit()
+    node.save()
+    journal.positions("pi", {stream: 12})
+    node.commit()
+    node.kill()
+    assert node.sessions()["pi"].began == {"b": {stream: 15}}
+    node.state.journal.unsubscribed("pi", "b")
+    node.commit()
+    node.kill()
+    assert node.sessions()["pi"].began == {}

@@ -159,13 +159,14 @@ def test_a_full_disk_is_told_to_whoever_waits_and_tried_again(tmp_path: Path, ca
 
 
 def test_a_hundred_thousand_messages_load_in_a_second(tmp_path: Path) -> None:
-    shelf = Shelf(tmp_path)
+    settings = StateSettings(retained_messages_max=100_000, retained_bytes_max=128 << 20)
+    shelf = Shelf(tmp_path, settings)
     for number in range(100_000):
         shelf.set(f"plant/{number % 100}/machine/{number}", b"21.5" * 10)
     assert shelf.durable() is None
     shelf.database.close()
     started, cpu = time.perf_counter(), time.process_time()
-    again = Shelf(tmp_path)
+    again = Shelf(tmp_path, settings)
     seconds, cpu = time.perf_counter() - started, time.process_time() - cpu
     assert len(again.messages) == 100_000
     assert len(again.messages.match("plant/7/#")) == 1000

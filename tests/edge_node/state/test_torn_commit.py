@@ -6,12 +6,16 @@ import copy
 import shutil
 import tempfile
 
+import pytest
+
 from protocols.batch import Flag, records
 from protocols.mqtt.encoder import PUBACK
+from protocols.mqtt.packets import Will
 from tests.edge_node.state.helpers import Node, record
 from tests.storage.log_helpers import put
 
 STEP_BYTES = 7
+GONE = Will(b"t", b"gone", 1)
 
 
 def contents(node: Node, stream: int) -> list[bytes]:
@@ -58,3 +62,49 @@ async def test_at_every_byte_the_journal_and_the_records_agree() -> None:
     # All of it was seen: nothing there; the record alone; both.
     assert {(b"once", False, False), (b"once", True, False)} <= outcomes
     assert {(b"twice", False, False), (b"twice", True, True)} <= outcomes
+
+
+@pytest.mark.parametrize("expiry", [0, 3600])
+def test_at_every_byte_a_will_is_in_the_log_or_still_to_be_published(expiry: int) -> None:
+    node = Node()
+    one, two = node.log.stream("one"), node.log.stream("two")
+    session = record(will=GONE)
+    session.expiry_interval = expiry
+    node.state.journal.opened(session)
+    put(node.log, one, b"before")
+    node.save()
+    start = node.log._state.segments[-1].end
+    with node.state.journal.together():
+        node.log.append(one, 1, [b"t"], [b"gone"])
+        node.log.append(two, 1, [b"t"], [b"gone"])
+        node.state.journal.will_published("pi")
+        if not expiry:
+            node.state.journal.ended("pi")
+    node.log.committer.run_once()
+    end = node.log._state.segments[-1].end
+    path = node.log._state.segments[-1].path
+    node.stop_database()
+    disk, directory = node.disk, node.directory
+    outcomes = set()
+    for cut in [*range(start, end, STEP_BYTES), end]:
+        left = copy.deepcopy(disk)
+        left.kill_process()
+        content = left.content(path)
+        content[cut:] = bytes(len(content) - cut)
+        node.disk, node.directory = left, tempfile.mkdtemp(prefix="weft-state-")
+        shutil.copytree(directory, node.directory, dirs_exist_ok=True)
+        node.start()
+        found = node.sessions().get("pi")
+        stored = sum(b"gone" in contents(node, stream) for stream in (one, two))
+        if expiry:
+            assert found is not None
+        if stored == 2:
+            # A kill before the journal's part of the commit is whole would have lost the records too.
+            assert (found is None) if not expiry else (found is not None and found.will is None), cut - start
+        else:
+            assert found is not None
+            assert (found.client_id, found.will, found.expiry_interval) == ("pi", GONE, expiry), cut - start
+        outcomes.add(stored)
+        node.stop_database()
+        shutil.rmtree(node.directory)
+    assert {0, 2} <= outcomes

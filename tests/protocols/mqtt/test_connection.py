@@ -1,3 +1,5 @@
+from collections.abc import Callable
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -349,7 +351,7 @@ def test_a_server_says_why_it_leaves_to_clients_of_5_only() -> None:
     assert left.farewell(ReasonCode.SERVER_SHUTTING_DOWN) == b""
 
 
-WORDY = Properties(reason_string="because", user_properties=(("k", "v"),))
+WORDY = Properties(reason_string="because of what takes some words", user_properties=(("k", "v"),))
 
 
 @pytest.mark.parametrize(
@@ -382,15 +384,65 @@ def test_connack_and_disconnect_may_say_why_to_anybody_with_room() -> None:
 
 def test_a_client_without_room_for_a_reason_is_told_none() -> None:
     """v5 [MQTT-3.1.2-24], [MQTT-3.2.2-19]."""
-    assert connected_5(maximum_packet_size=3).farewell(ReasonCode.SERVER_BUSY, "much to do") == bytes.fromhex(
-        "e0 01 89"
-    )
-    assert connected_5(maximum_packet_size=2).farewell(ReasonCode.SERVER_BUSY, "much to do") == b""
+    narrow = connected_5(maximum_packet_size=40)
+    assert narrow.farewell(ReasonCode.SERVER_BUSY, "much to do, " * 9) == bytes.fromhex("e0 01 89")
     connection = Connection()
-    narrow = Properties(maximum_packet_size=10, authentication_method="x")
+    refused = Properties(maximum_packet_size=40, authentication_method="x")
     with pytest.raises(ConnectRefused) as caught:
-        connection.receive(Connect("a", version=5, properties=narrow))
+        connection.receive(Connect("a", version=5, properties=refused))
     assert connection.last_words(caught.value) == bytes.fromhex("20 03 00 8c 00")
+
+
+@pytest.mark.parametrize(("room", "words"), [(5, "20 03 00 95 00"), (4, "")])
+def test_a_client_without_room_for_connack_is_refused(room: int, words: str) -> None:
+    """v5 [MQTT-3.1.2-24]."""
+    connection = Connection()
+    with pytest.raises(ConnectRefused) as caught:
+        connection.receive(Connect("", version=5, properties=Properties(maximum_packet_size=room)))
+    assert connection.last_words(caught.value) == bytes.fromhex(words)
+
+
+@pytest.mark.parametrize("client_id", ["a", ""])
+@pytest.mark.parametrize("limits", [
+    ServerLimits(),
+    ServerLimits(receive_maximum=1000, topic_alias_maximum=64, maximum_packet_size=1 << 20),
+    ServerLimits(
+        receive_maximum=1, topic_alias_maximum=1, maximum_qos=1, maximum_packet_size=1024, keep_alive_s_max=1,
+        retain_available=False, wildcard_subscription_available=False, subscription_identifier_available=False,
+        shared_subscription_available=False,
+    ),
+], ids=["default", "a node's", "everything"])  # fmt: skip
+def test_connack_has_the_room_that_it_was_found_to_need(limits: ServerLimits, client_id: str) -> None:
+    """v5 [MQTT-3.1.2-24]: not a byte less is accepted."""
+    asked = Connect(client_id, version=5, properties=Properties(maximum_packet_size=1000, session_expiry_interval=9))
+    connection = Connection(limits)
+    connection.receive(asked)
+    said = connection.announcement(
+        assigned_client_identifier=None if client_id else "x" * 29, session_expiry_interval=8
+    )
+    needed = len(connection.encode(ConnAck(False, 0, said)))
+    for room, is_refused in ((needed, False), (needed - 1, True)):
+        properties = Properties(maximum_packet_size=room, session_expiry_interval=9)
+        again = Connection(limits)
+        if is_refused:
+            with pytest.raises(ConnectRefused):
+                again.receive(Connect(client_id, version=5, properties=properties))
+        else:
+            again.receive(Connect(client_id, version=5, properties=properties))
+
+
+@pytest.mark.parametrize("make", [
+    lambda count: Subscribe(1, tuple(Subscription(f"a/{n}", 0) for n in range(count))),
+    lambda count: Unsubscribe(1, tuple(f"a/{n}" for n in range(count))),
+], ids=["subscribe", "unsubscribe"])  # fmt: skip
+def test_what_cannot_be_answered_in_the_client_s_room_is_refused(make: Callable[[int], Packet]) -> None:
+    """v5 [MQTT-3.1.2-24]."""
+    connection = connected_5(maximum_packet_size=100)
+    connection.receive(make(92))
+    assert len(encode(SubAck(1, (0,) * 92), 5)) <= 100
+    with pytest.raises(ProtocolViolation) as caught:
+        connection.receive(make(93))
+    assert caught.value.code == ReasonCode.PACKET_TOO_LARGE
 
 
 @given(st.lists(packets(5), max_size=12), st.integers(0, 3), st.integers(1, 3))

@@ -1,0 +1,77 @@
+"""Sockets that listen."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import os
+import socket
+import stat
+
+from config.units import Address, UnixSocket
+
+BACKLOG = 1024
+"""Connections that the kernel may hold before they are accepted: all devices of a plant reconnect at once."""
+
+
+async def listening_sockets(bind: Address | UnixSocket) -> tuple[list[socket.socket], Address | UnixSocket]:
+    """Listen at every address that a host name has, or at a unix socket.
+
+    Returns:
+        The sockets, which do not block, and where they are: with the port that was found for port 0.
+
+    Raises:
+        OSError: the address cannot be bound; nothing listens then.
+    """
+    if isinstance(bind, UnixSocket):
+        return [_listen_unix(bind)], bind
+    loop = asyncio.get_running_loop()
+    found = await loop.getaddrinfo(bind.host, bind.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    port, sockets = bind.port, []
+    try:
+        for family, kind, protocol, _, address in dict.fromkeys(found):
+            sockets.append(listening := socket.socket(family, kind, protocol))
+            listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            if family == socket.AF_INET6:
+                listening.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+            _bind(listening, (address[0], port, *address[2:]), Address(bind.host, port))
+            port = listening.getsockname()[1]
+    except OSError:
+        for each in sockets:
+            each.close()
+        raise
+    return sockets, Address(bind.host, port)
+
+
+def _listen_unix(bind: UnixSocket) -> socket.socket:
+    """In place of a socket that a node before us left behind. Its group may connect, others may not."""
+    with contextlib.suppress(FileNotFoundError):
+        if stat.S_ISSOCK(os.stat(bind.path).st_mode):
+            _refuse_if_alive(bind)
+            os.unlink(bind.path)
+    listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    mask = os.umask(0o117)
+    try:
+        _bind(listening, bind.path, bind)
+    except OSError:
+        listening.close()
+        raise
+    finally:
+        os.umask(mask)
+    return listening
+
+
+def _bind(listening: socket.socket, address: object, shown: Address | UnixSocket) -> None:
+    try:
+        listening.bind(address)  # type: ignore[arg-type]
+        listening.listen(BACKLOG)
+    except OSError as error:
+        raise OSError(error.errno, f"cannot listen at {shown}: {os.strerror(error.errno or 0).lower()}") from None
+    listening.setblocking(False)
+
+
+def _refuse_if_alive(bind: UnixSocket) -> None:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        if probe.connect_ex(bind.path) == 0:
+            raise OSError(errno.EADDRINUSE, f"cannot listen at {bind}: {os.strerror(errno.EADDRINUSE).lower()}")

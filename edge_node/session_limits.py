@@ -1,0 +1,42 @@
+"""Bounds on MQTT sessions."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from edge_node.broker_ports import NEVER_EXPIRES
+
+FILTER_LEVELS_MAX = 128
+"""Deeper filters are refused in SUBACK. EMQX has the same default."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SessionLimits:
+    """Bounds on what sessions keep in memory."""
+
+    sessions_max: int = 10_000
+    """Beyond it, the session whose client has been away longest is forgotten; when all are there, clients are
+    refused."""
+    filters_max: int = 1_000
+    """Subscriptions of one session; further ones are refused in SUBACK."""
+    filters_total_max: int = 1_000_000
+    """The same of all sessions together."""
+    filter_levels_max: int = FILTER_LEVELS_MAX
+    filter_bytes_max: int = 65_535
+    """Longer filters are refused; MQTT has no longer ones [MQTT-4.7.3-3]."""
+    filters_bytes_max: int = 4 << 20
+    """Memory of one session's filters, by ``session_filters.cost``; further ones are refused."""
+    filters_bytes_total_max: int = 256 << 20
+    """The same of all sessions together."""
+    inflight_max: int = 100
+    """QoS 1 and 2 deliveries sent to one client and not completed."""
+    queue_bytes_max: int = 1 << 20
+    """QoS 1 and 2 deliveries kept in memory for one client, sent or waiting."""
+    queue_bytes_total_max: int = 64 << 20
+    """The same of all clients together."""
+    will_bytes_max: int = 16 << 20
+    """Wills of all clients together; a client whose will has no room is refused."""
+    expiry_s_max: int = NEVER_EXPIRES
+    """Longest time that a session outlives its connection; ``NEVER_EXPIRES`` for any."""
+    expiry_s_of_old_versions: int = 7 * 86_400
+    """How long a session without clean session lasts before MQTT 5.0, which says so itself."""

@@ -1,0 +1,88 @@
+"""The node's SQLite file, opened whatever state it is in."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sqlite3
+from collections.abc import Callable
+
+import sqlite_utils
+
+from storage.filesystem import FileSystem
+
+FILE_NAME = "mqtt.sqlite3"
+DAMAGED = ".damaged"
+BUSY_TIMEOUT_S = 5.0
+"""How long a write waits for a person who looks into the file with a tool of theirs."""
+DAMAGED_CODES = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
+
+Job = Callable[[sqlite_utils.Database], None]
+
+logger = logging.getLogger(__name__)
+
+
+class _Damaged(sqlite3.DatabaseError):
+    """The file opens, and its content is not sound."""
+
+
+def open_database(path: str, schema: Job, filesystem: FileSystem) -> tuple[sqlite_utils.Database, str | None]:
+    """Open or create a file, in WAL mode and with every commit synced. Blocks.
+
+    Args:
+        schema: creates the tables that are missing.
+
+    Returns:
+        The database; and where a damaged file was set aside, in whose place a new one was begun.
+
+    Raises:
+        OSError, sqlite3.Error: not even a new file can be made.
+    """
+    try:
+        return _open(path, schema, filesystem), None
+    except sqlite3.DatabaseError as error:
+        if not isinstance(error, _Damaged) and primary_code(error) not in DAMAGED_CODES:
+            raise
+        target = _set_aside(path, error, filesystem)
+        return _open(path, schema, filesystem), target
+
+
+def primary_code(error: sqlite3.Error) -> int:
+    """The primary result code (sqlite.org/rescode.html); 0 for what did not come from SQLite itself."""
+    return getattr(error, "sqlite_errorcode", 0) & 0xFF
+
+
+def _open(path: str, schema: Job, filesystem: FileSystem) -> sqlite_utils.Database:
+    existed = filesystem.exists(path)
+    connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False, timeout=BUSY_TIMEOUT_S)
+    try:
+        database = sqlite_utils.Database(connection)
+        connection.execute("PRAGMA journal_mode=WAL")
+        connection.execute("PRAGMA synchronous=FULL")
+        connection.execute("PRAGMA trusted_schema=OFF")
+        if existed:
+            found = connection.execute("PRAGMA quick_check(1)").fetchone()[0]
+            if found != "ok":
+                raise _Damaged(found)
+        schema(database)
+        filesystem.sync_directory(os.path.dirname(path))
+        return database
+    except BaseException:
+        connection.close()
+        raise
+
+
+def _set_aside(path: str, error: Exception, filesystem: FileSystem) -> str:
+    number, target = 1, path + DAMAGED
+    while filesystem.exists(target):
+        number += 1
+        target = f"{path}{DAMAGED}-{number}"
+    for suffix in ("-wal", "-shm", ""):  # the file itself last: until then a crash leaves all to be done again
+        if filesystem.exists(path + suffix):
+            filesystem.rename(path + suffix, target + suffix)
+    filesystem.sync_directory(os.path.dirname(path))
+    logger.error(
+        "%s is damaged (%s): set aside as %s. Retained messages are lost until they are published again; "
+        "sessions begin with what the log's journal still has", path, error, target,
+    )  # fmt: skip
+    return target
