@@ -29,6 +29,7 @@ THIRD_PARTIES: dict[str, tuple[str, ...]] = {
     "deltalake": ("cloud_hub/tables/", "cloud_hub/audit", "spark_sinks/"),
     "pyspark": ("spark_sinks/", "pyspark_weft/", "weft/demo/"),
     "aiohttp": ("edge_node/", "cloud_hub/", "replication/runner"),
+    "websockets": ("edge_node/listeners/",),
     "click": ("weft/",),
     "rich": ("weft/",),
     "yaml": ("config/", "cloud_hub/tokens.py"),

@@ -1,11 +1,10 @@
-"""WebSocket: packets in any number of messages, who may connect, and frames that mean harm."""
+"""WebSocket as clients know it: packets in any number of messages, and who may connect."""
 
 from __future__ import annotations
 
 import asyncio
 import base64
 import os
-import struct
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -161,78 +160,3 @@ async def test_reading_pauses(door: Door, http: aiohttp.ClientSession) -> None:
         assert echo.received in (b"a", b"ab")
         echo.transport.resume_reading()
         await until(lambda: echo.received == b"abc")
-
-
-# --- frames that no library sends
-
-
-def frame(
-    payload: bytes, opcode: int = 2, *, final: bool = True, length: int | None = None, mask: bool = True
-) -> bytes:
-    """One frame, masked with zeros."""
-    size = len(payload) if length is None else length
-    head = bytes([opcode | (0x80 if final else 0)])
-    bit = 0x80 if mask else 0
-    if size < 126:
-        head += bytes([bit | size])
-    elif size < 1 << 16:
-        head += struct.pack("!BH", bit | 126, size)
-    else:
-        head += struct.pack("!BQ", bit | 127, size)
-    return head + (b"\0\0\0\0" if mask else b"") + payload
-
-
-async def raw(door: Door) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-    """An open WebSocket whose frames the test makes."""
-    reader, writer = await door.open()
-    writer.write(
-        b"GET /mqtt HTTP/1.1\r\nHost: 127.0.0.1\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
-        b"Sec-WebSocket-Version: 13\r\nSec-WebSocket-Protocol: mqtt\r\n"
-        b"Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n"
-    )
-    answer = await reader.readuntil(b"\r\n\r\n")
-    assert answer.startswith(b"HTTP/1.1 101")
-    writer.write(frame(b"hello"))
-    assert await reader.readexactly(7) == b"\x82\x05hello"
-    return reader, writer
-
-
-@pytest.mark.parametrize(
-    "data",
-    [
-        frame(b"x" * (MESSAGE_BYTES_MAX + 1)),
-        frame(b"", length=1 << 62),
-        frame(b"x" * 1000, final=False) + frame(b"x" * 1000, 0, final=False) * (MESSAGE_BYTES_MAX // 1000),
-        frame(b"x", 0),
-        frame(b"x", 3),
-        frame(b"x", 0x82 | 0x40),
-        frame(b"x" * 126, 9),
-        frame(b"x", 9, final=False),
-    ],
-    ids=["long", "endless", "fragments", "continues nothing", "opcode", "reserved bit", "long ping", "cut ping"],
-)
-async def test_a_bad_frame_ends_its_connection_and_no_other(door: Door, data: bytes) -> None:
-    good_reader, good_writer = await raw(door)
-    reader, writer = await raw(door)
-    writer.write(data)
-    writer.write(frame(b"x" * 1000, 0, final=False))
-    async with asyncio.timeout(PATIENCE_S):
-        try:
-            rest = await reader.read()
-        except ConnectionResetError:
-            rest = b""
-    assert not rest or rest[0] == 0x88, "nothing but a closing frame"
-    await until(lambda: door.counters.connections == 1)
-    assert door.echoes[1].received == b"hello"
-    good_writer.write(frame(b"still"))
-    assert await good_reader.readexactly(7) == b"\x82\x05still"
-    for each in (writer, good_writer):
-        each.transport.abort()
-
-
-async def test_a_message_in_many_small_fragments_is_whole(door: Door) -> None:
-    reader, writer = await raw(door)
-    writer.write(frame(b"a", final=False) + frame(b"b", 0, final=False) * 1000 + frame(b"?", 9) + frame(b"c", 0))
-    assert await reader.readexactly(3) == b"\x8a\x01?"
-    assert await reader.readexactly(4 + 1002) == b"\x82\x7e\x03\xea" + b"a" + b"b" * 1000 + b"c"
-    writer.transport.abort()
