@@ -4,6 +4,7 @@ Devices mostly send small plain PUBLISH packets, many to a read. ``scan`` takes 
 known topic, a remaining length of one or two bytes) in one loop over local variables, and leaves every other packet,
 and everything that could be an error, to ``decoder.decode``.
 """
+
 from __future__ import annotations
 
 from collections.abc import Mapping

@@ -36,7 +36,11 @@ class WriterThread:
         housekeeping_at = time.monotonic() + HOUSEKEEPING_INTERVAL_S
         while True:
             with state.changed:
-                while not (state.queue.due and state.queue) and not stopping.is_set() and time.monotonic() < housekeeping_at:
+                while (
+                    not (state.queue.due and state.queue)
+                    and not stopping.is_set()
+                    and time.monotonic() < housekeeping_at
+                ):
                     state.changed.wait(housekeeping_at - time.monotonic())
                 if state.failed or (stopping.is_set() and not state.queue):
                     return

@@ -1,0 +1,260 @@
+"""Write amplification: bytes that reach the device for each byte of payload, of a whole node under MQTT load.
+
+    python -m bench.durability [--seconds 20] [--only 10000] [--open-gib 10] [--directory DIR]
+
+A node (``weft edge run``) has its data on an ext4 file system of its own, on a loop device, so that the device's own
+counter tells what reached it: the log, file system metadata and journal, everything. That needs root; without it the
+kernel's count for the process stands in, which leaves metadata out. The generator (``mqttload.c``) publishes at QoS 1
+at a fixed rate. ``sensor`` payloads are readings of real Raspberry Pi sensors (``weft/demo/data``) as JSON of about 100
+bytes; ``random`` ones are 100 bytes that no compression makes shorter. At the end a large log is filled and opened.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gzip
+import json
+import os
+import random
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.request
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict, dataclass
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+from bench.common import LOAD_CORE, PAYLOAD_BYTES, write_results
+from bench.ingest import build, free_port, pinned, server
+from bench.opening import measure_opening
+
+IMAGE_BYTES = 2 << 30
+SECTOR_BYTES = 512
+"""Of /sys/block/*/stat, whatever the device's own are (Documentation/block/stat.rst)."""
+SETTLE_S = 1.0
+PAYLOADS = 20_000
+"""Different ones; then they begin again, further apart than any compression looks back."""
+TARGET_RATE = 10_000
+
+EDGE_YAML = """\
+node: bench
+data_dir: {directory}/data
+http: {{bind: "127.0.0.1:{http}"}}
+listeners:
+  mqtt: {{bind: "127.0.0.1:{port}"}}
+disk: {{budget: 1GiB, compression: {compression}}}
+commit_interval: {commit_interval}
+streams:
+  load: {{from: "lg/{{device}}"}}
+"""
+
+
+@dataclass(frozen=True)
+class Case:
+    """One measurement."""
+
+    rate: int
+    """Messages a second."""
+    payloads: str
+    compression: bool
+    commit_interval: str
+
+
+def cases() -> list[Case]:
+    """Every rate as it comes, and what compression, the payload and waiting for others change."""
+    found = []
+    for rate in (1, 100, TARGET_RATE):
+        found += [Case(rate, "sensor", True, interval) for interval in ("0s", "10ms", "100ms", "1s")]
+        found += [Case(rate, "sensor", False, "0s"), Case(rate, "random", True, "0s")]
+    return found
+
+
+def sensor_payloads() -> list[bytes]:
+    """Readings as a device would send them."""
+    lines = []
+    with gzip.open(str(files("weft.demo") / "data" / "telemetry_50270.jsonl.gz"), "rt", encoding="utf-8") as file:
+        for _, line in zip(range(PAYLOADS), file, strict=False):
+            message = json.loads(line)
+            reading = {name: round(value, 6) for name, value in message["data"].items() if name != "lpg"}
+            lines.append(json.dumps({"ts": round(message["ts"], 3), **reading}, separators=(",", ":")).encode())
+    return lines
+
+
+def random_payloads() -> list[bytes]:
+    """Bytes without a pattern (but for line ends and zeros, which the generator's file cannot hold)."""
+    chance = random.Random(1)
+    alphabet = bytes(byte for byte in range(1, 256) if byte not in b"\r\n")
+    return [bytes(chance.choices(alphabet, k=PAYLOAD_BYTES)) for _ in range(PAYLOADS)]
+
+
+@contextmanager
+def own_file_system(directory: Path) -> Iterator[tuple[Path, str | None]]:
+    """A folder on a fresh ext4 file system, and the name of its block device; without root the directory itself."""
+    with ExitStack() as stack:
+        image, folder = directory / "image", directory / "mounted"
+        folder.mkdir()
+        with image.open("wb") as file:
+            file.truncate(IMAGE_BYTES)
+        stack.callback(image.unlink)
+        # Without lazy initialisation: its writes would be counted later.
+        lazy = "lazy_itable_init=0,lazy_journal_init=0"
+        made = subprocess.run(["mkfs.ext4", "-q", "-E", lazy, str(image)], capture_output=True, check=False)
+        mounted = (
+            made.returncode == 0
+            and not subprocess.run(
+                ["mount", "-o", "loop,noatime", str(image), str(folder)], capture_output=True, check=False
+            ).returncode
+        )
+        if not mounted:
+            yield directory, None
+            return
+        stack.callback(subprocess.run, ["umount", str(folder)], check=True)
+        found = subprocess.run(
+            ["findmnt", "-n", "-o", "SOURCE", str(folder)], capture_output=True, text=True, check=True
+        )
+        yield folder, Path(found.stdout.strip()).name
+
+
+def device_of(folder: Path) -> str:
+    """The block device that is mounted there, such as ``loop0``."""
+    command = ["findmnt", "-n", "-o", "SOURCE", str(folder)]
+    return Path(subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()).name
+
+
+def device_bytes(device: str | None) -> int | None:
+    """Bytes written to a block device since it was there."""
+    if device is None:
+        return None
+    return int(Path(f"/sys/block/{device}/stat").read_text().split()[6]) * SECTOR_BYTES
+
+
+def process_bytes(pid: int) -> int:
+    """Bytes that the process caused to be written (proc(5), ``write_bytes``): whole pages, no metadata."""
+    facts = dict(line.split(": ") for line in Path(f"/proc/{pid}/io").read_text().splitlines())
+    return int(facts["write_bytes"])
+
+
+def metric(http: int, name: str) -> int:
+    """One of the node's own figures."""
+    with urllib.request.urlopen(f"http://127.0.0.1:{http}/metrics", timeout=5) as answer:
+        for line in answer.read().decode().splitlines():
+            if line.startswith(f"{name} "):
+                return int(float(line.split()[1]))
+    raise SystemExit(f"the node has no metric {name}")
+
+
+def counts(folder: Path, device: str | None, pid: int, http: int) -> dict[str, int | None]:
+    """All that has been written until now, with nothing left in memory."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+    subprocess.run(["sync", "-f", str(folder)], check=True)
+    return {
+        "device": device_bytes(device),
+        "process": process_bytes(pid),
+        "log": metric(http, "weft_edge_log_device_written_bytes_total"),
+        "commits": metric(http, "weft_edge_log_commits_total"),
+    }
+
+
+def measure(case: Case, generator: Path, payloads: Path, directory: Path, seconds: float) -> dict[str, Any]:
+    """One case on a fresh file system."""
+    with tempfile.TemporaryDirectory(prefix="weft-bench-", dir=directory) as name, \
+            own_file_system(Path(name)) as (folder, device):  # fmt: skip
+        port, http = free_port(), free_port()
+        config = Path(name) / "edge.yaml"
+        config.write_text(
+            EDGE_YAML.format(
+                directory=folder, port=port, http=http, commit_interval=case.commit_interval,
+                compression="zstd" if case.compression else "none",
+            )
+        )  # fmt: skip
+        with server([sys.executable, "-m", "weft", "edge", "run", str(config)], port) as pid:
+            time.sleep(SETTLE_S)
+            before = counts(folder, device, pid, http)
+            load = run_load(generator, payloads, port, case.rate, seconds)
+            after = counts(folder, device, pid, http)
+    lengths = [len(line) for line in payloads.read_bytes().splitlines()]
+    payload_bytes = load["acked_total"] * sum(lengths) / len(lengths)
+    written = {
+        key: None if value is None or (past := before[key]) is None else value - past for key, value in after.items()
+    }
+    return {
+        **asdict(case),
+        "messages": load["acked_total"],
+        "payload_bytes": round(payload_bytes),
+        "commits": written.pop("commits"),
+        "ack_ms_p99": load["ack_us"]["p99"] / 1000,
+        "written_bytes": written,
+        "amplification": {
+            key: None if value is None else round(value / payload_bytes, 3) for key, value in written.items()
+        },
+    }
+
+
+def run_load(generator: Path, payloads: Path, port: int, rate: int, seconds: float) -> dict[str, Any]:
+    """Publish at a rate; ends a moment after the last acknowledgement."""
+    connections = 10 if rate >= 1000 else 1
+    command = [
+        str(generator), "-p", str(port), "-c", str(connections), "-q", "1", "-r", str(rate),
+        "-f", str(payloads), "-t", str(seconds), "-W", "0", "-T", "lg",
+    ]  # fmt: skip
+    done = subprocess.run(pinned(LOAD_CORE, command), stdout=subprocess.PIPE, check=True, text=True)
+    figures: dict[str, Any] = json.loads(done.stdout)
+    return figures
+
+
+def line(result: dict[str, Any]) -> str:
+    """One case as a line."""
+    ratios = "".join(
+        f"{'-':>9}" if result["amplification"][key] is None else f"{result['amplification'][key]:>9.2f}"
+        for key in ("device", "process", "log")
+    )
+    compression = "on" if result["compression"] else "off"
+    per_commit = result["messages"] / max(result["commits"], 1)
+    return (
+        f"{result['rate']:>7}/s  {result['payloads']:7} {compression:4} {result['commit_interval']:>4}"
+        f"{ratios} {per_commit:>9.1f} {result['ack_ms_p99']:>8.2f}"
+    )
+
+
+def main() -> None:
+    """Run the cases and write the results."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seconds", type=float, default=20.0, help="of load in each case")
+    parser.add_argument("--only", type=int, help="only this rate; nothing is written then")
+    parser.add_argument(
+        "--directory", type=Path, help="where the file systems are made; the temporary folder by default"
+    )
+    parser.add_argument("--open-gib", type=int, default=10, help="size of the log whose opening is timed; 0 for none")
+    arguments = parser.parse_args()
+    results = []
+    print(
+        "     rate  payload zstd wait   device  process      log msgs/sync   p99 ms   (bytes written / payload bytes)"
+    )
+    with tempfile.TemporaryDirectory(prefix="weft-bench-") as name:
+        generator = build(Path(name))
+        lines = {"sensor": sensor_payloads(), "random": random_payloads()}
+        for kind, payloads in lines.items():
+            (Path(name) / kind).write_bytes(b"\n".join(payloads) + b"\n")
+        for case in cases():
+            if arguments.only in (None, case.rate):
+                directory = arguments.directory or Path(name)
+                results.append(measure(case, generator, Path(name) / case.payloads, directory, arguments.seconds))
+                print(line(results[-1]), flush=True)
+    if arguments.only is not None:
+        return
+    opening = measure_opening(arguments.open_gib << 30, arguments.directory) if arguments.open_gib else None
+    print(f"opening {arguments.open_gib} GiB: {opening}")
+    written = write_results("durability", {"seconds": arguments.seconds, "cases": results, "opening": opening})
+    print(f"wrote {written}")
+
+
+if __name__ == "__main__":
+    main()

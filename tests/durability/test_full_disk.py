@@ -1,0 +1,155 @@
+"""A node without room while devices go on: memory stays flat, nothing acknowledged is lost, and it recovers alone.
+
+``WEFT_FULL_DISK_SECONDS=3600 pytest tests/durability/test_full_disk.py`` keeps it full for an hour.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import statistics
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from cloud_hub.audit import audit
+from storage.filesystem import OSFileSystem
+from storage.object_store import open_store
+from tests.durability.checks import check_all_there, check_rest_is_noticed, of_stream, open_after, read_stream
+from tests.durability.devices import Device
+from tests.durability.nodes import STREAM, Node
+from weft.demo.fabric import Hub
+
+pytestmark = pytest.mark.processes
+FULL_SECONDS = float(os.environ.get("WEFT_FULL_DISK_SECONDS", "4"))
+DISK_BYTES = 24 << 20
+GROWTH_BYTES_MAX = 16 << 20
+"""What a node's memory may grow by from the first half of the time without room to the second."""
+RATE, RANDOM_BYTES = 3000, 500
+"""3.3 MB/s that does not compress by more than half."""
+PATIENCE_S = 60.0
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    command = ["mount", "-t", "tmpfs", "-o", f"size={DISK_BYTES}", "weft-test", str(folder)]
+    if subprocess.run(command, check=False, capture_output=True).returncode:
+        pytest.skip("mounting a small disk needs root")
+    yield folder
+    subprocess.run(["umount", "--lazy", str(folder)], check=True)
+
+
+def until(condition: Callable[[], bool], what: str) -> None:
+    deadline = time.monotonic() + PATIENCE_S
+    while not condition():
+        assert time.monotonic() < deadline, f"{what} did not come within {PATIENCE_S:g} s"
+        time.sleep(0.05)
+
+
+def device_of(node: Node) -> Device:
+    return Device("press", node.mqtt, rate=RATE, random_bytes=RANDOM_BYTES, again_s=0.1)
+
+
+def watch(node: Node) -> list[int]:
+    """Resident bytes of the node, ten times a second (in an hour every six seconds), while there is no room."""
+    samples = []
+    interval_s = max(0.1, FULL_SECONDS / 600)
+    for _ in range(int(FULL_SECONDS / interval_s)):
+        samples.append(psutil.Process(node.pid).memory_info().rss)
+        time.sleep(interval_s)
+    return samples
+
+
+def check_flat(samples: list[int]) -> None:
+    half = len(samples) // 2
+    growth = statistics.median(samples[half:]) - statistics.median(samples[:half])
+    print(f"{FULL_SECONDS:g} s without room: {max(samples) >> 20} MiB at most, median grew by {growth / 2**20:.2f} MiB")
+    assert growth < GROWTH_BYTES_MAX
+
+
+def finish(device: Device) -> None:
+    """The device ends once everything that it sent was acknowledged."""
+    device.quit.set()
+    device.join(PATIENCE_S)
+    assert not device.is_alive()
+    assert device.acked > 0
+
+
+@pytest.mark.timeout(4 * PATIENCE_S + 2 * FULL_SECONDS)
+def test_a_node_on_a_full_disk_refuses_and_goes_on_when_there_is_space(tmp_path: Path, small_disk: Path) -> None:
+    tree, filler = small_disk / "data", small_disk / "of-another-program"
+    with filler.open("wb") as file:
+        os.posix_fallocate(file.fileno(), 0, DISK_BYTES - (10 << 20))
+    with Node(tmp_path, tree) as node:
+        node.start()
+        device = device_of(node)
+        device.start()
+        until(lambda: bool(node.status()["log_full"]), "a full disk")
+        before = device.acked
+        samples = watch(node)
+        assert node.status()["log_full"]
+        assert device.acked - before < RATE, "acknowledged although there was no room"
+        assert device.lost_connections, "the device was not told"
+        filler.unlink()
+        until(lambda: device.acked > before + RATE, "an acknowledgement once there was room")
+        finish(device)
+        node.stop()
+    check_flat(samples)
+    held = read_stream(open_after(OSFileSystem(), tree))
+    check_all_there(held, [device], {device.name: device.acked}, copies_max=1 + device.lost_connections)
+    print(f"{before} acknowledged before, {device.acked} in all, {device.lost_connections} connections refused")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(4 * PATIENCE_S + 2 * FULL_SECONDS)
+def test_a_node_whose_budget_is_used_up_goes_on_when_its_hub_is_back(tmp_path: Path) -> None:
+    tree, hub = tmp_path / "data", Hub(tmp_path)
+    links = f"links:\n  cloud: {{to: {hub.url}, retry_min: 50ms, retry_max: 200ms}}\n"
+    try:
+        with Node(tmp_path, tree, budget="16MiB", links=links) as node:
+            node.start()
+            device = device_of(node)
+            device.start()
+            until(lambda: bool(node.status()["log_full"]), "a full log")
+            before = device.acked
+            samples = watch(node)
+            assert device.acked - before < RATE, "acknowledged although there was no room"
+            hub.start()
+            until(lambda: device.acked > before + RATE, "an acknowledgement once the hub was back")
+            finish(device)
+            end = node.status()["streams"][STREAM]["durable_end"]
+            until(lambda: hub.records() == end, "the last record to be at the hub")
+            node.stop()
+    finally:
+        hub.stop()
+    check_flat(samples)
+    assert sum(path.stat().st_size for path in tree.glob("*.seg")) <= 16 << 20
+    report = asyncio.run(audit(open_store(hub.store), "default", STREAM))
+    assert report.agrees, report.problems
+    assert not any(lane.gaps for lane in report.lanes)
+    assert end >= len(of_stream(device.sent[: device.acked]))
+
+
+@pytest.mark.timeout(4 * PATIENCE_S + 2 * FULL_SECONDS)
+def test_a_node_that_may_drop_the_oldest_never_refuses_and_says_what_is_gone(tmp_path: Path) -> None:
+    tree = tmp_path / "data"
+    with Node(tmp_path, tree, budget="16MiB", more="when_full: drop_oldest") as node:
+        node.start()
+        device = device_of(node)
+        device.start()
+        until(lambda: node.status()["streams"][STREAM]["records_lost"] > 0, "the first record to be dropped")
+        before = device.acked
+        samples = watch(node)
+        assert device.acked > before + RATE * FULL_SECONDS / 4, "it refuses"
+        assert not device.lost_connections
+        finish(device)
+        node.stop()
+    check_flat(samples)
+    assert sum(path.stat().st_size for path in tree.glob("*.seg")) <= 16 << 20
+    check_rest_is_noticed(read_stream(open_after(OSFileSystem(), tree)), device)

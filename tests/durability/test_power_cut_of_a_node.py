@@ -1,0 +1,200 @@
+"""A real node under real load on a disk whose unsynced writes can be lost: what was acknowledged is there.
+
+The node runs with a library that writes down every call it makes below its data directory (``disk_recorder.c``). Then
+the power is cut at any call of that recording: of what was not synced then, a random part is left. The log is opened
+on that, and a few times a whole node with its sessions and retained messages.
+"""
+
+from __future__ import annotations
+
+import bisect
+import logging
+import os
+import random
+import time
+from collections import Counter, defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from storage.filesystem import FileSystem, OSFileSystem
+from tests.durability.checks import check_all_there, open_after, read_stream
+from tests.durability.devices import WINDOW, Device, puback_ids
+from tests.durability.nodes import PATIENCE_S, Client, Node
+from tests.durability.recording import Event, Kind, Replay, build_recorder, read_events, recorded, write_out
+from tests.storage.fakes import FakeFileSystem
+
+pytestmark = pytest.mark.processes
+SECONDS = float(os.environ.get("WEFT_POWER_CUT_SECONDS", "2"))
+"""How long the node is under load."""
+LOG_CUTS = int(os.environ.get("WEFT_POWER_CUT_CUTS", "120"))
+RATES = (8000, 900, 90)
+"""Messages a second of each device."""
+LIVES = int(os.environ.get("WEFT_POWER_CUT_LIVES", "3"))
+NODE_CUTS = int(os.environ.get("WEFT_POWER_CUT_NODES", "4"))
+
+
+class Acknowledged:
+    """What each device had been told at any event of the recording."""
+
+    def __init__(self, events: list[Event], devices: list[Device]) -> None:
+        streams: dict[int, bytes] = defaultdict(bytes)
+        self._at: dict[int, list[int]] = {device.port: [] for device in devices}
+        for index, event in enumerate(events):
+            if event.kind is Kind.SENT and event.inode in self._at:
+                before = max(0, len(streams[event.inode]) // 4 - 1)
+                streams[event.inode] += event.text1
+                self._at[event.inode] += [index] * (len(streams[event.inode]) // 4 - 1 - before)
+        for device in devices:
+            ids = puback_ids(streams[device.port][4:])  # after CONNACK
+            assert ids == [number % 65_535 + 1 for number in range(len(ids))]
+            # SIGKILL may come between an answer and its record: one more answer of a window may have been seen.
+            assert len(ids) >= device.acked - WINDOW, "the device was told more than was recorded"
+
+    def count(self, device: Device, cut: int) -> int:
+        """Messages of the device that were acknowledged before event number ``cut``."""
+        return bisect.bisect_left(self._at[device.port], cut)
+
+    def counts(self, devices: list[Device], cut: int) -> dict[str, int]:
+        """The same of several devices, by name."""
+        return {device.name: self.count(device, cut) for device in devices}
+
+
+def check_on(disk: FileSystem, folder: Path, devices: list[Device], acked: dict[str, int]) -> None:
+    log = open_after(disk, folder)
+    check_all_there(read_stream(log), devices, acked)
+    log._lock.close()
+
+
+def check_node(node: Node, devices: list[Device], acked: dict[str, int]) -> None:
+    """What clients of the node see once it runs again: the session, its alarms, the retained states."""
+    watcher = Client(node.mqtt, "watcher", clean=False)
+    reader = Client(node.mqtt, "reader")
+    reader.subscribe(["state/#"])
+    assert watcher.session_present, "a session that was acknowledged is gone"
+    for device in devices:
+        told = device.sent[: acked[device.name]]
+        alarms = [message for message in told if message.topic.startswith("alarm/")]
+        states = [message for message in told if message.topic.startswith("state/")]
+        for alarm in alarms:
+            watcher.wait(lambda alarm=alarm: alarm[:2] in watcher.messages, f"an alarm for a session: {alarm}")
+        if states:
+            reader.wait(lambda name=f"state/{device.name}": name in dict(reader.messages), "a retained message")
+            held = int(dict(reader.messages)[f"state/{device.name}"])
+            assert held >= int(states[-1].payload), "a retained message is older than the last acknowledged one"
+            assert b"%d" % held in {message.payload for message in device.sent if message.retain}
+    watcher.close()
+    reader.close()
+
+
+def subscribe(node: Node) -> None:
+    """A session that outlives its client."""
+    watcher = Client(node.mqtt, "watcher", clean=False)
+    watcher.subscribe(["alarm/+"])
+    watcher.close()
+
+
+def live(node: Node, seconds: float, label: str = "") -> list[Device]:
+    """Load for a while, then SIGKILL."""
+    devices = [Device(f"{label}{rate}", node.mqtt, rate=rate) for rate in RATES]
+    for device in devices:
+        device.start()
+    ends, deadline = time.monotonic() + seconds, time.monotonic() + PATIENCE_S
+    while time.monotonic() < ends or not all(device.acked for device in devices):
+        assert time.monotonic() < deadline + seconds, "a device was told nothing"
+        time.sleep(0.01)
+    node.kill()
+    for device in devices:
+        device.join()
+    return devices
+
+
+def finds_lost_syncs(events: list[Event], tree: Path, devices: list[Device], acknowledged: Acknowledged) -> bool:
+    """Whether the same recording without its syncs is noticed: otherwise nothing here proves anything."""
+    replay = Replay(tree)
+    for event in events:
+        if event.kind is not Kind.SYNC_END:
+            replay.apply(event)
+    acked = acknowledged.counts(devices, len(events))
+    try:
+        for seed in range(5):
+            check_on(replay.power_cut(random.Random(seed)), tree, devices, acked)
+    except AssertionError:
+        return True
+    return False
+
+
+@pytest.fixture
+def recorder(tmp_path: Path) -> Iterator[Path]:
+    logging.disable(logging.WARNING)  # of torn tails, by the hundred
+    yield build_recorder(tmp_path)
+    logging.disable(logging.NOTSET)
+
+
+@pytest.mark.timeout(60 + 30 * SECONDS + 2 * LOG_CUTS + 20 * NODE_CUTS)
+def test_what_a_node_acknowledged_survives_a_power_cut_at_any_call(tmp_path: Path, recorder: Path) -> None:
+    tree, journal = tmp_path / "data", tmp_path / "journal"
+    tree.mkdir()
+    chance = random.Random(1)
+    cut_disks: list[tuple[int, FakeFileSystem]] = []
+    with Node(tmp_path, tree) as node:
+        node.start(recorded(recorder, tree, journal))
+        subscribe(node)
+        watching = len(read_events(journal))
+        devices = live(node, SECONDS)
+        events = read_events(journal)
+        acknowledged = Acknowledged(events, devices)
+        cuts = Counter(chance.randint(0, len(events)) for _ in range(LOG_CUTS))
+        for_nodes = {*chance.sample(range(watching, len(events)), NODE_CUTS - 1), len(events)}
+        replay = Replay(tree)
+        for at in range(len(events) + 1):
+            acked = acknowledged.counts(devices, at) if at in cuts else {}
+            for _ in range(cuts[at]):
+                check_on(replay.power_cut(chance), tree, devices, acked)
+            if at in for_nodes:
+                cut_disks.append((at, replay.power_cut(chance)))
+            if at < len(events):
+                replay.apply(events[at])
+        assert finds_lost_syncs(events, tree, devices, acknowledged)
+        for at, disk in cut_disks:
+            write_out(disk, tree)
+            acked = acknowledged.counts(devices, at)
+            node.start()
+            check_node(node, devices, acked)
+            node.kill()
+            check_on(OSFileSystem(), tree, devices, acked)
+    total = {device.name: device.acked for device in devices}
+    print(f"{len(events)} calls and answers recorded, {LOG_CUTS} + {NODE_CUTS} power cuts, acknowledged: {total}")
+
+
+@pytest.mark.timeout(120 + 30 * LIVES)
+def test_power_cuts_in_a_row_on_one_disk(tmp_path: Path, recorder: Path) -> None:
+    tree = tmp_path / "data"
+    tree.mkdir()
+    chance = random.Random(2)
+    disk: FakeFileSystem | None = None
+    devices: list[Device] = []
+    acked: dict[str, int] = {}
+    with Node(tmp_path, tree) as node:
+        for life in range(LIVES):
+            journal = tmp_path / f"journal-{life}"
+            node.start(recorded(recorder, tree, journal))
+            if life == 0:
+                subscribe(node)
+            first = len(read_events(journal)) if life == 0 else 0
+            new = live(node, 1.0, f"life{life}-")
+            events = read_events(journal)
+            acknowledged = Acknowledged(events, new)
+            cut = chance.randint(first, len(events))
+            replay = Replay(tree, disk)
+            for event in events[:cut]:
+                replay.apply(event)
+            disk = replay.power_cut(chance)
+            devices += new
+            acked |= acknowledged.counts(new, cut)
+            write_out(disk, tree)
+        check_on(OSFileSystem(), tree, devices, acked)
+        node.start()
+        check_node(node, devices, acked)
+    print(f"{LIVES} lives, acknowledged: {acked}")

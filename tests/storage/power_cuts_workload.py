@@ -1,0 +1,251 @@
+"""One seed: a random workload on the fake disk, and the power cut again and again while it runs.
+
+Before a call that changes the disk, and while that disk is recovered, and while *that* recovery is recovered, copies of
+the disk are made as a power cut may leave them; on each a log is opened and held against the oracle. Every step draws
+from randomness of its own, so that steps can be left out to make a failure shorter (``keep``).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import random
+from collections.abc import Callable, Collection, Iterator
+from typing import NamedTuple
+
+from storage.segment_log import LogFailed, LogSettings, SegmentLog
+from storage.segment_log.settings import StreamPolicy
+from tests.storage.fakes import CALLS, ERRNOS, MUTATING_CALLS, FakeFileSystem, injected, no_failure
+from tests.storage.log_helpers import Clock, open_log
+from tests.storage.power_cuts_machine import STREAMS, Machine, act
+from tests.storage.power_cuts_oracle import Oracle, Violation, demand
+
+STEPS = 60
+SLACK_SEGMENTS = 1
+"""How far over its budget a log may be for a moment: with 0, a commit longer than a segment and a cut after a failed
+deletion are found, about once in ten thousand cuts."""
+DEPTH_MAX = 3
+"""Power cuts in the recovery of a power cut in a recovery."""
+POLICIES = (
+    StreamPolicy(when_full="drop_oldest"),
+    StreamPolicy(when_full="drop_oldest", retain_bytes=3000),
+    StreamPolicy(retain_bytes=6000),
+    StreamPolicy(retain_s=0.001),
+    StreamPolicy(replicated=False, retain_s=0.001),
+    StreamPolicy(when_full="drop_oldest", replicated=False, retain_bytes=4000),
+)
+
+
+class Step(NamedTuple):
+    """One action of the workload."""
+
+    number: int
+    action: str
+
+
+class PowerCuts:
+    """All cuts of one seed."""
+
+    def __init__(self, seed: int, *, keep: Collection[int] | None = None) -> None:
+        chance = random.Random(seed)
+        self.seed = seed
+        self.cuts = 0
+        actions = chance.choice((_ACTIONS, _ACTIONS, _WITHOUT_HUB))
+        taken = chance.choices(list(actions), list(actions.values()), k=STEPS)
+        self.steps = [Step(number, action) for number, action in enumerate(taken)]
+        self.steps = [step for step in self.steps if keep is None or step.number in keep]
+        segment_bytes = chance.choice((4096, 4096, 6000))
+        self.settings = LogSettings(
+            segment_bytes=segment_bytes,
+            budget_bytes=chance.choice((4, 4, 7)) * segment_bytes,
+            tail_bytes=chance.choice((0, 1500)),
+            pending_bytes_max=1 << 16,
+            compression_level=chance.choice((1, None)),
+        )
+        self.policies = {name: chance.choice(POLICIES) for name in STREAMS if chance.random() < 0.5}
+        if actions is _WITHOUT_HUB:
+            # One stream that refuses would end the life of all.
+            self.policies = {name: chance.choice(POLICIES[:2]) for name in STREAMS}
+        self.rate = chance.choice((0.3, 1.0))
+        """Share of the disk's calls at which the power is cut."""
+        self.trace: list[str] = []
+        """Where the current cut is, for the person who looks for the mistake."""
+        self._clock = Clock()
+        self._calls = 0
+        self._step = 0
+        self._is_failing = False
+
+    def run(self) -> int:
+        """All steps and their cuts. Returns the number of cuts.
+
+        Raises:
+            Violation: a promise was broken, with the way to do it again.
+        """
+        try:
+            self._run()
+        except (Exception, Violation) as error:
+            kept = ",".join(str(step.number) for step in self.steps)
+            told = error if isinstance(error, Violation) else f"{type(error).__name__}: {error}"
+            raise Violation(
+                f"{told}\n  at {' > '.join(self.trace)}\n"
+                f"  again: python -m tests.storage.power_cuts --replay {self.seed} --keep {kept}"
+            ) from error
+        return self.cuts
+
+    def _run(self) -> None:
+        disk, oracle = FakeFileSystem(), Oracle()
+        for name, policy in self.policies.items():
+            oracle.lane(name).policy = policy
+        with self._in("the first start"), self._cutting(disk, oracle, 0):
+            machine = Machine(disk, oracle, self._open(disk), self._clock.wall)
+            machine.set_policies()
+        for step in self.steps:
+            self._step, self._calls = step.number, 0
+            with self._in(f"step {step.number} {step.action}"):
+                self._take(machine, step.action, random.Random(f"{self.seed}:{step.number}"))
+                machine.oracle.check(machine.log, random.Random(step.number))
+
+    @contextlib.contextmanager
+    def _in(self, place: str) -> Iterator[None]:
+        self.trace.append(place)
+        yield
+        self.trace.pop()
+
+    def _open(self, disk: FakeFileSystem) -> SegmentLog:
+        return open_log(disk, self.settings, clock=self._clock)
+
+    # --- steps
+
+    def _take(self, machine: Machine, action: str, chance: random.Random) -> None:
+        with self._cutting(machine.disk, machine.oracle, 0):
+            act(machine, action, chance)
+        if action == "close":
+            with self._cutting(machine.disk, machine.oracle, 0), contextlib.suppress(OSError):
+                machine.log.close()
+        elif action == "failing call":
+            self._is_failing = True
+            self._fail(machine, chance)
+            self._is_failing = False
+            self._restart(machine, chance)
+        elif action == "power cut":
+            machine.disk = machine.disk.power_cut(chance)
+            self.cuts += 1
+        elif action == "full disk":
+            machine.disk.capacity = chance.choice((None, machine.disk.used_bytes() + chance.randrange(9000)))
+        if action in ("close", "kill", "power cut") or machine.log.failed:
+            self._restart(machine, chance)
+
+    def _fail(self, machine: Machine, chance: random.Random) -> None:
+        """From some call on, one kind of call fails some times; then the process is killed."""
+        call = chance.choice(CALLS if chance.random() < 0.3 else sorted(MUTATING_CALLS))
+        number = chance.choice(ERRNOS)
+        skip, times = chance.randrange(3), chance.choice((1, 1, 2, 50))
+        if call == "read_at" and number == errno.EIO:
+            times = 1  # more often is a bad sector: damage, which a log may lose records to
+
+        def fail(name: str, path: str) -> OSError | None:
+            nonlocal skip, times
+            if name != call or times == 0:
+                return None
+            if skip:
+                skip -= 1
+                return None
+            times -= 1
+            return injected(number)
+
+        with self._in(f"{call} fails with errno {number}"), self._cutting(machine.disk, machine.oracle, 0, fail):
+            for _ in range(3):
+                act(machine, "append", chance)
+                act(machine, "commit", chance)
+            with contextlib.suppress(OSError, LogFailed):
+                machine.log.shortage()
+                for stream in machine.log.streams().values():
+                    machine.log.read(stream, 0, 1 << 16)
+            machine.disk.drop_locks()
+            with contextlib.suppress(LogFailed):
+                self._open(machine.disk)
+
+    def _restart(self, machine: Machine, chance: random.Random) -> None:
+        machine.disk.kill_process()
+        with self._in("restart"):
+            machine.log = self._recover(machine.disk, machine.oracle, chance, 0)
+        machine.set_policies()
+        if chance.random() < 0.8:
+            machine.release_again()
+
+    # --- cuts
+
+    @contextlib.contextmanager
+    def _cutting(
+        self, disk: FakeFileSystem, oracle: Oracle, depth: int, fail: Callable[[str, str], OSError | None] = no_failure
+    ) -> Iterator[None]:
+        """While this lasts, calls of the disk may be the last before the power is cut."""
+
+        def before(call: str, path: str) -> OSError | None:
+            if call in MUTATING_CALLS:
+                self._calls += 1
+                self._check_budget(disk)
+                chance = random.Random((self.seed << 24) + (self._step << 16) + self._calls)
+                rate = self.rate if depth == 0 else 0.1
+                if chance.random() < (rate if disk.is_dirty else rate / 10):
+                    with self._in(f"cut {self._calls} before {call} {path}"):
+                        self._cut(disk, oracle.fork(), chance, depth)
+            return fail(call, path)
+
+        disk.fail = before
+        try:
+            yield
+        finally:
+            disk.fail = no_failure
+
+    def _check_budget(self, disk: FakeFileSystem) -> None:
+        if self._is_failing:
+            return  # what cannot be deleted takes its place
+        used, budget = disk.used_bytes(), self.settings.budget_bytes
+        demand(used <= budget + SLACK_SEGMENTS * self.settings.segment_bytes, "over the budget", used, budget)
+
+    def _cut(self, disk: FakeFileSystem, oracle: Oracle, chance: random.Random, depth: int) -> None:
+        try:
+            self._cut_and_look(disk, oracle, chance, depth)
+        except Exception as error:
+            # This is called from within another log, which must not take it for a failure of its disk.
+            raise Violation(f"{type(error).__name__} after a power cut: {error}") from error
+
+    def _cut_and_look(self, disk: FakeFileSystem, oracle: Oracle, chance: random.Random, depth: int) -> None:
+        self.cuts += 1
+        after = disk.power_cut(chance)
+        log = self._recover(after, oracle, chance, depth + 1)
+        if chance.random() < 0.1 and depth < DEPTH_MAX:
+            # Life goes on, and the power is cut once more.
+            machine = Machine(after, oracle, log, self._clock.wall)
+            machine.set_policies()
+            machine.release_again()
+            for action in ("append", "release", "housekeep", "commit", "append"):
+                act(machine, action, chance)
+            with self._in("life after it, cut again"):
+                self._cut(after, oracle.fork(), chance, depth + 1)
+
+    def _recover(self, disk: FakeFileSystem, oracle: Oracle, chance: random.Random, depth: int) -> SegmentLog:
+        """Open the log, with the power cut now and then meanwhile, and hold it against the oracle."""
+        cutting = self._cutting(disk, oracle, depth) if depth < DEPTH_MAX else contextlib.nullcontext()
+        with cutting:
+            try:
+                log = self._open(disk)
+            except LogFailed:
+                demand(disk.capacity is not None, "the log does not open by itself")
+                disk.capacity = None
+                disk.drop_locks()
+                log = self._open(disk)
+        report = log.recovery
+        demand(not report.damaged and not report.gaps, "recovery found damage where there was none", report)
+        oracle.check_reopened(log)
+        oracle.adopt(log)
+        oracle.check(log, chance)
+        return log
+
+
+_ACTIONS = {
+    "append": 14, "together": 1, "commit": 8, "commit all": 3, "release": 5, "close": 1, "kill": 1, "power cut": 1,
+    "failing call": 3, "full disk": 1, "housekeep": 2, "give up": 0.3,
+}  # fmt: skip
+_WITHOUT_HUB = {"append": 14, "commit all": 12, "kill": 1, "power cut": 1, "housekeep": 1, "release": 0.3}
