@@ -28,6 +28,7 @@ Listen = Annotated[str, Meta(extra_json_schema={"x-unit": "listen"})]
 """``host:port`` or ``unix:/path``; ``config.units.parse_listen`` takes it apart."""
 Networks = Annotated[tuple[str, ...], Meta(min_length=1, max_length=64, extra_json_schema={"x-unit": "networks"})]
 Anonymous = Literal["loopback", "allowed_beyond_loopback"]
+RefusedPublish = Literal["close", "acknowledge"]
 MqttAnonymous = Literal["never", "loopback", "allowed_beyond_loopback"]
 
 MiB = 1 << 20
@@ -130,6 +131,15 @@ class Auth(_Section, frozen=True, kw_only=True):
             "Without it everyone who is let in may do everything."
         ),
     ] = None
+    refused_publish: Annotated[
+        RefusedPublish,
+        Meta(
+            description="What becomes of a QoS 1 or 2 publish that is refused, by access rules or for its levels, of a "
+            "client of MQTT 3.1.1, which has no word for no: `close` ends the connection, so that nothing is "
+            "acknowledged that is not kept; `acknowledge` drops the message and counts it, for bridges and clients "
+            "with a queue, which would send the same message for ever. MQTT 5.0 clients get the reason code."
+        ),
+    ] = "close"
 
 
 class Http(_Section, frozen=True, kw_only=True):

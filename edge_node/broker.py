@@ -53,6 +53,8 @@ class BrokerSettings:
     """Topic aliases that a client of MQTT 5.0 may use."""
     topic_levels_max: int = TOPIC_LEVELS_MAX
     """Levels of a topic that is published to; deeper ones are refused."""
+    closes_on_refusal: bool = True
+    """Whether a refused publish at QoS 1 or 2 ends the connection of a client of 3.1 or 3.1.1, or is acknowledged."""
     keep_alive_s_max: int = 0
     """Longest keep alive of a client of MQTT 5.0; 0 for any, none included."""
     positions_interval_s: float = 1.0

@@ -51,6 +51,13 @@ class Client(Publisher, Protocol):
         """That many publishes need no further answer."""
 
 
+class IntakeSettings(Protocol):
+    """``BrokerSettings``, as far as publishes go."""
+
+    @property
+    def closes_on_refusal(self) -> bool: ...
+
+
 class IntakeParts(Protocol):
     """What all intakes share (``Broker`` is it)."""
 
@@ -59,6 +66,11 @@ class IntakeParts(Protocol):
     journal: SessionJournal
     counters: Counters
     wall_clock: Callable[[], int]
+
+    @property
+    def settings(self) -> IntakeSettings:
+        """What an operator may choose."""
+        ...
 
     def call_soon(self, callback: Callable[[], None]) -> object:
         """Call back once what is being handled is done."""
@@ -111,7 +123,7 @@ class Intake:
             self._acknowledge(session, packet, ReasonCode.SUCCESS)
             return
         target = self.topics.target(packet.topic)
-        code = self._refusal(packet, target)
+        code = self._refusal(session, packet, target)
         if target is None or code >= FAILED:
             self._refuse(session, packet, code)
             return
@@ -185,7 +197,7 @@ class Intake:
 
     # --- taking
 
-    def _refusal(self, packet: Publish, target: Target | None) -> int:
+    def _refusal(self, session: Session, packet: Publish, target: Target | None) -> int:
         counters = self._parts.counters
         if target is None:
             counters.publishes_denied += 1
@@ -195,14 +207,18 @@ class Intake:
             return ReasonCode.QUOTA_EXCEEDED
         if packet.retain and not self._retain(packet):
             counters.retained_refused += 1
-            return ReasonCode.QUOTA_EXCEEDED
+            if session.version == Version.V5:
+                return ReasonCode.QUOTA_EXCEEDED
+            # 3.1.1 has no word for that: it is a record as any other, only not the last one of its topic.
         return ReasonCode.SUCCESS
 
     def _refuse(self, session: Session, packet: Publish, code: int) -> None:
         """Say no. MQTT before 5.0 leaves a choice between an acknowledgement and the end of the connection
-        [MQTT-3.3.5-2]: an acknowledgement would say that the message is kept. ``$SYS`` is in no stream, and bridges of
-        Mosquitto tell their state there: they would never stay connected."""
-        if packet.qos and session.version != Version.V5 and not packet.topic.startswith(b"$SYS/"):
+        [MQTT-3.3.5-2], and so do the settings: an acknowledgement would say that the message is kept, and a client with
+        a queue sends it again for ever. ``$SYS`` is in no stream, and bridges of Mosquitto tell their state there: they
+        would never stay connected."""
+        closes = self._parts.settings.closes_on_refusal and not packet.topic.startswith(b"$SYS/")
+        if packet.qos and session.version != Version.V5 and closes:
             what = ReasonCode(code).name.lower().replace("_", " ")
             topic = packet.topic[:TOPIC_SHOWN_BYTES_MAX].decode(errors="replace")
             raise ProtocolViolation(

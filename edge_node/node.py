@@ -244,6 +244,7 @@ def broker_settings(config: EdgeConfig, software: str) -> BrokerSettings:
         receive_maximum=limits.receive_maximum,
         topic_alias_maximum=limits.topic_alias_maximum,
         topic_levels_max=limits.topic_levels,
+        closes_on_refusal=config.auth.refused_publish == "close",
         positions_interval_s=config.state.positions_interval_s,
         keep_alive_s_max=0 if keep_alive_s == KEEP_ALIVE_S_MAX else keep_alive_s,
         software=software,

@@ -195,6 +195,17 @@ async def test_what_is_refused_is_not_acknowledged(tmp_path: Path) -> None:
         assert node.counters.publishes_denied == 6
 
 
+async def test_what_is_refused_is_acknowledged_where_the_settings_say_so(tmp_path: Path) -> None:
+    """v3 [MQTT-3.3.5-2]: a client with a queue would send it again for ever."""
+    async with running(tmp_path, closes_on_refusal=False) as node:
+        node.door.may = lambda _, topic: "secret" not in topic
+        device = await RawClient.connect(node.port)
+        device.send(Publish(b"plant/secret", b"dropped", 1, 1), Publish(TOPIC, b"kept", 1, 2))
+        assert [await device.receive(), await device.receive()] == [PubAck(1), PubAck(2)]
+        assert {record.payload for record in await node.stored()} == {b"kept"}
+        assert node.counters.publishes_denied == 1
+
+
 async def test_packets_cut_anywhere_give_the_same_records(tmp_path: Path) -> None:
     stream = b"".join(
         encode(packet)
