@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager
 from typing import Protocol
 
@@ -55,6 +55,15 @@ class Log(PendingLog, Protocol):
     def together(self, reserve_bytes: int) -> AbstractContextManager[None]:
         """A context in which all appends go into one commit."""
         ...
+
+    def appended_together(self) -> object | None:
+        """None outside of that context."""
+        ...
+
+    def ask_room(
+        self, runs: Iterable[tuple[int, list[bytes], list[bytes], dict[int, HeaderPairs] | None]], time: int
+    ) -> None:
+        """Make sure, within that context, that full streams take the runs. Raises LogFull: append none of them."""
 
 
 class Target:
@@ -194,23 +203,42 @@ class Ingest:
     # --- records
 
     def store(
-        self, run: PublishRun[Target], packets: PacketsOf, publisher: str | None = None
+        self, run: PublishRun[Target], packets: PacketsOf, publisher: str | None = None, *, by_node: bool = False
     ) -> list[tuple[int, int, int]]:
         """Append the records of one read, in order of receipt within each stream, and deliver them. They are not
         durable yet: see ``on_durable``.
+
+        Args:
+            by_node: within ``together``, a stream that is full takes it all the same: nobody would send a will again.
 
         Returns:
             (stream, first seq, count) of what was appended, one for each target.
 
         Raises:
-            LogFull, LogFailed: not everything was appended; none of the run may be acknowledged. Nothing was delivered.
+            LogFull, LogFailed: not everything was appended, within ``together`` nothing was; none of the run may be
+                acknowledged. Nothing was delivered.
         """
+        now = self._wall_clock()
+        taken = [
+            (target, records, _headers(target, records, packets.get(target), publisher, now))
+            for target, records in run.groups.items()
+        ]
+        if not by_node and self.log.appended_together() is not None:
+            self.log.ask_room(
+                (
+                    (stream, records.keys, records.payloads, headers)
+                    for target, records, headers in taken
+                    if not _is_for_nobody(target, records)
+                    for stream in target.streams
+                ),
+                now,
+            )
         stored: list[tuple[int, int, int]] = []
         live: list[tuple[Target, Records, int, int]] = []
-        for target, records in run.groups.items():
+        for target, records, headers in taken:
             self._counters.publishes_received += len(records.keys)
             self._counters.publish_bytes_received += sum(map(len, records.payloads))
-            stream, seq = self._append(target, records, packets.get(target), publisher)
+            stream, seq = self._append(target, records, headers, now)
             if stream != NOWHERE:
                 stored.append((stream, seq, len(records.keys)))
             if target.live:
@@ -234,24 +262,16 @@ class Ingest:
         run: PublishRun[Target] = PublishRun()
         target = self.target(packet.topic)
         run.add(target, packet.topic, packet.payload, flags_of(packet))
-        self.store(run, {target: {0: packet}}, publisher)
+        self.store(run, {target: {0: packet}}, publisher, by_node=True)
 
     def _append(
-        self, target: Target, records: Records, packets: Mapping[int, Publish] | None, publisher: str | None
+        self, target: Target, records: Records, headers: dict[int, HeaderPairs] | None, now: int
     ) -> tuple[int, int]:
         """(the stream in which the records are read again, the first one's seq)."""
         keys, payloads, flags = records.keys, records.payloads, records.flags or None
-        if not target.streams or (target.kept_for_sessions and _all_qos0(records)):
+        if _is_for_nobody(target, records):
             self._counters.publishes_unrouted += len(keys)
             return NOWHERE, 0
-        now = self._wall_clock()
-        headers: dict[int, HeaderPairs] | None = None
-        if packets:
-            found = {index: to_headers(packet.properties, now) for index, packet in packets.items()}
-            headers = {index: pairs for index, pairs in found.items() if pairs} or None
-        if target.marked and publisher is not None:
-            found = headers or {}
-            headers = {index: (*found.get(index, ()), (PUBLISHER, publisher)) for index in range(len(keys))}
         for stream in target.streams[1:]:  # the log keeps the lists it gets, so every other stream needs its own
             self.log.append(
                 stream, now, keys.copy(), payloads.copy(), headers and headers.copy(), flags and flags.copy()
@@ -279,6 +299,25 @@ def flags_of(packet: Publish) -> int:
     if packet.dup:
         flags |= Flag.DUPLICATE_SUSPECTED
     return int(flags)
+
+
+def _headers(
+    target: Target, records: Records, packets: Mapping[int, Publish] | None, publisher: str | None, now: int
+) -> dict[int, HeaderPairs] | None:
+    """Index in the records -> headers, of those that have any."""
+    headers: dict[int, HeaderPairs] | None = None
+    if packets:
+        found = {index: to_headers(packet.properties, now) for index, packet in packets.items()}
+        headers = {index: pairs for index, pairs in found.items() if pairs} or None
+    if target.marked and publisher is not None:
+        found = headers or {}
+        headers = {index: (*found.get(index, ()), (PUBLISHER, publisher)) for index in range(len(records.keys))}
+    return headers
+
+
+def _is_for_nobody(target: Target, records: Records) -> bool:
+    """Whether no stream takes the records."""
+    return not target.streams or (target.kept_for_sessions and _all_qos0(records))
 
 
 def _all_qos0(records: Records) -> bool:

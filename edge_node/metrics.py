@@ -6,9 +6,10 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from config.metrics import EDGE_METRICS
-from edge_node.status import NodeStatus, gap_reason, write_amplification
+from edge_node.status import NodeStatus, write_amplification
 from protocols.segment import GapReason
 from replication.status import LinkState
+from storage.segment_log.gaps import reason_name
 
 _PREFIX = "weft_edge_"
 
@@ -55,7 +56,7 @@ def samples(status: NodeStatus) -> Iterator[Sample]:
         yield Sample("weft_edge_stream_bytes", status.log.stream_bytes(number), (name,))
         for reason in GapReason:
             lost = sum(gap.end - gap.first for gap in status.log.gaps(number) if gap.reason == reason)
-            yield Sample("weft_edge_stream_lost_records", lost, (name, gap_reason(reason)))
+            yield Sample("weft_edge_stream_lost_records", lost, (name, reason_name(reason)))
     for link in status.links:
         yield Sample("weft_edge_link_connected", link.state is LinkState.CONNECTED, (link.name,))
         yield Sample("weft_edge_link_pending_records", link.pending_records, (link.name,))

@@ -15,9 +15,10 @@ from edge_node.outage import OutageEstimate
 from edge_node.state import INTERNAL_STREAMS, StateCounters
 from protocols.batch import ClockReading, ClockState
 from protocols.lane import format_log_id
-from protocols.segment import GapNotice, GapReason
+from protocols.segment import GapNotice
 from replication.status import LinkStatus
 from storage.segment_log import LogStats, SegmentLog
+from storage.segment_log.gaps import reason_name
 
 AnyCounters = Counters | DoorCounters | StateCounters
 
@@ -178,14 +179,9 @@ def _lost_by_reason(gaps: list[GapNotice]) -> dict[str, int]:
     """Records under gap notices, by reason."""
     lost: dict[str, int] = {}
     for gap in gaps:
-        reason = gap_reason(gap.reason)
+        reason = reason_name(gap.reason)
         lost[reason] = lost.get(reason, 0) + gap.end - gap.first
     return lost
-
-
-def gap_reason(number: int) -> str:
-    """A gap notice's reason in words."""
-    return next((reason.name.lower() for reason in GapReason if reason == number), f"reason {number}")
 
 
 def _seconds(nanoseconds: int | None) -> float | None:

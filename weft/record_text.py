@@ -7,9 +7,9 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from edge_node.log_view import Damage
-from edge_node.log_view.records import reason_name
 from edge_node.tail import Gap, Item, LogReplaced, Missing, Taken
 from protocols.batch import Flag, HeaderPairs, Record
+from storage.segment_log.gaps import reason_name
 
 PAYLOAD_SHOWN_MAX = 1000
 """Characters of a payload in a line for people; programs get all of it."""

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from protocols import batch
 from protocols.batch import Flag, Record
 from protocols.columns import read_u32s
-from protocols.segment import GapReason
 from protocols.topics import matches
 
 
@@ -56,11 +55,3 @@ def choose(body: bytes, choice: Choice) -> Iterator[Record]:
                 bytes(payload[offsets[at] : offsets[at + 1]]), columns.headers.get(at, ()),
                 Flag(columns.flags[at]) if columns.flags else Flag(0),
             )  # fmt: skip
-
-
-def reason_name(reason: int) -> str:
-    """A gap's reason as people know it; the number when a later release made it up."""
-    try:
-        return GapReason(reason).name.lower()
-    except ValueError:
-        return f"reason {reason}"

@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from edge_node.log_view import StreamSummary
-from edge_node.log_view.records import reason_name
 from edge_node.query.tables import GAPS, GAPS_TABLE, STREAMS, STREAMS_TABLE, insert
 from edge_node.query.times import time_text
 from edge_node.tail import INTERNAL_STREAMS
+from storage.segment_log.gaps import reason_name
 
 
 def fill(

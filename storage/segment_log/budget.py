@@ -110,7 +110,10 @@ def make_room(state: LogState, commit_bytes: int) -> Room:
     limit = min(settings.budget_bytes, used + state.filesystem.free_bytes(state.directory))
     overhead = 2 * opening_bytes(state)
     wished = max(settings.segment_bytes, commit_bytes + commit_bytes // 8 + overhead)
-    plan = make_plan(state, state.segments, used + wished + settings.spare_bytes - limit)
+    wanted = used + wished + settings.spare_bytes - limit
+    # What was admitted was promised room without the segment that was sealed just now: to move that may cost the rest.
+    plans = (make_plan(state, segments, wanted) for segments in (state.segments, state.segments[:-1]))
+    plan = max(plans, key=lambda plan: min(plan.freed_bytes, wanted))
     gone = sum(segment.size for segment in plan.victims) + sum(state.asides[path] for path in plan.asides)
     least = overhead + plan.moved_bytes + commit_bytes
     length = max(least, min(wished + plan.moved_bytes, limit - settings.spare_bytes - used + gone))

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import errno
 import logging
+import os
 from collections.abc import Callable
 
 import zstandard
 
 from protocols import batch
 from protocols.batch import ClockReading
-from protocols.segment import ENTRY_HEADER_BYTES, EntryKind, Kept, encode_body, encode_streams
+from protocols.segment import ENTRY_HEADER_BYTES, EntryKind, Kept, encode_body, encode_streams, file_name
 from storage.segment_log.budget import Room, forget_released, make_room
 from storage.segment_log.errors import LogFailed
 from storage.segment_log.moving import UnmovableSegment
@@ -142,7 +143,10 @@ class Committer:
         try:
             return open_segment(self._state, position, self._wall_clock(), room)
         except OSError as error:
-            if error.errno != errno.ENOSPC or room.first_length <= room.least:
+            path = os.path.join(self._state.directory, file_name(position))
+            # Once it has its name it was the sync of that which failed, and no sync is tried again.
+            is_named = self._state.filesystem.exists(path)
+            if error.errno != errno.ENOSPC or room.first_length <= room.least or is_named:
                 raise
         # Others took the space since it was looked up. Nothing was changed; what is there already may yet fit.
         least = room._replace(first_length=room.least, length=room.least)

@@ -7,8 +7,12 @@ from typing import NamedTuple
 
 from protocols import batch
 from protocols.errors import Corrupt
+from protocols.ranges import RangeSet
 from protocols.segment import ENTRY_HEADER_BYTES, EntryHeader, EntryKind, decode_entry, peek_entry, sound_entry
 from storage.filesystem import File
+
+_BLOCK_BYTES = 4096
+"""What a device reads or cannot read as one: a page."""
 
 
 class Frame(NamedTuple):
@@ -44,6 +48,8 @@ class SegmentBytes:
         self.end = end
         self._window_bytes = window_bytes
         self._unreadable_as_zeros = unreadable_as_zeros
+        self.unreadable = RangeSet()
+        """Offsets that were looked at, and are zeros only because the device cannot read them."""
         self._start = 0
         self._window = memoryview(b"")
 
@@ -57,24 +63,42 @@ class SegmentBytes:
         at = offset - self._start
         if at < 0 or at + length > len(self._window):
             self._start, at = offset, 0
-            self._window = memoryview(self._read(offset, min(max(length, self._window_bytes), self.end - offset)))
+            self._window = memoryview(self._read(offset, length))
         return self._window[at : at + length]
 
+    def is_unreadable(self, start: int, end: int) -> bool:
+        """Whether the device could not read some of these bytes when they were looked at."""
+        return self.unreadable.missing(start, end) != [(start, end)]
+
     def _read(self, offset: int, length: int) -> bytes:
-        try:
-            return self._file.read_at(offset, length)
-        except OSError as error:
-            if not self._unreadable_as_zeros or error.errno != errno.EIO:
-                raise
+        """``length`` bytes from ``offset``, and as many more as the window holds if the device can read them."""
+        wished = min(max(length, self._window_bytes), self.end - offset)
         # One bad sector must not take its whole window along.
-        parts = []
-        for at in range(offset, offset + length, 4096):
-            size = min(4096, offset + length - at)
+        try:
+            data = self._file.read_at(offset, wished)
+            if len(data) == wished or not self._unreadable_as_zeros:
+                return data
+        except OSError as error:
+            if error.errno != errno.EIO or (length == wished and not self._unreadable_as_zeros):
+                raise
+        return self._read_blocks(offset, wished) if self._unreadable_as_zeros else self._file.read_at(offset, length)
+
+    def _read_blocks(self, offset: int, length: int) -> bytes:
+        data = bytearray()
+        while len(data) < length:
+            at = offset + len(data)
+            size = min(_BLOCK_BYTES - at % _BLOCK_BYTES, length - len(data))
             try:
-                parts.append(self._file.read_at(at, size).ljust(size, b"\0"))
-            except OSError:
-                parts.append(bytes(size))
-        return b"".join(parts)
+                part = self._file.read_at(at, size)
+            except OSError as error:
+                if error.errno != errno.EIO:
+                    raise
+                part = bytes(size)
+                self.unreadable.add(at, at + size)
+            if not part:
+                break  # the file was cut meanwhile
+            data += part
+        return bytes(data)
 
     def peek(self, offset: int) -> EntryHeader | None:
         """What the entry at ``offset`` claims to be, unchecked; None where entries end.

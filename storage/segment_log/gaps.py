@@ -36,3 +36,11 @@ def merged(notices: Iterable[GapNotice]) -> list[GapNotice]:
 def notices(stream: int, ranges: Iterable[Range], reason: GapReason, now: int) -> list[GapNotice]:
     """A notice for each of the ranges."""
     return [GapNotice(stream, first, end, reason, now) for first, end in ranges]
+
+
+def reason_name(reason: int) -> str:
+    """A notice's reason as people know it; the number when a later release made it up."""
+    try:
+        return GapReason(reason).name.lower()
+    except ValueError:
+        return f"reason {reason}"

@@ -26,7 +26,7 @@ from protocols.segment import (
 from storage.filesystem import File, FileSystem, OSFileSystem
 from storage.segment_log.frames import Frame, SegmentBytes
 from storage.segment_log.quarantine import DAMAGED
-from storage.segment_log.scan import find_entry
+from storage.segment_log.scan import find_entry, hides_entries
 
 EntryValue = BatchHeader | dict[int, StreamEntry] | GapNotice | ClockNotice | Kept | Footer | None
 
@@ -48,6 +48,8 @@ class Inspected(NamedTuple):
     """The whole batch of a ``BATCH`` or ``MOVED`` entry, for ``protocols.batch.records``; empty for others."""
     problem: str | None
     """What is wrong at this offset, or None."""
+    is_unreadable: bool = False
+    """Whether that is a block which the device cannot read: no crash leaves one."""
 
 
 def inspect_log(directory: str, filesystem: FileSystem | None = None) -> Iterator[Inspected]:
@@ -77,40 +79,58 @@ def inspect_segment(path: str, filesystem: FileSystem | None = None) -> Iterator
         header = head.value if isinstance(head.value, SegmentHeader) else None
         position = header.first_position if header else format_.parse_file_name(name.removesuffix(DAMAGED))
         if position is not None:
-            yield from _inspect_entries(SegmentBytes(file, position, file.size(), unreadable_as_zeros=True), name)
+            yield from _inspect_entries(file, position, name)
     finally:
         file.close()
 
 
 def _inspect_header(file: File, name: str) -> Inspected:
     try:
-        header = format_.decode_header(file.read_at(0, HEADER_BYTES))
+        source = SegmentBytes(file, 0, HEADER_BYTES, unreadable_as_zeros=True)
+        header = format_.decode_header(source.piece(0, HEADER_BYTES))
         return Inspected(name, 0, header.first_position, None, header, b"", None)
     except CodecError as error:
         return Inspected(name, 0, 0, None, None, b"", str(error))
 
 
-def _inspect_entries(source: SegmentBytes, name: str) -> Iterator[Inspected]:
+def _inspect_entries(file: File, position: int, name: str) -> Iterator[Inspected]:
+    source = _source(file, position)
     offset = HEADER_BYTES
     while offset < source.end:
-        problem = None
-        try:
-            frame = source.entry(offset)
-        except CodecError as error:
-            frame, problem = None, str(error)
+        frame, problem = _frame(source, offset)
         if frame is not None:
-            yield _inspect_frame(name, source.first_position + offset, frame)
+            yield _inspect_frame(name, position + offset, frame)
             if frame.kind is EntryKind.FOOTER:
                 return
             offset = frame.end
             continue
         following = _next_entry(source, offset)
-        if problem or following is not None:
-            position = source.first_position + offset
-            yield Inspected(name, offset, position, None, None, b"", problem or "zeros where entries should be")
+        unreadable = hides_entries(source, offset) if following is None else source.is_unreadable(offset, following)
+        if following is not None and not unreadable:
+            # Bytes are written in their order: what was being written here at the first look is there now.
+            source = _source(file, position)
+            frame, problem = _frame(source, offset)
+            if frame is not None:
+                continue
+        if problem or following is not None or unreadable:
+            problem = problem or "zeros where entries should be"
+            problem = "the disk cannot read what stands here" if unreadable else problem
+            yield Inspected(name, offset, position + offset, None, None, b"", problem, unreadable)
         if following is None:
             return
         offset = following
+
+
+def _source(file: File, position: int) -> SegmentBytes:
+    return SegmentBytes(file, position, file.size(), unreadable_as_zeros=True)
+
+
+def _frame(source: SegmentBytes, offset: int) -> tuple[Frame | None, str | None]:
+    """The entry at ``offset``, or what is wrong there; neither where entries end."""
+    try:
+        return source.entry(offset), None
+    except CodecError as error:
+        return None, str(error)
 
 
 def _next_entry(source: SegmentBytes, offset: int) -> int | None:

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from protocols.batch import ClockReading, HeaderPairs
 from protocols.lane import NAME_RULE, valid_name
 from protocols.ranges import RangeSet
-from protocols.segment import GapNotice
+from protocols.segment import GapNotice, GapReason
 from storage.filesystem import FileSystem, Lock, OSFileSystem
 from storage.segment_log.budget import admit, admit_to_stream, forget_released, shortage
 from storage.segment_log.committer import Committer, Post
 from storage.segment_log.errors import LogFailed, LogFull
+from storage.segment_log.gaps import notices
 from storage.segment_log.giving_up import give_up, whole_batches
 from storage.segment_log.identity import identity, keep_identity
 from storage.segment_log.loading import load_directory
@@ -27,6 +28,8 @@ from storage.segment_log.together import Together
 from storage.segment_log.writer import WriterThread
 
 EndOfTurn = Callable[[Callable[[], None]], object]
+AskedRun = tuple[int, list[bytes], list[bytes], dict[int, HeaderPairs] | None]
+"""(stream, keys, payloads, headers) as for ``SegmentLog.append``."""
 
 
 class SegmentLog:
@@ -140,8 +143,14 @@ class SegmentLog:
         """
         if not valid_name(name):
             raise ValueError(f"{name!r} cannot name a stream: {NAME_RULE}")
-        with self._state.changed:
-            return self._state.declare(name)
+        state = self._state
+        with state.changed:
+            if name in state.numbers or not state.first_seq:
+                return state.declare(name)
+            stream = state.declare(name)
+            state.queue.add_gaps(notices(stream, [(0, state.first_seq)], GapReason.CORRUPTION, self._wall_clock()))
+            state.changed.notify()
+            return stream
 
     def streams(self) -> dict[str, int]:
         """All streams of the log by name, also those that no configuration names any more."""
@@ -225,12 +234,35 @@ class SegmentLog:
         Args:
             reserve_bytes: room that is made sure of at the start (headers and 512 bytes an append included): appends
                 within it are not refused, not even those to a stream that is full (``StreamPolicy.retain_bytes``), so
-                that either all of them are taken or none.
+                that either all of them are taken or none. To have such a stream refuse, see ``ask_room``.
 
         Raises:
             LogFull, LogFailed: on entering it; nothing was changed.
         """
         return Together(self._state, reserve_bytes, self._admit)
+
+    def ask_room(self, runs: Iterable[AskedRun], time: int) -> None:
+        """Make sure that streams with a size of their own take all of these runs; within ``together``, before the first
+        is appended. Owner's thread only.
+
+        Args:
+            time: ns since 1970.
+
+        Raises:
+            LogFull: one of the streams is full. Nothing was changed: append none of them.
+        """
+        sizes: dict[int, int] = {}
+        for stream, keys, payloads, headers in runs:
+            if keys and self._lane(stream).policy.retain_bytes is not None:
+                size = run_bytes(keys, payloads, headers) + BATCH_OVERHEAD_BYTES
+                sizes[stream] = sizes.get(stream, 0) + size
+        with self._state.lock:
+            for refusing in (True, False):
+                # Those that refuse first: nobody's records are dropped for a run that is not taken.
+                for stream, size in sizes.items():
+                    lane = self._lane(stream)
+                    if (lane.policy.when_full == "refuse") is refusing:
+                        admit_to_stream(self._state, stream, lane, size, time)
 
     def appended_together(self) -> list[tuple[int, int, int]] | None:
         """(stream, first seq, count) of each append of the context ``together`` so far; None outside of one."""

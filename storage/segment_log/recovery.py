@@ -7,12 +7,13 @@ is a directory that a later release wrote, which is left alone.
 from __future__ import annotations
 
 import contextlib
+import errno
 import logging
 import os
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
-from protocols.ranges import RangeSet
+from protocols.ranges import SEQ_END, RangeSet
 from protocols.segment import GapNotice
 from storage.filesystem import FileSystem
 from storage.segment_log.budget import Room
@@ -40,6 +41,9 @@ class RecoveryReport:
     torn_file: str | None = None
     torn_offset: int | None = None
     """Offset in ``torn_file`` at which was cut."""
+    unreadable_bytes: int = 0
+    """Bytes that the device cannot read where the newest records stood. How many records they held is not known: those
+    of ``gaps`` that end at a stream's next number say how many at most."""
     damaged: tuple[str, ...] = ()
     """Files in which damage was found, or that may be another log's, each kept aside as ``<name>.damaged``."""
     gaps: tuple[GapNotice, ...] = ()
@@ -74,6 +78,11 @@ def fold(state: LogState, loaded: list[Loaded]) -> None:
         for gap in item.segment.index.gaps:
             state.lanes[gap.stream].held.remove(gap.first, gap.end)
     state.collect_gaps()
+    newest = loaded[-1].scan if loaded else None
+    for stream in state.lanes:
+        if newest and newest.hidden_max and stream not in newest.exact:
+            next_seqs[stream] = min(next_seqs.get(stream, 0) + newest.hidden_max, SEQ_END)
+    state.first_seq = newest.hidden_max if newest else 0
     for stream, lane in state.lanes.items():
         lane.next_seq = lane.durable_end = next_seqs.get(stream, 0)
         state.numbers[lane.name] = stream
@@ -147,6 +156,9 @@ def continue_or_create(state: LogState, loaded: list[Loaded], now: int) -> Segme
         position = newest.segment.first_position + newest.segment.size
         if newest.scan is None:
             _seal_again(state.filesystem, newest.segment)
+        elif newest.scan.unreadable_bytes or not _reads_again(state.filesystem, newest):
+            # Nothing is written to a file whose blocks cannot be read: it stays as it is, unsealed.
+            _sync(state.filesystem, newest.segment.path)
         else:
             writer = _resume(state, newest)
             if not newest.damaged:
@@ -164,6 +176,29 @@ def _seal_again(filesystem: FileSystem, segment: Segment) -> None:
     try:
         file.write_at(segment.end, file.read_at(segment.end, segment.size - segment.end))
         file.truncate(segment.size)
+        file.sync()
+    finally:
+        file.close()
+
+
+def _reads_again(filesystem: FileSystem, newest: Loaded) -> bool:
+    """Whether the device reads the last commit a second time."""
+    assert newest.scan is not None
+    file = filesystem.open(newest.segment.path, read_only=True)
+    try:
+        file.read_at(newest.scan.last_mark, newest.segment.end - newest.scan.last_mark)
+    except OSError as error:
+        if error.errno != errno.EIO:
+            raise
+        return False
+    finally:
+        file.close()
+    return True
+
+
+def _sync(filesystem: FileSystem, path: str) -> None:
+    file = filesystem.open(path)
+    try:
         file.sync()
     finally:
         file.close()
@@ -235,6 +270,13 @@ def recover(
     lanes = {lane.name: lane.next_seq for lane in state.lanes.values()}
     report = RecoveryReport(log_id is None, len(loaded), damaged=damaged, gaps=tuple(gaps), lanes=lanes)
     newest = loaded[-1] if loaded else None
+    if newest and newest.scan and newest.scan.unreadable_bytes:
+        report = replace(report, unreadable_bytes=newest.scan.unreadable_bytes)
+        logger.error(
+            "%d bytes of %s where the newest records stood cannot be read. How many records they held is not known: "
+            "the notices say up to how many, and streams go on behind them at %s",
+            report.unreadable_bytes, newest.segment.path, lanes,
+        )  # fmt: skip
     if newest and newest.scan and newest.scan.torn_bytes:
         path, end, torn_bytes = newest.segment.path, newest.segment.end, newest.scan.torn_bytes
         report = replace(report, torn_bytes=torn_bytes, torn_file=path, torn_offset=end)

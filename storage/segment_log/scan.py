@@ -9,8 +9,11 @@ begins a commit only after the fsync of the one before. So bytes that are no val
   acknowledged. Cutting there would throw away acknowledged records in silence; the bad bytes alone are lost, what
   follows is kept, and the lost sequence numbers get a gap notice.
 
-The one case that cannot be told apart is damage to the very last commit of an unsealed segment: it reads as torn.
-A mark names the streams that the commit before it wrote, with their next seq, so that no lost entry can make a
+- *unreadable*: the device fails to read a block (EIO) where entries may stand. No crash leaves that, so it is damage,
+  also with no mark after it. What stood there is not known; what may have stood there is bounded by its length.
+
+The one case that cannot be told apart is readable damage to the very last commit of an unsealed segment: it reads as
+torn. A mark names the streams that the commit before it wrote, with their next seq, so that no lost entry can make a
 sequence number be given out twice.
 
 After bad bytes the next entry is found by the length in the bad entry's header if that leads to a sound entry (so that
@@ -38,8 +41,10 @@ from protocols.segment import (
 )
 from storage.segment_log.frames import Frame, SegmentBytes
 from storage.segment_log.index import SegmentIndex
+from storage.segment_log.settings import BATCH_RECORDS_MAX
 
 _NO_BYTES = memoryview(b"")
+_BATCH_BYTES_MIN = ENTRY_HEADER_BYTES + batch.HEADER_BYTES
 _SEARCH_BYTES = 1 << 20
 _KIND_AT = 8
 """Offset of the kind byte in an entry's header."""
@@ -77,6 +82,13 @@ class Scan:
     """Streams of which entries follow the last mark: the next mark must name them."""
     torn_bytes: int = 0
     """Bytes after ``end`` up to the last that is not zero."""
+    unreadable_bytes: int = 0
+    """Of the damage, what holds blocks that the device cannot read in a segment that was not sealed."""
+    hidden_max: int = 0
+    """So many records of each stream, at most, stood there and nothing after it tells of them; see ``exact``."""
+    exact: set[int] = field(default_factory=set)
+    """Streams that new records, marks or ``KEPT`` entries after the last damage name: their ``next_seqs`` are right all
+    the same. Notices and moved records are of old numbers and tell nothing."""
     _resumed: set[tuple[int, bool]] = field(default_factory=set)
 
     def accept(self, found: _Found) -> None:
@@ -84,6 +96,7 @@ class Scan:
         frame, value, after_hole = found
         if after_hole:
             self._resumed.clear()
+            self.exact.clear()
         self.end = frame.end
         if isinstance(value, BatchHeader):
             moved = frame.kind is EntryKind.MOVED
@@ -94,10 +107,12 @@ class Scan:
             self._saw(value.stream, value.base_seq, value.end_seq)
             if not moved:
                 self.unmarked.add(value.stream)
+                self.exact.add(value.stream)
         elif isinstance(value, Kept):
             self.index.kept = value.lanes
             for kept in value.lanes:
                 self._saw(kept.stream, kept.next_seq, kept.next_seq)
+                self.exact.add(kept.stream)
         elif isinstance(value, GapNotice):
             self.index.add_gap(value)
             self._saw(value.stream, value.first, value.end)
@@ -108,10 +123,24 @@ class Scan:
             for stream, entry in value.items():
                 self.index.streams[stream] = entry.name
                 self._saw(stream, entry.next_seq, entry.next_seq)
+                self.exact.add(stream)
 
     def _saw(self, stream: int, first: int, end: int) -> None:
         self.begins.setdefault(stream, first)
         self.next_seqs[stream] = max(self.next_seqs.get(stream, 0), end)
+
+    def hide(self, source: SegmentBytes, holes: list[tuple[int, int]], *, marked: bool) -> None:
+        """Take note of what cannot be read.
+
+        Args:
+            marked: a commit mark follows, so that a single lost entry cannot hide a number.
+        """
+        unreadable = [hole for hole in holes if source.is_unreadable(*hole)]
+        self.unreadable_bytes += sum(end - start for start, end in unreadable)
+        if unreadable and not (marked and len(holes) == 1 and _is_one_entry(source, *holes[0])):
+            # Compressed, any number of equal records takes next to nothing: only batches have a least size.
+            batches = sum(-(-(end - start) // _BATCH_BYTES_MIN) for start, end in unreadable)
+            self.hidden_max += batches * BATCH_RECORDS_MAX
 
 
 def scan_segment(source: SegmentBytes, *, may_be_torn: bool) -> Scan:
@@ -146,17 +175,51 @@ def scan_segment(source: SegmentBytes, *, may_be_torn: bool) -> Scan:
         if not sealing:
             doubtful.append(found)
         if not may_be_torn or not holes or sealing or found.frame.kind is EntryKind.STREAMS:
-            scan.damage += holes
-            for known in doubtful:
-                scan.accept(known)
-            holes.clear()
-            doubtful.clear()
+            if may_be_torn:
+                scan.hide(source, holes, marked=True)
+            _settle(scan, holes, doubtful)
         if sealing:
             # The crash came while the segment was sealed; the footer says nothing that the entries do not.
             return scan
         offset, after_hole = found.frame.end, False
+    if may_be_torn and hides_entries(source, scan.end):
+        scan.hide(source, holes, marked=False)
+        _settle(scan, holes, doubtful)
+        if hides_entries(source, scan.end):
+            tail = scan.end, source.unreadable.end
+            scan.damage.append(tail)
+            scan.hide(source, [tail], marked=False)
+            scan.exact.clear()
+        return scan
     scan.torn_bytes = _last_nonzero(source, scan.end) - scan.end
     return scan
+
+
+def _settle(scan: Scan, holes: list[tuple[int, int]], doubtful: list[_Found]) -> None:
+    """The holes are damage, and what follows them counts."""
+    scan.damage += holes
+    for known in doubtful:
+        scan.accept(known)
+    holes.clear()
+    doubtful.clear()
+
+
+def hides_entries(source: SegmentBytes, end: int) -> bool:
+    """Whether the device cannot read a block at which entries may stand, behind those that were found up to ``end``.
+
+    Where the next entry's header can be read and is zeros, no commit was ever synced.
+    """
+    if source.unreadable.end <= end:
+        return False
+    return source.is_unreadable(end, end + ENTRY_HEADER_BYTES) or any(source.piece(end, ENTRY_HEADER_BYTES))
+
+
+def _is_one_entry(source: SegmentBytes, start: int, end: int) -> bool:
+    try:
+        head = source.peek(start)
+    except CodecError:
+        return False
+    return head is not None and start + ENTRY_HEADER_BYTES + head.length == end
 
 
 def _entry_at(source: SegmentBytes, offset: int, after_hole: bool) -> _Found | None:

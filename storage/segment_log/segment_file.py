@@ -92,7 +92,7 @@ class SegmentWriter:
             length: of the file, or more when the entries need it.
 
         Raises:
-            OSError: nothing under the segment's name was made.
+            OSError: nothing under the segment's name was made, unless making the name durable is what failed.
         """
         path = os.path.join(directory, file_name(header.first_position))
         with contextlib.suppress(FileNotFoundError):

@@ -98,6 +98,8 @@ class LogState:
         self.unmarked: set[int] = set()
         """Streams that the next commit mark must name: declared, or written by the last commit."""
         self.counters = Counters()
+        self.first_seq = 0
+        """Where streams begin that are declared now: a block that cannot be read may hide such a stream's name."""
         self.refused_bytes = 0
         """The longest append that was refused for want of disk since the last one that found room."""
         self.changes = 0
@@ -117,11 +119,11 @@ class LogState:
         }
 
     def declare(self, name: str) -> int:
-        """The number of a stream, a new one if the name is new."""
+        """The number of a stream, a new one if the name is new. Below ``first_seq`` it needs a notice then."""
         number = self.numbers.get(name)
         if number is None:
             number = self.numbers[name] = max(self.lanes, default=0) + 1
-            self.lanes[number] = LaneState(name)
+            self.lanes[number] = LaneState(name, self.first_seq, self.first_seq)
             self.unmarked.add(number)
         return number
 

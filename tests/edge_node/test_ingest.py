@@ -1,3 +1,4 @@
+import random
 from pathlib import Path
 
 import pytest
@@ -8,6 +9,7 @@ from protocols.batch import Flag
 from protocols.mqtt.packets import PubAck, Publish, Subscription
 from protocols.mqtt.properties import Properties
 from protocols.mqtt.publish_run import PublishRun
+from storage.segment_log import LogFull, StreamPolicy
 from tests.edge_node.mqtt_harness import RawClient, running
 
 
@@ -81,3 +83,49 @@ async def test_the_log_names_the_publisher_where_a_session_does_not_want_its_own
         client.send(Publish(b"plant/a", b"own", 1, 1), Publish(b"plant/b", b"", 1, 2))
         assert [await client.receive(), await client.receive()] == [PubAck(1), PubAck(2)]
         assert [record.headers for record in await node.stored()] == [((PUBLISHER, "c"),), ()]
+
+
+@pytest.mark.parametrize("clean_start", [True, False])
+async def test_a_full_stream_refuses_whoever_publishes_to_it(tmp_path: Path, clean_start: bool) -> None:
+    async with running(tmp_path, patterns={"small": ["s"], "large": ["l"]}) as node:
+        small = node.log.stream("small")
+        node.log.set_policy(small, StreamPolicy(retain_bytes=8000))
+        client = await RawClient.connect(node.port, "c", clean_start=clean_start)
+        acknowledged = 0
+        while True:
+            client.send(Publish(b"s", random.Random(acknowledged).randbytes(500), 1, acknowledged + 1))
+            if await client.receive() is None:
+                break
+            acknowledged += 1
+        assert 5 < acknowledged < 16
+        assert node.log.stream_bytes(small) <= 8000
+        assert len(await node.stored("small")) == acknowledged
+        client = await RawClient.connect(node.port, "c", clean_start=clean_start)
+        client.send(Publish(b"l", b"x", 1, 1))
+        assert await client.receive() == PubAck(1)
+
+
+async def test_what_belongs_together_is_refused_as_a_whole_when_one_stream_is_full(tmp_path: Path) -> None:
+    async with running(tmp_path, patterns={"drops": ["a"], "small": ["b"], "both": ["a", "b"]}) as node:
+        log, store = node.log, node.broker.ingest.store
+        log.set_policy(log.stream("drops"), StreamPolicy("drop_oldest", retain_bytes=5000))
+        log.set_policy(log.stream("small"), StreamPolicy(retain_bytes=5000))
+
+        def read_of(size: int) -> PublishRun[ingest.Target]:
+            run: PublishRun[ingest.Target] = PublishRun()
+            for topic in (b"a", b"b"):
+                run.add(node.broker.ingest.target(topic), topic, random.Random(size).randbytes(size), 0)
+            return run
+
+        with log.together(20_000):
+            store(read_of(4000), {})
+        await node.durable()
+        before = [(log.next_seq(log.stream(name)), log.ranges(log.stream(name)).count()) for name in ("drops", "both")]
+        with pytest.raises(LogFull, match="stream small takes"), log.together(20_000):
+            store(read_of(2000), {})
+        await node.durable()
+        after = [(log.next_seq(log.stream(name)), log.ranges(log.stream(name)).count()) for name in ("drops", "both")]
+        assert after == before == [(1, 1), (2, 2)]
+        # Nobody would send a will again: it is taken.
+        with log.together(20_000):
+            node.broker.ingest.publish(Publish(b"b", bytes(2000), 1, 1))

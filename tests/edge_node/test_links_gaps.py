@@ -113,6 +113,31 @@ async def test_a_hub_names_every_loss_with_its_reason_and_then_the_log_forgets_i
     log.close()
 
 
+async def test_a_hub_takes_a_notice_that_says_up_to_how_many(tmp_path: Path) -> None:
+    """Where the newest records stood the disk cannot be read: the stream goes on far behind them."""
+    disk = FakeFileSystem()
+    log = open_log(disk)
+    put(log, "telemetry", 3)
+    disk.kill_process()
+    disk.lose_blocks(f"{DIRECTORY}/{next(inspect_log(DIRECTORY, disk)).segment}", 0, 4096)
+    log = open_log(disk)
+    put(log, "telemetry", 2)
+    stream = log.stream("telemetry")
+    end = log.next_seq(stream)
+    assert end > 65_536
+    async with running_hub(MemoryStore()) as hub:
+        links = links_of(tmp_path, log, hub.url, streams=("telemetry",))
+        links.start()
+
+        async def complete() -> bool:
+            return (await completeness(hub, "telemetry")).get("complete_below_seq") == end
+
+        await eventually(complete)
+        assert (await completeness(hub, "telemetry"))["gaps"] == [{"first": 0, "end": end - 2, "reason": "corruption"}]
+        await links.close()
+    log.close()
+
+
 async def test_a_hub_that_comes_later_is_told_what_is_gone(tmp_path: Path) -> None:
     disk = FakeFileSystem()
     log = open_log(disk)

@@ -35,6 +35,8 @@ class Node:
     unsynced: list[Change] = field(default_factory=list)
     synced: int = 0
     """Changes that are durable."""
+    unreadable: tuple[int, int] = (0, 0)
+    """The device cannot read these bytes."""
 
     def change(self, change: Change) -> None:
         apply(self.live, change)
@@ -65,7 +67,7 @@ class Node:
                 apply(content, Resize(max(len(content), change.offset + len(change.data))))
             for part in survivors(sectors(change), chance):
                 apply(content, part)
-        return Node(content, bytearray(content))
+        return Node(content, bytearray(content), unreadable=self.unreadable)
 
 
 def apply(content: bytearray, change: Change) -> None:

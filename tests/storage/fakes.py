@@ -64,6 +64,8 @@ class FakeFile:
 
     def read_at(self, offset: int, length: int) -> bytes:
         self._call("read_at")
+        if max(offset, self._node.unreadable[0]) < min(offset + length, self._node.unreadable[1]):
+            raise eio()
         return bytes(self._node.live[offset : offset + length])
 
     def allocate(self, length: int) -> None:
@@ -165,6 +167,10 @@ class FakeFileSystem:
         for content in (node.live, node.durable):
             if offset < len(content):
                 content[offset] ^= 1 << bit
+
+    def lose_blocks(self, path: str, first: int, end: int) -> None:
+        """From now on the device cannot read these bytes of a file."""
+        self._names[path].unreadable = (first, end)
 
     def content(self, path: str) -> bytearray:
         return self._names[path].live

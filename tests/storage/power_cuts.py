@@ -10,6 +10,7 @@ it does not need.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import logging
 import sys
 import time
@@ -33,14 +34,24 @@ class Outcome(NamedTuple):
     failures: list[str]
 
 
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Without what the logs say, thousands of times."""
+    logging.disable(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        logging.disable(logging.NOTSET)
+
+
 def run_seeds(first: int, end: int) -> Outcome:
     """All cuts of these seeds."""
-    logging.disable(logging.CRITICAL)
     cuts, failures = 0, []
     for seed in range(first, end):
         power_cuts = PowerCuts(seed)
         try:
-            power_cuts.run()
+            with _quiet():
+                power_cuts.run()
         except Violation as violation:
             failures.append(f"seed {seed}: {violation}")
         cuts += power_cuts.cuts
@@ -76,9 +87,9 @@ def _outcomes(seed: int, processes: int) -> Iterator[Outcome]:
 
 def replay(seed: int, keep: list[int] | None = None) -> str | None:
     """What goes wrong with a seed, or None."""
-    logging.disable(logging.CRITICAL)
     try:
-        PowerCuts(seed, keep=keep).run()
+        with _quiet():
+            PowerCuts(seed, keep=keep).run()
     except Violation as violation:
         return str(violation)
     return None

@@ -48,10 +48,12 @@ class Lane:
     """By an operator's word."""
     policy: StreamPolicy = DEFAULT_POLICY
     may_rot: bool = False
+    may_be_unreadable: bool = False
+    """How many of its records there were the disk cannot say, so it goes on behind all that there may have been."""
 
     def fork(self) -> Lane:
         copies = (self.released.copy(), self.noticed.copy(), self.given_up.copy())
-        return Lane(self.records, self.acked, self.ends, *copies, self.policy, self.may_rot)
+        return Lane(self.records, self.acked, self.ends, *copies, self.policy, self.may_rot, self.may_be_unreadable)
 
     def acknowledge(self, end: int, durable_end: int) -> None:
         """Everything below ``end`` was said to be durable, and the log's last batch ends at ``durable_end``."""
@@ -106,7 +108,8 @@ class Oracle:
             end = log.durable_end(numbers[name])
             demand(end == log.next_seq(numbers[name]), "the next number is not the durable end", name)
             demand(end >= lane.acked, "acknowledged records are gone from the end", name, end, lane.acked)
-            demand(end <= len(lane.records), "records that nobody appended", name, end, len(lane.records))
+            invented = end > len(lane.records) and not lane.may_be_unreadable
+            demand(not invented, "records that nobody appended", name, end, len(lane.records))
         demand(set(numbers) <= set(self.lanes), "streams that nobody declared", set(numbers) - set(self.lanes))
 
     def adopt(self, log: SegmentLog) -> None:

@@ -21,9 +21,6 @@ from tests.storage.power_cuts_machine import STREAMS, Machine, act
 from tests.storage.power_cuts_oracle import Oracle, Violation, demand
 
 STEPS = 60
-SLACK_SEGMENTS = 1
-"""How far over its budget a log may be for a moment: with 0, a commit longer than a segment and a cut after a failed
-deletion are found, about once in ten thousand cuts."""
 DEPTH_MAX = 3
 """Power cuts in the recovery of a power cut in a recovery."""
 POLICIES = (
@@ -73,7 +70,6 @@ class PowerCuts:
         self._clock = Clock()
         self._calls = 0
         self._step = 0
-        self._is_failing = False
 
     def run(self) -> int:
         """All steps and their cuts. Returns the number of cuts.
@@ -123,9 +119,7 @@ class PowerCuts:
             with self._cutting(machine.disk, machine.oracle, 0), contextlib.suppress(OSError):
                 machine.log.close()
         elif action == "failing call":
-            self._is_failing = True
             self._fail(machine, chance)
-            self._is_failing = False
             self._restart(machine, chance)
         elif action == "power cut":
             machine.disk = machine.disk.power_cut(chance)
@@ -199,10 +193,8 @@ class PowerCuts:
             disk.fail = no_failure
 
     def _check_budget(self, disk: FakeFileSystem) -> None:
-        if self._is_failing:
-            return  # what cannot be deleted takes its place
         used, budget = disk.used_bytes(), self.settings.budget_bytes
-        demand(used <= budget + SLACK_SEGMENTS * self.settings.segment_bytes, "over the budget", used, budget)
+        demand(used <= budget, "over the budget", used, budget)
 
     def _cut(self, disk: FakeFileSystem, oracle: Oracle, chance: random.Random, depth: int) -> None:
         try:

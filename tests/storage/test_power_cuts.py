@@ -37,6 +37,17 @@ def test_power_cuts_lose_alter_double_and_invent_nothing() -> None:
     check(1_500, seed=20_261_120)
 
 
+@pytest.mark.parametrize(
+    ("seed", "keep"),
+    [
+        pytest.param(5000694, None, id="a commit longer than a segment"),
+        pytest.param(9000026, [45], id="the sync of a new segment's name fails with ENOSPC"),
+    ],
+)
+def test_lives_that_once_went_over_the_budget(seed: int, keep: list[int] | None) -> None:
+    PowerCuts(seed, keep=keep).run()
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_twenty_thousand_power_cuts() -> None:
@@ -212,5 +223,32 @@ def test_flipped_bits_cost_only_what_a_notice_names(seed: int) -> None:
         for number in log.streams().values():
             read_all(log, number)  # what a read finds damaged is given up now
         commit_all(log)
+        oracle.check(log, chance)
+        disk = disk.power_cut(chance)
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_blocks_that_cannot_be_read_cost_only_what_a_notice_names(seed: int) -> None:
+    chance = random.Random(seed)
+    disk, oracle = FakeFileSystem(), Oracle()
+    roomy = LogSettings(segment_bytes=1 << 14, budget_bytes=1 << 18, tail_bytes=0)
+    machine = Machine(disk, oracle, open_log(disk, roomy), Clock().wall)
+    for _ in range(chance.randint(1, 20)):
+        act(machine, "append", chance)
+        commit_all(machine.log)
+    # The process ends in the middle of its life, and the newest file has lost a block or two.
+    newest = segment_paths(disk)[-1]
+    first = chance.randrange(4) * 4096
+    disk.lose_blocks(newest, first, first + chance.choice((512, 4096, 8192)))
+    for lane in oracle.lanes.values():
+        lane.may_rot = lane.may_be_unreadable = True
+    for _ in range(3):
+        disk.kill_process()
+        log = open_log(disk, roomy)
+        for name, lane in oracle.lanes.items():
+            # The names of streams may be in the block as well.
+            assert log.next_seq(log.stream(name)) >= lane.acked
+        commit_all(log)
+        oracle.check_reopened(log)
         oracle.check(log, chance)
         disk = disk.power_cut(chance)

@@ -10,25 +10,34 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import CliRunner
+from click.exceptions import Abort
+from click.testing import CliRunner, Result
 
 from edge_node.clock import clock_reader, wall_clock
+from protocols.batch import BatchHeader
+from protocols.segment import GapReason
+from storage.filesystem import File, OSFileSystem
 from storage.segment_log import LogSettings, SegmentLog
+from storage.segment_log.inspect import inspect_segment
 from weft.cli import cli
 from weft.output import Failed
 
 
-@pytest.fixture
-def log(tmp_path: Path) -> Iterator[SegmentLog]:
-    log = SegmentLog.open(
-        str(tmp_path / "data"),
-        LogSettings(segment_bytes=1 << 16, budget_bytes=1 << 20),
+def open_log(folder: Path, settings: LogSettings) -> SegmentLog:
+    return SegmentLog.open(
+        str(folder),
+        settings,
         wall_clock=wall_clock,
         clock_reading=clock_reader(),
         random_bits=random.Random(1).getrandbits,
         post=lambda callback: callback(),
         start_writer=False,
     )
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> Iterator[SegmentLog]:
+    log = open_log(tmp_path / "data", LogSettings(segment_bytes=1 << 16, budget_bytes=1 << 20))
     yield log
     log.close()
 
@@ -157,3 +166,73 @@ def test_what_an_earlier_file_left_behind_is_never_shown_as_records(log: Segment
         moved.write_bytes(empty)
         _, lines = dump(moved)
         assert len(lines) == 1
+
+
+def drop(path: Path, *arguments: str, answer: str | None = None) -> Result:
+    return CliRunner().invoke(cli, ["log", "drop", str(path), *arguments], input=answer, standalone_mode=False)
+
+
+def test_a_backlog_is_dropped_once_the_operator_has_said_so(log: SegmentLog, tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    for payload in (b"one", b"two", b"three"):
+        append(log, payload)
+    assert "stop the node first" in str(drop(data, "telemetry", "--all").exception)
+    log.close()
+    asked = drop(data, "telemetry", "--below", "2", answer="n\n")
+    assert "give up 2 records of telemetry, taken in from 1970-01-01 00:00:00 UTC to 1970" in asked.output
+    assert isinstance(asked.exception, Abort)
+    done = drop(data, "telemetry", "--below", "2", answer="y\n")
+    assert done.exception is None
+    assert "gave up 2 records of telemetry" in done.output
+    _, lines = dump(data, "--records")
+    notices = [line["value"] for line in lines if line.get("kind") == "gap"]
+    assert [(notice["first"], notice["end"], notice["reason"]) for notice in notices] == [(0, 2, GapReason.OPERATOR)]
+    done = drop(data, "telemetry", "--all", "--yes", "--json")
+    assert json.loads(done.output) == {"stream": "telemetry", "records": 1, "ranges": [[2, 3]]}
+    assert "nothing was changed" in drop(data, "telemetry", "--all").output
+
+
+def test_what_cannot_be_dropped_is_refused_with_a_sentence(log: SegmentLog, tmp_path: Path) -> None:
+    append(log, b"one")
+    log.close()
+    data = tmp_path / "data"
+    assert "it has telemetry" in str(drop(data, "vibration", "--all").exception)
+    assert "either --below SEQ or --all" in str(drop(data, "telemetry").exception)
+    assert "either --below SEQ or --all" in str(drop(data, "telemetry", "--all", "--below", "3").exception)
+    assert isinstance(drop(tmp_path, "telemetry", "--all").exception, Failed)
+    assert not list(tmp_path.glob("*.seg"))
+
+
+def test_a_view_of_a_log_that_is_being_written_shows_no_holes(tmp_path: Path) -> None:
+    """A commit that is not there when its place is read, and is followed by others a moment later, is no damage."""
+    log = open_log(tmp_path / "data", LogSettings(segment_bytes=4 << 20, budget_bytes=32 << 20))
+    append(log, random.Random(1).randbytes(900_000))
+    (file,) = (tmp_path / "data").glob("*.seg")
+    seen: list[Any] = []
+    for found in inspect_segment(str(file), _AppendsAtFirstRead(log)):
+        assert found.problem is None, found
+        seen.append(found.value)
+    assert sum(isinstance(value, BatchHeader) for value in seen) == 3
+    log.close()
+
+
+class _AppendsAtFirstRead(OSFileSystem):
+    def __init__(self, log: SegmentLog) -> None:
+        self._log = log
+
+    def open(self, path: str, *, read_only: bool = False) -> File:
+        file = super().open(path, read_only=read_only)
+        read_at, reads = file.read_at, 0
+
+        def read(offset: int, length: int) -> bytes:
+            nonlocal reads
+            data = read_at(offset, length)
+            reads += 1
+            if reads == 2:
+                # After the header came a window; what is appended now it shows as zeros.
+                append(self._log, b"two")
+                append(self._log, random.Random(1).randbytes(2000))
+            return data
+
+        file.read_at = read  # type: ignore[method-assign]
+        return file

@@ -1,35 +1,33 @@
-"""``weft log``: look into an edge node's log, also while the node runs. Nothing is changed or locked."""
+"""``weft log``: look into an edge node's log, also while the node runs, and give up a backlog when it does not."""
 
 from __future__ import annotations
 
-import contextlib
 import os
-import sys
+import time
 from collections.abc import Iterator
 from typing import Any
 
 import click
 import msgspec
 
-from edge_node.log_view import SegmentView
 from protocols import batch, segment
 from protocols.batch import BatchHeader
-from protocols.errors import CodecError, UnsupportedVersion
+from protocols.errors import CodecError
 from protocols.lane import format_log_id
 from protocols.segment import SegmentHeader
-from storage.filesystem import File, OSFileSystem
+from storage.filesystem import DirectoryInUse
+from storage.segment_log import LogError
 from storage.segment_log.inspect import Inspected, inspect_segment
 from weft.commands.common import json_option
-from weft.output import FAILURE_EXIT_CODE, Failed, print_json_line
+from weft.commands.node_log import Target, readable, target_argument
+from weft.output import FAILURE_EXIT_CODE, Failed, Refused, print_json, print_json_line
 
 Facts = dict[str, Any]
-_ZEROS_MAX = 64 << 10
-"""More zeros than an entry ends with: longer runs of them are compressed."""
 
 
 @click.group("log")
 def command() -> None:
-    """Look into an edge node's log, also while the node runs."""
+    """Look into an edge node's log, or give up what waits in it."""
 
 
 @command.command()
@@ -60,6 +58,59 @@ def dump(path: str, records: bool, as_json: bool) -> int:
     return 0 if is_good else FAILURE_EXIT_CODE
 
 
+@command.command()
+@target_argument
+@click.argument("stream")
+@click.option("--below", type=click.IntRange(min=1), metavar="SEQ", help="Give up the records with numbers below SEQ.")
+@click.option("--all", "everything", is_flag=True, help="Give up all of the stream's records.")
+@click.option("--yes", is_flag=True, help="Do not ask.")
+@json_option
+def drop(target: str, stream: str, *, below: int | None, everything: bool, yes: bool, as_json: bool) -> None:
+    """Give up the backlog of STREAM on a node that is stopped, named by its CONFIG or its data_dir.
+
+    For records that nobody will fetch: a hub that will never come back, or old values that only keep newer ones
+    waiting. They are gone for good, and make room. A notice with the reason `operator` takes their place, and reaches
+    the hubs when their links connect again. What a hub has already it keeps. Batches go as a whole, so that some
+    records just below SEQ may stay.
+
+    \b
+    weft log drop /var/lib/weft telemetry --below 1200000
+    weft log drop edge.yaml telemetry --all --yes
+    """
+    from edge_node.give_up import NotTheOwner, UnknownStream, stopped_log
+
+    if (below is not None) == everything:
+        raise Refused("say how much to give up: either --below SEQ or --all")
+    found = Target.of(target)
+    try:
+        with readable(found), stopped_log(found.directory) as log:
+            backlog = log.backlog(stream, below)
+            count = backlog.numbers.count()
+            if count and not yes:
+                click.confirm(
+                    f"give up {count} records of {stream}, taken in from {_time(backlog.first_time)} to "
+                    f"{_time(backlog.last_time)}? Those that no hub has are lost for good",
+                    abort=True,
+                )
+            given_up = log.give_up(stream, below) if count else backlog.numbers
+    except DirectoryInUse:
+        raise Failed(f"{found.directory} is in use: stop the node first") from None
+    except UnknownStream as error:
+        raise Refused(str(error)) from None
+    except (LogError, NotTheOwner) as error:
+        raise Failed(str(error)) from None
+    if as_json:
+        print_json({"stream": stream, "records": given_up.count(), "ranges": given_up.to_wire()})
+    elif given_up:
+        click.echo(f"gave up {given_up.count()} records of {stream}; the hubs are told when their links connect")
+    else:
+        click.echo(f"{stream} has no such records: nothing was changed")
+
+
+def _time(nanoseconds: int) -> str:
+    return time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(nanoseconds / 1e9))
+
+
 def _segment_files(path: str) -> list[str]:
     if not os.path.isdir(path):
         return [path]
@@ -82,12 +133,11 @@ def _segment(path: str, with_records: bool) -> Iterator[Facts]:
     torn_at: int | None = None
     may_be_torn = _is_newest(path)
     try:
-        filesystem = _AsItIsNow(path) if may_be_torn else OSFileSystem()
-        for facts in _entries(path, filesystem, with_records):
+        for facts in _entries(path, with_records):
             is_bad = "error" in facts
             if is_bad and (not may_be_torn or facts["offset"] < segment.HEADER_BYTES):
                 facts["is_damage"] = True
-            elif is_bad and torn_at is None:
+            elif is_bad and torn_at is None and "is_damage" not in facts:
                 torn_at = facts["offset"]
             elif torn_at is not None and facts.get("kind") in ("streams", "footer"):
                 # A commit mark proves that what stands before it was synced: storage.segment_log.scan.
@@ -99,28 +149,13 @@ def _segment(path: str, with_records: bool) -> Iterator[Facts]:
         yield {"file": path, "offset": torn_at, "torn": "from here on nothing was acknowledged"}
 
 
-class _AsItIsNow(OSFileSystem):
-    """The newest segment without what the node appends meanwhile: a view of both would show holes that are none."""
-
-    def __init__(self, path: str) -> None:
-        self._end = sys.maxsize
-        with contextlib.suppress(UnsupportedVersion):
-            view = SegmentView(OSFileSystem(), path, segment.parse_file_name(os.path.basename(path)) or 0)
-            self._end = view.written_end() + _ZEROS_MAX
-            view.close()
-
-    def open(self, path: str, *, read_only: bool = False) -> File:
-        file = super().open(path, read_only=read_only)
-        size = min(file.size(), self._end)
-        file.size = lambda: size  # type: ignore[method-assign]
-        return file
-
-
-def _entries(path: str, filesystem: OSFileSystem, with_records: bool) -> Iterator[Facts]:
+def _entries(path: str, with_records: bool) -> Iterator[Facts]:
     size = os.path.getsize(path)
-    for found in inspect_segment(path, filesystem):
+    for found in inspect_segment(path):
         if found.problem is not None:
-            yield {"file": path, "offset": found.offset, "error": found.problem}
+            yield {"file": path, "offset": found.offset, "error": found.problem} | (
+                {"is_damage": True} if found.is_unreadable else {}
+            )
         elif isinstance(found.value, SegmentHeader):
             yield {
                 "file": path, "log_id": format_log_id(found.value.log_id), "created": found.value.created, "bytes": size
