@@ -8,7 +8,7 @@ from storage.segment_log.errors import LogFull
 from storage.segment_log.pending import BATCH_OVERHEAD_BYTES
 from storage.segment_log.plan import Plan, make_plan, opening_bytes
 from storage.segment_log.retention import shrink
-from storage.segment_log.settings import SEGMENT_SHARE_MIN
+from storage.segment_log.settings import SEGMENT_SHARE_MIN, SURE_ROOM_MARGIN_BYTES
 from storage.segment_log.state import LaneState, LogState
 
 
@@ -86,6 +86,13 @@ def _shortage(state: LogState, pending: int) -> str | None:
         f"the disk of {state.directory} has {free} bytes left and nothing in the log may be deleted yet: "
         "make space on the disk, or restore the link to the hub"
     )
+
+
+def sure_room(state: LogState) -> int:
+    """Pending bytes that ``admit`` would take without a look at the disk, and some less. Call with the lock."""
+    active = state.segments[-1]
+    left = active.size - active.end - active.index.footer_bytes - SURE_ROOM_MARGIN_BYTES
+    return min(left, state.settings.pending_bytes_max)
 
 
 class Room(NamedTuple):

@@ -12,7 +12,7 @@ import zstandard
 from protocols import batch
 from protocols.batch import ClockReading
 from protocols.segment import ENTRY_HEADER_BYTES, EntryKind, Kept, encode_body, encode_streams, file_name
-from storage.segment_log.budget import Room, forget_released, make_room
+from storage.segment_log.budget import Room, forget_released, make_room, sure_room
 from storage.segment_log.errors import LogFailed
 from storage.segment_log.moving import UnmovableSegment
 from storage.segment_log.opening import delete_free, kept_after, open_segment
@@ -86,7 +86,7 @@ class Committer:
             counters.commits += 1
             counters.records += commit.records
             counters.bytes_written += length
-            self._count_pages()
+            self._account()
 
     def _publish(self, commit: PendingCommit, entries: list[tuple[EntryKind, bytes]], offsets: list[int]) -> None:
         state, index = self._state, self._writer.segment.index
@@ -137,7 +137,7 @@ class Committer:
                 quarantine(state, damage.segment, self._wall_clock())
         with state.changed:
             forget_released(state)
-            self._count_pages()
+            self._account()
 
     def _open(self, position: int, room: Room) -> SegmentWriter:
         try:
@@ -152,9 +152,11 @@ class Committer:
         least = room._replace(first_length=room.least, length=room.least)
         return open_segment(self._state, position, self._wall_clock(), least)
 
-    def _count_pages(self) -> None:
+    def _account(self) -> None:
+        """Count what was written, and note the room that is left. Call with the lock."""
         self._state.counters.device_bytes += self._writer.device_bytes
         self._writer.device_bytes = 0
+        self._state.room_bytes = sure_room(self._state)
 
     def housekeep(self) -> None:
         """Let retention take its course; writes nothing unless something has expired. For the writer thread.
@@ -194,7 +196,7 @@ class Committer:
             self._writer.segment.index.streams = {stream: lane.name for stream, lane in state.lanes.items()}
             self._writer.segment.index.kept = kept
             self._writer.publish()
-            self._count_pages()
+            self._account()
         delete_free(state, free)
 
     def _seal(self) -> int:
@@ -205,7 +207,7 @@ class Committer:
             self._writer.segment.size = size
             self._writer.segment.index.forget_names()
             self._writer.segment.known_since = self._clock_reading().monotonic
-            self._count_pages()
+            self._account()
         return size
 
     def poison(self, error: Exception) -> LogFailed:

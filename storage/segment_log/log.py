@@ -197,10 +197,11 @@ class SegmentLog:
                 return base_seq
             if lane.policy.retain_bytes is not None:
                 self._admit_to_stream(stream, lane, size + BATCH_OVERHEAD_BYTES, time)
-            if size + BATCH_OVERHEAD_BYTES <= state.queue.reserved_bytes:
-                state.queue.reserved_bytes -= size + BATCH_OVERHEAD_BYTES
-            else:
-                self._admit(size + BATCH_OVERHEAD_BYTES)
+            needed = size + BATCH_OVERHEAD_BYTES
+            if needed <= state.queue.reserved_bytes:
+                state.queue.reserved_bytes -= needed
+            elif state.queue.raw_bytes + needed > state.room_bytes:
+                self._admit(needed)
             state.queue.add(stream, base_seq, Run(time, keys, payloads, headers, flags, size))
             if state.queue.together is not None:
                 state.queue.together.append((stream, base_seq, len(keys)))

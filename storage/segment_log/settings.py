@@ -13,6 +13,8 @@ COMMIT_BYTES_MAX = 4 << 20
 one commit (0.4 s at the 10 MB/s of an SD card) and the memory that the writer encodes into."""
 DUE_BYTES = 512 << 10
 """A commit begins once this much is pending, whatever else the owner's thread still has to read."""
+SURE_ROOM_MARGIN_BYTES = 64 << 10
+"""Appends are looked at closely when the newest segment has less room than this beyond what is pending."""
 RECORD_BYTES_MAX = 16 << 20
 """Longest record: key, payload and headers together."""
 POINT_SPACING_BYTES = 64 << 10

@@ -104,6 +104,8 @@ class LogState:
         """The longest append that was refused for want of disk since the last one that found room."""
         self.changes = 0
         """Counts what may turn a refusal into room: releases, deletions, records given up."""
+        self.room_bytes = 0
+        """Uncompressed bytes that may be pending without a closer look: the newest segment takes them."""
         self.refusal: tuple[int, int, str] | None = None
         """(``changes`` then, bytes, why) of the last refusal for want of budget: cheap to repeat."""
         self.failed: LogFailed | None = None
