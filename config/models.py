@@ -501,7 +501,8 @@ class State(_Section, frozen=True, kw_only=True):
         Meta(
             ge=1 * MiB,
             description="How much the log may grow before messages that belong to no stream, and are kept for absent "
-            "sessions alone, may be deleted although a session has not had them.",
+            "sessions alone, may be deleted although a session has not had them. At most a quarter of disk.budget is "
+            "used.",
         ),
     ] = field(default=1 << 30, name="topics_log")
 

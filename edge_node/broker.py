@@ -236,9 +236,11 @@ class Broker:
     # --- inside
 
     def _match_retained(self, topic_filter: str) -> Iterable[Message]:
-        now = self.wall_clock()
-        for kept in self.retained.match(topic_filter):
-            properties, _ = split_expiry(kept.properties, now)
+        for topic in [kept.topic for kept in self.retained.match(topic_filter)]:
+            kept = self.retained.get(topic)  # whoever is subscribed has had the newer one, or will have it
+            if kept is None:
+                continue
+            properties, _ = split_expiry(kept.properties, self.wall_clock())
             interval = kept.properties.message_expiry_interval
             expires_ns = 0 if interval is None else kept.stored_ns + interval * 1_000_000_000
             yield Message(kept.topic, kept.payload, kept.qos, True, properties, expires_ns)

@@ -131,6 +131,10 @@ class Retained(Protocol):
         """Those of a filter (without ``$share``) that have not expired, in no order that matters."""
         ...
 
+    def get(self, topic: bytes) -> RetainedMessage | None:
+        """A topic's last message; None when there is none, or it has expired."""
+        ...
+
     def set(self, topic: bytes, payload: bytes, qos: int, properties: Properties, now: int) -> bool:
         """Keep a message in place of its topic's last; False when a limit forbids it (QUOTA_EXCEEDED)."""
         ...

@@ -11,6 +11,8 @@ from edge_node.broker_ports import SESSION_JOURNAL_STREAM, SESSION_TOPICS_STREAM
 from protocols.lane import NAME_RULE, valid_name
 from protocols.topics import compile_pattern
 
+TOPICS_LOG_SHARE = 4
+"""Part of the disk budget, one in so many, by which the log may grow before what is kept for absent sessions goes."""
 SEGMENTS_MIN = 4
 """Least number of segments in the disk budget: space is freed a whole segment at a time."""
 
@@ -33,7 +35,13 @@ def check(config: EdgeConfig) -> list[Finding]:
 
 def notes(config: EdgeConfig) -> list[str]:
     """What is allowed and perhaps not meant, a sentence each."""
-    return [*_notes_on_links(config), *_notes_on_listeners(config)]
+    return [*_notes_on_links(config), *_notes_on_listeners(config), *_notes_on_state(config)]
+
+
+def topics_log_bytes(config: EdgeConfig) -> int:
+    """``state.topics_log``, but at most a quarter of the disk budget: with more, a session that stays away would keep
+    the log full before the messages kept for it may be deleted."""
+    return min(config.state.topics_log_bytes, config.disk.budget_bytes // TOPICS_LOG_SHARE)
 
 
 def _notes_on_links(config: EdgeConfig) -> Iterator[str]:
@@ -57,6 +65,16 @@ def _notes_on_listeners(config: EdgeConfig) -> Iterator[str]:
             continue
         if config.auth.users_file is not None:
             yield f"listeners.{name} has no TLS: passwords cross the network as they are"
+
+
+def _notes_on_state(config: EdgeConfig) -> Iterator[str]:
+    asked, used = config.state.topics_log_bytes, topics_log_bytes(config)
+    if used < asked:
+        yield (
+            f"state.topics_log ({format_size(asked)}) is more than a quarter of disk.budget "
+            f"({format_size(config.disk.budget_bytes)}): {format_size(used)} is used, so that sessions that stay away "
+            "do not fill the disk; set it to that, or give disk.budget more"
+        )
 
 
 def carried_streams(link: Link, config: EdgeConfig) -> tuple[str, ...]:

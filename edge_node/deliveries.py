@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from typing import TYPE_CHECKING
 
 from edge_node.counters import Counters
 from edge_node.message import Message
@@ -13,6 +15,9 @@ from edge_node.session_ports import Sent, SessionJournal
 from protocols.mqtt.encoder import PUBREL
 from protocols.mqtt.reason_codes import ReasonCode
 from storage.segment_log import LogFailed, LogFull, SegmentLog
+
+if TYPE_CHECKING:
+    from edge_node.shared_groups import Group
 
 log = logging.getLogger(__name__)
 
@@ -28,12 +33,18 @@ class Deliveries:
         counters: Counters,
         budget: QueueBudget,
         fall_behind: Callable[[Outbound, Message | None], None],
+        together: Callable[[], AbstractContextManager[None]],
+        group_moved: Callable[[Group], None],
     ) -> None:
         """Join log and journal.
 
         Args:
             fall_behind: has a client's messages from one on read from the log.
+            together: ``SessionJournal.together``, or nothing within it.
+            group_moved: journals how far a shared subscription is; raises LogFull and LogFailed.
         """
+        self._together = together
+        self._group_moved = group_moved
         self.counters = counters
         self.budget = budget
         self.wall_clock = wall_clock
@@ -49,7 +60,9 @@ class Deliveries:
             touched.pop().flush()
 
     def journal_sent(self, outbound: Outbound, deliveries: dict[int, Sent], packets: list[bytes]) -> None:
-        """Send packets once the journal has the QoS 2 deliveries among them."""
+        """Send packets once the journal has the QoS 2 deliveries among them, and in the same commit that the shared
+        subscriptions which they are of have passed them: then a crash leaves them to this client or to the group, never
+        to both or neither."""
         link = outbound.link
         outbound.held += 1
 
@@ -59,8 +72,12 @@ class Deliveries:
                 link.send(b"".join(packets))
 
         def note() -> None:
-            if deliveries:
-                self._journal.sent(outbound.client_id, deliveries)
+            groups = [group for group in outbound.groups if group.persistent]
+            with self._together() if groups else nullcontext():
+                if deliveries:
+                    self._journal.sent(outbound.client_id, deliveries)
+                for group in groups:
+                    self._group_moved(group)
 
         self.counters.deliveries_sent += len(deliveries)
         self._or_displace(outbound, note, durable)

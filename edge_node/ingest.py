@@ -109,6 +109,7 @@ class Topics:
         if len(topic) <= TOPIC_BYTES_REMEMBERED_MAX:
             if len(self.plain) >= TOPICS_MAX:
                 self.clear()
+            self._ingest.remembering.add(self)
             self.plain[topic] = found
             if found.streams or found.live:
                 self.matched[topic] = found
@@ -159,7 +160,8 @@ class Ingest:
         """Every stream that a session may have to read."""
         self.back_pressure = BackPressure(log, pending_bytes_max)
         self.everybody = Topics(self, None)
-        self._restricted: set[Topics] = set()
+        self.remembering: set[Topics] = set()
+        """Those that know topics: the others, of thousands of clients that are silent, have nothing to forget."""
         self._interned: dict[tuple[tuple[int, ...], bool, bool, bool], Target] = {}
         self._undelivered: dict[int, int] = {}
         """Stream -> seq of the first record appended and not yet delivered live; empty outside ``store``."""
@@ -171,18 +173,16 @@ class Ingest:
         """The targets of a client; to be given back to ``leave``."""
         if identity is None or identity.unrestricted:
             return self.everybody
-        topics = Topics(self, identity)
-        self._restricted.add(topics)
-        return topics
+        return Topics(self, identity)
 
     def leave(self, topics: Topics) -> None:
         """A client has gone."""
-        self._restricted.discard(topics)
+        self.remembering.discard(topics)
 
     def forget(self) -> None:
         """Who gets what, or who may what, has changed."""
-        self.everybody.clear()
-        for topics in self._restricted:
+        remembering, self.remembering = self.remembering, set()
+        for topics in remembering:
             topics.clear()
 
     def target(self, topic: bytes) -> Target:

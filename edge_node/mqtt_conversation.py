@@ -168,10 +168,10 @@ class Conversation:
         session = self.session
         identifiers = packet.properties.subscription_identifiers
         codes, feeds = [], []
-        for options in packet.filters:
-            code, new = self._broker.sessions.filters.subscribe(
-                session, options, identifiers[0] if identifiers else None
-            )
+        answers = self._broker.sessions.filters.subscribe_all(
+            session, packet.filters, identifiers[0] if identifiers else None
+        )
+        for options, (code, new) in zip(packet.filters, answers, strict=True):
             codes.append(code)
             wants_retained = (True, new, False)[options.retain_handling]
             if code <= ReasonCode.GRANTED_QOS_2 and wants_retained:

@@ -6,6 +6,8 @@ import asyncio
 import secrets
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from edge_node.broker_ports import Door, Identity
 from edge_node.mqtt_intake import Intake
 from edge_node.publish_packets import Wire
@@ -54,6 +56,9 @@ class Handshake:
 
     def _welcome(self, packet: Connect, identity: Identity) -> None:
         broker, connection, machine = self._broker, self._connection, self._machine
+        if packet.will is not None and packet.will.topic.startswith(b"$SYS/"):
+            # Bridges of Mosquitto would not connect at all otherwise; ``Intake`` takes their publishes to $SYS so, too.
+            packet = msgspec.structs.replace(packet, will=None)
         client_id = identity.client_id or packet.client_id or f"auto-{secrets.token_hex(12)}"
         self._check_will(packet, identity)
         try:
@@ -91,8 +96,6 @@ class Handshake:
     @staticmethod
     def _check_will(packet: Connect, identity: Identity) -> None:
         will = packet.will
-        if will is None or (identity.unrestricted and not will.topic.startswith(b"$SYS/")):
-            return
-        if will.topic.startswith(b"$SYS/") or not identity.may_publish(will.topic):
+        if will is not None and not identity.unrestricted and not identity.may_publish(will.topic):
             reason = f"it may not publish its will to {will.topic.decode()!r}"
             raise ConnectRefused(ReasonCode.NOT_AUTHORIZED, reason, version=packet.version)

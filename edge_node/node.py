@@ -13,7 +13,7 @@ import edge_node.light_imports  # noqa: F401 - before edge_node.state
 from config.models import EdgeConfig
 from config.units import Address, UnixSocket, parse_bind
 from edge_node.broker import Broker, BrokerSettings
-from edge_node.check import carried_streams
+from edge_node.check import carried_streams, topics_log_bytes
 from edge_node.clock import clock_reader, wall_clock
 from edge_node.counters import Counters
 from edge_node.door_counters import DoorCounters
@@ -271,6 +271,6 @@ def state_settings(config: EdgeConfig, suppressed: frozenset[int]) -> StateSetti
         backlog_page_records=state.backlog_page_records,
         backlog_page_bytes=state.backlog_page_bytes,
         backlog_reads=state.backlog_reads,
-        topics_log_bytes=state.topics_log_bytes,
+        topics_log_bytes=topics_log_bytes(config),
         suppressed=suppressed,
     )

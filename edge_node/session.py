@@ -11,7 +11,7 @@ from edge_node.outbound import Outbound
 from edge_node.session_ports import Sent, SessionRecord
 from edge_node.shared_groups import Group
 from edge_node.subscriptions import Entry, Grant
-from protocols.mqtt.packet_ids import PACKET_IDS_MAX, PacketIds
+from protocols.mqtt.packet_ids import PacketIds
 from protocols.mqtt.packets import Subscription, Will
 
 
@@ -122,7 +122,7 @@ class Session:
             positions=positions,
             inflight=inflight,
             done=done,
-            received=_all(self.received),
+            received=set(self.received),
             will=self.will,
         )
 
@@ -158,7 +158,3 @@ def restored(record: SessionRecord, outbound: Outbound, timer: Timer) -> Session
 def seconds_left(expiry_s: int, gone_s: float) -> float | None:
     """How long a session has left; None for ever."""
     return None if expiry_s == NEVER_EXPIRES else max(0.0, expiry_s - gone_s)
-
-
-def _all(packet_ids: PacketIds) -> set[int]:
-    return {number for number in range(1, PACKET_IDS_MAX + 1) if number in packet_ids} if len(packet_ids) else set()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from edge_node.counters import Counters
 from edge_node.session import Session
 from edge_node.session_keeping import Keeping
@@ -41,6 +43,21 @@ class SessionFilters:
     def groups(self) -> list[Group]:
         """All shared subscriptions."""
         return self._shares.groups
+
+    def subscribe_all(
+        self, session: Session, filters: Sequence[Subscription], identifier: int | None
+    ) -> list[tuple[int, bool]]:
+        """``subscribe`` for the filters of one packet, in order. Those beyond as many as a session may have are refused
+        without a look at them: a packet of 1 MiB holds a quarter of a million.
+
+        Raises:
+            LogFull, LogFailed: a persistent session cannot note one; those before it are taken.
+        """
+        looked_at = filters[: self._limits.filters_max]
+        answers = [self.subscribe(session, options, identifier) for options in looked_at]
+        refused = len(filters) - len(looked_at)
+        self._counters.subscriptions_refused += refused
+        return answers + [(int(ReasonCode.QUOTA_EXCEEDED), False)] * refused
 
     def subscribe(self, session: Session, options: Subscription, identifier: int | None) -> tuple[int, bool]:
         """Add a valid filter, or change the subscription.
@@ -82,6 +99,8 @@ class SessionFilters:
             return ReasonCode.NO_SUBSCRIPTION_EXISTED
         self._keeping.unsubscribed(session, text)
         self._remove(session, text)
+        if session.outbound.feed is not None:
+            session.outbound.feed.drop(text)
         return ReasonCode.SUCCESS
 
     def restore(self, session: Session, text: str, options: Subscription, identifier: int | None) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING
 
@@ -18,7 +18,7 @@ from edge_node.outbound_ports import QueueBudget
 from edge_node.redelivery import InFlight
 from edge_node.retained_delivery import Match, RetainedFeed
 from edge_node.session import Session
-from edge_node.session_ports import SessionJournal, SessionRecord
+from edge_node.session_ports import Sent, SessionJournal, SessionRecord
 from edge_node.session_reader import SessionReader
 from edge_node.shared_groups import Group
 from edge_node.stored_messages import StoredMessages
@@ -49,7 +49,9 @@ class Keeping:
         self.budget = budget
         self.wall_clock = wall_clock
         self.subscriptions = subscriptions
-        self.deliveries = Deliveries(segment_log, journal, wall_clock, counters, budget, self.fall_behind)
+        self.deliveries = Deliveries(
+            segment_log, journal, wall_clock, counters, budget, self.fall_behind, self.together, self.group_moved
+        )  # fmt: skip
         self.flush = self.deliveries.flush
         self.messages = StoredMessages(segment_log, wall_clock, counters)
         self.message_of = self.messages.read
@@ -59,6 +61,7 @@ class Keeping:
         self._retained = retained
         self._noted: dict[str, dict[int, int]] = {}
         """Identifier -> positions as the journal has them."""
+        self._noted_groups: dict[str, SessionRecord] = {}
         self._starts = FilterStarts()
 
     @property
@@ -89,7 +92,9 @@ class Keeping:
         for group in sessions.filters.groups:
             kept = by_id.get(group.record_id)
             if kept is not None:
-                group.catch_up = self._catch_up(group, kept.positions)
+                group.passed = dict(kept.positions)
+                group.owed = {(sent.stream, sent.seq) for sent in kept.inflight.values()}
+                group.catch_up = self._catch_up(group, _lowered(kept.positions, group.owed))
             elif group.persistent:
                 self.group_behind(group, None)
 
@@ -125,6 +130,8 @@ class Keeping:
             outbound.catch_up.stop()
             outbound.drop_queue()
         note(lambda: self._journal.closed(self._record(session)))
+        for group in outbound.groups:
+            self.note_moved(group)  # what the session took over from another member is now in its record
 
     def together(self) -> AbstractContextManager[None]:
         """A context for records and the changes of sessions that go with them: taken both, or neither.
@@ -190,7 +197,7 @@ class Keeping:
         """Send the retained messages of a subscription, as fast as the client takes them."""
         outbound = entry.outbound
         if outbound.feed is None:
-            outbound.feed = RetainedFeed(outbound, self._retained, self.messages.keep_retained)
+            outbound.feed = RetainedFeed(outbound, self._retained, self.messages.keep_retained, self.flush)
         outbound.feed.add(entry)
 
     # --- falling behind
@@ -207,8 +214,12 @@ class Keeping:
     def group_behind(self, group: Group, first: Message | None) -> None:
         """Read the group's messages from the log, those in its queue included."""
         queued = list(group.queue)
-        group.drop_queue()
-        group.catch_up = self._catch_up(group, self._positions_before(queued, first))
+        positions = self._positions_before(queued, first)
+        group.owed |= {
+            (message.stream, message.seq) for message in queued if message.seq < group.passed.get(message.stream, 0)
+        }
+        group.drop_queue(positions)
+        group.catch_up = self._catch_up(group, positions)
         if group.has_room:
             group.catch_up.start()
 
@@ -224,19 +235,32 @@ class Keeping:
             if session.persistent and session.connected:
                 self._note_position(session.client_id, self.positions(session.outbound))
         for group in sessions.filters.groups:
-            if group.persistent:
-                self._note_position(group.record_id, self._group_record(group).positions, group)
+            self.note_moved(group)
 
     def note_group(self, group: Group) -> None:
         """A group may have begun to outlive its members: after a restart it goes on from here."""
-        if group.persistent and group.record_id not in self._noted:
-            self._note_position(group.record_id, self._group_record(group).positions, group)
+        if group.record_id not in self._noted_groups:
+            self.note_moved(group)
+
+    def note_moved(self, group: Group) -> None:
+        """Journal how far a group is, if it is to outlive its members."""
+        if group.persistent:
+            note(lambda: self.group_moved(group))
+
+    def group_moved(self, group: Group) -> None:
+        """Journal how far a group is that is to outlive its members. Raises LogFull and LogFailed."""
+        record, noted = self._group_record(group), self._noted_groups.get(group.record_id)
+        if noted is None or noted.inflight != record.inflight:
+            self._journal.opened(record)
+        elif noted.positions != record.positions:
+            self._journal.positions(group.record_id, record.positions)
+        self._noted_groups[group.record_id] = record
 
     def group_ended(self, group: Group) -> None:
         """A group has no members any more."""
         if group.catch_up is not None:
             group.catch_up.stop()
-        if self._noted.pop(group.record_id, None) is not None:
+        if self._noted_groups.pop(group.record_id, None) is not None:
             note(lambda: self._journal.ended(group.record_id))
 
     # --- inside
@@ -259,36 +283,36 @@ class Keeping:
         return reader
 
     def _group_record(self, group: Group) -> SessionRecord:
-        if group.catch_up is not None:
-            positions = dict(group.catch_up.positions)
-        else:
-            positions = self._positions_before(list(group.queue), None)
-        for outbound in group.members:
-            for message, grant, qos in outbound.inflight.values():
-                # A persistent member's deliveries are in the journal; another's are lost in a crash.
-                if grant.group is group and qos == 1 and not outbound.persistent and message.stream != NOWHERE:
-                    positions[message.stream] = min(message.seq, positions.get(message.stream, message.seq))
-        return SessionRecord(group.record_id, 5, 0xFFFFFFFF, positions=positions)
+        passed = group.passed
+        reached = self.ingest.ends() if group.catch_up is None else group.catch_up.positions
+        waiting = [(message.stream, message.seq) for message in group.queue]
+        ahead = (each for each in waiting if each[0] != NOWHERE and each[1] >= passed.get(each[0], 0))
+        positions = _lowered({stream: max(seq, passed.get(stream, 0)) for stream, seq in reached.items()}, ahead)
+        owed = sorted(each for each in group.unsettled() if each[1] < positions.get(each[0], 0))
+        inflight = {number: Sent(stream, seq, 1) for number, (stream, seq) in enumerate(owed, 1)}
+        return SessionRecord(group.record_id, 5, 0xFFFFFFFF, positions=positions, inflight=inflight)
 
     def _positions_before(self, queued: list[Message], first: Message | None) -> dict[int, int]:
-        positions = self.ingest.ends()
-        lowest: dict[int, int] = {}
-        for message in (*queued, *([first] if first is not None else ())):
-            if message.stream != NOWHERE:
-                lowest.setdefault(message.stream, message.seq)
-        return positions | lowest
+        missing = [(message.stream, message.seq) for message in queued if message.stream != NOWHERE]
+        if first is not None and first.stream != NOWHERE:
+            missing.append((first.stream, first.seq))
+        return _lowered(self.ingest.ends(), missing)
 
     def _catch_up(self, reader: SessionReader | Group, positions: dict[int, int]) -> CatchUp:
         everywhere = {stream: positions.get(stream, 0) for stream in self.ingest.streams}
         return CatchUp(reader, everywhere, self._backlog, self._log)
 
-    def _note_position(self, identifier: str, positions: dict[int, int], group: Group | None = None) -> None:
-        noted = self._noted.get(identifier)
-        if noted == positions:
+    def _note_position(self, identifier: str, positions: dict[int, int]) -> None:
+        if self._noted.get(identifier) == positions:
             return
-        if group is not None and noted is None:
-            note(lambda: self._journal.opened(self._group_record(group)))
-        else:
-            note(lambda: self._journal.positions(identifier, positions))
-            self._starts.passed(identifier, positions)
+        note(lambda: self._journal.positions(identifier, positions))
+        self._starts.passed(identifier, positions)
         self._noted[identifier] = positions
+
+
+def _lowered(positions: Mapping[int, int], missing: Iterable[tuple[int, int]]) -> dict[int, int]:
+    """Positions from which these are read, too."""
+    lowered = dict(positions)
+    for stream, seq in missing:
+        lowered[stream] = min(seq, lowered.get(stream, seq))
+    return lowered

@@ -2,12 +2,14 @@
 
 A message goes to the next member in turn that can take it. When none can, it waits with the group, not with a member,
 so that it goes to whoever is free first. A group with a member whose session survives its connection loses nothing: it
-has a position in the log, as a session has.
+has a position in the log, as a session has. What is older than that and still nobody's, because a member has gone
+without acknowledging it, the group owes: of what it has passed it reads that alone again.
 """
 
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Protocol
 
 from edge_node.broker_ports import LogRecord
@@ -45,7 +47,10 @@ class GroupKeeper(Protocol):
 class Group:
     """One shared subscription: a share name and a filter. Compared by identity."""
 
-    __slots__ = ("_bytes", "_bytes_max", "_keeper", "_pumping", "catch_up", "filter", "members", "queue", "share")
+    __slots__ = (
+        "_bytes", "_bytes_max", "_keeper", "_pumping", "catch_up", "filter", "members", "owed", "passed", "queue",
+        "share",
+    )  # fmt: skip
 
     def __init__(self, share: str, topic_filter: str, keeper: GroupKeeper, bytes_max: int) -> None:
         self.share = share
@@ -59,6 +64,11 @@ class Group:
         """In turn: the next one first."""
         self.queue: deque[Message] = deque()
         self.catch_up: CatchUp | None = None
+        self.passed: dict[int, int] = {}
+        """Stream -> one past the last message that was given to a member: of those before it none is given again,
+        except what waits in ``queue`` and what is owed."""
+        self.owed: set[tuple[int, int]] = set()
+        """(stream, seq) before ``passed`` of what is to be read from the log and given to somebody."""
 
     @property
     def name(self) -> str:
@@ -150,11 +160,27 @@ class Group:
         elif self.persistent and not any(outbound.link for outbound in self.members):
             self._keeper.group_behind(self, None)
 
-    def drop_queue(self) -> None:
-        """Forget what waits and can be read from the log."""
-        for message in [each for each in self.queue if each.stream != NOWHERE]:
-            self.queue.remove(message)
-            self._free(message)
+    def drop_queue(self, positions: Mapping[int, int]) -> None:
+        """Forget what waits and will be read from the log, which is read from these positions on."""
+        kept: deque[Message] = deque()
+        for message in self.queue:
+            if message.stream == NOWHERE or message.seq < positions.get(message.stream, 0):
+                kept.append(message)
+            else:
+                self._free(message)
+        self.queue = kept
+
+    def unsettled(self) -> set[tuple[int, int]]:
+        """(stream, seq) of what only memory knows to be the group's: what waits, what it owes, and what members have in
+        flight that a crash would take from them."""
+        found = self.owed | {(message.stream, message.seq) for message in self.queue}
+        for outbound in self.members:
+            lasting = outbound.persistent  # its deliveries are in the journal, but for those about to be written
+            for packet_id in outbound.unjournaled if lasting else outbound.inflight:
+                delivery = outbound.inflight.get(packet_id)
+                if delivery is not None and delivery[1].group is self and (lasting or delivery[2] == 1):
+                    found.add((delivery[0].stream, delivery[0].seq))
+        return found
 
     # --- what catching up asks
 
@@ -163,7 +189,11 @@ class Group:
         return matches(self.filter, topic.decode())
 
     def read(self, stream: int, record: LogRecord) -> None:
-        """Deliver a message that was read; there is room."""
+        """Deliver a message that was read, unless a member has been given it; there is room."""
+        if record.seq < self.passed.get(stream, 0):
+            if (stream, record.seq) not in self.owed:
+                return
+            self.owed.discard((stream, record.seq))
         message = self._keeper.message_of(stream, record)
         if message is None or not message.qos:
             return
@@ -182,6 +212,7 @@ class Group:
     def live(self) -> None:
         """The group is level."""
         self.catch_up = None
+        self.owed.clear()  # what is left of it the log no longer has
         self.pump()
         self._keeper.flush()
 
@@ -200,8 +231,13 @@ class Group:
             if outbound is not but and _has_room(outbound, grant) and outbound.may_read(message.topic):
                 self._to_the_end(outbound)
                 qos = min(message.qos, grant.qos)
+                if message.stream != NOWHERE and message.seq >= self.passed.get(message.stream, 0):
+                    self.passed[message.stream] = message.seq + 1
                 if qos:
                     outbound.send(message, grant, qos)
+                    # The journal must know that a QoS 2 message is given before the client has it: after a crash it
+                    # is nobody else's [MQTT-4.8.2-5].
+                    outbound.waits |= qos == 2 and self.persistent
                 else:
                     outbound.send_at_most_once(message, grant)
                 return True
@@ -220,7 +256,7 @@ class Group:
         elif self.catch_up is None:
             keeper.group_behind(self, message)
         else:
-            self.drop_queue()
+            self.drop_queue(self.catch_up.positions)
             self.catch_up.fall_back()
 
     def _is_readable(self, message: Message) -> bool:

@@ -55,6 +55,8 @@ class Shares:
             if group is not None:
                 self._return(session, group, for_good=not session.persistent)
                 group.detached()
+        if session.outbound.groups:
+            self._keeping.flush()
 
     def _return(self, session: Session, group: Group, *, for_good: bool) -> None:
         """QoS 1 messages that a member did not acknowledge go to others; QoS 2 ones must not [MQTT-4.8.2-5]."""
@@ -74,3 +76,5 @@ class Shares:
                     group.put_first(message)
             elif group.take_back(message, outbound):
                 outbound.give_back(packet_id)
+        if for_good and of_group:
+            self._keeping.note_moved(group)  # before the journal forgets who had them

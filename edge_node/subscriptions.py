@@ -88,9 +88,12 @@ class Subscriptions:
         self.count = 0
         """Subscriptions of all clients now; a group counts once for all its members."""
         self._watchers: list[Callable[[], None]] = []
+        self._asked = False
+        """Whether a plan was made since the last change."""
 
     def watch(self, callback: Callable[[], None]) -> None:
-        """Call back after every change of who gets what."""
+        """Call back after changes of who gets what, if anybody has asked for a plan since the one before: of a packet
+        with a thousand filters it hears once."""
         self._watchers.append(callback)
 
     def add(self, key: Entry | Group) -> None:
@@ -107,6 +110,9 @@ class Subscriptions:
 
     def changed(self) -> None:
         """What somebody gets has changed: every plan is made anew."""
+        if not self._asked:
+            return
+        self._asked = False
         self.plans.clear()
         for callback in self._watchers:
             callback()
@@ -127,6 +133,7 @@ class Subscriptions:
         return [key for key in self._tree.match(topic.decode()) if isinstance(key, Entry) and key.outbound is outbound]
 
     def _make(self, topic: bytes) -> Plan:
+        self._asked = True
         entries: dict[Outbound, list[Entry]] = {}
         groups: list[Group] = []
         for key in self._tree.match(topic.decode()):

@@ -182,12 +182,12 @@ def _drop_passed(record: SessionRecord) -> None:
     """Where a filter began no longer matters once the position is there."""
     if not record.began:
         return
-    positions = record.positions
-    left = (
-        (text, {stream: seq for stream, seq in began.items() if seq > positions.get(stream, 0)})
-        for text, began in record.began.items()
-    )
+    left = ((text, _not_passed(began, record.positions)) for text, began in record.began.items())
     record.began = {text: began for text, began in left if began}
+
+
+def _not_passed(began: Mapping[int, int], positions: Mapping[int, int]) -> dict[int, int]:
+    return {stream: seq for stream, seq in began.items() if seq > positions.get(stream, 0)}
 
 
 def _subscribed(record: SessionRecord, entry: Subscribed) -> None:
@@ -195,8 +195,11 @@ def _subscribed(record: SessionRecord, entry: Subscribed) -> None:
     record.identifiers.pop(entry.filter, None)
     if entry.identifier is not None:
         record.identifiers[entry.filter] = entry.identifier
-    record.began[entry.filter] = entry.began
-    _drop_passed(record)
+    began = _not_passed(entry.began, record.positions)  # of this filter alone: a packet may bring thousands
+    if began:
+        record.began[entry.filter] = began
+    else:
+        record.began.pop(entry.filter, None)
 
 
 def _unsubscribed(record: SessionRecord, entry: Unsubscribed) -> None:

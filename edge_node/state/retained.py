@@ -120,6 +120,11 @@ class RetainedMessages:
         found = self._messages.get(topic_filter.encode())
         return [] if found is None else [found]
 
+    def get(self, topic: bytes) -> RetainedMessage | None:
+        """A topic's last message; None when there is none, or it has expired."""
+        self._expire(self._wall_clock())
+        return self._messages.get(topic)
+
     def set(self, topic: bytes, payload: bytes, qos: int, properties: Properties, now: int) -> bool:
         """Keep a message in place of its topic's last [MQTT-3.3.1-5]; False when a limit forbids it.
 

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 from protocols.mqtt.errors import ConnectRefused, MalformedPacket, MqttError, ReasonCode
-from protocols.mqtt.packet_types import PacketType, Version
+from protocols.mqtt.packet_types import BRIDGE_BIT, PacketType, Version
 from protocols.mqtt.packets import Connect, Will
 from protocols.mqtt.properties import NO_PROPERTIES
 from protocols.mqtt.property_codec import read_properties
 from protocols.mqtt.reader import Reader
 
-_NAMES = {(b"MQIsdp", 3): Version.V31, (b"MQTT", 4): Version.V311, (b"MQTT", 5): Version.V5}
-
-_BRIDGE_LEVELS = (0x83, 0x84)
-"""What bridges of Mosquitto try first; refused in the words of 3.1 and 3.1.1, they try again without the high bit."""
+_NAMES = {
+    (b"MQIsdp", 3): (Version.V31, False),
+    (b"MQIsdp", 3 | BRIDGE_BIT): (Version.V31, True),
+    (b"MQTT", 4): (Version.V311, False),
+    (b"MQTT", 4 | BRIDGE_BIT): (Version.V311, True),
+    (b"MQTT", 5): (Version.V5, False),
+}
+"""Protocol name and level -> the version, and whether a bridge says so."""
 
 
 def decode_connect(reader: Reader, _flags: int) -> Connect:
@@ -22,9 +26,9 @@ def decode_connect(reader: Reader, _flags: int) -> Connect:
         MalformedPacket: no CONNECT of MQTT at all, or a faulty one of MQTT 3.1 or 3.1.1.
         ConnectRefused: an unknown version, or a faulty CONNECT of MQTT 5.0, which CONNACK has codes for.
     """
-    reader.version = _version(reader)
+    reader.version, bridge = _version(reader)
     if reader.version != Version.V5:
-        return _body(reader)
+        return _body(reader, bridge=bridge)
     try:
         packet = _body(reader)
         reader.finish()
@@ -35,22 +39,21 @@ def decode_connect(reader: Reader, _flags: int) -> Connect:
     return packet
 
 
-def _version(reader: Reader) -> Version:
+def _version(reader: Reader) -> tuple[Version, bool]:
     name, level = reader.binary("protocol name"), reader.u8("protocol level")
     if name not in (b"MQTT", b"MQIsdp"):
         raise MalformedPacket(f"protocol name {name[:16]!r}, expected 'MQTT'", "3.1.2-1")
-    version = _NAMES.get((name, level))
-    if version is None:
-        later = level > Version.V5 and level not in _BRIDGE_LEVELS
+    known = _NAMES.get((name, level))
+    if known is None:
         raise ConnectRefused(
             ReasonCode.UNSUPPORTED_PROTOCOL_VERSION,
             f"protocol level {level} of {name.decode()}; this server speaks MQTT 3.1, 3.1.1 and 5.0 (levels 3 to 5)",
-            "3.1.2-2", Version.V5 if later else Version.V311,
+            "3.1.2-2", Version.V5 if level > Version.V5 else Version.V311,
         )  # fmt: skip
-    return version
+    return known
 
 
-def _body(reader: Reader) -> Connect:
+def _body(reader: Reader, *, bridge: bool = False) -> Connect:
     flags, keep_alive_s = reader.u8("connect flags"), reader.u16("keep alive")
     _check_flags(reader, flags)
     in_5 = reader.version == Version.V5
@@ -64,7 +67,7 @@ def _body(reader: Reader) -> Connect:
     username = reader.text("user name") if flags & 0x80 else None
     password = reader.binary("password") if flags & 0x40 else None
     return Connect(
-        client_id, bool(flags & 0x02), keep_alive_s, will, username, password, reader.version, properties
+        client_id, bool(flags & 0x02), keep_alive_s, will, username, password, reader.version, properties, bridge
     )  # fmt: skip
 
 

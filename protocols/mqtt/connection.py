@@ -35,6 +35,7 @@ from protocols.mqtt.packets import (
 )
 from protocols.mqtt.properties import NO_PROPERTIES, Properties
 from protocols.mqtt.reason_codes import DISCONNECT_CODES_OF_CLIENTS
+from protocols.topics import SHARE_PREFIX
 
 __all__ = ["CLIENT_ID_BYTES_MAX", "KEEP_ALIVE_GRACE", "PACKET_BYTES_MAX", "Connection", "ServerLimits", "State"]
 
@@ -73,7 +74,7 @@ class Connection:
     """The state of one client's connection. No I/O, no clock: the caller says what came."""
 
     __slots__ = (
-        "_aliases", "_expiring", "_limits", "client_packet_bytes_max", "client_receive_maximum",
+        "_aliases", "_bridge", "_expiring", "_limits", "client_packet_bytes_max", "client_receive_maximum",
         "client_topic_alias_maximum", "problem_information", "server_keep_alive", "silence_s_max", "state",
         "unanswered", "version",
     )  # fmt: skip
@@ -81,6 +82,7 @@ class Connection:
     def __init__(self, limits: ServerLimits | None = None) -> None:
         self._limits = limits or DEFAULT_LIMITS
         self._aliases: dict[int, bytes] | None = None
+        self._bridge = False
         self._expiring = False
         """Whether the session was to outlive the connection when it began."""
         self.state = State.AWAITING_CONNECT
@@ -105,7 +107,8 @@ class Connection:
         """Take note of a packet from the client.
 
         Returns:
-            The packet to act upon: the one given, or a PUBLISH with its topic in place of a topic alias.
+            The packet to act upon: the one given, a PUBLISH with its topic in place of a topic alias, or a bridge's
+            SUBSCRIBE with the options that it cannot ask for.
 
         Raises:
             ProtocolViolation: the packet may not come in this state, or breaks a limit that CONNACK has told.
@@ -123,6 +126,8 @@ class Connection:
                 check_subscribe(packet, self._limits, self.client_packet_bytes_max)
             elif isinstance(packet, Disconnect):
                 self._check_disconnect(packet)
+        elif self._bridge and isinstance(packet, Subscribe):
+            packet = _for_bridge(packet)
         self.state = following
         return packet
 
@@ -201,7 +206,7 @@ class Connection:
     # --- what may come
 
     def _check_connect(self, packet: Connect) -> None:
-        self.version = packet.version
+        self.version, self._bridge = packet.version, packet.bridge
         asked = packet.properties
         self.client_receive_maximum = asked.receive_maximum or 65_535
         self.client_packet_bytes_max = asked.maximum_packet_size or PACKET_BYTES_MAX
@@ -261,3 +266,13 @@ class Connection:
         if isinstance(packet, Auth):
             return ProtocolViolation("AUTH, but CONNECT named no authentication method (section 4.12)")
         return ProtocolViolation(f"{name} is nothing that a client may send here")
+
+
+def _for_bridge(packet: Subscribe) -> Subscribe:
+    """No local, so that a topic which is bridged in both directions does not go round, and retain as published, so that
+    what is retained here is there. Shared subscriptions have no "no local" [MQTT-3.8.3-4]."""
+    filters = tuple(
+        msgspec.structs.replace(each, no_local=not each.filter.startswith(SHARE_PREFIX), retain_as_published=True)
+        for each in packet.filters
+    )
+    return msgspec.structs.replace(packet, filters=filters)

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from protocols.mqtt.fields import VARIABLE_MAX, text, u16, variable
-from protocols.mqtt.packet_types import Version
+from protocols.mqtt.packet_types import BRIDGE_BIT, Version
 from protocols.mqtt.packets import (
     Auth,
     ConnAck,
@@ -106,8 +106,9 @@ def _connect(packet: Connect, version: int) -> bytes:
     payload += [text(value) for value in (packet.username, packet.password) if value is not None]
     name = text("MQIsdp" if version == Version.V31 else "MQTT")
     properties = encode_properties(packet.properties) if in_5 else b""
+    level = version | BRIDGE_BIT if packet.bridge else version
     return _packet(
-        PacketType.CONNECT << 4, name, bytes([version, flags]), u16(packet.keep_alive_s), properties, *payload
+        PacketType.CONNECT << 4, name, bytes([level, flags]), u16(packet.keep_alive_s), properties, *payload
     )  # fmt: skip
 
 

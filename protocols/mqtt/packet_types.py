@@ -13,6 +13,11 @@ class Version(IntEnum):
     V5 = 5
 
 
+BRIDGE_BIT = 0x80
+"""Set in the protocol level of MQTT 3.1 and 3.1.1 by bridges of Mosquitto (``try_private``, which is its default). No
+standard has it. It stands for what MQTT 5.0 has subscription options for: no local and retain as published."""
+
+
 class PacketType(IntEnum):
     """Upper four bits of a packet's first byte (table 2.1)."""
 

@@ -44,6 +44,8 @@ class Connect(Packet, frozen=True):
     password: bytes | None = None
     version: int = Version.V311
     properties: Properties = NO_PROPERTIES
+    bridge: bool = False
+    """Before 5.0: another broker, which is not to get its own messages back (``packet_types.BRIDGE_BIT``)."""
 
 
 class ConnAck(Packet, frozen=True):

@@ -32,13 +32,15 @@ topic read $SYS/#
 topic deny live/secret/#
 user press
 topic readwrite guarded/#
+topic readwrite live/#
 """
 NOT_AUTHORIZED = 0x87
 
 
 @pytest.fixture(scope="module")
 def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
-    """The one of this module: ``guarded/#`` may be read, and published to by a user named press alone."""
+    """The one of this module: ``guarded/#`` may be read, and published to by a user named press alone, and nobody
+    else knows of ``live/secret/#``."""
     directory = tmp_path_factory.mktemp("permissions")
     (directory / "acl").write_text(ACL)
     (directory / "users").write_text(f"press:{HASHER.hash('right')}\n")
@@ -139,7 +141,7 @@ def test_a_wider_filter_gets_only_what_may_be_read(
     connected: Connect, version: int, client_id: str, retain: bool
 ) -> None:
     """v5 section 5.4.2, v3 section 5.4.2: a rule that denies part of a filter holds for that part, retained or not"""
-    watching, press = connected(version=version), connected(version=version)
+    watching, press = connected(version=version), connected(version=version, username="press", password=b"right")
     if not retain:
         watching.subscribe(f"live/+/{client_id}", 1)
     press.publish(f"live/secret/{client_id}", b"no", 1, retain=retain)

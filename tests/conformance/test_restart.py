@@ -290,6 +290,23 @@ def test_expiry_goes_on_while_the_node_is_down(own_broker: Broker) -> None:
         assert client.connect(name, clean=False).session_present is present
 
 
+def test_a_group_s_messages_are_completed_once(setting: Setting, topic: str) -> None:
+    """v5 [MQTT-4.8.2-5]: what one member has at QoS 2 is no other's after the node has ended"""
+    members = [setting.connect(name) for name in ("m0", "m1")]
+    for member in members:
+        member.subscribe(f"$share/g/{topic}", 2)
+    publisher = setting.connect()
+    for number in range(8):
+        publisher.publish(topic, b"%d" % number, 2)
+    assert sorted(member.message().payload for member in members for _ in range(4)) == [b"%d" % n for n in range(8)]
+    setting.restart()
+    members = [setting.connect(name, present=True) for name in ("m0", "m1")]
+    publisher = setting.connect()
+    for _ in members:
+        publisher.publish(topic, b"new", 2)
+    assert [member.take(PUBLISH).payload for member in members] == [b"new", b"new"]
+
+
 def test_the_node_says_that_it_stops(own_broker: Broker) -> None:
     """v5 section 3.14.2.1: DISCONNECT 0x8B"""
     client = Client(own_broker.port, 5)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.conformance.conftest import Connect
-from tests.conformance.raw_client import SUBACK, subscribe
+from tests.conformance.raw_client import SUBACK, connect, subscribe
 
 NO_LOCAL, RETAIN_AS_PUBLISHED = 0x04, 0x08
 SEND_IF_NEW, DO_NOT_SEND = 0x10, 0x20
@@ -176,3 +176,20 @@ def test_retain_handling_new_in_a_resumed_session(connected: Connect, topic: str
     again = connected(client_id, 5, clean=False, **options)
     again.subscribe(topic, 1 | SEND_IF_NEW)
     again.nothing()
+
+
+@pytest.mark.parametrize(("name", "level"), [("MQIsdp", 0x83), ("MQTT", 0x84)])
+def test_a_bridge_of_mosquitto_does_not_get_its_own_messages_back(  # noqa: PLR0917
+    client: Connect, connected: Connect, topic: str, client_id: str, name: str, level: int
+) -> None:
+    """The bit in the protocol level stands for no local and retain as published (``try_private``)."""
+    bridge, other = client(level & 0x7F), connected()
+    bridge.send(connect(client_id, version=level, name=name))
+    assert bridge.next().reason == 0
+    assert bridge.subscribe(topic, 1) == 1
+    bridge.publish(topic, b"own", 1)
+    other.publish(topic, b"other", 1, retain=True)
+    message = bridge.message()
+    assert (message.payload, message.retain) == (b"other", True)
+    bridge.nothing()
+    other.publish(topic, b"", retain=True)

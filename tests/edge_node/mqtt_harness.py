@@ -8,7 +8,7 @@ import socket
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import AbstractContextManager, asynccontextmanager, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -221,6 +221,9 @@ async def running(
 
 class _Dead:
     """The journal of a process that has been killed."""
+
+    def together(self) -> AbstractContextManager[None]:
+        return nullcontext()
 
     def __getattr__(self, name: str) -> Any:
         return lambda *_: None

@@ -8,7 +8,7 @@ from config.errors import ConfigError
 from config.load import parse
 from config.models import EdgeConfig
 from edge_node.check import carried_streams, check, notes
-from edge_node.node import stream_policies
+from edge_node.node import state_settings, stream_policies
 from storage.segment_log import StreamPolicy
 
 GOOD = "node: a\ndata_dir: /data\nstreams:\n  telemetry: {from: 'plant/{line}/#'}\n"
@@ -121,6 +121,17 @@ def test_retention_that_cannot_work_is_refused(text: str, error: str) -> None:
     with pytest.raises(ConfigError) as caught:
         edge(GOOD + text)
     assert error in str(caught.value)
+
+
+def test_what_is_kept_for_absent_sessions_takes_a_quarter_of_the_disk_at_most() -> None:
+    """With more they would fill it, and no device would get an acknowledgement any more"""
+    small = edge("node: a\ndata_dir: /data\ndisk: {budget: 1GiB}\nstate: {topics_log: 300MiB}\n")
+    (note,) = notes(small)
+    assert note.startswith("state.topics_log (300MiB) is more than a quarter of disk.budget (1GiB): 256MiB is used")
+    assert state_settings(small, frozenset()).topics_log_bytes == 256 << 20
+    fits = edge("node: a\ndata_dir: /data\ndisk: {budget: 1GiB}\nstate: {topics_log: 256MiB}\n")
+    assert notes(fits) == []
+    assert state_settings(fits, frozenset()).topics_log_bytes == 256 << 20
 
 
 def test_nothing_is_pointed_out_when_links_carry_everything() -> None:

@@ -10,7 +10,7 @@ from protocols.mqtt.packets import PubAck, Publish, Subscription
 from protocols.mqtt.properties import Properties
 from protocols.mqtt.publish_run import PublishRun
 from storage.segment_log import LogFull, StreamPolicy
-from tests.edge_node.mqtt_harness import RawClient, running
+from tests.edge_node.mqtt_harness import RawClient, Somebody, running
 
 
 async def test_streams_that_share_topics_keep_their_records_apart(tmp_path: Path) -> None:
@@ -61,6 +61,24 @@ async def test_who_gets_a_topic_is_found_anew_after_every_change(tmp_path: Path)
         await client.subscribe(("other", 1))
         assert look(b"other") == (True, True), "a session that survives its connection wants it at QoS 1"
         assert look(b"plant/a") == (False, False)
+
+
+async def test_clients_that_published_nothing_have_nothing_to_forget(tmp_path: Path) -> None:
+    async with running(tmp_path) as node:
+        node.door.may = lambda _what, _topic: True
+        owner = node.broker.ingest
+        one, two = (owner.topics_of(Somebody(node.door, name)) for name in ("one", "two"))
+        assert one.target(b"plant/a") is not None
+        assert owner.remembering == {one}
+        node.door.may = lambda _what, _topic: False
+        node.broker.permissions_changed()
+        assert owner.remembering == set()
+        assert one.target(b"plant/a") is None
+        assert two.target(b"plant/a") is None
+        node.door.may = lambda _what, _topic: True
+        assert two.target(b"plant/a") is not None
+        owner.leave(two)
+        assert owner.remembering == set()
 
 
 async def test_properties_become_headers_in_every_stream(tmp_path: Path) -> None:

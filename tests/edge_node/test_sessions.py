@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from edge_node.session_limits import SessionLimits
+from protocols.mqtt.packet_ids import PacketIds
 from protocols.mqtt.packets import (
     ConnAck,
     Connect,
@@ -15,6 +16,9 @@ from protocols.mqtt.packets import (
     Publish,
     PubRec,
     PubRel,
+    Subscription,
+    UnsubAck,
+    Unsubscribe,
     Will,
 )
 from protocols.mqtt.properties import Properties
@@ -332,3 +336,53 @@ async def test_a_slow_session_reads_the_log_and_then_goes_on_live(tmp_path: Path
         outbound = node.broker.sessions.all()[0].outbound
         await until(lambda: outbound.catch_up is None)
         assert node.counters.deliveries_dropped == 0
+
+
+async def test_a_session_is_noted_at_the_cost_of_what_is_open(tmp_path: Path) -> None:
+    """Thousands of clients that connect anew with a QoS 2 publish each must not cost 65,535 questions each"""
+
+    class Asked(PacketIds):
+        def __contains__(self, packet_id: int) -> bool:
+            raise AssertionError(f"asked for {packet_id}")
+
+    async with running(tmp_path) as node:
+        await RawClient.connect(node.port, "c", clean_start=False)
+        (session,) = node.broker.sessions.all()
+        session.received = Asked()
+        for packet_id in (1, 10, 65_535):
+            session.received.add(packet_id)
+        assert session.record({}, set(), {}).received == {1, 10, 65_535}
+        session.received = PacketIds()
+
+
+async def test_a_packet_changes_who_gets_what_once(tmp_path: Path) -> None:
+    changes = 0
+
+    def changed() -> None:
+        nonlocal changes
+        changes += 1
+
+    async with running(tmp_path) as node:
+        node.broker.subscriptions.watch(changed)
+        client = await RawClient.connect(node.port, "c", clean_start=False)
+        for taken in (range(10), range(5, 500)):
+            node.broker.subscriptions.plan(b"t/1")
+            before = changes
+            await client.subscribe(*((f"t/{number}", 1) for number in taken))
+            assert changes == before + 1
+        assert node.broker.subscriptions.plan(b"t/1").live
+        client.send(Unsubscribe(1, tuple(f"t/{number}" for number in range(500))))
+        assert isinstance(await client.receive(), UnsubAck)
+        assert changes == before + 2
+        assert not node.broker.subscriptions.plan(b"t/1").live
+
+
+async def test_more_filters_in_one_packet_than_a_session_may_have_are_refused_unseen(tmp_path: Path) -> None:
+    async with running(tmp_path, limits=SessionLimits(filters_max=3)) as node:
+        await RawClient.connect(node.port, "c", clean_start=False)
+        (session,) = node.broker.sessions.all()
+        wanted = [Subscription(text, 1) for text in ("a", "a", "b", "a", "c", "#/not/valid")]
+        answers = node.broker.sessions.filters.subscribe_all(session, wanted, None)
+        assert answers == [(1, True), (1, False), (1, True)] + [(ReasonCode.QUOTA_EXCEEDED, False)] * 3
+        assert set(session.entries) == {"a", "b"}
+        assert node.counters.subscriptions_refused == 3

@@ -251,3 +251,22 @@ async def test_a_session_that_cannot_be_kept_now_is_as_it_was(tmp_path: Path, mo
         again = await RawClient.connect5(node.port, "c", clean_start=False, session_expiry_interval=100)
         assert again.welcome.session_present
         assert (await again.receive()).payload == b"kept"
+
+
+@pytest.mark.parametrize("version", [4, 5])
+@pytest.mark.parametrize("restricted", [False, True])
+async def test_a_will_to_the_servers_own_topics_is_dropped(tmp_path: Path, version: int, restricted: bool) -> None:
+    """Bridges of Mosquitto have one, ``$SYS/broker/connection/{name}/state``, and would not connect without it"""
+    async with running(tmp_path) as node:
+        if restricted:
+            node.door.may = lambda what, _topic: what != "publish"
+        will = Will(b"$SYS/broker/connection/bridge/state", b"0", 1, True)
+        watcher = await RawClient.connect(node.port, "watcher")
+        await watcher.subscribe(("$SYS/broker/connection/#", 1))
+        bridge = await RawClient.connect(node.port, "bridge", version=version, will=will, clean_start=False)
+        assert all(session.will is None for session in node.broker.sessions.all())
+        bridge.writer.transport.abort()
+        await until(lambda: node.counters.connections == 1)
+        assert await watcher.silent()
+        assert not node.broker.retained.match("$SYS/#")
+        assert (node.counters.wills_published, node.counters.wills_refused) == (0, 0)

@@ -86,7 +86,7 @@ def test_a_second_connect_is_a_violation_even_where_it_is_faulty() -> None:
     """v5 [MQTT-3.1.0-2]."""
     connection = connected(version=5)
     with pytest.raises(ConnectRefused) as caught:
-        decode(bytes.fromhex("10 0d 0004 4d515454 84 02 003c 0001 61"), 0, LIMIT, 5)
+        decode(bytes.fromhex("10 0d 0004 4d515454 06 02 003c 0001 61"), 0, LIMIT, 5)
     told = read(connection.last_words(caught.value))
     assert isinstance(told, Disconnect)
     assert told.code == ReasonCode.PROTOCOL_ERROR

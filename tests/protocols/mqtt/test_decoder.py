@@ -340,11 +340,24 @@ def test_a_password_without_a_user_name_is_allowed_in_mqtt_5() -> None:
 
 @pytest.mark.parametrize(
     ("hexadecimal", "version"),
+    [("10 0f 0006 4d5149736470 83 02 003c 0001 61", 3), ("10 0d 0004 4d515454 84 02 003c 0001 61", 4)],
+)
+def test_bridges_of_mosquitto_set_a_bit_in_the_version(hexadecimal: str, version: int) -> None:
+    data = bytes.fromhex(hexadecimal)
+    packet = Connect("a", True, 60, version=version, bridge=True)
+    assert decode(data, 0, LIMIT) == (packet, len(data))
+    assert encode(packet) == data
+
+
+@pytest.mark.parametrize(
+    ("hexadecimal", "version"),
     [
         ("10 0f 0006 4d5149736470 04 02 003c 0001 61", 4),
         ("10 0d 0004 4d515454 03 02 003c 0001 61", 4),
         ("10 0d 0004 4d515454 00 02 003c 0001 61", 4),
-        ("10 0d 0004 4d515454 84 02 003c 0001 61", 4),  # the bridge bit of Mosquitto
+        ("10 0f 0006 4d5149736470 84 02 003c 0001 61", 5),
+        ("10 0d 0004 4d515454 83 02 003c 0001 61", 5),
+        ("10 0e 0004 4d515454 85 02 003c 00 0001 61", 5),
         ("10 0e 0004 4d515454 06 02 003c 00 0001 61", 5),
         ("10 0e 0004 4d515454 ff 02 003c 00 0001 61", 5),
     ],
