@@ -68,7 +68,10 @@ class Conversation:
         acks = len(intake.run.acks)
         topics = intake.topics.matched if machine.version == Version.V5 else intake.topics.plain
         received = self.session.received
-        at = scan(data, at, topics, intake.run, received, self._packet_bytes_max, machine.version, _QOS_FLAGS)
+        at = scan(
+            data, at, topics, intake.run, received, self._packet_bytes_max, machine.version, _QOS_FLAGS,
+            machine.answers_max,
+        )  # fmt: skip
         if len(intake.run.acks) > acks:
             machine.took(intake.scanned())
         return at

@@ -131,6 +131,11 @@ class Connection:
         self.state = following
         return packet
 
+    @property
+    def answers_max(self) -> int:
+        """How many more publishes at QoS 1 or 2 a client of MQTT 5.0 may send unanswered."""
+        return self._limits.receive_maximum - self.unanswered
+
     def took(self, publishes: int) -> None:
         """Take note of publishes at QoS 1 or 2 that did not come through ``receive``.
 
