@@ -266,7 +266,7 @@ async def test_a_malformed_packet_closes_that_connection_only(
 @pytest.mark.parametrize(
     ("data", "answer"),
     [
-        (bytes.fromhex("10 0d 0004 4d515454 06 02 003c 0001 61"), ConnAck(False, 1)),
+        (bytes.fromhex("10 0d 0004 4d515454 02 02 003c 0001 61"), ConnAck(False, 1)),
         (encode(Connect("", clean_start=False)), ConnAck(False, 2)),
         (encode(PingReq()), None),
         (b"GET / HTTP/1.1\r\n\r\n", None),
