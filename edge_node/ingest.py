@@ -177,7 +177,8 @@ class Ingest:
 
     def leave(self, topics: Topics) -> None:
         """A client has gone."""
-        self.remembering.discard(topics)
+        if topics is not self.everybody:
+            self.remembering.discard(topics)
 
     def forget(self) -> None:
         """Who gets what, or who may what, has changed."""

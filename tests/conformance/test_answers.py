@@ -145,7 +145,6 @@ REFUSED: dict[str, tuple[dict[str, object], int]] = {
     "identifier": ({"client_id": LONG_ID}, 0x85),
     "protocol": ({"properties_": b"\x21\x00\x00"}, 0x82),
     "malformed": ({"flags": 0b11}, 0x81),
-    "will": ({"will": Will(OUTSIDE)}, 0x87),
     "will topic": ({"will": Will("a/#")}, 0x90),
 }
 

@@ -10,7 +10,7 @@ from protocols.mqtt.packets import PubAck, Publish, Subscription
 from protocols.mqtt.properties import Properties
 from protocols.mqtt.publish_run import PublishRun
 from storage.segment_log import LogFull, StreamPolicy
-from tests.edge_node.mqtt_harness import RawClient, Somebody, running
+from tests.edge_node.mqtt_harness import RawClient, Somebody, running, until
 
 
 async def test_streams_that_share_topics_keep_their_records_apart(tmp_path: Path) -> None:
@@ -61,6 +61,19 @@ async def test_who_gets_a_topic_is_found_anew_after_every_change(tmp_path: Path)
         await client.subscribe(("other", 1))
         assert look(b"other") == (True, True), "a session that survives its connection wants it at QoS 1"
         assert look(b"plant/a") == (False, False)
+
+
+async def test_a_known_topic_finds_new_subscribers_after_a_client_has_gone(tmp_path: Path) -> None:
+    async with running(tmp_path) as node:
+        gone, publisher = await RawClient.connect(node.port, "gone"), await RawClient.connect(node.port, "publisher")
+        publisher.send(Publish(b"other/a", b"nobody yet", 1, 1))
+        assert await publisher.receive() == PubAck(1)
+        await gone.close()
+        await until(lambda: node.counters.connections == 1)
+        subscriber = await RawClient.connect(node.port, "subscriber")
+        await subscriber.subscribe(("other/#", 0))
+        publisher.send(Publish(b"other/a", b"for you"))
+        assert await subscriber.receive() == Publish(b"other/a", b"for you")
 
 
 async def test_clients_that_published_nothing_have_nothing_to_forget(tmp_path: Path) -> None:
