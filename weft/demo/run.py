@@ -33,6 +33,8 @@ DEVICE_RATE = 1500.0
 """Messages per second and device at most: fast enough for a short demo, slow enough to see the faults bite."""
 DRAIN_TIMEOUT_S = 60.0
 POLL_INTERVAL_S = 0.2
+SPARK_START_S_MAX = 30.0
+"""How long a demo that has failed waits for Spark's start, which cannot be interrupted."""
 
 SHOP_DEVICES = ["machine-7", "iot-device-01"]
 GREENHOUSE_DEVICES = ["iot-device-02", "iot-device-03", "office"]
@@ -251,7 +253,11 @@ def _run(demo: Demo, spark_log: Path) -> bool:
     demo.start()
     spark_start = SparkStart(spark_log)
     spark_start.start()
-    acked = demo.replay()
+    try:
+        acked = demo.replay()
+    except BaseException:
+        spark_start.join(SPARK_START_S_MAX)  # the interpreter must not end in the middle of a native import
+        raise
     spark = spark_start.session()
     with stderr_to(spark_log):  # what its Python side says when it is interrupted
         good = demo.prove(acked, spark)
