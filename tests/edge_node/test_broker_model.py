@@ -274,6 +274,7 @@ class BrokerModel(RuleBasedStateMachine):
             model.connection.send(Disconnect())
             model.will = None
             self.go(self._away(client))
+            self.go(self.node.durable())  # nothing acknowledges DISCONNECT: killed before this, the will would come
 
     async def _away(self, client: str) -> None:
         model = self.models[client]
