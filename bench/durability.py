@@ -29,8 +29,9 @@ from pathlib import Path
 from typing import Any
 
 from bench.common import LOAD_CORE, PAYLOAD_BYTES, write_results
-from bench.ingest import build, free_port, pinned, server
+from bench.ingest import build, pinned, server
 from bench.opening import measure_opening
+from weft.demo.fabric import free_port
 
 IMAGE_BYTES = 2 << 30
 SECTOR_BYTES = 512

@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.common import LOAD_CORE, PAYLOAD_BYTES, SERVER_CORE, write_results
+from weft.demo.fabric import free_port
 
 POINTS = "1x1,1x100,10x20,10x100,100x20,100x100"
 START_S_MAX = 15.0
@@ -39,13 +40,6 @@ listeners:
 streams:
   load: {{from: "lg/{{device}}"}}
 """
-
-
-def free_port() -> int:
-    """A TCP port that nobody has now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def wait_for(port: int, process: subprocess.Popen[bytes]) -> None:

@@ -26,7 +26,8 @@ import msgspec
 import psutil
 
 from bench.common import LOAD_CORE, machine, write_results
-from bench.ingest import PAYLOAD_BYTES, build, free_port, mosquitto, mosquitto_version, pinned, server, weft
+from bench.ingest import PAYLOAD_BYTES, build, mosquitto, mosquitto_version, pinned, server, weft
+from weft.demo.fabric import free_port
 
 Figures = dict[str, Any]
 IDLE_CONNECTIONS = 10_000

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import os
 import random
@@ -47,14 +48,15 @@ class FabricError(RuntimeError):
     """A process of the demo did not do what it should; the sentence names its log file."""
 
 
-def free_port() -> int:
-    """A TCP port on loopback that nobody listens on now.
+# Below the ports that systems give to outgoing connections (32768 and up on Linux): a client that tries again and again
+# while its server is down may otherwise be given the server's own port, connect to itself, and keep it.
+_candidates = itertools.cycle(random.sample(range(20_000, 32_000), 12_000))
 
-    Below the ports that systems give to outgoing connections (32768 and up on Linux): a client that tries again and
-    again while its server is down may otherwise be given the server's own port, connect to itself, and keep it.
-    """
+
+def free_port() -> int:
+    """A TCP port on loopback that nobody listens on now; two calls in a row are never given the same."""
     while True:
-        port = random.randrange(20_000, 32_000)
+        port = next(_candidates)
         with socket.socket() as probe, contextlib.suppress(OSError):
             probe.bind(("127.0.0.1", port))
             return port
