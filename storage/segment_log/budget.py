@@ -6,10 +6,10 @@ from typing import NamedTuple
 
 from storage.segment_log.errors import LogFull
 from storage.segment_log.pending import BATCH_OVERHEAD_BYTES
-from storage.segment_log.plan import Plan, make_plan, opening_bytes
+from storage.segment_log.plan import make_plan, opening_bytes, renewed
 from storage.segment_log.retention import shrink
 from storage.segment_log.settings import SEGMENT_SHARE_MIN, SURE_ROOM_MARGIN_BYTES
-from storage.segment_log.state import LaneState, LogState
+from storage.segment_log.state import LaneState, LogState, Plan
 
 
 def admit(state: LogState, length: int) -> None:
@@ -73,7 +73,11 @@ def _shortage(state: LogState, pending: int) -> str | None:
     needed += state.settings.segment_bytes // SEGMENT_SHARE_MIN + opening_bytes(state) + state.settings.spare_bytes
     free = state.filesystem.free_bytes(state.directory)
     wanted = needed - min(budget_bytes, used + free)
-    if wanted <= 0 or make_plan(state, state.segments[:-1], wanted).freed_bytes >= wanted:
+    if wanted <= 0:
+        return None
+    plan = make_plan(state, state.segments[:-1], wanted)
+    if plan.freed_bytes >= wanted:
+        state.promised = plan
         return None
     if budget_bytes <= used + free:
         reason = (
@@ -118,8 +122,10 @@ def make_room(state: LogState, commit_bytes: int) -> Room:
     overhead = 2 * opening_bytes(state)
     wished = max(settings.segment_bytes, commit_bytes + commit_bytes // 8 + overhead)
     wanted = used + wished + settings.spare_bytes - limit
-    # What was admitted was promised room without the segment that was sealed just now: to move that may cost the rest.
-    plans = (make_plan(state, segments, wanted) for segments in (state.segments, state.segments[:-1]))
+    plans = [make_plan(state, segments, wanted) for segments in (state.segments, state.segments[:-1])]
+    if state.promised is not None:
+        # A release since then may have led to other moves, which leave less room than those that were counted on.
+        plans.append(renewed(state, state.promised))
     plan = max(plans, key=lambda plan: min(plan.freed_bytes, wanted))
     gone = sum(segment.size for segment in plan.victims) + sum(state.asides[path] for path in plan.asides)
     least = overhead + plan.moved_bytes + commit_bytes

@@ -66,6 +66,8 @@ class Committer:
         self._tell(commit.callbacks, None)
         with self._state.changed:
             self._state.queue.done()
+            if self._state.queue.idle:
+                self._state.promised = None
         return True
 
     def _commit(self, commit: PendingCommit, mark: bytes, marked: set[int]) -> None:

@@ -28,11 +28,11 @@ from storage.segment_log.budget import Room
 from storage.segment_log.gaps import merged, notices
 from storage.segment_log.moving import Needed, moved_batches
 from storage.segment_log.needs import needed_gaps, needed_records
-from storage.segment_log.plan import Plan, dropped
+from storage.segment_log.plan import dropped
 from storage.segment_log.quarantine import aside_path
 from storage.segment_log.retention import forget_lost, held_within
 from storage.segment_log.segment_file import Segment, SegmentWriter
-from storage.segment_log.state import LogState
+from storage.segment_log.state import LogState, Plan
 
 logger = logging.getLogger(__name__)
 

@@ -8,30 +8,15 @@ segments that become such by giving up the oldest records of streams that allow 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 
 from protocols.ranges import RangeSet
 from storage.segment_log.needs import GAP_BYTES, needed_bytes
 from storage.segment_log.segment_file import Segment
 from storage.segment_log.settings import MOVE_SHARE
-from storage.segment_log.state import LogState
+from storage.segment_log.state import LogState, Plan
 
 _LANE_BYTES = 48
 """What a stream takes in the opening of a segment beside its name."""
-
-
-@dataclass
-class Plan:
-    """What to do for room."""
-
-    asides: list[str] = field(default_factory=list)
-    victims: list[Segment] = field(default_factory=list)
-    drop_ends: dict[int, int] = field(default_factory=dict)
-    """Stream -> records below this are given up."""
-    moved_bytes: int = 0
-    """At most this much is moved."""
-    freed_bytes: int = 0
-    """Room won, the moves subtracted."""
 
 
 def opening_bytes(state: LogState) -> int:
@@ -59,8 +44,10 @@ def make_plan(state: LogState, segments: Sequence[Segment], wanted_bytes: int, *
         else:
             needs.append((segment, need))
     room = state.settings.spare_bytes - opening_bytes(state)
-    cheap = min(room, state.settings.segment_bytes // MOVE_SHARE)
-    for most, part in ((cheap, MOVE_SHARE), (room, 2)):
+    # What is moved leaves room for the notices without which nothing can be given up.
+    movable = room - GAP_BYTES * sum(lane.policy.when_full == "drop_oldest" for lane in state.lanes.values())
+    cheap = min(movable, state.settings.segment_bytes // MOVE_SHARE)
+    for most, part in ((cheap, MOVE_SHARE), (movable, 2)):
         for segment, need in needs:
             if plan.freed_bytes >= wanted_bytes:
                 return plan
@@ -69,6 +56,20 @@ def make_plan(state: LogState, segments: Sequence[Segment], wanted_bytes: int, *
     if may_drop:
         _drop(state, plan, [segment for segment, _ in needs if segment not in plan.victims], wanted_bytes, room)
     return plan
+
+
+def renewed(state: LogState, plan: Plan) -> Plan:
+    """An earlier plan as it comes out now: releases made it cheaper, some of it may be gone. Call with the lock."""
+    drop_ends = {
+        stream: end for stream, end in plan.drop_ends.items() if state.lanes[stream].policy.when_full == "drop_oldest"
+    }
+    again = Plan(asides=[path for path in plan.asides if path in state.asides], drop_ends=drop_ends)
+    again.freed_bytes = sum(state.asides[path] for path in again.asides)
+    for segment in plan.victims:
+        if segment in state.segments:
+            need = needed_bytes(state, segment, drop_ends)
+            _take(again, segment, need, state.settings.spare_bytes - opening_bytes(state))
+    return again
 
 
 def _take(plan: Plan, segment: Segment, need: int, moved_max: int) -> bool:

@@ -19,12 +19,11 @@ from storage.filesystem import FileSystem
 from storage.segment_log.budget import Room
 from storage.segment_log.loading import Loaded
 from storage.segment_log.opening import open_segment
-from storage.segment_log.plan import Plan
 from storage.segment_log.quarantine import DAMAGED, keep_aside, missing_gaps, report_damage
 from storage.segment_log.retention import forget_lost, held_within
 from storage.segment_log.scan import Scan
 from storage.segment_log.segment_file import Segment, SegmentWriter
-from storage.segment_log.state import LaneState, LogState
+from storage.segment_log.state import LaneState, LogState, Plan
 
 logger = logging.getLogger(__name__)
 

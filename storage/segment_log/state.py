@@ -69,6 +69,20 @@ class Counters:
         self.sync_buckets[bisect_left(SYNC_BUCKETS_S, seconds)] += 1
 
 
+@dataclass
+class Plan:
+    """What to do for room: ``plan.make_plan``."""
+
+    asides: list[str] = field(default_factory=list)
+    victims: list[Segment] = field(default_factory=list)
+    drop_ends: dict[int, int] = field(default_factory=dict)
+    """Stream -> records below this are given up."""
+    moved_bytes: int = 0
+    """At most this much is moved."""
+    freed_bytes: int = 0
+    """Room won, the moves subtracted."""
+
+
 class LogState:
     """The log in memory. Every attribute but the constant ones is guarded by ``changed`` (a lock and its condition)."""
 
@@ -108,6 +122,8 @@ class LogState:
         """Uncompressed bytes that may be pending without a closer look: the newest segment takes them."""
         self.refusal: tuple[int, int, str] | None = None
         """(``changes`` then, bytes, why) of the last refusal for want of budget: cheap to repeat."""
+        self.promised: Plan | None = None
+        """How the next segment gets the room on which the last append was taken."""
         self.failed: LogFailed | None = None
 
     def stream_entries(self) -> dict[int, StreamEntry]:

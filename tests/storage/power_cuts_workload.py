@@ -212,8 +212,11 @@ class PowerCuts:
             machine = Machine(after, oracle, log, self._clock.wall)
             machine.set_policies()
             machine.release_again()
-            for action in ("append", "release", "housekeep", "commit", "append"):
-                act(machine, action, chance)
+            with self._in("life after it"):
+                after.fail = lambda call, path: self._check_budget(after)
+                for action in ("append", "release", "housekeep", "commit", "append"):
+                    act(machine, action, chance)
+                after.fail = no_failure
             with self._in("life after it, cut again"):
                 self._cut(after, oracle.fork(), chance, depth + 1)
 

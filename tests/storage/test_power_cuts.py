@@ -42,6 +42,11 @@ def test_power_cuts_lose_alter_double_and_invent_nothing() -> None:
     [
         pytest.param(5000694, None, id="a commit longer than a segment"),
         pytest.param(9000026, [45], id="the sync of a new segment's name fails with ENOSPC"),
+        pytest.param(
+            31000169,
+            [6, 7, 8, 9, 10, 11, 13, 14, 19, 32, 33, 34, 35, 36, 37, 41, 51, 52],
+            id="a release after an append leads to moves that leave no room to drop",
+        ),
     ],
 )
 def test_lives_that_once_went_over_the_budget(seed: int, keep: list[int] | None) -> None:
