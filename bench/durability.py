@@ -3,10 +3,11 @@
     python -m bench.durability [--seconds 20] [--only 10000] [--open-gib 10] [--directory DIR]
 
 A node (``weft edge run``) has its data on an ext4 file system of its own, on a loop device, so that the device's own
-counter tells what reached it: the log, file system metadata and journal, everything. That needs root; without it the
-kernel's count for the process stands in, which leaves metadata out. The generator (``mqttload.c``) publishes at QoS 1
+counter tells what reached it: the log, file system metadata and journal, everything. That needs root; without it only
+the node's own count of pages is left. The generator (``mqttload.c``) publishes at QoS 1
 at a fixed rate. ``sensor`` payloads are readings of real Raspberry Pi sensors (``weft/demo/data``) as JSON of about 100
-bytes; ``random`` ones are 100 bytes that no compression makes shorter. At the end a large log is filled and opened.
+bytes; ``random`` ones are 100 bytes that no compression makes shorter. Some cases make each sync as slow as a memory
+card's (``slow_sync.c``). At the end a large log is filled and opened.
 """
 
 from __future__ import annotations
@@ -40,6 +41,10 @@ SETTLE_S = 1.0
 PAYLOADS = 20_000
 """Different ones; then they begin again, further apart than any compression looks back."""
 TARGET_RATE = 10_000
+MESSAGES_MIN = 200
+"""Where few come the load lasts longer: a node writes zeros ahead once in some 130 commits of a record each."""
+CARD_SYNC_MS = (5, 10, 20)
+"""Memory cards take 5 to 50 ms for a sync."""
 
 EDGE_YAML = """\
 node: bench
@@ -63,15 +68,17 @@ class Case:
     payloads: str
     compression: bool
     commit_interval: str
+    sync_ms: int = 0
+    """How much longer each sync of the log takes than on this machine's disk."""
 
 
 def cases() -> list[Case]:
     """Every rate as it comes, and what compression, the payload and waiting for others change."""
-    found = []
-    for rate in (1, 100, TARGET_RATE):
+    found = [Case(1, "sensor", True, interval) for interval in ("0s", "1s")]
+    for rate in (100, TARGET_RATE):
         found += [Case(rate, "sensor", True, interval) for interval in ("0s", "10ms", "100ms", "1s")]
         found += [Case(rate, "sensor", False, "0s"), Case(rate, "random", True, "0s")]
-    return found
+    return [*found, *(Case(TARGET_RATE, "sensor", True, "0s", sync_ms) for sync_ms in CARD_SYNC_MS)]
 
 
 def sensor_payloads() -> list[bytes]:
@@ -133,12 +140,6 @@ def device_bytes(device: str | None) -> int | None:
     return int(Path(f"/sys/block/{device}/stat").read_text().split()[6]) * SECTOR_BYTES
 
 
-def process_bytes(pid: int) -> int:
-    """Bytes that the process caused to be written (proc(5), ``write_bytes``): whole pages, no metadata."""
-    facts = dict(line.split(": ") for line in Path(f"/proc/{pid}/io").read_text().splitlines())
-    return int(facts["write_bytes"])
-
-
 def metric(http: int, name: str) -> int:
     """One of the node's own figures."""
     with urllib.request.urlopen(f"http://127.0.0.1:{http}/metrics", timeout=5) as answer:
@@ -148,7 +149,7 @@ def metric(http: int, name: str) -> int:
     raise SystemExit(f"the node has no metric {name}")
 
 
-def counts(folder: Path, device: str | None, pid: int, http: int) -> dict[str, int | None]:
+def counts(folder: Path, device: str | None, http: int) -> dict[str, int | None]:
     """All that has been written until now, with nothing left in memory."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
@@ -158,14 +159,33 @@ def counts(folder: Path, device: str | None, pid: int, http: int) -> dict[str, i
     subprocess.run(["sync", "-f", str(folder)], check=True)
     return {
         "device": device_bytes(device),
-        "process": process_bytes(pid),
         "log": metric(http, "weft_edge_log_device_written_bytes_total"),
         "commits": metric(http, "weft_edge_log_commits_total"),
     }
 
 
-def measure(case: Case, generator: Path, payloads: Path, directory: Path, seconds: float) -> dict[str, Any]:
-    """One case on a fresh file system."""
+def build_slow_sync(directory: Path) -> Path:
+    """Compile what makes syncs slower."""
+    library = directory / "slow_sync.so"
+    source = Path(__file__).parent / "slow_sync.c"
+    subprocess.run(["cc", "-O2", "-shared", "-fPIC", "-o", str(library), str(source), "-ldl"], check=True)
+    return library
+
+
+def node(case: Case, config: Path, tools: Path) -> list[str]:
+    """The command that runs the edge node."""
+    command = [sys.executable, "-m", "weft", "edge", "run", str(config)]
+    if not case.sync_ms:
+        return command
+    return ["env", f"LD_PRELOAD={tools / 'slow_sync.so'}", f"SLOW_SYNC_MS={case.sync_ms}", *command]
+
+
+def measure(case: Case, tools: Path, directory: Path, seconds: float) -> dict[str, Any]:
+    """One case on a fresh file system.
+
+    Args:
+        tools: where the generator, its payloads and what slows syncs are.
+    """
     with tempfile.TemporaryDirectory(prefix="weft-bench-", dir=directory) as name, \
             own_file_system(Path(name)) as (folder, device):  # fmt: skip
         port, http = free_port(), free_port()
@@ -176,11 +196,12 @@ def measure(case: Case, generator: Path, payloads: Path, directory: Path, second
                 compression="zstd" if case.compression else "none",
             )
         )  # fmt: skip
-        with server([sys.executable, "-m", "weft", "edge", "run", str(config)], port) as pid:
+        payloads = tools / case.payloads
+        with server(node(case, config, tools), port):
             time.sleep(SETTLE_S)
-            before = counts(folder, device, pid, http)
-            load = run_load(generator, payloads, port, case.rate, seconds)
-            after = counts(folder, device, pid, http)
+            before = counts(folder, device, http)
+            load = run_load(tools / "mqttload", payloads, port, case.rate, max(seconds, MESSAGES_MIN / case.rate))
+            after = counts(folder, device, http)
     lengths = [len(line) for line in payloads.read_bytes().splitlines()]
     payload_bytes = load["acked_total"] * sum(lengths) / len(lengths)
     written = {
@@ -215,12 +236,13 @@ def line(result: dict[str, Any]) -> str:
     """One case as a line."""
     ratios = "".join(
         f"{'-':>9}" if result["amplification"][key] is None else f"{result['amplification'][key]:>9.2f}"
-        for key in ("device", "process", "log")
+        for key in ("device", "log")
     )
     compression = "on" if result["compression"] else "off"
+    sync = f"{'+' + str(result['sync_ms']) if result['sync_ms'] else '':>5}"
     per_commit = result["messages"] / max(result["commits"], 1)
     return (
-        f"{result['rate']:>7}/s  {result['payloads']:7} {compression:4} {result['commit_interval']:>4}"
+        f"{result['rate']:>7}/s  {result['payloads']:7} {compression:4} {result['commit_interval']:>4}{sync}"
         f"{ratios} {per_commit:>9.1f} {result['ack_ms_p99']:>8.2f}"
     )
 
@@ -228,7 +250,7 @@ def line(result: dict[str, Any]) -> str:
 def main() -> None:
     """Run the cases and write the results."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seconds", type=float, default=20.0, help="of load in each case")
+    parser.add_argument("--seconds", type=float, default=20.0, help="of load in each case, more where few messages come")
     parser.add_argument("--only", type=int, help="only this rate; nothing is written then")
     parser.add_argument(
         "--directory", type=Path, help="where the file systems are made; the temporary folder by default"
@@ -236,18 +258,17 @@ def main() -> None:
     parser.add_argument("--open-gib", type=int, default=10, help="size of the log whose opening is timed; 0 for none")
     arguments = parser.parse_args()
     results = []
-    print(
-        "     rate  payload zstd wait   device  process      log msgs/sync   p99 ms   (bytes written / payload bytes)"
-    )
+    print("     rate  payload zstd wait  sync   device      log msgs/sync   p99 ms   (bytes written / payload bytes)")
     with tempfile.TemporaryDirectory(prefix="weft-bench-") as name:
-        generator = build(Path(name))
+        tools = Path(name)
+        build(tools)
+        build_slow_sync(tools)
         lines = {"sensor": sensor_payloads(), "random": random_payloads()}
         for kind, payloads in lines.items():
-            (Path(name) / kind).write_bytes(b"\n".join(payloads) + b"\n")
+            (tools / kind).write_bytes(b"\n".join(payloads) + b"\n")
         for case in cases():
             if arguments.only in (None, case.rate):
-                directory = arguments.directory or Path(name)
-                results.append(measure(case, generator, Path(name) / case.payloads, directory, arguments.seconds))
+                results.append(measure(case, tools, arguments.directory or tools, arguments.seconds))
                 print(line(results[-1]), flush=True)
     if arguments.only is not None:
         return

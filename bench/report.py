@@ -147,11 +147,12 @@ def durability(results: Facts) -> list[str]:
             case["payloads"],
             "zstd" if case["compression"] else "none",
             case["commit_interval"],
-            *("-" if ratios[key] is None else f"{ratios[key]:.2f}" for key in ("device", "process", "log")),
+            f"+{case['sync_ms']} ms" if case.get("sync_ms") else "",
+            *("-" if ratios[key] is None else f"{ratios[key]:.2f}" for key in ("device", "log")),
             f"{case['messages'] / max(case['commits'], 1):.1f}",
         ))  # fmt: skip
     titles = (
-        "messages/s", "payloads", "compression", "`commit_interval`", "device", "process", "own count", "messages/sync"
+        "messages/s", "payloads", "compression", "`commit_interval`", "sync", "device", "own count", "messages/sync"
     )  # fmt: skip
     lines = [f"{results['seconds']:g} s of load in each case.", "", *table(titles, rows)]
     if opening := results.get("opening"):

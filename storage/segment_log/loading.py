@@ -80,9 +80,9 @@ def load_directory(filesystem: FileSystem, directory: str, known_id: int | None)
 def _load(file: File, path: str, position: int, *, newest: bool) -> Loaded:
     size = file.size()
     source = SegmentBytes(file, position, size, window_bytes=_WINDOW_BYTES, unreadable_as_zeros=True)
-    header = _header(source, position)
+    header = find_header(source, position)
     streams = _first_streams(source)
-    footer = _footer(source, size)
+    footer = find_footer(source, size)
     if footer is not None:
         index = SegmentIndex.from_footer(footer[1], footer[0])
         return Loaded(Segment(path, position, footer[0], size, index), header, streams, None)
@@ -90,7 +90,8 @@ def _load(file: File, path: str, position: int, *, newest: bool) -> Loaded:
     return Loaded(Segment(path, position, scan.end, size, scan.index), header, streams, scan)
 
 
-def _header(source: SegmentBytes, position: int) -> SegmentHeader | None:
+def find_header(source: SegmentBytes, position: int) -> SegmentHeader | None:
+    """The header of the segment at a log position; None when it is damaged. ``UnsupportedVersion`` of a later one."""
     try:
         header = format_.decode_header(source.piece(0, HEADER_BYTES))
     except UnsupportedVersion:
@@ -111,8 +112,13 @@ def _first_streams(source: SegmentBytes) -> dict[int, StreamEntry] | None:
     return value if isinstance(value, dict) else None
 
 
-def _footer(source: SegmentBytes, size: int) -> tuple[int, Footer] | None:
-    """Offset and content of a sealed segment's footer; None when it is not sealed, or the footer is damaged."""
+def find_footer(source: SegmentBytes, size: int) -> tuple[int, Footer] | None:
+    """Offset and content of a sealed segment's footer; None when it is not sealed, or the footer is damaged.
+
+    Raises:
+        UnsupportedVersion: only a later release understands it.
+        OSError: the file cannot be read.
+    """
     try:
         offset = format_.decode_trailer(source.piece(max(0, size - TRAILER_BYTES), TRAILER_BYTES))
         frame = source.entry(offset)
