@@ -250,7 +250,9 @@ def line(result: dict[str, Any]) -> str:
 def main() -> None:
     """Run the cases and write the results."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seconds", type=float, default=20.0, help="of load in each case, more where few messages come")
+    parser.add_argument(
+        "--seconds", type=float, default=20.0, help="of load in each case, more where few messages come"
+    )
     parser.add_argument("--only", type=int, help="only this rate; nothing is written then")
     parser.add_argument(
         "--directory", type=Path, help="where the file systems are made; the temporary folder by default"
