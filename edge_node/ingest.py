@@ -40,6 +40,7 @@ class Log(PendingLog, Protocol):
         payloads: list[bytes],
         headers: dict[int, HeaderPairs] | None = None,
         flags: dict[int, int] | None = None,
+        payload_bytes: int | None = None,
     ) -> int:
         """Take a run of records, which is not durable yet; the lists are the log's from then on.
 
@@ -238,7 +239,7 @@ class Ingest:
         live: list[tuple[Target, Records, int, int]] = []
         for target, records, headers in taken:
             self._counters.publishes_received += len(records.keys)
-            self._counters.publish_bytes_received += sum(map(len, records.payloads))
+            self._counters.publish_bytes_received += records.payload_bytes
             stream, seq = self._append(target, records, headers, now)
             if stream != NOWHERE:
                 stored.append((stream, seq, len(records.keys)))
@@ -273,11 +274,12 @@ class Ingest:
         if _is_for_nobody(target, records):
             self._counters.publishes_unrouted += len(keys)
             return NOWHERE, 0
+        size = records.payload_bytes
         for stream in target.streams[1:]:  # the log keeps the lists it gets, so every other stream needs its own
             self.log.append(
-                stream, now, keys.copy(), payloads.copy(), headers and headers.copy(), flags and flags.copy()
+                stream, now, keys.copy(), payloads.copy(), headers and headers.copy(), flags and flags.copy(), size
             )
-        return target.streams[0], self.log.append(target.streams[0], now, keys, payloads, headers, flags)
+        return target.streams[0], self.log.append(target.streams[0], now, keys, payloads, headers, flags, size)
 
     def _deliver(self, live: list[tuple[Target, Records, int, int]], packets: PacketsOf, publisher: str | None) -> None:
         for _, _, stream, seq in reversed(live):

@@ -28,11 +28,12 @@ _NOTHING = object()
 class Records:
     """A run of records for one target, in order of receipt."""
 
-    __slots__ = ("flags", "keys", "payloads")
+    __slots__ = ("flags", "keys", "payload_bytes", "payloads")
 
     def __init__(self) -> None:
         self.keys: list[bytes] = []
         self.payloads: list[bytes] = []
+        self.payload_bytes = 0
         self.flags: dict[int, int] = {}
         """Index in this run -> flag bits, for the records that have any."""
 
@@ -58,6 +59,7 @@ class PublishRun(Generic[Target]):
             records.flags[len(records.keys)] = flags
         records.keys.append(topic)
         records.payloads.append(payload)
+        records.payload_bytes += len(payload)
 
     def acknowledge(self, qos: int, packet_id: int) -> None:
         """Note the answer that a QoS 1 or 2 publish is due."""
@@ -89,7 +91,8 @@ def scan(  # noqa: PLR0917 - positional, for speed
     Returns:
         The offset of the first packet not taken (perhaps an incomplete one). Never raises.
     """
-    # About half a microsecond a packet is all there is: at QoS 0 and 1 no call but dict.get and list.append.
+    # A third of a microsecond a packet, a fifth where packets are alike but for identifier and payload: at QoS 0 and 1
+    # no call of each but dict.get, startswith and list.append.
     end = len(data)
     last = end - 4  # the shortest PUBLISH has four bytes; below, at + 3 is inside
     if at > last or (kind := data[at]) not in _ANSWERS:
@@ -99,6 +102,7 @@ def scan(  # noqa: PLR0917 - positional, for speed
     groups, find = run.groups, targets.get
     ids: list[bytes] = []
     add_id = ids.append
+    starts = data.startswith
     current: object = _NOTHING
     in_5, at_most_once, exactly_once = version == Version.V5, qos == 0, qos == 2
     while at <= last and data[at] == kind:
@@ -141,9 +145,8 @@ def scan(  # noqa: PLR0917 - positional, for speed
             add_id(packet_id)
         if target is not current:
             current = target
-            records = groups.get(target)
-            if records is None:
-                records = groups[target] = Records()
+            known = groups.get(target)
+            records = groups[target] = Records() if known is None else known
             keys = records.keys
             flags = records.flags
             add_key = keys.append
@@ -152,7 +155,32 @@ def scan(  # noqa: PLR0917 - positional, for speed
             flags[len(keys)] = bits
         add_key(topic)
         add_payload(data[start:after])
-        at = after
+        size = after - start
+        records.payload_bytes += size
+        first, at = at, after
+        if at > last or data[at + 1] != data[first + 1] or exactly_once or not size:
+            continue
+        # How many packets follow with the same length and topic; each of them is as good as the one just taken.
+        stride, stop, alike = after - first, at, data[first:topic_end]
+        while stop + stride <= end and starts(alike, stop):
+            stop += stride
+        if in_5:
+            no_properties = data[start - 1 + stride : stop : stride]
+            count = len(no_properties) - len(no_properties.lstrip(b"\0"))
+            stop = at + stride * (count if at_most_once else min(count, answers_max - len(ids)))
+        if not at_most_once:
+            row = [data[offset : offset + 2] for offset in range(topic_end + stride, stop, stride)]
+            if _NO_ID in row:
+                del row[row.index(_NO_ID) :]
+                stop = at + stride * len(row)
+            ids += row
+        count = (stop - at) // stride
+        if bits:
+            flags.update(dict.fromkeys(range(len(keys), len(keys) + count), bits))
+        keys += [topic] * count
+        records.payload_bytes += size * count
+        records.payloads += [data[offset : offset + size] for offset in range(start + stride, stop, stride)]
+        at = stop
     if ids:
         run.acks.append(answer + answer.join(ids))
     return at

@@ -165,6 +165,7 @@ class SegmentLog:
         payloads: list[bytes],
         headers: dict[int, HeaderPairs] | None = None,
         flags: dict[int, int] | None = None,
+        payload_bytes: int | None = None,
     ) -> int:
         """Take a run of records, in order; not durable before ``on_durable`` says so. Owner's thread only.
 
@@ -172,6 +173,7 @@ class SegmentLog:
             time: when they were taken in, ns since 1970.
             headers: index in this run -> headers, for the records that have any.
             flags: index in this run -> ``protocols.batch.Flag`` bits, likewise.
+            payload_bytes: of all payloads, for callers that have counted them.
 
         Returns:
             The sequence number of the first; the others follow.
@@ -182,7 +184,7 @@ class SegmentLog:
             RecordTooLarge: a record can never be taken.
             ValueError: the lists differ in length, or the stream was not declared.
         """
-        size = run_bytes(keys, payloads, headers)
+        size = run_bytes(keys, payloads, headers, payload_bytes)
         if len(keys) != len(payloads):
             raise ValueError(f"{len(keys)} keys for {len(payloads)} payloads")
         if size > RECORD_BYTES_MAX:
@@ -279,7 +281,8 @@ class SegmentLog:
             queued = failed is None and not self._state.queue.idle
             if queued:
                 self._state.queue.add_callback(callback)
-                self._make_due()
+                if not self._turn_awaited:
+                    self._make_due()
         if not queued:
             self.committer.post(lambda: callback(failed))
 

@@ -244,9 +244,20 @@ class PendingQueue:
         return callbacks
 
 
-def run_bytes(keys: list[bytes], payloads: list[bytes], headers: dict[int, HeaderPairs] | None) -> int:
-    """Uncompressed bytes that a run adds to a batch, at most."""
-    size = sum(map(len, keys)) + sum(map(len, payloads)) + RECORD_OVERHEAD_BYTES * len(keys)
+def run_bytes(
+    keys: list[bytes],
+    payloads: list[bytes],
+    headers: dict[int, HeaderPairs] | None,
+    payload_bytes: int | None = None,
+) -> int:
+    """Uncompressed bytes that a run adds to a batch, at most.
+
+    Args:
+        payload_bytes: of all payloads, when that is known.
+    """
+    if payload_bytes is None:
+        payload_bytes = sum(map(len, payloads))
+    size = sum(map(len, keys)) + payload_bytes + RECORD_OVERHEAD_BYTES * len(keys)
     for pairs in (headers or {}).values():
         size += 16 + sum(len(name.encode()) + len(value.encode()) + 12 for name, value in pairs)
     return size

@@ -79,6 +79,8 @@ def check(data: bytes, version: int) -> None:
         target: (list(zip(records.keys, records.payloads)), records.flags) for target, records in run.groups.items()
     }
     assert found == groups
+    for records in run.groups.values():
+        assert records.payload_bytes == sum(map(len, records.payloads))
     assert b"".join(run.acks) == acks
     assert run.received == opened
     assert len(received) == 1 + len(opened)
@@ -92,6 +94,25 @@ def test_takes_what_the_decoder_would_and_stops_where_it_must(version: int, data
     run = b"".join(data.draw(st.lists(known_publishes(version, qos), max_size=6)))
     run += encode(data.draw(packets(version)), version)
     check(run[: len(run) - cut], version)
+
+
+@given(VERSIONS, st.sampled_from([0, 1, 2]), st.data(), st.integers(0, 12))
+@settings(deadline=None)
+def test_rows_of_packets_that_are_alike_end_where_one_is_not(
+    version: int, qos: int, data: st.DataObject, cut: int
+) -> None:
+    size = data.draw(st.sampled_from([0, 1, 2, 40, 200]))
+    row = bytearray()
+    starts = []
+    for packet_id in range(1, data.draw(st.integers(1, 12)) + 1):
+        starts.append(len(row))
+        row += encode_publish(b"a", bytes([packet_id]) * size, qos, packet_id if qos else 0, version=version)
+    if data.draw(st.booleans()):
+        # Its topic, identifier, properties or payload: of the length that its neighbours have.
+        start = data.draw(st.sampled_from(starts))
+        row[min(start + data.draw(st.integers(0, 12)), len(row) - 1)] = data.draw(st.sampled_from([0, 1, 2, 98, 255]))
+    row += data.draw(known_publishes(version))
+    check(bytes(row[: len(row) - cut]), version)
 
 
 @given(VERSIONS, st.data())
@@ -127,6 +148,8 @@ def test_no_more_are_taken_than_may_be_unanswered() -> None:
     at = scan(b"".join(packets), 0, TARGETS, run, PacketIds(), LIMIT, 5, QOS_FLAGS, 2)
     assert at == len(packets[0] + packets[1])
     assert run.received == [1, 2]
+    packets = [encode_publish(b"a", b"1", 1, packet_id, version=5) for packet_id in (1, 2, 3, 4)]
+    assert scan(b"".join(packets), 0, TARGETS, PublishRun(), PacketIds(), LIMIT, 5, QOS_FLAGS, 3) == 3 * len(packets[0])
 
 
 def test_lengths_of_three_bytes_are_left_to_the_decoder() -> None:
