@@ -12,6 +12,7 @@ from collections.abc import Callable
 import edge_node.light_imports  # noqa: F401 - before edge_node.state
 from config.models import EdgeConfig
 from config.units import Address, UnixSocket, parse_bind
+from edge_node import mqtt_connection
 from edge_node.broker import Broker, BrokerSettings
 from edge_node.check import carried_streams, topics_log_bytes
 from edge_node.clock import clock_reader, wall_clock
@@ -20,6 +21,7 @@ from edge_node.door_counters import DoorCounters
 from edge_node.front_door import FrontDoor
 from edge_node.http import Pages
 from edge_node.links import Links
+from edge_node.log_lines import Throttle
 from edge_node.metrics import render
 from edge_node.outage import SAMPLE_INTERVAL_S
 from edge_node.session_limits import SessionLimits
@@ -91,6 +93,7 @@ class EdgeNode:
         """
         loop = asyncio.get_running_loop()
         loop.add_signal_handler(signal.SIGHUP, self._reload.set)
+        logging.getLogger(mqtt_connection.__name__).addFilter(Throttle())
         next_sample = loop.time()
         while not stop.is_set():
             failed = self.log.failed or self._state.failed

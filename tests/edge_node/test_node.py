@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -15,6 +16,7 @@ from paho.mqtt.enums import CallbackAPIVersion
 from prometheus_client.parser import text_string_to_metric_families
 
 from config.metrics import EDGE_METRICS
+from edge_node.log_lines import LINES_MAX
 from tests.weft.processes import STOP_S_MAX, Node, publish
 
 pytestmark = pytest.mark.processes
@@ -91,6 +93,19 @@ def test_what_was_acknowledged_is_there_after_a_kill(run: Callable[[], Node]) ->
     publish(again.mqtt_port, TOPIC, MESSAGES[:10])
     assert again.json("status")["streams"]["telemetry"]["durable_end"] == 110
     assert again.stop() == 0
+
+
+def test_a_flood_of_bad_clients_does_not_flood_the_log(
+    run: Callable[[], Node], capfd: pytest.CaptureFixture[str]
+) -> None:
+    node = run()
+    for _ in range(LINES_MAX + 300):
+        with socket.create_connection(("127.0.0.1", node.mqtt_port)) as client:
+            client.sendall(b"\xff\xff")
+            assert client.recv(1) == b""
+    assert 0 < capfd.readouterr().err.count("closed MQTT client") <= 2 * LINES_MAX
+    publish(node.mqtt_port, TOPIC, MESSAGES[:1])
+    assert node.stop() == 0
 
 
 def test_a_disk_that_fails_ends_the_process_and_a_restart_goes_on(run: Callable[[], Node]) -> None:

@@ -1,0 +1,39 @@
+"""A bound on log lines: a flood of bad connections must not fill the disk with what is said of them."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+
+LINES_MAX = 200
+"""Lines of one logger in an interval; metrics count what all of them say."""
+INTERVAL_S = 10.0
+
+
+class Throttle(logging.Filter):
+    """Lets the first lines of each interval through. The next interval's first line says how many were left out."""
+
+    def __init__(
+        self,
+        lines_max: int = LINES_MAX,
+        interval_s: float = INTERVAL_S,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        super().__init__()
+        self._lines_max = lines_max
+        self._interval_s = interval_s
+        self._clock = clock
+        self._began = -interval_s
+        self._lines = 0
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Whether the line is within the bound. One thread at a time."""
+        now = self._clock()
+        if now - self._began >= self._interval_s:
+            left_out, self._began, self._lines = self._lines - self._lines_max, now, 0
+            if left_out > 0:
+                record.msg = f"{record.getMessage()} ({left_out:,} lines before this one were left out)"
+                record.args = None
+        self._lines += 1
+        return self._lines <= self._lines_max
