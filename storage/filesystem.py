@@ -53,6 +53,10 @@ class File(Protocol):
 class Lock(Protocol):
     """An exclusive lock on a directory, held until ``close`` or the end of the process."""
 
+    def is_in_place(self) -> bool:
+        """Whether the directory still is where it was when it was locked, and not another's by now."""
+        ...
+
     def close(self) -> None:
         """Release the lock."""
 
@@ -89,7 +93,8 @@ class FileSystem(Protocol):
         ...
 
     def make_directory(self, path: str) -> None:
-        """Create a directory and its missing parents, durably. Nothing to do when it is there."""
+        """Create a directory and its missing parents, durably; also if an earlier process made it and ended before it
+        was durable."""
 
     def link(self, source: str, target: str) -> None:
         """Give a file a second name that must not exist yet (``FileExistsError``): create-if-absent."""
@@ -161,12 +166,19 @@ class _OSFile:
 
 class _OSLock:
     def __init__(self, path: str) -> None:
+        self._path = path
         self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o640)
         try:
             fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             os.close(self._fd)
             raise
+
+    def is_in_place(self) -> bool:
+        try:
+            return os.path.samestat(os.stat(self._path), os.fstat(self._fd))
+        except FileNotFoundError:
+            return False
 
     def close(self) -> None:
         if self._fd >= 0:
@@ -200,7 +212,7 @@ class OSFileSystem:
         return os.path.isdir(path)
 
     def make_directory(self, path: str) -> None:
-        path = os.path.abspath(path)
+        path = leaf = os.path.abspath(path)
         missing = []
         while not os.path.isdir(path):
             missing.append(path)
@@ -208,7 +220,10 @@ class OSFileSystem:
         for directory in reversed(missing):
             with contextlib.suppress(FileExistsError):
                 os.mkdir(directory, 0o750)
-            self.sync_directory(os.path.dirname(directory))
+        parent = os.path.dirname(leaf)
+        for directory in {*map(os.path.dirname, missing), parent, os.path.dirname(parent)}:
+            with contextlib.suppress(PermissionError):  # in others' folders this user has made no directory, either
+                self.sync_directory(directory)
 
     def link(self, source: str, target: str) -> None:
         os.link(source, target)

@@ -4,8 +4,9 @@ from edge_node.log_view.cursor import Commit, Cursor, Damage, Place
 from edge_node.log_view.directory import LogDirectory, NoLog
 from edge_node.log_view.durability import Durability, is_locked
 from edge_node.log_view.entries import Entry
+from edge_node.log_view.next_start import NextStart, forecast
 from edge_node.log_view.segment_view import SegmentView
-from edge_node.log_view.summary import LogSummary, StreamSummary, summarise
+from edge_node.log_view.summary import LogSummary, StreamSummary, lost_by_reason, summarise
 
 __all__ = [
     "Commit",
@@ -15,10 +16,13 @@ __all__ = [
     "Entry",
     "LogDirectory",
     "LogSummary",
+    "NextStart",
     "NoLog",
     "Place",
     "SegmentView",
     "StreamSummary",
+    "forecast",
     "is_locked",
+    "lost_by_reason",
     "summarise",
 ]

@@ -50,13 +50,15 @@ class Commit:
     """Seconds since the file was written to, by the machine's clock; 0 unless it is not proven."""
     log_began_anew: bool = False
     """The directory holds another log than before: numbers begin again."""
+    was_overtaken: bool = False
+    """Segments between this and the commit before were deleted before they were read."""
 
 
 class Cursor:
     """A place in a log that moves forward. ``close`` it. For one thread; blocks on the disk only.
 
     Files that the node deletes while they are read stay readable to their end. Files deleted before they were reached
-    are passed over: whoever counts sequence numbers sees it.
+    are passed over, and the next commit says so.
     """
 
     def __init__(
@@ -79,6 +81,8 @@ class Cursor:
         self._view: SegmentView | None = None
         self._began_anew = False
         self._is_fresh = True
+        self._listed: list[int] = []
+        self._overtaken = False
 
     def close(self) -> None:
         """Release the file that is open."""
@@ -124,10 +128,14 @@ class Cursor:
                 # Deleted since it was listed.
                 positions = self._directory.positions()
                 self._place = Place(following[0] + 1, HEADER_BYTES)
+                self._overtaken = True
                 continue
             if self._place is None or self._place.segment != following[0]:
+                first = self._place.segment if self._place is not None else following[0]
+                self._overtaken = self._overtaken or any(first <= known < following[0] for known in self._listed)
                 self._place = Place(following[0], HEADER_BYTES)
             self._is_fresh = True
+        self._listed = positions
         self._view.look_again()
         return not positions or positions[-1] <= self._view.position
 
@@ -151,11 +159,15 @@ class Cursor:
             commit = self._commit(view, group)
             if commit.items or commit.log_began_anew:
                 yield commit
+                # Only now it is taken: a commit that was not is given again, with what it has to say.
+                self._began_anew = False
+                self._overtaken = self._overtaken and not commit.items
             self._place = Place(view.position, group.end)
 
     def _commit(self, view: SegmentView, group: Group) -> Commit:
-        began_anew, self._began_anew = self._began_anew, False
-        commit = Commit(view.position, view.path, end=group.end, log_began_anew=began_anew)
+        commit = Commit(
+            view.position, view.path, end=group.end, log_began_anew=self._began_anew, was_overtaken=self._overtaken
+        )
         for item in group.items:
             if isinstance(item, Hole):
                 commit.items.append(Damage(view.path, item.offset, item.end))

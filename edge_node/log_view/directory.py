@@ -34,6 +34,7 @@ class LogDirectory:
 
         Raises:
             OSError: the file cannot be read.
+            UnsupportedVersion: a later release wrote it.
         """
         try:
             return SegmentView(self._filesystem, os.path.join(self.path, file_name(position)), position)

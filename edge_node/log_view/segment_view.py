@@ -9,10 +9,10 @@ from collections.abc import Callable, Iterator
 
 from edge_node.log_view.entries import Entry, Hole, Wants, read_entry, wants_none
 from protocols import segment as format_
-from protocols.errors import CodecError, Corrupt, UnsupportedVersion
-from protocols.segment import HEADER_BYTES, TRAILER_BYTES, EntryKind, Footer, SegmentHeader, StreamEntry
+from protocols.segment import HEADER_BYTES, EntryKind, Footer, StreamEntry
 from storage.filesystem import FileSystem
 from storage.segment_log.frames import SegmentBytes
+from storage.segment_log.loading import find_footer, find_header
 from storage.segment_log.scan import find_entry
 
 _BLOCK_BYTES = 1 << 20
@@ -31,6 +31,7 @@ class SegmentView:
         Raises:
             FileNotFoundError: it was deleted since it was listed.
             OSError: it cannot be read.
+            UnsupportedVersion: a later release wrote it.
         """
         self.path = path
         self.position = position
@@ -42,7 +43,7 @@ class SegmentView:
         self.end = 0
         """Where entries end at the latest."""
         self.look_again()
-        self.header = self._header()
+        self.header = find_header(self.source(), position)
         """None when it is damaged."""
         self._names: dict[int, str] = {}
         self._named = False
@@ -55,7 +56,7 @@ class SegmentView:
     def look_again(self) -> None:
         """See whether the node has sealed the segment, or given it another length, since the last look."""
         size = self._file.size()
-        if self.footer is None and (found := self._find_footer(size)) is not None:
+        if self.footer is None and (found := find_footer(self.source(size), size)) is not None:
             self.end, self.footer = found
         elif self.footer is None:
             self.end = size
@@ -212,27 +213,6 @@ class SegmentView:
             return None
         # An entry may end with zeros; the space reserved behind the last one need not be searched.
         return find_entry(self.source(min(self.end, max(self.written_end(), offset) + _BLOCK_BYTES)), offset)
-
-    def _header(self) -> SegmentHeader | None:
-        try:
-            header = format_.decode_header(self._file.read_at(0, HEADER_BYTES))
-        except UnsupportedVersion:
-            raise
-        except CodecError:
-            return None
-        return header if header.first_position == self.position else None
-
-    def _find_footer(self, size: int) -> tuple[int, Footer] | None:
-        source = self.source(size)
-        try:
-            offset = format_.decode_trailer(source.piece(max(0, size - TRAILER_BYTES), TRAILER_BYTES))
-            frame = source.entry(offset)
-            if frame is None or frame.kind is not EntryKind.FOOTER:
-                raise Corrupt("a segment's trailer does not lead to a footer")
-            footer = format_.decode_body(frame.kind, frame.body)
-        except CodecError:
-            return None
-        return (offset, footer) if isinstance(footer, Footer) else None
 
 
 def _identity(path: str) -> tuple[int, int]:

@@ -50,6 +50,27 @@ def admit_to_stream(state: LogState, stream: int, lane: LaneState, length: int, 
         )
 
 
+def admit_notices(state: LogState, count: int) -> None:
+    """Refuse an operator's gap notices for which even the room that is kept free is too small. Call with the lock.
+
+    Raises:
+        LogFull: nothing was changed.
+        OSError: the disk does not say how much is free.
+    """
+    active, used = state.segments[-1], state.bytes_on_disk()
+    end = active.end + active.index.footer_bytes + state.queue.raw_bytes + BATCH_OVERHEAD_BYTES * count
+    if end <= active.size:
+        return
+    room = min(state.settings.budget_bytes, used + state.filesystem.free_bytes(state.directory))
+    free = room - (used - active.size + end)
+    wanted = 2 * opening_bytes(state) - free
+    if wanted > 0 and make_plan(state, state.segments[:-1], wanted, free).freed_bytes < wanted:
+        raise LogFull(
+            f"the log in {state.directory} has no room to note what is given up: give up a longer range at once, so "
+            "that whole files can go, or raise the disk budget"
+        )
+
+
 def shortage(state: LogState) -> str | None:
     """Why there is no room for what was refused, or for anything at all; None when there is. Call with the lock.
 
@@ -69,13 +90,15 @@ def _shortage(state: LogState, pending: int) -> str | None:
     if state.refusal is not None and state.refusal[0] == state.changes and pending >= state.refusal[1]:
         return state.refusal[2]
     used = state.bytes_on_disk()
-    needed = used - active.size + active.end + active.index.footer_bytes + pending
+    sealed = used - active.size + active.end + active.index.footer_bytes
+    needed = sealed + pending
     needed += state.settings.segment_bytes // SEGMENT_SHARE_MIN + opening_bytes(state) + state.settings.spare_bytes
     free = state.filesystem.free_bytes(state.directory)
-    wanted = needed - min(budget_bytes, used + free)
+    limit = min(budget_bytes, used + free)
+    wanted = needed - limit
     if wanted <= 0:
         return None
-    plan = make_plan(state, state.segments[:-1], wanted)
+    plan = make_plan(state, state.segments[:-1], wanted, limit - sealed)
     if plan.freed_bytes >= wanted:
         state.promised = plan
         return None
@@ -122,22 +145,24 @@ def make_room(state: LogState, commit_bytes: int) -> Room:
     overhead = 2 * opening_bytes(state)
     wished = max(settings.segment_bytes, commit_bytes + commit_bytes // 8 + overhead)
     wanted = used + wished + settings.spare_bytes - limit
-    plans = [make_plan(state, segments, wanted) for segments in (state.segments, state.segments[:-1])]
+    free = limit - used
+    plans = [make_plan(state, segments, wanted, free) for segments in (state.segments, state.segments[:-1])]
     if state.promised is not None:
         # A release since then may have led to other moves, which leave less room than those that were counted on.
-        plans.append(renewed(state, state.promised))
+        plans.append(renewed(state, state.promised, free))
     plan = max(plans, key=lambda plan: min(plan.freed_bytes, wanted))
     gone = sum(segment.size for segment in plan.victims) + sum(state.asides[path] for path in plan.asides)
     least = overhead + plan.moved_bytes + commit_bytes
     length = max(least, min(wished + plan.moved_bytes, limit - settings.spare_bytes - used + gone))
-    return Room(plan, max(0, min(length, limit - used)), length, least)
+    return Room(plan, max(0, min(length, free)), length, least)
 
 
 def forget_released(state: LogState) -> None:
     """Drop what is known of releases below everything the log still speaks of, so that it cannot grow for ever."""
     for lane in state.lanes.values():
         first = min([gap.first for gap in lane.gaps], default=lane.durable_end)
-        for start, _ in lane.held:
-            first = min(first, start)
-            break
+        for numbers in (lane.held, lane.dropping):
+            for start, _ in numbers:
+                first = min(first, start)
+                break
         lane.released.remove(0, first)

@@ -27,6 +27,10 @@ logger = logging.getLogger(__name__)
 Post = Callable[[Callable[[], None]], None]
 
 
+class _NoSpace(Exception):
+    """Others took the disk's space that was promised to a segment. Nothing was changed: it can be tried again."""
+
+
 class Committer:
     """Drives the log one commit at a time; the writer thread calls ``run_once`` in a loop, tests call it themselves."""
 
@@ -45,12 +49,15 @@ class Committer:
         self._post = post
         level = state.settings.compression_level
         self._compressor = None if level is None else zstandard.ZstdCompressor(level=level)
+        self._sealed_at: int | None = None
+        """Where the next segment begins, while there is no space for it."""
         self.listeners: list[Callable[[], None]] = []
 
     def run_once(self) -> bool:
-        """Make the next pending commit durable. False when nothing was pending or the log has failed.
+        """Make the next pending commit durable. False when nothing was pending, the log has failed, or its disk has no
+        space now (``waits_for_space``): then the commit stays the next.
 
-        Any failure poisons the log: what reached the disk is unknown, so nothing is tried again.
+        Any other failure poisons the log: what reached the disk is unknown, so nothing is tried again.
         """
         with self._state.changed:
             commit = self._state.queue.take() if self._state.failed is None else None
@@ -60,6 +67,8 @@ class Committer:
         try:
             if not commit.empty:
                 self._commit(commit, encode_streams(mark), set(mark))
+        except _NoSpace:
+            return False
         except Exception as error:
             self.poison(error)
             return False
@@ -69,6 +78,11 @@ class Committer:
             if self._state.queue.idle:
                 self._state.promised = None
         return True
+
+    @property
+    def waits_for_space(self) -> bool:
+        """Whether a commit waits for others to leave the disk some space."""
+        return self._sealed_at is not None
 
     def _commit(self, commit: PendingCommit, mark: bytes, marked: set[int]) -> None:
         batches = [(EntryKind.BATCH, pending.encode(self._compressor)) for pending in commit.batches]
@@ -125,17 +139,27 @@ class Committer:
 
         Args:
             commit_bytes: length of the commit that it is for.
+
+        Raises:
+            _NoSpace: there is none on the disk.
+            OSError: anything else went wrong.
         """
         state, sealed = self._state, self._writer.segment
-        position = sealed.first_position + self._seal()
+        if self._sealed_at is None:
+            self._sealed_at = sealed.first_position + self._seal()
+        position = self._sealed_at
         while True:
             with state.changed:
                 room = make_room(state, commit_bytes)
             try:
                 self._writer = self._open(position, room)
+                self._sealed_at = None
                 break
             except UnmovableSegment as damage:
                 logger.warning("%s", damage)
+                with state.changed:
+                    damage.segment.is_movable = False
+                    state.changes += 1
                 quarantine(state, damage.segment, self._wall_clock())
         with state.changed:
             forget_released(state)
@@ -148,11 +172,13 @@ class Committer:
             path = os.path.join(self._state.directory, file_name(position))
             # Once it has its name it was the sync of that which failed, and no sync is tried again.
             is_named = self._state.filesystem.exists(path)
-            if error.errno != errno.ENOSPC or room.first_length <= room.least or is_named:
+            if error.errno != errno.ENOSPC or is_named:
                 raise
+            if room.first_length <= room.least:
+                raise _NoSpace from error
         # Others took the space since it was looked up. Nothing was changed; what is there already may yet fit.
         least = room._replace(first_length=room.least, length=room.least)
-        return open_segment(self._state, position, self._wall_clock(), least)
+        return self._open(position, least)
 
     def _account(self) -> None:
         """Count what was written, and note the room that is left. Call with the lock."""
@@ -178,6 +204,8 @@ class Committer:
                 self._rotate(0)
             elif free:
                 self._delete(free)
+        except _NoSpace:
+            logger.warning("the disk of %s has no space for the log's next file", state.directory)
         except Exception as error:
             self.poison(error)
 
@@ -261,6 +289,8 @@ class Committer:
 
     def close(self, *, seal: bool) -> None:
         """Release the segment, sealed if it holds anything and the log is sound."""
+        if self._sealed_at is not None:
+            return
         if seal and self._state.failed is None and not self._writer.segment.index.empty:
             self._seal()
         else:

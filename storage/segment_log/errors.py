@@ -23,4 +23,4 @@ class LogVersionError(LogError):
 
 
 class RecordTooLarge(LogError, ValueError):
-    """One record is longer than ``RECORD_BYTES_MAX``: it can never be taken."""
+    """One record is longer than ``RECORD_BYTES_MAX``, or has too many headers: it can never be taken."""

@@ -50,6 +50,8 @@ class SegmentBytes:
         self._unreadable_as_zeros = unreadable_as_zeros
         self.unreadable = RangeSet()
         """Offsets that were looked at, and are zeros only because the device cannot read them."""
+        self.searched_bytes = 0
+        """Claimed by what looked like entries, where they were searched for."""
         self._start = 0
         self._window = memoryview(b"")
 

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from protocols.batch import decode_header
 from protocols.ranges import Range, RangeSet
 from protocols.segment import GapReason
+from storage.segment_log.budget import admit_notices
 from storage.segment_log.gaps import notices
 from storage.segment_log.retention import held_within
 from storage.segment_log.state import LaneState, LogState
@@ -35,11 +36,17 @@ def _batch(held: RangeSet, read: Callable[[int], list[bytes]], seq: int) -> Rang
 def give_up(  # noqa: PLR0917 - what, of what, and when
     state: LogState, stream: int, lane: LaneState, first: int, end: int, now: int
 ) -> RangeSet:
-    """Queue notices for what of ``[first, end)`` no hub has. Call with the lock."""
+    """Queue notices for what of ``[first, end)`` no hub has. Call with the lock.
+
+    Raises:
+        LogFull: there is no room for the notices. Nothing is given up.
+        OSError: the disk does not say how much is free.
+    """
     numbers = RangeSet()
     for start, stop in held_within(lane.held, first, end):
         for part in lane.released.missing(start, stop):
             numbers.update(lane.dropping.missing(*part))
+    admit_notices(state, sum(1 for _ in numbers))
     # What hubs have goes without a notice: a batch is held as a whole or not at all.
     for start, stop in held_within(lane.released, first, end):
         lane.held.remove(start, stop)

@@ -1,33 +1,46 @@
-"""The log's id a second time, beside the segments: a damaged header must not make another log of this one."""
+"""What must be known of a log whatever becomes of its segments, in a file beside them: a damaged header must not make
+another log of this one, and a block that cannot be read may hide a stream's name for longer than one start.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import os
 import re
+from typing import NamedTuple
 
 from crc32c import crc32c
 
 from storage.filesystem import FileSystem, write_atomically
 
 FILE = "log-id"
-IDENTITY_BYTES = 26
-_LINE = re.compile(rb"([0-9a-f]{16}) ([0-9a-f]{8})\n")
+IDENTITY_BYTES = 43
+_LINE = re.compile(rb"([0-9a-f]{16})( [0-9a-f]{16})? ([0-9a-f]{8})\n")
 
 
-def identity(filesystem: FileSystem, directory: str) -> int | None:
-    """The id that the file says; None when there is none, or it is damaged, or the device cannot read it."""
+class Identity(NamedTuple):
+    """What the file says."""
+
+    log_id: int
+    first_seq: int = 0
+    """Where streams begin whose names the log does not know (``LogState.first_seq``)."""
+
+
+def read_identity(filesystem: FileSystem, directory: str) -> Identity | None:
+    """What the file says; None when there is none, or it is damaged, or the device cannot read it."""
     try:
         match = _LINE.fullmatch(filesystem.read(os.path.join(directory, FILE)))
     except OSError:
         return None
-    return int(match[1], 16) if match and int(match[2], 16) == crc32c(match[1]) else None
+    if not match or int(match[3], 16) != crc32c(match[1] + (match[2] or b"")):
+        return None
+    return Identity(int(match[1], 16), int(match[2] or b"0", 16))
 
 
-def keep_identity(filesystem: FileSystem, directory: str, log_id: int) -> None:
+def keep_identity(filesystem: FileSystem, directory: str, identity: Identity) -> None:
     """Write the file, unless it says so already. A disk that has no room for it now gets it at a later start."""
-    if identity(filesystem, directory) == log_id:
+    if read_identity(filesystem, directory) == identity:
         return
-    digits = b"%016x" % log_id
+    digits = b"%016x %016x" % identity
     with contextlib.suppress(OSError):
         write_atomically(filesystem, os.path.join(directory, FILE), b"%s %08x\n" % (digits, crc32c(digits)))

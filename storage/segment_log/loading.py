@@ -5,6 +5,8 @@ from __future__ import annotations
 import logging
 import os
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from protocols import segment as format_
@@ -14,12 +16,14 @@ from storage.filesystem import File, FileSystem
 from storage.segment_log.errors import LogVersionError
 from storage.segment_log.frames import SegmentBytes
 from storage.segment_log.index import SegmentIndex
-from storage.segment_log.quarantine import aside_path
+from storage.segment_log.quarantine import DAMAGED
 from storage.segment_log.scan import Scan, scan_segment
 from storage.segment_log.segment_file import UNFINISHED, Segment
 
 logger = logging.getLogger(__name__)
 
+STRANGE = ".strange"
+"""Suffix of what has a segment's name and is no file."""
 _WINDOW_BYTES = 16 << 10
 """Both ends of a sealed segment are all that is read of it."""
 
@@ -40,6 +44,15 @@ class Loaded:
     def damaged(self) -> bool:
         return self.header is None or self.streams is None or bool(self.scan and self.scan.damage)
 
+    @property
+    def says_nothing(self) -> bool:
+        """Whether not one entry was found, and no block that may hide one: whose file it is nobody can say."""
+        scan = self.scan
+        return (
+            self.header is None and self.streams is None and scan is not None
+            and scan.end == HEADER_BYTES and not scan.unreadable_bytes
+        )  # fmt: skip
+
 
 def load_directory(filesystem: FileSystem, directory: str, known_id: int | None) -> tuple[list[Loaded], list[str]]:
     """All segments of a directory in log order; leftovers of an interrupted creation are removed.
@@ -54,27 +67,83 @@ def load_directory(filesystem: FileSystem, directory: str, known_id: int | None)
         LogVersionError: one of them was written by a later release.
         OSError: the directory or a file cannot be opened.
     """
-    names = filesystem.list_names(directory)
-    for name in names:
+    for name in filesystem.list_names(directory):
+        path = os.path.join(directory, name)
         if name.endswith(UNFINISHED) and format_.parse_file_name(name.removesuffix(UNFINISHED)) is not None:
-            filesystem.remove(os.path.join(directory, name))
+            if filesystem.is_directory(path):
+                _set_aside(filesystem, path, STRANGE)
+            else:
+                filesystem.remove(path)
     # A name or a byte that an earlier process wrote may be in memory only: make both durable before relying on them.
     filesystem.sync_directory(directory)
-    positions = sorted(position for position in map(format_.parse_file_name, names) if position is not None)
-    loaded = []
-    for position in positions:
-        path = os.path.join(directory, format_.file_name(position))
-        file = filesystem.open(path, read_only=True)
-        try:
-            loaded.append(_load(file, path, position, newest=position == positions[-1]))
-        except UnsupportedVersion as error:
-            raise LogVersionError(
-                f"{path} was written by a later release of Weft ({error}): install that release again, or move "
-                f"{directory} away to begin an empty log"
-            ) from error
-        finally:
-            file.close()
-    return _one_log(filesystem, loaded, known_id)
+    own, strange = _own_segments(filesystem, directory, known_id)
+    loaded: list[Loaded] = []
+    for position, path in reversed(own):
+        with _opened(filesystem, path) as file:
+            item = _load(file, path, position, newest=not loaded)
+        if item.says_nothing:
+            logger.error("%s holds nothing that could be read as this log's: set aside", path)
+            _set_aside(filesystem, path, DAMAGED)
+            strange.append(path)
+        else:
+            loaded.append(item)
+    return loaded[::-1], strange
+
+
+def _own_segments(
+    filesystem: FileSystem, directory: str, known_id: int | None
+) -> tuple[list[tuple[int, str]], list[str]]:
+    """(position, path) of the files that are this log's by their headers, or may be; the others' paths: set aside.
+
+    Which log it is says the file beside the segments, unless none of them is of that log: then the most of them, and
+    between equals the oldest. A file without a sound header may be any log's, so without any it is nobody's.
+    """
+    found: list[tuple[int, str, int | None]] = []
+    strange: list[str] = []
+    for name in filesystem.list_names(directory):
+        path, position = os.path.join(directory, name), format_.parse_file_name(name)
+        if position is None:
+            continue
+        if filesystem.is_directory(path) or not filesystem.exists(path):
+            logger.error("%s is no file: set aside", path)
+            _set_aside(filesystem, path, STRANGE)
+            strange.append(path)
+            continue
+        with _opened(filesystem, path) as file:
+            source = SegmentBytes(file, position, file.size(), window_bytes=_WINDOW_BYTES, unreadable_as_zeros=True)
+            header = find_header(source, position)
+        found.append((position, path, header.log_id if header else None))
+    found.sort()
+    ids = Counter(log_id for _, _, log_id in found if log_id is not None)
+    own_id = known_id if known_id in ids else max(ids, key=lambda log_id: ids[log_id], default=known_id)
+    own: list[tuple[int, str]] = []
+    for position, path, log_id in found:
+        if own_id is not None and log_id in (None, own_id):
+            own.append((position, path))
+            continue
+        logger.error("%s belongs to another log, or its header is damaged and nothing says which: set aside", path)
+        _set_aside(filesystem, path, DAMAGED)
+        strange.append(path)
+    return own, strange
+
+
+@contextmanager
+def _opened(filesystem: FileSystem, path: str) -> Iterator[File]:
+    file = filesystem.open(path, read_only=True)
+    try:
+        yield file
+    except UnsupportedVersion as error:
+        raise LogVersionError(
+            f"{path} was written by a later release of Weft ({error}): install that release again, or move "
+            f"{os.path.dirname(path)} away to begin an empty log"
+        ) from error
+    finally:
+        file.close()
+
+
+def _set_aside(filesystem: FileSystem, path: str, suffix: str) -> None:
+    filesystem.rename(path, path + suffix)
+    filesystem.sync_directory(os.path.dirname(path))
 
 
 def _load(file: File, path: str, position: int, *, newest: bool) -> Loaded:
@@ -130,24 +199,3 @@ def find_footer(source: SegmentBytes, size: int) -> tuple[int, Footer] | None:
     except CodecError:
         return None
     return (offset, footer) if isinstance(footer, Footer) else None
-
-
-def _one_log(filesystem: FileSystem, loaded: list[Loaded], known_id: int | None) -> tuple[list[Loaded], list[str]]:
-    """Set aside the segments of another log, and all if nothing is left to say which log this is.
-
-    A stray file is alone among many; between equals the one that is kept beside the segments, or the older one, is the
-    log's.
-    """
-    ids = Counter(item.header.log_id for item in loaded if item.header)
-    log_id = max(ids, key=lambda log_id: (ids[log_id], log_id == known_id), default=known_id)
-    kept, strange = [], []
-    for item in loaded:
-        if log_id is not None and (item.header is None or item.header.log_id == log_id):
-            kept.append(item)
-            continue
-        path = item.segment.path
-        logger.error("%s belongs to another log, or its header is damaged and nothing says which: set aside", path)
-        filesystem.rename(path, aside_path(path))
-        filesystem.sync_directory(os.path.dirname(path))
-        strange.append(path)
-    return kept, strange

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import errno
+import os
 from collections.abc import Callable, Iterable
 
 from protocols.batch import ClockReading, HeaderPairs
@@ -16,9 +18,9 @@ from storage.segment_log.committer import Committer, Post
 from storage.segment_log.errors import LogFailed, LogFull
 from storage.segment_log.gaps import notices
 from storage.segment_log.giving_up import give_up, whole_batches
-from storage.segment_log.identity import identity, keep_identity
+from storage.segment_log.identity import Identity, keep_identity, read_identity
 from storage.segment_log.loading import load_directory
-from storage.segment_log.pending import BATCH_OVERHEAD_BYTES, Callback, Run, check_records, run_bytes
+from storage.segment_log.pending import BATCH_OVERHEAD_BYTES, Callback, Run, check_headers, check_records, run_bytes
 from storage.segment_log.reader import LogReader
 from storage.segment_log.recovery import RecoveryReport, recover
 from storage.segment_log.settings import DUE_BYTES, RECORD_BYTES_MAX, LogSettings, StreamPolicy
@@ -59,6 +61,7 @@ class SegmentLog:
         self._closed = False
         self._end_of_turn = end_of_turn
         self._turn_awaited = False
+        self._settled = False
         self.committer = committer
         """Without a writer thread, ``committer.run_once()`` makes commits."""
         self.recovery = recovery
@@ -103,17 +106,20 @@ class SegmentLog:
         except OSError as error:
             raise LogFailed(f"the log in {directory} cannot be opened: {error}") from error
         try:
-            loaded, strange = load_directory(filesystem, directory, identity(filesystem, directory))
+            known = read_identity(filesystem, directory)
+            loaded, strange = load_directory(filesystem, directory, known.log_id if known else None)
             state, writer, report = recover(
                 lambda log_id: LogState(filesystem, directory, settings, log_id, clock_reading),
-                loaded, identity(filesystem, directory), random_bits(64), wall_clock(),
+                loaded, known, random_bits(64), wall_clock(),
             )  # fmt: skip
-            keep_identity(filesystem, directory, state.log_id)
+            state.is_in_place = lock.is_in_place
             for segment in state.segments:
                 segment.known_since = started
             committer = Committer(state, writer, wall_clock, clock_reading, post)
             # Gap notices for what was lost are durable before anybody reads the log.
             committer.run_once()
+            if committer.waits_for_space:
+                raise committer.poison(OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), directory))
             if state.failed:
                 committer.close(seal=False)
                 raise state.failed
@@ -152,6 +158,11 @@ class SegmentLog:
             state.changed.notify()
             return stream
 
+    def settled(self) -> None:
+        """All streams that there were are declared again: once the log has been closed, new ones begin at 0, also where
+        a block that could not be read may have hidden the name of one."""
+        self._settled = True
+
     def streams(self) -> dict[str, int]:
         """All streams of the log by name, also those that no configuration names any more."""
         with self._state.changed:
@@ -189,6 +200,8 @@ class SegmentLog:
             raise ValueError(f"{len(keys)} keys for {len(payloads)} payloads")
         if size > RECORD_BYTES_MAX:
             check_records(keys, payloads, headers)
+        if headers:
+            check_headers(headers)
         state = self._state
         with state.lock:
             lane = self._lane(stream)
@@ -197,13 +210,14 @@ class SegmentLog:
             base_seq = lane.next_seq
             if not keys:
                 return base_seq
-            if lane.policy.retain_bytes is not None:
-                self._admit_to_stream(stream, lane, size + BATCH_OVERHEAD_BYTES, time)
             needed = size + BATCH_OVERHEAD_BYTES
             if needed <= state.queue.reserved_bytes:
                 state.queue.reserved_bytes -= needed
             elif state.queue.raw_bytes + needed > state.room_bytes:
                 self._admit(needed)
+            if lane.policy.retain_bytes is not None:
+                # Last, because it may give up the oldest: never for a run that is then refused.
+                self._admit_to_stream(stream, lane, needed, time)
             state.queue.add(stream, base_seq, Run(time, keys, payloads, headers, flags, size))
             if state.queue.together is not None:
                 state.queue.together.append((stream, base_seq, len(keys)))
@@ -391,6 +405,7 @@ class SegmentLog:
             What is given up.
 
         Raises:
+            LogFull: there is no room for the notices, which only many short ranges need. Nothing is given up.
             OSError, LogFailed: as ``read``; or the log takes nothing more.
         """
         if end is None:
@@ -443,7 +458,11 @@ class SegmentLog:
                 self._writer.stop()
             while self.committer.run_once():
                 pass
+            if self.committer.waits_for_space and not self._state.queue.idle:
+                self.committer.poison(OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), self._state.directory))
             self.committer.close(seal=True)
+            if self._settled and self._state.failed is None:
+                keep_identity(self._state.filesystem, self._state.directory, Identity(self._state.log_id))
         finally:
             with self._state.changed:
                 self._state.failed = self._state.failed or LogFailed(f"the log in {self._state.directory} is closed")

@@ -63,6 +63,7 @@ def open_segment(state: LogState, position: int, now: int, room: Room) -> Segmen
         plan = room.plan
         opening = _prepare(state, plan, now)
         streams = state.stream_entries()
+    state.check_place()
     header = SegmentHeader(state.log_id, position, now)
     writer = SegmentWriter.create(
         state.filesystem, state.directory, header, streams, _entries(state, opening), room.first_length
@@ -105,6 +106,7 @@ def _forget(state: LogState, victims: list[Segment]) -> None:
 
 
 def _remove(state: LogState, paths: list[str]) -> None:
+    state.check_place()
     for path in paths:
         with contextlib.suppress(FileNotFoundError):
             state.filesystem.remove(path)

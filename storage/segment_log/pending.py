@@ -13,14 +13,16 @@ from protocols import batch
 from protocols.batch import ClockReading, HeaderPairs
 from protocols.segment import GapNotice
 from storage.segment_log.errors import RecordTooLarge
+from storage.segment_log.gaps import add_merged
 from storage.segment_log.settings import BATCH_BYTES_MAX, BATCH_RECORDS_MAX, COMMIT_BYTES_MAX, RECORD_BYTES_MAX
 
 V = TypeVar("V")
 
 Callback = Callable[[BaseException | None], None]
 
-RECORD_OVERHEAD_BYTES = 16
-"""What a record takes in a batch beside its key and payload: time, key index, payload offset."""
+RECORD_OVERHEAD_BYTES = 21
+"""What a record takes in a batch beside its key and payload, at most: time, key index, payload offset, flag, and the
+offset of its key in the key table."""
 BATCH_OVERHEAD_BYTES = 512
 """What a batch takes on disk beside its records, at most: entry and batch headers, column lengths, its commit mark."""
 
@@ -184,9 +186,12 @@ class PendingQueue:
         """Queue gap notices."""
         commit = self._last()
         self.due = True
-        commit.gaps += gaps
-        commit.raw_bytes += BATCH_OVERHEAD_BYTES * len(gaps)
-        self.raw_bytes += BATCH_OVERHEAD_BYTES * len(gaps)
+        before = len(commit.gaps)
+        for gap in gaps:
+            add_merged(commit.gaps, gap)
+        added = BATCH_OVERHEAD_BYTES * (len(commit.gaps) - before)
+        commit.raw_bytes += added
+        self.raw_bytes += added
 
     def waiting_gaps(self) -> list[GapNotice]:
         """Gap notices that are not durable yet."""
@@ -274,6 +279,13 @@ def check_records(keys: list[bytes], payloads: list[bytes], headers: dict[int, H
         size = run_bytes([key], [payload], own)
         if size > RECORD_BYTES_MAX:
             raise RecordTooLarge(f"a record of {size} bytes; the log takes records of up to {RECORD_BYTES_MAX}")
+
+
+def check_headers(headers: dict[int, HeaderPairs]) -> None:
+    """Refuse what no batch can hold. Raises RecordTooLarge."""
+    most = max(map(len, headers.values()))
+    if most > batch.HEADER_PAIRS_MAX:
+        raise RecordTooLarge(f"a record with {most} headers; the log takes up to {batch.HEADER_PAIRS_MAX} of each")
 
 
 def _between(values: dict[int, V] | None, first: int, end: int) -> dict[int, V] | None:

@@ -25,8 +25,12 @@ def opening_bytes(state: LogState) -> int:
     return 160 + lanes
 
 
-def make_plan(state: LogState, segments: Sequence[Segment], wanted_bytes: int, *, may_drop: bool = True) -> Plan:
-    """How to win ``wanted_bytes`` from ``segments``; what can be won when that is less. Call with the lock."""
+def make_plan(state: LogState, segments: Sequence[Segment], wanted_bytes: int, free_bytes: int) -> Plan:
+    """How to win ``wanted_bytes`` from ``segments``; what can be won when that is less. Call with the lock.
+
+    Args:
+        free_bytes: of budget and disk, before anything is deleted: there what is moved must find its place.
+    """
     plan = Plan()
     for path, size in sorted(state.asides.items()):
         if plan.freed_bytes >= wanted_bytes:
@@ -43,7 +47,7 @@ def make_plan(state: LogState, segments: Sequence[Segment], wanted_bytes: int, *
             plan.freed_bytes += segment.size
         else:
             needs.append((segment, need))
-    room = state.settings.spare_bytes - opening_bytes(state)
+    room = _moving_room(state, free_bytes)
     # What is moved leaves room for the notices without which nothing can be given up.
     movable = room - GAP_BYTES * sum(lane.policy.when_full == "drop_oldest" for lane in state.lanes.values())
     cheap = min(movable, state.settings.segment_bytes // MOVE_SHARE)
@@ -53,12 +57,11 @@ def make_plan(state: LogState, segments: Sequence[Segment], wanted_bytes: int, *
                 return plan
             if segment not in plan.victims and need * part <= segment.size:
                 _take(plan, segment, need, most)
-    if may_drop:
-        _drop(state, plan, [segment for segment, _ in needs if segment not in plan.victims], wanted_bytes, room)
+    _drop(state, plan, [segment for segment, _ in needs if segment not in plan.victims], wanted_bytes, room)
     return plan
 
 
-def renewed(state: LogState, plan: Plan) -> Plan:
+def renewed(state: LogState, plan: Plan, free_bytes: int) -> Plan:
     """An earlier plan as it comes out now: releases made it cheaper, some of it may be gone. Call with the lock."""
     drop_ends = {
         stream: end for stream, end in plan.drop_ends.items() if state.lanes[stream].policy.when_full == "drop_oldest"
@@ -68,8 +71,12 @@ def renewed(state: LogState, plan: Plan) -> Plan:
     for segment in plan.victims:
         if segment in state.segments:
             need = needed_bytes(state, segment, drop_ends)
-            _take(again, segment, need, state.settings.spare_bytes - opening_bytes(state))
+            _take(again, segment, need, _moving_room(state, free_bytes))
     return again
+
+
+def _moving_room(state: LogState, free_bytes: int) -> int:
+    return min(state.settings.spare_bytes, free_bytes) - opening_bytes(state)
 
 
 def _take(plan: Plan, segment: Segment, need: int, moved_max: int) -> bool:

@@ -30,7 +30,7 @@ def aside_path(path: str) -> str:
 
 
 def keep_aside(filesystem: FileSystem, path: str) -> bool:
-    """Give a damaged segment its second name, durably. False when it had it already, or the disk has no links."""
+    """Give a damaged segment its second name, durably. False when it had it already: then it was reported."""
     try:
         filesystem.link(path, aside_path(path))
         filesystem.sync_directory(os.path.dirname(path))
@@ -38,7 +38,6 @@ def keep_aside(filesystem: FileSystem, path: str) -> bool:
         return False
     except OSError as error:
         logger.warning("the damaged segment %s cannot be kept aside: %s", path, error)
-        return False
     return True
 
 
@@ -63,8 +62,6 @@ def quarantine(state: LogState, segment: Segment, now: int) -> list[GapNotice]:
     """
     with state.changed:
         end = segment.end
-        segment.is_movable = False
-        state.changes += 1
         expected: dict[int, RangeSet] = {}
         for stream, span in segment.index.spans():
             expected.setdefault(stream, RangeSet()).update(_held(state, stream, span.ranges))
@@ -84,6 +81,9 @@ def quarantine(state: LogState, segment: Segment, now: int) -> list[GapNotice]:
             for span in segment.index.spans_of(gap.stream):
                 span.ranges.remove(gap.first, gap.end)
             state.tail.drop(gap.stream)
+        if scan.damage or gaps:
+            segment.is_movable = False
+            state.changes += 1
         if gaps and state.failed is None:
             state.queue.add_gaps(gaps)
             state.changed.notify_all()

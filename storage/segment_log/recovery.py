@@ -17,6 +17,7 @@ from protocols.ranges import SEQ_END, RangeSet
 from protocols.segment import GapNotice
 from storage.filesystem import FileSystem
 from storage.segment_log.budget import Room
+from storage.segment_log.identity import Identity, keep_identity
 from storage.segment_log.loading import Loaded
 from storage.segment_log.opening import open_segment
 from storage.segment_log.quarantine import DAMAGED, keep_aside, missing_gaps, report_damage
@@ -247,21 +248,26 @@ def _resume(state: LogState, newest: Loaded) -> SegmentWriter:
 
 
 def recover(
-    state_of: Callable[[int], LogState], loaded: list[Loaded], known_id: int | None, new_id: int, now: int
+    state_of: Callable[[int], LogState], loaded: list[Loaded], known: Identity | None, new_id: int, now: int
 ) -> tuple[LogState, SegmentWriter, RecoveryReport]:
     """Build the log's state from its segments and decide where to write on.
 
     Args:
         state_of: makes an empty state for a log id.
-        known_id: the log's id as it is kept beside the segments; segments without a sound header go by it.
+        known: the log's id as it is kept beside the segments; segments without a sound header go by it.
         new_id: the log id if there is no log yet.
 
     Raises:
         OSError: a write failed; opening again starts over.
     """
-    log_id = next((item.header.log_id for item in reversed(loaded) if item.header), known_id if loaded else None)
+    known_id = known.log_id if known and loaded else None
+    log_id = next((item.header.log_id for item in reversed(loaded) if item.header), known_id)
     state = state_of(new_id if log_id is None else log_id)
     fold(state, loaded)
+    if known is not None and known.log_id == log_id:
+        state.first_seq = max(state.first_seq, known.first_seq)
+    # Before the log goes on in a new segment: then nothing tells any more that this one hid something.
+    keep_identity(state.filesystem, state.directory, Identity(state.log_id, state.first_seq))
     gaps = find_losses(state, loaded, now)
     damaged = _keep_aside(state, loaded, gaps)
     for item in loaded[:-1]:

@@ -46,6 +46,12 @@ from storage.segment_log.settings import BATCH_RECORDS_MAX
 _NO_BYTES = memoryview(b"")
 _BATCH_BYTES_MIN = ENTRY_HEADER_BYTES + batch.HEADER_BYTES
 _SEARCH_BYTES = 1 << 20
+_SEARCHED_TIMES_MAX = 8
+"""Looking for entries after bad bytes checks at most so many times the bytes of the segment, or ..."""
+_SEARCHED_BYTES_MIN = 64 << 20
+"""... as many bytes, whatever is more."""
+_MARK_BYTES_MAX = 8 << 10
+"""Of a commit mark that is still looked for beyond that: it names some hundred streams."""
 _KIND_AT = 8
 """Offset of the kind byte in an entry's header."""
 _SHAPE = re.compile(
@@ -258,12 +264,27 @@ def find_entry(source: SegmentBytes, bad: int) -> int | None:
         block = bytes(source.piece(at, _SEARCH_BYTES))
         for match in _SHAPE.finditer(block):
             candidate = at + match.start() - _KIND_AT
-            if candidate > bad and _entry_at(source, candidate, True):
+            if candidate > bad and _is_worth_a_look(source, candidate) and _entry_at(source, candidate, True):
                 return candidate
         if len(block) < _SEARCH_BYTES:
             return None
         at += len(block) - _SHAPE_BYTES
     return None
+
+
+def _is_worth_a_look(source: SegmentBytes, offset: int) -> bool:
+    """Whether an entry may be looked for here. Its checksum takes as long as the length that it claims, and a payload
+    can claim much in every few bytes: past the bound only commit marks count, of a length that marks have."""
+    try:
+        head = source.peek(offset)
+    except CodecError:
+        return False
+    if head is None:
+        return False
+    source.searched_bytes += head.length
+    if source.searched_bytes <= max(_SEARCHED_BYTES_MIN, _SEARCHED_TIMES_MAX * source.end):
+        return True
+    return head.kind == EntryKind.STREAMS and head.length <= _MARK_BYTES_MAX
 
 
 def _last_nonzero(source: SegmentBytes, start: int) -> int:

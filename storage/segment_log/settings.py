@@ -35,6 +35,8 @@ DROP_SHARE = 64
 """A stream over its own size loses at least this part of it at a time, so that notices stay few."""
 HOUSEKEEPING_INTERVAL_S = 30.0
 """How often retention is looked after; nothing is written unless something has expired."""
+SPACE_INTERVAL_S = 0.5
+"""Between two looks whether a disk that others have filled has space again for a commit that was taken."""
 
 
 @dataclass(frozen=True)

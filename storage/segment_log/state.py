@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import threading
 from bisect import bisect_left
 from collections.abc import Callable
@@ -124,7 +125,15 @@ class LogState:
         """(``changes`` then, bytes, why) of the last refusal for want of budget: cheap to repeat."""
         self.promised: Plan | None = None
         """How the next segment gets the room on which the last append was taken."""
+        self.is_in_place: Callable[[], bool] = lambda: True
+        """Whether ``directory`` still names the directory that was opened."""
         self.failed: LogFailed | None = None
+
+    def check_place(self) -> None:
+        """Before names are made or removed. Raises OSError when the directory was moved: what is there now may be
+        another log's."""
+        if not self.is_in_place():
+            raise OSError(errno.ESTALE, "the log's directory was moved or removed while the node ran", self.directory)
 
     def stream_entries(self) -> dict[int, StreamEntry]:
         """All streams as a segment's first entry names them."""

@@ -6,7 +6,7 @@ import threading
 import time
 
 from storage.segment_log.committer import Committer
-from storage.segment_log.settings import COMMIT_BYTES_MAX, HOUSEKEEPING_INTERVAL_S
+from storage.segment_log.settings import COMMIT_BYTES_MAX, HOUSEKEEPING_INTERVAL_S, SPACE_INTERVAL_S
 from storage.segment_log.state import LogState
 
 
@@ -38,6 +38,7 @@ class WriterThread:
             with state.changed:
                 while (
                     not (state.queue.due and state.queue)
+                    and not self._committer.waits_for_space
                     and not stopping.is_set()
                     and time.monotonic() < housekeeping_at
                 ):
@@ -48,5 +49,8 @@ class WriterThread:
                 self._committer.housekeep()
                 housekeeping_at = time.monotonic() + HOUSEKEEPING_INTERVAL_S
             self._committer.run_once()
-            if interval_s and state.queue.raw_bytes < COMMIT_BYTES_MAX:
+            if self._committer.waits_for_space:
+                if stopping.wait(SPACE_INTERVAL_S):
+                    return
+            elif interval_s and state.queue.raw_bytes < COMMIT_BYTES_MAX:
                 stopping.wait(interval_s)

@@ -100,6 +100,9 @@ class _FakeLock:
     def __init__(self, locks: set[str], directory: str) -> None:
         self._locks, self._directory = locks, directory
 
+    def is_in_place(self) -> bool:
+        return True
+
     def close(self) -> None:
         self._locks.discard(self._directory)
 

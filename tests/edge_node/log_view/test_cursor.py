@@ -189,6 +189,9 @@ def test_a_new_log_in_the_same_folder_is_told(log: SegmentLog, cursor: Cursor, t
     shutil.rmtree(tmp_path / "data")
     new = open_log(tmp_path / "data")
     append(new, b"first of the new")
+    for not_taken in cursor.read():
+        assert not_taken.log_began_anew
+        break
     commits = list(cursor.read())
     assert payloads(commits) == [b"first of the new"]
     assert commits[0].log_began_anew
