@@ -164,8 +164,8 @@ def format_rate(bytes_per_second: int) -> str:
 def approximate_size(size: float) -> str:
     """A number of bytes for people, to three digits: ``1.53 GiB``."""
     for unit in _WRITTEN_SIZE_UNITS:
-        if size >= _SIZE_UNITS[unit]:
-            return f"{size / _SIZE_UNITS[unit]:.3g} {unit}"
+        if (amount := size / _SIZE_UNITS[unit]) >= 1:
+            return f"{amount:.0f} {unit}" if amount >= 100 else f"{amount:.3g} {unit}"
     return f"{size:.0f} B"
 
 

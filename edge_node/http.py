@@ -10,6 +10,7 @@ import msgspec
 from aiohttp import web
 
 from config.units import approximate_size, parse_bind
+from edge_node.outage import approximate_duration, outage_left
 
 _STYLE = (
     "body{font:15px/1.5 system-ui,sans-serif;max-width:60rem;margin:2rem auto;padding:0 1rem;color:#222}"
@@ -68,11 +69,11 @@ def page(facts: dict[str, Any]) -> str:
     disk = facts["disk"]
     title = escape(f"{facts['tenant']}/{facts['node']}")
     summary = [
-        ("up", _duration(facts["uptime_seconds"])),
+        ("up", approximate_duration(facts["uptime_seconds"])),
         ("clock", facts["clock"]),
         ("log", facts["log_error"] or facts["log_full"] or facts["log_low"] or "good"),
         ("disk", f"{approximate_size(disk['bytes'])} of {approximate_size(disk['budget_bytes'])}"),
-        ("outage left", _duration(disk["outage_seconds_left"])),
+        ("outage left", outage_left(facts)),
         ("MQTT connections", facts["mqtt"]["connections"]),
         ("messages received", facts["mqtt"]["publishes_received"]),
         ("messages of no stream", facts["mqtt"]["publishes_unrouted"]),
@@ -82,7 +83,7 @@ def page(facts: dict[str, Any]) -> str:
         for name, s in facts["streams"].items()
     ]
     links = [
-        (name, link["state"], link["pending_records"], _duration(link["pending_seconds"]), trouble(link))
+        (name, link["state"], link["pending_records"], approximate_duration(link["pending_seconds"]), trouble(link))
         for name, link in facts["links"].items()
     ]
     return (
@@ -112,12 +113,3 @@ def _table(columns: tuple[str, ...], rows: list[Any]) -> str:
 
 def _cell(value: Any) -> str:
     return "" if value is None else str(value)
-
-
-def _duration(seconds: float | None) -> str:
-    if seconds is None:
-        return "unknown yet"
-    for size, unit in ((86400, "days"), (3600, "hours"), (60, "minutes")):
-        if seconds >= 2 * size:
-            return f"{seconds / size:.1f} {unit}"
-    return f"{seconds:.1f} s"

@@ -82,6 +82,7 @@ class EdgeNode:
             await self._start_mqtt(stack)
             await self._start_pages(stack)
             links.start()
+            self.log.settled()
             stack.push_async_callback(links.close)
             self._closing = stack.pop_all()
 

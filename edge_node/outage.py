@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Mapping
+from typing import Any
 
 SAMPLE_INTERVAL_S = 10.0
 WINDOW_SAMPLES_MAX = 360
 """An hour of samples: devices that report every few minutes still give a rate."""
 ELAPSED_S_MIN = 1.0
+_UNITS = (("years", 365 * 86400.0), ("days", 86400.0), ("hours", 3600.0), ("minutes", 60.0))
 
 
 class OutageEstimate:
@@ -29,6 +32,31 @@ class OutageEstimate:
         return (bytes_written - written_then) / elapsed if elapsed >= ELAPSED_S_MIN else None
 
     def seconds_left(self, now: float, bytes_written: int, bytes_free: int) -> float | None:
-        """Seconds until ``bytes_free`` are full at the present rate; None when nothing comes in or nothing is known."""
+        """Seconds until ``bytes_free`` are full at the rate of the last hour, 0 when they are.
+
+        None when nothing comes in or nothing is known.
+        """
+        if bytes_free <= 0:
+            return 0.0
         rate = self.bytes_per_second(now, bytes_written)
-        return max(bytes_free, 0) / rate if rate else None
+        return bytes_free / rate if rate else None
+
+
+def approximate_duration(seconds: float) -> str:
+    """A duration for people, to three digits or so: ``12.5 hours``, ``40 seconds``."""
+    for unit, unit_s in _UNITS:
+        if seconds >= 2 * unit_s:
+            return f"{seconds / unit_s:.1f} {unit}"
+    return f"{seconds:.0f} {'second' if round(seconds) == 1 else 'seconds'}"
+
+
+def outage_left(facts: Mapping[str, Any]) -> str:
+    """What the facts of a running node (``NodeStatus.facts``) say of it, for people."""
+    disk, left = facts["disk"], facts["disk"]["outage_seconds_left"]
+    if facts["log_error"]:
+        return "none: the log has stopped"
+    if facts["log_full"] or left == 0:
+        return "none: the log is full"
+    if left is None:
+        return "unknown yet" if disk["bytes_per_second"] is None else "without end while nothing comes in"
+    return f"{approximate_duration(left)} at the rate of the last hour"

@@ -11,14 +11,13 @@ from config.models import EdgeConfig
 from config.units import approximate_size
 from edge_node.counters import Counters
 from edge_node.door_counters import DoorCounters
+from edge_node.log_view import lost_by_reason
 from edge_node.outage import OutageEstimate
 from edge_node.state import INTERNAL_STREAMS, StateCounters
 from protocols.batch import ClockReading, ClockState
 from protocols.lane import format_log_id
-from protocols.segment import GapNotice
 from replication.status import LinkStatus
 from storage.segment_log import LogStats, SegmentLog
-from storage.segment_log.gaps import reason_name
 
 AnyCounters = Counters | DoorCounters | StateCounters
 
@@ -116,7 +115,7 @@ class NodeStatus:
             "held": self.log.ranges(number).count(),
             "gaps": len(gaps),
             "records_lost": sum(gap.end - gap.first for gap in gaps),
-            "lost": _lost_by_reason(gaps),
+            "lost": lost_by_reason(gaps),
             "bytes": self.log.stream_bytes(number),
         }
 
@@ -173,15 +172,6 @@ def _link(link: LinkStatus) -> dict[str, Any]:
         "next_try": _seconds(link.next_try),
         "clock_offset_seconds": _seconds(link.clock_offset_ns),
     }
-
-
-def _lost_by_reason(gaps: list[GapNotice]) -> dict[str, int]:
-    """Records under gap notices, by reason."""
-    lost: dict[str, int] = {}
-    for gap in gaps:
-        reason = reason_name(gap.reason)
-        lost[reason] = lost.get(reason, 0) + gap.end - gap.first
-    return lost
 
 
 def _seconds(nanoseconds: int | None) -> float | None:

@@ -129,6 +129,7 @@ class _Tail:
         beginning = find_beginning(directory, wants, start)
         self.cursor = Cursor(directory, beginning.place, wants)
         self.has_caught_up = False
+        self._was_overtaken = False
         self._directory = directory
         self._choice = start.choice
         self._skip = beginning.skip
@@ -143,6 +144,7 @@ class _Tail:
             self._seen.clear()
             self._noted.clear()
             yield LogReplaced(self._directory.path)
+        self._was_overtaken = self._was_overtaken or commit.was_overtaken
         for item in commit.items:
             if isinstance(item, Damage):
                 yield item
@@ -168,7 +170,7 @@ class _Tail:
         seen = self._seen.setdefault(stream, RangeSet())
         if entry.kind is EntryKind.MOVED and (self._is_counted or self.has_caught_up):
             return  # a copy of what stood further ahead, made so that its segment could go
-        if self.has_caught_up and len(seen) and header.base_seq > seen.end:
+        if (self.has_caught_up or self._was_overtaken) and len(seen) and header.base_seq > seen.end:
             yield Missing(stream, seen.end, header.base_seq)
             seen.add(seen.end, header.base_seq)
         try:

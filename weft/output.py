@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import logging
+import shutil
 import sys
-from collections.abc import Iterable, Sequence
+import textwrap
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import click
 
 FAILURE_EXIT_CODE = 1
 USAGE_EXIT_CODE = 2
+_COLUMN_MIN = 20
+"""Characters that a value needs for its lines to be wrapped."""
+_WORD_MAX = 12
+"""Characters of the longest word in a table that stays on one line however narrow the terminal is."""
 
 
 class Refused(Exception):
@@ -51,23 +57,49 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]], title:
         for row in (columns, *rows):
             click.echo("\t".join(str(cell) for cell in row))
         return
+    from rich.box import SIMPLE_HEAD
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
-    table = Table(title=title or None, title_justify="left")
-    for column in columns:
-        table.add_column(column)
+    rows = [tuple(row) for row in rows]
+    table = Table(
+        title=title or None,
+        title_justify="left",
+        box=SIMPLE_HEAD,
+        pad_edge=False,
+        show_edge=False,
+        padding=(0, 1, 0, 0),
+    )
+    for at, column in enumerate(columns):
+        cells = [row[at] for row in rows]
+        is_number = bool(cells) and all(isinstance(cell, int | float) for cell in cells)
+        # Lines break between words as long as they can; nothing is ever cut off.
+        word = max(len(word) for text in (column, *cells) for word in (str(text).split() or [""]))
+        table.add_column(
+            column, justify="right" if is_number else "left", overflow="fold", min_width=min(word, _WORD_MAX)
+        )
     for row in rows:
         table.add_row(*(Text(str(cell)) for cell in row))
-    Console().print(table)
+    click.echo()
+    Console(highlight=False).print(table)
 
 
-def print_facts(facts: dict[str, object]) -> None:
-    """Names and values, one to a line."""
+def print_facts(facts: Mapping[str, object]) -> None:
+    """Names and values, one to a line; a value of several lines, or too long for the terminal, stays in its column."""
     width = max((len(name) for name in facts), default=0)
+    room = shutil.get_terminal_size().columns - width - 2 if sys.stdout.isatty() else 0
     for name, value in facts.items():
-        click.echo(f"{name:<{width}}  {value}")
+        lines = str(value).splitlines() or [""]
+        if room >= _COLUMN_MIN:
+            lines = [part for line in lines for part in textwrap.wrap(line, room, break_on_hyphens=False) or [""]]
+        for at, line in enumerate(lines):
+            click.echo(f"{'' if at else name:<{width}}  {line}".rstrip())
+
+
+def counted(count: int, noun: str) -> str:
+    """``1 record``, ``2 records``."""
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 
 
 def log_to_stderr(level: str) -> None:

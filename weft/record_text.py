@@ -26,7 +26,7 @@ _FLAGS = {
 def line(item: Item) -> str:
     """One line for people."""
     if isinstance(item, Taken):
-        return _record_line(item.stream, item.record)
+        return record_line(item.record, item.stream)
     if isinstance(item, Gap):
         notice = item.notice
         return (
@@ -38,6 +38,17 @@ def line(item: Item) -> str:
     if isinstance(item, Damage):
         return f"-- {item.file} is damaged from byte {item.offset} to {item.end}"
     return f"-- {item.directory} holds a new log from here on"
+
+
+def record_line(record: Record, *stream: str) -> str:
+    """A record in one line: time, stream where it is given, sequence number, topic, payload, headers, flags."""
+    parts = [timestamp(record.time), *stream, str(record.seq), shown(record.key.decode("utf-8", "backslashreplace"))]
+    parts.append(shown_payload(record.payload))
+    if record.headers:
+        parts.append(_headers(record.headers))
+    if names := flag_names(record.flags):
+        parts.append(f"({', '.join(names)})")
+    return " ".join(parts)
 
 
 def facts(item: Item) -> dict[str, Any]:
@@ -100,16 +111,6 @@ def shown_payload(payload: bytes) -> str:
 def flag_names(flags: Flag) -> list[str]:
     """What is special about a record, in words."""
     return [name for flag, name in _FLAGS.items() if flags & flag]
-
-
-def _record_line(stream: str, record: Record) -> str:
-    parts = [timestamp(record.time), stream, str(record.seq), shown(record.key.decode("utf-8", "backslashreplace"))]
-    parts.append(shown_payload(record.payload))
-    if record.headers:
-        parts.append(_headers(record.headers))
-    if names := flag_names(record.flags):
-        parts.append(f"({', '.join(names)})")
-    return " ".join(parts)
 
 
 def _headers(headers: HeaderPairs) -> str:

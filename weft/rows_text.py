@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 import click
 import msgspec
+from rich.cells import cell_len
 
 from weft.record_text import PAYLOAD_SHOWN_MAX, shown
 
@@ -47,7 +48,7 @@ def _json(columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
 def _table(columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
     rest = iter(rows)
     measured = [[_cell(cell) for cell in row] for row in islice(rest, _MEASURED_ROWS)]
-    widths = [min(_WIDTH_MAX, max(map(len, cells))) for cells in zip(columns, *measured, strict=True)]
+    widths = [min(_WIDTH_MAX, max(map(cell_len, cells))) for cells in zip(columns, *measured, strict=True)]
     count = 0
     _write(columns, widths)
     _write(["-" * width for width in widths], widths)
@@ -58,7 +59,7 @@ def _table(columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
 
 
 def _write(cells: Sequence[str], widths: Sequence[int]) -> None:
-    padded = (cell.ljust(width) for cell, width in zip(cells, widths, strict=True))
+    padded = (cell + " " * (width - cell_len(cell)) for cell, width in zip(cells, widths, strict=True))
     sys.stdout.write("  ".join(padded).rstrip() + "\n")
 
 

@@ -21,7 +21,7 @@ from protocols.errors import CodecError
 from protocols.segment import Footer
 
 FILE_BYTES_MAX = 1 << 30
-"""Most that loaded records take: 64 MiB of memory, and then a temporary file."""
+HEAP_BYTES_MAX = 768 << 20
 _PROGRESS_STEPS = 20_000
 """Steps of SQLite's machine between two looks at the clock: a few milliseconds."""
 
@@ -36,6 +36,11 @@ class QuerySettings:
     """Longest that it may run, loading included."""
     since_ns: int | None = None
     """Only records taken in at this time or later, ns since 1970."""
+    file_bytes_max: int = FILE_BYTES_MAX
+    """Most that loaded records take: 64 MiB of memory, and then a temporary file."""
+    heap_bytes_max: int = HEAP_BYTES_MAX
+    """Memory of all of SQLite in this process: its cache, and what a query sorts or groups. The least of all queries of
+    a process counts."""
 
 
 class Result(NamedTuple):
@@ -80,7 +85,7 @@ class Query:
         """Bytes of the log that could not be read: their records are in no row."""
         self._tables = tables.columns_of(streams)
         self._connection = sqlite3.connect("", isolation_level=None)
-        guard.confine(self._connection, FILE_BYTES_MAX)
+        guard.confine(self._connection, settings.file_bytes_max, settings.heap_bytes_max)
         self._connection.create_function("now", -1, self._now, deterministic=True)
         self._connection.create_function("level", 2, _level, deterministic=True)
         tables.create(self._connection, self._tables)
@@ -186,7 +191,7 @@ class Query:
         try:
             return time_text(shifted(self._now_ns, *map(str, offset[:1])))
         except (ValueError, OverflowError) as error:
-            self._function_error = error
+            self._function_error = ValueError(f"now(): {error}") if "now(" not in str(error) else error
             raise
 
     def _is_late(self) -> bool:

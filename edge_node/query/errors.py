@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from edge_node.query.tables import told
+from edge_node.query.tables import as_written, told
 
 TOO_LARGE = (
     "the query needs more memory or temporary space than it may take: ask for fewer records with --since 10m, or name "
@@ -37,5 +37,15 @@ def explained(text: str, tables: Mapping[str, Mapping[str, str]]) -> QueryRefuse
             "a payload is not JSON: write iif(json_valid(payload), payload ->> '$.name', NULL) "
             "instead of payload ->> '$.name'"
         )
-    kind = NoSuchTable if text.startswith("no such table") else QueryRefused
-    return kind(f"{text}; tables: {told(tables)}")
+    if text.startswith("no such table"):
+        return NoSuchTable(f"{text}; tables: {', '.join(map(as_written, tables))}")
+    if text.startswith("no such column"):
+        name = text.rpartition(": ")[2].rpartition(".")[2]
+        return QueryRefused(
+            f"{text}; if it is a field of a JSON payload, write payload ->> '$.{name}'; columns: {told(tables)}"
+        )
+    if "incomplete input" in text or 'near ";"' in text:
+        return QueryRefused("the query ends too early: expected a SELECT, such as SELECT * FROM weft_streams")
+    if quoted_ones := [as_written(table) for table in tables if as_written(table) != table]:
+        return QueryRefused(f"{text}; some names need quotes: {', '.join(quoted_ones)}")
+    return QueryRefused(text)

@@ -9,8 +9,6 @@ _READS = frozenset({sqlite3.SQLITE_SELECT, sqlite3.SQLITE_READ, sqlite3.SQLITE_R
 _FORBIDDEN_FUNCTIONS = frozenset({"load_extension", "fts3_tokenizer", "readfile", "writefile", "edit"})
 VALUE_BYTES_MAX = 64 << 20
 """Longest text or blob that a query may make; the longest record has 16 MiB."""
-HEAP_BYTES_MAX = 768 << 20
-"""Memory of all of SQLite in this process: its cache, and what a query sorts or groups."""
 
 
 @dataclass
@@ -49,7 +47,7 @@ def what_it_reads(connection: sqlite3.Connection, sql: str) -> dict[str, set[str
     return reads.columns
 
 
-def confine(connection: sqlite3.Connection, file_bytes_max: int) -> None:
+def confine(connection: sqlite3.Connection, file_bytes_max: int, heap_bytes_max: int) -> None:
     """Bound what a database and the statements run on it can take, and prepare it for ``authorize``."""
     # SQLite declares these once, by a CREATE TABLE that a reader may not make.
     connection.execute("SELECT 1 FROM json_each('1'), json_tree('1')").close()
@@ -62,6 +60,6 @@ def confine(connection: sqlite3.Connection, file_bytes_max: int) -> None:
         "temp_store = MEMORY",
         "cache_size = -65536",
         f"max_page_count = {file_bytes_max // page_bytes}",
-        f"hard_heap_limit = {HEAP_BYTES_MAX}",
+        f"hard_heap_limit = {heap_bytes_max}",
     ):
         connection.execute(f"PRAGMA {pragma}").close()

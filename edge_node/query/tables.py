@@ -70,8 +70,9 @@ def quoted(name: str) -> str:
 
 def told(tables: Mapping[str, Mapping[str, str]]) -> str:
     """The tables and their columns in a line, for who misspelt one."""
-    return "; ".join(f"{_as_written(name)}({', '.join(columns)})" for name, columns in tables.items())
+    return "; ".join(f"{as_written(name)}({', '.join(columns)})" for name, columns in tables.items())
 
 
-def _as_written(name: str) -> str:
+def as_written(name: str) -> str:
+    """A table's name as a query spells it."""
     return name if name.replace("_", "a").isalnum() and not name[0].isdigit() else quoted(name)

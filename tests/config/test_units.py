@@ -110,3 +110,4 @@ def test_what_is_no_address_is_refused(text: str) -> None:
 
 def test_sizes_for_people_have_three_digits() -> None:
     assert [units.approximate_size(size) for size in (512, 1536, 1_642_824_335)] == ["512 B", "1.5 KiB", "1.53 GiB"]
+    assert units.approximate_size(1023 << 20) == "1023 MiB"

@@ -18,7 +18,7 @@ FACTS: dict[str, Any] = {
     "log_error": None,
     "log_full": None,
     "log_low": None,
-    "disk": {"bytes": 64 << 20, "budget_bytes": 16 << 30, "outage_seconds_left": None},
+    "disk": {"bytes": 64 << 20, "budget_bytes": 16 << 30, "outage_seconds_left": None, "bytes_per_second": None},
     "streams": {"telemetry": {"next_seq": 12, "durable_end": 10, "lost": {"budget": 3}}},
     "links": {
         "cloud": {"state": "waiting", "pending_records": 10, "pending_seconds": 90.0, "last_error": "no <route>"}
@@ -36,7 +36,7 @@ def test_the_page_shows_what_people_ask_and_escapes_what_others_wrote() -> None:
         "unknown yet",
         "telemetry",
         "3 budget",
-        "90.0 s",
+        "90 seconds",
         "no &lt;route&gt;",
     ):
         assert shown in text

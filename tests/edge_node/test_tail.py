@@ -185,6 +185,19 @@ def test_a_follower_that_fell_behind_says_what_it_missed(log: SegmentLog, tmp_pa
     assert shown == [*range(missing.first), *range(missing.end, 301)]
 
 
+def test_a_reader_that_is_overtaken_on_its_way_says_what_it_missed(log: SegmentLog, tmp_path: Path) -> None:
+    fill(log, 300)
+    durability = Durability(str(tmp_path), locked=lambda _: False)
+    reader = newest_records(LogDirectory(str(tmp_path)), is_telemetry, Start(Choice()), durability)
+    items = [next(reader)]
+    segments = sorted(tmp_path.glob("*.seg"))
+    for path in segments[1:-1]:
+        path.unlink()
+    items += reader
+    (missing,) = [item for item in items if isinstance(item, Missing)]
+    assert seqs(items) == [*range(missing.first), *range(missing.end, 300)]
+
+
 def test_a_follower_survives_a_new_log(log: SegmentLog, tmp_path: Path) -> None:
     path = tmp_path / "data"
     old = open_log(path)

@@ -13,8 +13,10 @@ from pathlib import Path
 from typing import Any
 
 import paho.mqtt.client as paho
+from click.testing import CliRunner, Result
 from paho.mqtt.enums import CallbackAPIVersion
 
+from weft.cli import cli
 from weft.demo.fabric import free_port  # noqa: F401  # for those who start nodes
 
 READY_S_MAX = 20.0
@@ -58,6 +60,15 @@ class Node:
         """SIGTERM; the exit status."""
         self.process.send_signal(signal.SIGTERM)
         return self.process.wait(STOP_S_MAX)
+
+
+Start = Callable[[str, Path], Node]
+"""Starts an edge or a hub with its configuration."""
+
+
+def weft(*arguments: object, answer: str | None = None) -> Result:
+    """A command in this process; what it raises stands in the result."""
+    return CliRunner().invoke(cli, [str(argument) for argument in arguments], input=answer, standalone_mode=False)
 
 
 def publish(port: int, topic: str, payloads: list[str]) -> None:

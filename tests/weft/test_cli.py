@@ -39,7 +39,7 @@ def test_version_and_help() -> None:
 
 
 def test_a_good_configuration(edge_yaml: Path) -> None:
-    assert "is good: node press-shop-7" in weft("edge", "check", str(edge_yaml)).stdout
+    assert "is good: node press-shop-7, 1 stream, 0 links\n" in weft("edge", "check", str(edge_yaml)).stdout
     facts = json.loads(weft("edge", "check", str(edge_yaml), "--json").stdout)
     assert facts["streams"] == {"telemetry": ["plant/{line}/telemetry"]}
     assert not (edge_yaml.parent / "data").exists(), "a check makes nothing"

@@ -6,21 +6,17 @@ import json
 import random
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import paho.mqtt.client as paho
 import pytest
-from click.testing import CliRunner
 from paho.mqtt.enums import CallbackAPIVersion
 
-from tests.weft.processes import Node, free_port, publish, wait_until
-from weft.cli import cli
+from tests.weft.processes import Node, Start, free_port, publish, wait_until, weft
 
 pytestmark = pytest.mark.processes
 
-Start = Callable[[str, Path], Node]
 TOPIC = "plant/a/b/telemetry"
 
 EDGE = """\
@@ -114,7 +110,7 @@ def test_a_hub_with_tokens_takes_the_edge_that_has_one(start: Start, configs: tu
     tokens = folder / "tokens"
     hub_yaml.write_text(hub_yaml.read_text() + "tokens_file: tokens\n")
     arguments = ["token", "create", "shop", "--file", str(tokens), "--scope", "edge", "--edge", "press-shop-7"]
-    (folder / "token").write_text(CliRunner().invoke(cli, arguments, catch_exceptions=False).output)
+    (folder / "token").write_text(weft(*arguments).output)
     hub, edge = start("hub", hub_yaml), start("edge", edge_yaml)
     wait_until(lambda: edge.json("status")["links"]["cloud"]["state"] == "refused")
     assert "does not accept the token" in edge.json("status")["links"]["cloud"]["last_error"]
@@ -135,10 +131,10 @@ def test_status_commands_show_running_nodes(start: Start, configs: tuple[Path, P
     publish(edge.mqtt_port, TOPIC, ["hello"])
     wait_until(lambda: edge.json("status")["links"]["cloud"]["records_acked"] == 1)
     wait_until(lambda: edge.json("status")["links"]["cloud"]["pending_records"] == 0)
-    shown = CliRunner().invoke(cli, ["edge", "status", str(edge_yaml)], catch_exceptions=False).output
+    shown = weft("edge", "status", edge_yaml).output
     assert "default/press-shop-7" in shown
     assert "cloud\tconnected\t0" in shown
-    shown = CliRunner().invoke(cli, ["hub", "status", str(hub_yaml)], catch_exceptions=False).output
+    shown = weft("hub", "status", hub_yaml).output
     assert "default/press-shop-7" in shown
 
 
@@ -149,7 +145,7 @@ def test_the_audit_agrees_once_the_table_has_everything(start: Start, configs: t
     hub, edge = start("hub", hub_yaml), start("edge", edge_yaml)
     publish(edge.mqtt_port, TOPIC, [f"message {i}" for i in range(100)])
     wait_until(lambda: sum(table["rows_moved"] for table in hub.json("v1/status")["tables"]) == 100)
-    done = CliRunner().invoke(cli, ["audit", "telemetry", "--store", store, "--json"], catch_exceptions=False)
+    done = weft("audit", "telemetry", "--store", store, "--json")
     (lane,) = json.loads(done.output)["lanes"]
     assert (lane["edge"], lane["records"], lane["table_records"], lane["waiting"]) == ("press-shop-7", 100, 100, 0)
     assert audit_exit_status("telemetry", store) == 0

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from click.exceptions import Abort
-from click.testing import CliRunner, Result
+from click.testing import Result
 
 from edge_node.clock import clock_reader, wall_clock
 from protocols.batch import BatchHeader
@@ -19,7 +19,7 @@ from protocols.segment import GapReason
 from storage.filesystem import File, OSFileSystem
 from storage.segment_log import LogSettings, SegmentLog
 from storage.segment_log.inspect import inspect_segment
-from weft.cli import cli
+from tests.weft.processes import weft
 from weft.output import Failed
 
 
@@ -48,7 +48,7 @@ def append(log: SegmentLog, *payloads: bytes) -> None:
 
 
 def dump(path: Path, *options: str) -> tuple[int, list[dict[str, Any]]]:
-    done = CliRunner().invoke(cli, ["log", "dump", str(path), "--json", *options], standalone_mode=False)
+    done = weft("log", "dump", path, "--json", *options)
     assert done.exception is None, done.exception
     return done.return_value, [json.loads(line) for line in done.output.splitlines()]
 
@@ -117,12 +117,41 @@ def test_a_file_that_is_no_segment_is_told(tmp_path: Path) -> None:
 
 def test_text_for_people_is_one_line_per_entry(log: SegmentLog, tmp_path: Path) -> None:
     append(log, b"one")
-    text = CliRunner().invoke(cli, ["log", "dump", str(tmp_path / "data"), "--records"], standalone_mode=False).output
-    assert "payload='one'" in text
+    append(log, b"\xff\n")
+    lines = weft("log", "dump", tmp_path / "data", "--records").output.splitlines()
+    assert f" log_id={log.log_id:016x} created=20" in lines[0]
+    batch = next(line for line in lines if " batch " in line)
+    assert "name=telemetry first=0 end=1 first_time=1970-01-01T00:00:00.000000007Z" in batch
+    records = [line.split() for line in lines if "plant/a" in line]
+    assert records == [
+        ["1970-01-01T00:00:00.000000007Z", "0", "plant/a", "one"],
+        ["1970-01-01T00:00:00.000000007Z", "1", "plant/a", "hex:ff0a"],
+    ]
+
+
+def test_a_record_of_a_dump_is_told_as_everywhere_else(log: SegmentLog, tmp_path: Path) -> None:
+    log.append(log.stream("telemetry"), 7, [b"plant/a"], [b"\xff"], {0: (("unit", "C"),)}, {0: 1})
+    log.committer.run_once()
+    _, lines = dump(tmp_path / "data", "--records")
+    assert [line for line in lines if line.get("kind") == "record"] == [
+        {
+            "kind": "record", "seq": 0, "time": "1970-01-01T00:00:00.000000007Z", "time_ns": 7, "key": "plant/a",
+            "payload_base64": "/w==", "headers": [["unit", "C"]], "flags": ["retained"],
+        }
+    ]  # fmt: skip
+
+
+def test_a_node_is_named_by_its_configuration_too(log: SegmentLog, tmp_path: Path) -> None:
+    append(log, b"one")
+    config = tmp_path / "edge.yaml"
+    config.write_text("node: press-shop-7\ndata_dir: data\n")
+    assert dump(config, "--records") == dump(tmp_path / "data", "--records")
+    config.write_text("node: press-shop-7\ndata_dir: elsewhere\n")
+    assert "holds no log" in str(weft("log", "dump", config).exception)
 
 
 def test_a_folder_without_a_log_is_refused(tmp_path: Path) -> None:
-    done = CliRunner().invoke(cli, ["log", "dump", str(tmp_path)], standalone_mode=False)
+    done = weft("log", "dump", tmp_path)
     assert isinstance(done.exception, Failed)
     assert "holds no log" in str(done.exception)
 
@@ -169,7 +198,7 @@ def test_what_an_earlier_file_left_behind_is_never_shown_as_records(log: Segment
 
 
 def drop(path: Path, *arguments: str, answer: str | None = None) -> Result:
-    return CliRunner().invoke(cli, ["log", "drop", str(path), *arguments], input=answer, standalone_mode=False)
+    return weft("log", "drop", path, *arguments, answer=answer)
 
 
 def test_a_backlog_is_dropped_once_the_operator_has_said_so(log: SegmentLog, tmp_path: Path) -> None:

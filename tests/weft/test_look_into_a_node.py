@@ -11,15 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import CliRunner, Result
 
-from tests.weft.processes import STOP_S_MAX, Node, free_port, publish, wait_until
-from weft.cli import cli
+from tests.weft.processes import STOP_S_MAX, Start, free_port, publish, wait_until, weft
 from weft.output import Failed, Refused
 
 pytestmark = pytest.mark.processes
 
-Start = Callable[[str, Path], Node]
 TOPIC = "plant/a/m1/telemetry"
 EDGE = """\
 node: press-shop-7
@@ -36,10 +33,6 @@ def edge_yaml(tmp_path: Path) -> Path:
     path = tmp_path / "edge.yaml"
     path.write_text(EDGE.format(port=free_port()))
     return path
-
-
-def weft(*arguments: object) -> Result:
-    return CliRunner().invoke(cli, [str(argument) for argument in arguments], standalone_mode=False)
 
 
 def lines(*arguments: object) -> list[dict[str, Any]]:
@@ -198,7 +191,7 @@ def test_query_output(start: Start, edge_yaml: Path) -> None:
     assert lines("edge", "query", edge_yaml, "SELECT x'00ff' AS x, NULL AS n") == [{"x_base64": "AP8=", "n": None}]
     wrong = weft("edge", "query", edge_yaml, "SELECT * FROM misspelt").exception
     assert isinstance(wrong, Refused)
-    assert "telemetry(" in str(wrong)
+    assert "tables: telemetry, alarms, weft_streams" in str(wrong)
     runaway = "WITH RECURSIVE c(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM c) SELECT count(*) FROM c"
     assert isinstance(weft("edge", "query", edge_yaml, runaway, "--timeout", "200ms").exception, Failed)
     assert isinstance(weft("edge", "query", edge_yaml, "SELECT seq FROM telemetry", "--rows-max", 1).exception, Failed)
@@ -232,7 +225,7 @@ def test_status_of_a_node_that_runs_and_of_one_that_does_not(start: Start, edge_
     assert live["running"] is True
     asked = weft("edge", "status", folder)
     assert asked.return_value == 0
-    assert "running, but not asked" in asked.stdout
+    assert "running; its files answer for it: only its folder was named" in asked.stdout
 
     node.kill()
     segment = max(folder.glob("*.seg"))
@@ -243,6 +236,7 @@ def test_status_of_a_node_that_runs_and_of_one_that_does_not(start: Start, edge_
     assert done.return_value == 1
     assert "NOT RUNNING" in done.stdout
     assert "telemetry\t100\t100\t0" in done.stdout
+    assert "next start     cuts" in done.stdout
     assert "never acknowledged" in done.stdout
     dead = json.loads(weft("edge", "status", config, "--json").stdout)
     assert dead["running"] is False
@@ -255,8 +249,37 @@ def test_status_of_a_node_that_runs_and_of_one_that_does_not(start: Start, edge_
     assert weft("log", "dump", folder).return_value == 0, "what is torn is no damage"
 
 
+def test_status_of_a_stopped_node_says_what_its_next_start_finds(start: Start, edge_yaml: Path) -> None:
+    node = start("edge", edge_yaml)
+    folder = edge_yaml.parent / "data"
+    for payload in ("one", "two", "three"):
+        publish(node.mqtt_port, TOPIC, [payload])
+    node.kill()
+    sound = weft("edge", "status", edge_yaml).stdout
+    assert "next start     finds nothing to repair" in sound
+
+    (segment,) = folder.glob("*.seg")
+    data = bytearray(segment.read_bytes())
+    data[data.index(b"two")] ^= 1
+    segment.write_bytes(data)
+    before = {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}
+    done = weft("edge", "status", edge_yaml)
+    assert "finds 1 record lost, and makes gap notices of it: telemetry seq 1\n" in done.stdout
+    assert f"keeps the damaged {segment} aside" in done.stdout
+    assert done.stderr == ""
+    coming = json.loads(weft("edge", "status", edge_yaml, "--json").stdout)["next_start"]
+    assert coming["lost"] == [{"stream": "telemetry", "first": 1, "end": 2}]
+    assert {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()} == before
+
+    start("edge", edge_yaml)
+    shown = weft("edge", "status", edge_yaml).stdout
+    assert "last start   found 1 record lost" in shown
+    assert "telemetry\t2\t3\t1 corruption" in shown
+    assert json.loads(weft("edge", "status", edge_yaml, "--json").stdout)["recovery"]["records_lost"] == 1
+
+
 def test_status_without_a_log_says_so(edge_yaml: Path) -> None:
     done = weft("edge", "status", edge_yaml)
     assert isinstance(done.exception, Failed)
-    assert "does not answer" in str(done.exception)
+    assert "does not answer (Connection refused)" in str(done.exception)
     assert "holds no log" in str(done.exception)

@@ -96,6 +96,7 @@ def get_status(bind: str, path: str, token_file: str | None = None) -> Any:
         raise Failed(f"{url} answered {error.code} {error.reason}: {_advice(error)}") from None
     except (OSError, ValueError) as error:
         reason = error.reason if isinstance(error, urllib.error.URLError) else error
+        reason = getattr(reason, "strerror", None) or reason
         raise Failed(f"{url} does not answer ({reason}); is the node running?") from None
 
 

@@ -11,7 +11,7 @@ import click
 from edge_node.check import notes
 from weft.commands import edge_query, edge_status, edge_tail
 from weft.commands.common import config_argument, json_option, load_edge, log_level_option
-from weft.output import log_to_stderr, print_json
+from weft.output import counted, log_to_stderr, print_json
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -71,7 +71,8 @@ def check(config_file: str, as_json: bool) -> None:
     else:
         for note in notes(config):
             click.echo(f"note: {note}", err=True)
-        click.echo(f"{config_file} is good: node {config.node}, {len(streams)} streams, {len(links)} links")
+        sizes = f"{counted(len(streams), 'stream')}, {counted(len(links), 'link')}"
+        click.echo(f"{config_file} is good: node {config.node}, {sizes}")
 
 
 command.add_command(edge_status.command)

@@ -54,8 +54,17 @@ def command(
     weft edge query /var/lib/weft "SELECT * FROM weft_gaps" --json
     """
     from config.units import parse_duration
-    from edge_node.query import NoSuchTable, Query, QueryRefused, QuerySettings, QueryStopped
+    from edge_node.query import (
+        FILE_BYTES_MAX,
+        HEAP_BYTES_MAX,
+        NoSuchTable,
+        Query,
+        QueryRefused,
+        QuerySettings,
+        QueryStopped,
+    )
     from weft.rows_text import print_rows
+    from weft.spare import spare_memory, spare_space
 
     if as_csv and as_json:
         raise Refused("--csv and --json are two ways to print: choose one")
@@ -68,7 +77,10 @@ def command(
     found = Target.of(target)
     since_ns = None if since is None else parse_since(since, now_ns)
     with readable(found):
-        settings = QuerySettings(rows_max=rows_max, timeout_s=timeout_s, since_ns=since_ns)
+        settings = QuerySettings(
+            rows_max=rows_max, timeout_s=timeout_s, since_ns=since_ns,
+            file_bytes_max=spare_space(FILE_BYTES_MAX), heap_bytes_max=spare_memory(HEAP_BYTES_MAX),
+        )  # fmt: skip
         log, durability = found.log(), found.durability()
         for thorough in (False, True):
             query = Query(log, found.patterns(thorough=thorough), durability, settings, now_ns=now_ns)
@@ -85,4 +97,5 @@ def command(
             finally:
                 query.close()
     for damage in query.damage:
-        click.echo(f"weft: {damage.file} is damaged from byte {damage.offset} to {damage.end}", err=True)
+        place = f"{damage.file} is damaged from byte {damage.offset} to {damage.end}"
+        click.echo(f"weft: {place}: what stood there is in no row", err=True)

@@ -80,6 +80,10 @@ def command(
             return msgspec.json.encode(facts(item)).decode() if as_json else line(item)
 
         read = follow_log if follow else newest_records
+        is_empty = True
         for item in read(found.log(), wants, start, found.durability(), wait):
+            is_empty = False
             sys.stdout.write(text(item) + "\n")
         sys.stdout.flush()
+    if is_empty and not as_json:
+        click.echo("(no records)", err=True)

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import click
 import msgspec
 
 from protocols import batch, segment
-from protocols.batch import BatchHeader
+from protocols.batch import BatchHeader, Record
 from protocols.errors import CodecError
 from protocols.lane import format_log_id
 from protocols.segment import SegmentHeader
@@ -20,7 +20,9 @@ from storage.segment_log import LogError
 from storage.segment_log.inspect import Inspected, inspect_segment
 from weft.commands.common import json_option
 from weft.commands.node_log import Target, readable, target_argument
-from weft.output import FAILURE_EXIT_CODE, Failed, Refused, print_json, print_json_line
+from weft.dump_text import entry_line, record_line_below
+from weft.output import FAILURE_EXIT_CODE, Failed, Refused, counted, print_json, print_json_line
+from weft.record_text import record_facts
 
 Facts = dict[str, Any]
 
@@ -31,11 +33,11 @@ def command() -> None:
 
 
 @command.command()
-@click.argument("path", type=click.Path(exists=True))
+@click.argument("path", metavar="CONFIG|DIR|FILE", type=click.Path(exists=True, readable=False))
 @click.option("--records", is_flag=True, help="Show every record, not only the batches.")
 @json_option
 def dump(path: str, records: bool, as_json: bool) -> int:
-    """Print what is in PATH: a node's data_dir, or one segment file.
+    """Print what is in the log of a node, named by its CONFIG or its data_dir, or in one segment FILE.
 
     One line per entry, in log order, each with its position in the log; every checksum is checked. Bytes that are no
     entry get a line that says so; what follows them is shown. Exit status 1 says that there is damage. Bad bytes at the
@@ -43,18 +45,23 @@ def dump(path: str, records: bool, as_json: bool) -> int:
     them just now, and that nobody was told of them.
 
     \b
-    weft log dump /var/lib/weft                    every batch, notice and index
+    weft log dump edge.yaml                        every batch, notice and index
     weft log dump /var/lib/weft --records --json   and every record, for programs
     weft log dump 00000000000067108864.seg.damaged
     """
+    is_config = path.endswith((".yaml", ".yml"))
+    target = Target.of(path) if is_config or os.path.isdir(path) else Target(os.path.dirname(path) or ".", None)
     is_good = True
-    for file in _segment_files(path):
-        for facts in _segment(file, records):
-            is_good = is_good and not facts.pop("is_damage", False)
-            if as_json:
-                print_json_line(facts)
-            else:
-                click.echo(_line(facts))
+    with readable(target):
+        files = _segment_files(target.directory) if is_config or os.path.isdir(path) else [path]
+        for file in files:
+            for facts in _segment(file, records):
+                is_good = is_good and not facts.pop("is_damage", False)
+                record: Record | None = facts.pop("record", None)
+                if as_json:
+                    print_json_line(facts if record is None else {"kind": "record", **record_facts(record)})
+                else:
+                    click.echo(entry_line(facts) if record is None else record_line_below(record))
     return 0 if is_good else FAILURE_EXIT_CODE
 
 
@@ -88,7 +95,7 @@ def drop(target: str, stream: str, *, below: int | None, everything: bool, yes: 
             count = backlog.numbers.count()
             if count and not yes:
                 click.confirm(
-                    f"give up {count} records of {stream}, taken in from {_time(backlog.first_time)} to "
+                    f"give up {counted(count, 'record')} of {stream}, taken in from {_time(backlog.first_time)} to "
                     f"{_time(backlog.last_time)}? Those that no hub has are lost for good",
                     abort=True,
                 )
@@ -102,7 +109,8 @@ def drop(target: str, stream: str, *, below: int | None, everything: bool, yes: 
     if as_json:
         print_json({"stream": stream, "records": given_up.count(), "ranges": given_up.to_wire()})
     elif given_up:
-        click.echo(f"gave up {given_up.count()} records of {stream}; the hubs are told when their links connect")
+        gone = counted(given_up.count(), "record")
+        click.echo(f"gave up {gone} of {stream}; the hubs are told when their links connect")
     else:
         click.echo(f"{stream} has no such records: nothing was changed")
 
@@ -111,13 +119,13 @@ def _time(nanoseconds: int) -> str:
     return time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(nanoseconds / 1e9))
 
 
-def _segment_files(path: str) -> list[str]:
-    if not os.path.isdir(path):
-        return [path]
-    names = _segment_names(path)
+def _segment_files(directory: str) -> list[str]:
+    names = _segment_names(directory) if os.path.isdir(directory) else []
     if not names:
-        raise Failed(f"{path} holds no log: expected a node's data_dir, or one of its .seg files")
-    return [os.path.join(path, name) for name in names]
+        raise Failed(
+            f"{directory} holds no log: expected the data_dir of a node that has run, or one of its .seg files"
+        )
+    return [os.path.join(directory, name) for name in names]
 
 
 def _segment_names(directory: str) -> list[str]:
@@ -129,7 +137,7 @@ def _is_newest(path: str) -> bool:
 
 
 def _segment(path: str, with_records: bool) -> Iterator[Facts]:
-    """What a file holds. ``is_damage`` stands in the line that makes an error certain."""
+    """What a file holds. ``is_damage`` stands in the line that makes an error certain, ``record`` alone in its own."""
     torn_at: int | None = None
     may_be_torn = _is_newest(path)
     try:
@@ -151,7 +159,10 @@ def _segment(path: str, with_records: bool) -> Iterator[Facts]:
 
 def _entries(path: str, with_records: bool) -> Iterator[Facts]:
     size = os.path.getsize(path)
+    names: dict[int, str] = {}
     for found in inspect_segment(path):
+        if isinstance(found.value, dict):
+            names |= {number: stream.name for number, stream in found.value.items()}
         if found.problem is not None:
             yield {"file": path, "offset": found.offset, "error": found.problem} | (
                 {"is_damage": True} if found.is_unreadable else {}
@@ -162,16 +173,17 @@ def _entries(path: str, with_records: bool) -> Iterator[Facts]:
             }  # fmt: skip
         elif found.kind is not None:
             place = {"position": found.position, "kind": found.kind.name.lower()}
-            yield from _entry(place, found, with_records)
+            yield from _entry(place, found, names, with_records)
 
 
-def _entry(place: Facts, found: Inspected, with_records: bool) -> Iterator[Facts]:
+def _entry(place: Facts, found: Inspected, names: Mapping[int, str], with_records: bool) -> Iterator[Facts]:
     if not isinstance(found.value, BatchHeader):
         yield place | {"value": _plain(found.value)}
         return
     try:
-        yield place | _batch(batch.verify(found.data), len(found.data))
-        yield from _records(found.data) if with_records else ()
+        header = batch.verify(found.data)
+        yield place | {"stream": header.stream, "name": names.get(header.stream)} | _batch(header, len(found.data))
+        yield from ({"record": record} for record in batch.records(found.data)) if with_records else ()
     except CodecError as error:
         yield {"file": found.segment, "offset": found.offset} | place | {"error": str(error)}
 
@@ -187,7 +199,6 @@ def _plain(value: Any) -> Any:
 
 def _batch(header: BatchHeader, length: int) -> Facts:
     return {
-        "stream": header.stream,
         "first": header.base_seq,
         "end": header.end_seq,
         "first_time": header.first_time,
@@ -197,24 +208,3 @@ def _batch(header: BatchHeader, length: int) -> Facts:
         "bytes": length,
         "raw_bytes": header.raw_length,
     }
-
-
-def _records(body: bytes) -> Iterator[Facts]:
-    for record in batch.records(body):
-        yield {
-            "kind": "record",
-            "seq": record.seq,
-            "time": record.time,
-            "key": record.key.decode(errors="backslashreplace"),
-            "payload": bytes(record.payload).decode(errors="backslashreplace"),
-            "flags": int(record.flags),
-        }
-
-
-def _line(facts: Facts) -> str:
-    """Facts for people: the kind, then names and values."""
-    facts = dict(facts)
-    head = f"{facts.pop('position'):>12} " if "position" in facts else ""
-    indent = " " * 15 if facts.get("kind") == "record" else ""
-    kind = facts.pop("kind", "")
-    return f"{head}{indent}{kind:<7} " + " ".join(f"{name}={value!r}" for name, value in facts.items())

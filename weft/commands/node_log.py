@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from config.models import EdgeConfig
     from edge_node.log_view import Durability, LogDirectory
 
-target_argument = click.argument("target", metavar="CONFIG|DIR", type=click.Path(exists=True))
+target_argument = click.argument("target", metavar="CONFIG|DIR", type=click.Path(exists=True, readable=False))
 _DURATION = re.compile(r"-?\d[\d.]*[a-z].*")
 
 

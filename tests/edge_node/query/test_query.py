@@ -196,14 +196,25 @@ def test_nothing_but_reading_is_possible(
     assert {path: path.read_bytes() for path in tmp_path.iterdir()} == before
 
 
-def test_who_misspells_is_told_what_there_is(log: SegmentLog, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("sql", "told"),
+    [
+        ("SELECT * FROM telemetri", 'no such table: telemetri; tables: telemetry, "press-shop", weft_streams, weft_'),
+        ("SELECT temperature FROM telemetry", "if it is a field of a JSON payload, write payload ->> '$.temperature'"),
+        ("SELECT t.machin FROM telemetry t", "columns: telemetry(time, time_ns, seq, key, line, machine, payload"),
+        ("SELECT * FROM press-shop", 'near "-": syntax error; some names need quotes: "press-shop"'),
+        ("", "ends too early"),
+        (" ; ", "ends too early"),
+        ("SELECT * FROM", "ends too early"),
+        ("SELECT now('-10 minutes')", "now(): expected a duration"),
+    ],
+)
+def test_who_errs_is_told_what_to_write(log: SegmentLog, tmp_path: Path, sql: str, told: str) -> None:
     append(log, b"x")
-    for sql in ("SELECT * FROM telemetri", "SELECT machin FROM telemetry"):
-        with pytest.raises(QueryRefused, match="no such") as refused:
-            run(tmp_path, sql)
-        assert "telemetry(time, time_ns, seq, key, line, machine, payload" in str(refused.value)
-        assert '"press-shop"(' in str(refused.value)
-        assert "\n" not in str(refused.value)
+    with pytest.raises(QueryRefused) as refused:
+        run(tmp_path, sql)
+    assert told in str(refused.value)
+    assert "\n" not in str(refused.value)
 
 
 def test_a_query_that_runs_away_is_stopped(log: SegmentLog, tmp_path: Path) -> None:
@@ -216,6 +227,17 @@ def test_a_query_that_runs_away_is_stopped(log: SegmentLog, tmp_path: Path) -> N
         list(query.run("WITH RECURSIVE c(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM c) SELECT count(*) FROM c").rows)
     with pytest.raises(QueryStopped, match="memory"):
         run(tmp_path, "SELECT length(randomblob(1000000000))")
+
+
+def test_a_query_takes_no_more_room_than_it_is_given(tmp_path: Path) -> None:
+    log = open_log(tmp_path, segment_bytes=1 << 24)
+    append(log, *(random.Random(number).randbytes(2000) for number in range(1000)))
+    log.close()
+    with pytest.raises(QueryStopped, match="temporary space"):
+        run(tmp_path, "SELECT max(length(payload)) FROM telemetry", QuerySettings(file_bytes_max=1 << 20))
+    assert run(tmp_path, "SELECT max(length(payload)) FROM telemetry", QuerySettings(file_bytes_max=4 << 20)) == [
+        (2000,)
+    ]
 
 
 def test_damage_costs_its_records_and_is_told(log: SegmentLog, tmp_path: Path) -> None:
