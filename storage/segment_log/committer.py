@@ -196,8 +196,8 @@ class Committer:
             return
         now = Now(self._wall_clock(), self._clock_reading())
         try:
+            expire(state, now)
             with state.changed:
-                expire(state, now)
                 forget_released(state)
                 overdue, free = is_overdue(state, now), free_segments(state)
             if overdue:

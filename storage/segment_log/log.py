@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import errno
 import os
 from collections.abc import Callable, Iterable
@@ -11,21 +10,20 @@ from collections.abc import Callable, Iterable
 from protocols.batch import ClockReading, HeaderPairs
 from protocols.lane import NAME_RULE, valid_name
 from protocols.ranges import RangeSet
-from protocols.segment import GapNotice, GapReason
-from storage.filesystem import FileSystem, Lock, OSFileSystem
+from protocols.segment import GapReason
+from storage.filesystem import FileSystem, OSFileSystem
+from storage.segment_log.answers import LogAnswers
 from storage.segment_log.budget import admit, admit_to_stream, forget_released, shortage
-from storage.segment_log.committer import Committer, Post
+from storage.segment_log.committer import Post
 from storage.segment_log.errors import LogFailed, LogFull
 from storage.segment_log.gaps import notices
 from storage.segment_log.giving_up import give_up, whole_batches
-from storage.segment_log.identity import Identity, keep_identity, read_identity
-from storage.segment_log.loading import load_directory
+from storage.segment_log.identity import Identity, keep_identity
 from storage.segment_log.pending import BATCH_OVERHEAD_BYTES, Callback, Run, check_headers, check_records, run_bytes
 from storage.segment_log.reader import LogReader
-from storage.segment_log.recovery import RecoveryReport, recover
 from storage.segment_log.settings import DUE_BYTES, RECORD_BYTES_MAX, LogSettings, StreamPolicy
-from storage.segment_log.state import LaneState, LogState
-from storage.segment_log.stats import LogStats, Snapshot, take_stats
+from storage.segment_log.start import Started, start
+from storage.segment_log.state import LaneState
 from storage.segment_log.together import Together
 from storage.segment_log.writer import WriterThread
 
@@ -34,7 +32,7 @@ AskedRun = tuple[int, list[bytes], list[bytes], dict[int, HeaderPairs] | None]
 """(stream, keys, payloads, headers) as for ``SegmentLog.append``."""
 
 
-class SegmentLog:
+class SegmentLog(LogAnswers):
     """An open log.
 
     The owner's thread appends; a writer thread makes everything that was appended while it synced durable with the next
@@ -43,20 +41,12 @@ class SegmentLog:
     is right because nobody was told about them.
     """
 
-    def __init__(  # noqa: PLR0917
-        self,
-        state: LogState,
-        committer: Committer,
-        lock: Lock,
-        recovery: RecoveryReport,
-        wall_clock: Callable[[], int],
-        end_of_turn: EndOfTurn | None,
-    ) -> None:
+    def __init__(self, started: Started, wall_clock: Callable[[], int], end_of_turn: EndOfTurn | None) -> None:
         """Not for callers: use ``open``."""
-        self._state = state
-        self._lock = lock
+        committer = started.committer
+        super().__init__(started.state, LogReader(started.state, wall_clock, committer.poison))
+        self._lock = started.lock
         self._wall_clock = wall_clock
-        self._reader = LogReader(state, wall_clock, committer.poison)
         self._writer: WriterThread | None = None
         self._closed = False
         self._end_of_turn = end_of_turn
@@ -64,7 +54,7 @@ class SegmentLog:
         self._settled = False
         self.committer = committer
         """Without a writer thread, ``committer.run_once()`` makes commits."""
-        self.recovery = recovery
+        self.recovery = started.recovery
         """What opening the log found."""
 
     @classmethod
@@ -98,48 +88,14 @@ class SegmentLog:
             LogVersionError: a later release wrote it.
             LogFailed: the disk refused a read or write that opening needs.
         """
-        filesystem = filesystem or OSFileSystem()
-        started = clock_reading().monotonic
-        try:
-            filesystem.make_directory(directory)
-            lock = filesystem.lock(directory)
-        except OSError as error:
-            raise LogFailed(f"the log in {directory} cannot be opened: {error}") from error
-        try:
-            known = read_identity(filesystem, directory)
-            loaded, strange = load_directory(filesystem, directory, known.log_id if known else None)
-            state, writer, report = recover(
-                lambda log_id: LogState(filesystem, directory, settings, log_id, clock_reading),
-                loaded, known, random_bits(64), wall_clock(),
-            )  # fmt: skip
-            state.is_in_place = lock.is_in_place
-            for segment in state.segments:
-                segment.known_since = started
-            committer = Committer(state, writer, wall_clock, clock_reading, post)
-            # Gap notices for what was lost are durable before anybody reads the log.
-            committer.run_once()
-            if committer.waits_for_space:
-                raise committer.poison(OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), directory))
-            if state.failed:
-                committer.close(seal=False)
-                raise state.failed
-        except OSError as error:
-            lock.close()
-            raise LogFailed(f"the log in {directory} cannot be opened: {error}") from error
-        except BaseException:
-            lock.close()
-            raise
-        seconds = (clock_reading().monotonic - started) / 1e9
-        report = dataclasses.replace(report, damaged=(*strange, *report.damaged), seconds=seconds)
-        log = cls(state, committer, lock, report, wall_clock, end_of_turn)
+        started = start(
+            directory, settings, wall_clock=wall_clock, clock_reading=clock_reading, random_bits=random_bits,
+            post=post, filesystem=filesystem or OSFileSystem(),
+        )  # fmt: skip
+        log = cls(started, wall_clock, end_of_turn)
         if start_writer:
-            log._writer = WriterThread(state, committer)
+            log._writer = WriterThread(started.state, started.committer)
         return log
-
-    @property
-    def log_id(self) -> int:
-        """The random 64-bit number made with the directory."""
-        return self._state.log_id
 
     def stream(self, name: str) -> int:
         """The number of a stream; a new name is declared, durably with the next commit.
@@ -162,11 +118,6 @@ class SegmentLog:
         """All streams that there were are declared again: once the log has been closed, new ones begin at 0, also where
         a block that could not be read may have hidden the name of one."""
         self._settled = True
-
-    def streams(self) -> dict[str, int]:
-        """All streams of the log by name, also those that no configuration names any more."""
-        with self._state.changed:
-            return dict(self._state.numbers)
 
     def append(  # noqa: PLR0917  # the hot path: positional arguments cost least
         self,
@@ -315,31 +266,6 @@ class SegmentLog:
 
         return unsubscribe
 
-    def ranges(self, stream: int) -> RangeSet:
-        """The durable records that can be read."""
-        with self._state.changed:
-            return self._lane(stream).held.copy()
-
-    def gaps(self, stream: int) -> list[GapNotice]:
-        """Durable notices of records that can never come."""
-        with self._state.changed:
-            return list(self._lane(stream).gaps)
-
-    def stream_bytes(self, stream: int) -> int:
-        """Bytes of the entries that hold the stream's records, as ``retain_bytes`` counts them."""
-        with self._state.changed:
-            return self._lane(stream).bytes
-
-    def next_seq(self, stream: int) -> int:
-        """The number that the next record will get."""
-        with self._state.changed:
-            return self._lane(stream).next_seq
-
-    def durable_end(self, stream: int) -> int:
-        """One past the last durable record."""
-        with self._state.changed:
-            return self._lane(stream).durable_end
-
     def mark(self, stream: int, now: int) -> tuple[int, int]:
         """(T, N): every record of the stream taken in up to time T has a seq below N. Owner's thread only.
 
@@ -352,44 +278,6 @@ class SegmentLog:
             if first is None:
                 return now, lane.next_seq
             return min(first - 1, now), lane.durable_end
-
-    def read_tail(self, stream: int, seq: int, bytes_max: int) -> list[bytes] | None:
-        """Encoded batches from memory, contiguous, the first of which contains ``seq``; at least one.
-
-        Returns:
-            An empty list at the durable end; None when memory does not reach back to ``seq``: use ``read``.
-        """
-        with self._state.changed:
-            if seq >= self._lane(stream).durable_end:
-                return []
-            return self._state.tail.read(stream, seq, bytes_max)
-
-    def read(self, stream: int, seq: int, bytes_max: int) -> list[bytes]:
-        """Encoded batches, ascending, from the first held record at or after ``seq`` on. May block on the disk.
-
-        What comes from the disk was checked against its checksum; damage becomes a gap notice and is stepped over.
-
-        Returns:
-            Up to ``bytes_max`` bytes of batches, but at least one if any is held; empty at the durable end.
-
-        Raises:
-            OSError: a file cannot be opened.
-            LogFailed: the disk gives different bytes at each look.
-        """
-        tail = self.read_tail(stream, seq, bytes_max)
-        return self._reader.read(stream, seq, bytes_max) if tail is None else tail
-
-    def snapshot(self, stream: int) -> Snapshot:
-        """What the log has of a stream at one instant."""
-        with self._state.changed:
-            lane = self._lane(stream)
-            gone = RangeSet([(0, lane.durable_end)])
-            for first, end in [*lane.held, *((gap.first, gap.end) for gap in lane.gaps)]:
-                gone.remove(first, end)
-            for gap in self._state.queue.waiting_gaps():
-                if gap.stream == stream:
-                    gone.remove(gap.first, gap.end)
-            return Snapshot(lane.held.copy(), lane.next_seq, list(lane.gaps), gone)
 
     def give_up(self, stream: int, first: int = 0, end: int | None = None) -> RangeSet:
         """Give up durable records that no hub has acknowledged, by an operator's word: they get gap notices.
@@ -426,11 +314,6 @@ class SegmentLog:
             self._state.changes += 1
             forget_released(self._state)
 
-    @property
-    def failed(self) -> LogFailed | None:
-        """Why the log takes nothing more before it is opened anew, or None."""
-        return self._state.failed
-
     def shortage(self) -> str | None:
         """Why the log refuses records for want of disk, and what to do; None while it has room. Owner's thread only."""
         with self._state.changed:
@@ -439,10 +322,6 @@ class SegmentLog:
             except OSError as error:
                 self.committer.poison(error)
                 return None
-
-    def stats(self) -> LogStats:
-        """The log's figures now."""
-        return take_stats(self._state)
 
     def close(self) -> None:
         """Commit what is pending, seal the segment, release the directory. Reading and appending end here.
@@ -497,9 +376,3 @@ class SegmentLog:
             # What belongs together is taken as a whole: a stream may grow beyond its own size by it, not the log.
             if self._state.queue.together is None:
                 raise
-
-    def _lane(self, stream: int) -> LaneState:
-        lane = self._state.lanes.get(stream)
-        if lane is None:
-            raise ValueError(f"stream {stream} was not declared: get its number from stream(name)")
-        return lane

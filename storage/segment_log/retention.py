@@ -1,8 +1,8 @@
 """Retention by time and size: what streams no longer keep, although there would be room.
 
 Released records and those of streams that nobody replicates are forgotten: that is no loss. Records that still wait for
-a hub are given up under a gap notice, which is durable before they stop to be readable. Everything here is called with
-the log's lock.
+a hub are given up under a gap notice, which is durable before they stop to be readable. Everything here but ``expire``
+is called with the log's lock.
 """
 
 from __future__ import annotations
@@ -34,17 +34,27 @@ class Now(NamedTuple):
 
 
 def expire(state: LogState, now: Now) -> None:
-    """Forget or give up, in sealed segments, what streams no longer keep; notices are queued."""
-    timed = {stream: lane.policy.retain_s for stream, lane in state.lanes.items() if lane.policy.retain_s is not None}
-    for segment in state.segments[:-1] if timed else ():
-        for stream, span in segment.index.spans():
-            retain_s = timed.get(stream)
-            if retain_s is not None and span.live_size and now.age(span.last_time, segment.known_since) > retain_s:
-                for chunk in list(span.chunks(span.forgotten)):
-                    _let_go(state, stream, span, chunk, GapReason.EXPIRED, now.wall)
-    for stream, lane in state.lanes.items():
-        if lane.policy.retain_bytes is not None and lane.bytes > lane.policy.retain_bytes:
-            shrink(state, stream, lane.bytes - lane.policy.retain_bytes, now.wall)
+    """Forget or give up, in sealed segments, what streams no longer keep; notices are queued. For the writer thread.
+
+    Takes the lock for one segment at a time, so that a long backlog that is over at once does not hold up devices.
+    """
+    with state.changed:
+        segments = state.segments[:-1]
+    for segment in segments:
+        with state.changed:
+            _expire_segment(state, segment, now)
+    with state.changed:
+        for stream, lane in state.lanes.items():
+            if lane.policy.retain_bytes is not None and lane.bytes > lane.policy.retain_bytes:
+                shrink(state, stream, lane.bytes - lane.policy.retain_bytes, now.wall)
+
+
+def _expire_segment(state: LogState, segment: Segment, now: Now) -> None:
+    for stream, span in segment.index.spans():
+        retain_s = state.lanes[stream].policy.retain_s
+        if retain_s is not None and span.live_size and now.age(span.last_time, segment.known_since) > retain_s:
+            for chunk in list(span.chunks(span.forgotten)):
+                _let_go(state, stream, span, chunk, GapReason.EXPIRED, now.wall)
 
 
 def shrink(state: LogState, stream: int, excess: int, now: int) -> int:
