@@ -82,7 +82,7 @@ def pause(hub: Hub, _: random.Random) -> None:
 @pytest.mark.parametrize(
     ("hurt", "times"),
     [
-        (kill, 6),
+        (kill, 4),
         pytest.param(kill, 60, marks=[pytest.mark.slow, pytest.mark.timeout(600)]),
         pytest.param(pause, 4, marks=[pytest.mark.slow, pytest.mark.timeout(600)]),
     ],

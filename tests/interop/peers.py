@@ -129,6 +129,7 @@ class Paho(_Queued):
             options.client_id,
             clean_session=None if is_5 else not options.persistent,
             protocol=MQTTProtocolVersion(options.version),
+            reconnect_on_failure=False,
         )
         if options.will is not None:
             self._client.will_set(options.will.topic, options.will.payload, options.will.qos, options.will.retain)
@@ -161,9 +162,10 @@ class Paho(_Queued):
 
     async def drop(self) -> None:
         open_socket = self._client.socket()
-        await asyncio.to_thread(self._client.loop_stop)
         if open_socket is not None:
-            open_socket.close()
+            with contextlib.suppress(OSError):  # the broker may have closed it
+                open_socket.shutdown(socket.SHUT_RDWR)  # its thread sees this at once, and ends
+        await asyncio.to_thread(self._client.loop_stop)
 
 
 def _once(future: asyncio.Future[Any], value: Any) -> None:

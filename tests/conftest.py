@@ -1,0 +1,34 @@
+"""With ``pytest -n N --dist=loadgroup`` N processes run the tests: those of one file in one of them, in order.
+
+So do the files of a folder whose tests share what is dear to start. (From ``addopts`` the option reaches no worker.)
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import random
+from pathlib import Path
+
+import pytest
+
+from weft.demo import fabric
+
+HERE = Path(__file__).parent
+TOGETHER = ("interop", "spark_sinks")
+PORTS = range(20_000, 32_000)
+
+
+def pytest_configure() -> None:
+    """Each process draws from ports of its own: a port must stay free while the node that has it is down."""
+    worker = os.environ.get("PYTEST_XDIST_WORKER", "").removeprefix("gw")
+    if worker:
+        ports = PORTS[int(worker) :: int(os.environ["PYTEST_XDIST_WORKER_COUNT"])]
+        fabric._candidates = itertools.cycle(random.sample(ports, len(ports)))
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        path = item.path.relative_to(HERE)
+        item.add_marker(pytest.mark.xdist_group(path.parts[0] if path.parts[0] in TOGETHER else str(path)))
