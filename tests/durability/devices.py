@@ -13,7 +13,8 @@ import socket
 import struct
 import threading
 import time
-from typing import NamedTuple
+from collections.abc import Sequence
+from typing import NamedTuple, overload
 
 WINDOW = 200
 ALARM_EVERY, STATE_EVERY = 40, 60
@@ -51,6 +52,38 @@ def puback_ids(stream: bytes) -> list[int]:
     return [high << 8 | low for high, low in zip(acks[2::4], acks[3::4], strict=True)]
 
 
+class Messages(Sequence[Sent]):
+    """What a device sends, by number. Made anew each time: those of an hour would fill the memory."""
+
+    def __init__(self, name: str, payload_bytes: int, random_bytes: int) -> None:
+        self.many = 0
+        """How many were sent."""
+        self._name, self._payload_bytes, self._random_bytes = name, payload_bytes, random_bytes
+
+    def __len__(self) -> int:
+        return self.many
+
+    @overload
+    def __getitem__(self, which: int) -> Sent: ...
+    @overload
+    def __getitem__(self, which: slice) -> list[Sent]: ...
+    def __getitem__(self, which: int | slice) -> Sent | list[Sent]:
+        if isinstance(which, slice):
+            return [self._message(number) for number in range(self.many)[which]]
+        return self._message(range(self.many)[which])
+
+    def _message(self, number: int) -> Sent:
+        name, chance = self._name, random.Random(f"{self._name}:{number}")
+        if number % ALARM_EVERY == 1:
+            return Sent(f"alarm/{name}", b"%d" % number, False)
+        if number % STATE_EVERY == 2:
+            return Sent(f"state/{name}", b"%d" % number, True)
+        reading = {"n": number, "device": name, "value": round(chance.gauss(20, 3), 3)}
+        if self._random_bytes:
+            reading["noise"] = chance.randbytes(self._random_bytes).hex()
+        return Sent(f"load/{name}/count", json.dumps(reading).encode().ljust(self._payload_bytes), False)
+
+
 class Device(threading.Thread):
     """Publishes until told to stop, or until the server is gone."""
 
@@ -67,14 +100,12 @@ class Device(threading.Thread):
             again_s: connect again so long after a connection was lost, and send again what was not acknowledged.
         """
         super().__init__(name=name, daemon=True)
-        self.sent: list[Sent] = []
+        self.sent = Messages(name, payload_bytes, random_bytes)
         self.acked = 0
         """Messages acknowledged: the first so many of ``sent``."""
         self.lost_connections = 0
         self.quit = threading.Event()
         self._server, self._rate, self._again_s = port, rate, again_s
-        self._payload_bytes, self._random_bytes = payload_bytes, random_bytes
-        self._chance = random.Random(name)
         self._next = 0
         self._connect()
         self.port: int = self._socket.getsockname()[1]
@@ -132,18 +163,7 @@ class Device(threading.Thread):
         self._received = self._received[whole:]
 
     def _encode(self, number: int) -> bytes:
-        if number == len(self.sent):
-            self.sent.append(self._message(number))
+        self.sent.many = max(self.sent.many, number + 1)
         message = self.sent[number]
         body = _text(message.topic) + struct.pack(">H", number % _IDS + 1) + message.payload
         return _packet(0x32 | message.retain, body)
-
-    def _message(self, number: int) -> Sent:
-        if number % ALARM_EVERY == 1:
-            return Sent(f"alarm/{self.name}", b"%d" % number, False)
-        if number % STATE_EVERY == 2:
-            return Sent(f"state/{self.name}", b"%d" % number, True)
-        reading = {"n": number, "device": self.name, "value": round(self._chance.gauss(20, 3), 3)}
-        if self._random_bytes:
-            reading["noise"] = self._chance.randbytes(self._random_bytes).hex()
-        return Sent(f"load/{self.name}/count", json.dumps(reading).encode().ljust(self._payload_bytes), False)
