@@ -1,18 +1,22 @@
-"""Giving up a backlog by an operator's word, on a node that is stopped (``weft log drop``)."""
+"""Giving up a backlog by an operator's word, on a node that is stopped or runs (``weft log drop``)."""
 
 from __future__ import annotations
 
 import os
 import random
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 
 from edge_node.clock import clock_reader, wall_clock
-from edge_node.log_view import LogDirectory
+from edge_node.control_client import DropRequest, ask_drop, check_listens
+from edge_node.log_view import Cursor, LogDirectory, NoLog, is_locked, summarise
 from edge_node.tail import INTERNAL_STREAMS
-from protocols.batch import decode_header
+from protocols.batch import BatchHeader, decode_header
+from protocols.lane import format_log_id
 from protocols.ranges import RangeSet
+from protocols.segment import Footer
+from storage.filesystem import DirectoryInUse
 from storage.segment_log import LogSettings, SegmentLog
 from storage.segment_log.giving_up import whole_batches
 from storage.segment_log.retention import held_within
@@ -88,10 +92,107 @@ class StoppedLog:
         return numbers
 
     def _number(self, stream: str) -> int:
-        names = self._log.streams().keys() - INTERNAL_STREAMS
-        if stream not in names:
-            raise UnknownStream(f"the log has no stream {stream}; it has {', '.join(sorted(names)) or 'none'}")
+        _check_stream(stream, self._log.streams())
         return self._log.streams()[stream]
+
+
+class RunningLog:
+    """The log of a node that runs: looked at from outside, changed by the node."""
+
+    def __init__(self, directory: str) -> None:
+        """The log in a node's data_dir, as long as it is the same log.
+
+        Raises:
+            ControlFailed: its node takes no requests, or not from this user.
+            NoLog: none of its files says which log it is of.
+        """
+        check_listens(directory)
+        self._directory = LogDirectory(directory)
+        log_id = self._directory.log_id()
+        if log_id is None:
+            raise NoLog(f"{directory} holds no file that says which log it is of")
+        self._log_id = format_log_id(log_id)
+
+    def backlog(self, stream: str, end: int | None = None) -> Backlog:
+        """What ``give_up`` would give up at most: hubs may have some of it, which only the node knows.
+
+        Raises:
+            NoLog: there is none.
+            UnknownStream: the log has no such stream of devices.
+            OSError: a file cannot be read.
+            UnsupportedVersion: a later release wrote the log.
+        """
+        found = summarise(self._directory)
+        _check_stream(stream, found.streams)
+        held = found.streams[stream].held
+        end = held.end if end is None else min(end, held.end)
+        cut = self._batch(stream, end) if end in held else None
+        numbers = RangeSet(held_within(held, 0, end if cut is None else cut.base_seq))
+        if not numbers:
+            return Backlog(numbers)
+        # Those that were deleted since the summary was made leave the times of the stream as a whole.
+        first, last = self._batch(stream, next(iter(numbers))[0]), self._batch(stream, numbers.end - 1)
+        first_time = found.streams[stream].first_time if first is None else first.first_time
+        last_time = found.streams[stream].last_time if last is None else last.last_time
+        return Backlog(numbers, first_time or 0, last_time or 0)
+
+    def give_up(self, stream: str, end: int) -> RangeSet:
+        """Have the node give up what of the numbers below ``end`` no hub has; durable when this returns.
+
+        Returns:
+            What was given up.
+
+        Raises:
+            ControlFailed: it was not, or not as far as anybody knows. To repeat it is harmless.
+        """
+        return ask_drop(self._directory.path, DropRequest(self._log_id, stream, end))
+
+    def _batch(self, stream: str, seq: int) -> BatchHeader | None:
+        """The batch that holds a number. Reads a segment or two."""
+
+        def skips(footer: Footer) -> bool:
+            ours = [lane for lane in (*footer.lanes, *footer.moved) if footer.streams.get(lane.stream) == stream]
+            return not any(seq in RangeSet(lane.ranges) for lane in ours)
+
+        cursor = Cursor(self._directory, None, stream.__eq__, skips)
+        try:
+            for commit in cursor.read():
+                for item in commit.items:
+                    header = item[1].value if isinstance(item, tuple) else None
+                    if isinstance(header, BatchHeader) and header.base_seq <= seq < header.end_seq:
+                        return header
+        finally:
+            cursor.close()
+        return None
+
+
+def _check_stream(stream: str, names: Iterable[str]) -> None:
+    known = set(names) - INTERNAL_STREAMS
+    if stream not in known:
+        raise UnknownStream(f"the log has no stream {stream}; it has {', '.join(sorted(known)) or 'none'}")
+
+
+@contextmanager
+def opened_log(directory: str) -> Iterator[StoppedLog | RunningLog]:
+    """The log in a node's data_dir, whether or not the node runs: ``stopped_log`` if it does not.
+
+    Raises:
+        NoLog: there is none.
+        NotTheOwner: the folder is another user's; root may deal with a node that runs.
+        ControlFailed: the node runs, and takes no requests, or not from this user.
+        LogError: the log cannot be opened; the sentence says why.
+    """
+    with ExitStack() as stack:
+        log: StoppedLog | RunningLog
+        try:
+            log = stack.enter_context(stopped_log(directory))
+        except DirectoryInUse:
+            log = RunningLog(directory)
+        except NotTheOwner:
+            if os.geteuid() != 0 or not is_locked(directory):
+                raise
+            log = RunningLog(directory)
+        yield log
 
 
 @contextmanager

@@ -16,6 +16,7 @@ from edge_node import mqtt_connection
 from edge_node.broker import Broker, BrokerSettings
 from edge_node.check import carried_streams, topics_log_bytes
 from edge_node.clock import clock_reader, wall_clock
+from edge_node.control import Control
 from edge_node.counters import Counters
 from edge_node.door_counters import DoorCounters
 from edge_node.front_door import FrontDoor
@@ -84,6 +85,9 @@ class EdgeNode:
             links.start()
             self.log.settled()
             stack.push_async_callback(links.close)
+            control = Control(self.config.data_dir, self.log)
+            await control.start()
+            stack.push_async_callback(control.close)
             self._closing = stack.pop_all()
 
     async def run(self, stop: asyncio.Event) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 import pytest
 import uvloop
 
-ON_BOTH_LOOPS = ("test_mqtt_connection.py",)
+ON_BOTH_LOOPS = ("test_control.py", "test_mqtt_connection.py")
 """A node runs on uvloop where it can and on asyncio's loop elsewhere; their transports differ in the details."""
 
 

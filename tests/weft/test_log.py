@@ -5,21 +5,28 @@ from __future__ import annotations
 import json
 import os
 import random
+import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import paho.mqtt.client as paho
 import pytest
 from click.exceptions import Abort
 from click.testing import Result
+from paho.mqtt.enums import CallbackAPIVersion
 
 from edge_node.clock import clock_reader, wall_clock
+from edge_node.control_client import DropRequest, ask_drop
 from protocols.batch import BatchHeader
+from protocols.ranges import RangeSet
 from protocols.segment import GapReason
 from storage.filesystem import File, OSFileSystem
 from storage.segment_log import LogSettings, SegmentLog
 from storage.segment_log.inspect import inspect_segment
-from tests.weft.processes import weft
+from tests.weft.processes import Start, publish, wait_until, weft
+from weft.demo.fabric import free_port
 from weft.output import Failed
 
 
@@ -265,3 +272,145 @@ class _AppendsAtFirstRead(OSFileSystem):
 
         file.read_at = read  # type: ignore[method-assign]
         return file
+
+
+TOPIC = "plant/a/m1/telemetry"
+EDGE = """\
+node: press-shop-7
+data_dir: data
+listeners: {{mqtt: {{bind: "127.0.0.1:0"}}}}
+http: null
+disk: {{budget: 16MiB, segment: 1MiB}}
+state: {{topics_log: 4MiB}}
+streams: {{telemetry: {{from: "plant/+/+/telemetry"}}, alarms: {{from: "plant/+/+/alarm"}}}}
+links: {{cloud: {{to: "http://127.0.0.1:{port}", retry_min: 50ms, retry_max: 200ms}}}}
+"""
+HUB = "listen: 127.0.0.1:{port}\nstore: store\nshards: 1\ncommit_interval: 20ms\ntables: null\n"
+
+
+@pytest.fixture
+def edge_yaml(tmp_path: Path) -> Path:
+    """A node whose link leads nowhere until a hub is started with the ``hub.yaml`` beside it."""
+    port = free_port()
+    (tmp_path / "hub.yaml").write_text(HUB.format(port=port))
+    path = tmp_path / "edge.yaml"
+    path.write_text(EDGE.format(port=port))
+    return path
+
+
+def telemetry(folder: Path) -> dict[str, Any]:
+    """What the files say of the stream."""
+    done = weft("edge", "status", folder, "--json")
+    found: dict[str, Any] = json.loads(done.output)["streams"]["telemetry"]
+    return found
+
+
+def fill(port: int) -> int:
+    """Publish until the node refuses; how many messages were acknowledged."""
+    acked = [0]
+    client = paho.Client(CallbackAPIVersion.VERSION2)
+    refused = threading.Event()
+
+    def count(*_: object) -> None:
+        acked[0] += 1
+
+    def closed(*_: object) -> None:
+        refused.set()
+
+    client.on_publish, client.on_disconnect = count, closed
+    client.connect("127.0.0.1", port)
+    client.loop_start()
+    chance = random.Random(1)
+    for _ in range(300):
+        client.publish(TOPIC, chance.randbytes(100_000), qos=1)
+    assert refused.wait(30), "the log never became full"
+    client.disconnect()
+    client.loop_stop()
+    return acked[0]
+
+
+@pytest.mark.processes
+def test_a_full_node_goes_on_by_itself_once_its_backlog_is_dropped(start: Start, edge_yaml: Path) -> None:
+    folder = edge_yaml.parent / "data"
+    node = start("edge", edge_yaml)
+    assert fill(node.mqtt_port) > 50
+    held = telemetry(folder)["held"]
+    done = drop(edge_yaml, "telemetry", "--all", answer="y\n")
+    assert done.exception is None
+    assert f"give up {held} records of telemetry, taken in from 20" in done.output
+    assert f"gave up {held} records of telemetry; the hubs are told when their links connect" in done.output
+    assert (telemetry(folder)["held"], telemetry(folder)["lost"]) == (0, {"operator": held})
+    publish(node.mqtt_port, TOPIC, ["new"] * 10)
+
+    hub = start("hub", edge_yaml.parent / "hub.yaml")
+
+    def lane() -> dict[str, Any]:
+        lanes = hub.json("v1/streams/telemetry/completeness")["lanes"] if hub.json("v1/streams")["streams"] else []
+        return lanes[0] if lanes else {}
+
+    wait_until(lambda: lane().get("complete_below_seq") == held + 10)
+    assert lane()["gaps"] == [{"first": 0, "end": held, "reason": "operator"}]
+    records = hub.json("v1/streams/telemetry/records")["records"]
+    assert [record["seq"] for record in records] == list(range(held, held + 10))
+    assert node.stop() == 0
+    assert not (folder / "control.sock").exists()
+
+
+@pytest.mark.processes
+def test_what_comes_after_the_question_stays(start: Start, edge_yaml: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = edge_yaml.parent / "data"
+    node = start("edge", edge_yaml)
+    publish(node.mqtt_port, TOPIC, ["old"] * 20)
+
+    def confirm(question: str, **_: object) -> bool:
+        assert question.startswith("give up 20 records of telemetry")
+        publish(node.mqtt_port, TOPIC, ["new"] * 20)
+        return True
+
+    monkeypatch.setattr("click.confirm", confirm)
+    done = drop(folder, "telemetry", "--all", "--json")
+    assert json.loads(done.output) == {"stream": "telemetry", "records": 20, "ranges": [[0, 20]]}
+    assert telemetry(folder)["held"] == 20
+    assert "has no stream vibration; it has alarms, telemetry" in str(drop(folder, "vibration", "--all").exception)
+    assert "alarms has no such records" in drop(folder, "alarms", "--all", "--yes").output
+    (folder / "control.sock").unlink()
+    refused = drop(folder, "telemetry", "--all")
+    assert isinstance(refused.exception, Failed), "an earlier release has no such socket"
+    assert "stop the node first" in str(refused.exception)
+    assert telemetry(folder)["held"] == 20
+    assert node.stop() == 0
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("delay_s", [0.0, 0.001, 0.003, 0.009])
+def test_a_node_that_is_killed_meanwhile_has_the_records_or_their_notice(
+    start: Start, edge_yaml: Path, monkeypatch: pytest.MonkeyPatch, delay_s: float
+) -> None:
+    asked = threading.Event()
+
+    def ask(directory: str, request: DropRequest) -> RangeSet:
+        asked.set()
+        return ask_drop(directory, request)
+
+    monkeypatch.setattr("edge_node.give_up.ask_drop", ask)
+    folder = edge_yaml.parent / "data"
+    node = start("edge", edge_yaml)
+    for _ in range(10):
+        publish(node.mqtt_port, TOPIC, ["21.5"] * 20)
+    results: list[Result] = []
+    asking = threading.Thread(target=lambda: results.append(drop(folder, "telemetry", "--below", "100", "--yes")))
+    asking.start()
+    assert asked.wait(10)
+    time.sleep(delay_s)  # the random moment is the test
+    node.kill()
+    asking.join()
+    node = start("edge", edge_yaml)
+    found = telemetry(folder)
+    lost = found["lost"].get("operator", 0)
+    assert (found["held"] + lost, found["next_seq"], found["records_lost"]) == (200, 200, lost)
+    if results[0].exception is None:
+        assert f"gave up {lost} records" in results[0].output
+    else:
+        assert isinstance(results[0].exception, Failed)
+    assert drop(folder, "telemetry", "--below", "100", "--yes").exception is None
+    assert (telemetry(folder)["held"], telemetry(folder)["lost"]) == (100, {"operator": 100})

@@ -1,4 +1,4 @@
-"""``weft log``: look into an edge node's log, also while the node runs, and give up a backlog when it does not."""
+"""``weft log``: look into an edge node's log, and give up a backlog, whether or not the node runs."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ from protocols.batch import BatchHeader, Record
 from protocols.errors import CodecError
 from protocols.lane import format_log_id
 from protocols.segment import SegmentHeader
-from storage.filesystem import DirectoryInUse
 from storage.segment_log import LogError
 from storage.segment_log.inspect import Inspected, inspect_segment
 from weft.commands.common import json_option
@@ -73,24 +72,26 @@ def dump(path: str, records: bool, as_json: bool) -> int:
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @json_option
 def drop(target: str, stream: str, *, below: int | None, everything: bool, yes: bool, as_json: bool) -> None:
-    """Give up the backlog of STREAM on a node that is stopped, named by its CONFIG or its data_dir.
+    """Give up the backlog of STREAM on a node, named by its CONFIG or its data_dir. It may run or not.
 
     For records that nobody will fetch: a hub that will never come back, or old values that only keep newer ones
     waiting. They are gone for good, and make room. A notice with the reason `operator` takes their place, and reaches
     the hubs when their links connect again. What a hub has already it keeps. Batches go as a whole, so that some
-    records just below SEQ may stay.
+    records just below SEQ may stay. A node that runs is told so through DATA_DIR/control.sock, as its user or root;
+    what it takes in after the question is not given up.
 
     \b
     weft log drop /var/lib/weft telemetry --below 1200000
     weft log drop edge.yaml telemetry --all --yes
     """
-    from edge_node.give_up import NotTheOwner, UnknownStream, stopped_log
+    from edge_node.control_client import ControlFailed
+    from edge_node.give_up import NotTheOwner, UnknownStream, opened_log
 
     if (below is not None) == everything:
         raise Refused("say how much to give up: either --below SEQ or --all")
     found = Target.of(target)
     try:
-        with readable(found), stopped_log(found.directory) as log:
+        with readable(found), opened_log(found.directory) as log:
             backlog = log.backlog(stream, below)
             count = backlog.numbers.count()
             if count and not yes:
@@ -99,18 +100,19 @@ def drop(target: str, stream: str, *, below: int | None, everything: bool, yes: 
                     f"{_time(backlog.last_time)}? Those that no hub has are lost for good",
                     abort=True,
                 )
-            given_up = log.give_up(stream, below) if count else backlog.numbers
-    except DirectoryInUse:
-        raise Failed(f"{found.directory} is in use: stop the node first") from None
+            # Up to a number, never "all": what a running node took in since the question stays.
+            given_up = log.give_up(stream, backlog.numbers.end) if count else backlog.numbers
     except UnknownStream as error:
         raise Refused(str(error)) from None
-    except (LogError, NotTheOwner) as error:
+    except (LogError, NotTheOwner, ControlFailed, OSError) as error:
         raise Failed(str(error)) from None
     if as_json:
         print_json({"stream": stream, "records": given_up.count(), "ranges": given_up.to_wire()})
     elif given_up:
         gone = counted(given_up.count(), "record")
         click.echo(f"gave up {gone} of {stream}; the hubs are told when their links connect")
+    elif count:
+        click.echo(f"nothing was lost: hubs have these records of {stream}, or they were given up before")
     else:
         click.echo(f"{stream} has no such records: nothing was changed")
 
