@@ -5,8 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from config.errors import Finding, KeyPath
-from config.models import Anonymous, EdgeConfig, Link, MqttListener, Retain, Stream
+from config.listeners import MqttListener
+from config.models import EdgeConfig
+from config.streams import Link, Retain, Stream
 from config.units import UnixSocket, format_size, parse_bind, parse_listen, quoted
+from config.values import Anonymous
 from edge_node.broker_ports import SESSION_JOURNAL_STREAM, SESSION_TOPICS_STREAM
 from protocols.lane import NAME_RULE, valid_name
 from protocols.topics import compile_pattern

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from ipaddress import ip_network
 
-from config.models import EdgeConfig, MqttListener, Tls, WebSocket
+from config.listeners import MqttListener, Tls, WebSocket
+from config.models import EdgeConfig
 from config.units import parse_listen
 from edge_node.listeners.settings import DoorLimits, ListenerSettings, TlsFiles, WebSocketSettings
 

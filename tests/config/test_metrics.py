@@ -9,8 +9,8 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from cloud_hub.hub import Hub
 from cloud_hub.settings import HubSettings
+from config.limits import EdgeLimits, State
 from config.metrics import EDGE_METRICS, HUB_METRICS
-from config.models import EdgeLimits, State
 from edge_node.counters import Counters
 from edge_node.door_counters import DoorCounters
 from edge_node.state import StateCounters

@@ -1,0 +1,32 @@
+"""What settings are made of: types with their units, and what every section has in common."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+import msgspec
+from msgspec import Meta
+
+Duration = Annotated[float, Meta(extra_json_schema={"x-unit": "duration"})]
+"""Seconds."""
+Size = Annotated[int, Meta(extra_json_schema={"x-unit": "size"})]
+"""Bytes."""
+Count = Annotated[int, Meta(ge=1)]
+Bind = Annotated[str, Meta(extra_json_schema={"x-unit": "bind"})]
+"""``host:port``; ``config.units.parse_bind`` takes it apart."""
+Path = Annotated[str, Meta(min_length=1, extra_json_schema={"x-unit": "path"})]
+Store = Annotated[str, Meta(min_length=1, extra_json_schema={"x-unit": "store"})]
+Filters = Annotated[tuple[str, ...], Meta(min_length=1, max_length=256, extra_json_schema={"x-unit": "filters"})]
+Urls = Annotated[tuple[str, ...], Meta(min_length=1, max_length=64, extra_json_schema={"x-unit": "urls"})]
+Listen = Annotated[str, Meta(extra_json_schema={"x-unit": "listen"})]
+"""``host:port`` or ``unix:/path``; ``config.units.parse_listen`` takes it apart."""
+Networks = Annotated[tuple[str, ...], Meta(min_length=1, max_length=64, extra_json_schema={"x-unit": "networks"})]
+Anonymous = Literal["loopback", "allowed_beyond_loopback"]
+RefusedPublish = Literal["close", "acknowledge"]
+MqttAnonymous = Literal["never", "loopback", "allowed_beyond_loopback"]
+
+MiB = 1 << 20
+
+
+class Section(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """What every section has in common: immutable, and unknown keys are errors."""
