@@ -17,7 +17,7 @@ import random
 import struct
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from typing import Any
@@ -30,7 +30,7 @@ from bench.common import LOAD_CORE, PAYLOAD_BYTES, SERVER_CORE, encode_batch, pi
 from cloud_hub.hub import Hub
 from cloud_hub.settings import HubSettings
 from protocols.chunk import Mark
-from protocols.ranges import RangeSet
+from protocols.ranges import SEQ_END, RangeSet
 from protocols.shard_state import ShardState
 from replication.runner import LinkIdentity, LinkSettings, run_link
 from replication.sender import SenderSettings
@@ -103,6 +103,12 @@ class EndlessLog:
         first = seq // BATCH_RECORDS
         count = max(1, int(bytes_max / self.batch_bytes))
         return [stamp(self._templates[n % TEMPLATES], n * BATCH_RECORDS) for n in range(first, first + count)]
+
+    def known_end(self, hub: str, lane: int) -> int:  # noqa: ARG002
+        return SEQ_END
+
+    async def give(self, hub: str, ends: Mapping[int, int]) -> None:
+        pass
 
     def released(self, lane: int, ranges: RangeSet) -> None:  # noqa: ARG002
         self.acked.update(ranges)

@@ -1,4 +1,4 @@
-"""The node's links: its log as a source for senders, their epochs, and what the log may forget."""
+"""The node's links: their epochs, and what the log may forget."""
 
 from __future__ import annotations
 
@@ -11,19 +11,18 @@ import ssl
 from collections.abc import Callable, Iterable, Mapping
 from typing import Final
 
-from config.models import EdgeConfig, Link
+from config.models import EdgeConfig
+from config.streams import Link
 from edge_node.broker_ports import SESSION_JOURNAL_STREAM, SESSION_TOPICS_STREAM
 from edge_node.check import carried_streams
-from protocols.batch import decode_header
-from protocols.chunk import GapRange, Mark
+from edge_node.known_ends import KnownEnds
+from edge_node.link_source import SegmentLogSource
 from protocols.ranges import Range, RangeSet
-from protocols.segment import GapReason
 from replication.runner import LinkIdentity, LinkSettings, no_token, read_token, run_link
 from replication.sender import SenderSettings
-from replication.source import LaneState, OfferedLane
 from replication.status import LinkState, LinkStatus
 from storage.filesystem import FileSystem, OSFileSystem, write_atomically
-from storage.segment_log import LogError, SegmentLog
+from storage.segment_log import SegmentLog
 
 EPOCH_BYTES_MAX: Final = 32
 INTERNAL_STREAMS: Final = frozenset({SESSION_JOURNAL_STREAM, SESSION_TOPICS_STREAM})
@@ -107,68 +106,11 @@ def intersection(left: Iterable[Range], right: RangeSet) -> RangeSet:
     return common
 
 
-class SegmentLogSource:
-    """Streams of the segment log as lanes of one link (``replication.source.LogSource``)."""
-
-    def __init__(
-        self,
-        log: SegmentLog,
-        topics: Mapping[str, tuple[str, ...]],
-        released: Callable[[int, RangeSet], None],
-        wall_clock: Callable[[], int],
-        given: dict[int, int] | None = None,
-    ) -> None:
-        """Offer ``topics``' streams.
-
-        Args:
-            given: stream number -> one past the last record that was given to any link since the log was opened; shared
-                by all links of the log.
-        """
-        self._log = log
-        self._given = {} if given is None else given
-        for stream in topics:
-            self._given.setdefault(log.stream(stream), log.recovery.lanes.get(stream, 0))
-        self._lanes = [OfferedLane(log.stream(stream), stream, filters) for stream, filters in topics.items()]
-        self._wall_clock = wall_clock
-        self.released = released
-
-    def lanes(self) -> list[OfferedLane]:
-        """The link's streams."""
-        return self._lanes
-
-    def state(self, lane: int) -> LaneState:
-        """What the log has now."""
-        # A record may still come with the time that the clock shows now, but none with an earlier one.
-        mark = Mark(*self._log.mark(lane, self._wall_clock() - 1))
-        now = self._log.snapshot(lane)
-        gaps = [GapRange(gap.first, gap.end, gap.reason) for gap in now.gaps]
-        # A hub that never had what was deleted after others had it, or by retention, would wait for it for ever.
-        gaps += [GapRange(first, end, GapReason.EXPIRED) for first, end in now.gone]
-        return LaneState(now.held, now.next_seq, gaps, mark, self._given[lane])
-
-    async def read(self, lane: int, seq: int, bytes_max: int) -> list[bytes]:
-        """From memory at once; from the disk in a thread.
-
-        Raises:
-            OSError: the log cannot be read.
-        """
-        batches = self._log.read_tail(lane, seq, bytes_max)
-        if batches is None:
-            try:
-                batches = await asyncio.to_thread(self._log.read, lane, seq, bytes_max)
-            except LogError as error:
-                raise OSError(str(error)) from error
-        if batches:
-            self._given[lane] = max(self._given[lane], decode_header(batches[-1]).end_seq)
-        return batches
-
-    def listen(self, callback: Callable[[], None]) -> Callable[[], None]:
-        """Called after each commit."""
-        return self._log.listen(callback)
-
-
 class Links:
     """All links of a node. Event loop's thread only.
+
+    Make it before anything is appended to the log that was just opened: up to where hubs were given its records is
+    settled then, in a small file (``edge_node.known_ends``). It blocks on the disk, and never fails for it.
 
     Args:
         tls: for ``https`` hubs; without it the system's certificate authorities are trusted.
@@ -193,26 +135,25 @@ class Links:
         self._tls = tls
         self._rng = rng or random.Random()
         self._tasks: list[asyncio.Task[None]] = []
+        self._carried = {
+            name: tuple(stream for stream in carried_streams(link, config) if stream not in INTERNAL_STREAMS)
+            for name, link in config.links.items()
+        }
+        self._known = self._known_ends()
         self.statuses = [LinkStatus(name) for name in config.links]
         """One per link, kept up to date while it runs."""
 
     def start(self) -> None:
         """Start every link; they connect, and come back after trouble, by themselves."""
-        carried = {
-            name: tuple(stream for stream in carried_streams(link, self._config) if stream not in INTERNAL_STREAMS)
-            for name, link in self._config.links.items()
-        }
-        streams = {stream for streams in carried.values() for stream in streams}
         carriers = {
-            self._log.stream(stream): [name for name, streams in carried.items() if stream in streams]
-            for stream in streams
+            self._log.stream(stream): [name for name, streams in self._carried.items() if stream in streams]
+            for stream in self._streams()
         }
         ledger = ReleaseLedger(carriers, self._log.release)
-        given: dict[int, int] = {}
         for status in self.statuses:
-            topics = {stream: self._config.streams[stream].from_ for stream in carried[status.name]}
+            topics = {stream: self._config.streams[stream].from_ for stream in self._carried[status.name]}
             released = functools.partial(ledger.released, status.name)
-            source = SegmentLogSource(self._log, topics, released, self._wall_clock, given)
+            source = SegmentLogSource(self._log, topics, released, self._wall_clock, self._known)
             self._tasks.append(asyncio.create_task(self._run(status, source)))
 
     async def close(self) -> None:
@@ -221,6 +162,17 @@ class Links:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         self._tasks.clear()
+        await asyncio.to_thread(self._known.close)
+
+    def _streams(self) -> set[str]:
+        return {stream for streams in self._carried.values() for stream in streams}
+
+    def _known_ends(self) -> KnownEnds:
+        # A stream that the log does not know begins where its numbers cannot have been given out before.
+        opened = {stream: self._log.next_seq(self._log.stream(stream)) for stream in self._streams()}
+        opened.update(self._log.recovery.lanes)
+        path = os.path.join(self._config.data_dir, "links", "known-ends")
+        return KnownEnds(self._filesystem, path, self._log.log_id, opened)
 
     async def _run(self, status: LinkStatus, source: SegmentLogSource) -> None:
         link = self._config.links[status.name]

@@ -71,6 +71,7 @@ class Sender:
         states: what the log has of each of the hello's lanes.
         wall_clock: ns since 1970, for answering the receiver's PING.
         now: monotonic ns, as everywhere in this class.
+        known_end: (cluster id, lane) -> what ``LogSource.known_end`` says when the WELCOME has come.
     """
 
     def __init__(
@@ -80,8 +81,12 @@ class Sender:
         settings: SenderSettings,
         wall_clock: Callable[[], int],
         now: int,
+        *,
+        known_end: Callable[[str, int], int],
     ) -> None:
         self._settings = settings
+        self._known_end = known_end
+        self._streams = {lane.lane: lane.stream for lane in hello.lanes}
         self._now = now
         self._state = _State.GREETING
         self._encoder = FrameEncoder(settings.compression_level)
@@ -96,6 +101,8 @@ class Sender:
         self._outbox = Outbox(settings.compression_level)
         self._reading: ReadRequest | None = None
         self._events: list[SenderEvent] = []
+        self.cluster_id = ""
+        """The hub's, once it took the link."""
 
     @property
     def connected(self) -> bool:
@@ -124,6 +131,10 @@ class Sender:
     def safe(self, lane: int) -> RangeSet:
         """What the receiver is known to hold of ``lane``, gaps included. Not to be changed."""
         return self._lanes[lane].safe
+
+    def named_ends(self) -> dict[int, int]:
+        """Lane -> one past the highest number that the next message may name: ``LogSource.give`` comes before it."""
+        return {number: lane.named_end() for number, lane in self._lanes.items()}
 
     # -- the owner's side
 
@@ -198,11 +209,13 @@ class Sender:
             lane = self._known(offered.lane)
             held = checked_ranges(offered.ranges, left)
             left -= len(held)
-            if held.end > min(lane.end, lane.known_end):
-                self._close(_rolled_back(lane, held.end))
+            known_end = min(lane.end, self._known_end(welcome.cluster_id, offered.lane))
+            if held.end > known_end:
+                self._close(_rolled_back(self._streams[offered.lane], held.end, known_end))
                 return
             lane.welcome(held)
         self._state = _State.OPEN
+        self.cluster_id = welcome.cluster_id
         self._live.sample(self._hello_sent, welcome.clock, self._now)
         self._outbox.window_bytes = min(welcome.window_bytes, self._settings.window_bytes)
         self._outbox.batch_bytes_max = welcome.batch_bytes_max
@@ -309,12 +322,12 @@ class Sender:
         self._events.append(event)
 
 
-def _rolled_back(lane: SenderLane, end: int) -> Refused:
+def _rolled_back(stream: str, end: int, known_end: int) -> Refused:
     return Refused(
         RefuseCode.IDENTITY_CONFLICT,
-        f"the hub holds records of lane {lane.number} up to seq {end}, but this log knew them only up to "
-        f"{min(lane.end, lane.known_end)} when it was opened: it was restored from an old copy, or its disk lost what "
-        "it had acknowledged",
-        "start the node with an empty data directory: it gets a new log id, and nothing is numbered twice",
+        f"the hub holds records of stream {stream} up to seq {end}, but this log knows of none beyond {known_end} "
+        "that it was given: the log was restored from an old copy, or its disk lost what it had acknowledged",
+        "stop the node, keep its data directory aside (weft edge query reads the records that only it has), and start "
+        "with an empty data directory: it gets a new log id, and nothing is numbered twice",
         by_peer=False,
     )

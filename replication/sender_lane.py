@@ -24,8 +24,6 @@ class SenderLane:
         self.mark_due = True
         self._told = RangeSet()
         self._awaited: Mark | None = None
-        self.known_end: int
-        """See ``LaneState``."""
         self._held: RangeSet
         self._newest: Mark
         self._gaps: list[GapRange]
@@ -35,7 +33,6 @@ class SenderLane:
         """Take the log's present state."""
         self._held = state.held
         self.end = max(self.end, state.end)
-        self.known_end = state.known_end
         self._newest = state.mark
         self._gaps = [gap for gap in state.gaps if not self._told.covers(gap.first, gap.end)]
 
@@ -83,6 +80,10 @@ class SenderLane:
             return None
         self.sent.add(seq, end)
         return seq, end
+
+    def named_end(self) -> int:
+        """One past the highest number that the receiver holds, was told of, or may be told of by the next message."""
+        return max(self.sent.end, self._told.end, *(gap.end for gap in self._gaps))
 
     def gap_frames(self, limit: int) -> list[Frame]:
         """Gap notices that were not told on this connection, without what the receiver holds."""

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import NamedTuple, Protocol
 
 from protocols.chunk import GapRange, Mark
-from protocols.ranges import SEQ_END, RangeSet
+from protocols.ranges import RangeSet
 
 
 class OfferedLane(NamedTuple):
@@ -27,13 +27,10 @@ class LaneState(NamedTuple):
     """One past the last sequence number ever assigned."""
     gaps: list[GapRange]
     mark: Mark
-    known_end: int = SEQ_END
-    """A receiver that holds numbers from here on has them from a log that forgot: neither was this one opened with them
-    nor did it give them to anybody since."""
 
 
 class LogSource(Protocol):
-    """A log to replicate. Everything but ``read`` is called on the event loop's thread and must not block."""
+    """A log to replicate. Everything but ``read`` and ``give`` must not block; all on the event loop's thread."""
 
     def lanes(self) -> list[OfferedLane]:
         """The lanes to carry; the same for as long as the link runs."""
@@ -47,7 +44,23 @@ class LogSource(Protocol):
         """Durable batches as stored: the first one holds ``seq`` or, when that is in a hole, what comes next.
 
         At least one batch if anything is held from ``seq`` on, about ``bytes_max`` bytes of them. Raises ``OSError``
-        or ``CodecError`` when the log cannot be read.
+        or ``CodecError`` when the log cannot be read. To read is not yet to give: see ``give``.
+        """
+        ...
+
+    def known_end(self, hub: str, lane: int) -> int:
+        """One past the last number of ``lane`` that the hub can hold; more only if this log has forgotten some.
+
+        ``hub`` is what its WELCOME calls ``cluster_id``, which the hub's store keeps for ever.
+        """
+        ...
+
+    async def give(self, hub: str, ends: Mapping[int, int]) -> None:
+        """The next message may name records or gaps to ``hub`` up to these ends: lane -> one past the last, for all
+        lanes of the connection.
+
+        Returns once a later opening of the log is certain to know of it. Raises ``OSError`` when that cannot be made
+        durable: nothing may be sent then.
         """
         ...
 

@@ -74,7 +74,9 @@ class Connection:
             return Outcome(LinkState.WAITING, f"the link's epoch cannot be stored: {error}")
         states = {lane.lane: self._source.state(lane.lane) for lane in self._source.lanes()}
         hello = self._hello(epoch, states)
-        sender = Sender(hello, states, self._settings, self._wall_clock, self._clock())
+        sender = Sender(
+            hello, states, self._settings, self._wall_clock, self._clock(), known_end=self._source.known_end
+        )
         unsubscribe = self._source.listen(self._on_commit)
         reader = asyncio.create_task(self._read(socket, sender))
         pump = asyncio.create_task(self._pump(socket, sender))
@@ -142,6 +144,12 @@ class Connection:
                     sender.feed(request.lane, await self._source.read(*request))
                 except (OSError, CodecError) as error:
                     self._outcome = Outcome(LinkState.WAITING, f"the log cannot be read: {error}")
+                    return
+            if sender.connected:
+                try:
+                    await self._source.give(sender.cluster_id, sender.named_ends())
+                except OSError as error:
+                    self._outcome = Outcome(LinkState.WAITING, f"what this hub is given cannot be noted: {error}")
                     return
             data = sender.data_to_send()
             if data:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,7 +15,7 @@ from cloud_hub.hub import Hub
 from cloud_hub.settings import HubSettings, SequencerSettings
 from protocols.batch import BatchHeader
 from protocols.chunk import GapRange, Mark
-from protocols.ranges import RangeSet
+from protocols.ranges import SEQ_END, RangeSet
 from replication.runner import LinkIdentity, LinkSettings, run_link
 from replication.source import LaneState, OfferedLane
 from replication.status import LinkStatus
@@ -64,6 +64,12 @@ class EdgeLog:
 
     async def read(self, lane: int, seq: int, bytes_max: int) -> list[bytes]:
         return [data for header, data in self.batches if header.end_seq > seq][:4]
+
+    def known_end(self, hub: str, lane: int) -> int:
+        return SEQ_END
+
+    async def give(self, hub: str, ends: Mapping[int, int]) -> None:
+        pass
 
     def released(self, lane: int, ranges: RangeSet) -> None:
         self.released_ranges.update(ranges)

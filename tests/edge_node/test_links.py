@@ -12,9 +12,12 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from config.models import EdgeConfig, Stream
-from config.models import Link as LinkConfig
-from edge_node.links import EpochFile, Links, ReleaseLedger, SegmentLogSource, intersection, link_settings
+from config.models import EdgeConfig
+from config.streams import Link as LinkConfig
+from config.streams import Stream
+from edge_node.known_ends import KnownEnds
+from edge_node.link_source import SegmentLogSource
+from edge_node.links import EpochFile, Links, ReleaseLedger, intersection, link_settings
 from protocols.batch import ClockReading, ClockState, decode_header
 from protocols.link import RefuseCode
 from protocols.ranges import RangeSet
@@ -61,6 +64,11 @@ def config(directory: Path, **links: LinkConfig) -> EdgeConfig:
 
 def link_to(hub: Hub, streams: tuple[str, ...] | None = None) -> LinkConfig:
     return LinkConfig(to=(hub.url,), streams=streams, retry_min_s=0.01, retry_max_s=0.05)
+
+
+def source_of(log: SegmentLog, directory: Path, clock: Callable[[], int] = wall_clock) -> SegmentLogSource:
+    known = KnownEnds(OSFileSystem(), str(directory / "links" / "known-ends"), log.log_id, log.recovery.lanes)
+    return SegmentLogSource(log, {"telemetry": ("a/+",)}, lambda _lane, _ranges: None, clock, known)
 
 
 @pytest.fixture
@@ -157,7 +165,7 @@ async def test_records_that_memory_no_longer_holds_are_read_from_the_disk(tmp_pa
     log = open_log(tmp_path, tail_bytes=0)
     for _ in range(5):
         await append(log, "telemetry", 20)
-    source = SegmentLogSource(log, {"telemetry": ("a/+",)}, lambda _lane, _ranges: None, wall_clock)
+    source = source_of(log, tmp_path)
     (lane,) = source.lanes()
     batches = await source.read(lane.lane, 30, 1 << 20)
     header = decode_header(batches[0])
@@ -168,7 +176,7 @@ async def test_records_that_memory_no_longer_holds_are_read_from_the_disk(tmp_pa
 
 async def test_a_mark_covers_no_record_that_comes_in_the_same_instant(tmp_path: Path, log: SegmentLog) -> None:
     log.stream("telemetry")
-    source = SegmentLogSource(log, {"telemetry": ("a/+",)}, lambda _lane, _ranges: None, lambda: 5000)
+    source = source_of(log, tmp_path, lambda: 5000)
     assert source.state(source.lanes()[0].lane).mark.time < 5000
 
 

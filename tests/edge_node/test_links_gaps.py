@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 
-from config.models import EdgeConfig, Stream
-from config.models import Link as LinkConfig
+from config.models import EdgeConfig
+from config.streams import Link as LinkConfig
+from config.streams import Stream
 from edge_node.links import Links
 from protocols.batch import ClockReading, ClockState
 from protocols.ranges import RangeSet
@@ -159,8 +160,11 @@ async def test_a_hub_that_comes_later_is_told_what_is_gone(tmp_path: Path) -> No
     log.close()
 
 
-@pytest.mark.parametrize("new", [0, 1, 50])
-async def test_numbers_that_a_damaged_log_gives_out_again_never_reach_the_hub(tmp_path: Path, new: int) -> None:
+@pytest.mark.parametrize("offline_starts", [0, 2])
+@pytest.mark.parametrize("new", [0, 1, 30])
+async def test_numbers_that_a_damaged_log_gives_out_again_never_reach_the_hub(
+    tmp_path: Path, new: int, offline_starts: int
+) -> None:
     disk = FakeFileSystem()
     log = open_log(disk)
     put(log, "telemetry", 3)
@@ -175,11 +179,16 @@ async def test_numbers_that_a_damaged_log_gives_out_again_never_reach_the_hub(tm
         disk.kill_process()
         log = open_log(disk)
         assert log.next_seq(log.stream("telemetry")) == 2
-        put(log, "telemetry", new)
+        for _ in range(offline_starts):
+            links_of(tmp_path, log, hub.url, streams=("telemetry",))
+            put(log, "telemetry", new)
+            disk.kill_process()
+            log = open_log(disk)
         links = links_of(tmp_path, log, hub.url, streams=("telemetry",))
+        put(log, "telemetry", new)
         links.start()
         await eventually(lambda: links.statuses[0].state is LinkState.CONFLICT)
-        assert "knew them only up to 2 when it was opened" in (links.statuses[0].last_error or "")
+        assert "knows of none beyond 2" in (links.statuses[0].last_error or "")
         await asyncio.sleep(0)
         assert (await completeness(hub, "telemetry"))["complete_below_seq"] == 3
         await links.close()

@@ -20,7 +20,8 @@ from replication.runner import LINK_PATH, LinkRefused, LinkSession, serve_link
 class Hub:
     """A hub on a real port; it keeps what it took across connections and restarts."""
 
-    def __init__(self) -> None:
+    def __init__(self, cluster_id: str = "cluster-1") -> None:
+        self.cluster_id = cluster_id
         self.held: dict[int, RangeSet] = {}
         self.stored: Counter[tuple[int, int]] = Counter()
         self.gaps: list[tuple[int, GapRange]] = []
@@ -64,7 +65,7 @@ class Hub:
             async for _ in socket:
                 pass
             return socket
-        return await serve_link(request, _Handler(self), self.settings, "cluster-1")
+        return await serve_link(request, _Handler(self), self.settings, self.cluster_id)
 
 
 class _Handler:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import struct
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from protocols.batch import ClockReading, ClockState, columns_from_lists, decode_header, encode, records
 from protocols.chunk import GapRange, Mark
 from protocols.link import PROTOCOL_VERSION, Hello, HelloLane, WelcomeLane
-from protocols.ranges import RangeSet
+from protocols.ranges import SEQ_END, RangeSet
 from replication.events import Acked, BatchesReceived, GapReceived, HelloReceived, MarkReceived, ReadRequest
 from replication.receiver import Receiver, ReceiverSettings
 from replication.sender import Sender, SenderSettings
@@ -37,6 +37,10 @@ class ModelLog:
         self.ends = dict.fromkeys(streams, 0)
         self.safe = {lane: RangeSet() for lane in streams}
         self.listeners: list[Callable[[], None]] = []
+        self.known_ends: dict[tuple[str, int], int] = {}
+        """(hub, lane) -> what it can hold; without an entry anything."""
+        self.given: dict[str, dict[int, int]] = {}
+        self.give_error: OSError | None = None
 
     def append(self, lane: int, count: int, size: int = 20) -> None:
         self.batches[lane].append(make_batch(lane, self.ends[lane], count, size))
@@ -69,6 +73,14 @@ class ModelLog:
 
     async def read(self, lane: int, seq: int, bytes_max: int) -> list[bytes]:
         return self.read_now(lane, seq, bytes_max)
+
+    def known_end(self, hub: str, lane: int) -> int:
+        return self.known_ends.get((hub, lane), SEQ_END)
+
+    async def give(self, hub: str, ends: Mapping[int, int]) -> None:
+        if self.give_error is not None:
+            raise self.give_error
+        self.given[hub] = dict(ends)
 
     def released(self, lane: int, ranges: RangeSet) -> None:
         self.safe[lane].update(ranges)
@@ -128,7 +140,10 @@ class Pair:
         self.log, self.hub, self.now = log, hub, now
         self.receiving = receiving or ReceiverSettings()
         states = {lane: log.state(lane) for lane in log.streams}
-        self.sender = Sender(log.hello(epoch), states, sending or SenderSettings(), lambda: WALL + self.now, now)
+        self.sender = Sender(
+            log.hello(epoch), states, sending or SenderSettings(), lambda: WALL + self.now, now,
+            known_end=log.known_end,
+        )  # fmt: skip
         self.receiver = Receiver(self.receiving, "cluster", "test", lambda: WALL + 500 + self.now, now)
         self.upward: list[bytes] = []
         self.downward: list[bytes] = []

@@ -122,6 +122,7 @@ class Replication(RuleBasedStateMachine):
         self.settle()
 
     def settle(self) -> None:
+        self.pair.settle()  # the peers hear of each other before time goes on: their patience may be all but over
         for _ in range(2):  # a mark that waited for its data goes first, the newest one an interval later
             self.now += SECOND
             self.pair.advance(self.now)

@@ -161,6 +161,29 @@ async def test_an_identity_conflict_stops_the_quick_retries_and_proposes_no_high
         assert [hello.epoch for hello in hub.hellos] == [1, 1]
 
 
+async def test_nothing_is_sent_before_it_is_noted_that_the_hub_is_given_it(hub: Hub) -> None:
+    log = ModelLog({1: "telemetry"})
+    log.append(1, 10)
+    log.give_error = OSError("no space left")
+    async with Link(log, hub.url) as link:
+        await until(lambda: len(hub.hellos) >= 3)
+        assert link.status.last_error == "what this hub is given cannot be noted: no space left"
+        assert not hub.stored
+        assert not hub.marks
+        log.give_error = None
+        await until(lambda: drained(log))
+    assert log.given == {"cluster-1": {1: 10}}
+    assert set(hub.stored.values()) == {1}
+
+
+async def test_to_look_how_old_the_backlog_is_gives_nothing_away() -> None:
+    log = ModelLog({1: "telemetry"})
+    log.append(1, 5)
+    async with Link(log, "http://127.0.0.1:1") as link:
+        await until(lambda: link.status.pending_seconds > 0)
+    assert not log.given
+
+
 async def test_a_hub_that_says_nothing_is_given_up(hub: Hub) -> None:
     hub.answers = False
     log = ModelLog({1: "telemetry"})

@@ -34,7 +34,9 @@ class Peer:
 
     def __init__(self, log: ModelLog, settings: SenderSettings | None = None) -> None:
         states = {lane: log.state(lane) for lane in log.streams}
-        self.sender = Sender(log.hello(1), states, settings or SenderSettings(), lambda: WALL, 0)
+        self.sender = Sender(
+            log.hello(1), states, settings or SenderSettings(), lambda: WALL, 0, known_end=log.known_end
+        )
         self._encoder, self._decoder = FrameEncoder(), FrameDecoder()
         assert isinstance(self.heard()[0], Hello)
 
@@ -74,6 +76,27 @@ def test_a_hub_that_holds_more_than_the_log_ever_had_is_a_conflict(log: ModelLog
     assert not event.by_peer
     assert "old copy" in event.message
     assert "empty data directory" in event.advice
+
+
+def test_a_hub_that_holds_more_than_it_was_ever_given_is_a_conflict(log: ModelLog) -> None:
+    log.known_ends = {("cluster", 1): 4, ("another", 1): 0}
+    (event,) = Peer(log).say(welcome(WelcomeLane(1, [(0, 5)])))
+    assert isinstance(event, Refused)
+    assert event.code == RefuseCode.IDENTITY_CONFLICT
+    assert "records of stream telemetry up to seq 5, but this log knows of none beyond 4" in event.message
+    assert isinstance(Peer(log).say(welcome(WelcomeLane(1, [(0, 4)])))[0], Welcomed)
+
+
+def test_what_the_next_message_may_name_is_told_before_gaps_too(log: ModelLog) -> None:
+    log.lose(2, 4)
+    peer = Peer(log)
+    events = peer.say(welcome(WelcomeLane(1, [(0, 3)])))
+    assert peer.sender.named_ends() == {1: 3, 2: log.ends[2]}
+    (request,) = [event for event in events if isinstance(event, ReadRequest)]
+    peer.sender.feed(1, log.read_now(*request))
+    assert peer.sender.named_ends() == {1: 10, 2: log.ends[2]}
+    peer.heard()
+    assert peer.sender.named_ends() == {1: 10, 2: log.ends[2]}
 
 
 @pytest.mark.parametrize(

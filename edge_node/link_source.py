@@ -1,0 +1,84 @@
+"""The node's log as a source for a link's sender."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+
+from edge_node.known_ends import KnownEnds
+from protocols.chunk import GapRange, Mark
+from protocols.ranges import RangeSet
+from protocols.segment import GapReason
+from replication.source import LaneState, OfferedLane
+from storage.segment_log import LogError, SegmentLog
+
+
+class SegmentLogSource:
+    """Streams of the segment log as lanes of one link (``replication.source.LogSource``)."""
+
+    def __init__(
+        self,
+        log: SegmentLog,
+        topics: Mapping[str, tuple[str, ...]],
+        released: Callable[[int, RangeSet], None],
+        wall_clock: Callable[[], int],
+        known: KnownEnds,
+    ) -> None:
+        """Offer ``topics``' streams.
+
+        Args:
+            known: shared by all links of the log.
+        """
+        self._log = log
+        self._known = known
+        self._lanes = [OfferedLane(log.stream(stream), stream, filters) for stream, filters in topics.items()]
+        self._streams = {lane.lane: lane.stream for lane in self._lanes}
+        self._wall_clock = wall_clock
+        self.released = released
+
+    def lanes(self) -> list[OfferedLane]:
+        """The link's streams."""
+        return self._lanes
+
+    def state(self, lane: int) -> LaneState:
+        """What the log has now."""
+        # A record may still come with the time that the clock shows now, but none with an earlier one.
+        mark = Mark(*self._log.mark(lane, self._wall_clock() - 1))
+        now = self._log.snapshot(lane)
+        gaps = [GapRange(gap.first, gap.end, gap.reason) for gap in now.gaps]
+        # A hub that never had what was deleted after others had it, or by retention, would wait for it for ever.
+        gaps += [GapRange(first, end, GapReason.EXPIRED) for first, end in now.gone]
+        return LaneState(now.held, now.next_seq, gaps, mark)
+
+    async def read(self, lane: int, seq: int, bytes_max: int) -> list[bytes]:
+        """From memory at once; from the disk in a thread.
+
+        Raises:
+            OSError: the log cannot be read.
+        """
+        batches = self._log.read_tail(lane, seq, bytes_max)
+        if batches is None:
+            try:
+                batches = await asyncio.to_thread(self._log.read, lane, seq, bytes_max)
+            except LogError as error:
+                raise OSError(str(error)) from error
+        return batches
+
+    def known_end(self, hub: str, lane: int) -> int:
+        """Up to where any link of this log ever gave the hub records of the lane."""
+        return self._known.end(hub, self._streams[lane])
+
+    async def give(self, hub: str, ends: Mapping[int, int]) -> None:
+        """At once, but for the first time in a life of the node: that is written to the disk, in a thread.
+
+        Raises:
+            OSError: the disk did not take it.
+        """
+        named = {self._streams[lane]: end for lane, end in ends.items()}
+        if self._known.stand(hub, named):
+            await asyncio.to_thread(self._known.pass_ends, hub, named)
+        self._known.given(hub, named)
+
+    def listen(self, callback: Callable[[], None]) -> Callable[[], None]:
+        """Called after each commit."""
+        return self._log.listen(callback)
