@@ -127,18 +127,19 @@ def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
 
 
-def unusable() -> Iterator[bytes]:
+def unusable() -> Iterator[object]:
     disk = FakeFileSystem()
     give(opened(disk, telemetry=5), HUB, telemetry=6)
     whole = bytes(disk.content(PATH))
-    yield b""
+    yield pytest.param(b"", id="empty")
     for at in range(0, len(whole) - 1, 7):
-        yield whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :]
-        yield whole[:at]
-    yield bytes(FILE_BYTES_MAX + 1)
+        yield pytest.param(whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :], id=f"a bit of byte {at}")
+        if at:
+            yield pytest.param(whole[:at], id=f"{at} bytes")
+    yield pytest.param(bytes(FILE_BYTES_MAX + 1), id="too long")
 
 
-@pytest.mark.parametrize("content", list(unusable()), ids=lambda content: f"{len(content)}-{hash(content) % 9999}")
+@pytest.mark.parametrize("content", unusable())
 def test_a_damaged_file_is_told_and_begun_anew(
     disk: FakeFileSystem, content: bytes, caplog: pytest.LogCaptureFixture
 ) -> None:
