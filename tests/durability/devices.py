@@ -14,10 +14,12 @@ import struct
 import threading
 import time
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import NamedTuple, overload
 
 WINDOW = 200
 ALARM_EVERY, STATE_EVERY = 40, 60
+KEPT_MAX = 100_000
 _IDS = 65_535
 _ACCEPTED = b"\x20\x02\0\0"
 """CONNACK without a session (MQTT 3.1.1 section 3.2)."""
@@ -53,12 +55,13 @@ def puback_ids(stream: bytes) -> list[int]:
 
 
 class Messages(Sequence[Sent]):
-    """What a device sends, by number. Made anew each time: those of an hour would fill the memory."""
+    """What a device sends, by number. Old ones are made anew when asked for: those of an hour would fill the memory."""
 
     def __init__(self, name: str, payload_bytes: int, random_bytes: int) -> None:
         self.many = 0
         """How many were sent."""
         self._name, self._payload_bytes, self._random_bytes = name, payload_bytes, random_bytes
+        self._message = lru_cache(KEPT_MAX)(self._make)
 
     def __len__(self) -> int:
         return self.many
@@ -72,7 +75,7 @@ class Messages(Sequence[Sent]):
             return [self._message(number) for number in range(self.many)[which]]
         return self._message(range(self.many)[which])
 
-    def _message(self, number: int) -> Sent:
+    def _make(self, number: int) -> Sent:
         name, chance = self._name, random.Random(f"{self._name}:{number}")
         if number % ALARM_EVERY == 1:
             return Sent(f"alarm/{name}", b"%d" % number, False)
