@@ -222,14 +222,13 @@ class State(Section, frozen=True, kw_only=True):
         Count, Meta(le=64, description="Reads of the disk at a time for sessions that are behind, about 1MiB each.")
     ] = 2
     topics_log_bytes: Annotated[
-        Size,
+        Annotated[Size, Meta(ge=1 * MiB)] | None,
         Meta(
-            ge=1 * MiB,
             description="How much the log may grow before messages that belong to no stream, and are kept for absent "
             "sessions alone, may be deleted although a session has not had them. At most a quarter of disk.budget is "
-            "used.",
+            "used. When it is left out, 1 GiB or that quarter, whichever is less.",
         ),
-    ] = field(default=1 << 30, name="topics_log")
+    ] = field(default=None, name="topics_log")
 
 
 class HubLimits(Section, frozen=True, kw_only=True):

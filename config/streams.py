@@ -22,13 +22,12 @@ class Disk(Section, frozen=True, kw_only=True):
         ),
     ] = field(default=16 << 30, name="budget")
     segment_bytes: Annotated[
-        Size,
+        Annotated[Size, Meta(ge=1 * MiB, le=1 << 30)] | None,
         Meta(
-            ge=1 * MiB,
-            le=1 << 30,
-            description="Size of one file of the log: what is freed at a time. At most a quarter of the budget.",
+            description="Size of one file of the log: what is freed at a time. At most a quarter of the budget. When "
+            "it is left out, 64 MiB or an eighth of the budget, whichever is less.",
         ),
-    ] = field(default=64 * MiB, name="segment")
+    ] = field(default=None, name="segment")
     low_water_bytes: Annotated[
         Size | None,
         Meta(description="Warn when less than this is left for records. A tenth of the budget when it is left out."),

@@ -16,6 +16,10 @@ from protocols.topics import compile_pattern
 
 TOPICS_LOG_SHARE = 4
 """Part of the disk budget, one in so many, by which the log may grow before what is kept for absent sessions goes."""
+TOPICS_LOG_BYTES = 1 << 30
+SEGMENT_BYTES = 64 << 20
+SEGMENT_SHARE = 8
+"""Part of the disk budget, one in so many, that a segment takes where 64 MiB would be more than that."""
 SEGMENTS_MIN = 4
 """Least number of segments in the disk budget: space is freed a whole segment at a time."""
 
@@ -23,7 +27,7 @@ SEGMENTS_MIN = 4
 def check(config: EdgeConfig) -> list[Finding]:
     """Everything that is wrong with ``config``, without touching disk or network."""
     findings = [*_names(config), *_listeners(config)]
-    if config.disk.segment_bytes * SEGMENTS_MIN > config.disk.budget_bytes:
+    if segment_bytes(config) * SEGMENTS_MIN > config.disk.budget_bytes:
         findings.append(Finding(("disk", "segment"), "expected at most a quarter of disk.budget"))
     if config.state.save_bytes > config.state.journal_bytes:
         findings.append(Finding(("state", "save_size"), "expected at most state.journal"))
@@ -41,10 +45,15 @@ def notes(config: EdgeConfig) -> list[str]:
     return [*_notes_on_links(config), *_notes_on_listeners(config), *_notes_on_state(config)]
 
 
+def segment_bytes(config: EdgeConfig) -> int:
+    """``disk.segment``, or what goes with the budget when that is left out."""
+    return config.disk.segment_bytes or min(SEGMENT_BYTES, config.disk.budget_bytes // SEGMENT_SHARE)
+
+
 def topics_log_bytes(config: EdgeConfig) -> int:
     """``state.topics_log``, but at most a quarter of the disk budget: with more, a session that stays away would keep
     the log full before the messages kept for it may be deleted."""
-    return min(config.state.topics_log_bytes, config.disk.budget_bytes // TOPICS_LOG_SHARE)
+    return min(config.state.topics_log_bytes or TOPICS_LOG_BYTES, config.disk.budget_bytes // TOPICS_LOG_SHARE)
 
 
 def _notes_on_links(config: EdgeConfig) -> Iterator[str]:
@@ -72,7 +81,7 @@ def _notes_on_listeners(config: EdgeConfig) -> Iterator[str]:
 
 def _notes_on_state(config: EdgeConfig) -> Iterator[str]:
     asked, used = config.state.topics_log_bytes, topics_log_bytes(config)
-    if used < asked:
+    if asked is not None and used < asked:
         yield (
             f"state.topics_log ({format_size(asked)}) is more than a quarter of disk.budget "
             f"({format_size(config.disk.budget_bytes)}): {format_size(used)} is used, so that sessions that stay away "

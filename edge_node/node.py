@@ -14,7 +14,7 @@ from config.models import EdgeConfig
 from config.units import Address, UnixSocket, parse_bind
 from edge_node import mqtt_connection
 from edge_node.broker import Broker, BrokerSettings
-from edge_node.check import carried_streams, topics_log_bytes
+from edge_node.check import carried_streams, segment_bytes, topics_log_bytes
 from edge_node.clock import clock_reader, wall_clock
 from edge_node.control import Control
 from edge_node.counters import Counters
@@ -202,7 +202,7 @@ def poster(loop: asyncio.AbstractEventLoop) -> Callable[[Callable[[], None]], No
 def log_settings(config: EdgeConfig) -> LogSettings:
     """The log's settings from the node's configuration."""
     return LogSettings(
-        segment_bytes=config.disk.segment_bytes,
+        segment_bytes=segment_bytes(config),
         budget_bytes=config.disk.budget_bytes,
         tail_bytes=config.limits.tail_bytes,
         pending_bytes_max=config.limits.pending_bytes,

@@ -8,7 +8,7 @@ from config.errors import ConfigError
 from config.load import parse
 from config.models import EdgeConfig
 from edge_node.check import carried_streams, check, notes
-from edge_node.node import state_settings, stream_policies
+from edge_node.node import log_settings, state_settings, stream_policies
 from storage.segment_log import StreamPolicy
 
 GOOD = "node: a\ndata_dir: /data\nstreams:\n  telemetry: {from: 'plant/{line}/#'}\n"
@@ -121,6 +121,13 @@ def test_retention_that_cannot_work_is_refused(text: str, error: str) -> None:
     with pytest.raises(ConfigError) as caught:
         edge(GOOD + text)
     assert error in str(caught.value)
+
+
+def test_what_is_left_out_goes_with_the_budget() -> None:
+    small = edge("node: a\ndata_dir: /data\ndisk: {budget: 64MiB}\n")
+    assert (check(small), notes(small)) == ([], [])
+    assert log_settings(small).segment_bytes == 8 << 20
+    assert log_settings(edge("node: a\ndata_dir: /data\n")).segment_bytes == 64 << 20
 
 
 def test_what_is_kept_for_absent_sessions_takes_a_quarter_of_the_disk_at_most() -> None:
