@@ -11,6 +11,9 @@ from storage.segment_log.retention import shrink
 from storage.segment_log.settings import SEGMENT_SHARE_MIN, SURE_ROOM_MARGIN_BYTES
 from storage.segment_log.state import LaneState, LogState, Plan
 
+LONG_NOTICES = 2
+"""So many gap notices for whole files find room when short ones have used up theirs."""
+
 
 def admit(state: LogState, length: int) -> None:
     """Refuse ``length`` more uncompressed bytes if there is no room for them. Call with the lock.
@@ -50,18 +53,23 @@ def admit_to_stream(state: LogState, stream: int, lane: LaneState, length: int, 
         )
 
 
-def admit_notices(state: LogState, count: int) -> None:
+def admit_notices(state: LogState, count: int, *, frees_files: bool) -> None:
     """Refuse an operator's gap notices for which even the room that is kept free is too small. Call with the lock.
+
+    Args:
+        frees_files: what they speak of is all that some file holds of a stream. The last of the room is for those:
+            only they lead out of a log that is full.
 
     Raises:
         LogFull: nothing was changed.
         OSError: the disk does not say how much is free.
     """
     active, used = state.segments[-1], state.bytes_on_disk()
+    count += 0 if frees_files else LONG_NOTICES
     end = active.end + active.index.footer_bytes + state.queue.raw_bytes + BATCH_OVERHEAD_BYTES * count
     if end <= active.size:
         return
-    room = min(state.settings.budget_bytes, used + state.filesystem.free_bytes(state.directory))
+    room = min(state.budget_bytes, used + state.filesystem.free_bytes(state.directory))
     free = room - (used - active.size + end)
     wanted = 2 * opening_bytes(state) - free
     if wanted > 0 and make_plan(state, state.segments[:-1], wanted, free).freed_bytes < wanted:
@@ -84,7 +92,7 @@ def shortage(state: LogState) -> str | None:
 
 
 def _shortage(state: LogState, pending: int) -> str | None:
-    active, budget_bytes = state.segments[-1], state.settings.budget_bytes
+    active, budget_bytes = state.segments[-1], state.budget_bytes
     if active.end + pending + active.index.footer_bytes <= active.size:
         return None
     if state.refusal is not None and state.refusal[0] == state.changes and pending >= state.refusal[1]:
@@ -104,8 +112,8 @@ def _shortage(state: LogState, pending: int) -> str | None:
         return None
     if budget_bytes <= used + free:
         reason = (
-            f"the log in {state.directory} uses {used} of {budget_bytes} bytes and nothing in it may be deleted yet: "
-            "restore the link to the hub, or raise the disk budget"
+            f"the log in {state.directory} uses {used} of {state.settings.budget_bytes} bytes and nothing in it may be "
+            "deleted yet: restore the link to the hub, or raise the disk budget"
         )
         state.refusal = (state.changes, pending, reason)
         return reason
@@ -141,7 +149,7 @@ def make_room(state: LogState, commit_bytes: int) -> Room:
         OSError: the disk does not say how much is free.
     """
     settings, used = state.settings, state.bytes_on_disk()
-    limit = min(settings.budget_bytes, used + state.filesystem.free_bytes(state.directory))
+    limit = min(state.budget_bytes, used + state.filesystem.free_bytes(state.directory))
     overhead = 2 * opening_bytes(state)
     wished = max(settings.segment_bytes, commit_bytes + commit_bytes // 8 + overhead)
     wanted = used + wished + settings.spare_bytes - limit

@@ -11,7 +11,7 @@ import zstandard
 
 from protocols import batch
 from protocols.batch import ClockReading
-from protocols.segment import ENTRY_HEADER_BYTES, EntryKind, Kept, encode_body, encode_streams, file_name
+from protocols.segment import ENTRY_HEADER_BYTES, TRAILER_BYTES, EntryKind, Kept, encode_body, encode_streams, file_name
 from storage.segment_log.budget import Room, forget_released, make_room, sure_room
 from storage.segment_log.errors import LogFailed
 from storage.segment_log.moving import UnmovableSegment
@@ -51,6 +51,8 @@ class Committer:
         self._compressor = None if level is None else zstandard.ZstdCompressor(level=level)
         self._sealed_at: int | None = None
         """Where the next segment begins, while there is no space for it."""
+        self._wished: int | None = None
+        """How long the segment is to be, while the disk does not have even what the next commit needs."""
         self.listeners: list[Callable[[], None]] = []
 
     def run_once(self) -> bool:
@@ -82,14 +84,14 @@ class Committer:
     @property
     def waits_for_space(self) -> bool:
         """Whether a commit waits for others to leave the disk some space."""
-        return self._sealed_at is not None
+        return self._sealed_at is not None or self._wished is not None
 
     def _commit(self, commit: PendingCommit, mark: bytes, marked: set[int]) -> None:
         batches = [(EntryKind.BATCH, pending.encode(self._compressor)) for pending in commit.batches]
         gaps = [(EntryKind.GAP, encode_body(gap)) for gap in commit.gaps]
         entries = [(EntryKind.STREAMS, mark), *gaps, *batches]
         length = sum(ENTRY_HEADER_BYTES + len(body) for _, body in entries)
-        if not self._writer.fits(length):
+        if self.waits_for_space or not self._writer.fits(length):
             self._rotate(length)
         started = self._clock_reading().monotonic
         offsets = self._writer.write(entries)
@@ -144,8 +146,11 @@ class Committer:
             _NoSpace: there is none on the disk.
             OSError: anything else went wrong.
         """
+        if self._wished is not None and self._grow(self._wished, commit_bytes):
+            return
         state, sealed = self._state, self._writer.segment
         if self._sealed_at is None:
+            self._reserve(sealed.end + sealed.index.footer_bytes + TRAILER_BYTES)
             self._sealed_at = sealed.first_position + self._seal()
         position = self._sealed_at
         while True:
@@ -162,8 +167,40 @@ class Committer:
                     state.changes += 1
                 quarantine(state, damage.segment, self._wall_clock())
         with state.changed:
+            sealed.index.forget_names()
             forget_released(state)
             self._account()
+        if not self._writer.fits(commit_bytes):
+            # Others took what the deleted files left.
+            self._wished = room.length
+            raise _NoSpace
+
+    def _reserve(self, length: int) -> None:
+        """Space for the footer, which a segment does not have that was found on a full disk. Raises _NoSpace."""
+        self._writer.grow(length)
+        if self._writer.size < length:
+            self._wished = length
+            raise _NoSpace
+
+    def _grow(self, wished: int, commit_bytes: int) -> bool:
+        """Reserve what the disk did not have when the segment was begun. False when the commit needs another segment.
+
+        Raises:
+            _NoSpace: the disk still does not have it.
+        """
+        writer, segment = self._writer, self._writer.segment
+        needed = segment.end + commit_bytes + segment.index.footer_bytes + TRAILER_BYTES
+        for length in (wished, min(wished, needed)):
+            writer.grow(length)
+            if writer.size >= length:
+                break
+        else:
+            raise _NoSpace
+        self._wished = None
+        with self._state.changed:
+            segment.size = writer.size
+            self._account()
+        return writer.fits(commit_bytes)
 
     def _open(self, position: int, room: Room) -> SegmentWriter:
         try:
@@ -235,7 +272,6 @@ class Committer:
         size = self._writer.seal(footer)
         with self._state.changed:
             self._writer.segment.size = size
-            self._writer.segment.index.forget_names()
             self._writer.segment.known_since = self._clock_reading().monotonic
             self._account()
         return size

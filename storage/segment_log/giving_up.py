@@ -9,6 +9,7 @@ from protocols.ranges import Range, RangeSet
 from protocols.segment import GapReason
 from storage.segment_log.budget import admit_notices
 from storage.segment_log.gaps import notices
+from storage.segment_log.needs import unreleased
 from storage.segment_log.retention import held_within
 from storage.segment_log.state import LaneState, LogState
 
@@ -46,7 +47,10 @@ def give_up(  # noqa: PLR0917 - what, of what, and when
     for start, stop in held_within(lane.held, first, end):
         for part in lane.released.missing(start, stop):
             numbers.update(lane.dropping.missing(*part))
-    admit_notices(state, sum(1 for _ in numbers))
+    spans = [span for segment in state.segments[:-1] for span in segment.index.spans_of(stream)]
+    waiting = [unreleased(lane, span) for span in spans]
+    frees_files = any(held and all(numbers.covers(*part) for part in held) for held in waiting)
+    admit_notices(state, sum(1 for _ in numbers), frees_files=frees_files)
     # What hubs have goes without a notice: a batch is held as a whole or not at all.
     for start, stop in held_within(lane.released, first, end):
         lane.held.remove(start, stop)

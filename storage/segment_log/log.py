@@ -19,9 +19,17 @@ from storage.segment_log.errors import LogFailed, LogFull
 from storage.segment_log.gaps import notices
 from storage.segment_log.giving_up import give_up, whole_batches
 from storage.segment_log.identity import Identity, keep_identity
-from storage.segment_log.pending import BATCH_OVERHEAD_BYTES, Callback, Run, check_headers, check_records, run_bytes
+from storage.segment_log.pending import (
+    BATCH_OVERHEAD_BYTES,
+    Callback,
+    Run,
+    batches_bytes,
+    check_headers,
+    check_records,
+    run_bytes,
+)
 from storage.segment_log.reader import LogReader
-from storage.segment_log.settings import DUE_BYTES, RECORD_BYTES_MAX, LogSettings, StreamPolicy
+from storage.segment_log.settings import BATCH_BYTES_MAX, DUE_BYTES, RECORD_BYTES_MAX, LogSettings, StreamPolicy
 from storage.segment_log.start import Started, start
 from storage.segment_log.state import LaneState
 from storage.segment_log.together import Together
@@ -164,8 +172,11 @@ class SegmentLog(LogAnswers):
             needed = size + BATCH_OVERHEAD_BYTES
             if needed <= state.queue.reserved_bytes:
                 state.queue.reserved_bytes -= needed
-            elif state.queue.raw_bytes + needed > state.room_bytes:
-                self._admit(needed)
+            else:
+                if size > BATCH_BYTES_MAX:
+                    needed += batches_bytes(size)
+                if state.queue.raw_bytes + needed > state.room_bytes:
+                    self._admit(needed)
             if lane.policy.retain_bytes is not None:
                 # Last, because it may give up the oldest: never for a run that is then refused.
                 self._admit_to_stream(stream, lane, needed, time)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import struct
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import NamedTuple, TypeVar
 
 import zstandard
@@ -170,13 +170,15 @@ class PendingQueue:
         return not self._commits and self._in_flight is None
 
     def add(self, stream: int, base_seq: int, run: Run) -> None:
-        """Queue a run of records; one that is too long for a batch is split in halves."""
-        count = len(run.keys)
-        if count > 1 and (run.raw_bytes > BATCH_BYTES_MAX or count > BATCH_RECORDS_MAX):
-            half = count // 2
-            self.add(stream, base_seq, run.part(0, half))
-            self.add(stream, base_seq + half, run.part(half, count))
-            return
+        """Queue a run of records; one that is too long for a batch is split."""
+        if len(run.keys) > 1 and (run.raw_bytes > BATCH_BYTES_MAX or len(run.keys) > BATCH_RECORDS_MAX):
+            for part in _parts(run):
+                self._add(stream, base_seq, part)
+                base_seq += len(part.keys)
+        else:
+            self._add(stream, base_seq, run)
+
+    def _add(self, stream: int, base_seq: int, run: Run) -> None:
         commit = self._last()
         before = commit.raw_bytes
         commit.add(stream, base_seq, run, self._clock_reading, leads=stream in self.leading)
@@ -247,6 +249,25 @@ class PendingQueue:
                 callbacks += commit.callbacks
                 commit.callbacks = []
         return callbacks
+
+
+def _parts(run: Run) -> Iterator[Run]:
+    """The run as the longest parts that fit a batch; two neighbours never fit one together."""
+    first = size = 0
+    for at, (key, payload) in enumerate(zip(run.keys, run.payloads, strict=True)):
+        own = {at: run.headers[at]} if run.headers and at in run.headers else None
+        length = run_bytes([key], [payload], own)
+        if at > first and (size + length > BATCH_BYTES_MAX or at - first == BATCH_RECORDS_MAX):
+            yield run.part(first, at)
+            first, size = at, 0
+        size += length
+    yield run.part(first, len(run.keys))
+
+
+def batches_bytes(length: int) -> int:
+    """What the batches take beside their records, at most, in which runs of together ``length`` bytes are put: one for
+    each run is not counted."""
+    return BATCH_OVERHEAD_BYTES * (2 * (length // BATCH_BYTES_MAX))
 
 
 def run_bytes(

@@ -216,7 +216,7 @@ def _reservable(state: LogState, used: int, written: int = 0) -> int:
     """
     free = state.filesystem.free_bytes(state.directory)
     settings = state.settings
-    room = settings.budget_bytes - settings.spare_bytes - used
+    room = state.budget_bytes - settings.spare_bytes - used
     return max(0, min(settings.segment_bytes, room, written + free // 2))
 
 

@@ -169,6 +169,11 @@ class LogState:
         for gap in found:
             self.lanes[gap.stream].gaps.append(gap)
 
+    @property
+    def budget_bytes(self) -> int:
+        """What the files may take, so that the file with the log's id can be replaced at any time."""
+        return self.settings.budget_bytes - IDENTITY_BYTES
+
     def bytes_on_disk(self) -> int:
         """Bytes of all the log's files."""
         return IDENTITY_BYTES + sum(segment.size for segment in self.segments) + sum(self.asides.values())

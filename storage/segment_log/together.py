@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from storage.segment_log.pending import batches_bytes
 from storage.segment_log.state import LogState
 
 
@@ -28,7 +29,7 @@ class Together:
         try:
             if state.failed:
                 raise state.failed
-            self._admit(self._reserve_bytes)
+            self._admit(self._reserve_bytes + batches_bytes(self._reserve_bytes))
             state.queue.begin_whole(self._reserve_bytes)
         except BaseException:
             state.changed.release()

@@ -282,6 +282,7 @@ class FakeFileSystem:
         self._change_names(path, {path: None})
 
     def sync_directory(self, path: str) -> None:
+        # One that fails stays honest, unlike that of a file: names are the journal's, which a file system then aborts.
         self.call("sync_directory", path)
         self.names_are_durable(self.unsynced_names(path))
 

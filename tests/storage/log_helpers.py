@@ -76,6 +76,20 @@ def segment_paths(filesystem: FakeFileSystem) -> list[str]:
     return [f"{DIRECTORY}/{name}" for name in filesystem.list_names(DIRECTORY) if name.endswith(".seg")]
 
 
+def over_budget(disk: FakeFileSystem, settings: LogSettings) -> list[tuple[str, str, int]]:
+    """From now on the calls that find the disk over the log's budget, with the bytes it takes then."""
+    found: list[tuple[str, str, int]] = []
+
+    def look(call: str, path: str) -> OSError | None:
+        used = disk.used_bytes()
+        if used > settings.budget_bytes:
+            found.append((call, path, used))
+        return None
+
+    disk.fail = look
+    return found
+
+
 def add(log: SegmentLog, stream: int, count: int, clock: Clock | None = None) -> int:
     """Append records one commit each until refused; the budget holds after each. Returns how many were taken."""
     for index in range(count):

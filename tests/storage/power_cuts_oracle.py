@@ -78,6 +78,15 @@ class Lane:
         return not self.policy.replicated
 
 
+class Led(NamedTuple):
+    """Records of one commit: whoever has some of the follower's has all of the leader's."""
+
+    leader: str
+    end: int
+    follower: str
+    begin: int
+
+
 def demand(holds: bool, promise: str, *facts: object) -> None:
     if not holds:
         raise Violation(": ".join([promise, *map(str, facts)]))
@@ -88,15 +97,27 @@ class Oracle:
 
     def __init__(self) -> None:
         self.lanes: dict[str, Lane] = {}
+        self.leading: str | None = None
+        """The stream whose batches stand first in their commits."""
+        self._led: list[Led] = []
 
     def fork(self) -> Oracle:
         """What would be known after a power cut now. The records are shared until ``adopt``."""
         other = Oracle()
         other.lanes = {name: lane.fork() for name, lane in self.lanes.items()}
+        other.leading, other._led = self.leading, list(self._led)
         return other
 
     def lane(self, name: str) -> Lane:
         return self.lanes.setdefault(name, Lane())
+
+    def belongs_together(self, begins: dict[str, int]) -> None:
+        """These streams' records from there on were appended for one commit."""
+        leader = self.leading
+        if leader in begins:
+            assert leader is not None
+            end = len(self.lane(leader).records)
+            self._led += [Led(leader, end, name, begin) for name, begin in begins.items() if name != leader]
 
     def check_reopened(self, log: SegmentLog) -> None:
         """After a restart: nothing acknowledged is missing, nothing that nobody appended is there."""
@@ -110,6 +131,11 @@ class Oracle:
             demand(end >= lane.acked, "acknowledged records are gone from the end", name, end, lane.acked)
             invented = end > len(lane.records) and not lane.may_be_unreadable
             demand(not invented, "records that nobody appended", name, end, len(lane.records))
+        ends = {name: log.durable_end(number) for name, number in numbers.items()}
+        for led in self._led:
+            whole = ends.get(led.follower, 0) <= led.begin or ends.get(led.leader, 0) >= led.end
+            demand(whole, "what leads a commit is gone, what follows it is there", led)
+        self._led.clear()
         demand(set(numbers) <= set(self.lanes), "streams that nobody declared", set(numbers) - set(self.lanes))
 
     def adopt(self, log: SegmentLog) -> None:

@@ -10,12 +10,14 @@ from __future__ import annotations
 import contextlib
 import errno
 import random
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Collection, Iterator
 from typing import NamedTuple
+from unittest.mock import patch
 
-from storage.segment_log import LogFailed, LogSettings, SegmentLog
+from protocols.batch import ClockState
+from storage.segment_log import LogFailed, LogSettings, SegmentLog, index, pending
 from storage.segment_log.settings import StreamPolicy
-from tests.storage.fakes import CALLS, ERRNOS, MUTATING_CALLS, FakeFileSystem, injected, no_failure
+from tests.storage.fakes import CALLS, ERRNOS, MUTATING_CALLS, FailureHook, FakeFileSystem, injected, no_failure
 from tests.storage.log_helpers import Clock, open_log
 from tests.storage.power_cuts_machine import STREAMS, Machine, act
 from tests.storage.power_cuts_oracle import Oracle, Violation, demand
@@ -33,6 +35,20 @@ POLICIES = (
 )
 
 
+MEANWHILE = ("append", "append", "together", "release", "give up")
+"""What the owner's thread does between the calls of a commit."""
+
+
+@contextlib.contextmanager
+def small_constants() -> Iterator[None]:
+    """With small records: several commits in the queue, several batches of a run, several index points of a stream."""
+    with (
+        patch.multiple(pending, COMMIT_BYTES_MAX=1500, BATCH_BYTES_MAX=900, BATCH_RECORDS_MAX=42),
+        patch.object(index, "POINT_SPACING_BYTES", 300),
+    ):
+        yield
+
+
 class Step(NamedTuple):
     """One action of the workload."""
 
@@ -41,9 +57,14 @@ class Step(NamedTuple):
 
 
 class PowerCuts:
-    """All cuts of one seed."""
+    """All cuts of one seed.
 
-    def __init__(self, seed: int, *, keep: Collection[int] | None = None) -> None:
+    Args:
+        keep: only these of its steps.
+        plain: with the constants and the clock of a node, and one thread.
+    """
+
+    def __init__(self, seed: int, *, keep: Collection[int] | None = None, plain: bool = False) -> None:
         chance = random.Random(seed)
         self.seed = seed
         self.cuts = 0
@@ -68,6 +89,12 @@ class PowerCuts:
         self.trace: list[str] = []
         """Where the current cut is, for the person who looks for the mistake."""
         self._clock = Clock()
+        if chance.random() < 0.2 and not plain:
+            self._clock.state = ClockState.UNSYNCED
+        self._constants = small_constants if chance.random() < 0.3 and not plain else contextlib.nullcontext
+        self._is_interrupted = chance.random() < 0.5 and not plain
+        """Whether the owner's thread goes on while a commit is being written."""
+        self._leading = None if plain else chance.choice((None, *STREAMS[:2]))
         self._calls = 0
         self._step = 0
 
@@ -78,7 +105,8 @@ class PowerCuts:
             Violation: a promise was broken, with the way to do it again.
         """
         try:
-            self._run()
+            with self._constants():
+                self._run()
         except (Exception, Violation) as error:
             kept = ",".join(str(step.number) for step in self.steps)
             told = error if isinstance(error, Violation) else f"{type(error).__name__}: {error}"
@@ -90,6 +118,7 @@ class PowerCuts:
 
     def _run(self) -> None:
         disk, oracle = FakeFileSystem(), Oracle()
+        oracle.leading = self._leading
         for name, policy in self.policies.items():
             oracle.lane(name).policy = policy
         with self._in("the first start"), self._cutting(disk, oracle, 0):
@@ -113,8 +142,12 @@ class PowerCuts:
     # --- steps
 
     def _take(self, machine: Machine, action: str, chance: random.Random) -> None:
-        with self._cutting(machine.disk, machine.oracle, 0):
+        meanwhile: FailureHook = no_failure
+        if self._is_interrupted and action in ("commit", "commit all", "housekeep"):
+            meanwhile = self._meanwhile(machine, random.Random(f"{self.seed}:{self._step}:meanwhile"))
+        with self._cutting(machine.disk, machine.oracle, 0, meanwhile):
             act(machine, action, chance)
+        demand(machine.log.failed is None, "the log failed on a disk that did not", machine.log.failed)
         if action == "close":
             with self._cutting(machine.disk, machine.oracle, 0), contextlib.suppress(OSError):
                 machine.log.close()
@@ -126,8 +159,31 @@ class PowerCuts:
             self.cuts += 1
         elif action == "full disk":
             machine.disk.capacity = chance.choice((None, machine.disk.used_bytes() + chance.randrange(9000)))
+            if chance.random() < 0.5:
+                machine.disk.capacity = 0
+                with self._cutting(machine.disk, machine.oracle, 0):
+                    act(machine, "housekeep", chance)
+                    act(machine, "commit all", chance)
+                demand(machine.log.failed is None, "the log failed for want of space", machine.log.failed)
+                machine.disk.capacity = None
         if action in ("close", "kill", "power cut") or machine.log.failed:
             self._restart(machine, chance)
+
+    def _meanwhile(self, machine: Machine, chance: random.Random) -> FailureHook:
+        """Between two calls of a commit that do not hold the log's lock, whatever its other threads do."""
+        busy = False
+
+        def go_on(call: str, path: str) -> None:
+            nonlocal busy
+            is_locked = machine.log._state.lock._is_owned()  # type: ignore[attr-defined]
+            if call not in MUTATING_CALLS or busy or is_locked or chance.random() > 0.15:
+                return
+            busy = True
+            with self._in(f"meanwhile, before {call}"):
+                act(machine, chance.choice(MEANWHILE), chance)
+            busy = False
+
+        return go_on
 
     def _fail(self, machine: Machine, chance: random.Random) -> None:
         """From some call on, one kind of call fails some times; then the process is killed."""
@@ -171,7 +227,7 @@ class PowerCuts:
 
     @contextlib.contextmanager
     def _cutting(
-        self, disk: FakeFileSystem, oracle: Oracle, depth: int, fail: Callable[[str, str], OSError | None] = no_failure
+        self, disk: FakeFileSystem, oracle: Oracle, depth: int, fail: FailureHook = no_failure
     ) -> Iterator[None]:
         """While this lasts, calls of the disk may be the last before the power is cut."""
 

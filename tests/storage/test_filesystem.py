@@ -83,6 +83,35 @@ def test_directories_are_made_with_their_parents(place: tuple[FileSystem, str]) 
         filesystem.list_names(f"{directory}/none")
 
 
+class WatchedFileSystem(OSFileSystem):
+    """Tells which directories were made durable, and may be interrupted at it."""
+
+    def __init__(self) -> None:
+        self.synced: list[str] = []
+        self.interrupted = False
+
+    def sync_directory(self, path: str) -> None:
+        if self.interrupted:
+            raise KeyboardInterrupt
+        super().sync_directory(path)
+        self.synced.append(path)
+
+
+def test_a_directory_that_an_interrupted_process_made_is_made_durable_by_the_next(tmp_path: Path) -> None:
+    filesystem = WatchedFileSystem()
+    path = tmp_path / "data" / "log"
+    filesystem.interrupted = True
+    with pytest.raises(KeyboardInterrupt):
+        filesystem.make_directory(str(path))
+    filesystem.interrupted = False
+    filesystem.make_directory(str(path))
+    assert path.is_dir()
+    assert {str(tmp_path), str(tmp_path / "data")} <= set(filesystem.synced)
+    filesystem.synced.clear()
+    filesystem.make_directory(str(path))
+    assert {str(tmp_path), str(tmp_path / "data")} <= set(filesystem.synced), "nothing says who made it"
+
+
 def test_a_directory_is_locked_once(place: tuple[FileSystem, str]) -> None:
     filesystem, directory = place
     lock = filesystem.lock(directory)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from protocols.batch import Flag, decode_header, records
+from protocols.batch import HEADER_PAIRS_MAX, Flag, decode_header, records
 from protocols.ranges import RangeSet
 from protocols.segment import HEADER_BYTES, EntryKind
 from storage.filesystem import DirectoryInUse, OSFileSystem
@@ -132,6 +132,20 @@ def test_wrong_arguments_are_refused_and_take_no_number(disk: FakeFileSystem) ->
         log.append(stream, 5, [b"a"], [bytes(17 << 20)])
     assert log.append(stream, 5, [], []) == 0
     assert log.next_seq(stream) == 0
+
+
+def test_a_record_with_more_headers_than_a_batch_holds_is_refused_and_the_log_goes_on(disk: FakeFileSystem) -> None:
+    log = open_log(disk)
+    stream = log.stream("one")
+    pairs = tuple(("name", str(at)) for at in range(HEADER_PAIRS_MAX + 1))
+    assert len(pairs) == 1025
+    with pytest.raises(RecordTooLarge, match="a record with 1025 headers; the log takes up to 1024"):
+        log.append(stream, 5, [b"k"] * 2, [b"a", b"b"], {1: pairs})
+    assert log.append(stream, 5, [b"k"] * 2, [b"a", b"b"], {1: pairs[1:]}) == 0
+    commit_all(log)
+    assert log.failed is None
+    assert log.durable_end(stream) == 2
+    assert [len(record.headers) for data in log.read(stream, 0, 1) for record in records(data)] == [0, 1024]
 
 
 def test_mark_never_promises_more_than_is_durable(disk: FakeFileSystem) -> None:

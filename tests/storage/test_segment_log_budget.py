@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
 
 import pytest
 
 from protocols.ranges import RangeSet
 from protocols.segment import EntryKind
-from storage.segment_log import LogFull, LogSettings, SegmentLog
+from storage.segment_log import LogFull, LogSettings, SegmentLog, pending
 from storage.segment_log.inspect import inspect_log
 from tests.storage.fakes import FakeFileSystem
-from tests.storage.log_helpers import DIRECTORY, commit_all, open_log, read_all, segment_paths
+from tests.storage.log_helpers import DIRECTORY, add, commit_all, lost, open_log, over_budget, read_all, segment_paths
 
 SETTINGS = LogSettings(segment_bytes=4096, budget_bytes=8 * 4096, tail_bytes=0)
 
@@ -200,3 +201,86 @@ def test_nothing_unreleased_is_deleted_even_when_the_disk_fills_up_meanwhile(dis
     commit_all(log)
     disk.free = 1 << 30
     assert set(read_all(log, stream)) == set(range(61))
+
+
+@pytest.mark.parametrize(("most", "runs"), [(60, 300), (400, 40)])
+def test_keys_that_are_all_different_and_flags_are_counted(disk: FakeFileSystem, most: int, runs: int) -> None:
+    """Many records as small as can be: what stands beside key and payload is most of them."""
+    stored = LogSettings(segment_bytes=4096, budget_bytes=5 * 4096, tail_bytes=0, compression_level=None)
+    chance = random.Random(most)
+    log = open_log(disk, stored)
+    over = over_budget(disk, stored)
+    stream = log.stream("one")
+    refused = 0
+    for _ in range(40):
+        for _ in range(chance.randint(1, runs)):
+            count = chance.randint(1, most)
+            keys = [chance.randbytes(3) for _ in range(count)]
+            try:
+                log.append(stream, 5, keys, [b""] * count, None, dict.fromkeys(range(count), 1))
+            except LogFull:
+                refused += 1
+                break
+        commit_all(log)
+        log.release(stream, RangeSet([(0, log.durable_end(stream))]))
+    assert log.failed is None
+    assert refused > 10
+    assert log.next_seq(stream) > 500
+    assert not over
+
+
+@pytest.mark.parametrize("together", [False, True])
+def test_every_batch_is_counted_into_which_a_long_run_is_split(
+    disk: FakeFileSystem, monkeypatch: pytest.MonkeyPatch, together: bool
+) -> None:
+    monkeypatch.setattr(pending, "BATCH_BYTES_MAX", 600)
+    stored = LogSettings(segment_bytes=4096, budget_bytes=20 * 4096, tail_bytes=0, compression_level=None)
+    chance = random.Random(1)
+    log = open_log(disk, stored)
+    over = over_budget(disk, stored)
+    stream = log.stream("one")
+    refused = 0
+    for _ in range(60):
+        count = chance.randint(50, 200)
+        payloads = [chance.randbytes(chance.randint(50, 150)) for _ in range(count)]
+        size = pending.run_bytes([b"k"] * count, payloads, None) + pending.BATCH_OVERHEAD_BYTES
+        try:
+            with log.together(size) if together else contextlib.nullcontext():
+                log.append(stream, 5, [b"k"] * count, payloads)
+        except LogFull:
+            refused += 1
+            if refused % 3 == 0:
+                log.release(stream, RangeSet([(0, log.durable_end(stream))]))
+        commit_all(log)
+    assert refused > 5
+    assert log.next_seq(stream) > 300
+    assert not over
+    assert log.failed is None
+
+
+@pytest.mark.parametrize("segments", [4, 7])
+def test_an_operator_who_gives_up_record_by_record_is_refused_before_the_budget_breaks(
+    disk: FakeFileSystem, segments: int
+) -> None:
+    stored = LogSettings(segment_bytes=4096, budget_bytes=segments * 4096, tail_bytes=0, compression_level=None)
+    log = open_log(disk, stored)
+    over = over_budget(disk, stored)
+    stream = log.stream("one")
+    taken = add(log, stream, 1000)
+    given_up = []
+    with pytest.raises(LogFull, match="give up a longer range at once"):  # noqa: PT012 - which one, nobody says
+        for first in range(0, taken, 2):
+            log.give_up(stream, first, first + 1)
+            given_up.append(first)
+            commit_all(log)
+    assert given_up
+    assert set(read_all(log, stream)) == set(range(taken)) - set(given_up)
+    # One long range goes all the same, and makes the room that short ones did not.
+    first = given_up[-1] + 1
+    assert list(log.give_up(stream, first)) == [(first, taken)]
+    commit_all(log)
+    assert lost(log, stream) == {"OPERATOR": len(given_up) + taken - first}
+    log.release(stream, RangeSet([(first, taken)]))
+    assert add(log, stream, 20) == 20
+    assert not over
+    assert log.failed is None

@@ -171,6 +171,44 @@ def test_nothing_is_acknowledged_into_a_folder_that_is_gone(tmp_path: Path) -> N
     assert put(again, again.stream("one"), b"anew") == 0
 
 
+@pytest.mark.parametrize("by_housekeeping", [False, True])
+def test_a_log_whose_folder_was_moved_away_touches_nothing_of_the_one_in_its_place(
+    tmp_path: Path, by_housekeeping: bool
+) -> None:
+    small = LogSettings(segment_bytes=4096, budget_bytes=4 * 4096, tail_bytes=0)
+    moved = open_in(tmp_path, small)
+    stream = moved.stream("one")
+    for _ in range(30):
+        put(moved, stream, random.Random(1).randbytes(200))
+        moved.release(stream, RangeSet([(0, moved.durable_end(stream))]))
+    (tmp_path / "log").rename(tmp_path / "moved")
+    second = open_log(OSFileSystem(), small, directory=str(tmp_path / "log"), log_id=2)
+    for _ in range(30):
+        put(second, second.stream("one"), random.Random(2).randbytes(200))
+    files = {path.name: path.read_bytes() for path in (tmp_path / "log").iterdir()}
+    held = second.ranges(second.stream("one"))
+    acknowledged = moved.durable_end(stream)
+    if by_housekeeping:
+        moved.set_policy(stream, StreamPolicy(retain_s=1e-9))
+        for _ in range(5):
+            moved.committer.housekeep()
+    else:
+        while moved.failed is None and acknowledged < 100:
+            put(moved, stream, random.Random(3).randbytes(200))
+            moved.release(stream, RangeSet([(0, moved.durable_end(stream))]))
+            acknowledged = moved.durable_end(stream)
+    assert "was moved or removed while the node ran" in str(moved.failed)
+    assert {path.name: path.read_bytes() for path in (tmp_path / "log").iterdir()} == files
+    moved._lock.close()
+    for _ in range(5):
+        put(second, second.stream("one"), b"goes on")
+    assert set(read_all(second, second.stream("one"))) >= set(range(held.end))
+    assert second.failed is None
+    # What the first acknowledged is where its folder went.
+    again = open_log(OSFileSystem(), small, directory=str(tmp_path / "moved"))
+    assert again.durable_end(stream) >= acknowledged
+
+
 def test_a_segment_that_vanishes_is_found_by_a_read_and_noticed_by_the_next_start(tmp_path: Path) -> None:
     log = open_in(tmp_path)
     stream = log.stream("one")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import random
 
 import pytest
@@ -11,7 +13,7 @@ from hypothesis import strategies as st
 from protocols.ranges import RangeSet
 from protocols.segment import GapReason
 from storage.segment_log import LogFailed, LogSettings, SegmentLog, StreamPolicy
-from tests.storage.fakes import FakeFileSystem
+from tests.storage.fakes import FakeFileSystem, injected, no_failure
 from tests.storage.log_helpers import DIRECTORY, add, commit_all, lost, open_log, read_all, segment_paths
 
 SETTINGS = LogSettings(segment_bytes=4096, budget_bytes=8 * 4096, tail_bytes=0)
@@ -77,6 +79,28 @@ def test_damage_in_a_segment_that_is_cleaned_becomes_a_notice(disk: FakeFileSyst
     assert found | gone == set(range(8))
     assert not found & gone
     assert log.failed is None
+
+
+@pytest.mark.parametrize(("call", "number"), [("open", errno.EMFILE), ("read_at", errno.EIO)])
+def test_a_read_that_failed_once_does_not_pin_its_segment(disk: FakeFileSystem, call: str, number: int) -> None:
+    log, slow, busy = pinned(disk)
+    for seq in range(8):
+        left = [1]
+
+        def fail(name: str, path: str, left: list[int] = left) -> OSError | None:
+            return injected(number) if name == call and left and left.pop() else None
+
+        disk.fail = fail
+        with contextlib.suppress(OSError):
+            log.read(slow, seq, 1)
+        assert not left, "the disk was not looked at"
+    disk.fail = no_failure
+    for _ in range(100):
+        assert add(log, busy, 1) == 1
+        log.release(busy, RangeSet([(0, log.durable_end(busy))]))
+    assert log.stats().moved_bytes > 0
+    assert sorted(read_all(log, slow)) == list(range(8))
+    assert not log.gaps(slow)
 
 
 def test_a_lost_segment_of_moved_records_is_noticed(disk: FakeFileSystem) -> None:

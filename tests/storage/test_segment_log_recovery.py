@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import errno
 import random
 import struct
 
 import pytest
+from crc32c import crc32c
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from protocols import segment
 from protocols.segment import (
     HEADER_BYTES,
     EntryKind,
@@ -25,10 +28,10 @@ from protocols.segment import (
     encode_trailer,
     file_name,
 )
-from storage.segment_log import LogFailed, LogSettings, LogVersionError, SegmentLog
+from storage.segment_log import LogFailed, LogSettings, LogVersionError, SegmentLog, scan
 from storage.segment_log.inspect import Inspected, inspect_log
 from tests.protocols.strategies import make_batch
-from tests.storage.fakes import FakeFileSystem, eio
+from tests.storage.fakes import FakeFileSystem, eio, injected
 from tests.storage.log_helpers import DIRECTORY, commit_all, open_log, put, read_all, segment_paths
 
 NO_TAIL = LogSettings(segment_bytes=4096, budget_bytes=1 << 20, tail_bytes=0)
@@ -229,6 +232,23 @@ def test_sectors_that_cannot_be_read_become_gap_notices(disk: FakeFileSystem) ->
     assert read_all(log, 1)
 
 
+def test_damage_is_reported_where_the_disk_has_no_hard_links(
+    disk: FakeFileSystem, caplog: pytest.LogCaptureFixture
+) -> None:
+    log, held = filled(disk)
+    log.close()
+    path = segment_paths(disk)[0]
+    batch = next(item for item in entries(disk, path) if item.kind is EntryKind.BATCH)
+    disk.flip(path, batch.offset + 30)
+    disk.flip(path, len(disk.content(path)) - 1)
+    disk.fail = lambda call, at: injected(errno.EPERM) if call == "link" else None
+    log = open_log(disk, NO_TAIL)
+    assert log.recovery.damaged == (path,)
+    assert log.recovery.gaps
+    assert f"{path} cannot be kept aside" in caplog.text
+    assert assert_only_noticed_losses(log, held) > 0
+
+
 def test_a_damaged_footer_costs_nothing_but_a_scan(disk: FakeFileSystem) -> None:
     log, held = filled(disk)
     log.close()
@@ -384,6 +404,65 @@ def test_a_crafted_length_does_not_take_memory_or_time(disk: FakeFileSystem) -> 
     struct.pack_into("<I", disk.content(path), HEADER_BYTES + 4, 0xFFFFFFFF)
     log = open_log(disk, NO_TAIL)
     assert_only_noticed_losses(log, held)
+
+
+def hostile(disk: FakeFileSystem, *behind: bytes) -> tuple[int, int]:
+    """A commit of 200 KB of what poses as commit marks, each of half that length, without its first sector. Returns
+    where the entries before it end, and how long its payload is.
+
+    Args:
+        behind: payloads of commits after it.
+    """
+    log = open_log(disk, ROOMY)
+    stream = log.stream("one")
+    put(log, stream, b"acknowledged")
+    end = log._state.segments[-1].end
+    pose = struct.pack("<II4B", 0x80, 100_000, EntryKind.STREAMS, 0, 0, 0)
+    for payload in (pose * (200_000 // len(pose)), *behind):
+        put(log, stream, payload)
+    disk.kill_process()
+    content = disk.content(segment_paths(disk)[0])
+    content[end : end + 512] = bytes(512)
+    return end, 200_000
+
+
+def count_checked(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Lengths of what is given to the checksum of entries from now on."""
+    lengths: list[int] = []
+
+    def counted(data: bytes, start: int = 0) -> int:
+        lengths.append(len(data))
+        return int(crc32c(data, start))
+
+    monkeypatch.setattr(segment, "crc32c", counted)
+    return lengths
+
+
+ROOMY = LogSettings(segment_bytes=1 << 18, budget_bytes=1 << 20, tail_bytes=0, compression_level=None)
+
+
+def test_a_payload_that_poses_as_thousands_of_long_entries_takes_no_time_to_look_through(
+    disk: FakeFileSystem, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    end, length = hostile(disk)
+    monkeypatch.setattr(scan, "_SEARCHED_BYTES_MIN", 0, raising=False)
+    checked = count_checked(monkeypatch)
+    log = open_log(disk, ROOMY)
+    assert log.recovery.torn_offset == end
+    assert log.recovery.torn_bytes > length
+    assert sum(checked) < 20 * ROOMY.segment_bytes, "unbounded it is thousands of times the payload"
+    assert read_all(log, 1) == {0: b"acknowledged"}
+
+
+def test_a_commit_behind_such_a_payload_is_found_and_makes_damage_of_it(
+    disk: FakeFileSystem, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hostile(disk, b"also acknowledged")
+    monkeypatch.setattr(scan, "_SEARCHED_BYTES_MIN", 0)
+    log = open_log(disk, ROOMY)
+    assert log.recovery.torn_bytes == 0
+    assert [(gap.first, gap.end, gap.reason) for gap in log.gaps(1)] == [(1, 2, GapReason.CORRUPTION)]
+    assert read_all(log, 1) == {0: b"acknowledged", 2: b"also acknowledged"}
 
 
 def fail_once(disk: FakeFileSystem, call: str, path_part: str = "") -> None:

@@ -10,7 +10,8 @@ import pytest
 from protocols.batch import ClockState
 from protocols.ranges import RangeSet
 from protocols.segment import GapReason
-from storage.segment_log import LogFull, LogSettings, SegmentLog, StreamPolicy
+from storage.segment_log import LogFull, LogSettings, SegmentLog, StreamPolicy, index, pending
+from storage.segment_log.pending import BATCH_OVERHEAD_BYTES
 from storage.segment_log.segment_file import ZEROED_BYTES
 from tests.storage.fakes import FailureHook, FakeFileSystem
 from tests.storage.log_helpers import DIRECTORY, Clock, add, commit_all, lost, open_log, put, read_all, segment_paths
@@ -165,6 +166,26 @@ def test_a_stream_over_its_size_may_lose_its_oldest(disk: FakeFileSystem) -> Non
     assert set(read_all(log, stream)) == set(range(gap.end, 300))
 
 
+def test_a_stream_loses_nothing_for_records_that_the_node_has_no_room_for(disk: FakeFileSystem) -> None:
+    log = open_log(disk, SETTINGS)
+    drops, keeps = log.stream("drops"), log.stream("keeps")
+    log.set_policy(drops, StreamPolicy(when_full="drop_oldest", retain_bytes=4000))
+    for _ in range(10):
+        assert add(log, drops, 1) == 1
+        assert add(log, keeps, 6) == 6
+    assert add(log, keeps, 1000) < 200
+    for _ in range(20):
+        with pytest.raises(LogFull, match="nothing in it may be deleted yet"):
+            log.append(drops, 5, [b"k"], [random.Random(1).randbytes(3000)])
+        commit_all(log)
+    assert set(read_all(log, drops)) == set(range(10))
+    assert not log.gaps(drops)
+    # And once there is room, it pays for its own.
+    log.release(keeps, RangeSet([(0, log.durable_end(keeps))]))
+    assert add(log, drops, 30) == 30
+    assert set(lost(log, drops)) == {"BUDGET"}
+
+
 def test_what_belongs_together_is_taken_whole_though_a_stream_is_full(disk: FakeFileSystem) -> None:
     log = open_log(disk, SETTINGS)
     small, journal = log.stream("small"), log.stream("journal")
@@ -291,6 +312,32 @@ def disk_of(log: SegmentLog) -> FakeFileSystem:
     assert isinstance(disk, FakeFileSystem)
     disk.kill_process()
     return disk
+
+
+def test_a_long_backlog_that_expires_at_once_becomes_a_notice_for_each_stream_and_file(
+    disk: FakeFileSystem, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(index, "POINT_SPACING_BYTES", 1)
+    monkeypatch.setattr(pending, "BATCH_RECORDS_MAX", 1)
+    clock, roomy = Clock(), LogSettings(segment_bytes=1 << 20, budget_bytes=8 << 20, tail_bytes=0)
+    log = open_log(disk, roomy, clock=clock)
+    streams = [log.stream("one"), log.stream("two")]
+    for _ in range(2):
+        for stream in streams:
+            log.append(stream, clock.wall(), [b"k"] * 1000, [b"x"] * 1000)
+        commit_all(log)
+        log.close()
+        log = open_log(disk, roomy, clock=clock)
+    assert all(len(log.read(stream, 0, 1 << 20)) == 2000 for stream in streams), "as many chunks"
+    for stream in streams:
+        log.set_policy(stream, StreamPolicy(retain_s=100))
+    clock.ahead += 101 * SECOND
+    log.committer.housekeep()
+    assert log.pending_bytes <= 4 * BATCH_OVERHEAD_BYTES
+    log.append(streams[0], clock.wall(), [b"k"], [b"goes on"])
+    commit_all(log)
+    for stream in streams:
+        assert [(gap.first, gap.end) for gap in log.gaps(stream)] == [(0, 2000)]
 
 
 def test_housekeeping_leaves_an_idle_disk_alone(disk: FakeFileSystem) -> None:

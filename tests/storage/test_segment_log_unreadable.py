@@ -6,13 +6,15 @@ import contextlib
 import random
 
 import pytest
+from crc32c import crc32c
 
 from protocols.ranges import RangeSet
 from protocols.segment import EntryKind, GapReason
 from storage.segment_log import LogFull, LogSettings, SegmentLog
+from storage.segment_log.identity import FILE, Identity, read_identity
 from storage.segment_log.inspect import inspect_log
 from tests.storage.fakes import FakeFileSystem
-from tests.storage.log_helpers import DIRECTORY, open_log, put, read_all, segment_paths
+from tests.storage.log_helpers import DIRECTORY, commit_all, open_log, put, read_all, segment_paths
 
 SETTINGS = LogSettings(segment_bytes=1 << 16, budget_bytes=1 << 20, tail_bytes=0)
 PAYLOADS = [random.Random(index).randbytes(900) for index in range(20)]
@@ -199,3 +201,69 @@ def test_who_looks_into_the_file_is_told(disk: FakeFileSystem, first: int, end: 
     found = list(inspect_log(DIRECTORY, disk))
     assert [item.problem for item in found if item.is_unreadable] == ["the disk cannot read what stands here"]
     assert any(item.kind is EntryKind.BATCH for item in found)
+
+
+# -- a stream whose very name stood there
+
+
+def hidden_name(disk: FakeFileSystem) -> int:
+    """A log whose newest blocks hid the stream "late", and its three acknowledged records. Returns where those end."""
+    log = open_log(disk, SETTINGS)
+    put(log, log.stream("early"), b"first")
+    end = log._state.segments[-1].end
+    late = log.stream("late")
+    put(log, late, *PAYLOADS[:3])
+    disk.kill_process()
+    disk.lose_blocks(segment_paths(disk)[0], end, 1 << 16)
+    return log.durable_end(late)
+
+
+@pytest.mark.parametrize("crashes", [0, 1, 3])
+def test_a_stream_whose_name_was_lost_goes_on_behind_its_records_also_after_a_crash(
+    disk: FakeFileSystem, crashes: int
+) -> None:
+    end = hidden_name(disk)
+    log = open_log(disk, SETTINGS)
+    for seed in range(crashes):
+        put(log, log.stream("early"), b"again")
+        disk = disk.power_cut(random.Random(seed))
+        log = open_log(disk, SETTINGS)
+    assert "late" not in log.streams()
+    late = log.stream("late")
+    assert put(log, late, b"next") >= end
+    assert [(gap.first, gap.end) for gap in log.gaps(late)] == [(0, log.next_seq(late) - 1)]
+
+
+def test_once_all_streams_are_declared_and_the_log_was_closed_new_ones_begin_at_0(disk: FakeFileSystem) -> None:
+    hidden_name(disk)
+    log = open_log(disk, SETTINGS)
+    log.close()
+    log = open_log(disk, SETTINGS)
+    commit_all(log)
+    assert log.next_seq(log.stream("new")) > 0, "nobody has said that all are declared"
+    log.settled()
+    disk.kill_process()
+    log = open_log(disk, SETTINGS)
+    assert log.next_seq(log.stream("newer")) > 0, "the log was not closed"
+    log.settled()
+    log.close()
+    log = open_log(disk, SETTINGS)
+    assert put(log, log.stream("newest"), b"first") == 0
+
+
+def test_an_id_file_of_an_earlier_release_is_read(disk: FakeFileSystem) -> None:
+    log = open_log(disk, SETTINGS, log_id=0xABCD)
+    put(log, log.stream("one"), b"first")
+    log.close()
+    digits = b"%016x" % 0xABCD
+    content = b"%s %08x\n" % (digits, crc32c(digits))
+    path = f"{DIRECTORY}/{FILE}"
+    disk.remove(path)
+    disk.create(path).write_at(0, content)
+    assert len(content) == 26
+    assert read_identity(disk, DIRECTORY) == Identity(0xABCD, 0)
+    disk.flip(segment_paths(disk)[0], 10)  # its header no longer says whose it is
+    log = open_log(disk, SETTINGS, log_id=5)
+    assert log.log_id == 0xABCD
+    assert read_all(log, log.stream("one")) == {0: b"first"}
+    assert put(log, log.stream("two"), b"x") == 0
