@@ -221,9 +221,14 @@ class OSFileSystem:
             with contextlib.suppress(FileExistsError):
                 os.mkdir(directory, 0o750)
         parent = os.path.dirname(leaf)
-        for directory in {*map(os.path.dirname, missing), parent, os.path.dirname(parent)}:
-            with contextlib.suppress(PermissionError):  # in others' folders this user has made no directory, either
+        changed = {*map(os.path.dirname, missing)}
+        for directory in {*changed, parent, os.path.dirname(parent)}:
+            try:
                 self.sync_directory(directory)
+            except OSError as error:
+                # In others' folders, and on file systems that are read-only (EINVAL), nobody has made a directory.
+                if directory in changed or error.errno not in (errno.EACCES, errno.EPERM, errno.EINVAL, errno.EROFS):
+                    raise
 
     def link(self, source: str, target: str) -> None:
         os.link(source, target)

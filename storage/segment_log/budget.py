@@ -140,16 +140,29 @@ class Room(NamedTuple):
     """What it may take then."""
     least: int
     """What it cannot do without."""
+    most: int
+    """What there is for it once that is deleted; 0 when it cannot even be begun."""
+
+    @property
+    def suffices(self) -> bool:
+        """Whether the segment can be begun, and hold its first commit."""
+        return self.least <= self.most
 
 
-def make_room(state: LogState, commit_bytes: int) -> Room:
+def make_room(state: LogState, commit_bytes: int, *, sealing_frees: int = 0) -> Room:
     """What to delete, move and give up for a segment that begins with a commit of that length. Call with the lock.
+
+    Args:
+        commit_bytes: 0 for a segment that only retention asks for: it never takes more than the budget. (A commit was
+            promised its room, and a start after a power cut that brought files back must go on.)
+        sealing_frees: bytes of the newest segment that it gives back when it is sealed, which is still to be done.
 
     Raises:
         OSError: the disk does not say how much is free.
     """
-    settings, used = state.settings, state.bytes_on_disk()
-    limit = min(state.budget_bytes, used + state.filesystem.free_bytes(state.directory))
+    settings, used = state.settings, state.bytes_on_disk() - sealing_frees
+    on_disk = state.filesystem.free_bytes(state.directory) + sealing_frees
+    limit = min(state.budget_bytes, used + on_disk)
     overhead = 2 * opening_bytes(state)
     wished = max(settings.segment_bytes, commit_bytes + commit_bytes // 8 + overhead)
     wanted = used + wished + settings.spare_bytes - limit
@@ -162,7 +175,9 @@ def make_room(state: LogState, commit_bytes: int) -> Room:
     gone = sum(segment.size for segment in plan.victims) + sum(state.asides[path] for path in plan.asides)
     least = overhead + plan.moved_bytes + commit_bytes
     length = max(least, min(wished + plan.moved_bytes, limit - settings.spare_bytes - used + gone))
-    return Room(plan, max(0, min(length, free)), length, least)
+    begins = on_disk >= opening_bytes(state) + plan.moved_bytes
+    most = (on_disk if commit_bytes else free) + gone if begins else 0
+    return Room(plan, max(0, min(length, free)), length, least, most)
 
 
 def forget_released(state: LogState) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import logging
 import os
 from collections.abc import Callable
@@ -19,7 +18,7 @@ from storage.segment_log.opening import delete_free, kept_after, open_segment
 from storage.segment_log.pending import Callback, PendingCommit
 from storage.segment_log.quarantine import quarantine
 from storage.segment_log.retention import Now, expire, forget_lost, free_segments, is_overdue
-from storage.segment_log.segment_file import Segment, SegmentWriter
+from storage.segment_log.segment_file import NO_SPACE, Segment, SegmentWriter
 from storage.segment_log.state import LogState
 
 logger = logging.getLogger(__name__)
@@ -53,6 +52,8 @@ class Committer:
         """Where the next segment begins, while there is no space for it."""
         self._wished: int | None = None
         """How long the segment is to be, while the disk does not have even what the next commit needs."""
+        self._is_held_back = False
+        """Whether the newest segment was not sealed, because there is no space to begin the next."""
         self.listeners: list[Callable[[], None]] = []
 
     def run_once(self) -> bool:
@@ -84,7 +85,7 @@ class Committer:
     @property
     def waits_for_space(self) -> bool:
         """Whether a commit waits for others to leave the disk some space."""
-        return self._sealed_at is not None or self._wished is not None
+        return self._sealed_at is not None or self._wished is not None or self._is_held_back
 
     def _commit(self, commit: PendingCommit, mark: bytes, marked: set[int]) -> None:
         batches = [(EntryKind.BATCH, pending.encode(self._compressor)) for pending in commit.batches]
@@ -150,12 +151,15 @@ class Committer:
             return
         state, sealed = self._state, self._writer.segment
         if self._sealed_at is None:
+            self._look_ahead(commit_bytes)
             self._reserve(sealed.end + sealed.index.footer_bytes + TRAILER_BYTES)
             self._sealed_at = sealed.first_position + self._seal()
         position = self._sealed_at
         while True:
             with state.changed:
                 room = make_room(state, commit_bytes)
+            if not room.suffices:
+                raise _NoSpace
             try:
                 self._writer = self._open(position, room)
                 self._sealed_at = None
@@ -173,6 +177,17 @@ class Committer:
         if not self._writer.fits(commit_bytes):
             # Others took what the deleted files left.
             self._wished = room.length
+            raise _NoSpace
+
+    def _look_ahead(self, commit_bytes: int) -> None:
+        """Before the newest segment gives back what it does not need: others would take it. Raises _NoSpace."""
+        sealed = self._writer.segment
+        spare = sealed.size - sealed.end - sealed.index.footer_bytes - TRAILER_BYTES
+        with self._state.changed:
+            room = make_room(self._state, commit_bytes, sealing_frees=max(0, spare))
+        if commit_bytes:
+            self._is_held_back = not room.suffices
+        if not room.suffices:
             raise _NoSpace
 
     def _reserve(self, length: int) -> None:
@@ -209,7 +224,7 @@ class Committer:
             path = os.path.join(self._state.directory, file_name(position))
             # Once it has its name it was the sync of that which failed, and no sync is tried again.
             is_named = self._state.filesystem.exists(path)
-            if error.errno != errno.ENOSPC or is_named:
+            if error.errno not in NO_SPACE or is_named:
                 raise
             if room.first_length <= room.least:
                 raise _NoSpace from error
@@ -242,7 +257,7 @@ class Committer:
             elif free:
                 self._delete(free)
         except _NoSpace:
-            logger.warning("the disk of %s has no space for the log's next file", state.directory)
+            logger.info("retention waits for room to begin the log's next file in %s", state.directory)
         except Exception as error:
             self.poison(error)
 

@@ -4,7 +4,6 @@ another log of this one, and a block that cannot be read may hide a stream's nam
 
 from __future__ import annotations
 
-import contextlib
 import os
 import re
 from typing import NamedTuple
@@ -38,9 +37,16 @@ def read_identity(filesystem: FileSystem, directory: str) -> Identity | None:
 
 
 def keep_identity(filesystem: FileSystem, directory: str, identity: Identity) -> None:
-    """Write the file, unless it says so already. A disk that has no room for it now gets it at a later start."""
+    """Write the file, unless it says so already. A disk that has no room for it now gets it at a later start.
+
+    Raises:
+        OSError: it could not be written, and without it numbers might be given out twice.
+    """
     if read_identity(filesystem, directory) == identity:
         return
     digits = b"%016x %016x" % identity
-    with contextlib.suppress(OSError):
+    try:
         write_atomically(filesystem, os.path.join(directory, FILE), b"%s %08x\n" % (digits, crc32c(digits)))
+    except OSError:
+        if identity.first_seq:
+            raise

@@ -143,6 +143,9 @@ def _opened(filesystem: FileSystem, path: str) -> Iterator[File]:
 
 def _set_aside(filesystem: FileSystem, path: str, suffix: str) -> None:
     filesystem.rename(path, path + suffix)
+    if filesystem.exists(path):
+        # They were two names of one file already, which a rename leaves as they are.
+        filesystem.remove(path)
     filesystem.sync_directory(os.path.dirname(path))
 
 

@@ -167,7 +167,7 @@ def continue_or_create(state: LogState, loaded: list[Loaded], now: int) -> Segme
             newest.segment.size = writer.seal(newest.segment.index.to_footer())
             position = newest.segment.first_position + newest.segment.size
     length = _reservable(state, state.bytes_on_disk())
-    return open_segment(state, position, now, Room(Plan(), length, length, length))
+    return open_segment(state, position, now, Room(Plan(), length, length, length, length))
 
 
 def _seal_again(filesystem: FileSystem, segment: Segment) -> None:

@@ -39,6 +39,8 @@ the file system with their sync (``docs/decisions/0018-zeros-ahead-of-small-comm
 SMALL_COMMIT_BYTES = 8 << 10
 """Commits below this cost less with their share of the zeros than with the journal."""
 OPENING_PIECE_BYTES = 1 << 20
+NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
+"""The disk is full, or the user's share of it."""
 UNFINISHED = ".new"
 """Suffix of a segment that is being created: a crash leaves a file that no start-up reads."""
 
@@ -157,7 +159,7 @@ class SegmentWriter:
             try:
                 self._file.allocate(length)
             except OSError as error:
-                if error.errno != errno.ENOSPC:
+                if error.errno not in NO_SPACE:
                     raise
 
     @property

@@ -45,7 +45,7 @@ class WriterThread:
                     state.changed.wait(housekeeping_at - time.monotonic())
                 if state.failed or (stopping.is_set() and not state.queue):
                     return
-            if time.monotonic() >= housekeeping_at:
+            if time.monotonic() >= housekeeping_at or self._committer.waits_for_space:
                 self._committer.housekeep()
                 housekeeping_at = time.monotonic() + HOUSEKEEPING_INTERVAL_S
             self._committer.run_once()

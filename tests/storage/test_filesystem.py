@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import random
 import subprocess
 import sys
@@ -110,6 +112,25 @@ def test_a_directory_that_an_interrupted_process_made_is_made_durable_by_the_nex
     filesystem.synced.clear()
     filesystem.make_directory(str(path))
     assert {str(tmp_path), str(tmp_path / "data")} <= set(filesystem.synced), "nothing says who made it"
+
+
+@pytest.mark.parametrize("number", [errno.EACCES, errno.EPERM, errno.EINVAL, errno.EROFS])
+def test_folders_above_that_are_read_only_keep_no_log_from_opening(tmp_path: Path, number: int) -> None:
+    """A data folder mounted below a root that is read-only, or another user's: nobody has made a directory there."""
+
+    class ReadOnlyAbove(OSFileSystem):
+        def sync_directory(self, path: str) -> None:
+            if path == str(tmp_path):
+                raise OSError(number, os.strerror(number), path)
+            super().sync_directory(path)
+
+    (tmp_path / "data").mkdir()
+    filesystem = ReadOnlyAbove()
+    filesystem.make_directory(str(tmp_path / "data" / "log"))
+    filesystem.make_directory(str(tmp_path / "data" / "log"))
+    assert (tmp_path / "data" / "log").is_dir()
+    with pytest.raises(OSError, match=os.strerror(number)):
+        filesystem.make_directory(str(tmp_path / "new"))
 
 
 def test_a_directory_is_locked_once(place: tuple[FileSystem, str]) -> None:

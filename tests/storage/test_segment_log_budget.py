@@ -200,6 +200,7 @@ def test_nothing_unreleased_is_deleted_even_when_the_disk_fills_up_meanwhile(dis
     disk.free = 0
     commit_all(log)
     disk.free = 1 << 30
+    commit_all(log)
     assert set(read_all(log, stream)) == set(range(61))
 
 
