@@ -139,7 +139,7 @@ def unusable() -> Iterator[object]:
     yield pytest.param(bytes(FILE_BYTES_MAX + 1), id="too long")
 
 
-@pytest.mark.parametrize("content", unusable())
+@pytest.mark.parametrize("content", list(unusable()))
 def test_a_damaged_file_is_told_and_begun_anew(
     disk: FakeFileSystem, content: bytes, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -27,7 +27,12 @@ AUDIT = {
 def start(directory: Path, *arguments: str) -> subprocess.Popen[str]:
     environment = os.environ | {"TMPDIR": str(directory), "COLUMNS": "80"}
     command = [sys.executable, "-m", "weft", "demo", *arguments]
-    return subprocess.Popen(command, env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    # A shell that runs tests in the background has them ignore Ctrl-C, and what they start would, too.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        return subprocess.Popen(command, env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def left_behind(directory: Path) -> list[list[str]]:
