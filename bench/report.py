@@ -154,7 +154,7 @@ def durability(results: Facts) -> list[str]:
     titles = (
         "messages/s", "payloads", "compression", "`commit_interval`", "sync", "device", "own count", "messages/sync"
     )  # fmt: skip
-    lines = [f"{results['seconds']:g} s of load in each case.", "", *table(titles, rows)]
+    lines = [f"{results['seconds']:g} s of load in each case, and at least 200 messages.", "", *table(titles, rows)]
     if opening := results.get("opening"):
         opened = [
             (title, f"{facts['bytes'] / (1 << 30):.1f} GiB in {facts['segments']} files", f"{facts['seconds']:.2f} s")
