@@ -92,7 +92,7 @@ class Committer:
         gaps = [(EntryKind.GAP, encode_body(gap)) for gap in commit.gaps]
         entries = [(EntryKind.STREAMS, mark), *gaps, *batches]
         length = sum(ENTRY_HEADER_BYTES + len(body) for _, body in entries)
-        if self.waits_for_space or not self._writer.fits(length):
+        if self.waits_for_space or not self._writer.fits(length + self._footer_growth(commit)):
             self._rotate(length)
         started = self._clock_reading().monotonic
         offsets = self._writer.write(entries)
@@ -106,6 +106,14 @@ class Committer:
             counters.records += commit.records
             counters.bytes_written += length
             self._account()
+
+    def _footer_growth(self, commit: PendingCommit) -> int:
+        index, new_names = self._writer.segment.index, []
+        with self._state.changed:
+            lanes = self._state.lanes
+            if len(index.streams) != len(lanes):
+                new_names = [lane.name for stream, lane in lanes.items() if stream not in index.streams]
+        return index.footer_growth([pending.stream for pending in commit.batches], len(commit.gaps), new_names)
 
     def _publish(self, commit: PendingCommit, entries: list[tuple[EntryKind, bytes]], offsets: list[int]) -> None:
         state, index = self._state, self._writer.segment.index

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from array import array
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from protocols.batch import BatchHeader
@@ -12,6 +12,9 @@ from protocols.ranges import Range, RangeSet
 from protocols.segment import Footer, GapNotice, KeptLane, LaneIndex
 from storage.segment_log.gaps import add_merged
 from storage.segment_log.settings import POINT_SPACING_BYTES
+
+_NAME_BYTES, _GAP_BYTES, _SPAN_BYTES, _RANGE_BYTES, _POINT_BYTES = 8, 48, 73, 19, 27
+"""What each of these takes in an encoded footer, at most; a name beside its characters."""
 
 
 class Chunk(NamedTuple):
@@ -188,13 +191,25 @@ class SegmentIndex:
         """Upper estimate of the encoded footer."""
         if len(self.streams) != self._streams_counted or self.kept is not self._kept_counted:
             self._streams_counted, self._kept_counted = len(self.streams), self.kept
-            self._fixed_bytes = 80 + sum(len(name) + 8 for name in self.streams.values())
-            self._fixed_bytes += sum(24 + 19 * len(lane.ranges) for lane in self.kept)
-        size = self._fixed_bytes + 48 * len(self.gaps)
+            self._fixed_bytes = 80 + sum(len(name) + _NAME_BYTES for name in self.streams.values())
+            self._fixed_bytes += sum(24 + _RANGE_BYTES * len(lane.ranges) for lane in self.kept)
+        size = self._fixed_bytes + _GAP_BYTES * len(self.gaps)
         for lanes in (self.lanes, self.moved):
             for span in lanes.values():
-                size += 73 + 19 * len(span.ranges) + 27 * len(span._seqs)
+                size += _SPAN_BYTES + _RANGE_BYTES * len(span.ranges) + _POINT_BYTES * len(span._seqs)
         return size
+
+    def footer_growth(self, batches: Sequence[int], gaps: int, new_names: Sequence[str]) -> int:
+        """How much longer a commit makes the footer, at most.
+
+        Args:
+            batches: the stream of each of its batches.
+            gaps: how many notices it has.
+            new_names: of the streams that the segment does not name yet.
+        """
+        size = _GAP_BYTES * gaps + (_RANGE_BYTES + _POINT_BYTES) * len(batches)
+        size += _SPAN_BYTES * sum(stream not in self.lanes for stream in {*batches})
+        return size + sum(len(name) + _NAME_BYTES for name in new_names)
 
     def to_footer(self) -> Footer:
         """The footer that says the same."""
