@@ -177,6 +177,7 @@ def test_housekeeping_that_finds_no_space_hinders_no_commit(disk: FakeFileSystem
         commit_all(log)
         log.committer.housekeep()
         assert log.failed is None
+        assert bool(told) is (log.durable_end(stream) == 11), "told before it is durable"
     return_space(disk)
     commit_all(log)
     assert told == [None]
