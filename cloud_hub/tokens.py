@@ -9,7 +9,6 @@ import hmac
 import logging
 import os
 import secrets
-from collections.abc import Callable
 from enum import StrEnum
 from hashlib import sha256
 
@@ -17,7 +16,7 @@ import msgspec
 import yaml
 
 from protocols.lane import NAME_RULE, valid_name
-from storage.filesystem import FileSystem, OSFileSystem, write_atomically
+from storage.private_file import replace_private_file
 
 logger = logging.getLogger(__name__)
 
@@ -93,10 +92,7 @@ def _check(identity: Identity, path: str) -> None:
         raise TokensUnusable(f"{where}: sha256 needs 64 lower-case hexadecimal digits")
 
 
-def create_token(
-    path: str, name: str, scope: Scope, tenant: str = "default", edge: str | None = None,
-    *, filesystem: FileSystem | None = None, random_token: Callable[[int], str] = secrets.token_urlsafe,
-) -> str:  # fmt: skip
+def create_token(path: str, name: str, scope: Scope, tenant: str = "default", edge: str | None = None) -> str:
     """Add a token to a file (made when missing) durably. A running hub takes it up by itself.
 
     Returns:
@@ -106,18 +102,17 @@ def create_token(
         TokensUnusable: the file is not valid, or has a token of this name already.
         OSError: the file cannot be written.
     """
-    filesystem = filesystem or OSFileSystem()
-    known = _known(filesystem, path)
+    known = _known(path)
     if any(identity.name == name for identity in known):
         raise TokensUnusable(f"{path}: there is a token {name!r} already; revoke it first, or choose another name")
-    token = random_token(TOKEN_BYTES)
+    token = secrets.token_urlsafe(TOKEN_BYTES)
     identity = Identity(name, hash_token(token), scope, tenant, edge)
     _check(identity, path)
-    _replace(filesystem, path, [*known, identity])
+    _replace(path, [*known, identity])
     return token
 
 
-def revoke_token(path: str, name: str, *, filesystem: FileSystem | None = None) -> Identity:
+def revoke_token(path: str, name: str) -> Identity:
     """Take a token out of a file, durably. A running hub takes it up by itself: nobody gets in with it any more.
 
     A link that is open already stays open until it ends.
@@ -129,23 +124,26 @@ def revoke_token(path: str, name: str, *, filesystem: FileSystem | None = None) 
         TokensUnusable: the file is not valid, or has no token of this name.
         OSError: the file cannot be written.
     """
-    filesystem = filesystem or OSFileSystem()
-    known = _known(filesystem, path)
+    known = _known(path)
     revoked = next((identity for identity in known if identity.name == name), None)
     if revoked is None:
         names = ", ".join(repr(identity.name) for identity in known[:NAMES_SHOWN_MAX]) or "none"
         raise TokensUnusable(f"{path}: there is no token {name!r}; there are: {names}")
-    _replace(filesystem, path, [identity for identity in known if identity.name != name])
+    _replace(path, [identity for identity in known if identity.name != name])
     return revoked
 
 
-def _known(filesystem: FileSystem, path: str) -> list[Identity]:
-    return read_tokens(filesystem.read(path), path) if filesystem.exists(path) else []
+def _known(path: str) -> list[Identity]:
+    try:
+        with open(path, "rb") as file:
+            return read_tokens(file.read(), path)
+    except FileNotFoundError:
+        return []
 
 
-def _replace(filesystem: FileSystem, path: str, identities: list[Identity]) -> None:
+def _replace(path: str, identities: list[Identity]) -> None:
     content = yaml.safe_dump(msgspec.to_builtins(_TokensFile(identities)), sort_keys=False)
-    write_atomically(filesystem, path, content.encode())
+    replace_private_file(path, content.encode())
 
 
 class TokenFile:

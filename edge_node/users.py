@@ -10,7 +10,8 @@ import os
 from argon2 import PasswordHasher, Type, extract_parameters
 from argon2.exceptions import InvalidHashError, VerificationError
 
-from storage.filesystem import FileSystem, OSFileSystem, write_atomically
+from storage.filesystem import FileSystem, OSFileSystem
+from storage.private_file import replace_private_file
 
 HASHER = PasswordHasher(time_cost=2, memory_cost=19 << 10, parallelism=1, type=Type.ID)
 """19 MiB, two passes, one lane: the least that OWASP advises, as a Raspberry Pi must check many devices at once."""
@@ -21,7 +22,6 @@ NAME_CHARACTERS_MAX = 256
 PASSWORD_BYTES_MAX = 1024
 USERS_MAX = 100_000
 FILE_BYTES_MAX = 64 << 20
-_PRIVATE = 0o600
 
 
 class UsersUnusable(ValueError):
@@ -72,7 +72,7 @@ def verify(hashed: str, password: bytes) -> bool:
         return False
 
 
-def add(path: str, name: str, password: bytes, filesystem: FileSystem | None = None) -> bool:
+def add(path: str, name: str, password: bytes) -> bool:
     """Add a user to a file (made when missing, for its owner alone), or give one a new password; durably.
 
     Returns:
@@ -85,31 +85,29 @@ def add(path: str, name: str, password: bytes, filesystem: FileSystem | None = N
     check_name(name)
     if not password or len(password) > PASSWORD_BYTES_MAX:
         raise UsersUnusable(f"expected a password of 1 to {PASSWORD_BYTES_MAX} bytes")
-    filesystem = filesystem or OSFileSystem()
-    lines = _lines(path, filesystem) if filesystem.exists(path) else []
+    lines = _lines(path) if os.path.exists(path) else []
     line = f"{name}:{HASHER.hash(password)}"
     places = [at for at, each in enumerate(lines) if _name(each) == name]
     if places:
         lines[places[0]] = line
     else:
         lines.append(line)
-    _write(path, lines, filesystem)
+    _write(path, lines)
     return not places
 
 
-def remove(path: str, name: str, filesystem: FileSystem | None = None) -> None:
+def remove(path: str, name: str) -> None:
     """Take a user out of a file, durably.
 
     Raises:
         UsersUnusable: the file is not valid, or has no such user.
         OSError: the file cannot be read or written.
     """
-    filesystem = filesystem or OSFileSystem()
-    lines = _lines(path, filesystem)
+    lines = _lines(path)
     kept = [line for line in lines if _name(line) != name]
     if len(kept) == len(lines):
         raise UsersUnusable(f"{path}: there is no user {name!r}")
-    _write(path, kept, filesystem)
+    _write(path, kept)
 
 
 def check_name(name: str) -> None:
@@ -133,8 +131,8 @@ def _is_good_hash(hashed: str) -> bool:
     return parameters.type is Type.ID and costs
 
 
-def _lines(path: str, filesystem: FileSystem) -> list[str]:
-    text = _text(filesystem.read(path), path)
+def _lines(path: str) -> list[str]:
+    text = _text(OSFileSystem().read(path), path)
     parse(text, path)
     return text.splitlines()
 
@@ -150,15 +148,5 @@ def _name(line: str) -> str:
     return "" if line.strip().startswith("#") else line.strip().partition(":")[0]
 
 
-def _write(path: str, lines: list[str], filesystem: FileSystem) -> None:
-    """Replace the file, which stays with its owner: an administrator may change what the node's user reads."""
-    known = os.stat(path) if filesystem.exists(path) else None
-    mask = os.umask(0o777 & ~_PRIVATE)
-    try:
-        write_atomically(filesystem, path, "".join(f"{line}\n" for line in lines).encode())
-    finally:
-        os.umask(mask)
-    if known is not None:
-        os.chmod(path, known.st_mode & 0o777)
-        if (known.st_uid, known.st_gid) != (os.geteuid(), os.getegid()) and os.geteuid() == 0:
-            os.chown(path, known.st_uid, known.st_gid)
+def _write(path: str, lines: list[str]) -> None:
+    replace_private_file(path, "".join(f"{line}\n" for line in lines).encode())

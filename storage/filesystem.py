@@ -11,6 +11,7 @@ import contextlib
 import errno
 import fcntl
 import os
+import stat
 from typing import Protocol
 
 Buffer = bytes | bytearray | memoryview
@@ -65,7 +66,8 @@ class FileSystem(Protocol):
     """Names and files. Paths are plain strings. Every method may raise ``OSError``."""
 
     def open(self, path: str, *, read_only: bool = False) -> File:
-        """Open an existing file (``FileNotFoundError``) for reading and, unless ``read_only``, writing."""
+        """Open an existing file (``FileNotFoundError``, ``IsADirectoryError``) for reading and, unless ``read_only``,
+        writing."""
         ...
 
     def create(self, path: str) -> File:
@@ -158,6 +160,9 @@ class _OSFile:
     def size(self) -> int:
         return os.fstat(self._fd).st_size
 
+    def is_directory(self) -> bool:
+        return stat.S_ISDIR(os.fstat(self._fd).st_mode)
+
     def close(self) -> None:
         if self._fd >= 0:
             os.close(self._fd)
@@ -190,7 +195,12 @@ class OSFileSystem:
     """The machine's own file system."""
 
     def open(self, path: str, *, read_only: bool = False) -> File:
-        return _OSFile(path, os.O_RDONLY if read_only else os.O_RDWR)
+        file = _OSFile(path, os.O_RDONLY if read_only else os.O_RDWR)
+        # The system opens a directory for reading, and refuses it for writing.
+        if read_only and file.is_directory():
+            file.close()
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
+        return file
 
     def create(self, path: str) -> File:
         return _OSFile(path, os.O_RDWR | os.O_CREAT | os.O_EXCL)
@@ -247,8 +257,8 @@ class OSFileSystem:
             os.close(fd)
 
     def free_bytes(self, path: str) -> int:
-        stat = os.statvfs(path)
-        return stat.f_bavail * stat.f_frsize
+        space = os.statvfs(path)
+        return space.f_bavail * space.f_frsize
 
     def lock(self, directory: str) -> Lock:
         try:

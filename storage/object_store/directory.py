@@ -182,7 +182,8 @@ class DirectoryStore:
         return Object(data, content_etag(data))
 
     def _get_range(self, key: str, start: int, length: int) -> bytes:
-        with self._opened(key) as file:
+        # Members of the store's group may read what they may not write.
+        with self._opened(key, read_only=True) as file:
             first, end = clamp_range(file.size(), start, length)
             data = file.read_at(first, end - first)
         self._sync_name_once(key)
@@ -240,8 +241,8 @@ class DirectoryStore:
         self._fs.sync_directory(os.path.dirname(self._path(key)))
 
     @contextlib.contextmanager
-    def _opened(self, key: str) -> Iterator[File]:
-        with contextlib.closing(self._fs.open(self._path(key))) as file:
+    def _opened(self, key: str, *, read_only: bool = False) -> Iterator[File]:
+        with contextlib.closing(self._fs.open(self._path(key), read_only=read_only)) as file:
             yield file
 
     def _make_directories(self, directory: str) -> None:

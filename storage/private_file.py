@@ -1,0 +1,62 @@
+"""Files that only a service and its administrator may read: hashed passwords, hashed tokens.
+
+They belong to no log and no store, so they need owners and modes, which ``FileSystem`` does not have.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+
+_OWNER = 0o600
+_OWNER_AND_GROUP = 0o640
+
+
+def replace_private_file(path: str, data: bytes) -> None:
+    """Replace a file's content durably and in one step; make the file when it is missing.
+
+    A file that is there keeps its owner, group and mode, so that an administrator may change what a service reads.
+    A new file is readable by its owner alone.
+
+    A new file that root makes gets the owner and group of its folder: ``sudo weft token create`` must not leave a
+    file that the service's user cannot read. In root's own folder, the folder's group may read it.
+
+    Raises:
+        OSError: the file or its folder cannot be written. The old content stays.
+    """
+    folder = os.path.dirname(path) or "."
+    owner, group, mode = _ownership(path, folder)
+    temporary = f"{path}.new"
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(temporary)
+    # Exclusive: in a folder of another user, root must not write through a link that stands at this name.
+    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, _OWNER)
+    with open(descriptor, "wb") as file:
+        if (owner, group) != (os.geteuid(), os.getegid()) and os.geteuid() == 0:
+            os.fchown(descriptor, owner, group)
+        os.fchmod(descriptor, mode)
+        file.write(data)
+        file.flush()
+        os.fsync(descriptor)
+    os.replace(temporary, path)
+    _sync(folder)
+
+
+def _ownership(path: str, folder: str) -> tuple[int, int, int]:
+    """Owner, group and mode that the file is to have."""
+    with contextlib.suppress(FileNotFoundError):
+        known = os.stat(path)
+        return known.st_uid, known.st_gid, known.st_mode & 0o777
+    if os.geteuid() != 0:
+        return os.geteuid(), os.getegid(), _OWNER
+    place = os.stat(folder)
+    of_root_for_a_group = place.st_uid == 0 and place.st_gid != 0
+    return place.st_uid, place.st_gid, _OWNER_AND_GROUP if of_root_for_a_group else _OWNER
+
+
+def _sync(folder: str) -> None:
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,59 @@
+# What docs/how-to/run-under-systemd.md tells its reader to do, and what may be expected after it. In the room of room.sh.
+#   follow_the_page.sh PAGE_FOLDER PYTHON     PAGE_FOLDER: the page's blocks as files, with free ports
+set -euo pipefail
+page=$1 python=$2
+wait_for() { # wait_for TEXT COMMAND ...
+  local text=$1 tries=300
+  shift
+  until "$@" 2>&1 | grep -q -- "$text"; do
+    [ $((tries -= 1)) -gt 0 ] || { echo "'$*' never said '$text':" >&2; "$@" >&2 || true; tail -n 20 /run/*.log >&2; exit 1; }
+    sleep 0.1
+  done
+}
+mine() { # mine FOLDER: nothing in it may be another's, or readable by all
+  find "$1" ! -user weft -o -perm -o=r ! -type l | sed "s/^/not the service's alone: /" | tee /dev/stderr | wc -l | grep -qx 0
+}
+
+systemd-sysusers "$PWD/deploy/weft.sysusers"
+useradd --no-create-home anna
+useradd --no-create-home bob
+install -d -o weft -g weft -m 750 /etc/weft
+mkdir -p /etc/systemd/system
+
+install -m 644 "$page/hub.yaml" /etc/weft/
+sudo -u weft /opt/weft/bin/weft token create press-shop-7 --file /etc/weft/tokens --scope edge --edge press-shop-7 >/run/token
+/opt/weft/bin/weft token create spare --file /etc/weft/tokens --scope reader >/run/spare    # as root
+sudo -u weft /opt/weft/bin/weft hub check /etc/weft/hub.yaml
+sed "s#^ExecStart=.*#&#" deploy/weft-hub.service >/etc/systemd/system/weft-hub.service
+systemctl enable --now weft-hub
+wait_for "the hub is ready" cat /run/weft-hub.log
+
+install -m 644 "$page/edge.yaml" /etc/weft/
+install -o weft -g weft -m 600 /dev/stdin /etc/weft/token </run/token
+echo secret | sudo -u weft /opt/weft/bin/weft user add gateway --file /etc/weft/users --password-file -
+echo other | /opt/weft/bin/weft user add second --file /etc/weft/users --password-file -         # as root
+sudo -u weft /opt/weft/bin/weft edge check /etc/weft/edge.yaml
+cp deploy/weft-edge.service /etc/systemd/system/
+systemctl enable --now weft-edge
+wait_for "connected" sudo -u weft /opt/weft/bin/weft edge status /etc/weft/edge.yaml
+
+"$python" "$page/publish.py"
+wait_for "good: every record is in the log once, 1 of them" sudo -u weft /opt/weft/bin/weft audit telemetry --store /var/lib/weft-hub
+wait_for "21.5" sudo -u weft /opt/weft/bin/weft edge tail /etc/weft/edge.yaml
+
+# Root's own new user is taken up by the running node, which reads the file as weft.
+systemctl reload weft-edge
+"$python" "$page/publish.py" second other
+
+# Others read the store through the group, and cannot without it.
+usermod -aG weft anna
+sudo -u anna /opt/weft/bin/weft audit telemetry --store /var/lib/weft-hub
+if sudo -u bob /opt/weft/bin/weft audit telemetry --store /var/lib/weft-hub; then echo "bob could read" >&2; exit 1; fi
+if sudo -u bob /opt/weft/bin/weft edge status /var/lib/weft; then echo "bob could read" >&2; exit 1; fi
+
+systemctl stop weft-edge
+systemctl stop weft-hub
+! grep -i -e traceback -e denied /run/*.log
+for folder in /var/lib/weft /var/lib/weft-hub; do mine "$folder"; done
+test "$(stat -c '%U %a' /etc/weft/tokens /etc/weft/users | sort -u)" = "weft 600"
+echo "followed to its end"
