@@ -105,7 +105,7 @@ class Outbound:
         return True
 
     def offer(self, message: Message, grant: Grant, qos: int) -> None:
-        """Send or queue at QoS 1 or 2. Without room, a message that a stream keeps comes from the log later, and another
+        """Send or queue at QoS 1 or 2. Without room, a message that a stream keeps comes from the log later; another
         is dropped."""
         if self.has_room:
             self.send(message, grant, qos)
