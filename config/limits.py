@@ -104,8 +104,8 @@ class EdgeLimits(Section, frozen=True, kw_only=True):
     session_queue_bytes: Annotated[
         Size,
         Meta(
-            description="Most bytes of live messages at QoS 1 and 2 kept for one client. What a persistent session has "
-            "no room for is read from the log again; other clients lose it."
+            description="Most bytes of live messages at QoS 1 and 2 kept for one client. Messages beyond it are read "
+            "from the log later; messages that no stream keeps are dropped."
         ),
     ] = field(default=1 * MiB, name="session_queue")
     session_queues_bytes: Annotated[

@@ -59,6 +59,17 @@ class Deliveries:
         while touched:
             touched.pop().flush()
 
+    def dropped(self, outbound: Outbound) -> None:
+        """Count a message that the client has no room for and the log does not have; log the first of a session."""
+        self.counters.deliveries_dropped += 1
+        if not outbound.told_of_drops:
+            outbound.told_of_drops = True
+            log.warning(
+                "MQTT client %r acknowledges too slowly: messages that no stream keeps are dropped beyond "
+                "limits.session_queue. Add a stream for their topics, and the client gets them from the log",
+                outbound.client_id,
+            )
+
     def journal_sent(self, outbound: Outbound, deliveries: dict[int, Sent], packets: list[bytes]) -> None:
         """Send packets once the journal has the QoS 2 deliveries among them, and in the same commit that the shared
         subscriptions which they are of have passed them: then a crash leaves them to this client or to the group, never

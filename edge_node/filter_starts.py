@@ -10,7 +10,7 @@ from edge_node.subscriptions import Entry
 class FilterStarts:
     """Stream -> the first seq that is a subscription's, for those whose session has not read up to there yet.
 
-    No more than one entry for each filter of a persistent session and each stream; mostly none at all.
+    No more than one entry for each filter of a session and each stream; mostly none at all.
     """
 
     def __init__(self) -> None:
@@ -27,6 +27,10 @@ class FilterStarts:
         """Where a filter began; empty when that does not matter any more."""
         found = self._starts.get(client_id, {}).get(text)
         return found[1] if found is not None else {}
+
+    def knows(self, client_id: str) -> bool:
+        """Whether it matters for any subscription of a client."""
+        return client_id in self._starts
 
     def all_of(self, client_id: str) -> Iterator[tuple[Entry, dict[int, int]]]:
         """The subscriptions of one client for which it matters."""

@@ -28,8 +28,8 @@ class Outbound:
 
     __slots__ = (
         "bytes", "bytes_max", "catch_up", "client_id", "feed", "groups", "held", "identity", "inflight", "inflight_max",
-        "keeper", "last_id", "link", "live", "out", "persistent", "queue", "released", "resend", "unjournaled",
-        "waits", "wire",
+        "keeper", "last_id", "link", "live", "out", "persistent", "queue", "released", "resend", "told_of_drops",
+        "unjournaled", "waits", "wire",
     )  # fmt: skip
 
     def __init__(self, client_id: str, wire: Wire, keeper: Keeper, inflight_max: int, bytes_max: int) -> None:
@@ -67,6 +67,8 @@ class Outbound:
         self.feed: RetainedFeed | None = None
         """Retained messages that new subscriptions are still to get."""
         self.groups: list[Group] = []
+        self.told_of_drops = False
+        """Whether the node's log says that messages for this client were dropped."""
 
     # --- what subscriptions ask
 
@@ -103,8 +105,8 @@ class Outbound:
         return True
 
     def offer(self, message: Message, grant: Grant, qos: int) -> None:
-        """Send or queue at QoS 1 or 2. Without room, a persistent session's message comes from the log later, and
-        another's is dropped."""
+        """Send or queue at QoS 1 or 2. Without room, a message that a stream keeps comes from the log later; another
+        is dropped."""
         if self.has_room:
             self.send(message, grant, qos)
         elif self.catch_up is None or self.catch_up.joining or message.stream == NOWHERE:
@@ -137,8 +139,8 @@ class Outbound:
             if self.queue is None:
                 self.queue = deque()
             self.queue.append((message, grant, qos))
-        elif not self.persistent or message.stream == NOWHERE:
-            keeper.counters.deliveries_dropped += 1
+        elif message.stream == NOWHERE or not (self.persistent or self.link is not None):
+            keeper.dropped(self)
         elif self.catch_up is None:
             keeper.fall_behind(self, message)
         else:

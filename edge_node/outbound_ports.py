@@ -51,6 +51,9 @@ class Keeper(Protocol):
     def fall_behind(self, outbound: Outbound, first: Message | None) -> None:
         """Have the client's messages from ``first`` on (None: from those still to come) read from the log."""
 
+    def dropped(self, outbound: Outbound) -> None:
+        """Count a message that the client has no room for and the log does not have; log the first of a session."""
+
     def journal_sent(self, outbound: Outbound, deliveries: dict[int, Sent], packets: list[bytes]) -> None:
         """Write packets once the journal has the QoS 2 deliveries among them, and after those written before."""
 

@@ -175,15 +175,16 @@ class Keeping:
         Raises:
             LogFull, LogFailed: the journal cannot note it.
         """
-        if not session.persistent:
-            return
-        client_id, options = session.client_id, entry.options
+        client_id, options, outbound = session.client_id, entry.options, session.outbound
         began: Mapping[int, int] = self._starts.of(client_id, options.filter)
         if is_new and not options.filter.startswith(SHARE_PREFIX):  # a group has a position of its own
-            began = {stream: seq for stream, seq in self.ingest.ends().items() if seq}
-        self._journal.subscribed(client_id, options, entry.identifier, began)
+            # A session that ends with its connection reads the log only when messages wait for it.
+            may_read = session.persistent or outbound.queue or outbound.catch_up is not None
+            began = {stream: seq for stream, seq in self.ingest.ends().items() if seq} if may_read else {}
+        if session.persistent:
+            self._journal.subscribed(client_id, options, entry.identifier, began)
         self._starts.set(client_id, entry, began)
-        catch_up = session.outbound.catch_up
+        catch_up = outbound.catch_up
         if began and catch_up is not None and isinstance(catch_up.reader, SessionReader):
             catch_up.reader.began(entry, dict(began))
 
@@ -191,7 +192,7 @@ class Keeping:
         """A filter is about to be taken out. Raises LogFull and LogFailed."""
         if session.persistent:
             self._journal.unsubscribed(session.client_id, text)
-            self._starts.drop(session.client_id, text)
+        self._starts.drop(session.client_id, text)
 
     def send_retained(self, entry: Entry) -> None:
         """Send the retained messages of a subscription, as fast as the client takes them."""
@@ -232,8 +233,12 @@ class Keeping:
     def note_positions(self, sessions: Sessions) -> None:
         """Journal how far sessions are that have moved since the last time; called every second or so."""
         for session in sessions.all():
-            if session.persistent and session.connected:
+            if not session.connected:
+                continue
+            if session.persistent:
                 self._note_position(session.client_id, self.positions(session.outbound))
+            elif self._starts.knows(session.client_id):
+                self._starts.passed(session.client_id, self.positions(session.outbound))
         for group in sessions.filters.groups:
             self.note_moved(group)
 

@@ -58,6 +58,7 @@ class SessionReader:
         """Of these, and of what was in flight when the session fell behind, none is sent again."""
         for message, _, _ in outbound.inflight.values():
             self.done.add((message.stream, message.seq))
+        self._told_of_loss = False
         self._newer: dict[Entry, dict[int, int]] = {}
         """Subscriptions made while the session was behind -> stream -> the first seq that is theirs."""
 
@@ -98,6 +99,9 @@ class SessionReader:
     def lost(self, count: int) -> None:
         """The log no longer had some records."""
         self._keeper.counters.deliveries_lost += count
+        if not self._told_of_loss:
+            self._told_of_loss = True
+            log.warning("%s is too slow: the log has deleted %d records before it read them", self.name, count)
 
     def live(self) -> None:
         """The session is level: what was queued meanwhile is sent."""

@@ -251,7 +251,7 @@ class Group:
         if self._fits(message) and any(outbound.link for outbound in self.members):
             self.queue.append(message)
             self._take(message)
-        elif not self.persistent or message.stream == NOWHERE:
+        elif message.stream == NOWHERE:
             keeper.counters.deliveries_dropped += 1
         elif self.catch_up is None:
             keeper.group_behind(self, message)

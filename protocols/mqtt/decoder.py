@@ -39,6 +39,9 @@ from protocols.topics import SHARE_PREFIX, InvalidTopic, split_share
 
 FIXED_HEADER_BYTES_MAX = 5
 _LENGTH_BYTES_MAX = 4
+FILTERS_MAX = 4096
+"""Most topic filters of one SUBSCRIBE or UNSUBSCRIBE. A packet of 1 MiB has room for 262,144, whose decoding alone
+would keep all other clients waiting for a second."""
 
 
 def packet_end(data: bytes, at: int, packet_bytes_max: int) -> tuple[int, int] | None:
@@ -155,10 +158,17 @@ def _subscribe(reader: Reader, _flags: int) -> Packet:
     filters: list[Subscription] = []
     while reader.at < reader.end:
         filters.append(read(reader))
+        _check_count(reader, len(filters))
     if not filters:
         clause = reader.clause("3.8.3-3", "3.8.3-2")
         raise MalformedPacket("SUBSCRIBE without a topic filter", clause, ReasonCode.PROTOCOL_ERROR)
     return Subscribe(packet_id, tuple(filters), properties)
+
+
+def _check_count(reader: Reader, filters: int) -> None:
+    if filters > FILTERS_MAX:
+        reason = f"{reader.name} with more than {FILTERS_MAX} topic filters; spread them over several packets"
+        raise ProtocolViolation(reason, code=ReasonCode.QUOTA_EXCEEDED)
 
 
 def _subscription(reader: Reader) -> Subscription:
@@ -198,6 +208,7 @@ def _unsubscribe(reader: Reader, _flags: int) -> Packet:
     filters: list[str] = []
     while reader.at < reader.end:
         filters.append(reader.filter())
+        _check_count(reader, len(filters))
     if not filters:
         raise MalformedPacket("UNSUBSCRIBE without a topic filter", "3.10.3-2", ReasonCode.PROTOCOL_ERROR)
     return Unsubscribe(packet_id, tuple(filters), properties)

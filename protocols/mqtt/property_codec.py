@@ -11,6 +11,10 @@ from protocols.mqtt.packet_types import PacketType
 from protocols.mqtt.properties import NO_PROPERTIES, TABLE, Kind, Properties
 from protocols.mqtt.reader import Reader
 
+PROPERTIES_MAX = 1024
+"""Most properties of one packet. A packet of 1 MiB has room for 170,000, whose decoding alone would keep all other
+clients waiting for half a second."""
+
 _READERS: dict[Kind, Callable[[Reader, str], Any]] = {
     Kind.FLAG: Reader.u8,
     Kind.BYTE: Reader.u8,
@@ -54,8 +58,13 @@ def read_properties(reader: Reader, packet: PacketType) -> Properties:
     if reader.end > outer_end:
         raise MalformedPacket(f"{reader.name} ends inside its properties")
     found: dict[str, Any] = {}
+    count = 0
     while reader.at < reader.end:
         _read_one(reader, packet, found)
+        count += 1
+        if count > PROPERTIES_MAX:
+            reason = f"{_what(reader, packet)} with more than {PROPERTIES_MAX} properties; send fewer"
+            raise ProtocolViolation(reason, code=ReasonCode.QUOTA_EXCEEDED)
     reader.end = outer_end
     for name in ("user_properties", "subscription_identifiers"):
         if name in found:

@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import os
+import time
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from protocols.mqtt.packets import (
     ConnAck,
     Connect,
     Disconnect,
+    Packet,
     PingReq,
     PingResp,
     PubAck,
@@ -27,6 +29,8 @@ from protocols.mqtt.packets import (
     Unsubscribe,
     Will,
 )
+from protocols.mqtt.properties import Properties
+from protocols.mqtt.reason_codes import ReasonCode
 from storage.segment_log import LogFull, LogSettings
 from tests.edge_node.mqtt_harness import PATIENCE_S, PahoClient, RawClient, SyncGate, running, until
 
@@ -456,3 +460,36 @@ async def test_paho_resumes_its_session(tmp_path: Path) -> None:
         assert (await second.message()).payload == b"now"
         await second.close()
         await device.close()
+
+
+FILTERS, PROPERTIES = 200_000, 120_000
+
+
+@pytest.mark.parametrize(
+    ("version", "packet"),
+    [
+        (4, Subscribe(1, (Subscription("a"),) * FILTERS)),
+        (5, Subscribe(1, (Subscription("a"),) * FILTERS)),
+        (4, Unsubscribe(1, ("a",) * FILTERS)),
+        (5, Unsubscribe(1, ("a",) * FILTERS)),
+        (5, Publish(b"plant/a", b"", 1, 1, properties=Properties(user_properties=(("a", "b"),) * PROPERTIES))),
+    ],
+    ids=lambda value: type(value).__name__ if isinstance(value, Packet) else str(value),
+)
+async def test_one_large_packet_does_not_keep_others_waiting(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, version: int, packet: Packet
+) -> None:
+    async with running(tmp_path, packet_bytes_max=1 << 20) as node:
+        client = await RawClient.connect(node.port, version=version)
+        data = encode(packet, version)
+        assert len(data) > 600_000
+        client.writer.write(data[:-1])
+        seen = node.counters.bytes_received
+        await until(lambda: node.counters.bytes_received >= seen + len(data) - 1)
+        before = time.process_time()
+        client.writer.write(data[-1:])
+        answer = await client.receive()
+        assert time.process_time() - before < 0.2, "decoded whole it takes more than a second"
+        assert (answer and answer.code) == (ReasonCode.QUOTA_EXCEEDED if version == 5 else None)
+        assert await client.receive() is None
+    assert "more than" in caplog.text

@@ -2,7 +2,7 @@
 
 from edge_node.counters import Counters
 from edge_node.fan_out import FanOut
-from edge_node.message import Message
+from edge_node.message import NOWHERE, Message
 from edge_node.outbound import Outbound
 from edge_node.outbound_ports import MESSAGE_OVERHEAD_BYTES, QueueBudget
 from edge_node.publish_packets import Wire
@@ -19,6 +19,7 @@ class Keeper:
         self.counters = Counters()
         self.budget = QueueBudget(bytes_max)
         self.touched: list[Outbound] = []
+        self.behind: list[tuple[str, int, int]] = []
 
     def wall_clock(self) -> int:
         return 1_000_000_000
@@ -27,10 +28,17 @@ class Keeper:
         while self.touched:
             self.touched.pop().flush()
 
-    def fall_behind(self, *_: object) -> None:
+    def fall_behind(self, outbound: Outbound, first: Message | None) -> None:
+        assert first is not None
+        self.behind.append((outbound.client_id, first.stream, first.seq))
+
+    def dropped(self, _outbound: Outbound) -> None:
+        self.counters.deliveries_dropped += 1
+
+    def journal_sent(self, *_: object) -> None:
         raise AssertionError("nobody is persistent here")
 
-    journal_sent = journal_sending = journal_pubrec = journal_completed = fall_behind
+    journal_sending = journal_pubrec = journal_completed = journal_sent
 
 
 class Socket(list[bytes]):
@@ -72,16 +80,24 @@ def test_both_bounds_hold_and_acknowledgements_make_room() -> None:
     keeper = Keeper(3 * ROOM)
     one, _, to_one = make(keeper, 1, 2 * ROOM)
     two, _, to_two = make(keeper, 1, 2 * ROOM)
-    to_one.run([b"t"] * 3, [b"x"] * 3, {}, {}, 0, 0, None)
+    to_one.run([b"t"] * 3, [b"x"] * 3, {}, {}, NOWHERE, 0, None)
     assert keeper.counters.deliveries_dropped == 1
-    to_two.run([b"t"] * 2, [b"x"] * 2, {}, {}, 0, 0, None)
+    to_two.run([b"t"] * 2, [b"x"] * 2, {}, {}, NOWHERE, 0, None)
     assert keeper.counters.deliveries_dropped == 2
     one.puback(1)
-    to_two.run([b"t"], [b"x"], {}, {}, 0, 0, None)
+    to_two.run([b"t"], [b"x"], {}, {}, NOWHERE, 0, None)
     assert keeper.counters.deliveries_dropped == 2
     one.clear()
     two.clear()
     assert keeper.budget.used == 0
+
+
+def test_what_a_stream_keeps_is_not_dropped_but_read_later() -> None:
+    keeper = Keeper()
+    _, _, fan_out = make(keeper, 1, 2 * ROOM)
+    fan_out.run([b"t"] * 3, [b"x"] * 3, {}, {}, 7, 100, None)
+    assert keeper.behind == [("c", 7, 102)]
+    assert keeper.counters.deliveries_dropped == 0
 
 
 def test_packet_identifiers_wrap_around_those_in_flight() -> None:

@@ -338,6 +338,81 @@ async def test_a_slow_session_reads_the_log_and_then_goes_on_live(tmp_path: Path
         assert node.counters.deliveries_dropped == 0
 
 
+async def test_a_slow_clean_session_reads_what_a_stream_keeps(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    limits = SessionLimits(inflight_max=10, queue_bytes_max=3000)
+    async with running(tmp_path, limits=limits) as node:
+        client = await RawClient.connect(node.port, "c")
+        await client.subscribe(("#", 2))
+        device = await RawClient.connect(node.port, "device")
+        for number in range(1, 301):
+            device.send(Publish(b"plant/a", b"%d" % number, 1, number))
+        for number in range(1, 301):
+            device.send(Publish(b"kept/nowhere", b"%d" % number, 1, number))
+        assert [await device.receive() for _ in range(600)] == 2 * [PubAck(number) for number in range(1, 301)]
+        await node.durable()
+        got: dict[bytes, list[int]] = {b"plant/a": [], b"kept/nowhere": []}
+        while len(got[b"plant/a"]) < 300 or node.broker.sessions.all()[0].outbound.inflight:
+            packet = await client.receive()
+            got[packet.topic].append(int(packet.payload))
+            client.send(PubAck(packet.packet_id))
+            await until(lambda: packet.packet_id not in node.broker.sessions.all()[0].outbound.inflight)
+        assert got[b"plant/a"] == list(range(1, 301))
+        assert node.counters.deliveries_dropped == 300 - len(got[b"kept/nowhere"]) > 0
+        await until(lambda: node.broker.sessions.all()[0].outbound.catch_up is None)
+        assert await client.silent()
+    assert caplog.text.count("acknowledges too slowly") == 1
+
+
+async def test_a_new_filter_of_a_slow_clean_session_gets_nothing_older(tmp_path: Path) -> None:
+    limits = SessionLimits(inflight_max=1, queue_bytes_max=1000)
+    async with running(tmp_path, limits=limits) as node:
+        client = await RawClient.connect(node.port, "c")
+        await client.subscribe(("plant/a", 1))
+        device = await RawClient.connect(node.port, "device")
+
+        async def publish(first: int, end: int) -> None:
+            for number in range(first, end):
+                device.send(Publish((b"plant/a", b"plant/b")[number % 2], b"%d" % number, 1, number))
+            assert [await device.receive() for _ in range(first, end)] == [PubAck(n) for n in range(first, end)]
+
+        await publish(1, 5)
+        first = await client.receive()
+        await client.subscribe(("plant/b", 1))  # while a message waits
+        await publish(5, 50)  # and now the session falls behind
+        await client.subscribe(("plant/+", 1))  # while it is behind
+        await publish(50, 60)
+        got = [int(first.payload)]
+        client.send(PubAck(first.packet_id))
+        while got[-1] < 59:
+            packet = await client.receive()
+            got.append(int(packet.payload))
+            client.send(PubAck(packet.packet_id))
+        assert got == [2, 4, *range(5, 60)]
+        node.broker._keeping.note_positions(node.broker.sessions)
+        assert not node.broker._keeping._starts.knows("c")
+
+
+async def test_members_of_a_shared_subscription_that_are_slow_lose_nothing_of_a_stream(tmp_path: Path) -> None:
+    limits = SessionLimits(inflight_max=5, queue_bytes_max=2000)
+    async with running(tmp_path, limits=limits) as node:
+        members = [await RawClient.connect(node.port, name) for name in ("one", "two")]
+        for member in members:
+            await member.subscribe(("$share/g/plant/#", 1))
+        device = await RawClient.connect(node.port, "device")
+        for number in range(1, 201):
+            device.send(Publish(b"plant/a", b"%d" % number, 1, number))
+        assert [await device.receive() for _ in range(200)] == [PubAck(number) for number in range(1, 201)]
+        got: list[int] = []
+        while len(got) < 200:
+            for member in members:
+                if member.has_data or not any(each.has_data for each in members):
+                    packet = await member.receive()
+                    got.append(int(packet.payload))
+                    member.send(PubAck(packet.packet_id))
+                    break
+        assert sorted(got) == list(range(1, 201))
+
+
 async def test_a_session_is_noted_at_the_cost_of_what_is_open(tmp_path: Path) -> None:
     """Thousands of clients that connect anew with a QoS 2 publish each must not cost 65,535 questions each"""
 

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from protocols.mqtt.decoder import decode, packet_end
+from protocols.mqtt.decoder import FILTERS_MAX, decode, packet_end
 from protocols.mqtt.encoder import REMAINING_LENGTH_MAX, encode, encode_length
 from protocols.mqtt.errors import ConnectRefused, MalformedPacket, MqttError, ProtocolViolation, ReasonCode
 from protocols.mqtt.packet_types import PacketType
@@ -19,8 +19,10 @@ from protocols.mqtt.packets import (
     SubAck,
     Subscribe,
     Subscription,
+    Unsubscribe,
 )
-from protocols.mqtt.properties import NO_PROPERTIES, TABLE
+from protocols.mqtt.properties import NO_PROPERTIES, TABLE, Properties
+from protocols.mqtt.property_codec import PROPERTIES_MAX
 from tests.protocols.mqtt.strategies import VECTORS, VECTORS_5, VERSIONS, packets
 
 LIMIT = 1 << 20
@@ -438,3 +440,34 @@ def test_a_length_that_mqtt_cannot_carry_is_the_callers_error() -> None:
 
 def test_longer_than_necessary_lengths_are_read() -> None:
     assert decode(bytes.fromhex("40 8200 0001"), 0, LIMIT) == (PubAck(1), 5)
+
+
+def _many(packet: str, count: int) -> Packet:
+    match packet:
+        case "SUBSCRIBE":
+            return Subscribe(1, (Subscription("a"),) * count)
+        case "UNSUBSCRIBE":
+            return Unsubscribe(1, ("a",) * count)
+    properties = Properties(user_properties=(("a", "b"),) * count)
+    return (
+        Connect("c", properties=properties, version=5)
+        if packet == "CONNECT"
+        else Publish(b"t", b"", properties=properties)
+    )
+
+
+@pytest.mark.parametrize(
+    ("packet", "count_max"),
+    [
+        ("SUBSCRIBE", FILTERS_MAX),
+        ("UNSUBSCRIBE", FILTERS_MAX),
+        ("PUBLISH", PROPERTIES_MAX),
+        ("CONNECT", PROPERTIES_MAX),
+    ],
+)
+def test_fields_of_one_packet_are_bounded(packet: str, count_max: int) -> None:
+    """Decoding the 262,144 filters that 1 MiB has room for would keep all other clients waiting."""
+    assert decode(encode(_many(packet, count_max), 5), 0, LIMIT, 5) is not None
+    with pytest.raises(MqttError, match=f"more than {count_max} .*s; s") as caught:
+        decode(encode(_many(packet, count_max + 1), 5), 0, LIMIT, 5)
+    assert caught.value.code is ReasonCode.QUOTA_EXCEEDED
