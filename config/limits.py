@@ -94,7 +94,8 @@ class EdgeLimits(Section, frozen=True, kw_only=True):
         Count,
         Meta(
             le=65_535,
-            description="Most messages at QoS 1 and 2 that an MQTT 5 client may send ahead of their acknowledgements.",
+            description="Most messages at QoS 1 and 2 that an MQTT 5 client may send ahead of their acknowledgements. "
+            "A client that sends more is not read until acknowledgements have gone out.",
         ),
     ] = 1000
     topic_alias_maximum: Annotated[

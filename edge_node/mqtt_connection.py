@@ -130,10 +130,6 @@ class MqttConnection(asyncio.Protocol):
         """Write one packet in the client's version."""
         self.send(self._machine.encode(packet))
 
-    def answered(self, publishes: int) -> None:
-        """That many publishes of the client need no further answer."""
-        self._machine.answered(publishes)
-
     def displace(self, code: ReasonCode) -> None:
         """The session is another connection's now, or no more [MQTT-3.1.4-3]."""
         self._close(f"{code.name.lower().replace('_', ' ')}", logging.INFO, code=code)

@@ -67,7 +67,8 @@ class Handshake:
             raise ConnectRefused(
                 ReasonCode.SERVER_BUSY, f"its session cannot be kept: {error}", version=packet.version
             ) from error
-        connection.welcome(session, Intake(broker, connection, broker.ingest.topics_of(identity)))
+        intake = Intake(broker, connection, broker.ingest.topics_of(identity), machine.answers_due_max)
+        connection.welcome(session, intake)
         answer = machine.encode(ConnAck(present, ReasonCode.SUCCESS, self._announcement(packet, client_id, session)))
         if session.awaits_journal:
             machine.state = State.AWAITING_CONNECT  # who is displaced before its CONNACK gets no DISCONNECT either
