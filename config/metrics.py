@@ -20,7 +20,7 @@ class Metric(NamedTuple):
 EDGE_METRICS = (
     Metric("weft_edge_connections", "gauge", "Open MQTT connections."),
     Metric("weft_edge_connections_accepted_total", "counter", "MQTT connections accepted."),
-    Metric("weft_edge_connections_refused_total", "counter", "Connections closed at once: limits.connections reached."),
+    Metric("weft_edge_connections_refused_total", "counter", "Clients not let in: limits.connections reached."),
     Metric(
         "weft_edge_connections_rate_limited_total",
         "counter",

@@ -13,7 +13,7 @@ class Counters:
     """Open MQTT connections now."""
     connections_accepted: int = 0
     connections_refused: int = 0
-    """Closed at once because the limit was reached."""
+    """Clients refused because the limit was reached."""
     connect_timeouts: int = 0
     """Connections that sent no CONNECT in time."""
     keep_alive_timeouts: int = 0

@@ -246,11 +246,11 @@ class MqttConnection(asyncio.Protocol):
             self._heard = self._broker.clock()
             self._transport.resume_reading()
 
-    def fail(self, error: MqttError) -> None:
+    def fail(self, error: MqttError, level: int = logging.WARNING) -> None:
         """CONNECT was refused by the door or for want of room: CONNACK says why."""
         self._broker.counters.protocol_errors += 1
         answer = ConnAck(False, error.code, Properties(reason_string=str(error)))
-        self._close(str(error), words=self._machine.encode(answer))
+        self._close(str(error), level, words=self._machine.encode(answer))
 
     # --- timers
 

@@ -1,9 +1,9 @@
 """The alert that tells a client why its TLS handshake failed.
 
-OpenSSL puts the alert into the buffer of what is to be sent, and then reports the error. asyncio (until 3.14 at least)
-and uvloop abort the connection on that error and drop the buffer, so that a client without a good certificate sees a
-reset and no reason. The context made here keeps the alert; the acceptor sends it through a second descriptor of the
-socket, which the abort does not close.
+OpenSSL puts the alert into the buffer of what is to be sent, and then reports the error. asyncio and uvloop abort
+the connection on that error and drop the buffer, so that a client without a good certificate sees a reset and no
+reason. The context made here keeps the alert; the acceptor sends it through a second descriptor of the socket, which
+the abort does not close.
 """
 
 from __future__ import annotations
