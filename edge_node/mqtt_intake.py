@@ -88,7 +88,7 @@ class Intake:
     """Gathers the publishes of a read, stores them, and acknowledges them after the fsync, in order of receipt."""
 
     __slots__ = (
-        "_client", "_due", "_due_bytes", "_due_bytes_max", "_holding", "_packets", "_parts", "_retains", "_sending",
+        "_answers_due", "_answers_due_max", "_client", "_due", "_holding", "_packets", "_parts", "_retains", "_sending",
         "run", "topics",
     )  # fmt: skip
 
@@ -96,7 +96,8 @@ class Intake:
         """Take a client's publishes.
 
         Args:
-            answers_due_max: answers that may wait for the disk; past it the client is not read until they are sent.
+            answers_due_max: publishes that may wait for PUBACK or PUBREC; past it the client is not read until some are
+                answered.
                 What one read brought is still taken, as with back-pressure: PUBRELs may lie behind publishes, so bytes
                 that are left unread could hold up the answers that they wait for.
         """
@@ -108,11 +109,11 @@ class Intake:
         self._packets: dict[Target, dict[int, Publish]] = {}
         self._retains = False
         self._due: deque[_Due] | None = None
-        self._due_bytes = 0
-        self._due_bytes_max = ACK_BYTES * answers_due_max
+        self._answers_due = 0
+        self._answers_due_max = answers_due_max
         self._sending = False
         self._holding = False
-        """Whether the client is not read because of ``_due_bytes``."""
+        """Whether the client is not read because of ``_answers_due``."""
 
     def publish(self, session: Session, packet: Publish) -> None:
         """Take a publish that came through the full decoder. A QoS 2 identifier that is open is not taken again.
@@ -185,7 +186,9 @@ class Intake:
             raise
         self._parts.ingest.back_pressure.join(self._client)
         if acks:
-            due = _Due(acks, len(acks) // ACK_BYTES, 1 + retains)
+            # Those that stand alone may be a byte longer, for a reason code.
+            count = sum([len(each) // ACK_BYTES for each in run.acks])
+            due = _Due(acks, count, 1 + retains)
             self._await_durable(due, session, new_ids, retains=retains)
 
     # --- taking
@@ -256,8 +259,8 @@ class Intake:
         if self._due is None:
             self._due = deque()
         self._due.append(due)
-        self._due_bytes += len(due.acks)
-        if self._due_bytes > self._due_bytes_max and not self._holding:
+        self._answers_due += due.count
+        if self._answers_due > self._answers_due_max and not self._holding:
             self._holding = True
             self._parts.counters.receive_maximum_pauses += 1
             self._client.hold(Pause.ACKS)
@@ -282,15 +285,12 @@ class Intake:
         while queue and not queue[0].waits:
             due = queue.popleft()
             ready.append(due.acks)
+            self._answers_due -= due.count
             self._parts.counters.acks_sent += due.count
-        if not ready:
+        if not ready or not self._client.is_open:
             return
-        acks = b"".join(ready)
-        self._due_bytes -= len(acks)
-        if not self._client.is_open:
-            return
-        self._client.send(acks)
-        if self._holding and self._due_bytes <= self._due_bytes_max:
+        self._client.send(b"".join(ready))
+        if self._holding and self._answers_due <= self._answers_due_max:
             self._holding = False
             self._client.release(Pause.ACKS)
 
