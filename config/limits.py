@@ -12,7 +12,7 @@ from config.values import Count, Duration, MiB, Section, Size
 class EdgeLimits(Section, frozen=True, kw_only=True):
     """Bounds on what clients can make the node hold. Past them it slows a client down or refuses."""
 
-    connections: Annotated[Count, Meta(le=1_000_000, description="Most MQTT connections at a time.")] = 16_384
+    connections: Annotated[Count, Meta(le=1_000_000, description="Most MQTT clients connected at a time.")] = 16_384
     connections_per_address: Annotated[
         Annotated[int, Meta(ge=1)] | None,
         Meta(
@@ -94,7 +94,8 @@ class EdgeLimits(Section, frozen=True, kw_only=True):
         Count,
         Meta(
             le=65_535,
-            description="Most messages at QoS 1 and 2 that an MQTT 5 client may send ahead of their acknowledgements.",
+            description="Most messages at QoS 1 and 2 that an MQTT 5 client may send ahead of their acknowledgements. "
+            "A client that sends more is not read until acknowledgements have gone out.",
         ),
     ] = 1000
     topic_alias_maximum: Annotated[

@@ -20,7 +20,7 @@ class Metric(NamedTuple):
 EDGE_METRICS = (
     Metric("weft_edge_connections", "gauge", "Open MQTT connections."),
     Metric("weft_edge_connections_accepted_total", "counter", "MQTT connections accepted."),
-    Metric("weft_edge_connections_refused_total", "counter", "Connections closed at once: limits.connections reached."),
+    Metric("weft_edge_connections_refused_total", "counter", "Clients not let in: limits.connections reached."),
     Metric(
         "weft_edge_connections_rate_limited_total",
         "counter",
@@ -90,6 +90,11 @@ EDGE_METRICS = (
     Metric("weft_edge_acks_sent_total", "counter", "Acknowledgements sent, each after its record was on disk."),
     Metric("weft_edge_log_refusals_total", "counter", "Reads refused because the log was full or had failed."),
     Metric("weft_edge_backpressure_pauses_total", "counter", "Times that reading stopped to wait for the disk."),
+    Metric(
+        "weft_edge_receive_maximum_pauses_total",
+        "counter",
+        "Times that a client was not read because it had sent more than its receive maximum unacknowledged.",
+    ),
     Metric("weft_edge_deliveries_sent_total", "counter", "Messages sent to local subscribers."),
     Metric("weft_edge_deliveries_dropped_total", "counter", "Messages a slow or absent subscriber had no room for."),
     Metric("weft_edge_deliveries_too_large_total", "counter", "Messages longer than the subscriber takes."),

@@ -15,7 +15,7 @@ class Pause(IntEnum):
     WRITE = 2
     """It does not read what it is sent."""
     ACKS = 4
-    """Too many of its own acknowledgements wait for the disk."""
+    """More of its own acknowledgements wait for the disk than its receive maximum."""
     ASKING = 8
     """What it sent waits for an answer from elsewhere: who it is, or whether a publish is known."""
 

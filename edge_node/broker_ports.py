@@ -93,6 +93,11 @@ class Arrival(Protocol):
     name: str
     """The client's address, for log lines."""
 
+    async def room(self) -> bool:
+        """Whether there is room for one more client. Waits a moment for one that leaves; to be asked before ``opened``,
+        except for a client whose other connection is about to be closed."""
+        ...
+
     def opened(self) -> None:
         """The client was let in: CONNECT was accepted."""
 

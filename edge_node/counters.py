@@ -13,7 +13,7 @@ class Counters:
     """Open MQTT connections now."""
     connections_accepted: int = 0
     connections_refused: int = 0
-    """Closed at once because the limit was reached."""
+    """Clients refused because the limit was reached."""
     connect_timeouts: int = 0
     """Connections that sent no CONNECT in time."""
     keep_alive_timeouts: int = 0
@@ -68,6 +68,8 @@ class Counters:
     """Reads refused because the log was full or had failed; their publishes were not acknowledged."""
     backpressure_pauses: int = 0
     """Times that reading stopped because too much waited for the disk."""
+    receive_maximum_pauses: int = 0
+    """Times that one client was not read because too many of its publishes waited for their answer."""
     deliveries_sent: int = 0
     deliveries_dropped: int = 0
     """Deliveries that a slow or absent subscriber had no room for."""

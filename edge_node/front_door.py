@@ -23,6 +23,8 @@ log = logging.getLogger(__name__)
 
 FILES_RESERVED = 128
 """File descriptors kept for the log, links, pages and threads, whatever clients do."""
+HALF_OPEN_PART = 8
+"""Where files are short, one in so many of the rest is for connections that are not let in yet."""
 
 
 class FrontDoor:
@@ -106,15 +108,18 @@ def with_files_for(limits: DoorLimits) -> DoorLimits:
     The soft limit is raised to the hard one first: systemd's 1,024 is meant for programs that use ``select``.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = limits.connections_max + FILES_RESERVED
+    connections, half_open = limits.connections_max, limits.half_open_max
+    wanted = connections + half_open + FILES_RESERVED
     if soft < wanted:
         soft = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-    possible = max(soft - FILES_RESERVED, 1)
-    if possible >= limits.connections_max:
+    if soft >= wanted:
         return limits
+    possible = max(soft - FILES_RESERVED, 2)
+    half_open = min(half_open, max(possible // HALF_OPEN_PART, possible - connections, 1))
+    connections = min(connections, possible - half_open)
     log.warning(
-        "this process may have %d files open, so it takes %d connections and not the %d of limits.connections; "
-        "raise its limit (systemd: LimitNOFILE)", soft, possible, limits.connections_max,
+        "this process may have %d files open, so it takes %d connections and not the %d of limits.connections, and %d "
+        "half open; raise its limit (systemd: LimitNOFILE)", soft, connections, limits.connections_max, half_open,
     )  # fmt: skip
-    return dataclasses.replace(limits, connections_max=possible)
+    return dataclasses.replace(limits, connections_max=connections, half_open_max=half_open)

@@ -130,10 +130,6 @@ class MqttConnection(asyncio.Protocol):
         """Write one packet in the client's version."""
         self.send(self._machine.encode(packet))
 
-    def answered(self, publishes: int) -> None:
-        """That many publishes of the client need no further answer."""
-        self._machine.answered(publishes)
-
     def displace(self, code: ReasonCode) -> None:
         """The session is another connection's now, or no more [MQTT-3.1.4-3]."""
         self._close(f"{code.name.lower().replace('_', ' ')}", logging.INFO, code=code)
@@ -250,11 +246,11 @@ class MqttConnection(asyncio.Protocol):
             self._heard = self._broker.clock()
             self._transport.resume_reading()
 
-    def fail(self, error: MqttError) -> None:
+    def fail(self, error: MqttError, level: int = logging.WARNING) -> None:
         """CONNECT was refused by the door or for want of room: CONNACK says why."""
         self._broker.counters.protocol_errors += 1
         answer = ConnAck(False, error.code, Properties(reason_string=str(error)))
-        self._close(str(error), words=self._machine.encode(answer))
+        self._close(str(error), level, words=self._machine.encode(answer))
 
     # --- timers
 

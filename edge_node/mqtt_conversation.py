@@ -65,16 +65,9 @@ class Conversation:
         if first == PUBREL[0]:
             return self._take_pubrels(data, at)
         machine, intake = self._machine, self.intake
-        acks = len(intake.run.acks)
         topics = intake.topics.matched if machine.version == Version.V5 else intake.topics.plain
         received = self.session.received
-        at = scan(
-            data, at, topics, intake.run, received, self._packet_bytes_max, machine.version, _QOS_FLAGS,
-            machine.answers_max,
-        )  # fmt: skip
-        if len(intake.run.acks) > acks:
-            machine.took(intake.scanned())
-        return at
+        return scan(data, at, topics, intake.run, received, self._packet_bytes_max, machine.version, _QOS_FLAGS)
 
     def _take_pubrels(self, data: bytes, at: int) -> int:
         """Handle a row of plain PUBRELs of publishes that are open; returns where something else begins."""
@@ -148,7 +141,6 @@ class Conversation:
         if packet.packet_id in session.received:
             intake.complete(session, (packet.packet_id,))
         else:
-            self._connection.answered(1)
             self._connection.answer(PubComp(packet.packet_id, ReasonCode.PACKET_IDENTIFIER_NOT_FOUND))
 
     def _on_puback(self, packet: PubAck) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import secrets
 from typing import TYPE_CHECKING, Any
 
@@ -48,11 +49,31 @@ class Handshake:
         connection = self._connection
         try:
             identity = await self._door.authenticate(packet, transport)
+            has_room = await self._has_room(packet, identity)
             self._task = None
-            self._welcome(packet, identity)
+            if has_room:
+                self._welcome(packet, identity)
+            else:  # the listener has said so in the log, once for many
+                reason = "as many clients as limits.connections allows are connected"
+                refusal = ConnectRefused(ReasonCode.QUOTA_EXCEEDED, reason, version=packet.version)
+                connection.fail(refusal, logging.DEBUG)
         except ConnectRefused as error:
             self._task = None
             connection.fail(error)
+
+    async def _has_room(self, packet: Connect, identity: Identity) -> bool:
+        """Wait until the client can be let in. One that takes over its own connection needs no room: a device that lost
+        its network comes back before its old connection is known to be dead.
+
+        Raises:
+            ConnectRefused: the client lost its permission meanwhile.
+        """
+        if self._broker.sessions.is_connected(identity.client_id or packet.client_id):
+            return True
+        has_room = await self._connection.arrival.room()
+        if has_room and not identity.admitted:
+            raise ConnectRefused(ReasonCode.NOT_AUTHORIZED, "its user has changed", version=packet.version)
+        return has_room
 
     def _welcome(self, packet: Connect, identity: Identity) -> None:
         broker, connection, machine = self._broker, self._connection, self._machine
@@ -67,7 +88,8 @@ class Handshake:
             raise ConnectRefused(
                 ReasonCode.SERVER_BUSY, f"its session cannot be kept: {error}", version=packet.version
             ) from error
-        connection.welcome(session, Intake(broker, connection, broker.ingest.topics_of(identity)))
+        intake = Intake(broker, connection, broker.ingest.topics_of(identity), machine.answers_due_max)
+        connection.welcome(session, intake)
         answer = machine.encode(ConnAck(present, ReasonCode.SUCCESS, self._announcement(packet, client_id, session)))
         if session.awaits_journal:
             machine.state = State.AWAITING_CONNECT  # who is displaced before its CONNACK gets no DISCONNECT either

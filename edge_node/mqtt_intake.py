@@ -27,8 +27,6 @@ from storage.segment_log import LogFailed, LogFull
 
 ACK_BYTES = 4
 """A PUBACK or PUBREC that says nothing but success."""
-ACKS_DUE_BYTES_MAX = ACK_BYTES * 65_535
-"""Acknowledgements that may wait for the disk: one for every packet identifier. Past it the client is not read."""
 TOPIC_SHOWN_BYTES_MAX = 128
 """Of a topic in a log line."""
 
@@ -46,9 +44,6 @@ class Client(Publisher, Protocol):
 
     def refuse(self, error: BaseException) -> None:
         """Close: what the client sent could not be stored, so it must not be acknowledged."""
-
-    def answered(self, publishes: int) -> None:
-        """That many publishes need no further answer."""
 
 
 class IntakeSettings(Protocol):
@@ -79,14 +74,12 @@ class IntakeParts(Protocol):
 class _Due:
     """The acknowledgements of one read."""
 
-    __slots__ = ("acks", "closing", "count", "waits")
+    __slots__ = ("acks", "count", "waits")
 
-    def __init__(self, acks: bytes, count: int, closing: int, waits: int) -> None:
+    def __init__(self, acks: bytes, count: int, waits: int) -> None:
         self.acks = acks
         self.count = count
         """Of PUBACKs and PUBRECs."""
-        self.closing = closing
-        """How many of them end the exchange: PUBACKs and refusals, but no PUBREC that PUBREL follows."""
         self.waits = waits
         """Stores that have not said yet that they are durable."""
 
@@ -95,22 +88,32 @@ class Intake:
     """Gathers the publishes of a read, stores them, and acknowledges them after the fsync, in order of receipt."""
 
     __slots__ = (
-        "_client", "_closing", "_due", "_due_bytes", "_packets", "_parts", "_retains", "_sending", "run",
-        "topics",
+        "_answers_due", "_answers_due_max", "_client", "_due", "_holding", "_packets", "_parts", "_retains", "_sending",
+        "run", "topics",
     )  # fmt: skip
 
-    def __init__(self, parts: IntakeParts, client: Client, topics: Topics) -> None:
+    def __init__(self, parts: IntakeParts, client: Client, topics: Topics, answers_due_max: int) -> None:
+        """Take a client's publishes.
+
+        Args:
+            answers_due_max: publishes that may wait for PUBACK or PUBREC; past it the client is not read until some are
+                answered.
+                What one read brought is still taken, as with back-pressure: PUBRELs may lie behind publishes, so bytes
+                that are left unread could hold up the answers that they wait for.
+        """
         self._parts = parts
         self._client = client
         self.topics = topics
         self.run: PublishRun[Target] = PublishRun()
         """The publishes of this read so far."""
         self._packets: dict[Target, dict[int, Publish]] = {}
-        self._closing = 0
         self._retains = False
         self._due: deque[_Due] | None = None
-        self._due_bytes = 0
+        self._answers_due = 0
+        self._answers_due_max = answers_due_max
         self._sending = False
+        self._holding = False
+        """Whether the client is not read because of ``_answers_due``."""
 
     def publish(self, session: Session, packet: Publish) -> None:
         """Take a publish that came through the full decoder. A QoS 2 identifier that is open is not taken again.
@@ -138,15 +141,6 @@ class Intake:
             self._packets.setdefault(target, {})[len(records.keys) if records else 0] = packet
         self.run.add(target, packet.topic, packet.payload, flags_of(packet))
 
-    def scanned(self) -> int:
-        """How many publishes the hot loop has just taken into ``run``; to be called after it took any that are
-        answered."""
-        acks = self.run.acks[-1]
-        count = len(acks) // ACK_BYTES
-        if acks[0] == PUBACK[0]:
-            self._closing += count
-        return count
-
     def suppress(self, session: Session, packet: Publish) -> None:
         """Acknowledge a publish that is in the log already; at QoS 2 its identifier is open again until PUBREL."""
         self._parts.counters.publishes_resent += 1
@@ -166,7 +160,7 @@ class Intake:
             self._parts.journal.released(session.client_id, packet_ids)
         session.forget(packet_ids)
         answers = b"".join([PUBCOMP + packet_id.to_bytes(2, "big") for packet_id in packet_ids])
-        self._await_durable(_Due(answers, 0, len(packet_ids), 1), session, [])
+        self._await_durable(_Due(answers, 0, 1), session, [])
 
     def store(self, session: Session) -> None:
         """Append what the read brought; its acknowledgements follow once that is durable.
@@ -177,8 +171,8 @@ class Intake:
         run = self.run
         if not (run.groups or run.acks):
             return
-        packets, new_ids, closing, retains = self._packets, run.received, self._closing, self._retains
-        self.run, self._retains, self._closing = PublishRun(), False, 0
+        packets, new_ids, retains = self._packets, run.received, self._retains
+        self.run, self._retains = PublishRun(), False
         if packets:
             self._packets = {}
         acks = b"".join(run.acks)
@@ -192,7 +186,9 @@ class Intake:
             raise
         self._parts.ingest.back_pressure.join(self._client)
         if acks:
-            due = _Due(acks, len(acks) // ACK_BYTES, closing, 1 + retains)
+            # Those that stand alone may be a byte longer, for a reason code.
+            count = sum([len(each) // ACK_BYTES for each in run.acks])
+            due = _Due(acks, count, 1 + retains)
             self._await_durable(due, session, new_ids, retains=retains)
 
     # --- taking
@@ -238,7 +234,6 @@ class Intake:
         else:
             answer = PubAck(packet.packet_id, code) if packet.qos == 1 else PubRec(packet.packet_id, code)
             self.run.acks.append(encode(answer, Version.V5))
-        self._closing += packet.qos == 1 or (session.version == Version.V5 and code >= FAILED)
 
     # --- storing
 
@@ -264,8 +259,10 @@ class Intake:
         if self._due is None:
             self._due = deque()
         self._due.append(due)
-        self._due_bytes += len(due.acks)
-        if self._due_bytes > ACKS_DUE_BYTES_MAX:
+        self._answers_due += due.count
+        if self._answers_due > self._answers_due_max and not self._holding:
+            self._holding = True
+            self._parts.counters.receive_maximum_pauses += 1
             self._client.hold(Pause.ACKS)
         durable = partial(self._durable, due, session, new_ids)
         if retains:
@@ -284,21 +281,17 @@ class Intake:
 
     def _send_acks(self) -> None:
         self._sending = False
-        queue, ready, closing = self._due, [], 0
+        queue, ready = self._due, []
         while queue and not queue[0].waits:
             due = queue.popleft()
             ready.append(due.acks)
-            closing += due.closing
+            self._answers_due -= due.count
             self._parts.counters.acks_sent += due.count
-        if not ready:
+        if not ready or not self._client.is_open:
             return
-        acks = b"".join(ready)
-        self._due_bytes -= len(acks)
-        if not self._client.is_open:
-            return
-        self._client.answered(closing)
-        self._client.send(acks)
-        if self._due_bytes <= ACKS_DUE_BYTES_MAX:
+        self._client.send(b"".join(ready))
+        if self._holding and self._answers_due <= self._answers_due_max:
+            self._holding = False
             self._client.release(Pause.ACKS)
 
 

@@ -13,7 +13,9 @@ from edge_node.publish_packets import OWN, Wire, shared_parts
 from edge_node.session_ports import Sent
 from edge_node.subscriptions import Grant
 from protocols.mqtt.encoder import PUBREL, encode
+from protocols.mqtt.errors import ProtocolViolation
 from protocols.mqtt.packet_ids import PACKET_IDS_MAX
+from protocols.mqtt.packet_types import Version
 from protocols.mqtt.packets import PubRel
 from protocols.mqtt.reason_codes import ReasonCode
 
@@ -212,20 +214,36 @@ class Outbound:
         return at
 
     def puback(self, packet_id: int) -> None:
-        """A QoS 1 delivery is over, whatever the reason code [MQTT-4.8.2-6]. Unknown identifiers are ignored: they
-        may answer a delivery sent twice."""
+        """Complete a QoS 1 delivery, whatever the reason code [MQTT-4.8.2-6]. Unknown identifiers are ignored: they
+        may answer a delivery sent twice.
+
+        Raises:
+            ProtocolViolation: the delivery is of QoS 2.
+        """
         delivery = self.inflight.get(packet_id)
-        if delivery is not None and delivery[2] == 1:
-            self._complete(packet_id)
+        if delivery is None:
+            return
+        if delivery[2] != 1:
+            raise self._wrong_answer("PUBACK", packet_id)
+        self._complete(packet_id)
 
     def pubrec(self, packet_id: int, code: int) -> None:
-        """The client has a QoS 2 delivery (PUBREL follows), or will not take it."""
+        """Release a QoS 2 delivery with PUBREL, or complete it when the client refuses it.
+
+        Raises:
+            ProtocolViolation: the delivery is of QoS 1.
+        """
         delivery = self.inflight.get(packet_id)
-        if delivery is None or delivery[2] != 2:
-            code = ReasonCode.PACKET_IDENTIFIER_NOT_FOUND
-            if self.link is not None:
+        failed = code >= ReasonCode.UNSPECIFIED_ERROR
+        if delivery is None:
+            # PUBREL answers a PUBREC below 0x80 only [MQTT-4.3.3-4]: a client that refuses an unknown identifier has
+            # ended the exchange itself.
+            if self.link is not None and not failed:
+                code = ReasonCode.PACKET_IDENTIFIER_NOT_FOUND
                 self.link.send(encode(PubRel(packet_id, code), self.wire.version))
-        elif code >= ReasonCode.UNSPECIFIED_ERROR:
+        elif delivery[2] != 2:
+            raise self._wrong_answer("PUBREC", packet_id)
+        elif failed:
             self._complete(packet_id)
         else:
             self.released = self.released or set()
@@ -236,9 +254,31 @@ class Outbound:
                 self.link.send(PUBREL + packet_id.to_bytes(2, "big"))
 
     def pubcomp(self, packet_id: int) -> None:
-        """A QoS 2 delivery is over."""
+        """Complete a QoS 2 delivery. Unknown identifiers are ignored: they answer our PUBREL for such.
+
+        Raises:
+            ProtocolViolation: the delivery is of QoS 1, or its PUBREC has not come.
+        """
         if self.released is not None and packet_id in self.released:
             self._complete(packet_id)
+        elif packet_id in self.inflight:
+            raise self._wrong_answer("PUBCOMP", packet_id)
+
+    def _wrong_answer(self, name: str, packet_id: int) -> ProtocolViolation:
+        """Return the error for an answer that the delivery cannot have at this point.
+
+        Neither way of overlooking it would do: with the delivery completed, a message that the client may not have is
+        lost; with it kept, no right answer may ever follow and its place in the window is taken until the client
+        reconnects. Closing keeps the message, and the session sends it again.
+        """
+        in_5, qos = self.wire.version == Version.V5, self.inflight[packet_id][2]
+        if qos == 1:
+            clause, expected = "4.3.2-4" if in_5 else "4.3.2-2", "PUBACK"
+        else:
+            clause, expected = "4.3.3-8" if in_5 else "4.3.3-2", "PUBREC"
+            if self.released is not None and packet_id in self.released:
+                clause, expected = "4.3.3-11" if in_5 else "4.3.3-2", "PUBCOMP"
+        return ProtocolViolation(f"{name} for delivery {packet_id} at QoS {qos}, expected {expected}", clause)
 
     # --- connections come and go
 

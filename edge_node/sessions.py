@@ -69,6 +69,11 @@ class Sessions:
 
     # --- clients come and go
 
+    def is_connected(self, client_id: str) -> bool:
+        """Whether a client with this identifier has a connection, which ``open`` would close."""
+        known = self._by_id.get(client_id)
+        return known is not None and known.outbound.link is not None
+
     def open(self, connect: Connect, client_id: str, identity: Identity | None, link: Link) -> tuple[Session, bool]:
         """The session of a client that connects, and whether it existed (CONNACK's session present).
 

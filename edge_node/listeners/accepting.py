@@ -19,6 +19,7 @@ from edge_node.listeners.proxied import ProxiedTransport, read_header
 from edge_node.listeners.proxy_protocol import BadProxyHeader
 from edge_node.listeners.settings import ListenerSettings, Network
 from edge_node.listeners.shared_buffer import SharedBufferProtocol
+from edge_node.listeners.tls_alert import Alert
 
 log = logging.getLogger(__name__)
 
@@ -108,6 +109,13 @@ class Acceptor:
     async def _enter(self, connection: socket.socket, visit: Visit) -> None:
         """Up to ``welcome``. The admission's deadline holds for all of it: past it the task is cancelled."""
         connection.setblocking(False)
+        if self.tls is None:
+            await self._bring_in(connection, visit, None)
+            return
+        with Alert(connection) as alert:
+            await self._bring_in(connection, visit, alert)
+
+    async def _bring_in(self, connection: socket.socket, visit: Visit, alert: Alert | None) -> None:
         try:
             if self._settings.proxies is not None and not await self._enter_by_proxy(connection, visit):
                 raise ConnectionAbortedError
@@ -124,7 +132,11 @@ class Acceptor:
             if self.tls is not None:
                 self._admission.door_counters.handshakes_failed += 1
             self._complain("handshake", "no connection with %s at listener %s: %s", visit.name, error)
-            self._end(connection, visit)
+            try:
+                if alert is not None:
+                    await alert.send()
+            finally:
+                self._end(connection, visit)
         except asyncio.CancelledError:
             self._end(connection, visit)
             raise

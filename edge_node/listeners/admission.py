@@ -9,6 +9,7 @@ from typing import Protocol
 
 from edge_node.counters import Counters
 from edge_node.door_counters import DoorCounters
+from edge_node.listeners.places import Places
 from edge_node.listeners.settings import DoorLimits
 
 log = logging.getLogger(__name__)
@@ -58,6 +59,10 @@ class Visit:
         """The client was let in: nobody minds its time any more."""
         self._admission.opened(self)
 
+    async def room(self) -> bool:
+        """Whether there is room for one more client; waits a moment for one that leaves."""
+        return await self._admission.room(self)
+
     def closed(self) -> None:
         """The connection has ended; nothing happens the second time."""
         self._admission.leave(self)
@@ -69,7 +74,12 @@ class Visit:
 
 
 class Admission:
-    """Keeps the number of connections within bounds, for all listeners. Belongs to the event loop's thread."""
+    """Keeps the number of connections within bounds, for all listeners. Belongs to the event loop's thread.
+
+    Connections that are not let in yet and clients that are have a bound each, ``half_open_max`` and
+    ``connections_max``: a flood of the first takes no place of the second, and a client that comes back to a full node
+    can say who it is.
+    """
 
     def __init__(self, limits: DoorLimits, counters: Counters, door_counters: DoorCounters) -> None:
         self.limits = limits
@@ -77,6 +87,8 @@ class Admission:
         self.door_counters = door_counters
         self._loop = asyncio.get_running_loop()
         self._visits: set[Visit] = set()
+        self._places: Places[Visit] = Places(limits.connections_max)
+        """Of those let in."""
         self._half_open: dict[Visit, None] = {}
         """Those not let in yet, first come first."""
         self._by_origin: dict[str, int] = {}
@@ -90,11 +102,6 @@ class Admission:
 
         Behind a proxy the host is not known yet: ``named`` checks it once it is.
         """
-        if len(self._visits) >= self.limits.connections_max:
-            self.counters.connections_refused += 1
-            self.complain("full", "refused %s: %d connections are open, the limit; raise limits.connections for more",
-                           name, len(self._visits))  # fmt: skip
-            return None
         if len(self._half_open) >= self.limits.half_open_max:
             self._evict()
         visit = Visit(self, host, name, self._loop.time() + self.limits.connect_timeout_s)
@@ -117,8 +124,21 @@ class Admission:
         self._count(visit)
         return may_come
 
+    async def room(self, visit: Visit) -> bool:
+        """Whether there is room for one more client; waits a moment for one that leaves. Not to be asked for a client
+        that takes over the connection of another."""
+        if await self._places.get(visit):
+            return True
+        self.counters.connections_refused += 1
+        self.complain("full", "refused %s: %d connections are open, the limit; raise limits.connections for more",
+                       visit.name, len(self._places))  # fmt: skip
+        return False
+
     def opened(self, visit: Visit) -> None:
         """The client was let in."""
+        if visit.is_over:  # given up in the same turn; its transport is being closed
+            return
+        self._places.take(visit)
         if self._half_open.pop(visit, self) is None:
             visit.is_half_open = False
             self._show()
@@ -129,6 +149,7 @@ class Admission:
             return
         visit.is_over = True
         self._visits.discard(visit)
+        self._places.leave(visit)
         self._half_open.pop(visit, None)
         if visit.counted_as:
             self._discount(visit.counted_as)

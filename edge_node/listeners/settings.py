@@ -52,6 +52,7 @@ class DoorLimits:
     """Bounds on connections, over all listeners."""
 
     connections_max: int = 16_384
+    """Clients that are let in. Connections that are not are counted by ``half_open_max``."""
     connections_per_address_max: int | None = None
     connection_rate_per_address: int = 200
     """New connections a second from one address. This machine's own clients are not held to it."""

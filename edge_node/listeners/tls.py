@@ -6,6 +6,7 @@ import ssl
 from typing import Any
 
 from edge_node.listeners.settings import TlsFiles
+from edge_node.listeners.tls_alert import AlertingContext
 
 
 class TlsUnusable(OSError):
@@ -18,7 +19,7 @@ def server_context(files: TlsFiles) -> ssl.SSLContext:
     Raises:
         TlsUnusable: a file cannot be read, is not PEM, the key is encrypted, or does not belong to the certificate.
     """
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context = AlertingContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     try:
         context.load_cert_chain(files.certificate, files.key, password=_refuse_password)

@@ -19,14 +19,20 @@ _NAMES = {
 """Protocol name and level -> the version, and whether a bridge says so."""
 
 
-def decode_connect(reader: Reader, _flags: int) -> Connect:
+def decode_connect(reader: Reader, flags: int) -> Connect:
     """Decode the body of a CONNECT.
+
+    Args:
+        flags: the low bits of the first byte.
 
     Raises:
         MalformedPacket: no CONNECT of MQTT at all, or a faulty one of MQTT 3.1 or 3.1.1.
         ConnectRefused: an unknown version, or a faulty CONNECT of MQTT 5.0, which CONNACK has codes for.
     """
     reader.version, bridge = _version(reader)
+    if flags and reader.version != Version.V31:
+        clause = reader.clause("2.2.2-2", "2.1.3-1")
+        raise MalformedPacket(f"CONNECT with flags {flags:04b}, expected 0000", clause)
     if reader.version != Version.V5:
         return _body(reader, bridge=bridge)
     try:
@@ -55,6 +61,8 @@ def _version(reader: Reader) -> tuple[Version, bool]:
 
 def _body(reader: Reader, *, bridge: bool = False) -> Connect:
     flags, keep_alive_s = reader.u8("connect flags"), reader.u16("keep alive")
+    if reader.version == Version.V31:
+        flags = _used_in_31(flags)
     _check_flags(reader, flags)
     in_5 = reader.version == Version.V5
     properties = read_properties(reader, PacketType.CONNECT) if in_5 else NO_PROPERTIES
@@ -69,6 +77,12 @@ def _body(reader: Reader, *, bridge: bool = False) -> Connect:
     return Connect(
         client_id, bool(flags & 0x02), keep_alive_s, will, username, password, reader.version, properties, bridge
     )  # fmt: skip
+
+
+def _used_in_31(flags: int) -> int:
+    """Return the connect flags without those that mean nothing. MQTT 3.1 does not use the lowest bit, nor will QoS and
+    will retain without a will (its section 3.1), and does not say that they are 0."""
+    return flags & (0xFE if flags & 0x04 else 0xC6)
 
 
 def _check_flags(reader: Reader, flags: int) -> None:

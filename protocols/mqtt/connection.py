@@ -17,6 +17,7 @@ from protocols.mqtt.limits import (
     check_subscribe,
     connect_refusal,
 )
+from protocols.mqtt.packet_ids import PACKET_IDS_MAX
 from protocols.mqtt.packet_types import Version
 from protocols.mqtt.packets import (
     Auth,
@@ -76,7 +77,7 @@ class Connection:
     __slots__ = (
         "_aliases", "_bridge", "_expiring", "_limits", "client_packet_bytes_max", "client_receive_maximum",
         "client_topic_alias_maximum", "problem_information", "server_keep_alive", "silence_s_max", "state",
-        "unanswered", "version",
+        "version",
     )  # fmt: skip
 
     def __init__(self, limits: ServerLimits | None = None) -> None:
@@ -100,8 +101,6 @@ class Connection:
         """Largest topic alias that the client may be sent."""
         self.problem_information = True
         """Whether acknowledgements may carry reason strings and user properties [MQTT-3.1.2-29]."""
-        self.unanswered = 0
-        """Publishes of the client at QoS 1 and 2 that are not yet answered by PUBACK, PUBCOMP or a refusing PUBREC."""
 
     def receive(self, packet: Packet) -> Packet:
         """Take note of a packet from the client.
@@ -132,27 +131,14 @@ class Connection:
         return packet
 
     @property
-    def answers_max(self) -> int:
-        """How many more publishes at QoS 1 or 2 a client of MQTT 5.0 may send unanswered."""
-        return self._limits.receive_maximum - self.unanswered
+    def answers_due_max(self) -> int:
+        """Publishes at QoS 1 and 2 that may wait for their answer before the client is held back.
 
-    def took(self, publishes: int) -> None:
-        """Take note of publishes at QoS 1 or 2 that did not come through ``receive``.
-
-        Raises:
-            ProtocolViolation: the client of MQTT 5.0 has more unanswered than it may [MQTT-3.3.4-7].
+        MQTT 5.0 allows DISCONNECT with 0x93 past the receive maximum (section 3.3.4) and does not ask for it. Clients
+        exist that send past it, and closing makes them send again what is stored already: the caller stops reading
+        instead. MQTT 3.1 and 3.1.1 have no receive maximum; there are no more than 65,535 identifiers.
         """
-        self.unanswered += publishes
-        if self.unanswered > self._limits.receive_maximum and self.version == Version.V5:
-            raise ProtocolViolation(
-                f"{self.unanswered} publishes without an answer; CONNACK allowed {self._limits.receive_maximum}",
-                "3.3.4-7", ReasonCode.RECEIVE_MAXIMUM_EXCEEDED,
-            )  # fmt: skip
-
-    def answered(self, publishes: int = 1) -> None:
-        """Take note of PUBACKs, PUBCOMPs and refusing PUBRECs sent. Never below zero: a PUBREL of an earlier connection
-        is answered too (section 4.9)."""
-        self.unanswered = max(0, self.unanswered - publishes)
+        return self._limits.receive_maximum if self.version == Version.V5 else PACKET_IDS_MAX
 
     def announcement(
         self, *, assigned_client_identifier: str | None = None, session_expiry_interval: int | None = None
@@ -229,8 +215,6 @@ class Connection:
 
     def _publish(self, packet: Publish) -> Publish:
         check_publish(packet, self._limits)
-        if packet.qos:
-            self.took(1)
         properties = packet.properties
         if properties is NO_PROPERTIES:
             return packet

@@ -255,7 +255,7 @@ def _auth(reader: Reader, _flags: int) -> Packet:
 
 
 _DECODERS: dict[int, tuple[int | None, Callable[[Reader, int], Packet]]] = {
-    PacketType.CONNECT: (0, decode_connect),
+    PacketType.CONNECT: (None, decode_connect),  # its flags are judged once its version is known
     PacketType.CONNACK: (0, _connack),
     PacketType.PUBLISH: (None, _publish),
     PacketType.PUBACK: (0, _answer(PubAck, PacketType.PUBACK, reason_codes.PUBLISH_ANSWER_CODES)),

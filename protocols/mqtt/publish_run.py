@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Generic, TypeVar
 
 from protocols.mqtt.encoder import PUBACK, PUBREC
-from protocols.mqtt.packet_ids import PACKET_IDS_MAX, PacketIds
+from protocols.mqtt.packet_ids import PacketIds
 from protocols.mqtt.packet_types import PacketType, Version
 
 Target = TypeVar("Target")
@@ -76,7 +76,6 @@ def scan(  # noqa: PLR0917 - positional, for speed
     packet_bytes_max: int,
     version: int = Version.V311,
     qos_flags: tuple[int, int, int] = (0, 0, 0),
-    answers_max: int = PACKET_IDS_MAX,
 ) -> int:
     """Take a row of plain PUBLISH packets of one QoS from ``data[at:]`` into ``run``, up to the first other packet.
 
@@ -86,7 +85,6 @@ def scan(  # noqa: PLR0917 - positional, for speed
         packet_bytes_max: at least ``SCAN_PACKET_BYTES_MIN``.
         version: in MQTT 5.0 a plain packet's property section is empty.
         qos_flags: flag bits for the records of publishes, by QoS.
-        answers_max: in MQTT 5.0 no more than this many are taken at QoS 1 or 2 [MQTT-3.3.4-7].
 
     Returns:
         The offset of the first packet not taken (perhaps an incomplete one). Never raises.
@@ -126,7 +124,7 @@ def scan(  # noqa: PLR0917 - positional, for speed
         if start > after:
             break
         if in_5:
-            if start >= after or data[start] or len(ids) >= answers_max:
+            if start >= after or data[start]:
                 break
             start += 1
         topic = data[topic_start:topic_end]
@@ -167,7 +165,7 @@ def scan(  # noqa: PLR0917 - positional, for speed
         if in_5:
             no_properties = data[start - 1 + stride : stop : stride]
             count = len(no_properties) - len(no_properties.lstrip(b"\0"))
-            stop = at + stride * (count if at_most_once else min(count, answers_max - len(ids)))
+            stop = at + stride * count
         if not at_most_once:
             row = [data[offset : offset + 2] for offset in range(topic_end + stride, stop, stride)]
             if _NO_ID in row:

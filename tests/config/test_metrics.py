@@ -59,7 +59,7 @@ LIMITS = {
     "filters_bytes": "subscriptions_refused_total",
     "filters_total_bytes": "subscriptions_refused_total",
     "inflight": "sessions_behind_total",
-    "receive_maximum": "protocol_errors_total",
+    "receive_maximum": "receive_maximum_pauses_total",
     "topic_alias_maximum": "protocol_errors_total",
     "session_queue_bytes": "sessions_behind_total",
     "session_queues_bytes": "sessions_behind_total",

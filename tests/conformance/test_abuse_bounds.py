@@ -73,16 +73,18 @@ def connected(node: Node, client_id: str = "", version: int = 5, **options: obje
 
 
 def test_a_flood_of_connections(node: Node, healthy: Healthy) -> None:
-    """More than may be open: closed at once, told in one line; and there is room again as soon as some have gone"""
+    """More than may be let in: refused after a moment, told in one line; and there is room as soon as some have gone"""
     before = node.memory
     staying = [connected(node) for _ in range(CONNECTIONS - 1)]
-    for _ in range(5 * CONNECTIONS):
-        refused = opened(node.mqtt)
-        with contextlib.suppress(ConnectionError):
-            refused.sendall(connect("x"))
-            assert refused.recv(10) == b""
-        refused.close()
-    assert healthy.is_served()
+    for _ in range(5 * CONNECTIONS // HALF_OPEN):
+        refused = [opened(node.mqtt) for _ in range(HALF_OPEN)]
+        for each in refused:
+            each.sendall(connect("x"))
+        assert healthy.is_served()
+        for each in refused:
+            assert each.recv(10) == bytes.fromhex("20020003"), "the server is unavailable"
+            assert each.recv(10) == b""
+            each.close()
     assert node.metric("connections_refused_total") == 5 * CONNECTIONS
     assert node.memory - before < 4 * MIB
     assert 1 <= len(node.lines(r"WARNING .* connections are open, the limit")) <= 3
@@ -122,6 +124,37 @@ def test_half_open_connections(node: Node, healthy: Healthy, listener: str, begu
     assert healthy.is_served()
     for each in half:
         each.close()
+
+
+def test_all_clients_of_a_full_node_come_back_at_once(node: Node, healthy: Healthy) -> None:
+    """Whether they have left, or their old connections only look alive; and though others try to keep them out"""
+    clients = [connected(node, f"c{n}") for n in range(CONNECTIONS - 1)]
+    for attempt in range(5):
+        silent = [opened(node.mqtt) for _ in range(HALF_OPEN)]
+        if attempt % 2:
+            for client in clients:
+                client.drop()
+        back = []
+        for n in range(0, len(clients), HALF_OPEN // 2):
+            some = [Client(node.mqtt, 5) for _ in clients[n : n + HALF_OPEN // 2]]
+            for index, client in enumerate(some, n):
+                client.send(connect(f"{attempt if attempt % 2 else 'c'}{index}", version=5))
+            assert [client.next().reason for client in some] == [0] * len(some)
+            back += some
+        for each in (*clients, *silent):
+            (each.drop if isinstance(each, Client) else each.close)()
+        clients = back
+        for client in clients:
+            client.ping()
+        if attempt % 2:  # under their first names again
+            for n, client in enumerate(clients):
+                client.drop()
+                clients[n] = connected(node, f"c{n}")
+    assert node.metric("connections_refused_total") == 0
+    assert healthy.is_served()
+    for client in clients:
+        client.drop()
+    node.settles(connections=1, connections_half_open=0, sessions=1)
 
 
 def test_connects_that_come_a_byte_at_a_time(node: Node, healthy: Healthy) -> None:

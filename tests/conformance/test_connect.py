@@ -56,6 +56,32 @@ def test_mqtt_3_1_connects(client: Connect) -> None:
     assert old.message().payload == b"x"
 
 
+@pytest.mark.parametrize("header", [0x10, 0x11, 0x16, 0x18, 0x1F])
+@pytest.mark.parametrize("flags", [0b11, 0b0011_1010, 0b0010_0010, 0b0001_0011])
+def test_mqtt_3_1_has_bits_that_it_does_not_use(client: Connect, header: int, flags: int) -> None:
+    """MQTT 3.1, section 3.1: DUP, QoS and RETAIN of CONNECT, its connect flag 0, and will QoS and will retain without a
+    will are not used; no client has to leave them 0"""
+    old = client(3)
+    sent = connect("old-client", version=3, flags=flags)
+    old.send(bytes([header]) + sent[1:])
+    answer = old.next()
+    assert (answer.kind, answer.reason) == (CONNACK, 0)
+    old.subscribe("live/old", 1)
+    old.publish("live/old", b"x", 1)
+    assert old.message().payload == b"x"
+
+
+def test_flags_that_mqtt_3_1_does_use(client: Connect) -> None:
+    """MQTT 3.1, section 3.1: a will at QoS 3, and a password without a user name, are still faults"""
+    body = string("MQIsdp") + bytes([3, 0b0001_1110, 0, 0]) + string("name") + string("will") + string("x")
+    opened = client(3)
+    opened.send(packet(1, 0, body))
+    refusal(opened)
+    opened = client(3)
+    opened.send(connect("a", version=3, password=b"secret"))
+    refusal(opened)
+
+
 @pytest.mark.parametrize("first", [packet(12, 0, b""), publish("a", b""), subscribe(1, ("a", 0)), packet(14, 0, b"")])
 def test_connect_must_come_first(client: Connect, first: bytes) -> None:
     """[MQTT-3.1.0-1], v5 [MQTT-3.14.0-1]: nothing is answered, no DISCONNECT either"""

@@ -122,6 +122,61 @@ def test_pubrec_for_an_unknown_identifier(connected: Connect, version: int) -> N
     assert (answer.packet_id, answer.reason) == (999, 0x92 if version == 5 else 0)
 
 
+@pytest.mark.parametrize("code", [0x80, 0x87, 0x97])
+def test_a_refusing_pubrec_for_an_unknown_identifier(connected: Connect, code: int) -> None:
+    """v5 [MQTT-4.3.3-4]: PUBREL answers a PUBREC below 0x80 only"""
+    client = connected(version=5)
+    client.send(acknowledge(PUBREC, 999, reason=code))
+    client.nothing()
+
+
+WRONG_ANSWERS = {
+    "PUBREC for QoS 1": (1, PUBREC),
+    "PUBCOMP for QoS 1": (1, PUBCOMP),
+    "PUBACK for QoS 2": (2, PUBACK),
+    "PUBCOMP before PUBREL": (2, PUBCOMP),
+}
+
+
+@pytest.mark.parametrize("wrong", WRONG_ANSWERS)
+def test_an_acknowledgement_of_the_wrong_kind(
+    connected: Connect, version: int, topic: str, client_id: str, wrong: str
+) -> None:
+    """v3 [MQTT-4.8.0-1] [MQTT-4.3.2-2] [MQTT-4.3.3-2], v5 [MQTT-4.13.1-1] [MQTT-4.3.2-3] [MQTT-4.3.3-3]: a protocol
+    error; the delivery stays unacknowledged and comes again, and takes no place in the window for good"""
+    qos, kind = WRONG_ANSWERS[wrong]
+    client = connected(client_id, version, **persistent(version))
+    client.subscribe(topic, qos)
+    publisher = connected(version=version)
+    publisher.publish(topic, b"first", qos)
+    first = client.message(acknowledged=False)
+    client.send(acknowledge(kind, first.packet_id))
+    client.refused(0x82)
+    client = again(client, connected, client_id)
+    repeated = client.message()
+    assert (repeated.payload, repeated.dup, repeated.packet_id) == (b"first", True, first.packet_id)
+    publisher.publish(topic, b"second", qos)
+    assert client.message().payload == b"second"
+    client = again(client, connected, client_id)
+    client.nothing()
+
+
+def test_puback_after_pubrec(connected: Connect, version: int, topic: str, client_id: str) -> None:
+    """v3 [MQTT-4.3.3-1], v5 [MQTT-4.3.3-5]: it is no PUBCOMP, and PUBREL comes again"""
+    client = connected(client_id, version, **persistent(version))
+    client.subscribe(topic, 2)
+    connected(version=version).publish(topic, b"x", 2)
+    message = client.message(acknowledged=False)
+    client.send(acknowledge(PUBREC, message.packet_id))
+    assert client.take(PUBREL).packet_id == message.packet_id
+    client.send(acknowledge(PUBACK, message.packet_id))
+    client.refused(0x82)
+    client = again(client, connected, client_id)
+    assert client.next().kind == PUBREL
+    client.send(acknowledge(PUBCOMP, message.packet_id))
+    client.nothing()
+
+
 def test_identifiers_of_both_directions_are_independent(connected: Connect, version: int, topic: str) -> None:
     """v3 section 2.3.1, v5 section 2.2.1"""
     client = connected(version=version)

@@ -136,6 +136,9 @@ class Guest:
         counters.connections += 1
         counters.connections_accepted += 1
 
+    async def room(self) -> bool:
+        return True
+
     def opened(self) -> None: ...
 
     def closed(self) -> None:

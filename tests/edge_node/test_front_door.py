@@ -459,10 +459,13 @@ def test_no_more_connections_than_files_may_be_open(
     monkeypatch.setattr(resource, "setrlimit", lambda _, limits: asked.append(limits))
     monkeypatch.setattr(resource, "getrlimit", lambda _: (1024, 1_048_576))
     assert with_files_for(DoorLimits(connections_max=10_000)).connections_max == 10_000
-    assert asked == [(10_128, 1_048_576)], "systemd's 1,024 is only the soft limit"
+    assert asked == [(11_152, 1_048_576)], "systemd's 1,024 is only the soft limit"
     monkeypatch.setattr(resource, "getrlimit", lambda _: (1024, 4096))
-    assert with_files_for(DoorLimits(connections_max=10_000)).connections_max == 3968
-    assert "takes 3968 connections and not the 10000 of limits.connections" in caplog.text
+    taken = with_files_for(DoorLimits(connections_max=10_000))
+    assert (taken.connections_max, taken.half_open_max) == (3472, 496)
+    assert "takes 3472 connections and not the 10000 of limits.connections, and 496 half open" in caplog.text
+    taken = with_files_for(DoorLimits(connections_max=3000))
+    assert (taken.connections_max, taken.half_open_max) == (3000, 968)
 
 
 async def test_deep_topics_are_refused(tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from protocols.mqtt.packets import (
     PingReq,
     PingResp,
     PubAck,
+    PubComp,
     Publish,
     PubRec,
     PubRel,
@@ -26,7 +27,7 @@ from protocols.mqtt.packets import (
 )
 from protocols.mqtt.properties import Properties
 from protocols.mqtt.reason_codes import ReasonCode
-from tests.edge_node.mqtt_harness import PATIENCE_S, Node, RawClient, running, until
+from tests.edge_node.mqtt_harness import PATIENCE_S, Node, RawClient, SyncGate, running, until
 
 
 async def gone(node: Node, *clients: RawClient) -> None:
@@ -171,8 +172,8 @@ async def test_a_message_too_large_for_a_client_is_as_if_sent(tmp_path: Path) ->
 
 
 async def test_receive_maximum_holds_both_ways(tmp_path: Path) -> None:
-    """[MQTT-3.3.4-7] [MQTT-3.3.4-8] [MQTT-3.3.4-9]"""
-    async with running(tmp_path, receive_maximum=2) as node:
+    """[MQTT-3.3.4-8] [MQTT-3.3.4-9]"""
+    async with running(tmp_path) as node:
         client = await RawClient.connect5(node.port, receive_maximum=1)
         await client.subscribe(("plant/#", 2))
         device = await RawClient.connect(node.port, "device")
@@ -181,9 +182,47 @@ async def test_receive_maximum_holds_both_ways(tmp_path: Path) -> None:
         assert await client.silent()
         client.send(PubRec(1, ReasonCode.UNSPECIFIED_ERROR))
         assert (await client.receive()).payload == b"2"
-        client.writer.write(b"".join(b"\x34\x07\0\x01a\0%c\0x" % n for n in (1, 2, 3)))
-        answers = [await client.receive() for _ in range(3)]
-        assert ReasonCode.RECEIVE_MAXIMUM_EXCEEDED in [answer.code for answer in answers if answer is not None]
+
+
+@pytest.mark.parametrize("qos", [1, 2])
+async def test_who_sends_past_the_receive_maximum_is_not_read(tmp_path: Path, qos: int) -> None:
+    """[MQTT-3.3.4-7]: until answers have gone out; then everything is taken once and in order, and the client
+    stays connected"""
+    gate, packet_ids = SyncGate(), range(1, 3001)
+    async with running(tmp_path, filesystem=gate, receive_maximum=20) as node:
+        client = await RawClient.connect5(node.port)
+        with gate.held():
+            client.send(*[Publish(b"plant/a", b"%500d" % n, qos, n) for n in packet_ids])
+            await until(lambda: node.counters.receive_maximum_pauses == 1)
+            assert await client.silent()
+            assert node.counters.publishes_received < 1500, "what was not read stays in the socket"
+            bystander = await RawClient.connect5(node.port, "bystander")
+            bystander.send(PingReq())
+            assert await bystander.receive() == PingResp()
+        answer = PubAck if qos == 1 else PubRec
+        assert [await client.receive() for _ in packet_ids] == [answer(n) for n in packet_ids]
+        if qos == 2:
+            client.send(*[PubRel(n) for n in packet_ids])
+            assert [await client.receive() for _ in packet_ids] == [PubComp(n) for n in packet_ids]
+        client.send(PingReq())
+        assert await client.receive() == PingResp()
+        assert [record.payload for record in await node.stored()] == [b"%500d" % n for n in packet_ids]
+
+
+async def test_who_keeps_to_the_receive_maximum_is_never_held_back(tmp_path: Path) -> None:
+    async with running(tmp_path, receive_maximum=20) as node:
+        client = await RawClient.connect5(node.port)
+        client.send(*[Publish(b"$SYS/x", b"x", 1, n) for n in range(1, 21)])
+        codes = [(await client.receive()).code for _ in range(20)]
+        assert codes == [ReasonCode.NOT_AUTHORIZED] * 20, "which takes a byte more"
+        for _ in range(10):
+            client.send(*[Publish(b"plant/a", b"x", 1 + n % 2, n) for n in range(1, 21)])
+            for _ in range(20):
+                if isinstance(answer := await client.receive(), PubRec):
+                    client.send(PubRel(answer.packet_id))
+            assert [type(await client.receive()) for _ in range(10)] == [PubComp] * 10
+        assert node.counters.receive_maximum_pauses == 0
+        assert len(await node.stored()) == 200
 
 
 async def test_expiry_counts_down_and_survives_the_log(tmp_path: Path) -> None:

@@ -1,5 +1,7 @@
 """The in-flight window of one client, without sockets."""
 
+import pytest
+
 from edge_node.counters import Counters
 from edge_node.fan_out import FanOut
 from edge_node.message import NOWHERE, Message
@@ -8,6 +10,7 @@ from edge_node.outbound_ports import MESSAGE_OVERHEAD_BYTES, QueueBudget
 from edge_node.publish_packets import Wire
 from edge_node.subscriptions import Entry, Subscriptions
 from protocols.mqtt.encoder import PUBREL, encode_publish
+from protocols.mqtt.errors import ProtocolViolation
 from protocols.mqtt.packets import Subscription
 from protocols.mqtt.reason_codes import ReasonCode
 
@@ -116,8 +119,9 @@ def test_qos_2_is_released_once_and_then_over() -> None:
     outbound, link, fan_out = make(keeper)
     fan_out.message(Message(b"t", b"x", 2))
     assert link == [encode_publish(b"t", b"x", 2, 1)]
-    outbound.puback(1)
-    outbound.pubcomp(1)
+    for answer in (outbound.puback, outbound.pubcomp):
+        with pytest.raises(ProtocolViolation, match="delivery 1 at QoS 2, expected PUBREC"):
+            answer(1)
     assert outbound.inflight, "neither PUBACK nor an early PUBCOMP ends it"
     outbound.pubrec(1, 0)
     assert link[1:] == [PUBREL + b"\0\1"]
@@ -139,7 +143,8 @@ def test_a_refusing_pubrec_ends_it_and_an_unknown_one_is_told() -> None:
     outbound.pubrec(1, ReasonCode.QUOTA_EXCEEDED)
     assert not outbound.inflight
     outbound.pubrec(7, 0)
-    assert link[1:] == [b"\x62\x03\0\x07\x92"]
+    outbound.pubrec(7, ReasonCode.UNSPECIFIED_ERROR)
+    assert link[1:] == [b"\x62\x03\0\x07\x92"], "PUBREL for the first, nothing for the one that refuses"
 
 
 def test_a_smaller_receive_maximum_holds_back_what_is_sent_again() -> None:

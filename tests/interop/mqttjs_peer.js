@@ -49,6 +49,17 @@ const commands = {
     const properties = said.pairs.length ? { userProperties: userProperties(said.pairs) } : undefined
     client.publish(said.topic, Buffer.from(said.payload, 'hex'), { qos: said.qos, retain: said.retain, properties }, (error) => answer(error))
   },
+  burst (said) {
+    // All at once, however many the server can take, and again after a disconnect: as applications of MQTT.js do.
+    client.options.reconnectPeriod = 100
+    let left = said.count
+    for (let n = 0; n < said.count; n++) {
+      client.publish(said.topic, String(n), { qos: said.qos }, (error) => {
+        if (error) answer(error)
+        else if (--left === 0) answer()
+      })
+    }
+  },
   close () {
     client.end(false, () => { answer(); process.exit(0) })
   }

@@ -26,6 +26,7 @@ from paho.mqtt.properties import Properties
 
 HOST = "127.0.0.1"
 ANSWER_S_MAX = 10.0
+BURST_S_MAX = 60.0
 SESSION_EXPIRY_S = 600
 MOSQUITTO_MESSAGES = 100
 """After so many messages mosquitto_sub disconnects of its own accord. A signal cannot end it well: its handler takes a
@@ -437,10 +438,10 @@ class MqttJs(_Queued):
             else:
                 self._answers.put_nowait(said)
 
-    async def _ask(self, do: str, **values: Any) -> None:
+    async def _ask(self, do: str, *, seconds: float = ANSWER_S_MAX, **values: Any) -> None:
         assert self._process.stdin is not None
         self._process.stdin.write(json.dumps({"do": do, **values}).encode() + b"\n")
-        answer = await asyncio.wait_for(self._answers.get(), ANSWER_S_MAX)
+        answer = await asyncio.wait_for(self._answers.get(), seconds)
         assert answer["kind"] == "done", answer
 
     async def subscribe(self, topic_filter: str, qos: int) -> None:
@@ -448,6 +449,10 @@ class MqttJs(_Queued):
 
     async def publish(self, topic: str, payload: bytes, qos: int, *, retain: bool = False, pairs: Pairs = ()) -> None:
         await self._ask("publish", topic=topic, payload=payload.hex(), qos=qos, retain=retain, pairs=list(pairs))
+
+    async def burst(self, topic: str, count: int, qos: int) -> None:
+        """Publish 0, 1, ... in one go, and wait until the broker has all of them."""
+        await self._ask("burst", topic=topic, count=count, qos=qos, seconds=BURST_S_MAX)
 
     async def close(self) -> None:
         await self._ask("close")

@@ -35,13 +35,13 @@ class Authority:
         self.path = str(directory / f"{name}.pem")
         self._write(self.path, certificate.sign(self._key, hashes.SHA256()))
 
-    def sign(self, common_name: str, file: str | None = None) -> Pem:
+    def sign(self, common_name: str, file: str | None = None, *, expired: bool = False) -> Pem:
         """A certificate of that common name, good for servers at 127.0.0.1 and for clients."""
         key = ec.generate_private_key(ec.SECP256R1())
         name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, common_name)] if common_name else [])
         here = x509.IPAddress(ipaddress.ip_address("127.0.0.1"))
         certificate = (
-            self._builder(name, key)
+            self._builder(name, key, days=-1 if expired else 1)
             .add_extension(x509.SubjectAlternativeName([here, x509.DNSName("localhost")]), critical=False)
             .add_extension(
                 x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH]),
@@ -58,7 +58,7 @@ class Authority:
         )
         return Pem(f"{stem}.crt", f"{stem}.key")
 
-    def _builder(self, subject: x509.Name, key: ec.EllipticCurvePrivateKey) -> x509.CertificateBuilder:
+    def _builder(self, subject: x509.Name, key: ec.EllipticCurvePrivateKey, days: int = 1) -> x509.CertificateBuilder:
         now = datetime.datetime.now(datetime.UTC)
         return (
             x509.CertificateBuilder()
@@ -66,8 +66,8 @@ class Authority:
             .issuer_name(self._name)
             .public_key(key.public_key())
             .serial_number(x509.random_serial_number())
-            .not_valid_before(now - _DAY)
-            .not_valid_after(now + _DAY)
+            .not_valid_before(now - 2 * _DAY)
+            .not_valid_after(now + days * _DAY)
         )
 
     @staticmethod

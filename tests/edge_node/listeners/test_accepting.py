@@ -252,22 +252,6 @@ async def test_who_is_no_trusted_proxy_goes_no_further() -> None:
 # --- bounds
 
 
-async def test_connections_over_the_limit_are_refused_with_one_log_line(caplog: pytest.LogCaptureFixture) -> None:
-    async with echoing(limits=DoorLimits(connections_max=2)) as door:
-        inside = [await door.open() for _ in range(2)]
-        await until(lambda: len(door.echoes) == 2)
-        for _ in range(3):
-            assert not await door.works()
-        assert door.counters.connections_refused == 3
-        assert caplog.text.count("raise limits.connections for more") == 1
-        inside[0][1].write(b"hello")
-        assert await inside[0][0].readexactly(5) == b"hello"
-        inside[1][1].close()
-        await until(lambda: door.counters.connections == 1)
-        assert await door.works()
-        inside[0][1].close()
-
-
 async def test_an_address_that_floods_is_refused_and_others_are_not(caplog: pytest.LogCaptureFixture) -> None:
     limits = DoorLimits(connection_rate_per_address=1, connection_burst_per_address=5)
     async with echoing(limits=limits, proxies=LOOPBACK) as door:

@@ -141,17 +141,6 @@ def test_packets_over_the_limit_are_left_to_the_decoder() -> None:
     assert taken(data, len(data) - 1)[0] == 0
 
 
-def test_no_more_are_taken_than_may_be_unanswered() -> None:
-    """v5 [MQTT-3.3.4-7]"""
-    packets = [encode_publish(b"a", b"", 2, packet_id, version=5) for packet_id in (1, 2, 3)]
-    run: PublishRun[str] = PublishRun()
-    at = scan(b"".join(packets), 0, TARGETS, run, PacketIds(), LIMIT, 5, QOS_FLAGS, 2)
-    assert at == len(packets[0] + packets[1])
-    assert run.received == [1, 2]
-    packets = [encode_publish(b"a", b"1", 1, packet_id, version=5) for packet_id in (1, 2, 3, 4)]
-    assert scan(b"".join(packets), 0, TARGETS, PublishRun(), PacketIds(), LIMIT, 5, QOS_FLAGS, 3) == 3 * len(packets[0])
-
-
 def test_lengths_of_three_bytes_are_left_to_the_decoder() -> None:
     assert taken(encode_publish(b"a", bytes(16_383 - 3)))[0] == 16_383 + 3
     assert taken(encode_publish(b"a", bytes(16_384)))[0] == 0

@@ -1,0 +1,107 @@
+"""The alert that tells a client why its TLS handshake failed.
+
+OpenSSL puts the alert into the buffer of what is to be sent, and then reports the error. asyncio and uvloop abort
+the connection on that error and drop the buffer, so that a client without a good certificate sees a reset and no
+reason. The context made here keeps the alert; the acceptor sends it through a second descriptor of the socket, which
+the abort does not close.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+import ssl
+from contextvars import ContextVar
+from typing import Any
+
+LINGER_S = 1.0
+"""How long a client may take to read its alert. A good network needs one round trip."""
+READ_BYTES = 64 << 10
+READS_MAX = 16
+"""Reads that are thrown away after the alert: 1 MiB, the longest packet that clients send by default."""
+
+_alert: ContextVar[Alert | None] = ContextVar("tls alert", default=None)
+"""Of the connection that the current task brings through its handshake; event loops pass the context on."""
+
+
+class Alert:
+    """What is to be said to one client whose handshake fails; usually nothing."""
+
+    __slots__ = ("_connection", "_data", "_socket")
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._connection: socket.socket | None = connection
+        self._data = b""
+        self._socket: socket.socket | None = None
+
+    def __enter__(self) -> Alert:
+        """Watch the handshake that the current task begins."""
+        _alert.set(self)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Let go of the connection: the transport holds the context, and so this object, as long as it is open."""
+        self._connection = None
+        if self._socket is not None:
+            self._socket.close()
+
+    def keep(self, data: bytes) -> None:
+        """Remember an alert. Called while the connection is still open."""
+        if data and self._connection is not None:
+            with contextlib.suppress(OSError):  # no file descriptor is left: then the client gets a reset
+                self._socket = self._connection.dup()
+                self._data = data
+
+    async def send(self) -> None:
+        """Send the alert, if there is one, and wait until the client has read it, at most ``LINGER_S``.
+
+        A socket that is closed while it holds unread bytes is reset, and a reset may overtake the alert. With TLS 1.3 a
+        client sends its first packet before it knows whether its certificate is good, so there are such bytes.
+        """
+        connection, loop = self._socket, asyncio.get_running_loop()
+        if connection is None:
+            return
+        with contextlib.suppress(OSError):  # TimeoutError is one
+            async with asyncio.timeout(LINGER_S):
+                await loop.sock_sendall(connection, self._data)
+                connection.shutdown(socket.SHUT_WR)
+                for _ in range(READS_MAX):
+                    if not await loop.sock_recv(connection, READ_BYTES):
+                        break
+
+
+class _Handshake(ssl.SSLObject):
+    """A TLS connection whose alert is kept when its handshake fails."""
+
+    kept: tuple[Alert, ssl.MemoryBIO] | None = None
+    """Where the alert goes, and what OpenSSL writes it to; None once the handshake is over."""
+
+    def do_handshake(self) -> None:
+        """Go on with the handshake."""
+        try:
+            super().do_handshake()
+        except (ssl.SSLWantReadError, ssl.SSLWantWriteError):
+            raise
+        except ssl.SSLError:
+            kept, self.kept = self.kept, None
+            if kept is not None:
+                kept[0].keep(kept[1].read())
+            raise
+        self.kept = None
+
+
+class AlertingContext(ssl.SSLContext):
+    """A context whose failed handshakes leave their alert with the ``Alert`` that watches the current task."""
+
+    sslobject_class = _Handshake
+
+    def wrap_bio(
+        self, incoming: ssl.MemoryBIO, outgoing: ssl.MemoryBIO, *arguments: Any, **options: Any
+    ) -> ssl.SSLObject:
+        """Begin a TLS connection."""
+        made = super().wrap_bio(incoming, outgoing, *arguments, **options)
+        alert = _alert.get()
+        if alert is not None and isinstance(made, _Handshake):
+            made.kept = alert, outgoing
+        return made
