@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from tests.temporary_folder import TemporaryFolder
 from weft.demo import fabric
@@ -20,6 +21,10 @@ from weft.demo import fabric
 HERE = Path(__file__).parent
 TOGETHER = ("interop", "spark_sinks")
 PORTS = range(20_000, 32_000)
+
+# A slow or busy machine is no fault: what takes too long is ended by pytest's timeout.
+settings.register_profile("weft", settings(), deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("weft")
 
 
 @pytest.hookimpl(tryfirst=True)
