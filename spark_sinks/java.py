@@ -56,7 +56,12 @@ def java_major(java: str) -> int | None:
     """The major version that a ``java`` binary reports, or None when it does not run."""
     try:
         done = subprocess.run(  # noqa: S603
-            [java, "-version"], capture_output=True, text=True, timeout=VERSION_SECONDS_MAX, check=True
+            # Without its performance data, for which it would make a folder in /tmp that stays.
+            [java, "-XX:-UsePerfData", "-version"],
+            capture_output=True,
+            text=True,
+            timeout=VERSION_SECONDS_MAX,
+            check=True,
         )
     except (OSError, subprocess.SubprocessError):
         return None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import os
 import sys
@@ -57,23 +58,44 @@ def main(arguments: list[str] | None = None) -> NoReturn:
     try:
         result = cli.main(arguments, prog_name="weft", standalone_mode=False)
     except click.Abort:
-        sys.exit(130)
+        _exit(130)
     except click.ClickException as error:
-        error.show()
-        sys.exit(error.exit_code)
+        with contextlib.suppress(OSError):
+            error.show()
+        _exit(error.exit_code)
     except Refused as error:
-        print_error(str(error))
-        sys.exit(USAGE_EXIT_CODE)
+        _tell(str(error))
+        _exit(USAGE_EXIT_CODE)
     except BrokenPipeError:
-        # The reader of our output went away (weft log dump | head); Python must not complain about it at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(FAILURE_EXIT_CODE)
+        # The reader of our output went away (weft log dump | head), which is no error worth a sentence.
+        _exit(FAILURE_EXIT_CODE)
     except Exception as error:
         if os.environ.get(TRACEBACK_VARIABLE):
             raise
-        print_error(_sentence(error))
-        sys.exit(FAILURE_EXIT_CODE)
-    sys.exit(result if isinstance(result, int) else 0)
+        _tell(_sentence(error))
+        _exit(FAILURE_EXIT_CODE)
+    _exit(result if isinstance(result, int) else 0)
+
+
+def _tell(message: str) -> None:
+    """Print an error, if standard error still takes it: it may be a file on the disk that is the error."""
+    with contextlib.suppress(OSError):
+        print_error(message)
+
+
+def _exit(status: int) -> NoReturn:
+    """End the process with ``status``, also where its output cannot be written."""
+    for stream in (sys.stdout, sys.stderr):
+        if stream is None:  # the process was started with it closed
+            continue
+        try:
+            stream.flush()
+        except OSError:
+            # What could not be written stays in the buffer. Python would try again at exit, fail, and end with 120
+            # in place of the status that says what happened.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+            status = status or FAILURE_EXIT_CODE
+    sys.exit(status)
 
 
 def _sentence(error: Exception) -> str:

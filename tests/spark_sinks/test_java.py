@@ -16,6 +16,9 @@ from spark_sinks.java import NoJava, find_java_home, java_major, wrap
 ROOT = Path(__file__).parents[2]
 LAUNCHER_NEEDS = ("bash", "sh", "dirname", "basename", "uname", "ps", "nice", "env", "cat", "ls", "rm", "mkdir")
 
+TEMPORARY = ("TMPDIR", "SPARK_SUBMIT_OPTS", "SPARK_LAUNCHER_OPTS")
+"""Where a process of the tests puts its temporary files (tests/temporary_folder.py)."""
+
 
 def fake_java(folder: Path, version: str) -> Path:
     """A ``java`` that only tells its version, on the error stream as the real one does."""
@@ -98,6 +101,7 @@ def test_spark_runs_with_no_java_on_the_path(tmp_path: Path) -> None:
         """
     )
     environment = {"PATH": str(tools), "HOME": str(tmp_path), "PYTHONPATH": str(ROOT)}
+    environment |= {name: os.environ[name] for name in TEMPORARY if name in os.environ}
     done = subprocess.run(
         [sys.executable, "-c", script], env=environment, capture_output=True, text=True, timeout=110, check=False
     )

@@ -38,6 +38,31 @@ def test_version_and_help() -> None:
         assert f"\n  {command} " in text
 
 
+@pytest.mark.parametrize(
+    ("arguments", "full", "status"),
+    [
+        (("--version",), "stdout", 1),
+        (("edge", "fly"), "stderr", 2),
+        (("edge", "check", "missing.yaml"), "stderr", 2),
+    ],
+)
+def test_output_that_cannot_be_written_does_not_hide_the_exit_status(
+    arguments: tuple[str, ...], full: str, status: int
+) -> None:
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+    with Path("/dev/full").open("w") as no_space:
+        done = subprocess.run(
+            [sys.executable, "-m", "weft", *arguments],
+            check=False, text=True, timeout=60, env=environment,
+            **{"stdout": subprocess.PIPE, "stderr": subprocess.PIPE} | {full: no_space},
+        )  # fmt: skip
+    assert done.returncode == status
+    if full == "stdout":
+        assert done.stderr.startswith("weft: ")
+        assert "No space left on device" in done.stderr
+        assert done.stderr.count("\n") == 1
+
+
 def test_a_good_configuration(edge_yaml: Path) -> None:
     assert "is good: node press-shop-7, 1 stream, 0 links\n" in weft("edge", "check", str(edge_yaml)).stdout
     facts = json.loads(weft("edge", "check", str(edge_yaml), "--json").stdout)

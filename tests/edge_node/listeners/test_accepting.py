@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import logging
 import os
 import resource
@@ -310,8 +311,10 @@ async def test_half_open_connections_give_way_to_newer_ones(
 @contextlib.contextmanager
 def only_so_many_files(more: int) -> Iterator[None]:
     limits = resource.getrlimit(resource.RLIMIT_NOFILE)
-    used = len(os.listdir("/proc/self/fd"))
-    resource.setrlimit(resource.RLIMIT_NOFILE, (used + more, limits[1]))
+    used = {int(name) for name in os.listdir("/proc/self/fd")}
+    # The limit is on numbers, and what other tests have closed left free ones among those in use.
+    free = (number for number in itertools.count() if number not in used)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (next(itertools.islice(free, more, None)), limits[1]))
     try:
         yield
     finally:
