@@ -9,8 +9,8 @@ from typing import Any
 import msgspec
 from aiohttp import web
 
-from config.units import approximate_size, parse_bind
-from edge_node.outage import approximate_duration, outage_left
+from config.units import approximate_duration, approximate_size, parse_bind
+from edge_node.outage import outage_left
 
 _STYLE = (
     "body{font:15px/1.5 system-ui,sans-serif;max-width:60rem;margin:2rem auto;padding:0 1rem;color:#222}"
