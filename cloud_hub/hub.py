@@ -18,6 +18,7 @@ from aiohttp import web
 from cloud_hub.access import Access, ApiError
 from cloud_hub.api import Api
 from cloud_hub.idle import Connection, IdleConnections
+from cloud_hub.link_log import HubLinkLog
 from cloud_hub.links import EdgeLink
 from cloud_hub.metrics import HubCollector, Metrics
 from cloud_hub.sequencer import Sequencer
@@ -72,6 +73,7 @@ class Hub:
         self._boot_clock = boot_clock
         self._random_bits = random.SystemRandom().getrandbits
         self._links: dict[EdgeLink, int] = {}
+        self._link_log = HubLinkLog(time.monotonic)
         self._runner: web.AppRunner | None = None
         self._tables: TableService | None = None
         self._idle: IdleConnections | None = None
@@ -162,11 +164,15 @@ class Hub:
 
     async def serve_link(self, request: web.Request) -> web.StreamResponse:
         """Run an edge's link until it ends."""
-        identity = self._access.link(request)
-        settings = self._settings
-        if len(self._links) >= settings.links_max:
-            raise ApiError(503, f"the hub has {settings.links_max} links, its limit", "connect to another node")
-        link = EdgeLink(self.sequencers, identity, self._wall_clock)
+        settings, peer = self._settings, request.remote or "an unknown address"
+        try:
+            identity = self._access.link(request)
+            if len(self._links) >= settings.links_max:
+                raise ApiError(503, f"the hub has {settings.links_max} links, its limit", "connect to another node")
+        except ApiError as error:
+            self._link_log.turned_away(peer, f"refused ({error.status}): {error.error}; {error.advice}")
+            raise
+        link = EdgeLink(self.sequencers, identity, self._wall_clock, self._link_log, peer)
         self._links[link] = self._wall_clock()
         try:
             receiver = ReceiverSettings(
