@@ -6,6 +6,7 @@ A node can be killed at any instant and started again anywhere; ``close`` is a c
 from __future__ import annotations
 
 import asyncio
+import logging
 import random
 import time
 from collections.abc import Callable, Iterable
@@ -33,6 +34,8 @@ from storage.object_store import ObjectStore, open_store, probe
 
 if TYPE_CHECKING:
     from cloud_hub.tables.service import TableService, TableStatus
+
+logger = logging.getLogger(__name__)
 
 SHUTDOWN_S = 2.0
 """How long requests may take to end when the node closes."""
@@ -76,6 +79,7 @@ class Hub:
         self._link_log = HubLinkLog(time.monotonic)
         self._runner: web.AppRunner | None = None
         self._tables: TableService | None = None
+        self._tokens: TokenFile | None = None
         self._idle: IdleConnections | None = None
         self.sequencers: list[Sequencer] = []
         """One per shard, while the node runs."""
@@ -97,8 +101,8 @@ class Hub:
             TokensUnusable, OSError: the tokens file cannot be used, or the port cannot be had.
         """
         settings = self._settings
-        tokens = TokenFile(settings.tokens_file) if settings.tokens_file else None
-        self._access = Access(tokens, settings.open_to_network)
+        self._tokens = TokenFile(settings.tokens_file) if settings.tokens_file else None
+        self._access = Access(self._tokens, settings.open_to_network)
         store = self._given_store or open_store(settings.store, settings.store_options)
         await probe(store)
         self.cluster = await open_cluster(store, settings.shards)
@@ -148,6 +152,13 @@ class Hub:
     def _connections(self) -> Iterable[Connection]:
         server = self._runner.server if self._runner else None
         return server.connections if server else []
+
+    def reload(self) -> None:
+        """Read the tokens file again, changed or not. When it cannot be used, those read before stay in force."""
+        if self._tokens is None:
+            logger.info("SIGHUP: no tokens_file is set, there is nothing to read again")
+        elif self._tokens.reload():
+            logger.info("SIGHUP: read the tokens file again; tokens: %d", self._tokens.count)
 
     async def close(self) -> None:
         """Send the links away and stop. What was not acknowledged is still with the edges."""

@@ -52,6 +52,11 @@ class FrontDoor:
         """Where each listener is, by its name."""
         return {listener.name: listener.bound for listener in self._listeners}
 
+    @property
+    def watched(self) -> list[str]:
+        """What is read again: ``users``, ``access rules``, ``certificates of listener mqtts``."""
+        return self._reloads.watched
+
     async def open(self, make_connection: MakeConnection) -> None:
         """Listen everywhere, and watch the files.
 

@@ -227,4 +227,6 @@ def _failure(results: Iterable[BaseException | None], close_code: int | None) ->
             return Outcome(LinkState.WAITING, f"the connection broke: {result}")
         if isinstance(result, Exception):
             raise result
+    if close_code is None or close_code == aiohttp.WSCloseCode.ABNORMAL_CLOSURE:
+        return Outcome(LinkState.WAITING, "the connection broke: the hub or the network went away without a word")
     return Outcome(LinkState.WAITING, f"the hub closed the connection (WebSocket code {close_code})")

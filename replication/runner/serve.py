@@ -138,7 +138,7 @@ class _Session:
                 log.error("a link failed", exc_info=result)
                 self._ended("the hub met an internal error")
         if self._socket.close_code == aiohttp.WSCloseCode.ABNORMAL_CLOSURE or self._socket.close_code is None:
-            self._ended("the connection broke")
+            self._ended("the connection broke: the edge or the network went away without a word")
         self._ended(f"the edge closed the connection (WebSocket code {self._socket.close_code})")
 
     async def _read(self) -> None:
