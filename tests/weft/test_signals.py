@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.weft.processes import READY_S_MAX, STOP_S_MAX, Start, wait_until, weft
+from tests.weft.processes import READY_S_MAX, STOP_S_MAX, Log, Start, wait_until, weft
 
 pytestmark = pytest.mark.processes
 
@@ -28,23 +28,6 @@ streams: {telemetry: {from: "plant/#"}}
 """
 HUB = "listen: 127.0.0.1:0\nstore: store\nshards: 1\ntables: null\ntokens_file: tokens\n"
 LINE = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z (DEBUG|INFO|WARNING|ERROR) [\w.]+: .+")
-
-
-class Log:
-    """Standard error of the processes that a test has started."""
-
-    def __init__(self, capfd: pytest.CaptureFixture[str]) -> None:
-        self._capfd = capfd
-        self.text = ""
-
-    def has(self, sentence: str) -> bool:
-        self.text += self._capfd.readouterr().err
-        return sentence in self.text
-
-
-@pytest.fixture
-def log(capfd: pytest.CaptureFixture[str]) -> Log:
-    return Log(capfd)
 
 
 @pytest.fixture
