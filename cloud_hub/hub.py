@@ -26,6 +26,7 @@ from cloud_hub.sequencer import Sequencer
 from cloud_hub.settings import HubSettings
 from cloud_hub.tokens import TokenFile
 from cloud_hub.views import View, moment
+from config.units import approximate_duration
 from protocols.lane import format_log_id
 from replication.receiver import ReceiverSettings
 from replication.runner import serve_link
@@ -37,6 +38,9 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+STORE_SILENCE_S = 15.0
+"""A shard that could do nothing with the store for so long makes the node not ready. Idle shards ask it every 2 s, so
+one slow answer or one retry is nothing, and a load balancer notices an outage before edges fill their windows."""
 SHUTDOWN_S = 2.0
 """How long requests may take to end when the node closes."""
 
@@ -203,6 +207,28 @@ class Hub:
     def table_rows(self, tenant: str, stream: str) -> int | None:
         """Records of a stream that are table rows; None when this node does not know."""
         return self._tables.rows(tenant, stream) if self._tables else None
+
+    def unhealthy(self) -> list[str]:
+        """Return why the node should be started again; empty when that would mend nothing.
+
+        A store in trouble or a damaged shard is no such reason: a new process would find the same.
+        """
+        ended = [sequencer.log.shard for sequencer in self.sequencers if not sequencer.is_running]
+        reasons = [f"the work on shard {shard} has ended" for shard in ended]
+        if self._tables is not None and not self._tables.is_running:
+            reasons.append("the work on the tables has ended")
+        return reasons
+
+    def unready(self) -> list[str]:
+        """Return why the node takes no links and answers no readers; empty when it does."""
+        reasons = self.unhealthy()
+        for sequencer in self.sequencers:
+            shard, silent_s = sequencer.log.shard, sequencer.silent_s
+            if not sequencer.loaded:
+                reasons.append(f"shard {shard} is not loaded")
+            elif silent_s > STORE_SILENCE_S:
+                reasons.append(f"the store has not answered for {approximate_duration(silent_s)} (shard {shard})")
+        return reasons
 
     def status(self) -> View:
         """What ``GET /v1/status`` answers."""

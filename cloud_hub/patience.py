@@ -41,8 +41,8 @@ class Patience:
         self._now = asyncio.get_running_loop().time
         self._repeats = Repeats()
         self._trouble_since = self._now()
-        self.answered_at: float | None = None
-        """When the store last did all that it should, by the loop's clock; None before the first time."""
+        self.answered_at = self._now()
+        """When the store last did all that it should, by the loop's clock; at first, when the waiting began."""
 
     async def insist(self, call: Callable[[], Awaitable[T]]) -> T:
         """Call until the store answers. Trouble that there was before stays: a full disk can still be read."""

@@ -111,6 +111,16 @@ class Sequencer:
         return self._patience.trouble
 
     @property
+    def silent_s(self) -> float:
+        """Seconds since the store last did all that this shard asked of it."""
+        return self._now() - self._patience.answered_at
+
+    @property
+    def is_running(self) -> bool:
+        """Whether the shard is worked on: from ``start`` to ``close``."""
+        return self._task is not None and not self._task.done()
+
+    @property
     def retries(self) -> int:
         """Times that the store gave no answer and was asked again."""
         return self._patience.retries

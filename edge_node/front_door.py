@@ -46,6 +46,8 @@ class FrontDoor:
         self._admission = Admission(with_files_for(door_limits(config)), counters, door_counters)
         self._listeners: list[MqttListener] = []
         self._reloads = Reloads(door_counters)
+        self.is_open = False
+        """Whether all listeners accept."""
 
     @property
     def addresses(self) -> dict[str, Address | UnixSocket]:
@@ -75,6 +77,7 @@ class FrontDoor:
             await self.close()
             raise
         self._watch_accounts()
+        self.is_open = True
 
     async def check_files(self, *, all_of_them: bool = False) -> None:
         """Read files again that have changed, or all of them. What cannot be used is told, and changes nothing."""
@@ -82,6 +85,7 @@ class FrontDoor:
 
     def stop(self) -> None:
         """Accept no more. Connections stay until the broker closes them."""
+        self.is_open = False
         for listener in self._listeners:
             listener.stop()
 

@@ -19,6 +19,7 @@ from edge_node.control import Control
 from edge_node.counters import Counters
 from edge_node.door_counters import DoorCounters
 from edge_node.front_door import FrontDoor
+from edge_node.health import Health
 from edge_node.http import Pages
 from edge_node.links import Links
 from edge_node.log_lines import Throttle
@@ -180,7 +181,8 @@ class EdgeNode:
     async def _start_pages(self, stack: contextlib.AsyncExitStack) -> None:
         if self.config.http is None:
             return
-        pages = Pages(self.status.facts, lambda: render(self.status))
+        health = Health(self.log, lambda: self._state.failed is not None, lambda: self.front_door.is_open)
+        pages = Pages(self.status.facts, lambda: render(self.status), health)
         await pages.start(self.config.http.bind)
         stack.push_async_callback(pages.close)
         self.http = Address(parse_bind(self.config.http.bind).host, pages.port)

@@ -117,6 +117,11 @@ class TableService:
                 await self._task
             self._task = None
 
+    @property
+    def is_running(self) -> bool:
+        """Whether rounds are made: from ``start`` to ``close``."""
+        return self._task is not None and not self._task.done()
+
     def status(self) -> list[TableStatus]:
         """Every stream known so far, by tenant and name."""
         return [stream.status(key) for key, stream in sorted(self._streams.items())]
