@@ -19,6 +19,7 @@ from cloud_hub.metrics import Metrics
 from cloud_hub.record_reader import RecordReader
 from cloud_hub.sequencer import Sequencer
 from cloud_hub.views import View
+from config.exposition import CONTENT_TYPE
 from protocols.errors import CodecError
 from protocols.health import health_answer
 from protocols.shard_state import ShardState, earliest
@@ -130,7 +131,7 @@ class Api:
 
     async def _get_metrics(self, request: web.Request) -> web.Response:
         self._access.operate(request)
-        return web.Response(body=self._metrics.text(), headers={"Content-Type": "text/plain; version=0.0.4"})
+        return web.Response(body=await self._metrics.text(), headers={"Content-Type": CONTENT_TYPE})
 
     async def _get_healthz(self, request: web.Request) -> web.Response:
         return _probed(request, "healthy", self._node.unhealthy())

@@ -21,9 +21,10 @@ from cloud_hub.api import Api
 from cloud_hub.idle import Connection, IdleConnections
 from cloud_hub.link_log import HubLinkLog
 from cloud_hub.links import EdgeLink
-from cloud_hub.metrics import HubCollector, Metrics
+from cloud_hub.metrics import Metrics
 from cloud_hub.sequencer import Sequencer
 from cloud_hub.settings import HubSettings
+from cloud_hub.stream_figures import StreamFigures
 from cloud_hub.tokens import TokenFile
 from cloud_hub.views import View, moment
 from config.units import approximate_duration
@@ -85,6 +86,7 @@ class Hub:
         self._tables: TableService | None = None
         self._tokens: TokenFile | None = None
         self._idle: IdleConnections | None = None
+        self._figures: StreamFigures | None = None
         self.sequencers: list[Sequencer] = []
         """One per shard, while the node runs."""
         self.cluster: Cluster
@@ -144,7 +146,9 @@ class Hub:
             self._tables.start()
 
     async def _listen(self) -> None:
-        metrics = Metrics(HubCollector(self.sequencers, lambda: len(self._links)))
+        self._figures = StreamFigures(self.sequencers, self.table_rows, self._tables is not None, time.monotonic)
+        self._figures.start()
+        metrics = Metrics(self.sequencers, self._figures, lambda: len(self._links))
         api = Api(self, self.sequencers, self._access, metrics, self._settings.response_bytes_max)
         self._idle = IdleConnections(self._connections, time.monotonic)
         application = api.application(self._idle.middleware)
@@ -168,6 +172,8 @@ class Hub:
         """Send the links away and stop. What was not acknowledged is still with the edges."""
         if self._idle is not None:
             await self._idle.close()
+        if self._figures is not None:
+            await self._figures.close()
         if self._runner is not None:
             for site in list(self._runner.sites):
                 await site.stop()

@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 from aiohttp import web
 
+from config.exposition import CONTENT_TYPE
 from config.units import approximate_duration, approximate_size, parse_bind
 from edge_node.health import Health
 from edge_node.outage import outage_left
@@ -67,7 +68,7 @@ class Pages:
         return web.Response(body=msgspec.json.encode(self._status()), content_type="application/json", headers=_HEADERS)
 
     async def _text(self, _request: web.Request) -> web.Response:
-        return web.Response(body=self._metrics(), headers={"Content-Type": "text/plain; version=0.0.4; charset=utf-8"})
+        return web.Response(body=self._metrics(), headers={"Content-Type": CONTENT_TYPE})
 
     async def _healthz(self, request: web.Request) -> web.Response:
         return _probed(request, "healthy", self._health.unhealthy())
