@@ -45,13 +45,7 @@ def _show(report: AuditReport) -> None:
     if sys.stdout.isatty():
         _show_lanes(report)
     else:
-        print_table(
-            ("edge", "log id", *_COUNTS),
-            [
-                (lane.edge, lane.log_id, *_counts(lane)[:5], _gaps(lane) or 0, *_counts(lane)[6:])
-                for lane in report.lanes
-            ],
-        )
+        print_table(("edge", "log id", *_COUNTS), [_row(lane) for lane in report.lanes])
     say = print_wrapped if sys.stdout.isatty() else click.echo
     for problem in report.problems:
         say(f"PROBLEM: {problem}")
