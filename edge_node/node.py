@@ -22,12 +22,12 @@ from edge_node.front_door import FrontDoor
 from edge_node.health import Health
 from edge_node.http import Pages
 from edge_node.links import Links
-from edge_node.log_lines import Throttle
 from edge_node.metrics import render
 from edge_node.outage import SAMPLE_INTERVAL_S
 from edge_node.session_limits import SessionLimits
 from edge_node.state import BrokerState, StateCounters, StateSettings
 from edge_node.status import NodeStatus
+from replication.log_lines import Throttle
 from storage.segment_log import LogSettings, SegmentLog, StreamPolicy
 
 logger = logging.getLogger(__name__)
