@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 import msgspec
 from aiohttp import web
 
+from cloud_hub import link_log
 from cloud_hub.access import Access, ApiError
 from cloud_hub.api import Api
 from cloud_hub.idle import Connection, IdleConnections
@@ -29,6 +30,7 @@ from cloud_hub.tokens import TokenFile
 from cloud_hub.views import View, moment
 from config.units import approximate_duration
 from protocols.lane import format_log_id
+from replication.log_lines import Throttle
 from replication.receiver import ReceiverSettings
 from replication.runner import serve_link
 from storage.chunk_log import Cluster, ShardLog, open_cluster
@@ -82,6 +84,7 @@ class Hub:
         self._random_bits = random.SystemRandom().getrandbits
         self._links: dict[EdgeLink, int] = {}
         self._link_log = HubLinkLog(time.monotonic)
+        self._throttle = Throttle()
         self._runner: web.AppRunner | None = None
         self._tables: TableService | None = None
         self._tokens: TokenFile | None = None
@@ -146,6 +149,8 @@ class Hub:
             self._tables.start()
 
     async def _listen(self) -> None:
+        # Thousands of edges come back at once after a restart; metrics and status count them all.
+        link_log.logger.addFilter(self._throttle)
         self._figures = StreamFigures(self.sequencers, self.table_rows, self._tables is not None, time.monotonic)
         self._figures.start()
         metrics = Metrics(self.sequencers, self._figures, lambda: len(self._links))
@@ -170,6 +175,7 @@ class Hub:
 
     async def close(self) -> None:
         """Send the links away and stop. What was not acknowledged is still with the edges."""
+        link_log.logger.removeFilter(self._throttle)
         if self._idle is not None:
             await self._idle.close()
         if self._figures is not None:

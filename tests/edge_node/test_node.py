@@ -16,7 +16,7 @@ from paho.mqtt.enums import CallbackAPIVersion
 from prometheus_client.parser import text_string_to_metric_families
 
 from config.metrics import EDGE_METRICS, PROCESS_METRICS
-from edge_node.log_lines import LINES_MAX
+from replication.log_lines import LINES_MAX
 from tests.weft.processes import STOP_S_MAX, Node, publish
 
 pytestmark = pytest.mark.processes
