@@ -1,4 +1,4 @@
-"""The hub's HTTP API: ``GET /v1/...`` for readers, ``/v1/link`` for edges, ``/metrics``.
+"""The hub's HTTP API: ``GET /v1/...`` for readers, ``/v1/link`` for edges, ``/metrics``, ``/healthz`` and ``/readyz``.
 
 Errors are JSON ``{"error": ..., "advice": ...}``. ``?tenant=`` chooses the tenant where the token allows it.
 """
@@ -19,7 +19,9 @@ from cloud_hub.metrics import Metrics
 from cloud_hub.record_reader import RecordReader
 from cloud_hub.sequencer import Sequencer
 from cloud_hub.views import View
+from config.exposition import CONTENT_TYPE
 from protocols.errors import CodecError
+from protocols.health import health_answer
 from protocols.shard_state import ShardState, earliest
 from replication.runner import LINK_PATH
 from storage.object_store import NotFound, StoreError
@@ -42,6 +44,14 @@ class Node(Protocol):
 
     def table_rows(self, tenant: str, stream: str) -> int | None:
         """Records of a stream that are table rows; None when the node does not know."""
+        ...
+
+    def unhealthy(self) -> list[str]:
+        """Why the node should be started again."""
+        ...
+
+    def unready(self) -> list[str]:
+        """Why the node takes no work."""
         ...
 
     async def serve_link(self, request: web.Request) -> web.StreamResponse:
@@ -98,6 +108,8 @@ class Api:
             [
                 web.get(LINK_PATH, self._node.serve_link),
                 web.get("/metrics", self._get_metrics),
+                web.get("/healthz", self._get_healthz),
+                web.get("/readyz", self._get_readyz),
                 web.get("/v1/status", self._get_status),
                 web.get("/v1/streams", self._get_streams),
                 web.get(stream, self._get_stream),
@@ -119,7 +131,13 @@ class Api:
 
     async def _get_metrics(self, request: web.Request) -> web.Response:
         self._access.operate(request)
-        return web.Response(body=self._metrics.text(), headers={"Content-Type": "text/plain; version=0.0.4"})
+        return web.Response(body=await self._metrics.text(), headers={"Content-Type": CONTENT_TYPE})
+
+    async def _get_healthz(self, request: web.Request) -> web.Response:
+        return _probed(request, "healthy", self._node.unhealthy())
+
+    async def _get_readyz(self, request: web.Request) -> web.Response:
+        return _probed(request, "ready", self._node.unready())
 
     async def _get_status(self, request: web.Request) -> web.Response:
         self._access.operate(request)
@@ -194,6 +212,12 @@ class Api:
         if stream not in views.stream_keys(self._states, tenant):
             raise ApiError(404, f"tenant {tenant} has no stream {stream!r}", "GET /v1/streams lists the streams")
         return tenant, stream
+
+
+def _probed(request: web.Request, word: str, reasons: Sequence[str]) -> web.Response:
+    # No token: service managers and load balancers have none, and the answer holds nothing but the node's state.
+    status, content_type, body = health_answer(word, reasons, request.headers.get("Accept", ""))
+    return web.Response(body=body, status=status, content_type=content_type, headers={"Cache-Control": "no-store"})
 
 
 def _integer(request: web.Request, name: str, default: int, least: int, most: int) -> int:

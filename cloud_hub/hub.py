@@ -6,6 +6,7 @@ A node can be killed at any instant and started again anywhere; ``close`` is a c
 from __future__ import annotations
 
 import asyncio
+import logging
 import random
 import time
 from collections.abc import Callable, Iterable
@@ -15,16 +16,21 @@ from typing import TYPE_CHECKING
 import msgspec
 from aiohttp import web
 
+from cloud_hub import link_log
 from cloud_hub.access import Access, ApiError
 from cloud_hub.api import Api
 from cloud_hub.idle import Connection, IdleConnections
+from cloud_hub.link_log import HubLinkLog
 from cloud_hub.links import EdgeLink
-from cloud_hub.metrics import HubCollector, Metrics
+from cloud_hub.metrics import Metrics
 from cloud_hub.sequencer import Sequencer
 from cloud_hub.settings import HubSettings
+from cloud_hub.stream_figures import StreamFigures
 from cloud_hub.tokens import TokenFile
 from cloud_hub.views import View, moment
+from config.units import approximate_duration
 from protocols.lane import format_log_id
+from replication.log_lines import Throttle
 from replication.receiver import ReceiverSettings
 from replication.runner import serve_link
 from storage.chunk_log import Cluster, ShardLog, open_cluster
@@ -33,6 +39,11 @@ from storage.object_store import ObjectStore, open_store, probe
 if TYPE_CHECKING:
     from cloud_hub.tables.service import TableService, TableStatus
 
+logger = logging.getLogger(__name__)
+
+STORE_SILENCE_S = 15.0
+"""A shard that could do nothing with the store for so long makes the node not ready. Idle shards ask it every 2 s, so
+one slow answer or one retry is nothing, and a load balancer notices an outage before edges fill their windows."""
 SHUTDOWN_S = 2.0
 """How long requests may take to end when the node closes."""
 
@@ -72,9 +83,13 @@ class Hub:
         self._boot_clock = boot_clock
         self._random_bits = random.SystemRandom().getrandbits
         self._links: dict[EdgeLink, int] = {}
+        self._link_log = HubLinkLog(time.monotonic)
+        self._throttle = Throttle()
         self._runner: web.AppRunner | None = None
         self._tables: TableService | None = None
+        self._tokens: TokenFile | None = None
         self._idle: IdleConnections | None = None
+        self._figures: StreamFigures | None = None
         self.sequencers: list[Sequencer] = []
         """One per shard, while the node runs."""
         self.cluster: Cluster
@@ -95,8 +110,8 @@ class Hub:
             TokensUnusable, OSError: the tokens file cannot be used, or the port cannot be had.
         """
         settings = self._settings
-        tokens = TokenFile(settings.tokens_file) if settings.tokens_file else None
-        self._access = Access(tokens, settings.open_to_network)
+        self._tokens = TokenFile(settings.tokens_file) if settings.tokens_file else None
+        self._access = Access(self._tokens, settings.open_to_network)
         store = self._given_store or open_store(settings.store, settings.store_options)
         await probe(store)
         self.cluster = await open_cluster(store, settings.shards)
@@ -134,7 +149,11 @@ class Hub:
             self._tables.start()
 
     async def _listen(self) -> None:
-        metrics = Metrics(HubCollector(self.sequencers, lambda: len(self._links)))
+        # Thousands of edges come back at once after a restart; metrics and status count them all.
+        link_log.logger.addFilter(self._throttle)
+        self._figures = StreamFigures(self.sequencers, self.table_rows, self._tables is not None, time.monotonic)
+        self._figures.start()
+        metrics = Metrics(self.sequencers, self._figures, lambda: len(self._links))
         api = Api(self, self.sequencers, self._access, metrics, self._settings.response_bytes_max)
         self._idle = IdleConnections(self._connections, time.monotonic)
         application = api.application(self._idle.middleware)
@@ -147,10 +166,20 @@ class Hub:
         server = self._runner.server if self._runner else None
         return server.connections if server else []
 
+    def reload(self) -> None:
+        """Read the tokens file again, changed or not. When it cannot be used, those read before stay in force."""
+        if self._tokens is None:
+            logger.info("SIGHUP: no tokens_file is set, there is nothing to read again")
+        elif self._tokens.reload():
+            logger.info("SIGHUP: read the tokens file again; tokens: %d", self._tokens.count)
+
     async def close(self) -> None:
         """Send the links away and stop. What was not acknowledged is still with the edges."""
+        link_log.logger.removeFilter(self._throttle)
         if self._idle is not None:
             await self._idle.close()
+        if self._figures is not None:
+            await self._figures.close()
         if self._runner is not None:
             for site in list(self._runner.sites):
                 await site.stop()
@@ -162,11 +191,15 @@ class Hub:
 
     async def serve_link(self, request: web.Request) -> web.StreamResponse:
         """Run an edge's link until it ends."""
-        identity = self._access.link(request)
-        settings = self._settings
-        if len(self._links) >= settings.links_max:
-            raise ApiError(503, f"the hub has {settings.links_max} links, its limit", "connect to another node")
-        link = EdgeLink(self.sequencers, identity, self._wall_clock)
+        settings, peer = self._settings, request.remote or "an unknown address"
+        try:
+            identity = self._access.link(request)
+            if len(self._links) >= settings.links_max:
+                raise ApiError(503, f"the hub has {settings.links_max} links, its limit", "connect to another node")
+        except ApiError as error:
+            self._link_log.turned_away(peer, f"refused ({error.status}): {error.error}; {error.advice}")
+            raise
+        link = EdgeLink(self.sequencers, identity, self._wall_clock, self._link_log, peer)
         self._links[link] = self._wall_clock()
         try:
             receiver = ReceiverSettings(
@@ -186,6 +219,28 @@ class Hub:
     def table_rows(self, tenant: str, stream: str) -> int | None:
         """Records of a stream that are table rows; None when this node does not know."""
         return self._tables.rows(tenant, stream) if self._tables else None
+
+    def unhealthy(self) -> list[str]:
+        """Return why the node should be started again; empty when that would mend nothing.
+
+        A store in trouble or a damaged shard is no such reason: a new process would find the same.
+        """
+        ended = [sequencer.log.shard for sequencer in self.sequencers if not sequencer.is_running]
+        reasons = [f"the work on shard {shard} has ended" for shard in ended]
+        if self._tables is not None and not self._tables.is_running:
+            reasons.append("the work on the tables has ended")
+        return reasons
+
+    def unready(self) -> list[str]:
+        """Return why the node takes no links and answers no readers; empty when it does."""
+        reasons = self.unhealthy()
+        for sequencer in self.sequencers:
+            shard, silent_s = sequencer.log.shard, sequencer.silent_s
+            if not sequencer.loaded:
+                reasons.append(f"shard {shard} is not loaded")
+            elif silent_s > STORE_SILENCE_S:
+                reasons.append(f"the store has not answered for {approximate_duration(silent_s)} (shard {shard})")
+        return reasons
 
     def status(self) -> View:
         """What ``GET /v1/status`` answers."""

@@ -7,11 +7,12 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from cloud_hub.intake import LaneIntake, SessionRefused
+from cloud_hub.link_log import HubLinkLog
 from cloud_hub.sequencer import Sequencer
 from cloud_hub.tokens import Identity, Scope
 from protocols.batch import BatchHeader
 from protocols.chunk import GapRange, Mark
-from protocols.lane import Lane
+from protocols.lane import Lane, format_log_id
 from protocols.link import Hello, HelloLane, RefuseCode, WelcomeLane
 from protocols.ranges import RangeSet
 from protocols.shard_state import shard_of
@@ -30,6 +31,8 @@ class EdgeLink:
         sequencers: one per shard.
         identity: what the link's token says; None when the hub has no tokens.
         wall_clock: nanoseconds since 1970.
+        log: told when the link is taken and when it is over.
+        peer: the address that the link comes from.
     """
 
     def __init__(
@@ -37,10 +40,15 @@ class EdgeLink:
         sequencers: Sequence[Sequencer],
         identity: Identity | None,
         wall_clock: Callable[[], int],
+        log: HubLinkLog,
+        peer: str,
     ) -> None:
         self._sequencers = sequencers
         self._identity = identity
         self._wall_clock = wall_clock
+        self._log = log
+        self._peer = peer
+        self._is_taken = False
         self._sessions: dict[int, _Session] = {}
         self.hello: Hello | None = None
         """What the edge said of itself, for status pages."""
@@ -61,6 +69,8 @@ class EdgeLink:
             held = await asyncio.gather(*(opening.intake.opened for opening in self._sessions.values()))
         except SessionRefused as refusal:
             raise LinkRefused(refusal.code, refusal.message, refusal.advice) from refusal
+        self._is_taken = True
+        self._log.connected(_named(hello), self._peer, format_log_id(hello.log_id), hello.software)
         return [WelcomeLane(lane, list(ranges)) for lane, ranges in zip(self._sessions, held, strict=True)]
 
     def _authorise(self, hello: Hello) -> None:
@@ -115,7 +125,17 @@ class EdgeLink:
         intake, sequencer = self._sessions[lane]
         sequencer.put_mark(intake, Mark(min(mark.time, self._wall_clock()), mark.seq))
 
-    def closed(self) -> None:
+    def closed(self, reason: str) -> None:
         """The connection is over."""
+        if self.hello is None:
+            self._log.turned_away(self._peer, reason)
+        elif self._is_taken:
+            self._log.disconnected(_named(self.hello), self._peer, reason)
+        else:
+            self._log.refused(_named(self.hello), self._peer, reason)
         for intake, sequencer in self._sessions.values():
             sequencer.leave(intake)
+
+
+def _named(hello: Hello) -> str:
+    return f"{hello.tenant}/{hello.edge}"

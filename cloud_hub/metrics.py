@@ -1,69 +1,72 @@
-"""The hub's figures for Prometheus, read from the counters when somebody asks."""
+"""The hub's figures for Prometheus, read from the counters when they are asked for."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 
-from prometheus_client import CollectorRegistry, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
-
 from cloud_hub.sequencer import Counters, Sequencer
+from cloud_hub.stream_figures import StreamFigures
+from config import exposition
+from config.exposition import AnySample, HistogramSample, Sample, build_info
+from config.metrics import HUB_METRICS
+from storage.histogram import Histogram
 
-_COUNTERS = {
-    "chunks": "Chunks that this node wrote.",
-    "records": "Records in chunks that this node wrote.",
-    "bytes": "Bytes of chunks that this node wrote.",
-    "foreign_chunks": "Chunks of other nodes that this node read.",
-    "unclear": "Chunk creations that did not end in a clean success.",
-    "reloads": "Times that the state was loaded anew.",
-}
+_COUNTERS = ("chunks", "records", "bytes", "foreign_chunks", "unclear", "reloads")
+_NS = 1_000_000_000
 
 
-class HubCollector:
-    """One registry's view of a hub.
+class Metrics:
+    """The text that ``GET /metrics`` answers.
 
     Args:
         links: how many edges are connected now.
     """
 
-    def __init__(self, sequencers: Sequence[Sequencer], links: Callable[[], int]) -> None:
+    def __init__(self, sequencers: Sequence[Sequencer], streams: StreamFigures, links: Callable[[], int]) -> None:
         self._sequencers = sequencers
+        self._streams = streams
         self._links = links
 
-    def collect(self) -> Iterator[Metric]:
-        """The metrics of this moment."""
-        yield GaugeMetricFamily("weft_hub_links", "Edges connected to this node.", self._links())
-        for name, text in _COUNTERS.items():
-            family = CounterMetricFamily(f"weft_hub_{name}", text, labels=["shard"])
-            for sequencer in self._sequencers:
-                family.add_metric([str(sequencer.log.shard)], _value(sequencer.counters, name))
-            yield family
-        retries = CounterMetricFamily("weft_hub_retries", "Waits for a store that did not answer.", labels=["shard"])
-        refused = CounterMetricFamily("weft_hub_sessions_refused", "Lane sessions sent away.", labels=["shard"])
-        pending = GaugeMetricFamily("weft_hub_pending_bytes", "Bytes that wait for the store.", labels=["shard"])
-        head = GaugeMetricFamily("weft_hub_chunk", "Number of the newest chunk known.", labels=["shard"])
-        trouble = GaugeMetricFamily("weft_hub_store_trouble", "1 while the store does not answer.", labels=["shard"])
+    async def text(self) -> bytes:
+        """Prometheus text format. The figures of streams are some seconds old at most."""
+        await self._streams.refresh()
+        return exposition.render(HUB_METRICS, self._samples())
+
+    def _samples(self) -> Iterator[AnySample]:
+        yield Sample("weft_hub_links", self._links())
         for sequencer in self._sequencers:
-            labels = [str(sequencer.log.shard)]
-            retries.add_metric(labels, sequencer.retries)
-            refused.add_metric(labels, sequencer.intakes.refused)
-            pending.add_metric(labels, sequencer.intakes.pending_bytes)
-            head.add_metric(labels, sequencer.state.n)
-            trouble.add_metric(labels, float(sequencer.trouble is not None))
-        yield from (retries, refused, pending, head, trouble)
+            yield from _shard(sequencer)
+        yield _sum("weft_hub_store_put_latency_seconds", [each.counters.put for each in self._sequencers])
+        yield _sum("weft_hub_commit_latency_seconds", [each.counters.commit for each in self._sequencers])
+        for figures in self._streams.figures:
+            labels = (figures.tenant, figures.stream)
+            complete_up_to = 0 if figures.complete_up_to is None else figures.complete_up_to / _NS
+            yield Sample("weft_hub_stream_records", figures.records, labels)
+            yield Sample("weft_hub_stream_complete_up_to_timestamp_seconds", complete_up_to, labels)
+            if figures.lag_records is not None:
+                yield Sample("weft_hub_stream_table_lag_records", figures.lag_records, labels)
+            if figures.lag_seconds is not None:
+                yield Sample("weft_hub_stream_table_lag_seconds", figures.lag_seconds, labels)
+        yield build_info("weft_hub_build_info")
+
+
+def _shard(sequencer: Sequencer) -> Iterator[Sample]:
+    labels = (str(sequencer.log.shard),)
+    for name in _COUNTERS:
+        yield Sample(f"weft_hub_{name}_total", _value(sequencer.counters, name), labels)
+    yield Sample("weft_hub_retries_total", sequencer.retries, labels)
+    yield Sample("weft_hub_sessions_refused_total", sequencer.intakes.refused, labels)
+    yield Sample("weft_hub_pending_bytes", sequencer.intakes.pending_bytes, labels)
+    yield Sample("weft_hub_chunk", sequencer.state.n, labels)
+    yield Sample("weft_hub_store_trouble", sequencer.trouble is not None, labels)
 
 
 def _value(counters: Counters, name: str) -> int:
     return int(getattr(counters, name))
 
 
-class Metrics:
-    """The text that ``GET /metrics`` answers."""
-
-    def __init__(self, collector: HubCollector) -> None:
-        self._registry = CollectorRegistry(auto_describe=False)
-        self._registry.register(collector)
-
-    def text(self) -> bytes:
-        """Prometheus text format."""
-        return generate_latest(self._registry)
+def _sum(name: str, parts: Sequence[Histogram]) -> HistogramSample:
+    total = Histogram()
+    for part in parts:
+        total.add(part)
+    return HistogramSample(name, total.bounds, total.counts, total.seconds)

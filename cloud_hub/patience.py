@@ -7,7 +7,9 @@ import logging
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
+from config.units import approximate_duration
 from protocols.errors import CodecError
+from replication.repeats import Repeats, left_out
 from storage.object_store import StoreError
 
 logger = logging.getLogger(__name__)
@@ -36,6 +38,11 @@ class Patience:
         self._retry_max_s = retry_max_s
         self._random_bits = random_bits
         self._failures = 0
+        self._now = asyncio.get_running_loop().time
+        self._repeats = Repeats()
+        self._trouble_since = self._now()
+        self.answered_at = self._now()
+        """When the store last did all that it should, by the loop's clock; at first, when the waiting began."""
 
     async def insist(self, call: Callable[[], Awaitable[T]]) -> T:
         """Call until the store answers. Trouble that there was before stays: a full disk can still be read."""
@@ -51,14 +58,20 @@ class Patience:
 
     def answered(self) -> None:
         """The store does all that it should: trouble from now on is new trouble."""
+        self.answered_at = self._now()
         if self.trouble is not None:
-            logger.info("%s: the store works again", self._name)
+            away = approximate_duration(self.answered_at - self._trouble_since)
+            logger.info("%s: the store works again, after %s", self._name, away)
         self._failures, self.trouble = 0, None
 
     async def wait(self, trouble: str) -> None:
         """Sit out the next wait."""
         if self.trouble is None:
-            logger.warning("%s: trying again: %s", self._name, trouble)
+            self._trouble_since = self._now()
+            self._repeats.clear()
+        count = self._repeats.say("trouble", self._now())
+        if count is not None:
+            logger.warning("%s: trying again: %s%s", self._name, trouble, left_out(count))
         self.trouble = trouble
         self.retries += 1
         longest = min(self._retry_min_s * 2 ** min(self._failures, 32), self._retry_max_s)

@@ -12,7 +12,7 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from cloud_hub.chunk_builder import ChunkBuilder, Draft
@@ -29,6 +29,7 @@ from protocols.lane import Lane
 from protocols.link import RefuseCode
 from protocols.shard_state import ShardState, lane_of
 from storage.chunk_log import ShardLog
+from storage.histogram import Histogram
 from storage.object_store import AlreadyExists
 
 logger = logging.getLogger(__name__)
@@ -54,6 +55,10 @@ class Counters:
     """Chunk creations that did not end in a clean success."""
     reloads: int = 0
     """Times that the collector had passed this node."""
+    put: Histogram = field(default_factory=Histogram)
+    """Times in which the store took a chunk."""
+    commit: Histogram = field(default_factory=Histogram)
+    """Per commit, the time from the first batch that waited for it until its acknowledgements."""
 
 
 class Sequencer:
@@ -98,6 +103,8 @@ class Sequencer:
         self._attempts: dict[int, _Attempt] = {}
         """By nonce, each attempt at chunk ``n + 1``: so a node knows its own chunk when it reads it."""
         self._last_commit = self._last_chunk = self._last_look = float("-inf")
+        self._waiting_since: float | None = None
+        """When the oldest records came that no commit has begun to write."""
         self._task: asyncio.Task[None] | None = None
 
     @property
@@ -109,6 +116,16 @@ class Sequencer:
     def trouble(self) -> str | None:
         """The store's last failure; None while it works."""
         return self._patience.trouble
+
+    @property
+    def silent_s(self) -> float:
+        """Seconds since the store last did all that this shard asked of it."""
+        return self._now() - self._patience.answered_at
+
+    @property
+    def is_running(self) -> bool:
+        """Whether the shard is worked on: from ``start`` to ``close``."""
+        return self._task is not None and not self._task.done()
 
     @property
     def retries(self) -> int:
@@ -160,6 +177,8 @@ class Sequencer:
     async def put(self, intake: LaneIntake, batches: Iterable[tuple[BatchHeader, memoryview]]) -> None:
         """Take verified batches. Returns when the shard can take more; their commit is acknowledged later."""
         received = self._wall_clock()
+        if self._waiting_since is None:
+            self._waiting_since = self._now()
         await self.intakes.take(intake, [PendingBatch(header, data, received) for header, data in batches])
 
     async def put_gap(self, intake: LaneIntake, gap: GapRange) -> None:
@@ -229,6 +248,7 @@ class Sequencer:
 
     async def _commit(self) -> None:
         """Write what is pending (at most one chunk of this node's own), check the watermark, acknowledge from state."""
+        since, self._waiting_since = self._waiting_since, None
         while True:
             while (draft := self._draft()) is not None:
                 if await self._place(draft):
@@ -239,7 +259,11 @@ class Sequencer:
         # Nothing waits between the check above and the acknowledgements.
         self.intakes.settle(self._state)
         self._snapshots.consider(self._state)
-        self._last_commit = self._last_look = self._now()
+        self._last_commit = self._last_look = now = self._now()
+        if since is not None:
+            self.counters.commit.observe(now - since)
+            if self.intakes.pending_bytes and self._waiting_since is None:
+                self._waiting_since = since
 
     def _draft(self) -> Draft | None:
         self.intakes.fence(self._state, {intake.lane for intake in self.intakes})
@@ -256,6 +280,7 @@ class Sequencer:
         """
         n = draft.chunk.header.n
         self._attempts[draft.chunk.header.nonce] = _Attempt(draft.openings, len(draft.data))
+        started = self._now()
         try:
             await self.log.create(n, draft.data)
         except (*TROUBLE, AlreadyExists) as error:
@@ -263,6 +288,7 @@ class Sequencer:
             logger.debug("shard %d: chunk %d is unclear (%s), reading the log", self.log.shard, n, error)
             trouble = str(error)
         else:
+            self.counters.put.observe(self._now() - started)
             return self._apply(draft.chunk)
         own = await self._patience.insist(self._read_on)
         if self._state.n < n:

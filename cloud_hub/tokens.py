@@ -9,6 +9,8 @@ import hmac
 import logging
 import os
 import secrets
+import time
+from collections.abc import Callable
 from enum import StrEnum
 from hashlib import sha256
 
@@ -16,6 +18,7 @@ import msgspec
 import yaml
 
 from protocols.lane import NAME_RULE, valid_name
+from replication.repeats import Repeats, left_out
 from storage.private_file import replace_private_file
 
 logger = logging.getLogger(__name__)
@@ -155,7 +158,8 @@ class TokenFile:
 
     def __init__(self, path: str) -> None:
         self._path = path
-        self._version = self._stat()
+        self._repeats = Repeats()
+        self._version: tuple[int, int, int] | None = self._stat()
         self._identities = self._read()
 
     def identify(self, token: str | None) -> Identity | None:
@@ -170,14 +174,35 @@ class TokenFile:
                 found = identity
         return found
 
-    def _reload_if_changed(self) -> None:
+    @property
+    def count(self) -> int:
+        """How many tokens are in force."""
+        return len(self._identities)
+
+    def reload(self) -> bool:
+        """Read the file again, changed or not. False when it cannot be used; the log says why."""
+        self._version = None
+        return self._reload_if_changed()
+
+    def _reload_if_changed(self) -> bool:
         try:
             version = self._stat()
             if version != self._version:
                 self._version = version
                 self._identities = self._read()
         except (OSError, TokensUnusable) as error:
-            logger.error("the tokens file cannot be used, the tokens read before stay in force: %s", error)
+            self._say_unusable(str(error))
+            return False
+        self._repeats.clear()
+        return True
+
+    def _say_unusable(self, reason: str) -> None:
+        # A file that is gone is met at every request.
+        count = self._repeats.say(reason, time.monotonic())
+        if count is not None:
+            logger.error(
+                "the tokens file cannot be used, the tokens read before stay in force: %s%s", reason, left_out(count)
+            )
 
     def _stat(self) -> tuple[int, int, int]:
         stat = os.stat(self._path)

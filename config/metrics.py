@@ -12,9 +12,15 @@ class Metric(NamedTuple):
     """One metric. Names follow the Prometheus conventions: base units, ``_total`` for counters."""
 
     name: str
-    kind: Literal["counter", "gauge"]
+    kind: Literal["counter", "gauge", "histogram"]
     help: str
     labels: tuple[str, ...] = ()
+
+    @property
+    def series(self) -> tuple[str, ...]:
+        """Names of what stands on the page: three for a histogram, else its own."""
+        endings = ("_bucket", "_count", "_sum") if self.kind == "histogram" else ("",)
+        return tuple(self.name + ending for ending in endings)
 
 
 EDGE_METRICS = (
@@ -117,6 +123,12 @@ EDGE_METRICS = (
     Metric("weft_edge_log_commits_total", "counter", "Commits: each is one write and one sync."),
     Metric("weft_edge_log_written_bytes_total", "counter", "Bytes written to the log."),
     Metric("weft_edge_log_sync_seconds_total", "counter", "Seconds spent waiting for the disk to sync."),
+    Metric("weft_edge_log_sync_latency_seconds", "histogram", "Time of one write and sync of the log."),
+    Metric(
+        "weft_edge_ack_latency_seconds",
+        "histogram",
+        "Time from a commit's first message to its being on disk: the longest that its acknowledgements waited.",
+    ),
     Metric("weft_edge_log_unsafe_bytes", "gauge", "Bytes of the log that must stay: no hub has them, or retention."),
     Metric("weft_edge_log_device_written_bytes_total", "counter", "Bytes of the disk's 4 KiB pages that were written."),
     Metric("weft_edge_log_payload_bytes_total", "counter", "Bytes of the payloads made durable."),
@@ -150,6 +162,7 @@ EDGE_METRICS = (
     Metric("weft_edge_link_attempts_failed", "gauge", "Failed attempts to connect, in a row.", ("link",)),
     Metric("weft_edge_clock_synchronised", "gauge", "1 when a time source keeps the wall clock right."),
     Metric("weft_edge_start_time_seconds", "gauge", "When the process started, in seconds since 1970."),
+    Metric("weft_edge_build_info", "gauge", "Always 1; its labels say which release runs.", ("version", "python")),
 )
 """What an edge node serves at ``/metrics``."""
 
@@ -166,5 +179,41 @@ HUB_METRICS = (
     Metric("weft_hub_pending_bytes", "gauge", "Bytes that wait for the store.", ("shard",)),
     Metric("weft_hub_chunk", "gauge", "Number of the newest chunk known; -1 before the first.", ("shard",)),
     Metric("weft_hub_store_trouble", "gauge", "1 while the store does not answer.", ("shard",)),
+    Metric("weft_hub_store_put_latency_seconds", "histogram", "Time in which the store took one chunk."),
+    Metric(
+        "weft_hub_commit_latency_seconds",
+        "histogram",
+        "Time from a commit's first batch to its acknowledgements: the longest that edges waited.",
+    ),
+    Metric("weft_hub_stream_records", "gauge", "Records of the stream in the log.", ("tenant", "stream")),
+    Metric(
+        "weft_hub_stream_complete_up_to_timestamp_seconds",
+        "gauge",
+        "Moment up to which all known edges have delivered; 0 while it is not known.",
+        ("tenant", "stream"),
+    ),
+    Metric(
+        "weft_hub_stream_table_lag_records",
+        "gauge",
+        "Records in the log that are no table rows yet.",
+        ("tenant", "stream"),
+    ),
+    Metric(
+        "weft_hub_stream_table_lag_seconds",
+        "gauge",
+        "How long the oldest record without a table row has waited, as this node saw it.",
+        ("tenant", "stream"),
+    ),
+    Metric("weft_hub_build_info", "gauge", "Always 1; its labels say which release runs.", ("version", "python")),
 )
-"""What a hub node serves at ``/metrics``."""
+"""What a hub node serves at ``/metrics``. Beyond 500 streams the rest are one, called ``(other)``."""
+
+PROCESS_METRICS = (
+    Metric("process_resident_memory_bytes", "gauge", "Memory of the process that is in RAM."),
+    Metric("process_virtual_memory_bytes", "gauge", "Address space of the process."),
+    Metric("process_cpu_seconds_total", "counter", "Processor time of the process."),
+    Metric("process_open_fds", "gauge", "Open files and sockets of the process."),
+    Metric("process_max_fds", "gauge", "Most files and sockets that the process may open."),
+    Metric("process_start_time_seconds", "gauge", "When the process started, in seconds since 1970."),
+)
+"""What both serve besides, under the names that Prometheus's clients share. Read from ``/proc``."""

@@ -31,6 +31,8 @@ _SIZE_UNITS = {
     "GB": 10**9,
     "TB": 10**12,
 }
+YEAR_S = 365 * 86_400.0
+_LONG_UNITS = (("years", YEAR_S), ("days", 86_400.0), ("hours", 3600.0), ("minutes", 60.0))
 _WRITTEN_SIZE_UNITS = ("TiB", "GiB", "MiB", "KiB")
 
 _NUMBER = r"[0-9]{1,19}(?:\.[0-9]{1,9})?"
@@ -167,6 +169,14 @@ def approximate_size(size: float) -> str:
         if (amount := size / _SIZE_UNITS[unit]) >= 1:
             return f"{amount:.0f} {unit}" if amount >= 100 else f"{amount:.3g} {unit}"
     return f"{size:.0f} B"
+
+
+def approximate_duration(seconds: float) -> str:
+    """A duration for people, to three digits or so: ``12.5 hours``, ``40 seconds``."""
+    for unit, unit_s in _LONG_UNITS:
+        if seconds >= 2 * unit_s:
+            return f"{seconds / unit_s:.1f} {unit}"
+    return f"{seconds:.0f} {'second' if round(seconds) == 1 else 'seconds'}"
 
 
 def parse_bind(text: str) -> Address:

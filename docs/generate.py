@@ -10,7 +10,7 @@ from pathlib import Path
 
 import click
 
-from config.metrics import EDGE_METRICS, HUB_METRICS
+from config.metrics import EDGE_METRICS, HUB_METRICS, PROCESS_METRICS
 from config.models import EdgeConfig, HubConfig
 from config.schema import settings
 from weft.cli import cli
@@ -45,7 +45,7 @@ def _settings_page() -> str:
 
 def _metrics_page() -> str:
     lines = ["# Metrics", _GENERATED, "", "In Prometheus format at `/metrics` of each node."]
-    for title, metrics in (("Edge node", EDGE_METRICS), ("Hub", HUB_METRICS)):
+    for title, metrics in (("Edge node", EDGE_METRICS), ("Hub", HUB_METRICS), ("Both", PROCESS_METRICS)):
         lines += ["", f"## {title}", "", "| metric | kind | labels | meaning |", "|---|---|---|---|"]
         lines += [_row(f"`{m.name}`", m.kind, ", ".join(m.labels), m.help) for m in metrics]
     return "\n".join(lines) + "\n"

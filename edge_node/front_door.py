@@ -48,11 +48,18 @@ class FrontDoor:
         self._admission = Admission(with_files_for(door_limits(config)), counters, door_counters)
         self._listeners: list[MqttListener] = []
         self._reloads = Reloads(door_counters)
+        self.is_open = False
+        """Whether all listeners accept."""
 
     @property
     def addresses(self) -> dict[str, Address | UnixSocket]:
         """Where each listener is, by its name."""
         return {listener.name: listener.bound for listener in self._listeners}
+
+    @property
+    def watched(self) -> list[str]:
+        """What is read again: ``users``, ``access rules``, ``certificates of listener mqtts``."""
+        return self._reloads.watched
 
     async def open(self, make_connection: MakeConnection) -> None:
         """Listen everywhere, and watch the files.
@@ -72,6 +79,7 @@ class FrontDoor:
             await self.close()
             raise
         self._watch_accounts()
+        self.is_open = True
 
     async def check_files(self, *, all_of_them: bool = False) -> None:
         """Read files again that have changed, or all of them. What cannot be used is told, and changes nothing."""
@@ -79,6 +87,7 @@ class FrontDoor:
 
     def stop(self) -> None:
         """Accept no more. Connections stay until the broker closes them."""
+        self.is_open = False
         for listener in self._listeners:
             listener.stop()
 

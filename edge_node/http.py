@@ -1,16 +1,22 @@
-"""The node's own pages: status for people at ``/``, for programs at ``/status``, Prometheus metrics at ``/metrics``."""
+"""The node's own pages: status for people at ``/``, for programs at ``/status``, Prometheus metrics at ``/metrics``.
+
+Service managers and load balancers ask ``/healthz`` and ``/readyz``.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from html import escape
 from typing import Any
 
 import msgspec
 from aiohttp import web
 
-from config.units import approximate_size, parse_bind
-from edge_node.outage import approximate_duration, outage_left
+from config.exposition import CONTENT_TYPE
+from config.units import approximate_duration, approximate_size, parse_bind
+from edge_node.health import Health
+from edge_node.outage import outage_left
+from protocols.health import health_answer
 
 _STYLE = (
     "body{font:15px/1.5 system-ui,sans-serif;max-width:60rem;margin:2rem auto;padding:0 1rem;color:#222}"
@@ -24,15 +30,17 @@ SHUTDOWN_TIMEOUT_S = 1.0
 class Pages:
     """Serves the pages; ``start`` binds, ``close`` ends. Belongs to the event loop's thread."""
 
-    def __init__(self, status: Callable[[], dict[str, Any]], metrics: Callable[[], bytes]) -> None:
-        """Serve what two functions say.
+    def __init__(self, status: Callable[[], dict[str, Any]], metrics: Callable[[], bytes], health: Health) -> None:
+        """Serve what these say.
 
         Args:
             status: the facts, as ``edge_node.status`` gathers them.
             metrics: the metrics in Prometheus's text format.
+            health: whether the node is well and ready.
         """
         self._status = status
         self._metrics = metrics
+        self._health = health
         self._runner: web.AppRunner | None = None
         self.port = 0
 
@@ -42,6 +50,8 @@ class Pages:
         app.router.add_get("/", self._page)
         app.router.add_get("/status", self._json)
         app.router.add_get("/metrics", self._text)
+        app.router.add_get("/healthz", self._healthz)
+        app.router.add_get("/readyz", self._readyz)
         self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=SHUTDOWN_TIMEOUT_S)
         await self._runner.setup()
         address = parse_bind(bind)
@@ -58,10 +68,21 @@ class Pages:
         return web.Response(body=msgspec.json.encode(self._status()), content_type="application/json", headers=_HEADERS)
 
     async def _text(self, _request: web.Request) -> web.Response:
-        return web.Response(body=self._metrics(), headers={"Content-Type": "text/plain; version=0.0.4; charset=utf-8"})
+        return web.Response(body=self._metrics(), headers={"Content-Type": CONTENT_TYPE})
+
+    async def _healthz(self, request: web.Request) -> web.Response:
+        return _probed(request, "healthy", self._health.unhealthy())
+
+    async def _readyz(self, request: web.Request) -> web.Response:
+        return _probed(request, "ready", self._health.unready())
 
     async def _page(self, _request: web.Request) -> web.Response:
         return web.Response(text=page(self._status()), content_type="text/html", headers=_HEADERS)
+
+
+def _probed(request: web.Request, word: str, reasons: Sequence[str]) -> web.Response:
+    status, content_type, body = health_answer(word, reasons, request.headers.get("Accept", ""))
+    return web.Response(body=body, status=status, content_type=content_type, headers={"Cache-Control": "no-store"})
 
 
 def page(facts: dict[str, Any]) -> str:

@@ -3,50 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import NamedTuple
 
+from config import exposition
+from config.exposition import AnySample, HistogramSample, Sample, build_info
 from config.metrics import EDGE_METRICS
 from edge_node.status import NodeStatus, write_amplification
 from protocols.segment import GapReason
 from replication.status import LinkState
+from storage.histogram import Histogram
 from storage.segment_log.gaps import reason_name
 
 _PREFIX = "weft_edge_"
 
 
-class Sample(NamedTuple):
-    """One value of one metric."""
-
-    name: str
-    value: float
-    labels: tuple[str, ...] = ()
-
-
 def render(status: NodeStatus) -> bytes:
-    """All metrics now. The library is loaded at the first call: a node that nobody scrapes does without its memory."""
-    from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
-    from prometheus_client.core import Metric as Family
-    from prometheus_client.exposition import generate_latest
-    from prometheus_client.registry import Collector, CollectorRegistry
-
-    class NodeCollector(Collector):
-        def collect(self) -> Iterator[Family]:
-            by_name: dict[str, list[Sample]] = {}
-            for sample in samples(status):
-                by_name.setdefault(sample.name, []).append(sample)
-            for metric in EDGE_METRICS:
-                kind = CounterMetricFamily if metric.kind == "counter" else GaugeMetricFamily
-                family = kind(metric.name, metric.help, labels=metric.labels)
-                for sample in by_name.get(metric.name, ()):
-                    family.add_metric(sample.labels, sample.value)
-                yield family
-
-    registry = CollectorRegistry(auto_describe=False)
-    registry.register(NodeCollector())
-    return generate_latest(registry)
+    """All metrics now."""
+    return exposition.render(EDGE_METRICS, samples(status))
 
 
-def samples(status: NodeStatus) -> Iterator[Sample]:
+def samples(status: NodeStatus) -> Iterator[AnySample]:
     """The value of every metric of the catalogue."""
     yield from _counters(status)
     yield from _log(status)
@@ -65,6 +40,7 @@ def samples(status: NodeStatus) -> Iterator[Sample]:
         yield Sample("weft_edge_link_attempts_failed", link.attempts_failed, (link.name,))
     yield Sample("weft_edge_clock_synchronised", status.is_clock_synchronised)
     yield Sample("weft_edge_start_time_seconds", status.started_ns / 1e9)
+    yield build_info("weft_edge_build_info")
 
 
 def _counters(status: NodeStatus) -> Iterator[Sample]:
@@ -74,7 +50,7 @@ def _counters(status: NodeStatus) -> Iterator[Sample]:
         yield Sample(name if name in gauges else f"{name}_total", value)
 
 
-def _log(status: NodeStatus) -> Iterator[Sample]:
+def _log(status: NodeStatus) -> Iterator[AnySample]:
     stats = status.log.stats()
     yield Sample("weft_edge_log_bytes", stats.bytes_on_disk)
     yield Sample("weft_edge_log_budget_bytes", stats.budget_bytes)
@@ -83,7 +59,9 @@ def _log(status: NodeStatus) -> Iterator[Sample]:
     yield Sample("weft_edge_log_records_total", stats.records)
     yield Sample("weft_edge_log_commits_total", stats.commits)
     yield Sample("weft_edge_log_written_bytes_total", stats.bytes_written)
-    yield Sample("weft_edge_log_sync_seconds_total", stats.sync_seconds)
+    yield Sample("weft_edge_log_sync_seconds_total", stats.sync.seconds)
+    yield _histogram("weft_edge_log_sync_latency_seconds", stats.sync)
+    yield _histogram("weft_edge_ack_latency_seconds", stats.ack)
     yield Sample("weft_edge_log_unsafe_bytes", stats.unsafe_bytes)
     yield Sample("weft_edge_log_device_written_bytes_total", stats.device_bytes)
     yield Sample("weft_edge_log_payload_bytes_total", stats.payload_bytes)
@@ -93,3 +71,7 @@ def _log(status: NodeStatus) -> Iterator[Sample]:
     yield Sample("weft_edge_log_full", status.log.shortage() is not None)
     yield Sample("weft_edge_log_low", status.low_water(stats) is not None)
     yield Sample("weft_edge_log_failed", stats.failed is not None)
+
+
+def _histogram(name: str, counted: Histogram) -> HistogramSample:
+    return HistogramSample(name, counted.bounds, counted.counts, counted.seconds)

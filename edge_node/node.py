@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import logging
 import random
-import signal
 from collections.abc import Callable
 
 import edge_node.light_imports  # noqa: F401 - before edge_node.state
@@ -20,14 +19,15 @@ from edge_node.control import Control
 from edge_node.counters import Counters
 from edge_node.door_counters import DoorCounters
 from edge_node.front_door import FrontDoor
+from edge_node.health import Health
 from edge_node.http import Pages
 from edge_node.links import Links
-from edge_node.log_lines import Throttle
 from edge_node.metrics import render
 from edge_node.outage import SAMPLE_INTERVAL_S
 from edge_node.session_limits import SessionLimits
 from edge_node.state import BrokerState, StateCounters, StateSettings
 from edge_node.status import NodeStatus
+from replication.log_lines import Throttle
 from storage.segment_log import LogSettings, SegmentLog, StreamPolicy
 
 logger = logging.getLogger(__name__)
@@ -56,7 +56,6 @@ class EdgeNode:
         self.door_counters = DoorCounters()
         self.state_counters = StateCounters()
         self._closing = contextlib.AsyncExitStack()
-        self._reload = asyncio.Event()
         self._shortage: str | None = None
         self._low: str | None = None
         self.listeners: dict[str, Address | UnixSocket] = {}
@@ -91,13 +90,12 @@ class EdgeNode:
             self._closing = stack.pop_all()
 
     async def run(self, stop: asyncio.Event) -> None:
-        """Serve until ``stop`` is set. SIGHUP reads users, access rules and certificates again; so does their change.
+        """Serve until ``stop`` is set. Users, access rules and certificates that change are read again meanwhile.
 
         Raises:
             LogFailed, DatabaseFailed: a write or sync failed. Nothing more can be taken in until recovery reopens them.
         """
         loop = asyncio.get_running_loop()
-        loop.add_signal_handler(signal.SIGHUP, self._reload.set)
         logging.getLogger(mqtt_connection.__name__).addFilter(Throttle())
         next_sample = loop.time()
         while not stop.is_set():
@@ -105,7 +103,7 @@ class EdgeNode:
             if failed is not None:
                 raise failed
             self._tell_shortage()
-            await self._check_files()
+            await self.front_door.check_files()
             if loop.time() >= next_sample:
                 self.status.sample()
                 self._tell_low_water()
@@ -113,12 +111,11 @@ class EdgeNode:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(stop.wait(), LOG_CHECK_INTERVAL_S)
 
-    async def _check_files(self) -> None:
-        asked = self._reload.is_set()
-        self._reload.clear()
-        if asked:
-            logger.info("SIGHUP: reading users, access rules and certificates again")
-        await self.front_door.check_files(all_of_them=asked)
+    async def reload(self) -> None:
+        """Read users, access rules and certificates again, changed or not. What cannot be used is told in the log."""
+        watched = self.front_door.watched
+        logger.info("SIGHUP: reading again: %s", ", ".join(watched) or "no users, access rules or certificates are set")
+        await self.front_door.check_files(all_of_them=True)
 
     def _tell_shortage(self) -> None:
         shortage, known = self.log.shortage(), self._shortage
@@ -184,7 +181,8 @@ class EdgeNode:
     async def _start_pages(self, stack: contextlib.AsyncExitStack) -> None:
         if self.config.http is None:
             return
-        pages = Pages(self.status.facts, lambda: render(self.status))
+        health = Health(self.log, lambda: self._state.failed is not None, lambda: self.front_door.is_open)
+        pages = Pages(self.status.facts, lambda: render(self.status), health)
         await pages.start(self.config.http.bind)
         stack.push_async_callback(pages.close)
         self.http = Address(parse_bind(self.config.http.bind).host, pages.port)

@@ -6,11 +6,12 @@ from collections import deque
 from collections.abc import Mapping
 from typing import Any
 
+from config.units import YEAR_S, approximate_duration
+
 SAMPLE_INTERVAL_S = 10.0
 WINDOW_SAMPLES_MAX = 360
 """An hour of samples: devices that report every few minutes still give a rate."""
 ELAPSED_S_MIN = 1.0
-_UNITS = (("years", 365 * 86400.0), ("days", 86400.0), ("hours", 3600.0), ("minutes", 60.0))
 
 
 class OutageEstimate:
@@ -42,14 +43,6 @@ class OutageEstimate:
         return bytes_free / rate if rate else None
 
 
-def approximate_duration(seconds: float) -> str:
-    """A duration for people, to three digits or so: ``12.5 hours``, ``40 seconds``."""
-    for unit, unit_s in _UNITS:
-        if seconds >= 2 * unit_s:
-            return f"{seconds / unit_s:.1f} {unit}"
-    return f"{seconds:.0f} {'second' if round(seconds) == 1 else 'seconds'}"
-
-
 def outage_left(facts: Mapping[str, Any]) -> str:
     """What the facts of a running node (``NodeStatus.facts``) say of it, for people."""
     disk, left = facts["disk"], facts["disk"]["outage_seconds_left"]
@@ -59,4 +52,13 @@ def outage_left(facts: Mapping[str, Any]) -> str:
         return "none: the log is full"
     if left is None:
         return "unknown yet" if disk["bytes_per_second"] is None else "without end while nothing comes in"
-    return f"{approximate_duration(left)} at the rate of the last hour"
+    return f"{outage_duration(left)} at the rate of the last hour"
+
+
+def outage_duration(seconds: float) -> str:
+    """Return how long an outage may last, for people.
+
+    A node that took three messages in its last hour would need centuries to fill its disk. Nobody plans with such a
+    number, and one busy hour makes it wrong: past a year it is not said.
+    """
+    return "more than a year" if seconds > YEAR_S else approximate_duration(seconds)

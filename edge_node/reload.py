@@ -36,6 +36,11 @@ class Reloads:
         self._states: list[object] = []
         self._lock = asyncio.Lock()
 
+    @property
+    def watched(self) -> list[str]:
+        """What is looked after, for log lines."""
+        return [watched.what for watched in self._watched]
+
     def add(self, watched: Watched[Content]) -> None:
         """Watch files, whose content as it is now is in force already."""
         self._watched.append(watched)

@@ -131,7 +131,7 @@ class NodeStatus:
             "newest": _seconds(stats.newest_time),
             "commits": stats.commits,
             "records": stats.records,
-            "sync_seconds": stats.sync_seconds,
+            "sync_seconds": stats.sync.seconds,
             "sync_seconds_max": stats.sync_seconds_max,
             "bytes_per_second": self._outage.bytes_per_second(now, stats.bytes_written),
             "outage_seconds_left": self._outage.seconds_left(now, stats.bytes_written, free),

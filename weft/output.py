@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import shutil
 import sys
 import textwrap
@@ -100,11 +99,3 @@ def print_facts(facts: Mapping[str, object]) -> None:
 def counted(count: int, noun: str) -> str:
     """``1 record``, ``2 records``."""
     return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
-
-
-def log_to_stderr(level: str) -> None:
-    """Logging for the long-running commands. Under systemd the journal has the time already."""
-    import os
-
-    time = "" if os.environ.get("JOURNAL_STREAM") else "%(asctime)s "
-    logging.basicConfig(level=level.upper(), format=f"{time}%(levelname)s %(name)s: %(message)s", stream=sys.stderr)

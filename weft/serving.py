@@ -1,12 +1,18 @@
-"""Running a node as a process: the event loop, and the signals that end it."""
+"""Running a node as a process: the event loop, and the signals that end it or make it read its files again."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import signal
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from importlib.metadata import version
+
+logger = logging.getLogger(__name__)
+
+_hung_up = False
+"""Whether SIGHUP came before the event loop could take it."""
 
 
 def software() -> str:
@@ -14,8 +20,61 @@ def software() -> str:
     return f"weft {version('weft-fabric')}"
 
 
-def run_until_stopped(serve: Callable[[asyncio.Event], Awaitable[None]]) -> None:
-    """Run ``serve`` on a fresh event loop; the event it is given is set by SIGTERM and SIGINT."""
+def hold_hang_ups() -> None:
+    """Keep a SIGHUP that comes before the node has started for when it has. Call it first of all.
+
+    A SIGHUP nobody handles ends the process, and `systemctl reload` sends one whenever a person says so, also while a
+    large log is being recovered.
+    """
+
+    def hold(_number: int, _frame: object) -> None:
+        global _hung_up  # noqa: PLW0603  # a signal's handler has nowhere else to leave it
+        _hung_up = True
+
+    signal.signal(signal.SIGHUP, hold)
+
+
+class Signals:
+    """What the process was told. Belongs to the event loop's thread."""
+
+    def __init__(self) -> None:
+        loop = asyncio.get_running_loop()
+        self.stop = asyncio.Event()
+        """SIGTERM or SIGINT has come."""
+        self._hang_up = asyncio.Event()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._stop, number)
+        loop.add_signal_handler(signal.SIGHUP, self._hang_up.set)
+        if _hung_up:
+            self._hang_up.set()
+
+    def _stop(self, number: signal.Signals) -> None:
+        logger.info("%s: stopping", number.name)
+        self.stop.set()
+
+    @contextlib.asynccontextmanager
+    async def reloading(self, reload: Callable[[], Awaitable[None]]) -> AsyncIterator[None]:
+        """Within this, call ``reload`` after each SIGHUP, and once for those that came before."""
+        task = asyncio.create_task(self._reload(reload), name="reload")
+        try:
+            yield
+        finally:
+            task.cancel()
+            await asyncio.wait([task])
+
+    async def _reload(self, reload: Callable[[], Awaitable[None]]) -> None:
+        while True:
+            await self._hang_up.wait()
+            self._hang_up.clear()
+            try:
+                await reload()
+            except Exception:
+                # A mistake of ours in reading files again must not end a node that runs well with those it has.
+                logger.exception("SIGHUP: reading again failed; what was read before stays in force")
+
+
+def run_until_stopped(serve: Callable[[Signals], Awaitable[None]]) -> None:
+    """Run ``serve`` on a fresh event loop; it is told of SIGTERM, SIGINT and SIGHUP."""
     loop_factory: Callable[[], asyncio.AbstractEventLoop] | None = None
     with contextlib.suppress(ImportError):  # Linux only
         import uvloop
@@ -23,10 +82,7 @@ def run_until_stopped(serve: Callable[[asyncio.Event], Awaitable[None]]) -> None
         loop_factory = uvloop.new_event_loop
 
     async def main() -> None:
-        stop = asyncio.Event()
-        for number in (signal.SIGTERM, signal.SIGINT):
-            asyncio.get_running_loop().add_signal_handler(number, stop.set)
-        await serve(stop)
+        await serve(Signals())
 
     with asyncio.Runner(loop_factory=loop_factory) as runner:
         runner.run(main())

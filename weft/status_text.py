@@ -7,8 +7,8 @@ from typing import Any
 
 import click
 
-from config.units import approximate_size
-from edge_node.outage import approximate_duration, outage_left
+from config.units import YEAR_S, approximate_duration, approximate_size
+from edge_node.outage import outage_duration, outage_left
 from weft.output import counted, print_facts, print_table
 
 _RANGES_SHOWN_MAX = 5
@@ -84,7 +84,9 @@ def _disk(disk: dict[str, Any]) -> str:
 def _outage_of_files(disk: dict[str, Any]) -> str:
     if disk["outage_seconds_left"] is not None:
         # What hubs have already could go, and only the running node learns of it.
-        return f"at least {approximate_duration(disk['outage_seconds_left'])} at the rate of its last hour with records"
+        left = disk["outage_seconds_left"]
+        at_least = "at least " if left <= YEAR_S else ""
+        return f"{at_least}{outage_duration(left)} at the rate of its last hour with records"
     if disk["budget_bytes"] is None:
         return "unknown: name the node by its configuration, which has the disk budget"
     return "unknown: too few records"

@@ -17,6 +17,7 @@ from cloud_hub.tables.shards import ShardView, load_shard
 from cloud_hub.tables.tierer import Tierer
 from protocols.errors import CodecError
 from protocols.shard_state import StreamKey
+from replication.repeats import Repeats, left_out
 from storage.chunk_log import Cluster
 from storage.object_store import NotFound, ObjectStore, StoreError, StoreUnfit
 
@@ -100,6 +101,7 @@ class TableService:
         self._views: list[ShardView] = []
         self._streams: dict[StreamKey, _Stream] = {}
         self._task: asyncio.Task[None] | None = None
+        self._repeats = Repeats()
         self.error: str | None = None
         """Why the last round could not read the log; None when it could."""
 
@@ -114,6 +116,11 @@ class TableService:
             with contextlib.suppress(asyncio.CancelledError):
                 await self._task
             self._task = None
+
+    @property
+    def is_running(self) -> bool:
+        """Whether rounds are made: from ``start`` to ``close``."""
+        return self._task is not None and not self._task.done()
 
     def status(self) -> list[TableStatus]:
         """Every stream known so far, by tenant and name."""
@@ -132,7 +139,9 @@ class TableService:
                 await self._follow(shard)
             except EXPECTED as error:
                 # What the other shards hold becomes rows all the same.
-                self.error = _told(f"the log of shard {shard} cannot be read", error)
+                self.error = self._told(f"the log of shard {shard} cannot be read", error)
+            else:
+                self._repeats.forget(f"the log of shard {shard} cannot be read")
         moved = 0
         for key in sorted({key for view in self._views for key in view.state.next_offset}):
             moved += await self._run_stream(self._stream(key), key)
@@ -174,12 +183,17 @@ class TableService:
                 stream.rows_moved += rows
                 stream.committed_at = self._clock()
             await stream.maintenance.maintain()
+            if stream.error is not None:
+                _logger.info("the table of %s/%s is kept up again", *key)
+                self._repeats.forget(f"the table of {key[0]}/{key[1]} is not kept up")
             stream.error = None
         except EXPECTED as error:
-            stream.error = _told(f"the table of {key[0]}/{key[1]} is not kept up", error)
+            stream.error = self._told(f"the table of {key[0]}/{key[1]} is not kept up", error)
         return moved
 
-
-def _told(what: str, error: Exception) -> str:
-    _logger.warning("%s: %s", what, error)
-    return str(error) or type(error).__name__
+    def _told(self, what: str, error: Exception) -> str:
+        # A round every few seconds meets the same trouble.
+        count = self._repeats.say(what, time.monotonic())
+        if count is not None:
+            _logger.warning("%s: %s%s", what, error, left_out(count))
+        return str(error) or type(error).__name__

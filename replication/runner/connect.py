@@ -16,6 +16,7 @@ import aiohttp
 from protocols.link import RefuseCode
 from replication.liveness import SECOND
 from replication.runner.connection import Connection, Outcome
+from replication.runner.link_log import LinkLog
 from replication.runner.progress import Progress
 from replication.runner.serve import CLOSE_TIMEOUT_S, LINK_PATH
 from replication.runner.settings import EpochStore, LinkIdentity, LinkSettings
@@ -66,6 +67,7 @@ async def run_link(
     """
     backoff = Backoff(settings, rng or random.Random())
     progress = Progress(source, status, wall_clock)
+    link_log = LinkLog(status.name, clock() / SECOND)
     attempt = 0
     timeout = aiohttp.ClientTimeout(total=None, connect=settings.connect_timeout_s)
     try:
@@ -75,7 +77,14 @@ async def run_link(
                 attempt += 1
                 status.state, status.url, status.next_try = LinkState.CONNECTING, url, None
                 connection = Connection(
-                    source, identity, settings.sender, epochs, progress, clock=clock, wall_clock=wall_clock
+                    source,
+                    identity,
+                    settings.sender,
+                    epochs,
+                    progress,
+                    link_log=link_log,
+                    clock=clock,
+                    wall_clock=wall_clock,
                 )
                 try:
                     outcome = await _attempt(session, connection, url, settings, tls)
@@ -84,7 +93,9 @@ async def run_link(
                     outcome = Outcome(LinkState.WAITING, f"{type(error).__name__}: {error}")
                 if connection.proven(int(settings.retry_max_s * SECOND)):
                     backoff.reset()
-                await _wait(progress, outcome, backoff, settings, wall_clock)
+                seconds = _wait_s(outcome, backoff, settings)
+                link_log.failed(outcome.state, outcome.reason, seconds, clock() / SECOND)
+                await _wait(progress, outcome, backoff.failures, seconds, wall_clock)
     finally:
         status.state, status.next_try = LinkState.STOPPED, None
 
@@ -139,20 +150,24 @@ def _handshake_outcome(url: str, status: int) -> Outcome:
     return Outcome(LinkState.WAITING, f"{url}: the hub answered with HTTP status {status}")
 
 
-async def _wait(
-    progress: Progress, outcome: Outcome, backoff: Backoff, settings: LinkSettings, wall_clock: Callable[[], int]
-) -> None:
-    """Say what happened and sit out the wait, keeping the status fresh."""
+def _wait_s(outcome: Outcome, backoff: Backoff, settings: LinkSettings) -> float:
+    """Count a failure, and say how long to wait after it."""
     seconds = backoff.next_wait_s()
     if outcome.state is LinkState.CONFLICT:
-        seconds = settings.conflict_retry_s
-    elif outcome.code in (RefuseCode.VERSION, RefuseCode.BAD_HELLO, RefuseCode.PROTOCOL_ERROR):
-        seconds = settings.retry_max_s
+        return settings.conflict_retry_s
+    if outcome.code in (RefuseCode.VERSION, RefuseCode.BAD_HELLO, RefuseCode.PROTOCOL_ERROR):
+        return settings.retry_max_s
+    return seconds
+
+
+async def _wait(
+    progress: Progress, outcome: Outcome, failures: int, seconds: float, wall_clock: Callable[[], int]
+) -> None:
+    """Sit out the wait, keeping the status fresh."""
     status = progress.status
-    status.state, status.attempts_failed = outcome.state, backoff.failures
+    status.state, status.attempts_failed = outcome.state, failures
     status.next_try = wall_clock() + int(seconds * SECOND)
     progress.failed(outcome.reason)
-    log.warning("link %s is %s, next try in %.1f s: %s", status.name, outcome.state, seconds, outcome.reason)
     while seconds > 0:
         await progress.refresh(None)
         await asyncio.sleep(min(1.0, seconds))

@@ -13,6 +13,7 @@ from protocols.errors import CodecError
 from protocols.link import PROTOCOL_VERSION, Hello, HelloLane, RefuseCode
 from replication.events import Acked, Lost, ReadRequest, Refused, SenderEvent, Unreadable, Welcomed
 from replication.liveness import SECOND
+from replication.runner.link_log import LinkLog
 from replication.runner.progress import Progress
 from replication.runner.settings import EpochStore, LinkIdentity
 from replication.sender import Sender, SenderSettings
@@ -43,6 +44,7 @@ class Connection:
         epochs: EpochStore,
         progress: Progress,
         *,
+        link_log: LinkLog,
         clock: Callable[[], int],
         wall_clock: Callable[[], int],
     ) -> None:
@@ -52,6 +54,7 @@ class Connection:
         self._epochs = epochs
         self._progress = progress
         self._status = progress.status
+        self._link_log = link_log
         self._clock = clock
         self._wall_clock = wall_clock
         self._wake = asyncio.Event()
@@ -199,6 +202,7 @@ class Connection:
                 status.state, status.cluster_id = LinkState.CONNECTED, event.cluster_id
                 status.connected_since = self._wall_clock()
                 status.connections += 1
+                self._link_log.connected(status.url, event.cluster_id, self._welcomed / SECOND)
             case Refused(code, message, advice, by_peer):
                 self._withdraw = by_peer and code == RefuseCode.IDENTITY_CONFLICT
                 state = _REFUSED_STATE.get(code, LinkState.REFUSED)
@@ -223,4 +227,6 @@ def _failure(results: Iterable[BaseException | None], close_code: int | None) ->
             return Outcome(LinkState.WAITING, f"the connection broke: {result}")
         if isinstance(result, Exception):
             raise result
+    if close_code is None or close_code == aiohttp.WSCloseCode.ABNORMAL_CLOSURE:
+        return Outcome(LinkState.WAITING, "the connection broke: the hub or the network went away without a word")
     return Outcome(LinkState.WAITING, f"the hub closed the connection (WebSocket code {close_code})")

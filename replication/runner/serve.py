@@ -71,8 +71,12 @@ class LinkHandler(Protocol):
     async def mark(self, lane: int, mark: Mark) -> None:
         """All records the lane took in up to the mark's time are below its seq; needs no acknowledgement."""
 
-    def closed(self) -> None:
-        """The connection is over; called once, whatever ended it, if ``open`` was called."""
+    def closed(self, reason: str) -> None:
+        """The connection is over; called once, whatever ended it, also when ``open`` was not called.
+
+        Args:
+            reason: for people; the edge may have written parts of it.
+        """
 
 
 class _Session:
@@ -92,13 +96,14 @@ class _Session:
         self._silence_s = silence_s
         self._clock = clock
         self._wake = asyncio.Event()
-        self._opened = False
+        self._reason = ""
 
     def acknowledge(self, lane: int, ranges: RangeSet) -> None:
         self._receiver.acknowledge(lane, ranges)
         self._wake.set()
 
     def refuse(self, code: RefuseCode, message: str, advice: str) -> None:
+        self._ended(f"refused: {message}; {advice}")
         self._receiver.refuse(code, message, advice)
         self._wake.set()
 
@@ -115,17 +120,26 @@ class _Session:
             reader.cancel()
             writer.cancel()
             results = await asyncio.gather(reader, writer, return_exceptions=True)
-            if self._opened:
-                self._handler.closed()
-            self._report(results)
+            self._look_back(results)
+            self._handler.closed(self._reason)
 
-    def _report(self, results: Iterable[BaseException | None]) -> None:
+    def _ended(self, reason: str) -> None:
+        """Note why the connection ends; what comes after the first reason follows from it."""
+        self._reason = self._reason or reason
+
+    def _look_back(self, results: Iterable[BaseException | None]) -> None:
         for event in self._receiver.events():
             if isinstance(event, Lost):
-                log.warning("a link was closed: %s", event.reason)
+                self._ended(event.reason)
         for result in results:
-            if isinstance(result, Exception) and not isinstance(result, aiohttp.ClientError | ConnectionError):
+            if isinstance(result, aiohttp.ClientError | ConnectionError):
+                self._ended(f"the connection broke: {result}")
+            elif isinstance(result, Exception):
                 log.error("a link failed", exc_info=result)
+                self._ended("the hub met an internal error")
+        if self._socket.close_code == aiohttp.WSCloseCode.ABNORMAL_CLOSURE or self._socket.close_code is None:
+            self._ended("the connection broke: the edge or the network went away without a word")
+        self._ended(f"the edge closed the connection (WebSocket code {self._socket.close_code})")
 
     async def _read(self) -> None:
         """Also the watchdog: the writer may be stuck in a write that the peer does not take."""
@@ -143,7 +157,6 @@ class _Session:
             try:
                 await self._handle_all()
             except LinkRefused as refusal:
-                log.warning("a link was refused: %s; %s", refusal.message, refusal.advice)
                 self.refuse(refusal.code, refusal.message, refusal.advice)
             except Exception:
                 log.exception("a link's handler failed")
@@ -163,11 +176,10 @@ class _Session:
             case GapReceived():
                 await self._handler.gap(event.lane, event.gap)
             case HelloReceived():
-                self._opened = True
                 self._receiver.welcome(await self._handler.open(event.hello, self))
                 self._wake.set()
             case Lost():
-                log.warning("a link was closed: %s", event.reason)
+                self._ended(event.reason)
 
     async def _write(self) -> None:
         while True:

@@ -96,12 +96,15 @@ class Committer:
             self._rotate(length)
         started = self._clock_reading().monotonic
         offsets = self._writer.write(entries)
-        seconds = (self._clock_reading().monotonic - started) / 1e9
+        ended = self._clock_reading().monotonic
         with self._state.changed:
             self._state.unmarked -= marked
             self._publish(commit, entries, offsets)
             counters = self._state.counters
-            counters.timed(seconds)
+            counters.timed((ended - started) / 1e9)
+            if commit.batches:
+                first = min(pending.clock.monotonic for pending in commit.batches)
+                counters.ack.observe((ended - first) / 1e9)
             counters.commits += 1
             counters.records += commit.records
             counters.bytes_written += length

@@ -49,13 +49,13 @@ class PendingBatch:
     """Records of one stream that will be one batch."""
 
     __slots__ = (
-        "_clock",
         "_flags",
         "_headers",
         "_keys",
         "_payloads",
         "_times",
         "base_seq",
+        "clock",
         "payload_bytes",
         "raw_bytes",
         "stream",
@@ -67,7 +67,8 @@ class PendingBatch:
         self.raw_bytes = 0
         self.payload_bytes = 0
         """Known once it is encoded."""
-        self._clock = clock
+        self.clock = clock
+        """Read when its first record was appended."""
         self._times: list[bytes] = []
         self._keys: list[bytes] = []
         self._payloads: list[bytes] = []
@@ -98,7 +99,7 @@ class PendingBatch:
             b"".join(self._times), self._keys, self._payloads, self._headers, self._flags
         )
         self.payload_bytes = len(columns.payload)
-        return batch.encode(self.stream, self.base_seq, columns, self._clock, compressor)
+        return batch.encode(self.stream, self.base_seq, columns, self.clock, compressor)
 
 
 class PendingCommit:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import threading
-from bisect import bisect_left
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -12,6 +11,7 @@ from protocols.batch import ClockReading
 from protocols.ranges import RangeSet
 from protocols.segment import GapNotice, StreamEntry
 from storage.filesystem import FileSystem
+from storage.histogram import Histogram
 from storage.segment_log.errors import LogFailed
 from storage.segment_log.gaps import merged
 from storage.segment_log.identity import IDENTITY_BYTES
@@ -59,15 +59,16 @@ class Counters:
     """Pages of ``PAGE_BYTES`` that were written, each as often as it was: what a card wears by."""
     payload_bytes: int = 0
     moved_bytes: int = 0
-    sync_seconds: float = 0.0
+    sync: Histogram = field(default_factory=lambda: Histogram(SYNC_BUCKETS_S))
+    """Times of one write + sync."""
     sync_seconds_max: float = 0.0
-    sync_buckets: list[int] = field(default_factory=lambda: [0] * (len(SYNC_BUCKETS_S) + 1))
+    ack: Histogram = field(default_factory=Histogram)
+    """Per commit, the time from its first append until it was durable."""
 
     def timed(self, seconds: float) -> None:
         """Count one write + sync."""
-        self.sync_seconds += seconds
         self.sync_seconds_max = max(self.sync_seconds_max, seconds)
-        self.sync_buckets[bisect_left(SYNC_BUCKETS_S, seconds)] += 1
+        self.sync.observe(seconds)
 
 
 @dataclass

@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from protocols.ranges import RangeSet
 from protocols.segment import GapNotice
+from storage.histogram import Histogram
 from storage.segment_log.errors import LogFailed
 from storage.segment_log.needs import unsafe_bytes
 from storage.segment_log.state import LogState
@@ -47,10 +48,11 @@ class LogStats:
     """Bytes that no hub has yet, or that retention keeps: what may not be deleted."""
     usable_bytes: int
     """What of the budget records can take."""
-    sync_seconds: float
+    sync: Histogram
+    """Times of one write + sync."""
     sync_seconds_max: float
-    sync_buckets: tuple[int, ...]
-    """Counts per bucket of ``SYNC_BUCKETS_S``, not cumulated; the last one counts what took longer."""
+    ack: Histogram
+    """Per commit, the time from its first append until it was durable."""
     failed: LogFailed | None
     """Why the log takes nothing more, or None."""
 
@@ -75,8 +77,8 @@ def take_stats(state: LogState) -> LogStats:
             moved_bytes=counters.moved_bytes,
             unsafe_bytes=unsafe_bytes(state),
             usable_bytes=state.settings.budget_bytes - state.settings.spare_bytes,
-            sync_seconds=counters.sync_seconds,
+            sync=counters.sync.copy(),
             sync_seconds_max=counters.sync_seconds_max,
-            sync_buckets=tuple(counters.sync_buckets),
+            ack=counters.ack.copy(),
             failed=state.failed,
         )

@@ -122,7 +122,7 @@ async def eventually(condition: Callable[[], bool | Awaitable[bool]], seconds: f
             await asyncio.sleep(0.02)
 
 
-async def get(hub: Hub, path: str, token: str | None = None) -> tuple[int, Any]:
-    headers = {"Authorization": f"Bearer {token}"} if token else {}
+async def get(hub: Hub, path: str, token: str | None = None, accept: str = "*/*") -> tuple[int, Any]:
+    headers = {"Accept": accept} | ({"Authorization": f"Bearer {token}"} if token else {})
     async with aiohttp.ClientSession() as session, session.get(hub.url + path, headers=headers) as answer:
         return answer.status, await (answer.json() if answer.content_type == "application/json" else answer.text())

@@ -53,7 +53,7 @@ async def test_every_route_is_on_the_page_and_every_answer_looks_like_its_exampl
                 example = EXAMPLE.search(text)
                 if example is None:
                     continue
-                status, answer = await get(hub, path.replace("{stream}", "telemetry"))
+                status, answer = await get(hub, path.replace("{stream}", "telemetry"), accept="application/json")
                 assert status == 200
                 assert shape(answer) == shape(json.loads(example[1])), path
     assert sum(EXAMPLE.search(text) is not None for text in SECTIONS.values()) == len(SECTIONS) - 2

@@ -58,6 +58,8 @@ async def test_a_hub_starts_without_a_damaged_shard_and_takes_it_up_when_it_is_m
             _, node = await get(hub, "/v1/status")
             assert node["shards"][0]["trouble"] is None
             assert f"{key} is damaged" in node["shards"][1]["trouble"]
+            assert await get(hub, "/readyz") == (503, "not ready: shard 1 is not loaded\n")
+            assert (await get(hub, "/healthz"))[0] == 200
             assert "restore this object" in node["shards"][1]["trouble"]
             # What shard 1 holds of the stream is not known, so nothing is said of its completeness.
             code, answer = await get(hub, "/v1/streams/telemetry/completeness")

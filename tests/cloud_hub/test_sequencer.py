@@ -174,7 +174,7 @@ def test_a_full_disk_is_named_once_and_tried_ever_more_rarely(caplog: pytest.Log
         play(story, retry_min_s=0.05, retry_max_s=5.0)
     assert [record.message for record in caplog.records] == [
         "shard 0: trying again: chunk 1 could not be written: lost",
-        "shard 0: the store works again",
+        "shard 0: the store works again, after 63 seconds",
     ]
 
 

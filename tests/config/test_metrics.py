@@ -10,7 +10,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from cloud_hub.hub import Hub
 from cloud_hub.settings import HubSettings
 from config.limits import EdgeLimits, State
-from config.metrics import EDGE_METRICS, HUB_METRICS
+from config.metrics import EDGE_METRICS, HUB_METRICS, PROCESS_METRICS
 from edge_node.counters import Counters
 from edge_node.door_counters import DoorCounters
 from edge_node.state import StateCounters
@@ -26,7 +26,12 @@ async def test_a_hub_exports_its_catalogue() -> None:
         await hub.close()
     exported = {(sample.name, family.type) for family in families for sample in family.samples}
     # Series with labels of streams appear with the first stream.
-    without_streams = {(metric.name, metric.kind) for metric in HUB_METRICS if "stream" not in metric.labels}
+    without_streams = {
+        (name, metric.kind)
+        for metric in (*HUB_METRICS, *PROCESS_METRICS)
+        if "stream" not in metric.labels
+        for name in metric.series
+    }
     assert exported == without_streams
 
 
@@ -90,6 +95,6 @@ def test_every_limit_of_an_edge_has_a_metric_that_counts_what_met_it() -> None:
 
 
 def test_every_metric_has_a_meaning_and_a_unique_name() -> None:
-    catalogue = (*EDGE_METRICS, *HUB_METRICS)
+    catalogue = (*EDGE_METRICS, *HUB_METRICS, *PROCESS_METRICS)
     assert len({metric.name for metric in catalogue}) == len(catalogue)
     assert all(metric.help.endswith((".", "restarted.")) and len(metric.help) > 15 for metric in catalogue)

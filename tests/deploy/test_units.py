@@ -34,8 +34,9 @@ def test_systemd_has_nothing_to_say_of_it(tmp_path: Path, name: str) -> None:
     assert (done.returncode, done.stderr) == (0, "")
 
 
-def test_a_reload_is_the_signal_that_the_node_takes() -> None:
-    assert ("ExecReload", "/bin/kill -HUP $MAINPID") in lines_of(UNIT)
+@pytest.mark.parametrize("name", ["weft-edge.service", "weft-hub.service"])
+def test_a_reload_is_the_signal_that_the_node_takes(name: str) -> None:
+    assert ("ExecReload", "/bin/kill -HUP $MAINPID") in lines_of(ROOT / "deploy" / name)
 
 
 @pytest.mark.parametrize(("folder", "setting"), [("/var/lib", "StateDirectory"), ("/run", "RuntimeDirectory")])

@@ -31,6 +31,7 @@ from edge_node.listeners.settings import DoorLimits
 from edge_node.node import EdgeNode
 from tests.edge_node.listeners.certificates import Authority, Pem
 from tests.edge_node.listeners.echo import until
+from weft.serving import Signals
 
 PATIENCE_S = 10.0
 PASSWORD = "a secret of press-7"
@@ -56,7 +57,8 @@ async def running(directory: Path, text: str) -> AsyncIterator[EdgeNode]:
     await node.start()
     run = asyncio.create_task(node.run(stop))
     try:
-        yield node
+        async with Signals().reloading(node.reload):
+            yield node
     finally:
         stop.set()
         await run

@@ -8,6 +8,7 @@ from typing import Any
 import aiohttp
 import pytest
 
+from edge_node.health import Health
 from edge_node.http import Pages, page, trouble
 
 FACTS: dict[str, Any] = {
@@ -50,16 +51,29 @@ def test_an_error_that_is_over_is_not_trouble() -> None:
     assert trouble(link) == ""
 
 
+class Well(Health):
+    def __init__(self) -> None:
+        pass
+
+    def unhealthy(self) -> list[str]:
+        return []
+
+    def unready(self) -> list[str]:
+        return []
+
+
 @pytest.mark.parametrize(
     ("path", "kind", "text"),
     [
         ("", "text/html", "press-shop-7"),
         ("status", "application/json", '"node"'),
         ("metrics", "text/plain", "weft_x 1"),
+        ("healthz", "text/plain", "healthy\n"),
+        ("readyz", "text/plain", "ready\n"),
     ],
 )
 async def test_every_page_is_served(path: str, kind: str, text: str) -> None:
-    pages = Pages(lambda: FACTS, lambda: b"weft_x 1\n")
+    pages = Pages(lambda: FACTS, lambda: b"weft_x 1\n", Well())
     await pages.start("127.0.0.1:0")
     try:
         async with aiohttp.ClientSession() as session, session.get(f"http://127.0.0.1:{pages.port}/{path}") as answer:

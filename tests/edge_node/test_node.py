@@ -15,8 +15,8 @@ import pytest
 from paho.mqtt.enums import CallbackAPIVersion
 from prometheus_client.parser import text_string_to_metric_families
 
-from config.metrics import EDGE_METRICS
-from edge_node.log_lines import LINES_MAX
+from config.metrics import EDGE_METRICS, PROCESS_METRICS
+from replication.log_lines import LINES_MAX
 from tests.weft.processes import STOP_S_MAX, Node, publish
 
 pytestmark = pytest.mark.processes
@@ -180,7 +180,13 @@ def test_status_and_metrics_tell_what_happened(run: Callable[[], Node], config: 
     values = {sample.name: sample.value for family in families for sample in family.samples}
     assert values["weft_edge_publishes_received_total"] == 5
     assert values["weft_edge_stream_durable_end"] == 5
-    without_links = {metric.name for metric in EDGE_METRICS if "link" not in metric.labels}
+    assert values["weft_edge_ack_latency_seconds_count"] == values["weft_edge_log_commits_total"] >= 1
+    assert 0 < values["weft_edge_ack_latency_seconds_sum"] < 60
+    assert values["weft_edge_log_sync_latency_seconds_count"] >= 1
+    assert values["process_resident_memory_bytes"] > 1 << 20
+    without_links = {
+        name for metric in (*EDGE_METRICS, *PROCESS_METRICS) if "link" not in metric.labels for name in metric.series
+    }
     assert set(values) == without_links, "every metric is in the catalogue, and every one in the catalogue is exported"
     assert "press-shop-7" in node.text("")
 

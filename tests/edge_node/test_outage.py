@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from edge_node.outage import SAMPLE_INTERVAL_S, WINDOW_SAMPLES_MAX, OutageEstimate, approximate_duration, outage_left
+from config.units import YEAR_S, approximate_duration
+from edge_node.outage import SAMPLE_INTERVAL_S, WINDOW_SAMPLES_MAX, OutageEstimate, outage_left
+from weft.status_text import show_files
 
 
 def test_nothing_is_known_at_the_start_and_nothing_is_promised_when_nothing_comes_in() -> None:
@@ -53,6 +55,8 @@ def test_a_duration_for_people(seconds: float, told: str) -> None:
         (None, None, None, None, "unknown yet"),
         (None, 0.0, None, None, "without end while nothing comes in"),
         (36_000, 10.0, None, None, "10.0 hours at the rate of the last hour"),
+        (YEAR_S, 10.0, None, None, "365.0 days at the rate of the last hour"),
+        (300 * YEAR_S, 0.001, None, None, "more than a year at the rate of the last hour"),
         (0, None, None, None, "none: the log is full"),
         (36_000, 10.0, "the log uses it all", None, "none: the log is full"),
         (36_000, 10.0, None, "a write failed", "none: the log has stopped"),
@@ -63,3 +67,20 @@ def test_what_people_are_told(
 ) -> None:
     disk = {"outage_seconds_left": left, "bytes_per_second": rate}
     assert outage_left({"disk": disk, "log_full": full, "log_error": error}) == told
+
+
+def test_the_files_of_a_node_that_does_not_run_promise_no_centuries(capsys: pytest.CaptureFixture[str]) -> None:
+    disk = {"bytes": 1, "budget_bytes": 1 << 30, "newest": None, "outage_seconds_left": 300 * YEAR_S}
+    facts = {
+        "node": None,
+        "tenant": None,
+        "data_dir": "data",
+        "log_id": "1",
+        "running": False,
+        "not_asked": "no answer",
+    }
+    show_files(
+        facts | {"disk": disk, "records_lost": 0, "next_start": None, "damage": [], "streams": {}}
+    )  # fmt: skip
+    assert "at least more than a year" not in (shown := capsys.readouterr().out)
+    assert "more than a year at the rate of its last hour with records" in shown

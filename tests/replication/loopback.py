@@ -29,6 +29,7 @@ class Hub:
         self.hellos: list[Hello] = []
         self.sessions: list[LinkSession] = []
         self.closed = 0
+        self.reasons: list[str] = []
         self.token: str | None = None
         self.refusal: LinkRefused | None = None
         self.may_take = asyncio.Event()
@@ -96,8 +97,9 @@ class _Handler:
     async def mark(self, lane: int, mark: Mark) -> None:
         self.hub.marks.append((lane, mark))
 
-    def closed(self) -> None:
+    def closed(self, reason: str) -> None:
         self.hub.closed += 1
+        self.hub.reasons.append(reason)
 
 
 async def until(condition: Callable[[], object], seconds: float = 5) -> None:

@@ -332,8 +332,8 @@ def test_stats_tell_what_is_there(disk: FakeFileSystem) -> None:
     stats = log.stats()
     assert (stats.records, stats.commits, stats.oldest_time, stats.newest_time) == (3, 2, 60, 70)
     assert stats.bytes_on_disk == SMALL.segment_bytes + len(disk.content(f"{DIRECTORY}/log-id"))
-    assert sum(stats.sync_buckets) == 2
-    assert stats.sync_seconds > 0
+    assert sum(stats.sync.counts) == 2
+    assert stats.sync.seconds > 0
 
 
 def test_inspection_shows_a_living_log(disk: FakeFileSystem) -> None:

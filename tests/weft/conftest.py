@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.weft.processes import STOP_S_MAX, Node
+from tests.weft.processes import STOP_S_MAX, Log, Node
 
 
 @pytest.fixture
@@ -21,3 +21,9 @@ def start() -> Iterator[Callable[[str, Path], Node]]:
             return node
 
         yield start_node
+
+
+@pytest.fixture
+def log(capfd: pytest.CaptureFixture[str]) -> Log:
+    """What the processes of the test have written to standard error."""
+    return Log(capfd)

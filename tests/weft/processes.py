@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import paho.mqtt.client as paho
+import pytest
 from click.testing import CliRunner, Result
 from paho.mqtt.enums import CallbackAPIVersion
 
@@ -64,6 +65,18 @@ class Node:
 
 Start = Callable[[str, Path], Node]
 """Starts an edge or a hub with its configuration."""
+
+
+class Log:
+    """Standard error of the processes that a test has started."""
+
+    def __init__(self, capfd: pytest.CaptureFixture[str]) -> None:
+        self._capfd = capfd
+        self.text = ""
+
+    def has(self, sentence: str) -> bool:
+        self.text += self._capfd.readouterr().err
+        return sentence in self.text
 
 
 def weft(*arguments: object, answer: str | None = None) -> Result:

@@ -6,6 +6,7 @@ import json
 import random
 import subprocess
 import sys
+import urllib.error
 from pathlib import Path
 from typing import Any
 
@@ -70,6 +71,14 @@ def test_acknowledged_messages_reach_the_hub_once_though_both_are_killed(
     assert hub.stop() == 0
 
 
+def probe(node: Node, path: str) -> tuple[int, str]:
+    """What a load balancer gets: it follows no link and has no token."""
+    try:
+        return 200, node.text(path)
+    except urllib.error.HTTPError as error:
+        return error.code, error.read().decode()
+
+
 def test_a_full_log_says_so_and_devices_are_acknowledged_again_once_the_link_is_back(
     start: Start, configs: tuple[Path, Path], capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -89,6 +98,8 @@ def test_a_full_log_says_so_and_devices_are_acknowledged_again_once_the_link_is_
         wait_until(lambda: "weft_edge_log_full 1.0" in edge.text("metrics"))
         wait_until(lambda: "restore the link to the hub" in edge.text(""))
         assert not all(each.is_published() for each in sent)
+        assert probe(edge, "readyz") == (503, "not ready: the log is full: devices get no acknowledgements\n")
+        assert probe(edge, "healthz") == (200, "healthy\n"), "a restart would make no room"
 
         hub = start("hub", hub_yaml)
         wait_until(lambda: all(each.is_published() for each in sent), 60)
@@ -98,6 +109,7 @@ def test_a_full_log_says_so_and_devices_are_acknowledged_again_once_the_link_is_
     # The last messages may fill the log once more; it says so until the hub has acknowledged them too.
     wait_until(lambda: edge.json("status")["log_full"] is None)
     assert "weft_edge_log_full 0.0" in edge.text("metrics")
+    assert probe(edge, "readyz") == (200, "ready\n")
     wait_until(lambda: "the log has room again" in capfd.readouterr().err)
     end = edge.json("status")["streams"]["telemetry"]["durable_end"]
     wait_until(lambda: stored(hub) == end)
@@ -112,7 +124,10 @@ def test_a_hub_with_tokens_takes_the_edge_that_has_one(start: Start, configs: tu
     arguments = ["token", "create", "shop", "--file", str(tokens), "--scope", "edge", "--edge", "press-shop-7"]
     (folder / "token").write_text(weft(*arguments).output)
     hub, edge = start("hub", hub_yaml), start("edge", edge_yaml)
+    assert [probe(hub, path) for path in ("healthz", "readyz")] == [(200, "healthy\n"), (200, "ready\n")]
+    assert probe(hub, "metrics")[0] == 401
     wait_until(lambda: edge.json("status")["links"]["cloud"]["state"] == "refused")
+    assert probe(edge, "readyz") == (200, "ready\n"), "a node takes messages while no hub takes its records"
     assert "does not accept the token" in edge.json("status")["links"]["cloud"]["last_error"]
     assert edge.stop() == 0
 

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from typing import TYPE_CHECKING
 
 import click
 
 from weft.commands.common import json_option, open_hub_store
+from weft.lanes_text import Counted, print_counted, print_wrapped
 from weft.output import FAILURE_EXIT_CODE, print_json, print_table
 
 if TYPE_CHECKING:
-    from cloud_hub.audit_report import AuditReport
+    from cloud_hub.audit_report import AuditReport, LaneAudit
 
 
 @click.command("audit")
@@ -36,43 +38,61 @@ def command(stream: str, uri: str, tenant: str, as_json: bool) -> int:
     return 0 if report.agrees and report.lanes else FAILURE_EXIT_CODE
 
 
+_COUNTS = ("in the log", "in the table", "waiting", "doubled", "missing", "gaps", "holes", "sent again")
+
+
 def _show(report: AuditReport) -> None:
-    print_table(
-        (
-            "edge",
-            "log id",
-            "in the log",
-            "in the table",
-            "waiting",
-            "doubled",
-            "missing",
-            "gaps",
-            "holes",
-            "sent again",
-        ),
-        [
-            (
-                lane.edge,
-                lane.log_id,
-                lane.records,
-                lane.table_records,
-                lane.waiting,
-                lane.log_doubled + lane.table_doubled,
-                lane.missing,
-                ", ".join(f"{count} {reason}" for reason, count in lane.gaps.items()) or 0,
-                lane.holes,
-                lane.resent,
-            )
-            for lane in report.lanes
-        ],
-        title=f"{report.tenant}/{report.stream}",
-    )
+    if sys.stdout.isatty():
+        _show_lanes(report)
+    else:
+        print_table(("edge", "log id", *_COUNTS), [_row(lane) for lane in report.lanes])
+    say = print_wrapped if sys.stdout.isatty() else click.echo
     for problem in report.problems:
-        click.echo(f"PROBLEM: {problem}")
+        say(f"PROBLEM: {problem}")
     holes = report.total("holes")
     if holes:
-        click.echo(f"{holes} records are still to come over a link, or nobody has explained them yet")
+        say(f"{holes} records are still to come over a link, or nobody has explained them yet")
     if not report.lanes:
-        click.echo(f"the hub knows no stream {report.tenant}/{report.stream}")
+        say(f"the hub knows no stream {report.tenant}/{report.stream}")
     elif report.agrees:
-        click.echo(f"good: every record is in the log once, {report.total('table_records')} of them are table rows")
+        say(f"good: every record is in the log once, {report.total('table_records')} of them are table rows")
+
+
+def _show_lanes(report: AuditReport) -> None:
+    rows = [
+        Counted(f"edge {lane.edge}, log {lane.log_id}", _counts(lane), f"gaps: {_gaps(lane)}" if lane.gaps else "")
+        for lane in report.lanes
+    ]
+    if len(rows) > 1:
+        sums = tuple(map(sum, zip(*(row.counts for row in rows), strict=True)))
+        rows.append(Counted(f"all {len(rows)} lanes together", sums))
+    click.echo()
+    print_wrapped(f"{report.tenant}/{report.stream}")
+    click.echo()
+    if rows:
+        print_counted(_COUNTS, rows)
+    click.echo()
+
+
+def _counts(lane: LaneAudit) -> tuple[int, ...]:
+    return (
+        lane.records,
+        lane.table_records,
+        lane.waiting,
+        lane.log_doubled + lane.table_doubled,
+        lane.missing,
+        sum(lane.gaps.values()),
+        lane.holes,
+        lane.resent,
+    )
+
+
+def _row(lane: LaneAudit) -> tuple[object, ...]:
+    """One line for programs, with the reasons of the gaps in their column."""
+    counts: list[object] = list(_counts(lane))
+    counts[_COUNTS.index("gaps")] = _gaps(lane) or 0
+    return lane.edge, lane.log_id, *counts
+
+
+def _gaps(lane: LaneAudit) -> str:
+    return ", ".join(f"{count} {reason}" for reason, count in lane.gaps.items())

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
+import os
 from typing import TYPE_CHECKING
 
 import click
@@ -11,12 +11,15 @@ import click
 from edge_node.check import notes
 from weft.commands import edge_query, edge_status, edge_tail
 from weft.commands.common import config_argument, json_option, load_edge, log_level_option
-from weft.output import counted, log_to_stderr, print_json
+from weft.log_format import log_to_stderr
+from weft.output import counted, print_json
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from config.units import Address, UnixSocket
+    from edge_node.node import EdgeNode
+    from weft.reload import RunningSettings
 
 _PROTOCOLS = ("mqtt", "mqtts", "ws", "wss")
 
@@ -31,23 +34,35 @@ def command() -> None:
 @log_level_option
 def run(config_file: str, log_level: str) -> None:
     """Run the node of CONFIG until SIGTERM or SIGINT."""
+    from weft.serving import Signals, hold_hang_ups, run_until_stopped, software
+
+    hold_hang_ups()
     config = load_edge(config_file)
     log_to_stderr(log_level)
+    logging.getLogger("weft").info("%s starts with %s, process %d", software(), config_file, os.getpid())
     for note in notes(config):
         logging.getLogger("weft").warning("%s", note)
     from edge_node.node import EdgeNode
-    from weft.serving import run_until_stopped, software
+    from weft.reload import RunningSettings
 
-    async def serve(stop: asyncio.Event) -> None:
+    settings = RunningSettings(config_file, config, load_edge)
+
+    async def serve(signals: Signals) -> None:
         node = EdgeNode(config, software())
         await node.start()
         try:
             click.echo(f"{config.tenant}/{config.node} is ready: {_addresses(node.listeners, node.http)}")
-            await node.run(stop)
+            async with signals.reloading(lambda: _reload(node, settings)):
+                await node.run(signals.stop)
         finally:
             await node.close()
 
     run_until_stopped(serve)
+
+
+async def _reload(node: EdgeNode, settings: RunningSettings) -> None:
+    await node.reload()
+    await settings.say_what_needs_a_restart()
 
 
 def _addresses(listeners: Mapping[str, Address | UnixSocket], http: Address | None) -> str:

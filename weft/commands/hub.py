@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
+import logging
+import os
 from typing import TYPE_CHECKING
 
 import click
@@ -15,11 +16,14 @@ from weft.commands.common import (
     log_level_option,
     store_options,
 )
-from weft.output import log_to_stderr, print_facts, print_json, print_table
+from weft.log_format import log_to_stderr
+from weft.output import print_facts, print_json, print_table
 
 if TYPE_CHECKING:
+    from cloud_hub.hub import Hub
     from cloud_hub.settings import HubSettings
     from config.models import HubConfig
+    from weft.reload import RunningSettings
 
 
 @click.group("hub")
@@ -32,21 +36,33 @@ def command() -> None:
 @log_level_option
 def run(config_file: str, log_level: str) -> None:
     """Run the node of CONFIG until SIGTERM or SIGINT."""
+    from weft.serving import Signals, hold_hang_ups, run_until_stopped, software
+
+    hold_hang_ups()
     config = load_hub(config_file)
     log_to_stderr(log_level)
+    logging.getLogger("weft").info("%s starts with %s, process %d", software(), config_file, os.getpid())
     from cloud_hub.hub import Hub
-    from weft.serving import run_until_stopped
+    from weft.reload import RunningSettings
 
-    async def serve(stop: asyncio.Event) -> None:
+    settings = RunningSettings(config_file, config, load_hub)
+
+    async def serve(signals: Signals) -> None:
         hub = Hub(settings_of(config))
         await hub.start()
         try:
             click.echo(f"the hub is ready at {hub.url}")
-            await stop.wait()
+            async with signals.reloading(lambda: _reload(hub, settings)):
+                await signals.stop.wait()
         finally:
             await hub.close()
 
     run_until_stopped(serve)
+
+
+async def _reload(hub: Hub, settings: RunningSettings) -> None:
+    hub.reload()
+    await settings.say_what_needs_a_restart()
 
 
 @command.command()

@@ -2,7 +2,7 @@ import logging
 
 import pytest
 
-from edge_node.log_lines import Throttle
+from replication.log_lines import Throttle
 
 
 def test_a_flood_of_lines_is_cut_and_counted(caplog: pytest.LogCaptureFixture) -> None:

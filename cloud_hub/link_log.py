@@ -1,0 +1,108 @@
+"""The lines that links leave in a hub's log: which edge came, went, was refused, and was back after how long.
+
+Who has a token writes the edge's name, and everybody an address can be written for; names are checked before they come
+here, and the log's formatter escapes and bounds every line.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import OrderedDict
+from collections.abc import Callable
+
+from config.units import approximate_duration
+from replication.repeats import Repeats, left_out
+from replication.up_and_down import UpAndDown
+
+logger = logging.getLogger(__name__)
+
+EDGES_MAX = 16_384
+"""Edges whose last line is remembered; an edge beyond is told of as one that never came before. 2 KiB each."""
+
+
+class _Edge:
+    def __init__(self, now: float) -> None:
+        self.state = UpAndDown(now)
+        self.links = 0
+        """Open now: an edge that lost its network comes back before the hub notices that the old link is dead."""
+
+
+class HubLinkLog:
+    """The lines of one hub node.
+
+    Args:
+        monotonic: seconds.
+    """
+
+    def __init__(self, monotonic: Callable[[], float]) -> None:
+        self._monotonic = monotonic
+        self._edges: OrderedDict[str, _Edge] = OrderedDict()
+        self._strangers = Repeats()
+        """Requests for a link that were answered before it was known which edge asks."""
+
+    def connected(self, edge: str, peer: str, log_id: str, software: str) -> None:
+        """An edge's link was taken.
+
+        Args:
+            edge: tenant and name.
+            peer: the address that it came from.
+        """
+        known = self._edge(edge)
+        known.links += 1
+        told = known.state.up(self._monotonic())
+        if told is None:
+            return
+        after = f", after {approximate_duration(told.away_s)} away" if told.again or told.failures else ""
+        if told.failures:
+            after += f", refused {told.failures:,} times" if told.failures > 1 else ", refused once"
+        logger.info(
+            "edge %s at %s: connected%s, log %s, %s%s",
+            edge, peer, " again" if told.again else "", log_id, software, after,
+        )  # fmt: skip
+
+    def disconnected(self, edge: str, peer: str, reason: str) -> None:
+        """A link that was taken is over."""
+        known = self._edge(edge)
+        known.links = max(0, known.links - 1)
+        if known.links:
+            self._say_replaced(edge, peer, reason)
+            return
+        told = known.state.down(reason, self._monotonic())
+        if told is not None:
+            logger.warning(
+                "edge %s at %s: disconnected after %s: %s%s",
+                edge, peer, approximate_duration(told.since_s), reason, left_out(told.left_out),
+            )  # fmt: skip
+
+    def refused(self, edge: str, peer: str, reason: str) -> None:
+        """A link was not taken, although it said which edge's it is."""
+        known = self._edge(edge)
+        if known.links:
+            self._say_replaced(edge, peer, reason)
+            return
+        told = known.state.down(reason, self._monotonic())
+        if told is not None:
+            logger.warning("edge %s at %s: %s%s", edge, peer, reason, left_out(told.left_out))
+
+    def turned_away(self, peer: str, reason: str) -> None:
+        """A request for a link was answered with an error, or ended before it said which edge's it is."""
+        count = self._strangers.say(f"{peer} {reason}", self._monotonic())
+        if count is not None:
+            logger.warning("a link from %s: %s%s", peer, reason, left_out(count))
+
+    def _say_replaced(self, edge: str, peer: str, reason: str) -> None:
+        # Two nodes with one identity take turns; an edge that comes back after a broken network does this once.
+        count = self._strangers.say(f"{edge} at {peer}", self._monotonic())
+        if count is not None:
+            logger.warning(
+                "edge %s at %s: %s (another link of this edge is open%s)", edge, peer, reason, left_out(count)
+            )
+
+    def _edge(self, edge: str) -> _Edge:
+        known = self._edges.get(edge)
+        if known is None:
+            known = self._edges[edge] = _Edge(self._monotonic())
+            if len(self._edges) > EDGES_MAX:
+                self._edges.popitem(last=False)
+        self._edges.move_to_end(edge)
+        return known

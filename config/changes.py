@@ -1,0 +1,33 @@
+"""Which settings differ between two readings of a configuration."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+
+
+def changed_settings(before: msgspec.Struct, now: msgspec.Struct) -> list[str]:
+    """Return the settings that differ, named as in YAML: ``disk.budget``, ``streams.vibration (new)``."""
+    return list(_changes(before, now, ""))
+
+
+def _changes(before: Any, now: Any, path: str) -> Iterator[str]:
+    if before == now:
+        return
+    if isinstance(before, msgspec.Struct) and type(before) is type(now):
+        for field in msgspec.structs.fields(before):
+            inner = f"{path}.{field.encode_name}" if path else field.encode_name
+            yield from _changes(getattr(before, field.name), getattr(now, field.name), inner)
+    elif isinstance(before, dict) and isinstance(now, dict):
+        for name in before.keys() | now.keys():
+            inner = f"{path}.{name}"
+            if name not in now:
+                yield f"{inner} (gone)"
+            elif name not in before:
+                yield f"{inner} (new)"
+            else:
+                yield from _changes(before[name], now[name], inner)
+    else:
+        yield path

@@ -1,0 +1,94 @@
+"""Values of the metric catalogue in Prometheus's text format, the same way for edges and hubs."""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Iterable, Iterator, Sequence
+from functools import cache
+from importlib.metadata import PackageNotFoundError, version
+from itertools import accumulate
+from typing import TYPE_CHECKING, NamedTuple
+
+from config.metrics import Metric
+
+if TYPE_CHECKING:
+    from prometheus_client.core import Metric as Family
+
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+
+
+class Sample(NamedTuple):
+    """One value of one metric."""
+
+    name: str
+    value: float
+    labels: tuple[str, ...] = ()
+
+
+class HistogramSample(NamedTuple):
+    """All buckets of one histogram without labels."""
+
+    name: str
+    bounds: Sequence[float]
+    """Upper bounds, ascending."""
+    counts: Sequence[int]
+    """Per bucket, not cumulated; one more than bounds."""
+    seconds: float
+    """Sum of what was observed."""
+
+
+AnySample = Sample | HistogramSample
+
+
+def build_info(name: str) -> Sample:
+    """Return the sample that says which release runs on which Python."""
+    return Sample(name, 1, (_release(), platform.python_version()))
+
+
+@cache
+def _release() -> str:
+    try:
+        return version("weft-fabric")
+    except PackageNotFoundError:
+        return "unknown"
+
+
+def render(catalogue: Sequence[Metric], samples: Iterable[AnySample]) -> bytes:
+    """Return all metrics, those of the process included.
+
+    The library is loaded at the first call: a node that nobody scrapes does without its memory.
+    """
+    from prometheus_client import ProcessCollector
+    from prometheus_client.exposition import generate_latest
+    from prometheus_client.registry import Collector, CollectorRegistry
+
+    class Now(Collector):
+        def collect(self) -> Iterator[Family]:
+            by_name: dict[str, list[AnySample]] = {}
+            for sample in samples:
+                by_name.setdefault(sample.name, []).append(sample)
+            for metric in catalogue:
+                yield _family(metric, by_name.get(metric.name, ()))
+
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(Now())
+    ProcessCollector(registry=registry)
+    return generate_latest(registry)
+
+
+def _family(metric: Metric, samples: Iterable[AnySample]) -> Family:
+    from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
+
+    if metric.kind == "histogram":
+        histogram = HistogramMetricFamily(metric.name, metric.help)
+        for sample in samples:
+            assert isinstance(sample, HistogramSample)
+            bounds = [*map(str, sample.bounds), "+Inf"]
+            histogram.add_metric([], list(zip(bounds, accumulate(sample.counts), strict=True)), sample.seconds)
+        return histogram
+    kind = CounterMetricFamily if metric.kind == "counter" else GaugeMetricFamily
+    family = kind(metric.name, metric.help, labels=metric.labels)
+    for sample in samples:
+        assert isinstance(sample, Sample)
+        family.add_metric(sample.labels, sample.value)
+    return family

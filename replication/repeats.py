@@ -1,0 +1,72 @@
+"""How often a log repeats itself: a thing is said the first time, and then at growing intervals with a count."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from dataclasses import dataclass
+
+FIRST_INTERVAL_S = 60.0
+"""Wait before the second line. A link that is tried every 30 s would write 2,880 lines a day without it."""
+INTERVAL_S_MAX = 3600.0
+"""Longest wait: whoever opens the log sees within an hour that the trouble goes on."""
+KEYS_MAX = 1024
+"""Things remembered at a time. The one that was asked about longest ago goes first, and is then said once more."""
+
+
+@dataclass(slots=True)
+class _Said:
+    next_at: float
+    interval_s: float
+    left_out: int = 0
+
+
+class Repeats:
+    """Decides which repetitions are said. Keys are texts that are equal when two lines would say the same.
+
+    ``now`` is monotonic seconds throughout.
+    """
+
+    def __init__(
+        self, first_s: float = FIRST_INTERVAL_S, longest_s: float = INTERVAL_S_MAX, keys_max: int = KEYS_MAX
+    ) -> None:
+        self._first_s = first_s
+        self._longest_s = longest_s
+        self._keys_max = keys_max
+        self._said: OrderedDict[str, _Said] = OrderedDict()
+
+    def say(self, key: str, now: float, *, always: bool = False) -> int | None:
+        """Return how many repetitions were left out since the last line; None when this one is left out too.
+
+        Args:
+            always: say it whatever was said before; the intervals grow from here.
+        """
+        said = self._said.get(key)
+        if said is None:
+            self._said[key] = _Said(now + self._first_s, self._first_s)
+            if len(self._said) > self._keys_max:
+                self._said.popitem(last=False)
+            return 0
+        self._said.move_to_end(key)
+        if now >= said.next_at + self._longest_s:
+            # It has been quiet for so long that this is news, but every repetition is counted.
+            said.interval_s = self._first_s / 2
+        if now < said.next_at and not always:
+            said.left_out += 1
+            return None
+        left_out, said.left_out = said.left_out, 0
+        said.interval_s = min(2 * said.interval_s, self._longest_s)
+        said.next_at = now + said.interval_s
+        return left_out
+
+    def forget(self, key: str) -> None:
+        """Let the next ``say`` of a key be the first: what it was about is over."""
+        self._said.pop(key, None)
+
+    def clear(self) -> None:
+        """Forget every key."""
+        self._said.clear()
+
+
+def left_out(count: int) -> str:
+    """Return what a line adds about repetitions before it; empty for none."""
+    return f"; {count:,} more like this since the last line" if count else ""

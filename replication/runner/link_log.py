@@ -1,0 +1,62 @@
+"""The lines that a link's sending end leaves in the log."""
+
+from __future__ import annotations
+
+import logging
+
+from config.units import approximate_duration
+from replication.repeats import left_out
+from replication.status import LinkState
+from replication.up_and_down import UpAndDown
+
+log = logging.getLogger(__name__)
+
+_STATES = {
+    LinkState.WAITING: "not connected",
+    LinkState.REFUSED: "refused by the hub",
+    LinkState.CONFLICT: "identity conflict",
+}
+
+
+class LinkLog:
+    """The lines of one link. Every call takes monotonic seconds."""
+
+    def __init__(self, name: str, now: float) -> None:
+        self._name = name
+        self._state = UpAndDown(now)
+
+    def connected(self, url: str, cluster_id: str, now: float) -> None:
+        """The hub took the link."""
+        told = self._state.up(now)
+        if told is None:
+            return
+        after = f", after {approximate_duration(told.away_s)}{' away' if told.again else ''}, {failed(told.failures)}"
+        log.info(
+            "link %s: connected %sto %s, hub %s%s",
+            self._name, "again " if told.again else "", url, cluster_id, after if told.again or told.failures else "",
+        )  # fmt: skip
+
+    def failed(self, state: LinkState, reason: str, retry_s: float, now: float) -> None:
+        """An attempt failed, or the connection is over.
+
+        Args:
+            state: what it leaves the link in.
+            reason: for people; peers wrote parts of it.
+        """
+        told = self._state.down(f"{state} {reason}", now)
+        if told is None:
+            return
+        what = _STATES.get(state, str(state))
+        if told.was_up:
+            ended = "disconnected" if state is LinkState.WAITING else what
+            what = f"{ended} after {approximate_duration(told.since_s)}"
+        elif told.failures > 1:
+            what += f" for {approximate_duration(told.since_s)}, {failed(told.failures)}"
+        log.warning(
+            "link %s: %s: %s (next try in %.1f s%s)", self._name, what, reason, retry_s, left_out(told.left_out)
+        )
+
+
+def failed(attempts: int) -> str:
+    """``1 failed attempt``, ``2,880 failed attempts``."""
+    return f"{attempts:,} failed {'attempt' if attempts == 1 else 'attempts'}"

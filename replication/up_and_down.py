@@ -1,0 +1,85 @@
+"""Which of a link's ups and downs the log is told: every change once, repetitions ever more rarely."""
+
+from __future__ import annotations
+
+import re
+from typing import NamedTuple
+
+from replication.repeats import Repeats
+
+STABLE_S = 60.0
+"""A link that stayed up this long is well again: what happens then is news, not a repetition."""
+KEY_CHARACTERS_MAX = 300
+KEYS_MAX = 32
+"""Kinds of trouble told apart for one link."""
+_NUMBERS = re.compile(r"\d+")
+
+
+class Up(NamedTuple):
+    """A line is due: the link is up."""
+
+    again: bool
+    """Whether it was up before."""
+    away_s: float
+    """How long it was not."""
+    failures: int
+    """Attempts that failed meanwhile."""
+
+
+class Down(NamedTuple):
+    """A line is due: the link is not up."""
+
+    was_up: bool
+    """Whether it was until now; else one more attempt has failed."""
+    since_s: float
+    """How long it was up, or has been down."""
+    failures: int
+    """Attempts that failed since it was up."""
+    left_out: int
+    """Lines like this one that were not written."""
+
+
+class UpAndDown:
+    """One link. ``now`` is monotonic seconds throughout.
+
+    Two rules hold whatever is left out: a trouble's first line is written, and the newest line tells whether the link
+    is up, at the latest with the first attempt ``STABLE_S`` after that has changed.
+    """
+
+    def __init__(self, now: float) -> None:
+        self._repeats = Repeats(keys_max=KEYS_MAX)
+        self._changed_at = now
+        self._is_up = False
+        self._ever_up = False
+        self._said_up = False
+        self._failures = 0
+
+    def up(self, now: float) -> Up | None:
+        """Note that the link is up; None when no line is due."""
+        told = Up(self._ever_up, now - self._changed_at, self._failures)
+        # While a link goes up and down, its downs are said rarely; an up is said only after a down that was.
+        is_due = not self._said_up
+        self._is_up = self._ever_up = self._said_up = True
+        self._changed_at, self._failures = now, 0
+        return told if is_due else None
+
+    def down(self, reason: str, now: float) -> Down | None:
+        """Note that the link was lost, or that an attempt failed; None when no line is due.
+
+        Args:
+            reason: two that differ in numbers only are one and the same.
+        """
+        was_up, since_s = self._is_up, now - self._changed_at
+        if was_up:
+            if since_s >= STABLE_S:
+                self._repeats.clear()
+            self._is_up, self._changed_at = False, now
+        else:
+            self._failures += 1
+        key = f"{was_up} {_NUMBERS.sub('#', reason[:KEY_CHARACTERS_MAX])}"
+        is_stale = self._said_up and not was_up and since_s >= STABLE_S
+        left_out = self._repeats.say(key, now, always=is_stale)
+        if left_out is None:
+            return None
+        self._said_up = False
+        return Down(was_up, since_s, self._failures, left_out)

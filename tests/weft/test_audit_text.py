@@ -1,0 +1,77 @@
+"""The proof is read on a terminal of 80 columns: not a digit of it may be missing."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+
+from cloud_hub.audit_report import AuditReport, LaneAudit
+from tests.weft.test_output import on_a_terminal
+from weft.commands.audit import _show
+
+COLUMNS = ("in the log", "in the table", "waiting", "doubled", "missing", "gaps", "holes", "sent again")
+LONG = "press-shop-in-the-northern-hall-line-4-cabinet-17-" * 2 + "controller-of-the-old-machine"
+
+
+def lane(edge: str, first: int, gaps: dict[str, int] | None = None) -> LaneAudit:
+    """A lane whose counts are all different."""
+    number = itertools.count(first)
+    return LaneAudit(
+        edge=edge, log_id="0123456789abcdef", records=next(number), log_doubled=next(number), unindexed=0,
+        table_records=next(number), table_doubled=0, waiting=next(number), missing=next(number), unknown=0,
+        gaps=gaps or {}, holes=next(number), hole_ranges=[], resent=next(number),
+    )  # fmt: skip
+
+
+def report(*lanes: LaneAudit, stream: str = "telemetry") -> AuditReport:
+    problem = f"{lanes[0].edge}/{lanes[0].log_id}: 3 records are missing from the table"
+    return AuditReport("default", stream, 7, list(lanes), [], [], [problem], False)
+
+
+def shown(what: AuditReport, width: int, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    return on_a_terminal(width, lambda: _show(what), monkeypatch)
+
+
+def test_every_count_of_every_lane_stands_under_its_column(monkeypatch: pytest.MonkeyPatch) -> None:
+    lines = shown(report(lane("press-7", 1_000_001), lane(LONG, 2_000_001)), 80, monkeypatch)
+    assert max(map(len, lines)) <= 80
+    header = next(line for line in lines if "in the log" in line)
+    at = lines.index("edge press-7, log 0123456789abcdef")
+    numbers = lines[at + 1]
+    assert numbers.split() == [
+        "1000001", "1000003", "1000004", "1000002", "1000005", "0", "1000006", "1000007"
+    ]  # fmt: skip
+    ends = [header.index(column) + len(column) for column in COLUMNS]
+    assert [numbers[:end].split()[-1] for end in ends] == numbers.split(), "a count ends where its column's name ends"
+    assert LONG in "".join(line.strip() for line in lines), "the whole name, in as many lines as it needs"
+    assert "all 2 lanes together" in lines
+
+
+@pytest.mark.parametrize("width", [40, 60, 80, 120])
+@pytest.mark.parametrize("first", [0, 10**6, 10**12])
+def test_nothing_is_cut_however_narrow_the_terminal_and_long_the_names(
+    width: int, first: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    what = report(lane(LONG, first, {"budget": 12, "corruption": 3}), stream="s" * 128)
+    lines = shown(what, width, monkeypatch)
+    assert max(map(len, lines)) <= width
+    text = " ".join(lines)
+    assert "…" not in text
+    for count in range(first, first + 7):
+        assert str(count) in text.split()
+    for column in COLUMNS:
+        assert column in text
+    joined = "".join(line.strip() for line in lines)
+    assert LONG in joined
+    assert "s" * 128 in joined
+    assert "gaps: 12 budget, 3 corruption" in text
+    assert "missing from the table" in " ".join(text.split())
+
+
+def test_elsewhere_it_is_one_line_a_lane_for_programs(capsys: pytest.CaptureFixture[str]) -> None:
+    _show(report(lane("press-7", 5, {"budget": 12}), lane(LONG, 50)))
+    header, first, second, *_ = capsys.readouterr().out.splitlines()
+    assert header.split("\t") == ["edge", "log id", *COLUMNS]
+    assert first.split("\t") == ["press-7", "0123456789abcdef", "5", "7", "8", "6", "9", "12 budget", "10", "11"]
+    assert second.split("\t")[0] == LONG

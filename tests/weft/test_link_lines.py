@@ -1,0 +1,109 @@
+"""What edges and hubs say in their logs of the links between them, as a person reads it afterwards."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+
+from tests.weft.processes import Log, Start, free_port, wait_until, weft
+
+pytestmark = pytest.mark.processes
+
+EDGE = """\
+node: press-shop-7
+data_dir: {data_dir}
+listeners: {{mqtt: {{bind: "127.0.0.1:0"}}}}
+http: {{bind: "127.0.0.1:0"}}
+disk: {{budget: 64MiB}}
+streams: {{telemetry: {{from: "plant/#"}}}}
+links: {{cloud: {{to: "http://127.0.0.1:{port}", token_file: token, retry_min: 20ms, retry_max: 100ms}}}}
+"""
+HUB = "listen: 127.0.0.1:{port}\nstore: store\nshards: 1\ncommit_interval: 20ms\ntables: null\ntokens_file: tokens\n"
+AT_EDGE = "replication.runner.link_log: link cloud: "
+AT_HUB = "cloud_hub.link_log: "
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    port = free_port()
+    (tmp_path / "edge.yaml").write_text(EDGE.format(port=port, data_dir="data"))
+    (tmp_path / "clone.yaml").write_text(EDGE.format(port=port, data_dir="copy"))
+    (tmp_path / "hub.yaml").write_text(HUB.format(port=port))
+    for name in ("press-shop-7", "press-shop-8"):
+        made = weft("token", "create", name, "--file", tmp_path / "tokens", "--scope", "edge", "--edge", name)
+        (tmp_path / f"token of {name}").write_text(made.output)
+    shutil.copy(tmp_path / "token of press-shop-7", tmp_path / "token")
+    return tmp_path
+
+
+def lines(log: Log, part: str) -> list[str]:
+    return [line.partition(part)[2] for line in log.text.splitlines() if part in line]
+
+
+def test_connected_disconnected_and_recovered_stand_in_both_logs_once(start: Start, folder: Path, log: Log) -> None:
+    hub = start("hub", folder / "hub.yaml")
+    edge = start("edge", folder / "edge.yaml")
+    wait_until(lambda: log.has("edge default/press-shop-7 at 127.0.0.1: connected, log "))
+    wait_until(lambda: log.has(f"{AT_EDGE}connected to http://127.0.0.1:"))
+    hub.kill()
+    wait_until(lambda: edge.json("status")["links"]["cloud"]["attempts_failed"] >= 20)
+    start("hub", folder / "hub.yaml")
+    wait_until(lambda: log.has(f"{AT_EDGE}connected again to http://127.0.0.1:"))
+    assert edge.stop() == 0
+    wait_until(lambda: log.has(f"{AT_HUB}edge default/press-shop-7 at 127.0.0.1: disconnected after "))
+
+    connected, disconnected, tried, again = lines(log, AT_EDGE)
+    assert connected.startswith("connected to ")
+    assert disconnected.startswith("disconnected after ")
+    assert "cannot connect" in tried
+    assert re.search(r"after [\d.]+ \w+ away, (\d+) failed attempts", again)
+    assert len(lines(log, AT_HUB)) == 3, "connected, connected after the hub's restart, disconnected"
+
+
+@pytest.mark.parametrize(
+    ("token", "told_at"),
+    [
+        ("nonsense-that-is-secret", ("does not accept the token (401)", "refused (401): no valid token")),
+        (None, ("'press-shop-8' is not for edge press-shop-7", "refused: the token 'press-shop-8' is not for edge")),
+    ],
+)
+def test_a_refusal_is_said_once_however_often_it_comes_and_never_with_the_token(
+    start: Start, folder: Path, log: Log, token: str | None, told_at: tuple[str, str]
+) -> None:
+    at_edge, at_hub = told_at
+    text = token or (folder / "token of press-shop-8").read_text().strip()
+    (folder / "token").write_text(text)
+    start("hub", folder / "hub.yaml")
+    edge = start("edge", folder / "edge.yaml")
+    wait_until(lambda: edge.json("status")["links"]["cloud"]["attempts_failed"] >= 10)
+    assert log.has("")
+    (refused,) = lines(log, AT_EDGE)
+    assert refused.startswith("refused by the hub: ")
+    assert at_edge in refused
+    (told,) = lines(log, AT_HUB)
+    assert told.startswith("a link from 127.0.0.1: ")
+    assert at_hub in told
+    assert text not in log.text
+
+    shutil.copy(folder / "token of press-shop-7", folder / "token")
+    wait_until(lambda: log.has(f"{AT_EDGE}connected to "))
+    assert re.search(r"after [\d.]+ \w+, \d+ failed attempts", lines(log, AT_EDGE)[-1])
+    wait_until(lambda: log.has(f"{AT_HUB}edge default/press-shop-7 at 127.0.0.1: connected"))
+
+
+def test_a_copy_of_a_node_is_told_of_at_both_ends(start: Start, folder: Path, log: Log) -> None:
+    start("hub", folder / "hub.yaml")
+    edge = start("edge", folder / "edge.yaml")
+    wait_until(lambda: log.has(f"{AT_EDGE}connected to "))
+    assert edge.stop() == 0
+    shutil.copytree(folder / "data", folder / "copy")
+    start("edge", folder / "edge.yaml")
+    wait_until(lambda: log.has("") and log.text.count(f"{AT_EDGE}connected to ") == 2)
+    clone = start("edge", folder / "clone.yaml")
+    wait_until(lambda: log.has(f"{AT_EDGE}identity conflict: "))
+    assert "if the log was copied to a second node, give that node an empty data_dir" in log.text
+    wait_until(lambda: log.has("(another link of this edge is open)"))
+    assert clone.json("status")["links"]["cloud"]["state"] == "conflict"

@@ -1,0 +1,127 @@
+"""Signals to real nodes: SIGHUP never ends one, whenever it comes, and says what it did not take up."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.weft.processes import READY_S_MAX, STOP_S_MAX, Log, Start, wait_until, weft
+
+pytestmark = pytest.mark.processes
+
+EDGE = """\
+node: press-shop-7
+data_dir: data
+listeners: {mqtt: {bind: "127.0.0.1:0"}}
+auth: {users_file: users}
+http: {bind: "127.0.0.1:0"}
+disk: {budget: 64MiB}
+streams: {telemetry: {from: "plant/#"}}
+"""
+HUB = "listen: 127.0.0.1:0\nstore: store\nshards: 1\ntables: null\ntokens_file: tokens\n"
+LINE = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z (DEBUG|INFO|WARNING|ERROR) [\w.]+: .+")
+
+
+@pytest.fixture
+def configs(tmp_path: Path) -> dict[str, Path]:
+    (tmp_path / "password").write_text("secret")
+    assert weft("user", "add", "a", "--file", tmp_path / "users", "--password-file", tmp_path / "password")
+    assert token(tmp_path, "first")
+    found = {"edge": tmp_path / "edge.yaml", "hub": tmp_path / "hub.yaml"}
+    found["edge"].write_text(EDGE)
+    found["hub"].write_text(HUB)
+    return found
+
+
+def token(folder: Path, name: str) -> str:
+    return weft("token", "create", name, "--file", folder / "tokens", "--scope", "admin").output.strip()
+
+
+def hang_up(process: subprocess.Popen[str]) -> None:
+    process.send_signal(signal.SIGHUP)
+
+
+@contextlib.contextmanager
+def starting(kind: str, config: Path) -> Iterator[subprocess.Popen[str]]:
+    command = [sys.executable, "-m", "weft", kind, "run", str(config)]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.wait(STOP_S_MAX)
+
+
+def handles(process: subprocess.Popen[str], number: signal.Signals) -> bool:
+    """Whether the process has a handler of its own for the signal (proc(5): SigCgt)."""
+    status = Path(f"/proc/{process.pid}/status").read_text()
+    caught = next(line.split()[1] for line in status.splitlines() if line.startswith("SigCgt:"))
+    return bool(int(caught, 16) & 1 << (number - 1))
+
+
+@pytest.mark.skipif(not os.path.exists("/proc/self/status"), reason="needs proc(5)")
+@pytest.mark.parametrize("kind", ["edge", "hub"])
+def test_a_hang_up_while_a_node_starts_ends_nothing_and_is_not_forgotten(
+    kind: str, configs: dict[str, Path], log: Log
+) -> None:
+    with starting(kind, configs[kind]) as process:
+        wait_until(lambda: handles(process, signal.SIGHUP), READY_S_MAX)
+        hang_up(process)
+        assert process.stdout is not None
+        assert "ready" in process.stdout.readline()
+        wait_until(lambda: log.has("SIGHUP: "))
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(STOP_S_MAX) == 0
+    assert log.has("SIGTERM: stopping")
+
+
+def test_an_edge_says_what_it_read_again_and_which_settings_need_a_restart(
+    start: Start, configs: dict[str, Path], log: Log
+) -> None:
+    edge = start("edge", configs["edge"])
+    hang_up(edge.process)
+    wait_until(lambda: log.has("SIGHUP: reading again: users"))
+    wait_until(lambda: log.has(f"SIGHUP: no setting in {configs['edge']} has changed"))
+    configs["edge"].write_text(EDGE.replace("64MiB", "128MiB").replace("streams: {", "streams: {other: {from: x}, "))
+    hang_up(edge.process)
+    wait_until(lambda: log.has("have changed and need a restart: disk.budget, streams.other (new)"))
+    configs["edge"].write_text(EDGE.replace("64MiB", "as much as there is"))
+    hang_up(edge.process)
+    wait_until(lambda: log.has("is not valid now, and the node could not start with it"))
+    assert edge.json("status")["disk"]["budget_bytes"] == 64 << 20
+    assert edge.stop() == 0
+
+
+def test_a_hub_reads_its_tokens_again_and_keeps_those_it_has_when_the_file_is_bad(
+    start: Start, configs: dict[str, Path], log: Log
+) -> None:
+    hub = start("hub", configs["hub"])
+    tokens = configs["hub"].parent / "tokens"
+    token(tokens.parent, "second")
+    hang_up(hub.process)
+    wait_until(lambda: log.has("SIGHUP: read the tokens file again; tokens: 2"))
+    tokens.write_text("tokens: 7")
+    configs["hub"].write_text(HUB.replace("shards: 1", "shards: 2"))
+    hang_up(hub.process)
+    wait_until(lambda: log.has("the tokens file cannot be used, the tokens read before stay in force"))
+    wait_until(lambda: log.has("have changed and need a restart: shards"))
+    assert hub.stop() == 0
+
+
+def test_every_line_has_its_time_also_under_systemd(
+    start: Start, configs: dict[str, Path], log: Log, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("JOURNAL_STREAM", "8:1234567")
+    for kind in ("edge", "hub"):
+        node = start(kind, configs[kind])
+        hang_up(node.process)
+    wait_until(lambda: log.has("edge.yaml has changed") and log.has("hub.yaml has changed"))
+    assert [line for line in log.text.splitlines() if not LINE.fullmatch(line)] == []
