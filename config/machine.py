@@ -7,7 +7,6 @@ import os
 import pwd
 import socket
 import stat
-from typing import NamedTuple
 
 from config.units import Address, UnixSocket, approximate_size, format_size
 
@@ -16,16 +15,8 @@ CREDENTIALS = "/run/credentials/"
 _PORT_FREE_FOR_ALL = 1024
 
 
-class Folder(NamedTuple):
-    """A folder that a node writes to."""
-
-    path: str
-    problem: str | None
-    """Why the node cannot write there, and what to do; None when it can."""
-
-
 def user() -> str:
-    """Name of the user that this process runs as."""
+    """Return the name of the user that this process runs as."""
     try:
         return pwd.getpwuid(os.geteuid()).pw_name
     except KeyError:
@@ -33,7 +24,7 @@ def user() -> str:
 
 
 def why_unreadable(error: OSError) -> str:
-    """Why a file cannot be read, and what to do."""
+    """Return why a file cannot be read, and what to do."""
     match error.errno:
         case errno.ENOENT:
             return "there is no such file"
@@ -47,7 +38,7 @@ def why_unreadable(error: OSError) -> str:
 
 
 def unreadable(path: str) -> str | None:
-    """``why_unreadable`` of a file; None when it can be read."""
+    """Return ``why_unreadable`` of a file; None when it can be read."""
     try:
         with open(path, "rb") as file:
             file.read(1)
@@ -57,7 +48,7 @@ def unreadable(path: str) -> str | None:
 
 
 def too_readable(path: str) -> str | None:
-    """A warning for a file with a secret that every user of the machine may read; None for all others."""
+    """Return a warning for a file with secrets that every user of the machine may read; None for all others."""
     try:
         mode = os.stat(path).st_mode
     except OSError:
@@ -67,42 +58,47 @@ def too_readable(path: str) -> str | None:
     return f"every user of this machine may read {path} (mode {stat.S_IMODE(mode):03o}). Run `chmod o-rwx {path}`"
 
 
-def folder(path: str) -> Folder:
-    """Whether this process could write to a folder, or make it where it is missing. Nothing is made."""
-    existing = path
-    while not os.path.lexists(existing) and os.path.dirname(existing) != existing:
-        existing = os.path.dirname(existing)
+def folder(path: str) -> str | None:
+    """Return why this process cannot write to a folder, or make it where it is missing; None when it can.
+
+    Nothing is made.
+    """
+    existing = _existing(path)
     if not os.path.isdir(existing):
-        return Folder(path, f"{existing} is not a folder. Name a folder, or move that file away")
+        return f"{existing} is not a folder. Name a folder, or move that file away"
     if os.statvfs(existing).f_flag & os.ST_RDONLY:
-        return Folder(path, f"{existing} is on a read-only file system. Name a folder on another, or mount it writable")
+        return f"{existing} is on a read-only file system. Name a folder on another, or mount it writable"
     if not os.access(existing, os.W_OK | os.X_OK):
         what = "write to" if existing == path else "make folders in"
-        return Folder(
-            path, f"user {user()} may not {what} {existing}. Run this as the node's user, or change the owner"
-        )
-    return Folder(path, None)
+        return f"user {user()} may not {what} {existing}. Run this as the node's user, or change the folder's owner"
+    return None
 
 
-def too_small(path: str, wanted_bytes: int, setting: str) -> tuple[str | None, str | None]:
-    """Compare a bound with the file system that holds ``path``, or will hold it.
+def too_small(path: str, wanted_bytes: int) -> tuple[str | None, str | None]:
+    """Compare a bound on a folder with the file system that holds it, or will hold it.
 
     Returns:
         An error when the whole file system is smaller, and a warning when what is free now is.
     """
-    while not os.path.isdir(path) and os.path.dirname(path) != path:
-        path = os.path.dirname(path)
-    found = os.statvfs(path)
-    total, used = found.f_blocks * found.f_frsize, _bytes_in(path)
-    free = found.f_bavail * found.f_frsize + used
+    existing = _existing(path)
+    found = os.statvfs(existing)
+    total, free = found.f_blocks * found.f_frsize, found.f_bavail * found.f_frsize
+    if existing == path:
+        free += _bytes_in(path)
+    wanted = format_size(wanted_bytes)
     if wanted_bytes > total:
-        return f"{format_size(wanted_bytes)} is more than the disk of {path} has ({approximate_size(total)})", None
+        return f"{wanted} is more than the disk of {path} holds ({approximate_size(total)}). Set a smaller one", None
     if wanted_bytes > free:
-        return None, (
-            f"{setting} ({format_size(wanted_bytes)}) is more than is free on the disk of {path} "
-            f"({approximate_size(free)}). The node stops acknowledging when that is used up"
-        )
+        left = f"only {approximate_size(free)} are free on the disk of {path}"
+        return None, f"{left}, and the budget is {wanted}. Make room, or set a smaller one"
     return None, None
+
+
+def _existing(path: str) -> str:
+    """The path, or the nearest of its parents that there is."""
+    while not os.path.lexists(path) and os.path.dirname(path) != path:
+        path = os.path.dirname(path)
+    return path
 
 
 def _bytes_in(directory: str) -> int:
@@ -113,7 +109,7 @@ def _bytes_in(directory: str) -> int:
 
 
 def why_not_listening(error: OSError, bind: Address | UnixSocket) -> str:
-    """Why nothing can listen at an address, and what to do."""
+    """Return why nothing can listen at an address, and what to do."""
     if isinstance(error, socket.gaierror):
         return f"the name in {bind} cannot be resolved. Write an address of this machine, or 0.0.0.0 for all"
     match error.errno:
@@ -135,12 +131,12 @@ def why_not_listening(error: OSError, bind: Address | UnixSocket) -> str:
 
 
 def not_listening(bind: Address | UnixSocket) -> str | None:
-    """``why_not_listening`` at an address, found by binding it for a moment; None when it is free.
+    """Return ``why_not_listening`` at an address, found by binding it for a moment; None when it is free.
 
     A port of 0 is always free. Of a unix socket only the folder is looked at, so that no socket is taken away.
     """
     if isinstance(bind, UnixSocket):
-        return folder(os.path.dirname(bind.path)).problem
+        return folder(os.path.dirname(bind.path) or ".")
     try:
         found = socket.getaddrinfo(bind.host, bind.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
         for family, kind, protocol, _, address in dict.fromkeys(found):

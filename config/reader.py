@@ -61,7 +61,7 @@ class Reader:
         """What to say of a key that no setting has here."""
         if _SECRETS.fullmatch(key):
             return "is not a setting: secrets never stand in the configuration. Name a file that holds them"
-        near = difflib.get_close_matches(key.lower().replace("-", "_"), known, n=1, cutoff=0.6)
+        near = difflib.get_close_matches(key.lower().replace("-", "_"), known, n=1, cutoff=0.7)
         # The path of a setting that has this name in another section.
         elsewhere = [each.path for each in settings(self._model) if each.path.rpartition(".")[2] == key]
         if near or not elsewhere:
@@ -107,7 +107,8 @@ class Reader:
             values[fields[key].name] = self.read(value, fields[key].type, (*path, key))
         for name, field in fields.items():
             if field.required and field.name not in values:
-                self.findings.append(Finding((*path, name), f"is missing. {shape_of(field.type).description}"))
+                if not any(name in message for at, message in self.findings if at[:-1] == path):  # it was misspelt
+                    self.findings.append(Finding((*path, name), _missing(field)))
                 values[field.name] = INVALID
         if any(value is INVALID for value in values.values()):
             return INVALID
@@ -189,6 +190,11 @@ class Reader:
         return value
 
 
+def _missing(field: inspect.Field) -> str:
+    meaning = shape_of(field.type).description.partition(". ")[0].rstrip(".")
+    return f"is missing. {meaning}."
+
+
 def _is_null(node: yaml.Node) -> bool:
     return isinstance(node, yaml.ScalarNode) and node.tag == f"{_TAG}null"
 
@@ -220,7 +226,7 @@ def _shown(node: yaml.Node) -> str:
     if isinstance(node, yaml.SequenceNode):
         return "a list"
     if _is_null(node):
-        return "nothing: a # begins a comment, so that a value with it needs quotes" if _is_comment(node) else "nothing"
+        return "nothing. A # begins a comment: a value with it needs quotes" if _is_comment(node) else "nothing"
     return quoted(node.value) if node.tag == f"{_TAG}str" else node.value[:_TEXT_SHOWN_MAX]
 
 

@@ -28,8 +28,8 @@ class Place(NamedTuple):
 def explained(error: yaml.YAMLError, text: str) -> Place:
     """Where a text is not YAML, and what to write instead."""
     if isinstance(error, yaml.reader.ReaderError):
-        character, line = ord(text[error.position]), text.count("\n", 0, error.position) + 1
-        return Place(line, f"the character U+{character:04X} may not stand in YAML. Delete it")
+        number = text.count("\n", 0, error.position) + 1
+        return Place(number, f"the character U+{ord(text[error.position]):04X} may not stand in YAML. Delete it")
     if not isinstance(error, yaml.MarkedYAMLError):
         return Place(0, f"this is not YAML: {str(error).splitlines()[0]}")
     at = error.problem_mark or error.context_mark
@@ -52,7 +52,7 @@ def _explained(error: yaml.MarkedYAMLError, line: str, at: yaml.Mark, opened: in
     if line[: at.column].rstrip().endswith(("}", "]")) and ("block end" in problem or "expected ','" in problem):
         return Place(number, _quotes_for(_bracketed(line, at.column)))
     if match := _NEEDS_QUOTES.search(problem):
-        return Place(number, _quotes_for(line[at.column :].strip() or match[1]))
+        return Place(number, _quotes_for(_value(line, at.column) or match[1]))
     value = _VALUE.fullmatch(line)
     if value and value["value"][0] in _MARKS and ("alias" in context + problem or "anchor" in context):
         return Place(number, _quotes_for(value["value"]))
@@ -85,8 +85,13 @@ def _second_colon(line: str, number: int, lines: list[str]) -> Place:
 def _bracketed(line: str, column: int) -> str:
     """The value that begins with the bracket closed before ``column``, up to its end."""
     start = line.rfind("{" if line[:column].rstrip().endswith("}") else "[", 0, column)
-    is_inside = bool({"{", "["} & set(line[:start]))
+    return _value(line, start)
+
+
+def _value(line: str, start: int) -> str:
+    """The value that begins at ``start``: up to a comment, or in brackets up to a comma or the end of them."""
     value = line[start:].partition(" #")[0]
+    is_inside = bool({"{", "["} & set(line[:start]))
     return (_FLOW_END.split(value, maxsplit=1)[0] if is_inside else value).strip()
 
 

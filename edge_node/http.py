@@ -9,6 +9,8 @@ from typing import Any
 import msgspec
 from aiohttp import web
 
+from config.errors import SettingError
+from config.machine import why_not_listening
 from config.units import approximate_size, parse_bind
 from edge_node.outage import approximate_duration, outage_left
 
@@ -37,7 +39,7 @@ class Pages:
         self.port = 0
 
     async def start(self, bind: str) -> None:
-        """Listen on ``host:port``. ``OSError`` when the address is taken."""
+        """Listen on ``host:port``. ``SettingError`` when the address cannot be had."""
         app = web.Application(client_max_size=1024)
         app.router.add_get("/", self._page)
         app.router.add_get("/status", self._json)
@@ -46,7 +48,11 @@ class Pages:
         await self._runner.setup()
         address = parse_bind(bind)
         site = web.TCPSite(self._runner, address.host, address.port)
-        await site.start()
+        try:
+            await site.start()
+        except OSError as error:
+            await self.close()
+            raise SettingError(("http", "bind"), why_not_listening(error, address)) from None
         self.port = self._runner.addresses[0][1]
 
     async def close(self) -> None:

@@ -113,7 +113,7 @@ def test_a_hub_with_tokens_takes_the_edge_that_has_one(start: Start, configs: tu
     (folder / "token").write_text(weft(*arguments).output)
     hub, edge = start("hub", hub_yaml), start("edge", edge_yaml)
     wait_until(lambda: edge.json("status")["links"]["cloud"]["state"] == "refused")
-    assert "does not accept the token" in edge.json("status")["links"]["cloud"]["last_error"]
+    assert "wants a token (401) and the link has none" in edge.json("status")["links"]["cloud"]["last_error"]
     assert edge.stop() == 0
 
     edge_yaml.write_text(EDGE.format(port=hub.url.strip("/").rpartition(":")[2], token=", token_file: token"))
