@@ -14,7 +14,7 @@ def check(config: HubConfig) -> list[Finding]:
         findings.append(
             Finding(
                 ("listen",),
-                f"{config.listen} can be reached from other machines, and nobody is asked who they are. "
+                f"{config.listen} can be reached from other machines, and they are not asked who they are. "
                 "Give a tokens_file, bind to 127.0.0.1, or say `anonymous: allowed_beyond_loopback`",
             )
         )

@@ -28,7 +28,9 @@ from cloud_hub.settings import HubSettings
 from cloud_hub.stream_figures import StreamFigures
 from cloud_hub.tokens import TokenFile
 from cloud_hub.views import View, moment
-from config.units import approximate_duration
+from config.errors import SettingError
+from config.machine import why_not_listening
+from config.units import Address, approximate_duration
 from protocols.lane import format_log_id
 from replication.log_lines import Throttle
 from replication.receiver import ReceiverSettings
@@ -160,7 +162,11 @@ class Hub:
         self._runner = web.AppRunner(application, access_log=None, shutdown_timeout=SHUTDOWN_S)
         await self._runner.setup()
         self._idle.start()
-        await web.TCPSite(self._runner, self._settings.host, self._settings.port).start()
+        host, port = self._settings.host, self._settings.port
+        try:
+            await web.TCPSite(self._runner, host, port).start()
+        except OSError as error:
+            raise SettingError(("listen",), why_not_listening(error, Address(host, port))) from None
 
     def _connections(self) -> Iterable[Connection]:
         server = self._runner.server if self._runner else None

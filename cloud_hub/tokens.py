@@ -10,13 +10,13 @@ import logging
 import os
 import secrets
 import time
-from collections.abc import Callable
 from enum import StrEnum
 from hashlib import sha256
 
 import msgspec
 import yaml
 
+from config.yaml_words import explained
 from protocols.lane import NAME_RULE, valid_name
 from replication.repeats import Repeats, left_out
 from storage.private_file import replace_private_file
@@ -73,9 +73,16 @@ def read_tokens(data: bytes, path: str) -> list[Identity]:
         TokensUnusable: it is not valid YAML, or an entry is not.
     """
     try:
-        identities = msgspec.convert(yaml.safe_load(data) or {}, _TokensFile).tokens
-    except (yaml.YAMLError, msgspec.ValidationError, RecursionError) as error:
-        raise TokensUnusable(f"{path}: {error}") from error
+        text = data.decode()
+        identities = msgspec.convert(yaml.safe_load(text) or {}, _TokensFile).tokens
+    except yaml.YAMLError as error:
+        line, message = explained(error, text)
+        raise TokensUnusable(f"{path}:{line}: {message}") from error
+    except (UnicodeDecodeError, msgspec.ValidationError, RecursionError) as error:
+        why = str(error).replace("`", "").replace(" - at $.", " at ")
+        raise TokensUnusable(
+            f"{path} is no tokens file ({why}). Restore it, or name one of `weft token create`"
+        ) from error
     if len(identities) > TOKENS_MAX:
         raise TokensUnusable(f"{path}: {len(identities)} tokens, at most {TOKENS_MAX} are read")
     for identity in identities:

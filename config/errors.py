@@ -37,6 +37,14 @@ class ConfigError(Exception):
         super().__init__("\n".join(str(problem) for problem in self.problems))
 
 
+class SettingError(OSError):
+    """A value that is right in itself, and cannot be used on this machine now."""
+
+    def __init__(self, path: KeyPath, message: str) -> None:
+        self.finding = Finding(path, message)
+        super().__init__(f"{format_path(path)}: {message}")
+
+
 def format_path(path: KeyPath) -> str:
     """``streams.telemetry.from[0]``."""
     text = ""

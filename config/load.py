@@ -12,12 +12,16 @@ import yaml
 
 from config.errors import ConfigError, Finding, KeyPath, Problem
 from config.fields import model_shape
+from config.machine import why_unreadable
 from config.reader import INVALID, Reader
+from config.yaml_words import explained
 
 FILE_BYTES_MAX = 1 << 20
 """Longest configuration file that is read."""
 PROBLEMS_MAX = 20
 """Most problems reported at once."""
+_UTF_16 = (b"\xff\xfe", b"\xfe\xff")
+"""Byte order marks: what some editors call Unicode."""
 
 Config = TypeVar("Config", bound=msgspec.Struct)
 
@@ -48,7 +52,7 @@ def parse(
 ) -> Loaded[Config]:
     """``load`` of a text that stands in ``file``."""
     node = _compose(text, file)
-    reader = Reader(os.path.dirname(os.path.abspath(file)))
+    reader = Reader(os.path.dirname(os.path.abspath(file)), model)
     value = reader.read(node, model_shape(model), ())
     if reader.findings or value is INVALID:
         raise _error(file, reader.lines, reader.findings)
@@ -64,31 +68,33 @@ def _read(path: str) -> str:
         with open(path, "rb") as file:
             data = file.read(FILE_BYTES_MAX + 1)
     except OSError as error:
-        raise ConfigError([Problem(path, 0, (), f"cannot be read: {error.strerror}")]) from None
+        raise ConfigError([Problem(path, 0, (), why_unreadable(error))]) from None
     if len(data) > FILE_BYTES_MAX:
-        raise ConfigError([Problem(path, 0, (), f"expected a configuration of at most {FILE_BYTES_MAX} bytes")])
+        message = f"expected a configuration of at most {FILE_BYTES_MAX} bytes. Name a configuration file"
+        raise ConfigError([Problem(path, 0, (), message)])
+    if data.startswith(_UTF_16):
+        raise ConfigError([Problem(path, 1, (), "this is UTF-16 text. Save the file as UTF-8")])
     try:
         return data.decode()
     except UnicodeDecodeError as error:
         line = data.count(b"\n", 0, error.start) + 1
         raise ConfigError(
-            [Problem(path, line, (), f"expected UTF-8 text, got byte {data[error.start]:#04x}")]
+            [Problem(path, line, (), f"expected UTF-8 text, got byte {data[error.start]:#04x}. Save the file as UTF-8")]
         ) from None
 
 
 def _compose(text: str, file: str) -> yaml.Node:
     try:
         node = yaml.compose(text, Loader=yaml.SafeLoader)
-    except yaml.MarkedYAMLError as error:
-        mark = error.problem_mark or error.context_mark
-        line = mark.line + 1 if mark else 0
-        raise ConfigError([Problem(file, line, (), f"this is not YAML: {error.problem or error.context}")]) from None
     except yaml.YAMLError as error:
-        raise ConfigError([Problem(file, 0, (), f"this is not YAML: {str(error).splitlines()[0]}")]) from None
+        line, message = explained(error, text)
+        raise ConfigError([Problem(file, line, (), message)]) from None
     except RecursionError:
         raise ConfigError([Problem(file, 0, (), "this is nested too deeply for a configuration")]) from None
     if node is None:
-        raise ConfigError([Problem(file, 0, (), "expected settings, got an empty file")])
+        raise ConfigError(
+            [Problem(file, 0, (), "expected settings, got an empty file. Write them there, or name another file")]
+        )
     return node
 
 

@@ -6,16 +6,21 @@ import difflib
 import re
 from typing import Any
 
+import msgspec
 import yaml
 from msgspec import inspect
 
 from config.errors import Finding, KeyPath
 from config.fields import UNITS, Shape, shape_of
+from config.schema import settings
 from config.units import quoted
 
 _TAG = "tag:yaml.org,2002:"
 _SECRETS = re.compile(r"password|passwd|secret|token|api_?key|credentials?|access_key", re.IGNORECASE)
 _TEXT_SHOWN_MAX = 80
+_KEYS_SHOWN_MAX = 14
+_MEASURED = ("duration", "size")
+"""Units that a number without one lacks; of others a number is no value at all."""
 
 INVALID: Any = object()
 """Stands for a value that was refused; what was wrong with it is in ``Reader.findings``."""
@@ -24,8 +29,10 @@ INVALID: Any = object()
 class Reader:
     """Reads one tree. ``findings`` collects what is wrong and ``lines`` the line of each key, counted from 1."""
 
-    def __init__(self, folder: str) -> None:
+    def __init__(self, folder: str, model: type[msgspec.Struct]) -> None:
+        """Start on a file of ``model`` in ``folder``."""
         self._folder = folder
+        self._model = model
         self.findings: list[Finding] = []
         self.lines: dict[KeyPath, int] = {}
 
@@ -49,6 +56,17 @@ class Reader:
     def _refuse(self, path: KeyPath, expected: str, node: yaml.Node) -> Any:
         self.findings.append(Finding(path, f"expected {expected}, got {_shown(node)}"))
         return INVALID
+
+    def _unknown(self, key: str, known: list[str]) -> str:
+        """What to say of a key that no setting has here."""
+        if _SECRETS.fullmatch(key):
+            return "is not a setting: secrets never stand in the configuration. Name a file that holds them"
+        near = difflib.get_close_matches(key.lower().replace("-", "_"), known, n=1, cutoff=0.7)
+        # The path of a setting that has this name in another section.
+        elsewhere = [each.path for each in settings(self._model) if each.path.rpartition(".")[2] == key]
+        if near or not elsewhere:
+            return f"is not a setting. {f'Did you mean {near[0]}?' if near else f'Known here: {_listed(known)}'}"
+        return f"is not a setting here. Did you mean {elsewhere[0]}?"
 
     def _optional(self, node: yaml.Node, type_: inspect.UnionType, outer: Shape, path: KeyPath) -> Any:
         if _is_null(node):
@@ -78,18 +96,19 @@ class Reader:
         if _is_null(node):  # a section whose lines are all commented out
             node = yaml.MappingNode(node.tag, [], node.start_mark, node.end_mark)
         if not isinstance(node, yaml.MappingNode):
-            keys = ", ".join(field.encode_name for field in type_.fields)
-            return self._refuse(path, f"keys and values ({keys})", node)
+            keys = [field.encode_name for field in type_.fields]
+            return self._refuse(path, f"keys and values ({_listed(keys)})", node)
         fields = {field.encode_name: field for field in type_.fields}
         values: dict[str, Any] = {}
         for key, value in self._entries(node, path):
             if key not in fields:
-                self.findings.append(Finding((*path, key), _unknown(key, list(fields))))
+                self.findings.append(Finding((*path, key), self._unknown(key, list(fields))))
                 continue
             values[fields[key].name] = self.read(value, fields[key].type, (*path, key))
         for name, field in fields.items():
             if field.required and field.name not in values:
-                self.findings.append(Finding((*path, name), f"is missing. {shape_of(field.type).description}"))
+                if not any(name in message for at, message in self.findings if at[:-1] == path):  # it was misspelt
+                    self.findings.append(Finding((*path, name), _missing(field)))
                 values[field.name] = INVALID
         if any(value is INVALID for value in values.values()):
             return INVALID
@@ -99,7 +118,7 @@ class Reader:
         if _is_null(node):
             return {}
         if not isinstance(node, yaml.MappingNode):
-            return self._refuse(path, "names and their settings", node)
+            return self._refuse(path, "names with their settings, such as `NAME: {...}`", node)
         entries = self._entries(node, path)
         if type_.max_length is not None and len(entries) > type_.max_length:
             self.findings.append(Finding(path, f"expected at most {type_.max_length} entries, got {len(entries)}"))
@@ -131,7 +150,8 @@ class Reader:
         is_text = node.tag in (f"{_TAG}str", f"{_TAG}timestamp")
         inner = shape.type
         if shape.unit is not None:
-            if not is_text and node.value != "0":
+            is_number = node.tag in (f"{_TAG}int", f"{_TAG}float")
+            if not is_text and not (is_number and shape.unit in _MEASURED):
                 return self._refuse(path, UNITS[shape.unit].words, node)
             return self._with_unit(node, shape, path)
         if isinstance(inner, inspect.StrType) and is_text and node.value:
@@ -170,8 +190,20 @@ class Reader:
         return value
 
 
+def _missing(field: inspect.Field) -> str:
+    meaning = shape_of(field.type).description.partition(". ")[0].rstrip(".")
+    return f"is missing. {meaning}."
+
+
 def _is_null(node: yaml.Node) -> bool:
     return isinstance(node, yaml.ScalarNode) and node.tag == f"{_TAG}null"
+
+
+def _is_comment(node: yaml.Node) -> bool:
+    """Whether the value that is missing was written without quotes and begins with ``#``."""
+    mark = node.start_mark
+    rest = (mark.buffer or "")[mark.pointer :].partition("\n")[0]
+    return rest.lstrip(" :").startswith("#")
 
 
 def _expected(shape: Shape) -> str:
@@ -188,18 +220,17 @@ def _expected(shape: Shape) -> str:
 
 def _shown(node: yaml.Node) -> str:
     if isinstance(node, yaml.MappingNode):
-        return "keys and values"
+        # An unquoted topic level, {line}, is a mapping with one key and no value.
+        is_level = len(node.value) == 1 and _is_null(node.value[0][1]) and isinstance(node.value[0][0], yaml.ScalarNode)
+        return f'a mapping. Write quotes: "{{{node.value[0][0].value}}}"' if is_level else "settings with their values"
     if isinstance(node, yaml.SequenceNode):
         return "a list"
     if _is_null(node):
-        return "nothing"
+        return "nothing. A # begins a comment: a value with it needs quotes" if _is_comment(node) else "nothing"
     return quoted(node.value) if node.tag == f"{_TAG}str" else node.value[:_TEXT_SHOWN_MAX]
 
 
-def _unknown(key: str, known: list[str]) -> str:
-    if _SECRETS.fullmatch(key):
-        return "is not a setting: secrets never stand in the configuration, name a file that holds them"
-    close = difflib.get_close_matches(key, known, n=1, cutoff=0.6)
-    if close:
-        return f"is not a setting. Did you mean {close[0]}?"
-    return f"is not a setting. Known here: {', '.join(known)}"
+def _listed(names: list[str]) -> str:
+    """Names for a sentence, as many as one can be read with."""
+    more = len(names) - _KEYS_SHOWN_MAX
+    return ", ".join(names[:_KEYS_SHOWN_MAX]) + (f" and {more} more" if more > 0 else "")

@@ -42,6 +42,10 @@ RATE_PATTERN = rf"{SIZE_PATTERN}/s"
 _DURATION = re.compile(DURATION_PATTERN)
 _DURATION_PART = re.compile(rf"({_NUMBER})(d|h|ms|us|ns|m|s)")
 _SIZE = re.compile(rf"({_NUMBER}) ?([a-zA-Z]+)")
+_MEASURE = re.compile(rf"({_NUMBER}) *([a-zA-Zµ]*)")
+_LONG_UNITS = {"sec": "s", "second": "s", "min": "m", "minute": "m", "hour": "h", "hr": "h", "day": "d", "milli": "ms",
+               "msec": "ms", "µ": "us"}  # fmt: skip
+"""Other spellings of units, without the s of the plural."""
 DURATION_NS_MAX = 36_525 * 86_400 * 10**9
 """A hundred years: the longest duration that is meant rather than mistyped."""
 SIZE_BYTES_MAX = 1 << 60
@@ -98,7 +102,7 @@ def parse_duration_ns(text: str) -> int:
     parts = _DURATION_PART.findall(text) if _DURATION.fullmatch(text) else []
     units = [_DURATION_UNITS[unit] for _, unit in parts]
     if not parts or any(after >= before for before, after in pairwise(units)):
-        raise ValueError(f"expected a duration such as 250ms, 10s or 1h30m, got {quoted(text)}")
+        raise ValueError(f"expected a duration such as 250ms, 10s or 1h30m, got {quoted(text)}{_meant_duration(text)}")
     nanoseconds = sum(Fraction(number) * unit for (number, _), unit in zip(parts, units, strict=True)) * 10**9
     if nanoseconds > DURATION_NS_MAX:
         raise ValueError(f"expected a duration of at most a hundred years, got {quoted(text)}")
@@ -130,11 +134,36 @@ def parse_size(text: str) -> int:
         return 0
     match = _SIZE.fullmatch(text)
     if match is None or match[2] not in _SIZE_UNITS:
-        raise ValueError(f"expected a size such as 64KiB, 16MiB or 2GiB, got {quoted(text)}")
+        raise ValueError(f"expected a size such as 64KiB, 16MiB or 2GiB, got {quoted(text)}{_meant_size(text)}")
     size = Fraction(match[1]) * _SIZE_UNITS[match[2]]
     if size.denominator != 1 or size > SIZE_BYTES_MAX:
         raise ValueError(f"expected a whole number of bytes, at most 1 EiB, got {quoted(text)}")
     return int(size)
+
+
+def _meant_size(text: str) -> str:
+    """What was meant by a number with another spelling of a unit, or with none."""
+    match = _MEASURE.fullmatch(text)
+    if match is None:
+        return ""
+    letters = match[2].lower()
+    if not letters:
+        return f". Write the unit: {match[1]}MiB"
+    spelt = {short.lower(): unit for unit in reversed(_SIZE_UNITS) for short in (unit, unit[0], unit[:2])}
+    unit = (spelt | {"byte": "B", "bytes": "B"}).get(letters)
+    return f". Did you mean {match[1]}{unit}?" if unit else ""
+
+
+def _meant_duration(text: str) -> str:
+    """What was meant by a number with another spelling of a unit, or with none."""
+    match = _MEASURE.fullmatch(text)
+    if match is None:
+        return ""
+    letters = match[2].lower()
+    if not letters:
+        return f". Write the unit: {match[1]}s"
+    unit = _LONG_UNITS.get(letters.rstrip("s"), letters)
+    return f". Did you mean {match[1]}{unit}?" if unit in _DURATION_UNITS else ""
 
 
 def format_size(size: int) -> str:
@@ -186,9 +215,11 @@ def parse_bind(text: str) -> Address:
         host = host[1:-1]
     elif ":" in host:
         host = ""
-    digits = port.isascii() and port.isdecimal() and len(port) <= 5
-    if not colon or not host or any(c.isspace() for c in host) or not digits or int(port) > PORT_MAX:
+    digits = port.isascii() and port.isdecimal()
+    if not colon or not host or any(c.isspace() for c in host) or not digits:
         raise ValueError(f"expected host:port such as 127.0.0.1:1883 or [::1]:1883, got {quoted(text)}")
+    if len(port) > 5 or int(port) > PORT_MAX:
+        raise ValueError(f"expected host:port with a port of at most {PORT_MAX}, got {quoted(text)}")
     return Address(host, int(port))
 
 

@@ -14,7 +14,20 @@ from config.metrics import EDGE_METRICS, HUB_METRICS, PROCESS_METRICS
 from config.models import EdgeConfig, HubConfig
 from config.schema import settings
 from weft.cli import cli
+from weft.output import EXIT_CODES
 
+_EXIT = """Commands print answers on standard output, and what went wrong on standard error."""
+_ERRORS = """With `--json` an error is one line of JSON, the last on standard error; standard output stays empty:
+
+```json
+{"error": "edge.yaml:1: node: ...", "exit_status": 2, "problems":
+  [{"file": "edge.yaml", "line": 1, "setting": "node", "message": "expected text ..."}]}
+```
+
+`problems` is empty when no configuration is at fault; `line` and `setting` are null for a file as a whole. Answers of
+"no" are answers and no errors: `weft edge status --json` of a node that does not run, `weft audit --json` of a table
+that lacks records, and `weft edge check --json` and `weft hub check --json` of a wrong configuration, which print
+`errors` and `warnings`, each as in `problems`."""
 REFERENCE = Path(__file__).parent / "reference"
 _GENERATED = "<!-- Written by docs/generate.py from the code. Edit the code. -->"
 
@@ -56,7 +69,9 @@ def _row(*cells: str) -> str:
 
 
 def _cli_page() -> str:
-    lines = ["# Command line", _GENERATED]
+    lines = ["# Command line", _GENERATED, "", *_EXIT.splitlines(), "", "| exit status | meaning |", "|---|---|"]
+    lines += [_row(str(status), meaning) for status, meaning in EXIT_CODES.items()]
+    lines += ["", *_ERRORS.splitlines()]
     for context in _contexts("weft", cli, None):
         lines += ["", f"## `{context.command_path}`", "", "```text", context.get_help().rstrip(), "```"]
     return "\n".join(lines) + "\n"

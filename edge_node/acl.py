@@ -99,6 +99,11 @@ class AccessList:
         self._everybody = tuple(everybody)
         self._by_user = by_user
 
+    @property
+    def users(self) -> frozenset[str]:
+        """Names that have rules of their own."""
+        return frozenset(name for name in self._by_user if name is not None)
+
     def may_publish(self, username: str | None, client_id: str, topic: str) -> bool:
         """Whether a client may publish to a topic."""
         return self._grants(Access.WRITE, username, client_id, topic.split("/"))
@@ -176,7 +181,10 @@ def parse(text: str, path: str) -> AccessList:
 
 
 def _rule(text: str, *, is_pattern: bool) -> Rule:
-    word, _, rest = text.partition(" ")
+    word, space, rest = text.partition(" ")
+    if space and word not in _WORDS:
+        # A filter may hold spaces, but then a word stands before it: a misspelt word must not grant anything.
+        raise ValueError(f"expected read, write, readwrite or deny before the topic filter, got {word!r}")
     topic_filter = rest.strip() if word in _WORDS else text
     if not topic_filter:
         raise ValueError("expected read, write, readwrite or deny, and a topic filter after it")

@@ -28,7 +28,9 @@ def check(config: EdgeConfig) -> list[Finding]:
     """Everything that is wrong with ``config``, without touching disk or network."""
     findings = [*_names(config), *_listeners(config)]
     if segment_bytes(config) * SEGMENTS_MIN > config.disk.budget_bytes:
-        findings.append(Finding(("disk", "segment"), "expected at most a quarter of disk.budget"))
+        most = format_size(config.disk.budget_bytes // SEGMENTS_MIN)
+        message = f"expected at most a quarter of disk.budget ({most}), got {format_size(segment_bytes(config))}"
+        findings.append(Finding(("disk", "segment"), message))
     if config.state.save_bytes > config.state.journal_bytes:
         findings.append(Finding(("state", "save_size"), "expected at most state.journal"))
     if config.state.backlog_page_bytes > config.state.backlog_buffer_bytes:
@@ -65,9 +67,9 @@ def _notes_on_links(config: EdgeConfig) -> Iterator[str]:
     ]
     if stay:
         yield (
-            f"no link carries {', '.join(stay)}: its records are never deleted, and once they fill disk.budget "
-            f"({format_size(config.disk.budget_bytes)}) devices get no acknowledgements any more, for no stream; give "
-            "it a link, `retain` or `when_full: drop_oldest`"
+            f"no link carries {', '.join(stay)}: its records are never deleted. Once they fill disk.budget "
+            f"({format_size(config.disk.budget_bytes)}), devices get no acknowledgements, whatever the stream. Give it "
+            "a link, `retain` or `when_full: drop_oldest`"
         )
 
 
@@ -76,7 +78,7 @@ def _notes_on_listeners(config: EdgeConfig) -> Iterator[str]:
         if listener is None or listener.tls is not None or parse_listen(listener.bind).is_loopback:
             continue
         if config.auth.users_file is not None:
-            yield f"listeners.{name} has no TLS: passwords cross the network as they are"
+            yield f"listeners.{name} has no TLS: passwords cross the network as they are. Add `tls`"
 
 
 def _notes_on_state(config: EdgeConfig) -> Iterator[str]:
@@ -117,7 +119,8 @@ def _listeners(config: EdgeConfig) -> Iterator[Finding]:
         path = ("listeners", name)
         if listener.bind in binds and not listener.bind.endswith(":0"):
             yield Finding(
-                (*path, "bind"), f"{listener.bind} is the address of listeners.{binds[listener.bind]} already"
+                (*path, "bind"),
+                f"{listener.bind} is the address of listeners.{binds[listener.bind]} already. Choose another",
             )
         binds[listener.bind] = name
         yield from _listener(name, listener, has_users=config.auth.users_file is not None)
@@ -128,13 +131,13 @@ def _listeners(config: EdgeConfig) -> Iterator[Finding]:
 def _listener(name: str, listener: MqttListener, *, has_users: bool) -> Iterator[Finding]:
     path, bind, anonymous = ("listeners", name), parse_listen(listener.bind), listener.anonymous
     if name in ("mqtts", "wss") and listener.tls is None:
-        yield Finding((*path, "tls"), f"is missing: a listener called {name} has TLS")
+        yield Finding((*path, "tls"), f"is missing: a listener called {name} has TLS. Name certificate and key")
     if listener.websocket is not None and not listener.websocket.path.startswith("/"):
         yield Finding(
             (*path, "websocket", "path"), f"expected a path such as /mqtt, got {quoted(listener.websocket.path)}"
         )
     if isinstance(bind, UnixSocket) and listener.proxy_protocol is None and listener.tls is not None:
-        yield Finding((*path, "tls"), "a unix socket needs no TLS: nobody can listen in")
+        yield Finding((*path, "tls"), "a unix socket needs no TLS: it does not leave the machine. Delete it")
     knows_names = has_users or (listener.tls is not None and listener.tls.client_ca is not None)
     if (
         anonymous != "allowed_beyond_loopback"
@@ -143,11 +146,11 @@ def _listener(name: str, listener: MqttListener, *, has_users: bool) -> Iterator
     ):
         yield Finding(
             (*path, "bind"),
-            f"{bind} can be reached from other machines, and nobody could say who they are. Name a file of users in "
-            "auth.users_file or the authorities of client certificates in tls.client_ca, bind to 127.0.0.1, "
+            f"{bind} can be reached from other machines, and clients are not asked who they are. Name a users file "
+            "(auth.users_file) or authorities (tls.client_ca), bind to 127.0.0.1, "
             "or say `anonymous: allowed_beyond_loopback`"
             if anonymous == "loopback"
-            else "`anonymous: never` lets nobody in without auth.users_file or tls.client_ca: name one of them",
+            else "`anonymous: never` refuses every client without auth.users_file or tls.client_ca. Name one of them",
         )
 
 
@@ -156,7 +159,7 @@ def open_beyond_loopback(section: KeyPath, key: str, bind: str, anonymous: Anony
     if anonymous == "loopback" and not parse_bind(bind).is_loopback:
         yield Finding(
             (*section, key),
-            f"{bind} can be reached from other machines, and nobody is asked who they are. "
+            f"{bind} can be reached from other machines, and they are not asked who they are. "
             "Bind to 127.0.0.1, or say `anonymous: allowed_beyond_loopback`",
         )
 

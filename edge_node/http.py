@@ -12,7 +12,9 @@ from typing import Any
 import msgspec
 from aiohttp import web
 
+from config.errors import SettingError
 from config.exposition import CONTENT_TYPE
+from config.machine import why_not_listening
 from config.units import approximate_duration, approximate_size, parse_bind
 from edge_node.health import Health
 from edge_node.outage import outage_left
@@ -45,7 +47,7 @@ class Pages:
         self.port = 0
 
     async def start(self, bind: str) -> None:
-        """Listen on ``host:port``. ``OSError`` when the address is taken."""
+        """Listen on ``host:port``. ``SettingError`` when the address cannot be had."""
         app = web.Application(client_max_size=1024)
         app.router.add_get("/", self._page)
         app.router.add_get("/status", self._json)
@@ -56,7 +58,11 @@ class Pages:
         await self._runner.setup()
         address = parse_bind(bind)
         site = web.TCPSite(self._runner, address.host, address.port)
-        await site.start()
+        try:
+            await site.start()
+        except OSError as error:
+            await self.close()
+            raise SettingError(("http", "bind"), why_not_listening(error, address)) from None
         self.port = self._runner.addresses[0][1]
 
     async def close(self) -> None:

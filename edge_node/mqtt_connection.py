@@ -6,6 +6,7 @@ import asyncio
 import logging
 from typing import TYPE_CHECKING, cast
 
+from edge_node import other_protocols
 from edge_node.back_pressure import Pause
 from edge_node.broker_ports import Arrival, Door
 from edge_node.mqtt_conversation import Conversation
@@ -83,7 +84,7 @@ class MqttConnection(asyncio.Protocol):
                 if self._conversation is not None:
                     self._conversation.store()
         except MqttError as error:
-            self._broken(error)
+            self._broken(error, data)
         except LogError as error:
             self.refuse(error)
         if self._broker.fan_out.touched:
@@ -270,10 +271,11 @@ class MqttConnection(asyncio.Protocol):
 
     # --- the end
 
-    def _broken(self, error: MqttError) -> None:
+    def _broken(self, error: MqttError, data: bytes) -> None:
         self._broker.counters.protocol_errors += 1
         words = self._machine.last_words(error)
-        self._close(str(error), words=words)
+        is_first = self._conversation is None and self._handshake is None
+        self._close((other_protocols.named(data) if is_first else None) or str(error), words=words)
 
     def _close(
         self,
@@ -291,8 +293,7 @@ class MqttConnection(asyncio.Protocol):
         transport, self._transport = self._transport, None
         if transport is None:
             return
-        client_id = self._conversation.session.client_id if self._conversation is not None else None
-        log.log(level, "closed MQTT client %r at %s: %s", client_id, self.arrival.name, reason)
+        log.log(level, "closed MQTT client %s at %s: %s", self._client(), self.arrival.name, reason)
         if code is not None and not words:
             words = self._machine.farewell(code, reason)
         if words:
@@ -302,6 +303,14 @@ class MqttConnection(asyncio.Protocol):
         self._machine.state = State.CLOSED
         self._leave(with_will=with_will)
         (transport.close if words and not self._pause & Pause.WRITE else transport.abort)()
+
+    def _client(self) -> str:
+        """The client as log lines name it."""
+        if self._conversation is not None:
+            return repr(self._conversation.session.client_id)
+        # A CONNECT that was refused names its client, too; without any CONNECT only the address is known.
+        client_id = self._handshake.client_id if self._handshake is not None else None
+        return repr(client_id) if client_id else "without an identifier" if client_id == "" else "without a CONNECT"
 
     def _leave(self, *, with_will: bool) -> None:
         broker, conversation = self._broker, self._conversation

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 class Handshake:
     """One CONNECT. The connection is not parsed meanwhile."""
 
-    __slots__ = ("_broker", "_connection", "_door", "_machine", "_task")
+    __slots__ = ("_broker", "_connection", "_door", "_machine", "_task", "client_id")
 
     def __init__(self, broker: Broker, door: Door, connection: MqttConnection, machine: Connection) -> None:
         self._broker = broker
@@ -35,9 +35,12 @@ class Handshake:
         self._connection = connection
         self._machine = machine
         self._task: asyncio.Task[None] | None = None
+        self.client_id = ""
+        """As CONNECT gives it, once it has come."""
 
     def begin(self, packet: Connect, transport: Any) -> None:
         """Ask the door, then welcome or refuse the client."""
+        self.client_id = packet.client_id
         self._task = self._broker.run(self._let_in(packet, transport))
 
     def cancel(self) -> None:

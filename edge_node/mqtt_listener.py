@@ -7,13 +7,15 @@ import ssl
 from collections.abc import Callable
 from typing import Any
 
+from config.errors import SettingError
 from config.units import Address, UnixSocket
 from edge_node.auth import Accounts, Identity
 from edge_node.broker_ports import Arrival, Door
 from edge_node.listeners.accepting import Acceptor
 from edge_node.listeners.admission import Admission, Visit, is_loopback
+from edge_node.listeners.binding import CannotListen
 from edge_node.listeners.settings import ListenerSettings
-from edge_node.listeners.tls import common_name, server_context
+from edge_node.listeners.tls import TlsUnusable, common_name, server_context
 from edge_node.listeners.websocket import WebSockets
 from protocols.mqtt.packets import Connect
 
@@ -42,10 +44,16 @@ class MqttListener:
         """Bind and accept.
 
         Raises:
-            OSError: the address cannot be bound, or the TLS files cannot be used.
+            SettingError: the address cannot be bound, or the TLS files cannot be used.
         """
-        self.use_tls(await asyncio.to_thread(self.read_tls))
-        await self._acceptor.start()
+        path = ("listeners", self.name)
+        try:
+            self.use_tls(await asyncio.to_thread(self.read_tls))
+            await self._acceptor.start()
+        except TlsUnusable as error:
+            raise SettingError((*path, "tls"), str(error)) from None
+        except CannotListen as error:
+            raise SettingError((*path, "bind"), str(error)) from None
 
     @property
     def name(self) -> str:

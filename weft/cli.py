@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import difflib
 import importlib
 import os
 import sys
@@ -10,7 +11,8 @@ from typing import NoReturn
 
 import click
 
-from weft.output import FAILURE_EXIT_CODE, USAGE_EXIT_CODE, Refused, print_error
+from config.errors import ConfigError
+from weft.output import FAILURE_EXIT_CODE, STOPPED_EXIT_CODE, Refused, print_error, print_error_json
 
 _COMMANDS = {
     "edge": "weft.commands.edge",
@@ -42,6 +44,14 @@ class _Commands(click.Group):
         assert isinstance(command, click.Command)
         return command
 
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        if args and args[0] not in _COMMANDS:
+            near = difflib.get_close_matches(args[0], _COMMANDS, 1)
+            ctx.fail(f"No such command '{args[0]}'. " + (f"Did you mean '{near[0]}'?" if near else "See weft --help."))
+        return super().resolve_command(ctx, args)
+
 
 @click.command(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
 @click.version_option(package_name="weft-fabric", prog_name="weft", message="%(prog)s %(version)s")
@@ -49,38 +59,37 @@ def cli() -> None:
     """Weft carries device messages from edges to open tables: acknowledged is on disk, and in the table exactly once.
 
     \b
-    Exit status: 0 done, 1 it failed, 2 wrong usage or configuration.
+    Exit status: 0 done, 1 it could not be done or the answer is no, 2 wrong usage or configuration, 130 Ctrl-C.
+    With --json an error is one line of JSON on standard error; standard output holds answers only.
     """
 
 
 def main(arguments: list[str] | None = None) -> NoReturn:
     """Entry point of ``weft``. People get a sentence, never a traceback, unless ``WEFT_TRACEBACK=1`` asks for it."""
+    given = sys.argv[1:] if arguments is None else arguments
+    # Looked up by itself: a command line that cannot be parsed is to be answered in JSON too.
+    as_json = "--json" in given[: given.index("--")] if "--" in given else "--json" in given
     try:
         result = cli.main(arguments, prog_name="weft", standalone_mode=False)
     except click.Abort:
-        _exit(130)
-    except click.ClickException as error:
-        with contextlib.suppress(OSError):
-            error.show()
-        _exit(error.exit_code)
-    except Refused as error:
-        _tell(str(error))
-        _exit(USAGE_EXIT_CODE)
+        _end("stopped before it was done", STOPPED_EXIT_CODE, as_json)
+    except click.UsageError as error:
+        if not as_json:
+            with contextlib.suppress(OSError):
+                error.show()
+            _exit(error.exit_code)
+        _end(error.format_message(), error.exit_code, as_json)
+    except (click.ClickException, Refused) as error:
+        text = error.format_message() if isinstance(error, click.ClickException) else str(error)
+        _end(text, error.exit_code, as_json, error.__cause__)
     except BrokenPipeError:
         # The reader of our output went away (weft log dump | head), which is no error worth a sentence.
         _exit(FAILURE_EXIT_CODE)
     except Exception as error:
         if os.environ.get(TRACEBACK_VARIABLE):
             raise
-        _tell(_sentence(error))
-        _exit(FAILURE_EXIT_CODE)
+        _end(_sentence(error), FAILURE_EXIT_CODE, as_json)
     _exit(result if isinstance(result, int) else 0)
-
-
-def _tell(message: str) -> None:
-    """Print an error, if standard error still takes it: it may be a file on the disk that is the error."""
-    with contextlib.suppress(OSError):
-        print_error(message)
 
 
 def _exit(status: int) -> NoReturn:
@@ -98,9 +107,22 @@ def _exit(status: int) -> NoReturn:
     sys.exit(status)
 
 
+def _end(message: str, exit_status: int, as_json: bool, cause: BaseException | None = None) -> NoReturn:
+    """Say what went wrong, and exit."""
+    # Standard error may be a file on the disk that is the error.
+    with contextlib.suppress(OSError):
+        if as_json:
+            print_error_json(message, exit_status, cause.problems if isinstance(cause, ConfigError) else ())
+        else:
+            print_error(message)
+    _exit(exit_status)
+
+
 def _sentence(error: Exception) -> str:
     if isinstance(error, ModuleNotFoundError) and (missing := (error.name or "").partition(".")[0]) in _EXTRAS:
         return f'this needs {missing}, which is not installed: pip install "weft-fabric[{_EXTRAS[missing]}]"'
+    if isinstance(error, OSError) and error.filename and error.strerror:
+        return f"{error.filename}: {error.strerror.lower()}"
     # Some libraries append pages of their innards to a message; the first paragraph is the message.
     text = str(error).partition("\n\n")[0]
     if isinstance(error, OSError | RuntimeError) and text:

@@ -10,8 +10,19 @@ from typing import Any
 
 import click
 
+from config.errors import Problem, format_path
+
 FAILURE_EXIT_CODE = 1
 USAGE_EXIT_CODE = 2
+STOPPED_EXIT_CODE = 130
+"""What shells give a program that Ctrl-C ended: 128 and the number of SIGINT."""
+EXIT_CODES = {
+    0: "done; of a question: yes",
+    FAILURE_EXIT_CODE: "it could not be done, or the answer is no; the same command may work later",
+    USAGE_EXIT_CODE: "the command line or a configuration is wrong, or, of `check`, does not fit this machine",
+    STOPPED_EXIT_CODE: "Ctrl-C, or the end of input where a question was asked",
+}
+"""Exit statuses and their meaning, for people."""
 _COLUMN_MIN = 20
 """Characters that a value needs for its lines to be wrapped."""
 _WORD_MAX = 12
@@ -21,19 +32,36 @@ _WORD_MAX = 12
 class Refused(Exception):
     """The command line or a configuration is wrong: exit status 2."""
 
+    exit_code = USAGE_EXIT_CODE
+
 
 class Failed(click.ClickException):
     """The command was understood and could not be done: exit status 1."""
 
     exit_code = FAILURE_EXIT_CODE
 
-    def show(self, _file: Any = None) -> None:
-        print_error(self.message)
-
 
 def print_error(message: str) -> None:
-    """One error on standard error."""
+    """Print one error on standard error."""
     click.echo(f"weft: {message}" if "\n" not in message else message, err=True)
+
+
+def print_error_json(message: str, exit_status: int, problems: Sequence[Problem] = ()) -> None:
+    """Print one error for programs: a JSON document on one line of standard error."""
+    import msgspec
+
+    facts = {"error": message, "exit_status": exit_status, "problems": [problem_facts(each) for each in problems]}
+    click.echo(msgspec.json.encode(facts).decode(), err=True)
+
+
+def problem_facts(problem: Problem) -> dict[str, str | int | None]:
+    """Return a configuration's problem as programs get it."""
+    return {
+        "file": problem.file,
+        "line": problem.line or None,
+        "setting": format_path(problem.path) or None,
+        "message": problem.message,
+    }
 
 
 def print_json(facts: Any) -> None:

@@ -9,10 +9,15 @@ import os
 import socket
 import stat
 
+from config.machine import why_not_listening
 from config.units import Address, UnixSocket
 
 BACKLOG = 1024
 """Connections that the kernel may hold before they are accepted: all devices of a plant reconnect at once."""
+
+
+class CannotListen(OSError):
+    """An address cannot be bound. The sentence says why, and what to do."""
 
 
 async def listening_sockets(bind: Address | UnixSocket) -> tuple[list[socket.socket], Address | UnixSocket]:
@@ -22,12 +27,16 @@ async def listening_sockets(bind: Address | UnixSocket) -> tuple[list[socket.soc
         The sockets, which do not block, and where they are: with the port that was found for port 0.
 
     Raises:
-        OSError: the address cannot be bound; nothing listens then.
+        CannotListen: the address cannot be bound; nothing listens then.
+        OSError: no socket can be made.
     """
     if isinstance(bind, UnixSocket):
         return [_listen_unix(bind)], bind
     loop = asyncio.get_running_loop()
-    found = await loop.getaddrinfo(bind.host, bind.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    try:
+        found = await loop.getaddrinfo(bind.host, bind.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    except OSError as error:
+        raise CannotListen(why_not_listening(error, bind)) from None
     port, sockets = bind.port, []
     try:
         for family, kind, protocol, _, address in dict.fromkeys(found):
@@ -67,11 +76,11 @@ def _bind(listening: socket.socket, address: object, shown: Address | UnixSocket
         listening.bind(address)  # type: ignore[arg-type]
         listening.listen(BACKLOG)
     except OSError as error:
-        raise OSError(error.errno, f"cannot listen at {shown}: {os.strerror(error.errno or 0).lower()}") from None
+        raise CannotListen(why_not_listening(error, shown)) from None
     listening.setblocking(False)
 
 
 def _refuse_if_alive(bind: UnixSocket) -> None:
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
         if probe.connect_ex(bind.path) == 0:
-            raise OSError(errno.EADDRINUSE, f"cannot listen at {bind}: {os.strerror(errno.EADDRINUSE).lower()}")
+            raise CannotListen(why_not_listening(OSError(errno.EADDRINUSE, ""), bind))

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import ssl
+from datetime import UTC, datetime
 from typing import Any
 
+from config.machine import unreadable
 from edge_node.listeners.settings import TlsFiles
 from edge_node.listeners.tls_alert import AlertingContext
 
@@ -21,15 +24,20 @@ def server_context(files: TlsFiles) -> ssl.SSLContext:
     """
     context = AlertingContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
+    for path in (files.certificate, files.key, files.client_ca):
+        if path is not None and (problem := unreadable(path)):
+            raise TlsUnusable(f"{path}: {problem}")
     try:
         context.load_cert_chain(files.certificate, files.key, password=_refuse_password)
-    except (OSError, ssl.SSLError, ValueError) as error:
-        raise TlsUnusable(f"certificate {files.certificate} with key {files.key}: {_why(error)}") from None
+    except (OSError, ValueError) as error:
+        raise TlsUnusable(_why(error, files)) from None
     if files.client_ca is not None:
         try:
             context.load_verify_locations(files.client_ca)
-        except (OSError, ssl.SSLError) as error:
-            raise TlsUnusable(f"client_ca {files.client_ca}: {_why(error)}") from None
+        except OSError:
+            raise TlsUnusable(
+                f"{files.client_ca} holds no certificate in PEM. Name the authorities' PEM file"
+            ) from None
         context.verify_mode = ssl.CERT_REQUIRED if files.client_certificate_required else ssl.CERT_OPTIONAL
     return context
 
@@ -41,11 +49,50 @@ def common_name(peer_certificate: dict[str, Any] | None) -> str | None:
     return names[0] if len(names) == 1 and names[0] else None
 
 
+def expiry(files: TlsFiles) -> tuple[str | None, datetime | None]:
+    """Look how long the certificate of usable files is valid, by a handshake in memory.
+
+    Returns:
+        Why clients refuse it now, and when it expires where that is still to come.
+    """
+    client = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    client.check_hostname = False
+    client.load_verify_locations(files.certificate)
+    # The certificate itself is the anchor: who signed it, only clients can say.
+    client.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
+    server = server_context(TlsFiles(certificate=files.certificate, key=files.key))
+    try:
+        certificate = _handshake(server, client)
+    except ssl.SSLCertVerificationError as error:
+        return str(error.verify_message), None
+    return None, datetime.fromtimestamp(ssl.cert_time_to_seconds(str(certificate["notAfter"])), UTC)
+
+
+def _handshake(server: ssl.SSLContext, client: ssl.SSLContext) -> dict[str, Any]:
+    """What the client learns of the server's certificate."""
+    there, back = ssl.MemoryBIO(), ssl.MemoryBIO()
+    ends = [client.wrap_bio(back, there), server.wrap_bio(there, back, server_side=True)]
+    while ends:
+        for end in list(ends):
+            with contextlib.suppress(ssl.SSLWantReadError):
+                end.do_handshake()
+                ends.remove(end)
+                if not end.server_side:
+                    return end.getpeercert() or {}
+    raise AssertionError("the client ends its handshake before the server")
+
+
 def _refuse_password() -> str:
-    raise ValueError("the key is encrypted; a node that starts by itself needs one that is not")
+    raise ValueError
 
 
-def _why(error: Exception) -> str:
-    if isinstance(error, ssl.SSLError):
-        return f"not PEM, or they do not belong together ({error.reason or error})"
-    return error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+def _why(error: Exception, files: TlsFiles) -> str:
+    """Why certificate and key cannot be used together."""
+    if not isinstance(error, ssl.SSLError):
+        return f"{files.key} is encrypted. A node that starts by itself needs a key that is not (`openssl pkey`)"
+    if error.reason == "KEY_VALUES_MISMATCH":
+        return f"{files.key} is not the key of {files.certificate}: they do not belong together. Name a pair"
+    return (
+        f"{files.certificate} is no certificate in PEM, or {files.key} no key. "
+        "Name the certificate with its chain, and its key"
+    )

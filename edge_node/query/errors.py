@@ -42,10 +42,14 @@ def explained(text: str, tables: Mapping[str, Mapping[str, str]]) -> QueryRefuse
     if text.startswith("no such column"):
         name = text.rpartition(": ")[2].rpartition(".")[2]
         return QueryRefused(
-            f"{text}; if it is a field of a JSON payload, write payload ->> '$.{name}'; columns: {told(tables)}"
+            f"{text}. For a field of a JSON payload, write payload ->> '$.{name}'. Columns: {told(tables)}"
         )
     if "incomplete input" in text or 'near ";"' in text:
         return QueryRefused("the query ends too early: expected a SELECT, such as SELECT * FROM weft_streams")
+    if text.startswith("no such function"):
+        return QueryRefused(f"{text}. Those of SQLite can be used, such as avg, min, max, count and json_extract")
+    if text.endswith("syntax error"):
+        text += ". Expected a SELECT, such as SELECT * FROM weft_streams"
     if quoted_ones := [as_written(table) for table in tables if as_written(table) != table]:
         return QueryRefused(f"{text}; some names need quotes: {', '.join(quoted_ones)}")
     return QueryRefused(text)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import os
 import random
 import ssl
 import time
@@ -15,6 +14,7 @@ import aiohttp
 
 from protocols.link import RefuseCode
 from replication.liveness import SECOND
+from replication.runner import connect_errors
 from replication.runner.connection import Connection, Outcome
 from replication.runner.link_log import LinkLog
 from replication.runner.progress import Progress
@@ -109,6 +109,9 @@ async def _attempt(
 ) -> Outcome:
     try:
         token = await asyncio.to_thread(settings.token)
+    except (OSError, ValueError) as error:
+        return connect_errors.no_token(error)
+    try:
         headers = {"Authorization": f"Bearer {token}"} if token else {}
         opening = session.ws_connect(
             url.rstrip("/") + LINK_PATH, headers=headers, ssl=tls or True, compress=0, max_msg_size=4 << 20,
@@ -117,11 +120,11 @@ async def _attempt(
         async with asyncio.timeout(settings.connect_timeout_s):
             socket = await opening
     except aiohttp.WSServerHandshakeError as error:
-        return _handshake_outcome(url, error.status)
+        return connect_errors.refused(url, error.status, has_token=token is not None)
     except TimeoutError:
         return Outcome(LinkState.WAITING, f"{url}: no answer within {settings.connect_timeout_s:g} s")
     except (aiohttp.ClientError, OSError, ValueError) as error:
-        return Outcome(LinkState.WAITING, f"{url}: {_told(error)}")
+        return connect_errors.no_connection(url, error)
     try:
         return await connection.run(socket)
     finally:
@@ -129,25 +132,6 @@ async def _attempt(
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(CLOSE_TIMEOUT_S):
                 await socket.close()
-
-
-def _told(error: Exception) -> str:
-    """What aiohttp wraps in the address once more, in a few words."""
-    if isinstance(error, aiohttp.ClientConnectorDNSError):
-        return f"the name cannot be resolved ({error.os_error.strerror})"
-    if isinstance(error, aiohttp.ClientConnectorError) and not isinstance(error, aiohttp.ClientSSLError):
-        return f"cannot connect ({os.strerror(error.errno or 0)})"
-    return str(error)
-
-
-def _handshake_outcome(url: str, status: int) -> Outcome:
-    if status in (401, 403):
-        return Outcome(
-            LinkState.REFUSED, f"{url}: the hub does not accept the token ({status}); give the link a valid one"
-        )
-    if status == 404:
-        return Outcome(LinkState.REFUSED, f"{url}: no hub answers at {LINK_PATH} (404); check the link's URL")
-    return Outcome(LinkState.WAITING, f"{url}: the hub answered with HTTP status {status}")
 
 
 def _wait_s(outcome: Outcome, backoff: Backoff, settings: LinkSettings) -> float:

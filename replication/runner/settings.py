@@ -39,13 +39,17 @@ def no_token() -> None:
 
 
 def read_token(path: str) -> str:
-    """The token that is all of the file ``path``. Blocks; raises ``OSError``, ``ValueError``."""
+    """Return the token that is all of the file ``path``. Blocks; raises ``OSError``, ``ValueError``."""
     with open(path, "rb") as file:
         data = file.read(TOKEN_BYTES_MAX + 1)
-    lines = data.decode("ascii", "replace").split()
-    if len(data) > TOKEN_BYTES_MAX or len(lines) != 1 or not lines[0].isprintable():
-        raise ValueError(f"{path}: expected one token on one line")
-    return lines[0]
+    words = data.decode("ascii", "replace").split()
+    if not words:
+        raise ValueError(f"{path} is empty: expected one token on one line. Write it there")
+    if len(data) > TOKEN_BYTES_MAX or len(words) > 1:
+        raise ValueError(f"{path}: expected one token on one line, got several words. Leave the token alone there")
+    if not words[0].isprintable() or "\ufffd" in words[0]:
+        raise ValueError(f"{path}: expected one token on one line, got characters that no token has. Write it again")
+    return words[0]
 
 
 @dataclass(frozen=True)

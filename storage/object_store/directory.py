@@ -41,14 +41,14 @@ DURABLE_KEYS_MAX = 4096
 
 T = TypeVar("T")
 
-_FULL = "free some space or move the store to a larger disk; nothing is lost, writing goes on by itself"
-_READ_ONLY = "let this process's user write there, or name another folder as the store"
-_MISSING = "make the folder, mount its disk if it has one of its own, or name another folder as the store"
+_FULL = "Free some space or move the store to a larger disk; nothing is lost, writing goes on by itself"
+_READ_ONLY = "Let this process's user write there, or name another folder as the store"
+_MISSING = "Make the folder, mount its disk if it has one of its own, or name another folder as the store"
 _ADVICE = {
     errno.ENOSPC: _FULL, errno.EDQUOT: _FULL,
     errno.EACCES: _READ_ONLY, errno.EPERM: _READ_ONLY, errno.EROFS: _READ_ONLY,
     errno.ENOENT: _MISSING, errno.ENOTDIR: _MISSING,
-    errno.EIO: "the disk fails: look into the system's log",
+    errno.EIO: "The disk fails: look into the system's log",
 }  # fmt: skip
 
 
@@ -124,7 +124,7 @@ class DirectoryStore:
         reason, advice = error.strerror or str(error), _ADVICE.get(error.errno or 0)
         place = f" ({error.filename})" if error.filename else ""
         sentence = f"the store's folder {self._root} cannot be used for {key or 'listing'}: {reason}{place}"
-        return f"{sentence}; {advice}" if advice else sentence
+        return f"{sentence}. {advice}" if advice else sentence
 
     def _path(self, key: str) -> str:
         return f"{self._root}/{key}" if key else self._root

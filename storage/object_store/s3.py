@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 from collections.abc import Iterator
 from datetime import timedelta
 from typing import Any
@@ -24,6 +25,7 @@ CONNECT_SECONDS_MAX = 5
 REQUEST_SECONDS_MAX = 30
 READ_RETRIES_MAX = 5
 READ_RETRY_SECONDS_MAX = 30
+_TRIED = re.compile(r"Generic S3 error: Error performing (\w+) (\w+://[^,\s]+)(?:,? .*)? - (.+)")
 
 
 class S3Store:
@@ -165,4 +167,7 @@ def _answers(key: str) -> Iterator[None]:
 
 
 def _sentence(error: BaseException) -> str:
-    return str(error).partition("\n")[0]
+    """The first line, without the counts and times of the tries that obstore puts between address and cause."""
+    first = str(error).partition("\n")[0]
+    tried = _TRIED.fullmatch(first)
+    return first if tried is None else f"{tried[1]} {tried[2]} failed: {tried[3]}"

@@ -259,7 +259,9 @@ async def test_the_age_of_what_is_pending_is_known_while_nobody_is_connected() -
     log.append(1, 5)
     async with Link(log, "http://127.0.0.1:1") as link:
         await until(lambda: link.status.pending_records == 5 and link.status.pending_seconds > 1e6)
-        assert link.status.last_error == "http://127.0.0.1:1: cannot connect (Connection refused)"
+        assert link.status.last_error == (
+            "http://127.0.0.1:1: cannot connect (Connection refused). Check that the hub runs, and its host and port"
+        )
 
 
 async def test_an_edge_that_goes_silent_is_closed_by_the_hub(hub: Hub) -> None:

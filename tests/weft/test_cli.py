@@ -77,7 +77,7 @@ def test_a_wrong_configuration_is_exit_status_2_and_one_line_per_error(edge_yaml
     assert done.stdout == ""
     assert [line.removeprefix(str(edge_yaml)) for line in done.stderr.removeprefix("weft: ").splitlines()] == [
         ':5: streams.telemetry.from: expected an MQTT filter such as "plant/{line}/#", got 3',
-        ':6: commit_interval: expected a duration such as 250ms, 10s or 1h30m, got "10 sec"',
+        ':6: commit_interval: expected a duration such as 250ms, 10s or 1h30m, got "10 sec". Did you mean 10s?',
     ]
 
 

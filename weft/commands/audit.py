@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 
 import click
 
-from weft.commands.common import json_option, open_hub_store
+from weft.commands.common import json_option, open_hub_store, store_trouble
 from weft.lanes_text import Counted, print_counted, print_wrapped
-from weft.output import FAILURE_EXIT_CODE, print_json, print_table
+from weft.output import FAILURE_EXIT_CODE, Failed, print_json, print_table
 
 if TYPE_CHECKING:
     from cloud_hub.audit_report import AuditReport, LaneAudit
@@ -28,9 +28,16 @@ def command(stream: str, uri: str, tenant: str, as_json: bool) -> int:
     of the table that name records. Nothing is changed, and the hub may go on meanwhile.
     """
     from cloud_hub.audit import audit
+    from storage.cluster import ClusterUnusable
+    from storage.object_store import StoreError
 
     store = open_hub_store(uri)
-    report = asyncio.run(audit(store, tenant, stream))
+    try:
+        report = asyncio.run(audit(store, tenant, stream))
+    except ClusterUnusable as error:
+        raise Failed(f"--store {uri}: {error}") from None
+    except StoreError as error:
+        raise Failed(f"--store {uri}: {store_trouble(uri, error)}") from None
     if as_json:
         print_json(report)
     else:

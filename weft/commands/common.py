@@ -6,14 +6,16 @@ import json
 import os
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 import msgspec
 
-from config.errors import ConfigError, Finding
-from config.load import load
+from config.errors import ConfigError, Finding, Problem, SettingError
+from config.load import Loaded, load
+from config.machine import user, why_unreadable
 from config.units import Address, parse_bind
 from weft.output import Failed, Refused
 
@@ -24,10 +26,11 @@ if TYPE_CHECKING:
 STATUS_TIMEOUT_S = 10.0
 STATUS_BYTES_MAX = 64 << 20
 TOKEN_BYTES_MAX = 4096
+_BUCKET_ADVICE = "Check the store's address, AWS_ENDPOINT_URL and the credentials in the environment"
 
 Config = TypeVar("Config", bound=msgspec.Struct)
 
-config_argument = click.argument("config_file", metavar="CONFIG", type=click.Path(dir_okay=False))
+config_argument = click.argument("config_file", metavar="CONFIG", type=click.Path(readable=False))
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON for programs.")
 log_level_option = click.option(
     "--log-level",
@@ -39,26 +42,80 @@ log_level_option = click.option(
 
 
 def load_edge(path: str) -> EdgeConfig:
-    """The checked configuration of an edge node. ``Refused`` says what is wrong."""
-    from config.models import EdgeConfig
-    from edge_node.check import check
-
-    return _load(path, EdgeConfig, check)
+    """Return the checked configuration of an edge node. ``Refused`` says what is wrong."""
+    return located_edge(path).config
 
 
 def load_hub(path: str) -> HubConfig:
-    """The checked configuration of a hub node. ``Refused`` says what is wrong."""
+    """Return the checked configuration of a hub node. ``Refused`` says what is wrong."""
+    return located_hub(path).config
+
+
+def located_edge(path: str) -> Loaded[EdgeConfig]:
+    """Return an edge's checked configuration with the lines of its settings. ``Refused`` says what is wrong."""
+    from config.models import EdgeConfig
+    from edge_node.check import check
+
+    return _load(path, EdgeConfig, check, other="hub", only_there="store")
+
+
+def located_hub(path: str) -> Loaded[HubConfig]:
+    """Return a hub's checked configuration with the lines of its settings. ``Refused`` says what is wrong."""
     from cloud_hub.check import check
     from config.models import HubConfig
 
-    return _load(path, HubConfig, check)
+    return _load(path, HubConfig, check, other="edge", only_there="data_dir")
 
 
-def _load(path: str, model: type[Config], check: Callable[[Config], Sequence[Finding]]) -> Config:
+def _load(
+    path: str, model: type[Config], check: Callable[[Config], Sequence[Finding]], *, other: str, only_there: str
+) -> Loaded[Config]:
+    """Load a file; ``only_there`` is a setting that only the ``other`` kind of node has."""
     try:
-        return load(path, model, check).config
+        return load(path, model, check)
     except ConfigError as error:
-        raise Refused(str(error)) from None
+        if any(problem.path == (only_there,) for problem in error.problems):
+            message = f"this is a configuration for `weft {other}`. Use that command, or name another file"
+            error = ConfigError([Problem(path, 0, (), message)])
+        raise Refused(str(error)) from error
+
+
+def cannot_be_done(loaded: Loaded[Config], findings: Sequence[Finding]) -> Failed:
+    """Return the failure of a command for what a configuration names on this machine, which may change."""
+    error = loaded.refuse(findings)
+    failure = Failed(str(error))
+    failure.__cause__ = error
+    return failure
+
+
+@contextmanager
+def located(loaded: Loaded[Config], directory: str, store: str = "") -> Iterator[None]:
+    """Name file, line and setting in what keeps a node from running.
+
+    Args:
+        directory: the setting of its folder or store.
+        store: a hub's store.
+    """
+    from storage.cluster import ClusterUnusable
+    from storage.filesystem import DirectoryInUse
+    from storage.object_store import StoreError, StoreUnfit
+
+    try:
+        yield
+    except SettingError as error:
+        raise cannot_be_done(loaded, [error.finding]) from None
+    except (ClusterUnusable, StoreUnfit) as error:
+        raise cannot_be_done(loaded, [Finding((directory,), str(error))]) from None
+    except StoreError as error:
+        raise cannot_be_done(loaded, [Finding((directory,), store_trouble(store, error))]) from None
+    except DirectoryInUse as error:
+        message = f"{error}. Stop the node that runs with it, or name another folder"
+        raise cannot_be_done(loaded, [Finding((directory,), message)]) from None
+
+
+def store_trouble(uri: str, error: Exception) -> str:
+    """Return what a store that did not answer says, and what to do; a folder's error says both itself."""
+    return f"{error}. {_BUCKET_ADVICE}" if uri.startswith("s3://") else str(error)
 
 
 def store_options() -> dict[str, str]:
@@ -82,7 +139,7 @@ def get_status(bind: str, path: str, token_file: str | None = None) -> Any:
     """The JSON document that a running node of this machine serves at ``path``. ``Failed`` when there is no answer."""
     address = parse_bind(bind)
     if address.port == 0:
-        raise Failed("the configuration lets the node take any free port, so nobody knows where to ask; name a port")
+        raise Failed("the node listens at any free port, so that it cannot be found. Name a port in the configuration")
     host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(address.host, address.host)
     url = f"http://{Address(host, address.port)}{path}"
     request = urllib.request.Request(url)
@@ -101,9 +158,31 @@ def get_status(bind: str, path: str, token_file: str | None = None) -> Any:
 
 
 def _advice(error: urllib.error.HTTPError) -> str:
-    """What a hub says besides the status."""
+    """What to do about an answer: what a hub says besides the status, in the words of a command line."""
+    if error.code in (401, 403):
+        return "the token opens no status page. Give an admin token with --token-file (`weft token create`)"
     try:
         answer = json.loads(error.read(STATUS_BYTES_MAX))
-        return f"{answer['error']}; {answer['advice']}"
+        return f"{answer['error']}. {answer['advice']}"
     except (OSError, ValueError, KeyError, TypeError):
-        return "no reason given"
+        return "another program answers there. Check the address in the configuration"
+
+
+@contextmanager
+def using(path: str, *, makes: str = "") -> Iterator[None]:
+    """Say in a sentence why a file cannot be read or written.
+
+    Args:
+        makes: the command that makes the file where there is none.
+    """
+    try:
+        yield
+    except FileNotFoundError:
+        folder = os.path.dirname(os.path.abspath(path))
+        if not os.path.isdir(folder):
+            raise Failed(f"{path}: there is no folder {folder}. Make it first") from None
+        raise Failed(f"{path}: there is no such file" + (f". `{makes}` makes one" if makes else "")) from None
+    except PermissionError:
+        raise Failed(f"{path}: user {user()} may not use it. Run this as the user that it belongs to") from None
+    except OSError as error:
+        raise Failed(f"{path}: {why_unreadable(error)}") from None

@@ -8,11 +8,21 @@ from typing import TYPE_CHECKING
 
 import click
 
+from config.errors import Finding, format_path
 from edge_node.check import notes
 from weft.commands import edge_query, edge_status, edge_tail
-from weft.commands.common import config_argument, json_option, load_edge, log_level_option
+from weft.commands.check_answer import CheckAnswer
+from weft.commands.common import (
+    cannot_be_done,
+    config_argument,
+    json_option,
+    load_edge,
+    located,
+    located_edge,
+    log_level_option,
+)
 from weft.log_format import log_to_stderr
-from weft.output import counted, print_json
+from weft.output import counted
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -37,9 +47,17 @@ def run(config_file: str, log_level: str) -> None:
     from weft.serving import Signals, hold_hang_ups, run_until_stopped, software
 
     hold_hang_ups()
-    config = load_edge(config_file)
+    loaded = located_edge(config_file)
+    config = loaded.config
     log_to_stderr(log_level)
     logging.getLogger("weft").info("%s starts with %s, process %d", software(), config_file, os.getpid())
+    from edge_node import preflight
+
+    found = preflight.look(config, loaded.lines)
+    if found.needed:
+        raise cannot_be_done(loaded, found.needed)
+    for finding in (*found.unfit, *found.doubtful):
+        logging.getLogger("weft").warning("%s: %s", format_path(finding.path), finding.message)
     for note in notes(config):
         logging.getLogger("weft").warning("%s", note)
     from edge_node.node import EdgeNode
@@ -57,7 +75,8 @@ def run(config_file: str, log_level: str) -> None:
         finally:
             await node.close()
 
-    run_until_stopped(serve)
+    with located(loaded, "data_dir"):
+        run_until_stopped(serve)
 
 
 async def _reload(node: EdgeNode, settings: RunningSettings) -> None:
@@ -75,19 +94,29 @@ def _addresses(listeners: Mapping[str, Address | UnixSocket], http: Address | No
 @command.command()
 @config_argument
 @json_option
-def check(config_file: str, as_json: bool) -> None:
-    """Check CONFIG without starting anything. Exit status 2 when it is wrong."""
-    config = load_edge(config_file)
+def check(config_file: str, as_json: bool) -> int:
+    """Check CONFIG and what it names on this machine: files, folders, disk, ports. Nothing is started or changed.
+
+    Errors keep a node from its work: exit status 2. Warnings are on standard error, and leave exit status 0. Run it as
+    the node's user: another may read other files. While the node runs its ports are not tried.
+    """
+    from edge_node import preflight
+
+    answer = CheckAnswer(config_file, as_json)
+    loaded = answer.load(located_edge)
+    config, found = loaded.config, preflight.look(loaded.config, loaded.lines)
+    taken, untried = preflight.ports(config)
+    doubtful = [*found.doubtful, *untried, *(Finding((), note) for note in notes(config))]
     streams = {name: list(stream.from_) for name, stream in config.streams.items()}
     links = {name: list(link.to) for name, link in config.links.items()}
-    if as_json:
-        facts = {"node": config.node, "tenant": config.tenant, "streams": streams, "links": links}
-        print_json({**facts, "notes": notes(config)})
-    else:
-        for note in notes(config):
-            click.echo(f"note: {note}", err=True)
-        sizes = f"{counted(len(streams), 'stream')}, {counted(len(links), 'link')}"
-        click.echo(f"{config_file} is good: node {config.node}, {sizes}")
+    sizes = f"{counted(len(streams), 'stream')}, {counted(len(links), 'link')}"
+    return answer.give(
+        loaded,
+        errors=[*found.needed, *found.unfit, *taken],
+        warnings=doubtful,
+        facts={"node": config.node, "tenant": config.tenant, "streams": streams, "links": links},
+        summary=f"node {config.node}, {sizes}",
+    )
 
 
 command.add_command(edge_status.command)

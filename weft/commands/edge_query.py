@@ -75,7 +75,7 @@ def command(
         raise Refused(f"--timeout: {error}") from None
     style: Literal["csv", "json", "table"] = "csv" if as_csv else "json" if as_json else "table"
     found = Target.of(target)
-    since_ns = None if since is None else parse_since(since, now_ns)
+    since_ns = None if since is None else parse_since("--since", since, now_ns)
     with readable(found):
         settings = QuerySettings(
             rows_max=rows_max, timeout_s=timeout_s, since_ns=since_ns,

@@ -62,13 +62,13 @@ def command(
     try:
         check_filter(topic_filter) if topic_filter is not None else None
     except InvalidTopic as error:
-        raise Refused(str(error)) from None
+        raise Refused(f"--filter: {error}") from None
     found = Target.of(target)
     with readable(found):
         wants = found.wanted(streams)
         if seq is not None and len(streams) != 1:
             raise Refused("--seq counts within one stream: name one STREAM with it")
-        choice = Choice(topic_filter, None if since is None else parse_since(since, time.time_ns()), seq or 0)
+        choice = Choice(topic_filter, None if since is None else parse_since("--from", since, time.time_ns()), seq or 0)
         is_counted = since is None and seq is None
         start = Start(choice, (LAST_DEFAULT if last is None else last) if is_counted else None)
 

@@ -8,13 +8,19 @@ from typing import TYPE_CHECKING
 
 import click
 
+from config.errors import format_path
+from weft.commands.check_answer import CheckAnswer
 from weft.commands.common import (
+    cannot_be_done,
     config_argument,
     get_status,
     json_option,
     load_hub,
+    located,
+    located_hub,
     log_level_option,
     store_options,
+    using,
 )
 from weft.log_format import log_to_stderr
 from weft.output import print_facts, print_json, print_table
@@ -39,11 +45,19 @@ def run(config_file: str, log_level: str) -> None:
     from weft.serving import Signals, hold_hang_ups, run_until_stopped, software
 
     hold_hang_ups()
-    config = load_hub(config_file)
+    loaded = located_hub(config_file)
+    config = loaded.config
     log_to_stderr(log_level)
     logging.getLogger("weft").info("%s starts with %s, process %d", software(), config_file, os.getpid())
+    from cloud_hub import preflight
     from cloud_hub.hub import Hub
     from weft.reload import RunningSettings
+
+    found = preflight.look(config)
+    if found.needed:
+        raise cannot_be_done(loaded, found.needed)
+    for finding in found.doubtful:
+        logging.getLogger("weft").warning("%s: %s", format_path(finding.path), finding.message)
 
     settings = RunningSettings(config_file, config, load_hub)
 
@@ -57,7 +71,8 @@ def run(config_file: str, log_level: str) -> None:
         finally:
             await hub.close()
 
-    run_until_stopped(serve)
+    with located(loaded, "store", config.store):
+        run_until_stopped(serve)
 
 
 async def _reload(hub: Hub, settings: RunningSettings) -> None:
@@ -68,13 +83,26 @@ async def _reload(hub: Hub, settings: RunningSettings) -> None:
 @command.command()
 @config_argument
 @json_option
-def check(config_file: str, as_json: bool) -> None:
-    """Check CONFIG without starting anything. Exit status 2 when it is wrong."""
-    config = load_hub(config_file)
-    if as_json:
-        print_json({"listen": config.listen, "store": config.store, "shards": config.shards})
-    else:
-        click.echo(f"{config_file} is good: store {config.store}, {config.shards} shards, listening on {config.listen}")
+def check(config_file: str, as_json: bool) -> int:
+    """Check CONFIG and what it names on this machine: tokens, a store that is a folder, the port.
+
+    Nothing is started or changed, and stores in a bucket are not asked. Errors keep a hub from its work: exit status 2.
+    Warnings are on standard error, and leave exit status 0. Run it as the hub's user: another may read other files.
+    While the hub runs its port is not tried.
+    """
+    from cloud_hub import preflight
+
+    answer = CheckAnswer(config_file, as_json)
+    loaded = answer.load(located_hub)
+    config, found = loaded.config, preflight.look(loaded.config)
+    taken, untried = preflight.port(config)
+    return answer.give(
+        loaded,
+        errors=[*found.needed, *taken],
+        warnings=[*found.doubtful, *untried],
+        facts={"listen": config.listen, "store": config.store, "shards": config.shards},
+        summary=f"store {config.store}, {config.shards} shards, listening on {config.listen}",
+    )
 
 
 @command.command()
@@ -83,7 +111,9 @@ def check(config_file: str, as_json: bool) -> None:
 @json_option
 def status(config_file: str, token_file: str | None, as_json: bool) -> None:
     """Say how the running node of CONFIG is: its links and its shards."""
-    facts = get_status(load_hub(config_file).listen, "/v1/status", token_file)
+    bind = load_hub(config_file).listen
+    with using(token_file or ""):
+        facts = get_status(bind, "/v1/status", token_file)
     if as_json:
         print_json(facts)
         return

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import time
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -95,10 +96,9 @@ def drop(target: str, stream: str, *, below: int | None, everything: bool, yes: 
             backlog = log.backlog(stream, below)
             count = backlog.numbers.count()
             if count and not yes:
-                click.confirm(
+                _confirm(
                     f"give up {counted(count, 'record')} of {stream}, taken in from {_time(backlog.first_time)} to "
-                    f"{_time(backlog.last_time)}? Those that no hub has are lost for good",
-                    abort=True,
+                    f"{_time(backlog.last_time)}? Those that no hub has are lost for good"
                 )
             # Up to a number, never "all": what a running node took in since the question stays.
             given_up = log.give_up(stream, backlog.numbers.end) if count else backlog.numbers
@@ -115,6 +115,19 @@ def drop(target: str, stream: str, *, below: int | None, everything: bool, yes: 
         click.echo(f"nothing was lost: hubs have these records of {stream}, or they were given up before")
     else:
         click.echo(f"{stream} has no such records: nothing was changed")
+
+
+def _confirm(question: str) -> None:
+    """Ask, and end the command unless the answer is yes."""
+    try:
+        is_wanted = click.confirm(question, err=True)
+    except click.Abort:  # no answer: Ctrl-C, or the end of what is read
+        if sys.stdin.isatty():
+            raise
+        click.echo(err=True)
+        raise Refused("nothing was given up: there is no terminal to ask at. Add --yes to answer beforehand") from None
+    if not is_wanted:
+        raise click.Abort
 
 
 def _time(nanoseconds: int) -> str:

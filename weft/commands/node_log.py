@@ -122,8 +122,8 @@ def readable(target: Target) -> Iterator[None]:
         raise Failed(f"a later release of Weft wrote the log in {target.directory} ({error}): use that one") from None
 
 
-def parse_since(text: str, now_ns: int) -> int:
-    """The time, ns since 1970, of ``-10m`` or ``10m`` (ago), or of a time such as ``2026-11-20T07:00`` (UTC).
+def parse_since(option: str, text: str, now_ns: int) -> int:
+    """Return the time, ns since 1970, of ``-10m`` or ``10m`` (ago), or of a time such as ``2026-11-20T07:00`` (UTC).
 
     Raises:
         Refused: it is neither.
@@ -134,7 +134,7 @@ def parse_since(text: str, now_ns: int) -> int:
         time = datetime.fromisoformat(text)
     except ValueError:
         raise Refused(
-            f"expected a duration ago such as -10m, or a time such as 2026-11-20T07:00, got {text!r}"
+            f"{option}: expected a duration ago such as -10m, or a time such as 2026-11-20T07:00, got {text!r}"
         ) from None
     time = time if time.tzinfo else time.replace(tzinfo=UTC)
     return int(time.timestamp()) * 10**9 + time.microsecond * 1000

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from weft.commands.common import json_option
+from weft.commands.common import json_option, using
 from weft.output import Refused, print_json, print_table
 
 if TYPE_CHECKING:
@@ -36,8 +36,12 @@ def create(name: str, path: str, *, scope: str, edge: str | None, tenant: str, a
     """Make a token called NAME and print it. It is shown this once and stored nowhere."""
     from cloud_hub.tokens import Scope, TokensUnusable, create_token
 
+    if (scope == Scope.EDGE) != (edge is not None):
+        advice = "Name it with --edge" if edge is None else "Leave out --edge"
+        raise Refused(f"scope 'edge' needs an edge, the other scopes must not have one. {advice}")
     try:
-        token = create_token(path, name, Scope(scope), tenant, edge)
+        with using(path):
+            token = create_token(path, name, Scope(scope), tenant, edge)
     except TokensUnusable as error:
         raise Refused(str(error)) from None
     if as_json:
@@ -58,7 +62,8 @@ def revoke(name: str, path: str, *, as_json: bool) -> None:
     from cloud_hub.tokens import TokensUnusable, revoke_token
 
     try:
-        revoked = revoke_token(path, name)
+        with using(path):
+            revoked = revoke_token(path, name)
     except TokensUnusable as error:
         raise Refused(str(error)) from None
     if as_json:
@@ -92,7 +97,7 @@ def _read(path: str) -> list[Identity]:
     from cloud_hub.tokens import TokensUnusable, read_tokens
 
     try:
-        with open(path, "rb") as file:
+        with using(path, makes="weft token create"), open(path, "rb") as file:
             return read_tokens(file.read(), path)
     except TokensUnusable as error:
         raise Refused(str(error)) from None

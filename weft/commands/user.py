@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import getpass
+import warnings
 from typing import BinaryIO
 
 import click
 
-from weft.commands.common import json_option
+from weft.commands.common import json_option, using
 from weft.output import Failed, Refused, print_json
 
 PASSWORD_FILE_BYTES_MAX = 4096
@@ -40,7 +42,8 @@ def add(name: str, path: str, password_file: BinaryIO | None) -> None:
 
     try:
         users.check_name(name)
-        is_new = users.add(path, name, _password(password_file, confirm=True))
+        with using(path):
+            is_new = users.add(path, name, _password(password_file, confirm=True))
     except users.UsersUnusable as error:
         raise Refused(str(error)) from None
     click.echo(f"added {name}" if is_new else f"{name} has a new password")
@@ -54,7 +57,8 @@ def remove(name: str, path: str) -> None:
     from edge_node import users
 
     try:
-        users.remove(path, name)
+        with using(path, makes="weft user add"):
+            users.remove(path, name)
     except users.UsersUnusable as error:
         raise Refused(str(error)) from None
     click.echo(f"removed {name}")
@@ -93,14 +97,28 @@ def _read(path: str) -> dict[str, str]:
     from edge_node import users
 
     try:
-        return users.read(path)
+        with using(path, makes="weft user add"):
+            return users.read(path)
     except users.UsersUnusable as error:
         raise Refused(str(error)) from None
 
 
 def _password(file: BinaryIO | None, *, confirm: bool) -> bytes:
     if file is None:
-        asked: str = click.prompt("Password", hide_input=True, confirmation_prompt=confirm)
-        return asked.encode()
+        return _asked(confirm=confirm)
     line: bytes = file.readline(PASSWORD_FILE_BYTES_MAX)
     return line.rstrip(b"\r\n")
+
+
+def _asked(*, confirm: bool) -> bytes:
+    """Ask for a password at the terminal; without one it would be read from a pipe that nobody meant, or shown."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", getpass.GetPassWarning)
+        try:
+            asked: str = click.prompt("Password", hide_input=True, confirmation_prompt=confirm)
+        except getpass.GetPassWarning:
+            raise Refused(
+                "there is no terminal to ask for the password at. "
+                "Give it with --password-file FILE, or --password-file - for standard input"
+            ) from None
+    return asked.encode()

@@ -200,9 +200,13 @@ def test_nothing_but_reading_is_possible(
     ("sql", "told"),
     [
         ("SELECT * FROM telemetri", 'no such table: telemetri; tables: telemetry, "press-shop", weft_streams, weft_'),
-        ("SELECT temperature FROM telemetry", "if it is a field of a JSON payload, write payload ->> '$.temperature'"),
+        ("SELECT temperature FROM telemetry", "For a field of a JSON payload, write payload ->> '$.temperature'"),
         ("SELECT t.machin FROM telemetry t", "columns: telemetry(time, time_ns, seq, key, line, machine, payload"),
-        ("SELECT * FROM press-shop", 'near "-": syntax error; some names need quotes: "press-shop"'),
+        (
+            "SELECT * FROM press-shop",
+            'near "-": syntax error. Expected a SELECT, such as SELECT * FROM weft_streams; '
+            'some names need quotes: "press-shop"',
+        ),
         ("", "ends too early"),
         (" ; ", "ends too early"),
         ("SELECT * FROM", "ends too early"),

@@ -217,11 +217,11 @@ async def test_processes_of_one_machine_race_fairly(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("number", "advice"),
     [
-        (errno.ENOSPC, "free some space"),
-        (errno.EROFS, "let this process's user write there"),
-        (errno.EACCES, "let this process's user write there"),
+        (errno.ENOSPC, "Free some space"),
+        (errno.EROFS, "Let this process's user write there"),
+        (errno.EACCES, "Let this process's user write there"),
         (errno.ENOENT, "mount its disk"),
-        (errno.ENOTDIR, "make the folder"),
+        (errno.ENOTDIR, "Make the folder"),
     ],
 )
 async def test_a_folder_that_cannot_be_used_says_which_it_is_and_what_to_do(number: int, advice: str) -> None:

@@ -1,0 +1,106 @@
+"""What a hub's configuration names on this machine: tokens, a store that is a folder, the port."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import urllib.error
+import urllib.request
+from dataclasses import dataclass, field
+
+from cloud_hub.tokens import TokensUnusable, read_tokens
+from config.errors import Finding
+from config.machine import folder, not_listening, too_readable, why_unreadable
+from config.models import HubConfig
+from config.units import Address, parse_bind
+from storage import hub_keys
+from storage.cluster import ClusterUnusable, open_cluster
+from storage.object_store import open_store
+
+ANSWER_S_MAX = 1.0
+_ANSWER_BYTES_MAX = 1 << 20
+_DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+_EVERYWHERE = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 - looked up, not bound
+
+
+@dataclass
+class Found:
+    """Findings by what becomes of the hub."""
+
+    needed: list[Finding] = field(default_factory=list)
+    """The hub does not start."""
+    doubtful: list[Finding] = field(default_factory=list)
+    """The hub works, perhaps not as it was meant."""
+
+
+def look(config: HubConfig) -> Found:
+    """Open what the configuration names, except the port and stores in a bucket. Blocks; nothing is changed."""
+    found = Found()
+    if config.tokens_file is None:
+        if not parse_bind(config.listen).is_loopback:
+            message = "is missing: every program that reaches the port may link and read. `weft token create` makes one"
+            found.doubtful.append(Finding(("tokens_file",), message))
+    else:
+        _look_at_tokens(config.tokens_file, found)
+    _look_at_store(config, found)
+    return found
+
+
+def port(config: HubConfig) -> tuple[list[Finding], list[Finding]]:
+    """Bind the address for a moment. Blocks.
+
+    Returns:
+        Why the hub could not listen; and what was not tried, because a hub answers there.
+    """
+    address = parse_bind(config.listen)
+    problem = not_listening(address)
+    if problem is None:
+        return [], []
+    if _is_hub(address):
+        return [], [Finding(("listen",), f"a hub answers at {address} already, so the port was not tried")]
+    return [Finding(("listen",), problem)], []
+
+
+def _look_at_tokens(path: str, found: Found) -> None:
+    try:
+        with open(path, "rb") as file:
+            tokens = read_tokens(file.read(), path)
+    except OSError as error:
+        advice = (
+            f". `weft token create NAME --file {path} ...` makes one" if isinstance(error, FileNotFoundError) else ""
+        )
+        found.needed.append(Finding(("tokens_file",), f"{path}: {why_unreadable(error)}{advice}"))
+    except TokensUnusable as error:
+        found.needed.append(Finding(("tokens_file",), str(error)))
+    else:
+        if not tokens:
+            message = f"{path} holds no token, so that the hub refuses everything. `weft token create` adds one"
+            found.doubtful.append(Finding(("tokens_file",), message))
+        if problem := too_readable(path):
+            found.doubtful.append(Finding(("tokens_file",), problem))
+
+
+def _look_at_store(config: HubConfig, found: Found) -> None:
+    path = config.store.removeprefix("file://")
+    if "://" in path:
+        return
+    if problem := folder(path):
+        found.needed.append(Finding(("store",), problem))
+    elif os.path.exists(os.path.join(path, hub_keys.CLUSTER)):
+        try:
+            asyncio.run(open_cluster(open_store(path), config.shards))
+        except ClusterUnusable as error:
+            found.needed.append(Finding(("store",), str(error)))
+
+
+def _is_hub(address: Address) -> bool:
+    """Whether a hub answers, with or without asking for a token."""
+    url = f"http://{Address(_EVERYWHERE.get(address.host, address.host), address.port)}/v1/status"
+    try:
+        with _DIRECT.open(url, timeout=ANSWER_S_MAX) as answer:
+            return "cluster_id" in json.loads(answer.read(_ANSWER_BYTES_MAX))
+    except urllib.error.HTTPError as error:
+        return error.code in (401, 403) and b'"advice"' in error.read(_ANSWER_BYTES_MAX)
+    except (OSError, ValueError, TypeError):
+        return False

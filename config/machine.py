@@ -1,0 +1,152 @@
+"""What a configuration names on this machine: files, folders, room and ports, and why they cannot be used."""
+
+from __future__ import annotations
+
+import errno
+import os
+import pwd
+import socket
+import stat
+
+from config.units import Address, UnixSocket, approximate_size, format_size
+
+CREDENTIALS = "/run/credentials/"
+"""Folder that systemd fills while a unit runs; at other times its files are not there."""
+_PORT_FREE_FOR_ALL = 1024
+
+
+def user() -> str:
+    """Return the name of the user that this process runs as."""
+    try:
+        return pwd.getpwuid(os.geteuid()).pw_name
+    except KeyError:
+        return f"number {os.geteuid()}"
+
+
+def why_unreadable(error: OSError) -> str:
+    """Return why a file cannot be read, and what to do."""
+    match error.errno:
+        case errno.ENOENT:
+            return "there is no such file"
+        case errno.ENOTDIR:
+            return "there is no such file: a part of its path is a file and not a folder"
+        case errno.EISDIR:
+            return "this is a folder. Name a file"
+        case errno.EACCES | errno.EPERM:
+            return f"user {user()} may not read it. Run this as the user that may, or change the file's owner or mode"
+    return f"it cannot be read: {(error.strerror or str(error)).lower()}"
+
+
+def unreadable(path: str) -> str | None:
+    """Return ``why_unreadable`` of a file; None when it can be read."""
+    try:
+        with open(path, "rb") as file:
+            file.read(1)
+    except OSError as error:
+        return why_unreadable(error)
+    return None
+
+
+def too_readable(path: str) -> str | None:
+    """Return a warning for a file with secrets that every user of the machine may read; None for all others."""
+    try:
+        mode = os.stat(path).st_mode
+    except OSError:
+        return None
+    if not mode & (stat.S_IROTH | stat.S_IWOTH):
+        return None
+    return f"every user of this machine may read {path} (mode {stat.S_IMODE(mode):03o}). Run `chmod o-rwx {path}`"
+
+
+def folder(path: str) -> str | None:
+    """Return why this process cannot write to a folder, or make it where it is missing; None when it can.
+
+    Nothing is made.
+    """
+    existing = _existing(path)
+    if not os.path.isdir(existing):
+        return f"{existing} is not a folder. Name a folder, or move that file away"
+    if os.statvfs(existing).f_flag & os.ST_RDONLY:
+        return f"{existing} is on a read-only file system. Name a folder on another, or mount it writable"
+    if not os.access(existing, os.W_OK | os.X_OK):
+        what = "write to" if existing == path else "make folders in"
+        return f"user {user()} may not {what} {existing}. Run this as the node's user, or change the folder's owner"
+    return None
+
+
+def too_small(path: str, wanted_bytes: int) -> tuple[str | None, str | None]:
+    """Compare a bound on a folder with the file system that holds it, or will hold it.
+
+    Returns:
+        An error when the whole file system is smaller, and a warning when what is free now is.
+    """
+    existing = _existing(path)
+    found = os.statvfs(existing)
+    total, free = found.f_blocks * found.f_frsize, found.f_bavail * found.f_frsize
+    if existing == path:
+        free += _bytes_in(path)
+    wanted = format_size(wanted_bytes)
+    if wanted_bytes > total:
+        return f"{wanted} is more than the disk of {path} holds ({approximate_size(total)}). Set a smaller one", None
+    if wanted_bytes > free:
+        left = f"only {approximate_size(free)} are free on the disk of {path}"
+        return None, f"{left}, and the budget is {wanted}. Make room, or set a smaller one"
+    return None, None
+
+
+def _existing(path: str) -> str:
+    """The path, or the nearest of its parents that there is."""
+    while not os.path.lexists(path) and os.path.dirname(path) != path:
+        path = os.path.dirname(path)
+    return path
+
+
+def _bytes_in(directory: str) -> int:
+    try:
+        return sum(entry.stat().st_size for entry in os.scandir(directory) if entry.is_file())
+    except OSError:
+        return 0
+
+
+def why_not_listening(error: OSError, bind: Address | UnixSocket) -> str:
+    """Return why nothing can listen at an address, and what to do."""
+    if isinstance(error, socket.gaierror):
+        return f"the name in {bind} cannot be resolved. Write an address of this machine, or 0.0.0.0 for all"
+    match error.errno:
+        case errno.EADDRINUSE:
+            finds = f"ss -ltnp 'sport = :{bind.port}'" if isinstance(bind, Address) else f"fuser {bind.path}"
+            return f"{bind} is in use by another program. Choose another address, or stop that program (`{finds}`)"
+        case errno.EADDRNOTAVAIL:
+            return f"{bind} is no address of this machine. `ip address` lists them; 0.0.0.0 stands for all"
+        case errno.EACCES | errno.EPERM if isinstance(bind, Address) and bind.port < _PORT_FREE_FOR_ALL:
+            return (
+                f"user {user()} may not listen at {bind}: ports below {_PORT_FREE_FOR_ALL} are root's. "
+                "Choose a higher port, or give the service CAP_NET_BIND_SERVICE"
+            )
+        case errno.EACCES | errno.EPERM:
+            return f"user {user()} may not listen at {bind}. Choose an address that it may use"
+        case errno.ENOENT if isinstance(bind, UnixSocket):
+            return f"the folder of {bind} does not exist. Make it, or choose another path"
+    return f"nothing can listen at {bind}: {(error.strerror or str(error)).lower()}"
+
+
+def not_listening(bind: Address | UnixSocket) -> str | None:
+    """Return ``why_not_listening`` at an address, found by binding it for a moment; None when it is free.
+
+    A port of 0 is always free. Of a unix socket only the folder is looked at, so that no socket is taken away.
+    """
+    if isinstance(bind, UnixSocket):
+        return folder(os.path.dirname(bind.path) or ".")
+    try:
+        found = socket.getaddrinfo(bind.host, bind.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        for family, kind, protocol, _, address in dict.fromkeys(found):
+            with socket.socket(family, kind, protocol) as trial:
+                # As the listeners do: connections of a node that has just ended do not count.
+                trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                if family == socket.AF_INET6:
+                    trial.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+                trial.bind(address)
+                trial.listen(1)
+    except OSError as error:
+        return why_not_listening(error, bind)
+    return None

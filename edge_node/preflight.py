@@ -1,0 +1,180 @@
+"""What an edge's configuration names on this machine: files, the disk, ports. ``check`` looks at the settings alone."""
+
+from __future__ import annotations
+
+from collections.abc import Container, Iterator
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from urllib.parse import urlsplit
+
+from config.errors import Finding, KeyPath
+from config.machine import CREDENTIALS, folder, not_listening, too_readable, too_small, why_unreadable
+from config.models import EdgeConfig
+from config.streams import Link
+from config.units import Address, UnixSocket, parse_bind, parse_listen
+from edge_node import acl, users
+from edge_node.door_settings import listener_settings
+from edge_node.listeners.settings import TlsFiles
+from edge_node.listeners.tls import TlsUnusable, expiry, server_context
+from edge_node.log_view import is_locked
+from replication.runner import read_token
+
+EXPIRES_SOON = timedelta(days=14)
+"""How long before its certificate expires a listener is warned of."""
+_BUDGET: KeyPath = ("disk", "budget")
+
+
+@dataclass
+class Found:
+    """Findings by what becomes of the node."""
+
+    needed: list[Finding] = field(default_factory=list)
+    """The node does not start."""
+    unfit: list[Finding] = field(default_factory=list)
+    """The node starts, and a part of its work cannot succeed."""
+    doubtful: list[Finding] = field(default_factory=list)
+    """The node works, perhaps not as it was meant."""
+
+
+def look(config: EdgeConfig, written: Container[KeyPath] = ()) -> Found:
+    """Open what the configuration names, except ports. Blocks; nothing is changed.
+
+    Args:
+        written: settings that stand in the file. A default that does not fit the machine is only doubtful.
+    """
+    found = Found()
+    _look_at_disk(config, written, found)
+    _look_at_accounts(config, found)
+    for listener in listener_settings(config):
+        if listener.tls is not None:
+            _look_at_tls(("listeners", listener.name, "tls"), listener.tls, found)
+    for name, link in config.links.items():
+        _look_at_link(("links", name), link, found)
+    if not config.streams:
+        message = 'there are none, so that no table gets a message. Add one, such as `telemetry: {from: "#"}`'
+        found.doubtful.append(Finding(("streams",), message))
+    return found
+
+
+def ports(config: EdgeConfig) -> tuple[list[Finding], list[Finding]]:
+    """Bind every address for a moment. Blocks.
+
+    Returns:
+        Addresses that the node could not listen at; and what was not tried, because the node runs and has them.
+    """
+    if is_locked(config.data_dir):
+        return [], [Finding(("data_dir",), f"a node runs with {config.data_dir}, so its ports were not tried")]
+    problems = ((path, not_listening(bind)) for path, bind in _binds(config))
+    return [Finding(path, problem) for path, problem in problems if problem], []
+
+
+def _binds(config: EdgeConfig) -> Iterator[tuple[KeyPath, Address | UnixSocket]]:
+    for name, listener in config.listeners.items():
+        if listener is not None:
+            yield ("listeners", name, "bind"), parse_listen(listener.bind)
+    if config.http is not None:
+        yield ("http", "bind"), parse_bind(config.http.bind)
+
+
+def _look_at_disk(config: EdgeConfig, written: Container[KeyPath], found: Found) -> None:
+    problem = folder(config.data_dir)
+    if problem:
+        found.needed.append(Finding(("data_dir",), problem))
+        return
+    beyond_disk, beyond_free = too_small(config.data_dir, config.disk.budget_bytes)
+    if beyond_disk:
+        (found.unfit if _BUDGET in written else found.doubtful).append(Finding(_BUDGET, beyond_disk))
+    elif beyond_free:
+        found.doubtful.append(Finding(_BUDGET, beyond_free))
+
+
+def _look_at_accounts(config: EdgeConfig, found: Found) -> None:
+    auth, names = config.auth, frozenset[str]()
+    if auth.users_file is not None:
+        path: KeyPath = ("auth", "users_file")
+        try:
+            names = frozenset(users.read(auth.users_file))
+            if not names:
+                advice = f"Add users with `weft user add NAME --file {auth.users_file}`"
+                found.doubtful.append(Finding(path, f"{auth.users_file} names no user. {advice}"))
+        except OSError as error:
+            advice = f"`weft user add NAME --file {auth.users_file}` makes one" if _is_missing(error) else ""
+            found.needed.append(Finding(path, _told(auth.users_file, error, advice)))
+        except users.UsersUnusable as error:
+            found.needed.append(Finding(path, str(error)))
+        found.doubtful += _too_readable(path, auth.users_file)
+    if auth.acl_file is not None:
+        _look_at_acl(auth.acl_file, names if auth.users_file is not None else None, found)
+
+
+def _look_at_acl(file: str, names: frozenset[str] | None, found: Found) -> None:
+    path: KeyPath = ("auth", "acl_file")
+    try:
+        named = acl.read(file).users
+        strangers = sorted(named - names) if names is not None else []
+    except OSError as error:
+        found.needed.append(Finding(path, _told(file, error)))
+    except acl.AclUnusable as error:
+        found.needed.append(Finding(path, str(error)))
+    else:
+        message = "has rules for users that are not in auth.users_file"
+        found.doubtful += (
+            [Finding(path, f"{file} {message}: {', '.join(strangers[:5])}. Add them")] if strangers else []
+        )
+
+
+def _look_at_tls(path: KeyPath, files: TlsFiles, found: Found) -> None:
+    try:
+        server_context(files)
+    except TlsUnusable as error:
+        found.needed.append(Finding(path, str(error)))
+        return
+    refusal, expires = expiry(files)
+    at = (*path, "certificate")
+    if refusal:
+        found.unfit.append(Finding(at, f"clients refuse {files.certificate}: {refusal}. Renew it"))
+    elif expires is not None and expires - datetime.now(UTC) < EXPIRES_SOON:
+        found.doubtful.append(Finding(at, f"{files.certificate} expires on {expires:%Y-%m-%d}. Renew it before"))
+    found.doubtful += _too_readable((*path, "key"), files.key)
+
+
+def _look_at_link(path: KeyPath, link: Link, found: Found) -> None:
+    at, file = (*path, "token_file"), link.token_file
+    distant = [url for url in map(urlsplit, link.to) if not Address(url.hostname or "", 0).is_loopback]
+    if file is None:
+        if distant:
+            message = "is missing: hubs that other machines reach want a token. `weft token create` makes one there"
+            found.doubtful.append(Finding(at, message))
+        return
+    for url in distant:
+        if url.scheme == "http":
+            message = f"the token crosses the network as it is to {url.geturl()}. Use https"
+            found.doubtful.append(Finding((*path, "to"), message))
+    try:
+        read_token(file)
+    except FileNotFoundError as error:
+        if file.startswith(CREDENTIALS):
+            message = f"{file} is there only while systemd runs the unit, so it was not looked at"
+            found.doubtful.append(Finding(at, message))
+        else:
+            advice = "Write the token there that `weft token create` printed on the hub"
+            found.unfit.append(Finding(at, _told(file, error, advice)))
+    except OSError as error:
+        found.unfit.append(Finding(at, _told(file, error)))
+    except ValueError as error:
+        found.unfit.append(Finding(at, str(error)))
+    else:
+        found.doubtful += _too_readable(at, file)
+
+
+def _too_readable(path: KeyPath, file: str) -> list[Finding]:
+    problem = too_readable(file)
+    return [Finding(path, problem)] if problem else []
+
+
+def _told(file: str, error: OSError, advice: str = "") -> str:
+    return f"{file}: {why_unreadable(error)}" + (f". {advice}" if advice else "")
+
+
+def _is_missing(error: OSError) -> bool:
+    return isinstance(error, FileNotFoundError)

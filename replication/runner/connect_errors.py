@@ -1,0 +1,73 @@
+"""Why a link could not connect, in sentences for the status page and the log: what went wrong, then what to do."""
+
+from __future__ import annotations
+
+import os
+
+import aiohttp
+
+from config.machine import why_unreadable
+from replication.runner.connection import Outcome
+from replication.runner.serve import LINK_PATH
+from replication.status import LinkState
+
+
+def no_token(error: OSError | ValueError) -> Outcome:
+    """Say why the link's token could not be read."""
+    if isinstance(error, OSError):
+        return Outcome(LinkState.WAITING, f"token_file {error.filename}: {why_unreadable(error)}")
+    return Outcome(LinkState.WAITING, f"token_file {error}")
+
+
+def no_connection(url: str, error: Exception) -> Outcome:
+    """Say why no HTTP connection came about."""
+    return Outcome(LinkState.WAITING, f"{url}: {_why(error)}")
+
+
+def refused(url: str, status: int, *, has_token: bool) -> Outcome:
+    """Say why the server did not answer with a WebSocket."""
+    match status:
+        case 401 if not has_token:
+            why = "the hub wants a token (401) and the link has none. Set the link's token_file"
+        case 401:
+            why = "the hub does not accept the token (401). It is mistyped, revoked, or another hub's: make one there"
+        case 403 if not has_token:
+            why = "the hub has no tokens_file and takes links of its own machine alone (403). Give it one"
+        case 403:
+            why = "the hub does not accept the token for links (403). Make one there with `--scope edge`"
+        case 404:
+            why = f"no hub answers at {LINK_PATH} (404). Check the link's `to`"
+        case 400:
+            why = "the server does not take the request (400). Write https:// if the port speaks TLS"
+            return Outcome(LinkState.WAITING, f"{url}: {why}")
+        case _:
+            return Outcome(LinkState.WAITING, f"{url}: the server answered with HTTP status {status}. See its log")
+    return Outcome(LinkState.REFUSED, f"{url}: {why}")
+
+
+def _why(error: Exception) -> str:
+    """What aiohttp wraps in the address once more, in a few words."""
+    match error:
+        case aiohttp.ClientConnectorDNSError():
+            return f"the name cannot be resolved ({error.os_error.strerror}). Check it, and the machine's DNS"
+        case aiohttp.ClientConnectorCertificateError():
+            return _certificate(error.certificate_error)
+        case aiohttp.ClientSSLError():
+            return f"the port does not speak TLS ({_reason(error)}). Write http:// if the hub is without TLS"
+        case aiohttp.ClientConnectorError():
+            return f"cannot connect ({os.strerror(error.errno or 0)}). Check that the hub runs, and its host and port"
+        case aiohttp.ServerDisconnectedError() | aiohttp.ClientOSError() | ConnectionResetError():
+            return "the server closed the connection unanswered. Write https:// if it speaks TLS, or check the port"
+        case aiohttp.ClientResponseError():
+            return "what answers does not speak HTTP. Check the host and port of the link's `to`"
+    return str(error) or type(error).__name__
+
+
+def _certificate(error: Exception) -> str:
+    why = getattr(error, "verify_message", "") or str(error)
+    return f"the hub's certificate is refused ({why}). Name the hub as its certificate does, and trust its authority"
+
+
+def _reason(error: aiohttp.ClientSSLError) -> str:
+    inner = getattr(error, "os_error", None)
+    return str(getattr(inner, "reason", None) or inner or error).replace("_", " ").lower()

@@ -1,0 +1,560 @@
+"""Mistakes in command lines, and in what they name."""
+
+from __future__ import annotations
+
+from tests.weft.mistakes.mistake import STREAM, Mistake, edge, hub
+
+COMMANDS = [
+    Mistake(
+        "a command that is none",
+        "egde run",
+        "Usage: weft [OPTIONS] COMMAND [ARGS]...\n"
+        "Try 'weft --help' for help.\n"
+        "\n"
+        "Error: No such command 'egde'. Did you mean 'edge'?",
+    ),
+    Mistake(
+        "a subcommand that is none",
+        "edge start edge.yaml",
+        "Usage: weft edge [OPTIONS] COMMAND [ARGS]...\n"
+        "Try 'weft edge --help' for help.\n"
+        "\n"
+        "Error: No such command 'start'. Did you mean 'status'?",
+        in_process=True,
+    ),
+    Mistake(
+        "no configuration",
+        "edge run",
+        "Usage: weft edge run [OPTIONS] CONFIG\n"
+        "Try 'weft edge run --help' for help.\n"
+        "\n"
+        "Error: Missing argument 'CONFIG'.",
+    ),
+    Mistake(
+        "a configuration too many",
+        "edge check edge.yaml hub.yaml",
+        "Usage: weft edge check [OPTIONS] CONFIG\n"
+        "Try 'weft edge check --help' for help.\n"
+        "\n"
+        "Error: Got unexpected extra argument (hub.yaml)",
+        files=edge(STREAM),
+        in_process=True,
+    ),
+    Mistake(
+        "an option that is none",
+        "edge check edge.yaml --jsn",
+        "Usage: weft edge check [OPTIONS] CONFIG\n"
+        "Try 'weft edge check --help' for help.\n"
+        "\n"
+        "Error: No such option '--jsn'. Did you mean '--json'?",
+        files=edge(STREAM),
+        in_process=True,
+    ),
+    Mistake(
+        "a log level that is none",
+        "edge run edge.yaml --log-level verbose",
+        "Usage: weft edge run [OPTIONS] CONFIG\n"
+        "Try 'weft edge run --help' for help.\n"
+        "\n"
+        "Error: Invalid value for '--log-level': 'verbose' is not one of 'debug', 'info', 'warning', 'error'.",
+        files=edge(STREAM),
+    ),
+    Mistake(
+        "the schema of a node that is none",
+        "config schema sensor",
+        "Usage: weft config schema [OPTIONS] {edge|hub}\n"
+        "Try 'weft config schema --help' for help.\n"
+        "\n"
+        "Error: Invalid value for '{edge|hub}': 'sensor' is not one of 'edge', 'hub'.",
+        in_process=True,
+    ),
+    Mistake(
+        "a word after the demo",
+        "demo now",
+        "Usage: weft demo [OPTIONS]\nTry 'weft demo --help' for help.\n\nError: Got unexpected extra argument (now)",
+        in_process=True,
+    ),
+    Mistake(
+        "status of a node that has never run",
+        "edge status edge.yaml",
+        "weft: <dir>/data holds no log: expected the data_dir of a node that has run. It was not asked "
+        "either: http://127.0.0.1:1/status does not answer (Connection refused); is the node running?",
+        exit_status=1,
+        files=edge(STREAM + "http: {bind: '127.0.0.1:1'}\n"),
+        in_process=True,
+    ),
+    Mistake(
+        "status of a folder that is not there",
+        "edge status nowhere",
+        "Usage: weft edge status [OPTIONS] CONFIG|DIR\n"
+        "Try 'weft edge status --help' for help.\n"
+        "\n"
+        "Error: Invalid value for 'CONFIG|DIR': Path 'nowhere' does not exist.",
+        in_process=True,
+    ),
+    Mistake(
+        "status of a folder without a log",
+        "edge status .",
+        "weft: . holds no log: expected the data_dir of a node that has run",
+        exit_status=1,
+        in_process=True,
+    ),
+    Mistake(
+        "status of a node with a status page on any port",
+        "edge status edge.yaml",
+        "weft: <dir>/data holds no log: expected the data_dir of a node that has run. It was not asked "
+        "either: the node listens at any free port, so that it cannot be found. Name a port in the "
+        "configuration",
+        exit_status=1,
+        files=edge(STREAM + "http: {bind: '127.0.0.1:0'}\n"),
+        in_process=True,
+    ),
+    Mistake(
+        "a stream that is none",
+        "edge tail <node>/edge.yaml telemetri",
+        "weft: there is no stream 'telemetri'; streams: telemetry",
+        in_process=True,
+    ),
+    Mistake(
+        "a stream that is none, in the folder",
+        "edge tail <node>/data telemetri",
+        "weft: there is no stream 'telemetri'; streams: telemetry",
+        in_process=True,
+    ),
+    Mistake(
+        "a time that is none",
+        "edge tail <node>/edge.yaml --from yesterday",
+        "weft: --from: expected a duration ago such as -10m, or a time such as 2026-11-20T07:00, got 'yesterday'",
+        in_process=True,
+    ),
+    Mistake(
+        "a filter that is none",
+        "edge tail <node>/edge.yaml --filter plant/#/x",
+        "weft: --filter: topic filter 'plant/#/x': '#' must stand alone on the last level [MQTT-4.7.1-2]",
+        in_process=True,
+    ),
+    Mistake(
+        "two beginnings",
+        "edge tail <node>/edge.yaml --last 3 --from -1h",
+        "weft: --last, --from and --seq each say where to begin: choose one",
+        in_process=True,
+    ),
+    Mistake(
+        "a number of no stream",
+        "edge tail <node>/edge.yaml --seq 3",
+        "weft: --seq counts within one stream: name one STREAM with it",
+        in_process=True,
+    ),
+    Mistake(
+        "less than no records",
+        "edge tail <node>/edge.yaml --last -3",
+        "Usage: weft edge tail [OPTIONS] CONFIG|DIR [STREAM]...\n"
+        "Try 'weft edge tail --help' for help.\n"
+        "\n"
+        "Error: Invalid value for '--last': -3 is not in the range 0<=x<=1000000.",
+        in_process=True,
+    ),
+    Mistake(
+        "a table that is none",
+        "edge query <node>/edge.yaml 'SELECT * FROM telemetri'",
+        "weft: no such table: telemetri; tables: telemetry, weft_streams, weft_gaps",
+        in_process=True,
+    ),
+    Mistake(
+        "a column that is none",
+        "edge query <node>/edge.yaml 'SELECT temperature FROM telemetry'",
+        "weft: no such column: temperature. For a field of a JSON payload, write payload ->> "
+        "'$.temperature'. Columns: telemetry(time, time_ns, seq, key, line, payload, headers, qos, retained, "
+        "resent); weft_streams(stream, records, first_seq, next_seq, first_time, last_time, gaps, "
+        "records_lost, topics); weft_gaps(stream, first, end, records, reason, time, time_ns)",
+        in_process=True,
+    ),
+    Mistake(
+        "a statement that changes something",
+        "edge query <node>/edge.yaml 'DELETE FROM telemetry'",
+        "weft: a query is one SELECT: nothing here can be changed, attached, set or loaded",
+        in_process=True,
+    ),
+    Mistake(
+        "SQL that ends too early",
+        "edge query <node>/edge.yaml 'SELECT * FROM'",
+        "weft: the query ends too early: expected a SELECT, such as SELECT * FROM weft_streams",
+        in_process=True,
+    ),
+    Mistake(
+        "SQL with a typing mistake",
+        "edge query <node>/edge.yaml 'SELCT * FROM telemetry'",
+        'weft: near "SELCT": syntax error. Expected a SELECT, such as SELECT * FROM weft_streams',
+        in_process=True,
+    ),
+    Mistake(
+        "two statements",
+        "edge query <node>/edge.yaml 'SELECT 1; SELECT 2'",
+        "weft: a query is one SELECT, and there is more behind it",
+        in_process=True,
+    ),
+    Mistake(
+        "a payload that is no JSON",
+        "edge query <node>/edge.yaml 'SELECT payload ->> '\"'\"'$.x'\"'\"' FROM telemetry'",
+        "weft: a payload is not JSON: write iif(json_valid(payload), payload ->> '$.name', NULL) instead of "
+        "payload ->> '$.name'",
+        in_process=True,
+    ),
+    Mistake(
+        "a function that is none",
+        "edge query <node>/edge.yaml 'SELECT median(seq) FROM telemetry'",
+        "weft: no such function: median. Those of SQLite can be used, such as avg, min, max, count and json_extract",
+        in_process=True,
+    ),
+    Mistake(
+        "an offset without its sign",
+        "edge query <node>/edge.yaml 'SELECT count(*) FROM telemetry WHERE time > now('\"'\"'10m'\"'\"')'",
+        "weft: now() takes an offset with its sign, such as now('-10m'); got '10m'",
+        in_process=True,
+    ),
+    Mistake(
+        "a timeout without its unit",
+        "edge query <node>/edge.yaml 'SELECT 1' --timeout 60",
+        'weft: --timeout: expected a duration such as 250ms, 10s or 1h30m, got "60". Write the unit: 60s',
+        in_process=True,
+    ),
+    Mistake(
+        "a since that is none",
+        "edge query <node>/edge.yaml 'SELECT 1' --since 10minutes",
+        "weft: --since: expected a duration ago such as -10m, or a time such as 2026-11-20T07:00, got '10minutes'",
+        in_process=True,
+    ),
+    Mistake(
+        "two ways to print",
+        "edge query <node>/edge.yaml 'SELECT 1' --csv --json",
+        '{"error":"--csv and --json are two ways to print: choose one","exit_status":2,"problems":[]}',
+        in_process=True,
+    ),
+    Mistake(
+        "no rows at all",
+        "edge query <node>/edge.yaml 'SELECT 1' --rows-max 0",
+        "Usage: weft edge query [OPTIONS] CONFIG|DIR SQL\n"
+        "Try 'weft edge query --help' for help.\n"
+        "\n"
+        "Error: Invalid value for '--rows-max': 0 is not in the range x>=1.",
+        in_process=True,
+    ),
+    Mistake(
+        "a query of a folder without a log",
+        "edge query . 'SELECT 1'",
+        "weft: . holds no log: expected the data_dir of a node that has run",
+        exit_status=1,
+        in_process=True,
+    ),
+    Mistake(
+        "the log of a folder without one",
+        "log dump .",
+        "weft: . holds no log: expected the data_dir of a node that has run, or one of its .seg files",
+        exit_status=1,
+        in_process=True,
+    ),
+    Mistake(
+        "a log that is not there",
+        "log dump nowhere",
+        "Usage: weft log dump [OPTIONS] CONFIG|DIR|FILE\n"
+        "Try 'weft log dump --help' for help.\n"
+        "\n"
+        "Error: Invalid value for 'CONFIG|DIR|FILE': Path 'nowhere' does not exist.",
+        in_process=True,
+    ),
+    Mistake(
+        "a file that is no segment",
+        "log dump notes.txt",
+        'file=notes.txt offset=0 error="a segment header has 32 bytes, 6 are there"',
+        exit_status=1,
+        files={"notes.txt": "hello\n"},
+        in_process=True,
+    ),
+    Mistake(
+        "a drop that does not say how much",
+        "log drop <node>/edge.yaml telemetry",
+        "weft: say how much to give up: either --below SEQ or --all",
+    ),
+    Mistake(
+        "a drop of a stream that is none",
+        "log drop <node>/edge.yaml telemetri --all --yes",
+        "weft: the log has no stream telemetri; it has telemetry",
+    ),
+    Mistake(
+        "a drop without a terminal to ask at",
+        "log drop <node>/edge.yaml telemetry --all",
+        "give up 2 records of telemetry, taken in from <time> to <time>? Those that no hub has are lost for "
+        "good [y/N]: \n"
+        "weft: nothing was given up: there is no terminal to ask at. Add --yes to answer beforehand",
+    ),
+    Mistake(
+        "a drop of no log",
+        "log drop edge.yaml telemetry --all --yes",
+        "weft: <dir>/data holds no log: expected the data_dir of a node that has run",
+        exit_status=1,
+        files=edge(STREAM),
+    ),
+    Mistake(
+        "a password without a terminal",
+        "user add anna --file users",
+        "weft: there is no terminal to ask for the password at. Give it with --password-file FILE, or "
+        "--password-file - for standard input",
+    ),
+    Mistake(
+        "a password on the command line",
+        "user add anna secret --file users",
+        "Usage: weft user add [OPTIONS] NAME\n"
+        "Try 'weft user add --help' for help.\n"
+        "\n"
+        "Error: Got unexpected extra argument (secret)",
+    ),
+    Mistake(
+        "a password file that is not there",
+        "user add anna --file users --password-file nowhere",
+        "Usage: weft user add [OPTIONS] NAME\n"
+        "Try 'weft user add --help' for help.\n"
+        "\n"
+        "Error: Invalid value for '--password-file': 'nowhere': No such file or directory",
+    ),
+    Mistake(
+        "an empty password",
+        "user add anna --file users --password-file -",
+        "weft: expected a password of 1 to 1024 bytes",
+    ),
+    Mistake(
+        "a user's name with a colon",
+        "user add an:na --file users --password-file -",
+        "weft: a name has no colon and does not begin with '#', got 'an:na'",
+        given="secret\n",
+    ),
+    Mistake(
+        "no users file named",
+        "user add anna",
+        "Usage: weft user add [OPTIONS] NAME\nTry 'weft user add --help' for help.\n\nError: Missing option '--file'.",
+    ),
+    Mistake(
+        "a users file in a folder that is not there",
+        "user add anna --file no/users --password-file -",
+        "weft: no/users: there is no folder <dir>/no. Make it first",
+        exit_status=1,
+        given="secret\n",
+    ),
+    Mistake(
+        "a users file that may not be written",
+        "user add anna --file users/list --password-file -",
+        "weft: users/list: user <user> may not use it. Run this as the user that it belongs to",
+        exit_status=1,
+        files={"users/@0500": ""},
+        given="secret\n",
+    ),
+    Mistake(
+        "a user who is none",
+        "user remove bert --file users",
+        "weft: users: there is no user 'bert'",
+        files={"users": ""},
+        in_process=True,
+    ),
+    Mistake(
+        "a list of users that is not there",
+        "user list --file users",
+        "weft: users: there is no such file. `weft user add` makes one",
+        exit_status=1,
+        in_process=True,
+    ),
+    Mistake(
+        "the password of a user who is none",
+        "user check bert --file users --password-file -",
+        "weft: users: there is no user 'bert'",
+        exit_status=1,
+        files={"users": ""},
+        given="x\n",
+    ),
+    Mistake(
+        "a wrong password",
+        "user check anna --file users --password-file -",
+        "weft: that is not the password of anna",
+        exit_status=1,
+        files={"users": "<users>"},
+        given="wrong\n",
+    ),
+    Mistake(
+        "a token for an edge without the edge's name",
+        "token create shop --file tokens --scope edge",
+        "weft: scope 'edge' needs an edge, the other scopes must not have one. Name it with --edge",
+        in_process=True,
+    ),
+    Mistake(
+        "a token for a reader with an edge's name",
+        "token create bi --file tokens --scope reader --edge shop",
+        "weft: scope 'edge' needs an edge, the other scopes must not have one. Leave out --edge",
+        in_process=True,
+    ),
+    Mistake(
+        "a scope that is none",
+        "token create shop --file tokens --scope write",
+        "Usage: weft token create [OPTIONS] NAME\n"
+        "Try 'weft token create --help' for help.\n"
+        "\n"
+        "Error: Invalid value for '--scope': 'write' is not one of 'edge', 'reader', 'admin'.",
+        in_process=True,
+    ),
+    Mistake(
+        "a token without a scope",
+        "token create shop --file tokens",
+        "Usage: weft token create [OPTIONS] NAME\n"
+        "Try 'weft token create --help' for help.\n"
+        "\n"
+        "Error: Missing option '--scope'. Choose from:\n"
+        "\tedge,\n"
+        "\treader,\n"
+        "\tadmin",
+        in_process=True,
+    ),
+    Mistake(
+        "a token's name twice",
+        "token create bi --file tokens --scope reader",
+        "weft: tokens: there is a token 'bi' already; revoke it first, or choose another name",
+        files={"tokens": "<tokens>"},
+        in_process=True,
+    ),
+    Mistake(
+        "a tenant's name with a space",
+        "token create bi --file tokens --scope reader --tenant 'Plant One'",
+        "weft: tokens: token 'bi': tenant and edge need lower-case letters, digits, '-' and '_', at most 64, "
+        "starting with a letter or digit",
+        in_process=True,
+    ),
+    Mistake(
+        "a token that is none, revoked",
+        "token revoke shop --file tokens",
+        "weft: tokens: there is no token 'shop'; there are: 'bi'",
+        files={"tokens": "<tokens>"},
+        in_process=True,
+    ),
+    Mistake(
+        "a list of tokens that is not there",
+        "token list --file tokens",
+        "weft: tokens: there is no such file. `weft token create` makes one",
+        exit_status=1,
+        in_process=True,
+    ),
+    Mistake(
+        "a tokens file that is a folder",
+        "token list --file tokens",
+        "Usage: weft token list [OPTIONS]\n"
+        "Try 'weft token list --help' for help.\n"
+        "\n"
+        "Error: Invalid value for '--file': File 'tokens' is a directory.",
+        files={"tokens/": ""},
+        in_process=True,
+    ),
+    Mistake(
+        "a tokens file in a folder that is not there",
+        "token create bi --file no/tokens --scope reader",
+        "weft: no/tokens: there is no folder <dir>/no. Make it first",
+        exit_status=1,
+        in_process=True,
+    ),
+    Mistake(
+        "hub status of a hub that does not run",
+        "hub status hub.yaml",
+        "weft: http://127.0.0.1:1/v1/status does not answer (Connection refused); is the node running?",
+        exit_status=1,
+        files=hub("store: store\nlisten: 127.0.0.1:1\n"),
+        in_process=True,
+    ),
+    Mistake(
+        "hub status without the token",
+        "hub status <hub>/hub.yaml",
+        "weft: http://127.0.0.1:<hub port>/v1/status answered 401 Unauthorized: the token opens no status "
+        "page. Give an admin token with --token-file (`weft token create`)",
+        exit_status=1,
+        in_process=True,
+    ),
+    Mistake(
+        "hub status with a token for an edge",
+        "hub status <hub>/hub.yaml --token-file <hub>/shop.token",
+        "weft: http://127.0.0.1:<hub port>/v1/status answered 403 Forbidden: the token opens no status page. "
+        "Give an admin token with --token-file (`weft token create`)",
+        exit_status=1,
+        in_process=True,
+    ),
+    Mistake(
+        "hub status with a token file that is not there",
+        "hub status <hub>/hub.yaml --token-file nowhere",
+        "Usage: weft hub status [OPTIONS] CONFIG\n"
+        "Try 'weft hub status --help' for help.\n"
+        "\n"
+        "Error: Invalid value for '--token-file': File 'nowhere' does not exist.",
+        in_process=True,
+    ),
+    Mistake(
+        "hub status at the port of another program",
+        "hub status hub.yaml",
+        "weft: http://127.0.0.1:<node http>/v1/status answered 404 Not Found: another program answers there. "
+        "Check the address in the configuration",
+        exit_status=1,
+        files=hub("store: store\nlisten: 127.0.0.1:<node http>\n"),
+        in_process=True,
+    ),
+    Mistake(
+        "edge status at the port of another node",
+        "edge status edge.yaml",
+        "weft: <dir>/data holds no log: expected the data_dir of a node that has run. It was not asked "
+        "either: another node answers at 127.0.0.1:<node http>: default/press-shop-1",
+        exit_status=1,
+        files=edge(STREAM + "http: {bind: '127.0.0.1:<node http>'}\n"),
+        in_process=True,
+    ),
+    Mistake(
+        "a check while the hub runs",
+        "hub check <hub>/hub.yaml",
+        "warning: <hub>/hub.yaml:2: listen: a hub answers at 127.0.0.1:<hub port> already, so the port was not tried",
+        exit_status=0,
+        in_process=True,
+    ),
+    Mistake(
+        "an audit of a store that is not there",
+        "audit telemetry --store nowhere",
+        "weft: --store nowhere: the store holds no hub: check the store's address, or start a hub on it first",
+        exit_status=1,
+        in_process=True,
+    ),
+    Mistake(
+        "an audit without a store",
+        "audit telemetry",
+        "Usage: weft audit [OPTIONS] STREAM\nTry 'weft audit --help' for help.\n\nError: Missing option '--store'.",
+        in_process=True,
+    ),
+    Mistake(
+        "an audit of a stream that is none",
+        "audit telemetri --store <hub>/store",
+        "edge\tlog id\tin the log\tin the table\twaiting\tdoubled\tmissing\tgaps\tholes\tsent again\n"
+        "the hub knows no stream default/telemetri",
+        exit_status=1,
+        in_process=True,
+    ),
+    Mistake(
+        "an audit of a store of a kind that is none",
+        "audit telemetry --store ftp://x/y",
+        "weft: 'ftp://x/y' is no store: expected a path, file:///path, s3://bucket/prefix or memory://name",
+        in_process=True,
+    ),
+    Mistake(
+        "an audit of a bucket that does not answer",
+        "audit telemetry --store s3://weft-mistakes/x",
+        "weft: --store s3://weft-mistakes/x: cluster.json: "
+        "GET http://127.0.0.1:1/weft-mistakes/x/cluster.json failed: HTTP error: error sending request. "
+        "Check the store's address, AWS_ENDPOINT_URL and the credentials in the environment",
+        exit_status=1,
+    ),
+    Mistake(
+        "an audit of a store that may not be read",
+        "audit telemetry --store store",
+        "weft: --store store: the store's folder <dir>/store cannot be used for cluster.json: Permission "
+        "denied (<dir>/store/cluster.json). Let this process's user write there, or name another folder as "
+        "the store",
+        exit_status=1,
+        files={"store/@0000": ""},
+    ),
+]

@@ -1,0 +1,360 @@
+"""Mistakes in settings: values, units, names, sections."""
+
+from __future__ import annotations
+
+from tests.weft.mistakes.mistake import NODE, STREAM, Mistake, edge, hub
+
+SETTINGS = [
+    Mistake(
+        "a size with its unit in lower case",
+        "edge check edge.yaml",
+        'weft: edge.yaml:3: disk.budget: expected a size such as 64KiB, 16MiB or 2GiB, got "64mib". Did you '
+        "mean 64MiB?",
+        files=edge(NODE + "disk: {budget: 64mib}\n"),
+        in_process=True,
+    ),
+    Mistake(
+        "a size without its unit",
+        "edge check edge.yaml",
+        'weft: edge.yaml:3: disk.budget: expected a size such as 64KiB, 16MiB or 2GiB, got "64". Write the unit: 64MiB',
+        files=edge(NODE + "disk: {budget: 64}\n"),
+        in_process=True,
+    ),
+    Mistake(
+        "a size with half of its unit",
+        "edge check edge.yaml",
+        'weft: edge.yaml:3: disk.budget: expected a size such as 64KiB, 16MiB or 2GiB, got "64M". Did you mean 64MiB?',
+        files=edge(NODE + "disk: {budget: 64M}\n"),
+        in_process=True,
+    ),
+    Mistake(
+        "a duration in words",
+        "edge check edge.yaml",
+        'weft: edge.yaml:3: commit_interval: expected a duration such as 250ms, 10s or 1h30m, got "10 sec". '
+        "Did you mean 10s?",
+        files=edge(NODE + "commit_interval: 10 sec\n"),
+        in_process=True,
+    ),
+    Mistake(
+        "a duration without its unit",
+        "edge check edge.yaml",
+        "weft: edge.yaml:3: links.cloud.retry_max: expected a duration such as 250ms, 10s or 1h30m, got "
+        '"30". Write the unit: 30s',
+        files=edge(NODE + "links: {cloud: {to: 'http://localhost:1', retry_max: 30}}\n"),
+        in_process=True,
+    ),
+    Mistake(
+        "a budget that is too small",
+        "edge check edge.yaml",
+        "weft: edge.yaml:3: disk.budget: expected at least 16MiB, got 1MiB",
+        files=edge(NODE + "disk: {budget: 1MiB}\n"),
+        in_process=True,
+    ),
+    Mistake(
+        "a segment that is too large for the budget",
+        "edge check edge.yaml",
+        "weft: edge.yaml:3: disk.segment: expected at most a quarter of disk.budget (16MiB), got 32MiB",
+        files=edge(NODE + "disk: {budget: 64MiB, segment: 32MiB}\n"),
+        in_process=True,
+    ),
+    Mistake(
+        "a number in place of a filter",
+        "edge check edge.yaml",
+        'weft: edge.yaml:3: streams.telemetry.from: expected an MQTT filter such as "plant/{line}/#", got 3',
+        files=edge(NODE + "streams: {telemetry: {from: 3}}\n"),
+        in_process=True,
+    ),
+    Mistake(
+        "a list of streams",
+        "edge check edge.yaml",
+        "weft: edge.yaml:3: streams: expected names with their settings, such as `NAME: {...}`, got a list",
+        files=edge(NODE + "streams:\n  - telemetry\n  - alarms\n"),
+        in_process=True,
+    ),
+    Mistake(
+        "a stream with its filter directly behind it",
+        "edge check edge.yaml",
+        "weft: edge.yaml:4: streams.telemetry: expected keys and values (from, resent, when_full, retain, "
+        'replicate), got "plant/#"',
+        files=edge(NODE + "streams:\n  telemetry: plant/#\n"),
+        in_process=True,
+    ),
+    Mistake(
+        "a stream without a filter",
+        "edge check edge.yaml",
+        "weft: edge.yaml:3: streams.telemetry.from: is missing. MQTT filter or list of filters whose "
+        "messages this stream keeps.",
+        files=edge(NODE + "streams: {telemetry: {when_full: refuse}}\n"),
+        in_process=True,
+    ),
+    Mistake(
+        "a filter with # in the middle",
+        "edge check edge.yaml",
+        "weft: edge.yaml:3: streams.telemetry.from: topic filter 'plant/#/x': '#' must stand alone on the "
+        "last level [MQTT-4.7.1-2]",
+        files=edge(NODE + 'streams: {telemetry: {from: "plant/#/x"}}\n'),
+        in_process=True,
+    ),
+    Mistake(
+        "a level's name twice",
+        "edge check edge.yaml",
+        "weft: edge.yaml:3: streams.telemetry.from: pattern '{line}/{line}': level {line} is named twice",
+        files=edge(NODE + 'streams: {telemetry: {from: "{line}/{line}"}}\n'),
+        in_process=True,
+    ),
+    Mistake(
+        "an MQTT wildcard mixed into a level",
+        "edge check edge.yaml",
+        "weft: edge.yaml:3: streams.telemetry.from: topic filter 'plant+/x': '+' must stand alone on its "
+        "level [MQTT-4.7.1-3]",
+        files=edge(NODE + 'streams: {telemetry: {from: "plant+/x"}}\n'),
+        in_process=True,
+    ),
+    Mistake(
+        "yes in place of true",
+        "edge check edge.yaml",
+        "weft: edge.yaml:3: streams.telemetry.replicate: expected true or false, got yes",
+        files=edge(NODE + "streams: {telemetry: {from: x, replicate: yes}}\n"),
+        in_process=True,
+    ),
+    Mistake(
+        "a word in the wrong case",
+        "edge check edge.yaml",
+        'weft: edge.yaml:3: disk.compression: expected none or zstd, got "ZSTD"',
+        files=edge(NODE + "disk: {compression: ZSTD}\n"),
+        in_process=True,
+    ),
+    Mistake(
+        "a word that is not known",
+        "edge check edge.yaml",
+        'weft: edge.yaml:3: streams.telemetry.when_full: expected drop_oldest or refuse, got "drop"',
+        files=edge(NODE + "streams: {telemetry: {from: x, when_full: drop}}\n"),
+        in_process=True,
+    ),
+    Mistake(
+        "a number in place of a name",
+        "edge check edge.yaml",
+        "weft: edge.yaml:1: node: expected text (put it in quotes if it looks like a number, a date or yes/no), got 7",
+        files=edge("node: 7\ndata_dir: data\n"),
+        in_process=True,
+    ),
+    Mistake(
+        "a name with a space and capitals",
+        "edge check edge.yaml",
+        "weft: edge.yaml:1: node: expected a name (lower-case letters, digits, '-' and '_', at most 64, "
+        'starting with a letter or digit), got "Press Shop"',
+        files=edge("node: Press Shop\ndata_dir: data\n"),
+        in_process=True,
+    ),
+    Mistake(
+        "a stream's name with capitals",
+        "edge check edge.yaml",
+        "weft: edge.yaml:3: streams.Telemetry: expected a name (lower-case letters, digits, '-' and '_', at "
+        'most 64, starting with a letter or digit), got "Telemetry"',
+        files=edge(NODE + "streams: {Telemetry: {from: x}}\n"),
+        in_process=True,
+    ),
+    Mistake(
+        "a home folder as ~",
+        "edge check edge.yaml",
+        'weft: edge.yaml:2: data_dir: expected a path written out, without ~, got "~/weft"',
+        files=edge("node: a\ndata_dir: ~/weft\n"),
+        in_process=True,
+    ),
+    Mistake(
+        "a misspelt setting",
+        "edge check edge.yaml",
+        "weft: edge.yaml:3: disk.budgte: is not a setting. Did you mean budget?",
+        files=edge(NODE + "disk: {budgte: 1GiB}\n"),
+        in_process=True,
+    ),
+    Mistake(
+        "a setting with a hyphen",
+        "edge check edge.yaml",
+        "weft: edge.yaml:2: data-dir: is not a setting. Did you mean data_dir?",
+        files=edge("node: a\ndata-dir: data\n"),
+        in_process=True,
+    ),
+    Mistake(
+        "a setting of a section at the top",
+        "edge check edge.yaml",
+        "weft: edge.yaml:3: budget: is not a setting here. Did you mean disk.budget?",
+        files=edge(NODE + "budget: 1GiB\n"),
+        in_process=True,
+    ),
+    Mistake(
+        "a setting that is none",
+        "edge check edge.yaml",
+        "weft: edge.yaml:3: cluster: is not a setting. Known here: node, tenant, data_dir, listeners, auth, "
+        "http, disk, commit_interval, streams, links, state, limits",
+        files=edge(NODE + "cluster: b\n"),
+        in_process=True,
+    ),
+    Mistake(
+        "a password in the configuration",
+        "edge check edge.yaml",
+        "weft: edge.yaml:3: auth.password: is not a setting: secrets never stand in the configuration. Name "
+        "a file that holds them",
+        files=edge(NODE + "auth: {password: hunter2}\n"),
+        in_process=True,
+    ),
+    Mistake(
+        "no node",
+        "edge check edge.yaml",
+        "weft: edge.yaml:1: node: is missing. The node's name, unique within its tenant.",
+        files=edge("data_dir: data\n"),
+        in_process=True,
+    ),
+    Mistake(
+        "two mistakes at once",
+        "edge check edge.yaml",
+        "edge.yaml:1: node: expected text (put it in quotes if it looks like a number, a date or yes/no), "
+        "got 7\n"
+        'edge.yaml:3: disk.budget: expected a size such as 64KiB, 16MiB or 2GiB, got "1". Write the unit: '
+        "1MiB",
+        files=edge("node: 7\ndata_dir: data\ndisk: {budget: 1}\n"),
+        in_process=True,
+    ),
+    Mistake(
+        "a port alone as address",
+        "edge check edge.yaml",
+        "weft: edge.yaml:3: listeners.mqtt.bind: expected host:port such as 127.0.0.1:1883, or unix:/path, got 1883",
+        files=edge(NODE + "listeners: {mqtt: {bind: 1883}}\n"),
+        in_process=True,
+    ),
+    Mistake(
+        "an address without a port",
+        "edge check edge.yaml",
+        "weft: edge.yaml:3: listeners.mqtt.bind: expected host:port such as 127.0.0.1:1883 or [::1]:1883, "
+        'got "127.0.0.1"',
+        files=edge(NODE + "listeners: {mqtt: {bind: 127.0.0.1}}\n"),
+        in_process=True,
+    ),
+    Mistake(
+        "a port beyond 65535",
+        "edge check edge.yaml",
+        "weft: edge.yaml:3: listeners.mqtt.bind: expected host:port with a port of at most 65535, got "
+        '"127.0.0.1:70000"',
+        files=edge(NODE + "listeners: {mqtt: {bind: '127.0.0.1:70000'}}\n"),
+        in_process=True,
+    ),
+    Mistake(
+        "a URL as address",
+        "edge check edge.yaml",
+        "weft: edge.yaml:3: http.bind: expected host:port such as 127.0.0.1:1883 or [::1]:1883, got "
+        '"http://127.0.0.1:8080"',
+        files=edge(NODE + "http: {bind: 'http://127.0.0.1:8080'}\n"),
+        in_process=True,
+    ),
+    Mistake(
+        "one address for two listeners",
+        "edge check edge.yaml",
+        "weft: edge.yaml:3: listeners.b.bind: 127.0.0.1:1883 is the address of listeners.a already. Choose another",
+        files=edge(NODE + ("listeners: {a: {bind: '127.0.0.1:1883'}, b: {bind: '127.0.0.1:1883'}}\n")),
+        in_process=True,
+    ),
+    Mistake(
+        "a listener for other machines without users",
+        "edge check edge.yaml",
+        "weft: edge.yaml:3: listeners.mqtt.bind: 0.0.0.0:1883 can be reached from other machines, and "
+        "clients are not asked who they are. Name a users file (auth.users_file) or authorities "
+        "(tls.client_ca), bind to 127.0.0.1, or say `anonymous: allowed_beyond_loopback`",
+        files=edge(NODE + "listeners: {mqtt: {bind: '0.0.0.0:1883'}}\n"),
+        in_process=True,
+    ),
+    Mistake(
+        "a status page for other machines",
+        "edge check edge.yaml",
+        "weft: edge.yaml:3: http.bind: 0.0.0.0:8080 can be reached from other machines, and they are not "
+        "asked who they are. Bind to 127.0.0.1, or say `anonymous: allowed_beyond_loopback`",
+        files=edge(NODE + "http: {bind: '0.0.0.0:8080'}\n"),
+        in_process=True,
+    ),
+    Mistake(
+        "MQTTS without a certificate",
+        "edge check edge.yaml",
+        "weft: edge.yaml:3: listeners.mqtts.tls: is missing: a listener called mqtts has TLS. Name certificate and key",
+        files=edge(NODE + "listeners: {mqtts: {bind: '127.0.0.1:8883'}}\n"),
+        in_process=True,
+    ),
+    Mistake(
+        "nobody without a name, and no users",
+        "edge check edge.yaml",
+        "weft: edge.yaml:3: listeners.mqtt.bind: `anonymous: never` refuses every client without "
+        "auth.users_file or tls.client_ca. Name one of them",
+        files=edge(NODE + "listeners: {mqtt: {anonymous: never}}\n"),
+        in_process=True,
+    ),
+    Mistake(
+        "a hub without http://",
+        "edge check edge.yaml",
+        'weft: edge.yaml:3: links.cloud.to: expected a URL such as https://hub.example.com, got "hub.example.com:8090"',
+        files=edge(NODE + "links: {cloud: {to: 'hub.example.com:8090'}}\n"),
+        in_process=True,
+    ),
+    Mistake(
+        "a password in a hub's URL",
+        "edge check edge.yaml",
+        "weft: edge.yaml:3: links.cloud.to: expected a URL without a user name or password: the token comes "
+        "from token_file",
+        files=edge(NODE + "links: {cloud: {to: 'https://edge:secret@hub.example.com'}}\n"),
+        in_process=True,
+    ),
+    Mistake(
+        "a link for a stream that is none",
+        "edge check edge.yaml",
+        'weft: edge.yaml:5: links.cloud.streams: "alarms" is not a stream of this node; streams: telemetry',
+        files=edge(STREAM + "links: {cloud: {to: 'http://localhost:8090', streams: [alarms]}}\n"),
+        in_process=True,
+    ),
+    Mistake(
+        "a hub's configuration for an edge",
+        "edge check edge.yaml",
+        "weft: edge.yaml: this is a configuration for `weft hub`. Use that command, or name another file",
+        files=edge("store: store\nlisten: 127.0.0.1:0\n"),
+        in_process=True,
+    ),
+    Mistake(
+        "an edge's configuration for a hub",
+        "hub check hub.yaml",
+        "weft: hub.yaml: this is a configuration for `weft edge`. Use that command, or name another file",
+        files=hub(STREAM),
+        in_process=True,
+    ),
+    Mistake(
+        "a hub without a store",
+        "hub check hub.yaml",
+        "weft: hub.yaml:1: store: is missing. Where everything is kept: a folder, or `s3://bucket/prefix`.",
+        files=hub("listen: 127.0.0.1:8090\n"),
+        in_process=True,
+    ),
+    Mistake(
+        "a store of a kind that is none",
+        "hub check hub.yaml",
+        'weft: hub.yaml:1: store: expected a folder or s3://bucket/prefix, got "ftp://server/weft"',
+        files=hub("store: ftp://server/weft\n"),
+        in_process=True,
+    ),
+    Mistake(
+        "a key of the bucket in the configuration",
+        "hub check hub.yaml",
+        "weft: hub.yaml:1: store: expected a store without credentials or options: those come from the environment",
+        files=hub("store: s3://AKIA:secret@bucket/weft\n"),
+        in_process=True,
+    ),
+    Mistake(
+        "a hub for other machines without tokens",
+        "hub check hub.yaml",
+        "weft: hub.yaml:2: listen: 0.0.0.0:8090 can be reached from other machines, and they are not asked "
+        "who they are. Give a tokens_file, bind to 127.0.0.1, or say `anonymous: allowed_beyond_loopback`",
+        files=hub("store: store\nlisten: 0.0.0.0:8090\n"),
+        in_process=True,
+    ),
+    Mistake(
+        "no shards",
+        "hub check hub.yaml",
+        "weft: hub.yaml:2: shards: expected at least 1, got 0",
+        files=hub("store: store\nshards: 0\n"),
+        in_process=True,
+    ),
+]

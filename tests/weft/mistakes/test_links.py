@@ -1,0 +1,196 @@
+"""Mistakes about a link: the node's status and its log say them in words, link by link."""
+
+from __future__ import annotations
+
+import json
+import ssl
+import threading
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+from tests.weft.mistakes import surroundings
+from tests.weft.mistakes.place import Place, made
+from tests.weft.processes import free_port, wait_until
+
+
+class Link(NamedTuple):
+    """One link with a mistake in it, and what its status says."""
+
+    did: str
+    name: str
+    settings: str
+    state: str
+    error: str
+    token: str | None = None
+    """What is in the link's token file; None where the link names none."""
+
+
+HUB = "to: 'http://127.0.0.1:<hub port>'"
+LINKS = [
+    Link(
+        "no token where one is wanted", "none", HUB, "refused",
+        "http://127.0.0.1:<hub port>: the hub wants a token (401) and the link has none. Set the link's token_file",
+    ),
+    Link(
+        "a token of nowhere", "wrong", HUB, "refused",
+        "http://127.0.0.1:<hub port>: the hub does not accept the token (401). It is mistyped, revoked, or another "
+        "hub's: make one there",
+        token="abc",
+    ),
+    Link(
+        "a token that was revoked", "revoked", HUB, "refused",
+        "http://127.0.0.1:<hub port>: the hub does not accept the token (401). It is mistyped, revoked, or another "
+        "hub's: make one there",
+        token="<revoked>",
+    ),
+    Link(
+        "a reader's token", "reader", HUB, "refused",
+        "http://127.0.0.1:<hub port>: the hub does not accept the token for links (403). Make one there with "
+        "`--scope edge`",
+        token="<bi>",
+    ),
+    Link(
+        "another edge's token", "other", HUB, "refused",
+        "the token 'other' is not for edge press-shop-7 of tenant default; give the link this edge's own token, or "
+        "set node and tenant as the token says",
+        token="<other>",
+    ),
+    Link(
+        "an empty token file", "empty", HUB, "waiting",
+        "token_file <edge>/empty is empty: expected one token on one line. Write it there", token="",
+    ),
+    Link(
+        "words around the token", "words", HUB, "waiting",
+        "token_file <edge>/words: expected one token on one line, got several words. Leave the token alone there",
+        token="token: abc",
+    ),
+    Link(
+        "https to a port without TLS", "https", "to: 'https://127.0.0.1:<hub port>'", "waiting",
+        "https://127.0.0.1:<hub port>: the port does not speak TLS (<reason>). Write http:// if the hub is without TLS",
+    ),
+    Link(
+        "http to a port with TLS", "http", "to: 'http://127.0.0.1:<tls port>'", "waiting",
+        "http://127.0.0.1:<tls port>: the server closed the connection unanswered. Write https:// if it speaks TLS, or "
+        "check the port",
+    ),
+    Link(
+        "a hub whose authority is not known", "untrusted", "to: 'https://127.0.0.1:<tls port>'", "waiting",
+        "https://127.0.0.1:<tls port>: the hub's certificate is refused (self-signed certificate). Name the hub as its "
+        "certificate does, and trust its authority",
+    ),
+    Link(
+        "a status page in place of the hub", "page", "to: 'http://127.0.0.1:<node http>'", "refused",
+        "http://127.0.0.1:<node http>: no hub answers at /v1/link (404). Check the link's `to`",
+    ),
+    Link(
+        "an MQTT port in place of the hub", "mqtt", "to: 'http://127.0.0.1:<node mqtt>'", "waiting",
+        "http://127.0.0.1:<node mqtt>: the server closed the connection unanswered. Write https:// if it speaks TLS, "
+        "or check the port",
+    ),
+    Link(
+        "a hub that does not run", "down", "to: 'http://127.0.0.1:1'", "waiting",
+        "http://127.0.0.1:1: cannot connect (Connection refused). Check that the hub runs, and its host and port",
+    ),
+    Link("a token where none is wanted", "open", "to: 'http://127.0.0.1:<open port>'", "connected", "", token="abc"),
+]  # fmt: skip
+EDGE = """node: press-shop-7
+data_dir: data
+http: {{bind: '127.0.0.1:{http}'}}
+listeners: {{mqtt: null}}
+streams: {{telemetry: {{from: "#"}}}}
+disk: {{budget: 64MiB}}
+links:
+"""
+
+
+class Page(BaseHTTPRequestHandler):
+    """Speaks TLS and HTTP, and is no hub."""
+
+
+@contextmanager
+def server_with_tls(folder: Path) -> Iterator[int]:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(folder / "long.crt", folder / "long.key")
+    server = HTTPServer(("127.0.0.1", 0), Page)
+    server.handle_error = lambda *_: None  # type: ignore[method-assign] # clients that speak no TLS
+    server.socket = context.wrap_socket(server.socket, server_side=True)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    try:
+        yield server.server_port
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+class Edge(NamedTuple):
+    folder: Path
+    place: Place
+    links: dict[str, Any]
+    log: str
+
+
+@pytest.fixture(scope="module")
+def edge(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Edge]:
+    """A node with all these links, and what it says of them."""
+    files = tmp_path_factory.mktemp("files")
+    with made() as place, surroundings.running(place):
+        surroundings.files_of(place, files)
+        with server_with_tls(files) as tls_port:
+            hub_port, http = free_port(), free_port()
+            place.name("<tls port>", tls_port)
+            place.name("<open port>", hub_port)
+            hub_folder = Path(place.filled("<hub>", files))
+            for token in ("revoked", "other", "bi"):
+                place.name(f"<{token}>", (hub_folder / f"{token}.token").read_text())
+            open_hub = place.folder({"hub.yaml": f"store: store\nlisten: 127.0.0.1:{hub_port}\ntables: null\n"})
+            text, tokens = EDGE.format(http=http), dict[str, str | bytes]()
+            for link in LINKS:
+                file = f", token_file: {link.name}" if link.token is not None else ""
+                text += f"  {link.name}: {{{link.settings}{file}}}\n"
+                tokens |= {f"{link.name}@0600": link.token} if link.token is not None else {}
+            folder = place.folder({"edge.yaml": text, **tokens})
+            with place.serving("hub", open_hub), place.serving("edge", folder):
+                wait_until(lambda: all(map(is_told, links_of(http).values())))
+                place.name("<edge>", folder)
+                yield Edge(folder, place, links_of(http), Path(f"{folder}.stderr").read_text())
+
+
+def links_of(port: int) -> dict[str, Any]:
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/status", timeout=10) as answer:
+        links: dict[str, Any] = json.load(answer)["links"]
+        return links
+
+
+def is_told(link: dict[str, Any]) -> bool:
+    return bool(link["last_error"]) or link["state"] == "connected"
+
+
+@pytest.mark.parametrize("link", LINKS, ids=lambda link: link.did.replace(" ", "-"))
+def test_a_link_s_mistake_stands_in_status_and_log(link: Link, edge: Edge) -> None:
+    said = edge.place.emptied(edge.links[link.name]["last_error"], edge.folder).replace("<dir>", "<edge>")
+    assert without_openssl(said) == link.error
+    assert edge.links[link.name]["state"] in (link.state, "connecting")
+    if link.error:
+        assert edge.links[link.name]["last_error"] in edge.log
+    if link.token:
+        assert edge.place.filled(link.token, edge.folder) not in edge.log.replace("token: abc", "")
+
+
+def without_openssl(said: str) -> str:
+    """OpenSSL's words for the same thing differ between its releases."""
+    for reason in ("wrong version number", "record layer failure", "packet length too long", "http request"):
+        said = said.replace(f"({reason})", "(<reason>)")
+    return said
+
+
+def test_every_sentence_is_short() -> None:
+    for link in LINKS:
+        assert all(len(sentence.split()) <= 27 for sentence in link.error.split(". "))

@@ -1,0 +1,64 @@
+"""The answer of ``weft edge check`` and ``weft hub check``: errors, warnings, or that all is good."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar
+
+import click
+import msgspec
+
+from config.errors import ConfigError, Finding, Problem
+from config.load import Loaded
+from weft.output import USAGE_EXIT_CODE, Refused, print_error, print_json, problem_facts
+
+Config = TypeVar("Config", bound=msgspec.Struct)
+
+
+class CheckAnswer:
+    """Gives one answer. With ``as_json`` it is a document on standard output, whatever the answer is."""
+
+    def __init__(self, file: str, as_json: bool) -> None:
+        self._file = file
+        self._as_json = as_json
+
+    def load(self, load: Callable[[str], Loaded[Config]]) -> Loaded[Config]:
+        """Load the file; a file that cannot be loaded ends the command."""
+        try:
+            return load(self._file)
+        except Refused as refusal:
+            error = refusal.__cause__
+            if not self._as_json or not isinstance(error, ConfigError):
+                raise
+            self._print([], error.problems, {})
+            raise click.exceptions.Exit(USAGE_EXIT_CODE) from None
+
+    def give(
+        self,
+        loaded: Loaded[Config],
+        *,
+        errors: Sequence[Finding],
+        warnings: Sequence[Finding],
+        facts: Mapping[str, Any],
+        summary: str,
+    ) -> int:
+        """Print what was found; returns the exit status."""
+        wrong = loaded.refuse(errors).problems if errors else []
+        doubtful = loaded.refuse(warnings).problems if warnings else []
+        if self._as_json:
+            self._print(doubtful, wrong, facts)
+        else:
+            for problem in doubtful:
+                click.echo(f"warning: {problem}", err=True)
+            if wrong:
+                print_error("\n".join(map(str, wrong)))
+            else:
+                click.echo(f"{self._file} is good: {summary}")
+        return USAGE_EXIT_CODE if wrong else 0
+
+    def _print(self, warnings: Sequence[Problem], errors: Sequence[Problem], facts: Mapping[str, Any]) -> None:
+        found = {
+            "errors": [problem_facts(each) for each in errors],
+            "warnings": [problem_facts(each) for each in warnings],
+        }
+        print_json({"file": self._file, "good": not errors, **found, **facts})
