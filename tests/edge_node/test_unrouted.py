@@ -17,7 +17,7 @@ from edge_node.busiest_topics import TOPIC_BYTES_MAX, TOPICS_KEPT, BusiestTopics
 from edge_node.unrouted import Policy
 from protocols.mqtt.packets import Connect, PubAck, PubComp, Publish, PubRec, PubRel, Will
 from protocols.mqtt.reason_codes import ReasonCode
-from storage.segment_log import StreamPolicy
+from storage.segment_log import LogSettings, StreamPolicy
 from tests.edge_node.mqtt_harness import RawClient, SyncGate, running, until
 
 NO_STREAM = ReasonCode.TOPIC_NAME_INVALID
@@ -116,6 +116,31 @@ async def test_retained_messages_and_wills_are_kept(tmp_path: Path) -> None:
         await watching.subscribe(("none/#", 1))
         assert (await watching.receive()).payload == b"last"
         assert [record.payload for record in await node.stored("unrouted")] == [b"last", b"gone"]
+
+
+async def test_it_makes_room_before_anybody_is_refused(tmp_path: Path) -> None:
+    small = LogSettings(segment_bytes=64 << 10, budget_bytes=1 << 20, compression_level=None)
+    async with running(tmp_path, log_settings=small) as node:
+        stray = node.log.stream("unrouted")
+        node.log.set_policy(stray, StreamPolicy("drop_oldest", 86_400.0, 256 << 10, replicated=False))
+        device = await RawClient.connect(node.port, "device")
+        for number in range(1, 201):
+            device.send(Publish(b"none", bytes(1000), 1, number))
+            assert await device.receive() == PubAck(number)
+        assert node.log.stream_bytes(stray) > 200_000
+        acknowledged = 0
+        while True:
+            device.send(Publish(b"plant/a", bytes(1000), 1, acknowledged + 1))
+            if await device.receive() is None:
+                break
+            acknowledged += 1
+        assert node.log.shortage() is not None
+        assert acknowledged > 700, "what no stream matches takes no room from what must not be lost"
+        assert node.log.ranges(stray).count() < 60
+        assert len(await node.stored()) == acknowledged
+        again = await RawClient.connect(node.port, "again")
+        again.send(Publish(b"none", bytes(1000), 1, 1))
+        assert await again.receive() is None, "what cannot be kept is not acknowledged"
 
 
 # --- live
