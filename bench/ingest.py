@@ -39,6 +39,7 @@ listeners:
   mqtt: {{bind: "127.0.0.1:{port}"}}
 streams:
   load: {{from: "lg/{{device}}"}}
+unrouted: live
 """
 
 

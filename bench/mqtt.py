@@ -37,7 +37,7 @@ FSYNCS = 400
 FSYNC_BYTES = 16 << 10
 """About what one commit writes at the rate of the latency case."""
 KEPT, LIVE = "lg", "live"
-"""Topic prefixes: of a stream of Weft's log, and of none."""
+"""Topic prefixes: of a stream of Weft's log, and of none (`unrouted: live`)."""
 
 
 @dataclass(frozen=True)

@@ -20,6 +20,8 @@ class Shape(NamedTuple):
     type: inspect.Type
     unit: str | None
     description: str
+    short: str | None = None
+    """The setting of a section that may stand for the whole section."""
 
 
 def shape_of(type_: inspect.Type) -> Shape:
@@ -28,7 +30,7 @@ def shape_of(type_: inspect.Type) -> Shape:
     while isinstance(type_, inspect.Metadata):
         extra = {**(type_.extra_json_schema or {}), **extra}
         type_ = type_.type
-    return Shape(type_, extra.get("x-unit"), extra.get("description", ""))
+    return Shape(type_, extra.get("x-unit"), extra.get("description", ""), extra.get("x-short"))
 
 
 def model_shape(model: type[msgspec.Struct]) -> inspect.StructType:

@@ -225,8 +225,8 @@ class State(Section, frozen=True, kw_only=True):
     topics_log_bytes: Annotated[
         Annotated[Size, Meta(ge=1 * MiB)] | None,
         Meta(
-            description="How much the log may grow before messages that belong to no stream, and are kept for absent "
-            "sessions alone, may be deleted although a session has not had them. At most a quarter of disk.budget is "
+            description="How much the log may grow before messages that no stream matches, of which absent sessions "
+            "have a copy, may be deleted although a session has not had them. At most a quarter of disk.budget is "
             "used. When it is left out, 1 GiB or that quarter, whichever is less.",
         ),
     ] = field(default=None, name="topics_log")

@@ -87,7 +87,7 @@ EDGE_METRICS = (
     Metric("weft_edge_resent_forgotten_total", "counter", "Messages no longer recognised: too many of all sessions."),
     Metric("weft_edge_publishes_received_total", "counter", "Messages received, QoS 2 repetitions not included."),
     Metric("weft_edge_publishes_repeated_total", "counter", "QoS 2 messages received again: acknowledged, not stored."),
-    Metric("weft_edge_publishes_unrouted_total", "counter", "Messages whose topic belongs to no stream: not stored."),
+    Metric("weft_edge_publishes_unrouted_total", "counter", "Messages that no stream matches: see `unrouted`."),
     Metric("weft_edge_publish_bytes_received_total", "counter", "Payload bytes received."),
     Metric("weft_edge_wills_published_total", "counter", "Wills published for clients that went away."),
     Metric("weft_edge_wills_refused_total", "counter", "Clients refused because limits.wills was reached."),

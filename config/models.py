@@ -14,7 +14,7 @@ from msgspec import Meta, field
 
 from config.limits import EdgeLimits, HubLimits, State
 from config.listeners import Auth, Http, MqttListener
-from config.streams import Disk, Link, Stream
+from config.streams import Disk, Link, Stream, Unrouted
 from config.values import Anonymous, Bind, Count, Duration, MiB, Path, Section, Size, Store
 
 
@@ -50,6 +50,7 @@ class EdgeConfig(Section, frozen=True, kw_only=True):
     streams: Annotated[dict[str, Stream], Meta(description="The streams by name.", max_length=1024)] = field(
         default_factory=dict
     )
+    unrouted: Annotated[Unrouted, Meta(extra_json_schema={"x-short": "policy"})] = Unrouted()
     links: Annotated[dict[str, Link], Meta(description="The links by name.", max_length=64)] = field(
         default_factory=dict
     )

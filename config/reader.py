@@ -44,7 +44,7 @@ class Reader:
         if isinstance(inner, inspect.UnionType):
             return self._optional(node, inner, shape, path)
         if isinstance(inner, inspect.StructType):
-            return self._struct(node, inner, path)
+            return self._struct(node, inner, path, shape.short)
         if isinstance(inner, inspect.DictType):
             return self._named(node, inner, path)
         if isinstance(inner, inspect.VarTupleType):
@@ -92,9 +92,13 @@ class Reader:
             entries[key.value] = value
         return list(entries.items())
 
-    def _struct(self, node: yaml.Node, type_: inspect.StructType, path: KeyPath) -> Any:
+    def _struct(self, node: yaml.Node, type_: inspect.StructType, path: KeyPath, short: str | None = None) -> Any:
         if _is_null(node):  # a section whose lines are all commented out
             node = yaml.MappingNode(node.tag, [], node.start_mark, node.end_mark)
+        if short is not None and isinstance(node, yaml.ScalarNode):
+            (only,) = (field for field in type_.fields if field.encode_name == short)
+            value = self.read(node, only.type, path)
+            return value if value is INVALID else type_.cls(**{only.name: value})
         if not isinstance(node, yaml.MappingNode):
             keys = [field.encode_name for field in type_.fields]
             return self._refuse(path, f"keys and values ({_listed(keys)})", node)

@@ -38,6 +38,9 @@ def _as_written(node: Any) -> Any:
     if isinstance(node.get("default"), dict):
         # A section's default repeats what its settings say of themselves.
         node = {key: value for key, value in node.items() if key != "default"}
+    if "x-short" in node:
+        section = {key: value for key, value in node.items() if key != "x-short"}
+        return {"anyOf": [section, {"$ref": f"{section['$ref']}/properties/{node['x-short']}"}]}
     if "x-unit" not in node:
         return {key: _as_written(value) for key, value in node.items()}
     unit = UNITS[node["x-unit"]]

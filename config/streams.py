@@ -105,6 +105,30 @@ class Stream(Section, frozen=True, kw_only=True):
     ] = True
 
 
+class Unrouted(Section, frozen=True, kw_only=True):
+    """What becomes of messages whose topic no stream matches."""
+
+    policy: Annotated[
+        Literal["keep", "live", "refuse"],
+        Meta(
+            description="`keep` writes them to the stream `unrouted` before they are acknowledged; no link carries it. "
+            "`live` sends them to subscribers and keeps them only for persistent sessions that want them. `refuse` "
+            "takes none of them: MQTT 5.0 clients get reason code 0x90, for others see `auth.refused_publish`. "
+            "`unrouted: live` is short for `unrouted: {policy: live}`."
+        ),
+    ] = "keep"
+    time_s: Annotated[
+        Duration, Meta(ge=1, description="Age at which records of the stream `unrouted` go, as with `retain.time`.")
+    ] = field(default=86_400.0, name="time")
+    size_bytes: Annotated[
+        Annotated[Size, Meta(ge=1 * MiB)] | None,
+        Meta(
+            description="Most of the log that the stream `unrouted` may take; its oldest records make room. When it is "
+            "left out, 64 MiB or a sixteenth of the budget, whichever is less.",
+        ),
+    ] = field(default=None, name="size")
+
+
 class Link(Section, frozen=True, kw_only=True):
     """A link carries streams to a hub."""
 

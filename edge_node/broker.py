@@ -25,6 +25,7 @@ from edge_node.sessions import Sessions
 from edge_node.subscriptions import Subscriptions
 from edge_node.sys_topics import INTERVAL_S, Facts, SysTopics
 from edge_node.timer_wheel import TimerWheel
+from edge_node.unrouted import Unrouted
 from edge_node.wills import Wills
 from protocols.mqtt.connection import ServerLimits
 from protocols.mqtt.packets import Publish, Subscription
@@ -89,6 +90,7 @@ class Broker:
         journal: SessionJournal,
         backlog: Backlog,
         resent: Resent,
+        unrouted: Unrouted,
         pending_bytes_max: int,
     ) -> None:
         """Join the parts.
@@ -122,7 +124,7 @@ class Broker:
         self.fan_out = FanOut(self.subscriptions, deliveries.touched, deliveries.flush, wall_clock, counters)
         self.ingest = self._keeping.messages.ingest = Ingest(
             segment_log, Router(patterns, segment_log.stream), self.subscriptions, self.fan_out, wall_clock, counters,
-            session_topics=segment_log.stream(SESSION_TOPICS_STREAM), pending_bytes_max=pending_bytes_max,
+            unrouted, session_topics=segment_log.stream(SESSION_TOPICS_STREAM), pending_bytes_max=pending_bytes_max,
             topic_levels_max=settings.topic_levels_max,
         )  # fmt: skip
         self._wills = Wills(self, counters, limits.will_bytes_max)
@@ -210,6 +212,10 @@ class Broker:
     def will_denied(self, session: Session) -> None:
         """Note that a will is not to be published."""
         self._keeping.will_denied(session)
+
+    def refuses(self, topic: bytes) -> bool:
+        """Whether no stream matches a topic, and the node refuses such messages."""
+        return self.ingest.refuses(topic)
 
     # --- what connections ask
 

@@ -11,6 +11,7 @@ from config.streams import Link, Retain, Stream
 from config.units import UnixSocket, format_size, parse_bind, parse_listen, quoted
 from config.values import Anonymous
 from edge_node.broker_ports import SESSION_JOURNAL_STREAM, SESSION_TOPICS_STREAM
+from edge_node.unrouted import UNROUTED_STREAM
 from protocols.lane import NAME_RULE, valid_name
 from protocols.topics import compile_pattern
 
@@ -20,6 +21,9 @@ TOPICS_LOG_BYTES = 1 << 30
 SEGMENT_BYTES = 64 << 20
 SEGMENT_SHARE = 8
 """Part of the disk budget, one in so many, that a segment takes where 64 MiB would be more than that."""
+UNROUTED_BYTES = 64 << 20
+UNROUTED_SHARE = 16
+"""Part of the disk budget, one in so many, that the stream `unrouted` takes where 64 MiB would be more than that."""
 SEGMENTS_MIN = 4
 """Least number of segments in the disk budget: space is freed a whole segment at a time."""
 
@@ -35,6 +39,8 @@ def check(config: EdgeConfig) -> list[Finding]:
         findings.append(Finding(("state", "save_size"), "expected at most state.journal"))
     if config.state.backlog_page_bytes > config.state.backlog_buffer_bytes:
         findings.append(Finding(("state", "backlog_page"), "expected at most state.backlog_buffer"))
+    if unrouted_bytes(config) > config.disk.budget_bytes:
+        findings.append(Finding(("unrouted", "size"), "expected at most disk.budget"))
     for name, stream in config.streams.items():
         findings += _stream(name, stream, config)
     for name, link in config.links.items():
@@ -44,12 +50,19 @@ def check(config: EdgeConfig) -> list[Finding]:
 
 def notes(config: EdgeConfig) -> list[str]:
     """What is allowed and perhaps not meant, a sentence each."""
-    return [*_notes_on_links(config), *_notes_on_listeners(config), *_notes_on_state(config)]
+    return [
+        *_notes_on_links(config), *_notes_on_listeners(config), *_notes_on_state(config), *_notes_on_unrouted(config),
+    ]  # fmt: skip
 
 
 def segment_bytes(config: EdgeConfig) -> int:
     """``disk.segment``, or what goes with the budget when that is left out."""
     return config.disk.segment_bytes or min(SEGMENT_BYTES, config.disk.budget_bytes // SEGMENT_SHARE)
+
+
+def unrouted_bytes(config: EdgeConfig) -> int:
+    """``unrouted.size``, or what goes with the budget when that is left out."""
+    return config.unrouted.size_bytes or min(UNROUTED_BYTES, config.disk.budget_bytes // UNROUTED_SHARE)
 
 
 def topics_log_bytes(config: EdgeConfig) -> int:
@@ -91,6 +104,14 @@ def _notes_on_state(config: EdgeConfig) -> Iterator[str]:
         )
 
 
+def _notes_on_unrouted(config: EdgeConfig) -> Iterator[str]:
+    if config.unrouted.policy == "refuse" and config.auth.refused_publish == "acknowledge":
+        yield (
+            "`unrouted: refuse` with `auth.refused_publish: acknowledge`: clients of MQTT 3.1.1 get an acknowledgement "
+            "for messages that no stream matches, although these are not kept"
+        )
+
+
 def carried_streams(link: Link, config: EdgeConfig) -> tuple[str, ...]:
     """The streams that go over a link."""
     if link.streams is not None:
@@ -105,6 +126,12 @@ def _names(config: EdgeConfig) -> Iterator[Finding]:
     for name in config.streams:
         if name in (SESSION_JOURNAL_STREAM, SESSION_TOPICS_STREAM):
             yield Finding(("streams", name), "is the name of a stream that the node keeps for itself; choose another")
+        if name == UNROUTED_STREAM:
+            yield Finding(
+                ("streams", name),
+                "is the name of the stream that keeps what no stream matches. Its size and time stand under "
+                "`unrouted`; for a stream with topics of its own choose another name",
+            )
     named += [(("listeners", name), name) for name in config.listeners]
     for path, name in named:
         if not valid_name(name):
@@ -178,7 +205,12 @@ def _stream(name: str, stream: Stream, config: EdgeConfig) -> Iterator[Finding]:
 def _link(name: str, link: Link, config: EdgeConfig) -> Iterator[Finding]:
     path = ("links", name)
     for stream in link.streams or ():
-        if stream not in config.streams:
+        if stream == UNROUTED_STREAM:
+            yield Finding(
+                (*path, "streams"),
+                "`unrouted` stays on the node: no link may carry it. Give topics that a hub is to get a stream",
+            )
+        elif stream not in config.streams:
             known = ", ".join(config.streams) or "there are none"
             yield Finding((*path, "streams"), f"{quoted(stream)} is not a stream of this node; streams: {known}")
         elif not config.streams[stream].replicate:

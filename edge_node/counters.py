@@ -41,7 +41,7 @@ class Counters:
     publishes_repeated: int = 0
     """QoS 2 publishes whose packet identifier was still open: acknowledged, not stored again."""
     publishes_unrouted: int = 0
-    """Publishes whose topic belongs to no stream: not stored."""
+    """Publishes whose topic no stream of the configuration matches, kept, live or refused."""
     publish_bytes_received: int = 0
     """Payload bytes."""
     publishes_denied: int = 0

@@ -93,7 +93,7 @@ def _probed(request: web.Request, word: str, reasons: Sequence[str]) -> web.Resp
 
 def page(facts: dict[str, Any]) -> str:
     """The status page, which reloads itself every few seconds."""
-    disk = facts["disk"]
+    disk, unrouted = facts["disk"], facts["unrouted"]
     title = escape(f"{facts['tenant']}/{facts['node']}")
     summary = [
         ("up", approximate_duration(facts["uptime_seconds"])),
@@ -103,7 +103,7 @@ def page(facts: dict[str, Any]) -> str:
         ("outage left", outage_left(facts)),
         ("MQTT connections", facts["mqtt"]["connections"]),
         ("messages received", facts["mqtt"]["publishes_received"]),
-        ("messages of no stream", facts["mqtt"]["publishes_unrouted"]),
+        ("messages that no stream matches", f"{unrouted['messages']} (unrouted: {unrouted['policy']})"),
     ]
     streams = [
         (name, s["next_seq"], s["next_seq"] - s["durable_end"], _lost(s["lost"]))
@@ -113,12 +113,14 @@ def page(facts: dict[str, Any]) -> str:
         (name, link["state"], link["pending_records"], approximate_duration(link["pending_seconds"]), trouble(link))
         for name, link in facts["links"].items()
     ]
+    busiest = [(each["topic"], each["messages"]) for each in unrouted["busiest"]]
     return (
         f'<!doctype html><html lang="en"><meta charset="utf-8"><meta http-equiv="refresh" content="5">'
         f"<title>{title}</title><style>{_STYLE}</style><h1>{title}</h1>"
         + _table((), summary)
         + _table(("stream", "records", "waiting for the disk", "lost"), streams)
         + _table(("link", "state", "records waiting", "behind by", "trouble"), links)
+        + (_table(("topic that no stream matches", "messages"), busiest) if busiest else "")
         + '<p><a href="status">JSON</a> · <a href="metrics">metrics</a></p></html>'
     )
 

@@ -14,6 +14,7 @@ from edge_node.message import NOWHERE, PUBLISHER
 from edge_node.message_headers import to_headers
 from edge_node.router import Router
 from edge_node.subscriptions import Subscriptions
+from edge_node.unrouted import Unrouted
 from protocols.batch import Flag, HeaderPairs
 from protocols.mqtt.packets import Publish
 from protocols.mqtt.publish_run import PublishRun, Records
@@ -70,18 +71,23 @@ class Log(PendingLog, Protocol):
 class Target:
     """Where the records of a topic go. Compared by identity: equal targets are one object."""
 
-    __slots__ = ("kept_for_sessions", "live", "marked", "streams")
+    __slots__ = ("kept_for_sessions", "live", "marked", "streams", "unrouted")
 
-    def __init__(self, streams: tuple[int, ...], live: bool, kept_for_sessions: bool, marked: bool) -> None:
+    def __init__(
+        self, streams: tuple[int, ...], live: bool, kept_for_sessions: bool, marked: bool, unrouted: bool
+    ) -> None:
         self.streams = streams
-        """Empty for a topic that belongs to no stream: nothing was promised about it, so it is not stored, only
-        counted and delivered live. It is acknowledged all the same, or the device would send it for ever."""
+        """The streams that take the records; the one from which sessions read them comes first. Empty only with
+        `unrouted: live`, for a topic that no stream matches: its messages are counted, delivered and acknowledged."""
         self.live = live
         """Whether somebody is subscribed to the topic now."""
         self.kept_for_sessions = kept_for_sessions
-        """Whether it belongs to no stream of the configuration and is stored because persistent sessions want it."""
+        """Whether no stream of the configuration matches it and persistent sessions want it: then a copy is stored
+        for them, first in ``streams``."""
         self.marked = marked
         """Whether its records name their publisher."""
+        self.unrouted = unrouted
+        """Whether no stream of the configuration matches it."""
 
 
 class Topics:
@@ -98,15 +104,18 @@ class Topics:
         """The same without those that nobody takes: MQTT 5.0 has a reason code for them."""
 
     def target(self, topic: bytes) -> Target | None:
-        """Where a valid topic's records go; None when the client may not publish to it."""
+        """Where a valid topic's records go; None when the client may not publish to it, or when no stream matches it
+        and such messages are refused."""
         found = self.plain.get(topic)
         if found is not None:
             return found
-        if topic.startswith(b"$SYS/") or topic.count(b"/") >= self._ingest.topic_levels_max:
-            return None
-        if self._identity is not None and not self._identity.may_publish(topic):
+        if not self.permits(topic):
             return None
         found = self._ingest.target(topic)
+        if found.unrouted:
+            self._ingest.unrouted.met(topic)
+            if self._ingest.unrouted.refuses:
+                return None
         if len(topic) <= TOPIC_BYTES_REMEMBERED_MAX:
             if len(self.plain) >= TOPICS_MAX:
                 self.clear()
@@ -115,6 +124,12 @@ class Topics:
             if found.streams or found.live:
                 self.matched[topic] = found
         return found
+
+    def permits(self, topic: bytes) -> bool:
+        """Whether limits and access rules let the client publish to a topic."""
+        if topic.startswith(b"$SYS/") or topic.count(b"/") >= self._ingest.topic_levels_max:
+            return False
+        return self._identity is None or self._identity.may_publish(topic)
 
     def clear(self) -> None:
         """Ask anew."""
@@ -137,6 +152,7 @@ class Ingest:
         fan_out: FanOut,
         wall_clock: Callable[[], int],
         counters: Counters,
+        unrouted: Unrouted,
         *,
         session_topics: int,
         pending_bytes_max: int,
@@ -146,7 +162,7 @@ class Ingest:
 
         Args:
             wall_clock: nanoseconds since 1970.
-            session_topics: the stream of messages that only persistent sessions want.
+            session_topics: the stream of messages that no other stream takes and persistent sessions want.
             pending_bytes_max: bytes that may wait for the disk before publishers are held.
         """
         self.log = log
@@ -155,15 +171,17 @@ class Ingest:
         self._fan_out = fan_out
         self._wall_clock = wall_clock
         self._counters = counters
+        self.unrouted = unrouted
         self._session_topics = session_topics
         self.topic_levels_max = topic_levels_max
         self.streams = (*router.numbers, session_topics)
-        """Every stream that a session may have to read."""
+        """Every stream that a session may have to read. The stream `unrouted` is none of them: it drops its oldest
+        records, so sessions have copies of their own."""
         self.back_pressure = BackPressure(log, pending_bytes_max)
         self.everybody = Topics(self, None)
         self.remembering: set[Topics] = set()
         """Those that know topics: the others, of thousands of clients that are silent, have nothing to forget."""
-        self._interned: dict[tuple[tuple[int, ...], bool, bool, bool], Target] = {}
+        self._interned: dict[tuple[tuple[int, ...], bool, bool, bool, bool], Target] = {}
         self._undelivered: dict[int, int] = {}
         """Stream -> seq of the first record appended and not yet delivered live; empty outside ``store``."""
         subscriptions.watch(self.forget)
@@ -191,12 +209,19 @@ class Ingest:
         """Where a topic's records go, whoever publishes them."""
         plan = self._subscriptions.plan(topic)
         streams = self._router.streams(topic.decode())
-        kept_for_sessions = not streams and plan.wanted
-        key = ((self._session_topics,) if kept_for_sessions else streams, plan.live, kept_for_sessions, plan.marked)
+        unrouted = not streams
+        kept_for_sessions = unrouted and plan.wanted
+        if unrouted:
+            streams = (self._session_topics, *self.unrouted.streams) if kept_for_sessions else self.unrouted.streams
+        key = (streams, plan.live, kept_for_sessions, plan.marked, unrouted)
         found = self._interned.get(key)
         if found is None:
             found = self._interned[key] = Target(*key)
         return found
+
+    def refuses(self, topic: bytes) -> bool:
+        """Whether no stream matches a topic, and such messages are refused."""
+        return self.unrouted.refuses and not self._router.streams(topic.decode())
 
     def ends(self) -> dict[int, int]:
         """Stream -> seq of the first record that has not been delivered live."""
@@ -230,8 +255,7 @@ class Ingest:
                 (
                     (stream, records.keys, records.payloads, headers)
                     for target, records, headers in taken
-                    if not _is_for_nobody(target, records)
-                    for stream in target.streams
+                    for stream in _streams(target, records)
                 ),
                 now,
             )
@@ -243,7 +267,11 @@ class Ingest:
             stream, seq = self._append(target, records, headers, now)
             if stream != NOWHERE:
                 stored.append((stream, seq, len(records.keys)))
+            if target.unrouted:
+                self.unrouted.count(records.keys)
             if target.live:
+                if target.unrouted and stream != self._session_topics:
+                    stream, seq = NOWHERE, 0  # nothing that a session could read again
                 live.append((target, records, stream, seq))
         if stored:
             self.back_pressure.appended()
@@ -269,17 +297,17 @@ class Ingest:
     def _append(
         self, target: Target, records: Records, headers: dict[int, HeaderPairs] | None, now: int
     ) -> tuple[int, int]:
-        """(the stream in which the records are read again, the first one's seq)."""
+        """(the first of the streams that took the records, the first one's seq)."""
         keys, payloads, flags = records.keys, records.payloads, records.flags or None
-        if _is_for_nobody(target, records):
-            self._counters.publishes_unrouted += len(keys)
+        streams = _streams(target, records)
+        if not streams:
             return NOWHERE, 0
         size = records.payload_bytes
-        for stream in target.streams[1:]:  # the log keeps the lists it gets, so every other stream needs its own
+        for stream in streams[1:]:  # the log keeps the lists it gets, so every other stream needs its own
             self.log.append(
                 stream, now, keys.copy(), payloads.copy(), headers and headers.copy(), flags and flags.copy(), size
             )
-        return target.streams[0], self.log.append(target.streams[0], now, keys, payloads, headers, flags, size)
+        return streams[0], self.log.append(streams[0], now, keys, payloads, headers, flags, size)
 
     def _deliver(self, live: list[tuple[Target, Records, int, int]], packets: PacketsOf, publisher: str | None) -> None:
         for _, _, stream, seq in reversed(live):
@@ -318,9 +346,9 @@ def _headers(
     return headers
 
 
-def _is_for_nobody(target: Target, records: Records) -> bool:
-    """Whether no stream takes the records."""
-    return not target.streams or (target.kept_for_sessions and _all_qos0(records))
+def _streams(target: Target, records: Records) -> tuple[int, ...]:
+    """The streams that take the records. Those for sessions need no copy of messages at QoS 0, which nobody reads."""
+    return target.streams[1:] if target.kept_for_sessions and _all_qos0(records) else target.streams
 
 
 def _all_qos0(records: Records) -> bool:

@@ -17,6 +17,7 @@ from edge_node.broker_ports import SESSION_JOURNAL_STREAM, SESSION_TOPICS_STREAM
 from edge_node.check import carried_streams
 from edge_node.known_ends import KnownEnds
 from edge_node.link_source import SegmentLogSource
+from edge_node.unrouted import UNROUTED_STREAM
 from protocols.ranges import Range, RangeSet
 from replication.runner import LinkIdentity, LinkSettings, no_token, read_token, run_link
 from replication.sender import SenderSettings
@@ -25,7 +26,7 @@ from storage.filesystem import FileSystem, OSFileSystem, write_atomically
 from storage.segment_log import SegmentLog
 
 EPOCH_BYTES_MAX: Final = 32
-INTERNAL_STREAMS: Final = frozenset({SESSION_JOURNAL_STREAM, SESSION_TOPICS_STREAM})
+INTERNAL_STREAMS: Final = frozenset({SESSION_JOURNAL_STREAM, SESSION_TOPICS_STREAM, UNROUTED_STREAM})
 """Streams of the node's own: they never leave it, whatever a configuration says."""
 
 logger = logging.getLogger(__name__)

@@ -118,9 +118,11 @@ class Handshake:
             session_expiry_interval=session.expiry_s if session.expiry_s != asked else None,
         )
 
-    @staticmethod
-    def _check_will(packet: Connect, identity: Identity) -> None:
+    def _check_will(self, packet: Connect, identity: Identity) -> None:
         will = packet.will
         if will is not None and not identity.unrestricted and not identity.may_publish(will.topic):
             reason = f"it may not publish its will to {will.topic.decode()!r}"
             raise ConnectRefused(ReasonCode.NOT_AUTHORIZED, reason, version=packet.version)
+        if will is not None and self._broker.refuses(will.topic):
+            reason = f"no stream matches {will.topic.decode()!r}, the topic of its will (`unrouted: refuse`)"
+            raise ConnectRefused(ReasonCode.TOPIC_NAME_INVALID, reason, version=packet.version)

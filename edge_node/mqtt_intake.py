@@ -195,6 +195,9 @@ class Intake:
 
     def _refusal(self, session: Session, packet: Publish, target: Target | None) -> int:
         counters = self._parts.counters
+        if target is None and self._is_unrouted(packet.topic):
+            self._parts.ingest.unrouted.count([packet.topic])
+            return ReasonCode.TOPIC_NAME_INVALID  # "not malformed, but is not accepted by this [...] Server", 3.4.2.1
         if target is None:
             counters.publishes_denied += 1
             deep = packet.topic.count(b"/") >= self._parts.ingest.topic_levels_max
@@ -216,11 +219,17 @@ class Intake:
         closes = self._parts.settings.closes_on_refusal and not packet.topic.startswith(b"$SYS/")
         if packet.qos and session.version != Version.V5 and closes:
             what = ReasonCode(code).name.lower().replace("_", " ")
+            if code == ReasonCode.TOPIC_NAME_INVALID and self._is_unrouted(packet.topic):
+                what = "no stream matches it, `unrouted: refuse`"
             topic = packet.topic[:TOPIC_SHOWN_BYTES_MAX].decode(errors="replace")
             raise ProtocolViolation(
                 f"a QoS {packet.qos} publish to {topic!r} is refused ({what}) and must not be acknowledged", "3.3.5-2"
             )
         self._acknowledge(session, packet, code)
+
+    def _is_unrouted(self, topic: bytes) -> bool:
+        """Whether the client may publish to a topic that ``Topics.target`` gave None for: then no stream matches it."""
+        return self.topics.permits(topic) and self._parts.ingest.refuses(topic)
 
     def _retain(self, packet: Publish) -> bool:
         self._retains = True

@@ -11,9 +11,9 @@ from collections.abc import Callable
 import edge_node.light_imports  # noqa: F401 - before edge_node.state
 from config.models import EdgeConfig
 from config.units import Address, UnixSocket, parse_bind
-from edge_node import mqtt_connection
+from edge_node import mqtt_connection, unrouted
 from edge_node.broker import Broker, BrokerSettings
-from edge_node.check import carried_streams, segment_bytes, topics_log_bytes
+from edge_node.check import carried_streams, segment_bytes, topics_log_bytes, unrouted_bytes
 from edge_node.clock import clock_reader, wall_clock
 from edge_node.control import Control
 from edge_node.counters import Counters
@@ -27,6 +27,7 @@ from edge_node.outage import SAMPLE_INTERVAL_S
 from edge_node.session_limits import SessionLimits
 from edge_node.state import BrokerState, StateCounters, StateSettings
 from edge_node.status import NodeStatus
+from edge_node.unrouted import UNROUTED_STREAM, Unrouted
 from replication.log_lines import Throttle
 from storage.segment_log import LogSettings, SegmentLog, StreamPolicy
 
@@ -74,10 +75,11 @@ class EdgeNode:
         """
         async with contextlib.AsyncExitStack() as stack:
             self.log = self._open_log(stack)
+            self.unrouted = Unrouted(self.config.unrouted.policy, self.log, self.counters)
             links = Links(self.config, self.log, wall_clock=wall_clock, software=self._software)
             self.status = NodeStatus(
                 self.config, self.log, (self.state_counters, self.door_counters, self.counters), links.statuses,
-                clock_reader(),
+                clock_reader(), unrouted=self.unrouted.facts,
             )  # fmt: skip
             await self._start_mqtt(stack)
             await self._start_pages(stack)
@@ -96,7 +98,8 @@ class EdgeNode:
             LogFailed, DatabaseFailed: a write or sync failed. Nothing more can be taken in until recovery reopens them.
         """
         loop = asyncio.get_running_loop()
-        logging.getLogger(mqtt_connection.__name__).addFilter(Throttle())
+        for talkative in (mqtt_connection, unrouted, deliveries):
+            logging.getLogger(talkative.__name__).addFilter(Throttle())
         next_sample = loop.time()
         while not stop.is_set():
             failed = self.log.failed or self._state.failed
@@ -149,6 +152,9 @@ class EdgeNode:
         stack.push_async_callback(asyncio.to_thread, log.close)
         for name, policy in stream_policies(self.config).items():
             log.set_policy(log.stream(name), policy)
+        if self.config.unrouted.policy == "keep" or UNROUTED_STREAM in log.streams():
+            # Also where it is kept no more: what earlier settings kept still has to go one day.
+            log.set_policy(log.stream(UNROUTED_STREAM), unrouted_policy(self.config))
         if log.recovery.torn_bytes:
             logger.warning("recovered the log: cut a torn tail of %d bytes", log.recovery.torn_bytes)
         return log
@@ -168,7 +174,7 @@ class EdgeNode:
             log, {name: stream.from_ for name, stream in config.streams.items()},
             broker_settings(config, self._software), session_limits(config), self.counters, wall_clock,
             retained=state.retained, journal=state.journal, backlog=state.backlog, resent=state.resent,
-            pending_bytes_max=config.limits.pending_bytes,
+            unrouted=self.unrouted, pending_bytes_max=config.limits.pending_bytes,
         )  # fmt: skip
         self.front_door.accounts.watch(broker.permissions_changed)
         broker.start()
@@ -216,6 +222,11 @@ def stream_policies(config: EdgeConfig) -> dict[str, StreamPolicy]:
         name: StreamPolicy(stream.when_full, stream.retain.time_s, stream.retain.size_bytes, replicated=name in carried)
         for name, stream in config.streams.items()
     }
+
+
+def unrouted_policy(config: EdgeConfig) -> StreamPolicy:
+    """How long the stream `unrouted` keeps records, from the node's configuration."""
+    return StreamPolicy("drop_oldest", config.unrouted.time_s, unrouted_bytes(config), replicated=False)
 
 
 def session_limits(config: EdgeConfig) -> SessionLimits:

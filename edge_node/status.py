@@ -32,11 +32,14 @@ class NodeStatus:
         counters: Sequence[AnyCounters],
         links: Sequence[LinkStatus],
         clock_reading: Callable[[], ClockReading],
+        *,
+        unrouted: Callable[[], dict[str, Any]],
     ) -> None:
         """Gather from these.
 
         Args:
             counters: where two count the same, the later one is shown.
+            unrouted: the facts about messages that no stream matches.
         """
         self.config = config
         self.log = log
@@ -45,6 +48,7 @@ class NodeStatus:
         self.started_ns = time.time_ns()
         self._started = time.monotonic()
         self._clock_reading = clock_reading
+        self._unrouted = unrouted
         self._outage = OutageEstimate()
 
     @property
@@ -93,6 +97,7 @@ class NodeStatus:
             "disk": self._disk(stats),
             "recovery": self._recovery(),
             "streams": {name: self._stream(number) for name, number in self.streams().items()},
+            "unrouted": self._unrouted(),
             "links": {link.name: _link(link) for link in self.links},
             "mqtt": self.counted(),
         }

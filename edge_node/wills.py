@@ -49,6 +49,10 @@ class Publishing(Protocol):
     def will_denied(self, session: Session) -> None:
         """Note that a will is not to be published."""
 
+    def refuses(self, topic: bytes) -> bool:
+        """Whether no stream matches a topic, and the node refuses such messages."""
+        ...
+
 
 class Wills:
     """Keeps and publishes wills. Who waits until they are due is ``Sessions``."""
@@ -109,7 +113,8 @@ class Wills:
             return
         session.will_at = None
         identity = session.outbound.identity
-        if identity is not None and not identity.may_publish(will.topic):  # the rules have changed since CONNECT
+        denied = identity is not None and not identity.may_publish(will.topic)
+        if denied or self._publishing.refuses(will.topic):  # the rules, or the streams, have changed since CONNECT
             self._counters.publishes_denied += 1
             self._publishing.will_denied(session)
             self.keep(session, None)

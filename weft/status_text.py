@@ -10,8 +10,10 @@ import click
 from config.units import YEAR_S, approximate_duration, approximate_size
 from edge_node.outage import outage_duration, outage_left
 from weft.output import counted, print_facts, print_table
+from weft.record_text import shown
 
 _RANGES_SHOWN_MAX = 5
+_UNROUTED = {"keep": "kept in the stream unrouted", "live": "sent to subscribers and not kept", "refuse": "refused"}
 
 
 def show_running(facts: dict[str, Any]) -> None:
@@ -27,6 +29,8 @@ def show_running(facts: dict[str, Any]) -> None:
     }
     if found := _last_start(facts["recovery"]):
         known["last start"] = found
+    if unrouted := _unrouted(facts["unrouted"]):
+        known["unrouted"] = unrouted
     print_facts(known)
     print_table(
         ("stream", "in the log", "next seq", "lost", "waiting for the disk"),
@@ -97,6 +101,16 @@ def _state(facts: dict[str, Any]) -> str:
     if facts["running"] is None:
         return f"unknown: this system does not tell whether it runs. Its files answer for it: {why}"
     return f"running; its files answer for it: {why}" if facts["running"] else "NOT RUNNING"
+
+
+def _unrouted(unrouted: dict[str, Any]) -> str:
+    """Nothing while all is as most people want it: no such messages, or they would be kept."""
+    if not unrouted["messages"] and unrouted["policy"] == "keep":
+        return ""
+    messages = counted(unrouted["messages"], "message")
+    told = [f"{messages} that no stream matches since the start: {_UNROUTED[unrouted['policy']]}"]
+    told += [f"{shown(each['topic'])}: {each['messages']}" for each in unrouted["busiest"]]
+    return "\n".join(told)
 
 
 def _last_start(recovery: dict[str, Any]) -> str:

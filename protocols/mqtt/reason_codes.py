@@ -94,6 +94,7 @@ _CONNECT_CODES = {
     ReasonCode.CLIENT_IDENTIFIER_NOT_VALID: ConnectCode.IDENTIFIER_REJECTED,
     ReasonCode.BAD_USER_NAME_OR_PASSWORD: ConnectCode.BAD_USER_NAME_OR_PASSWORD,
     ReasonCode.NOT_AUTHORIZED: ConnectCode.NOT_AUTHORISED,
+    ReasonCode.TOPIC_NAME_INVALID: ConnectCode.NOT_AUTHORISED,  # of a will; to try again would not help
     ReasonCode.BANNED: ConnectCode.NOT_AUTHORISED,
     ReasonCode.BAD_AUTHENTICATION_METHOD: ConnectCode.NOT_AUTHORISED,
 }

@@ -64,7 +64,8 @@ def shrink(state: LogState, stream: int, excess: int, now: int) -> int:
     spans = [span for segment in state.segments for span in segment.index.spans_of(stream) if span.live_size]
     is_losing = False
     for span in sorted(spans, key=lambda span: next(iter(span.ranges), (0, 0))):
-        for chunk in list(span.chunks(span.forgotten)):
+        # Chunk by chunk: a full stream comes here at every append, mostly for one chunk of a thousand.
+        for chunk in span.chunks(span.forgotten):
             if excess <= 0:
                 return 0
             if not is_losing and _waiting(lane, span, chunk):

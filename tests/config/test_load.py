@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from config.errors import ConfigError
 from config.load import FILE_BYTES_MAX, PROBLEMS_MAX, load, parse
 from config.models import EdgeConfig, HubConfig
+from config.streams import Unrouted
 
 MINIMAL = "node: a\ndata_dir: /data\n"
 
@@ -55,6 +56,15 @@ def test_a_section_with_every_line_commented_out_has_its_defaults() -> None:
     assert config.streams == {}
 
 
+def test_one_word_may_stand_for_a_section() -> None:
+    def read(text: str) -> Unrouted:
+        return parse(MINIMAL + text, "edge.yaml", EdgeConfig).config.unrouted
+
+    assert read("unrouted: live") == read("unrouted: {policy: live}") == Unrouted(policy="live")
+    assert read("unrouted:\n  # size: 1GiB\n") == read("") == Unrouted(policy="keep", time_s=86_400, size_bytes=None)
+    assert read("unrouted: {time: 7d, size: 1GiB}") == Unrouted(time_s=7 * 86_400, size_bytes=1 << 30)
+
+
 def test_an_optional_section_can_be_switched_off() -> None:
     config = parse(MINIMAL + "http: null\nlisteners: {mqtt: null}\n", "edge.yaml", EdgeConfig).config
     assert config.http is None
@@ -90,6 +100,9 @@ def test_an_optional_section_can_be_switched_off() -> None:
         ("links: {c: {to: 'ftp://x'}}", 'links.c.to: expected a URL such as https://hub.example.com, got "ftp://x"'),
         ("listeners: {mqtt: {bind: '1883'}}", 'listeners.mqtt.bind: expected host:port such as 127.0.0.1:1883'),
         ("listeners: {mqtt: {bind: 'a:1', anonymous: all}}", "expected allowed_beyond_loopback or loopback or never"),
+        ("unrouted: lives", 'edge.yaml:3: unrouted: expected keep or live or refuse, got "lives"'),
+        ("unrouted: [live]", "edge.yaml:3: unrouted: expected keys and values (policy, time, size), got a list"),
+        ("unrouted: {size: 1KiB}", "edge.yaml:3: unrouted.size: expected at least 1MiB, got 1KiB"),
         ("a: [", "edge.yaml:4: this is not YAML"),
         ("node: !!python/object:os.system x", "is given twice"),
     ],

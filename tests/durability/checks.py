@@ -8,6 +8,7 @@ from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
 
+from edge_node.unrouted import UNROUTED_STREAM
 from protocols.batch import records
 from protocols.ranges import RangeSet
 from protocols.segment import GapReason
@@ -78,6 +79,27 @@ def check_all_there(held: Held, devices: list[Device], acked: dict[str, int], *,
         assert max(copies, default=0) <= copies_max, f"a message of {device.name} is there more than once"
         there = [count > 0 for count in copies]
         assert there == sorted(there, reverse=True), f"{device.name}: a message is there and one before it is not"
+    assert not found, f"messages that nobody sent: {list(found)[:3]}"
+
+
+def check_unrouted_there(log: SegmentLog, devices: list[Device], acked: dict[str, int]) -> None:
+    """Every acknowledged message that no stream matches is once in the stream for those, and nothing else is."""
+    found: Counter[tuple[bytes, bytes]] = Counter()
+    number, seq = log.streams().get(UNROUTED_STREAM), 0
+    while number is not None and (batches := log.read(number, seq, 1 << 22)):
+        for data in batches:
+            for record in records(data):
+                found[record.key, record.payload] += 1
+                seq = record.seq + 1
+    for device in devices:
+        strays = [
+            ((message.topic.encode(), message.payload), at < acked[device.name])
+            for at, message in enumerate(device.sent)
+            if not message.topic.startswith(f"{STREAM}/")
+        ]
+        for stray, is_acknowledged in strays:
+            copies = found.pop(stray, 0)
+            assert copies == 1 or (not copies and not is_acknowledged), f"{stray}: {copies} times in the log"
     assert not found, f"messages that nobody sent: {list(found)[:3]}"
 
 

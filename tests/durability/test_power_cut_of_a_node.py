@@ -19,7 +19,7 @@ from pathlib import Path
 import pytest
 
 from storage.filesystem import FileSystem, OSFileSystem
-from tests.durability.checks import check_all_there, open_after, read_stream
+from tests.durability.checks import check_all_there, check_unrouted_there, open_after, read_stream
 from tests.durability.devices import WINDOW, Device, puback_ids
 from tests.durability.nodes import PATIENCE_S, Client, Node
 from tests.durability.recording import Event, Kind, Replay, build_recorder, read_events, recorded, write_out
@@ -64,6 +64,7 @@ class Acknowledged:
 def check_on(disk: FileSystem, folder: Path, devices: list[Device], acked: dict[str, int]) -> None:
     log = open_after(disk, folder)
     check_all_there(read_stream(log), devices, acked)
+    check_unrouted_there(log, devices, acked)
     log._lock.close()
 
 

@@ -22,6 +22,7 @@ from edge_node.counters import Counters
 from edge_node.session_limits import SessionLimits
 from edge_node.state.broker_state import BrokerState
 from edge_node.state.settings import StateCounters, StateSettings
+from edge_node.unrouted import Policy, Unrouted
 from protocols.batch import ClockReading, ClockState, Record, records
 from protocols.mqtt.decoder import decode
 from protocols.mqtt.encoder import encode
@@ -182,6 +183,7 @@ async def running(
     pending_bytes_max: int = 8 << 20,
     wall_clock: Callable[[], int] = time.time_ns,
     kill: bool = False,
+    unrouted: Policy = "keep",
     **settings: Any,
 ) -> AsyncIterator[Node]:
     """A node until the block ends.
@@ -206,7 +208,7 @@ async def running(
     broker = Broker(
         log, patterns, BrokerSettings(**settings), limits, counters, wall_clock,
         retained=state.retained, journal=state.journal, backlog=state.backlog, resent=state.resent,
-        pending_bytes_max=pending_bytes_max,
+        unrouted=Unrouted(unrouted, log, counters), pending_bytes_max=pending_bytes_max,
     )  # fmt: skip
     broker.start()
     server = await loop.create_server(lambda: broker.connection(door, Guest(counters)), "127.0.0.1", 0)

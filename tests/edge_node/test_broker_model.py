@@ -24,9 +24,11 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from edge_node.broker_ports import SESSION_TOPICS_STREAM
 from edge_node.outbound_ports import MESSAGE_OVERHEAD_BYTES
 from edge_node.session_limits import SessionLimits
 from edge_node.state.settings import StateSettings
+from edge_node.unrouted import UNROUTED_STREAM
 from protocols.batch import records
 from protocols.mqtt.packets import (
     Disconnect,
@@ -49,7 +51,7 @@ from tests.edge_node.mqtt_harness import Node, RawClient, running, until
 T = TypeVar("T")
 
 TOPICS = [b"plant/a", b"plant/b", b"other/a", b"other/b"]
-"""Two that a stream keeps and two that only sessions may want."""
+"""Two that a stream keeps, and two that no stream matches and sessions may want."""
 WILL_TOPIC = b"plant/will"
 WILL_DELAY_S = 300
 EXPIRY_S = 1000
@@ -106,6 +108,8 @@ class BrokerModel(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.loop = Loop()
+        self.acknowledged: set[bytes] = set()
+        """Payloads that the publisher has an answer for."""
         self.wills: list[bytes] = []
         """Payloads of those that were due."""
         self.directory = Path(tempfile.mkdtemp(prefix="weft-model-"))
@@ -225,6 +229,8 @@ class BrokerModel(RuleBasedStateMachine):
             payload, packet_id = b"%d " % number + bytes(80), number % 60_000 + 1
             self.publisher.send(Publish(topic, payload, qos, packet_id if qos else 0))
             self._owe(topic, payload, qos)
+            if qos:
+                self.acknowledged.add(payload)
             if qos == 1:
                 assert await self.publisher.receive() == PubAck(packet_id)
             elif qos == 2:
@@ -426,18 +432,22 @@ class BrokerModel(RuleBasedStateMachine):
             there = [payload for payload in payloads if payload in stored]
             assert there == payloads[: len(there)]
             assert len(there) >= acknowledged or not wanted
+            self.acknowledged.update(payloads[:acknowledged])
             for payload in there:
                 self._owe(topic, payload, qos)
         for client in open_clients:
             self._gone(client)
         await until(lambda: self.node.counters.wills_waiting == 0)
+        kept = await self._stored("plant", UNROUTED_STREAM)
+        assert self.acknowledged <= set(kept), "an acknowledged message is in no stream, wanted by sessions or not"
+        assert len(kept) == len(set(kept))
         assert Counter(self.wills) == Counter(payload for payload in await self._stored() if payload[:4] == b"will")
 
-    async def _stored(self) -> list[bytes]:
-        """What is in the log of messages."""
+    async def _stored(self, *names: str) -> list[bytes]:
+        """What is in streams of the log; those that sessions read when none is named."""
         await self.node.durable()
         found = []
-        for stream in (self.node.log.stream("plant"), self.node.state.topics_stream):
+        for stream in map(self.node.log.stream, names or ("plant", SESSION_TOPICS_STREAM)):
             seq = 0
             while batches := self.node.log.read(stream, seq, 1 << 20):
                 for data in batches:

@@ -8,7 +8,7 @@ from config.errors import ConfigError
 from config.load import parse
 from config.models import EdgeConfig
 from edge_node.check import carried_streams, check, notes
-from edge_node.node import log_settings, state_settings, stream_policies
+from edge_node.node import log_settings, state_settings, stream_policies, unrouted_policy
 from storage.segment_log import StreamPolicy
 
 GOOD = "node: a\ndata_dir: /data\nstreams:\n  telemetry: {from: 'plant/{line}/#'}\n"
@@ -52,6 +52,15 @@ def test_a_good_configuration_passes() -> None:
             GOOD + "listeners: {ws: {websocket: {path: mqtt}}}",
             "listeners.ws.websocket.path: expected a path such as /mqtt",
         ),
+        (
+            GOOD + "  unrouted: {from: 'x/#'}\n",
+            "edge.yaml:5: streams.unrouted: is the name of the stream that keeps what no stream matches. Its size",
+        ),
+        (
+            GOOD + "links: {c: {to: 'https://hub', streams: [telemetry, unrouted]}}",
+            "edge.yaml:5: links.c.streams: `unrouted` stays on the node: no link may carry it",
+        ),
+        (GOOD + "disk: {budget: 64MiB}\nunrouted: {size: 65MiB}\n", "unrouted.size: expected at most disk.budget"),
         (GOOD + "http: {bind: '[::]:80'}", "http.bind: [::]:80 can be reached from other machines"),
     ],
 )
@@ -131,6 +140,21 @@ def test_what_is_left_out_goes_with_the_budget() -> None:
     assert (check(small), notes(small)) == ([], [])
     assert log_settings(small).segment_bytes == 8 << 20
     assert log_settings(edge("node: a\ndata_dir: /data\n")).segment_bytes == 64 << 20
+
+
+def test_what_no_stream_matches_takes_a_small_part_of_the_disk() -> None:
+    small = edge("node: a\ndata_dir: /data\ndisk: {budget: 16MiB}\n")
+    assert unrouted_policy(small) == StreamPolicy("drop_oldest", 86_400.0, 1 << 20, replicated=False)
+    assert unrouted_policy(edge("node: a\ndata_dir: /data\n")).retain_bytes == 64 << 20
+    chosen = edge("node: a\ndata_dir: /data\nunrouted: {time: 7d, size: 1GiB}\n")
+    assert unrouted_policy(chosen) == StreamPolicy("drop_oldest", 604_800.0, 1 << 30, replicated=False)
+
+
+def test_an_acknowledgement_of_what_is_refused_is_pointed_out() -> None:
+    text = "node: a\ndata_dir: /data\nunrouted: refuse\n"
+    assert notes(edge(text)) == []
+    (note,) = notes(edge(text + "auth: {refused_publish: acknowledge}\n"))
+    assert note.startswith("`unrouted: refuse` with `auth.refused_publish: acknowledge`: clients of MQTT 3.1.1 get an")
 
 
 def test_what_is_kept_for_absent_sessions_takes_a_quarter_of_the_disk_at_most() -> None:

@@ -24,7 +24,8 @@ FACTS: dict[str, Any] = {
     "links": {
         "cloud": {"state": "waiting", "pending_records": 10, "pending_seconds": 90.0, "last_error": "no <route>"}
     },
-    "mqtt": {"connections": 3, "publishes_received": 12, "publishes_unrouted": 0},
+    "mqtt": {"connections": 3, "publishes_received": 12, "publishes_unrouted": 4},
+    "unrouted": {"policy": "keep", "messages": 4, "busiest": [{"topic": "test/<b>", "messages": 4}]},
 }
 
 
@@ -39,9 +40,11 @@ def test_the_page_shows_what_people_ask_and_escapes_what_others_wrote() -> None:
         "3 budget",
         "90 seconds",
         "no &lt;route&gt;",
+        "test/&lt;b&gt;",
     ):
         assert shown in text
     assert "<route>" not in text
+    assert "<b>" not in text
 
 
 def test_an_error_that_is_over_is_not_trouble() -> None:

@@ -231,7 +231,7 @@ def test_settings_come_from_the_configuration(tmp_path: Path) -> None:
 
 
 async def test_the_nodes_own_streams_never_leave_it(tmp_path: Path, log: SegmentLog, hub: Hub) -> None:
-    own = ("mqtt-sessions", "mqtt-sessions-topics")
+    own = ("mqtt-sessions", "mqtt-sessions-topics", "unrouted")
     for stream in (*own, "telemetry"):
         await append(log, stream, 3)
     every = config(tmp_path, main=link_to(hub, (*own, "telemetry")))

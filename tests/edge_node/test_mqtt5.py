@@ -92,7 +92,7 @@ async def test_access_rules_have_reason_codes(tmp_path: Path) -> None:
 
 
 async def test_an_acknowledgement_says_when_nobody_takes_a_message(tmp_path: Path) -> None:
-    async with running(tmp_path) as node:
+    async with running(tmp_path, unrouted="live") as node:
         client = await RawClient.connect5(node.port)
         nobody = ReasonCode.NO_MATCHING_SUBSCRIBERS
         client.send(Publish(b"none", b"", 1, 1), Publish(b"none", b"", 2, 2), Publish(b"plant/a", b"", 1, 3))

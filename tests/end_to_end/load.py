@@ -1,8 +1,8 @@
 """Devices for the kill tests: paho clients that number their messages and send until told to stop.
 
 `python -m tests.end_to_end.load --port P --devices N --rate R` publishes 0, 1, 2, ... at QoS 1 to `load/<device>/count`
-and goes on through every lost connection. On SIGTERM it stops publishing, waits until every message is acked, and
-prints `{"device": count, ...}`.
+and goes on through every lost connection. As many devices as `--strays` says publish to topics that no stream matches.
+On SIGTERM it stops publishing, waits until every message is acked, and prints `{"device": count, ...}`.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ IN_FLIGHT_MAX = 100
 class CountingDevice(threading.Thread):
     """Publishes 0, 1, 2, ... and remembers how many were acked."""
 
-    def __init__(self, name: str, port: int, rate: float, stop: threading.Event) -> None:
+    def __init__(self, name: str, topic: str, port: int, rate: float, stop: threading.Event) -> None:
         super().__init__(name=name)
-        self.device = name
+        self.device, self._topic = name, topic
         self.acked = 0
         self._port, self._interval_s, self._stopping = port, 1 / rate, stop
         self._slots = threading.Semaphore(IN_FLIGHT_MAX)
@@ -46,7 +46,7 @@ class CountingDevice(threading.Thread):
                 continue
             due = max(due + self._interval_s, time.monotonic() - 0.1)
             self._stopping.wait(max(0.0, due - time.monotonic()))
-            self._client.publish(f"load/{self.device}/count", str(n), qos=1)
+            self._client.publish(self._topic, str(n), qos=1)
             n += 1
         while self.acked < n:
             time.sleep(0.05)
@@ -58,11 +58,15 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--port", type=int, required=True)
     parser.add_argument("--devices", type=int, default=4)
+    parser.add_argument("--strays", type=int, default=0)
     parser.add_argument("--rate", type=float, default=500)
     options = parser.parse_args()
     stop = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: stop.set())
-    devices = [CountingDevice(f"device-{i}", options.port, options.rate, stop) for i in range(options.devices)]
+    names = [f"device-{i}" for i in range(options.devices)]
+    topics = {name: f"load/{name}/count" for name in names}
+    topics |= {f"stray-{i}": f"stray/stray-{i}" for i in range(options.strays)}
+    devices = [CountingDevice(name, topic, options.port, options.rate, stop) for name, topic in topics.items()]
     for device in devices:
         device.start()
     for device in devices:

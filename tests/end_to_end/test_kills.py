@@ -20,6 +20,8 @@ from weft.demo.fabric import Edge, Hub, Service
 
 pytestmark = pytest.mark.processes
 STREAM = "load"
+STRAYS = 1
+"""Devices whose topics no stream matches."""
 DRAIN_TIMEOUT_S = 120.0
 LOAD_TIMEOUT_S = 60.0
 
@@ -29,7 +31,9 @@ class Load:
 
     def __init__(self, port: int) -> None:
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "tests.end_to_end.load", "--port", str(port)], stdout=subprocess.PIPE, text=True
+            [sys.executable, "-m", "tests.end_to_end.load", "--port", str(port), "--strays", str(STRAYS)],
+            stdout=subprocess.PIPE,
+            text=True,
         )
 
     def finish(self) -> dict[str, int]:
@@ -86,6 +90,21 @@ def check_every_message(store_path: str, acked: dict[str, int]) -> Counter[str]:
     return Counter(messages=sum(acked.values()), rows=rows.num_rows, copies=copies)
 
 
+def check_every_stray(edge: Edge, acked: dict[str, int]) -> None:
+    """The same of what no stream matches, in the edge's log: it goes to no hub."""
+    sql = "SELECT key, payload, resent FROM unrouted"
+    asked = subprocess.run(
+        [sys.executable, "-m", "weft", "edge", "query", str(edge.config_path), sql, "--json"],
+        stdout=subprocess.PIPE, check=True,
+    )  # fmt: skip
+    rows = [json.loads(line) for line in asked.stdout.splitlines()]
+    for device, count in acked.items():
+        of_device = [row for row in rows if row["key"] == f"stray/{device}"]
+        assert {int(row["payload"]) for row in of_device} == set(range(count)), f"{device}: acked messages are missing"
+        unflagged = Counter(row["payload"] for row in of_device if not row["resent"])
+        assert max(unflagged.values()) == 1, "a message is there twice without the flag"
+
+
 def run_kills(directory: Path, kills: int, seed: int) -> Counter[str]:
     """``kills`` SIGKILLs of the edge and as many of the hub under load; what was counted afterwards."""
     chance = random.Random(seed)
@@ -113,6 +132,9 @@ def run_kills(directory: Path, kills: int, seed: int) -> Counter[str]:
     assert report.agrees, report.problems
     assert report.total("log_doubled") == report.total("table_doubled") == report.total("holes") == 0
     assert not any(lane.gaps for lane in report.lanes)
+    strays = {device: acked.pop(device) for device in list(acked) if device.startswith("stray-")}
+    assert len(strays) == STRAYS
+    check_every_stray(edge, strays)
     counted = check_every_message(hub.store, acked)
     assert counted["rows"] == report.total("table_records") == report.total("records")
     assert counted["copies"] <= report.total("resent")

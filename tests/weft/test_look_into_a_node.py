@@ -191,7 +191,7 @@ def test_query_output(start: Start, edge_yaml: Path) -> None:
     assert lines("edge", "query", edge_yaml, "SELECT x'00ff' AS x, NULL AS n") == [{"x_base64": "AP8=", "n": None}]
     wrong = weft("edge", "query", edge_yaml, "SELECT * FROM misspelt").exception
     assert isinstance(wrong, Refused)
-    assert "tables: telemetry, alarms, weft_streams" in str(wrong)
+    assert "tables: telemetry, alarms, unrouted, weft_streams" in str(wrong)
     runaway = "WITH RECURSIVE c(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM c) SELECT count(*) FROM c"
     assert isinstance(weft("edge", "query", edge_yaml, runaway, "--timeout", "200ms").exception, Failed)
     assert isinstance(weft("edge", "query", edge_yaml, "SELECT seq FROM telemetry", "--rows-max", 1).exception, Failed)
@@ -247,6 +247,56 @@ def test_status_of_a_node_that_runs_and_of_one_that_does_not(start: Start, edge_
     by_folder = json.loads(weft("edge", "status", folder, "--json").stdout)
     assert by_folder["streams"] == dead["streams"]
     assert weft("log", "dump", folder).return_value == 0, "what is torn is no damage"
+
+
+def test_what_no_stream_matches_is_on_disk_when_it_is_acknowledged_and_can_be_looked_at(
+    start: Start, edge_yaml: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    node = start("edge", edge_yaml)
+    publish(node.mqtt_port, "plant/a/m1/telemetri", [f"{i}" for i in range(100)])
+    publish(node.mqtt_port, "test", ["x"])
+    done = weft("edge", "status", edge_yaml)
+    assert "unrouted\t101\t101" in done.stdout
+    assert "101 messages that no stream matches since the start: kept in the stream unrouted" in done.stdout
+    assert "plant/a/m1/telemetri: 100" in done.stdout
+    node.kill()
+    told = [line for line in capfd.readouterr().err.splitlines() if "no stream matches" in line]
+    assert len(told) == 1, "the first of them gets a line in the node's log"
+    assert "INFO" in told[0]
+    for target in targets(edge_yaml):
+        (row,) = lines("edge", "query", target, "SELECT count(*) AS n FROM unrouted WHERE key LIKE '%telemetri'")
+        assert row["n"] == 100
+    assert "unrouted\t101\t101" in weft("edge", "status", edge_yaml).stdout
+    node = start("edge", edge_yaml)
+    tailed = lines("edge", "tail", edge_yaml, "unrouted", "--last", 2)
+    assert [(each["key"], each["payload"]) for each in tailed] == [("plant/a/m1/telemetri", "99"), ("test", "x")]
+    assert node.stop() == 0
+
+
+@pytest.mark.parametrize(("policy", "words"), [("live", "sent to subscribers and not kept"), ("refuse", "refused")])
+def test_what_is_not_kept_by_choice_is_said_in_status_and_log(
+    start: Start, edge_yaml: Path, policy: str, words: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    edge_yaml.write_text(edge_yaml.read_text() + f"unrouted: {policy}\nauth: {{refused_publish: acknowledge}}\n")
+    node = start("edge", edge_yaml)
+    assert f"0 messages that no stream matches since the start: {words}" in weft("edge", "status", edge_yaml).stdout
+    publish(node.mqtt_port, "test", ["x", "y"])
+    assert f"2 messages that no stream matches since the start: {words}" in weft("edge", "status", edge_yaml).stdout
+    assert "unrouted" not in json.loads(weft("edge", "status", edge_yaml, "--json").stdout)["streams"]
+    assert node.stop() == 0
+    told = [line for line in capfd.readouterr().err.splitlines() if f"(`unrouted: {policy}`)" in line]
+    assert len(told) == 1
+    assert "'test'" in told[0]
+
+
+def test_what_was_kept_still_ends_when_it_is_kept_no_more(start: Start, edge_yaml: Path) -> None:
+    node = start("edge", edge_yaml)
+    publish(node.mqtt_port, "test", ["x"] * 10)
+    assert node.stop() == 0
+    edge_yaml.write_text(edge_yaml.read_text() + "unrouted: {policy: live, time: 1s}\n")
+    node = start("edge", edge_yaml)
+    wait_until(lambda: node.json("status")["streams"]["unrouted"]["held"] == 0, 60)
+    assert node.stop() == 0
 
 
 def test_status_of_a_stopped_node_says_what_its_next_start_finds(start: Start, edge_yaml: Path) -> None:
