@@ -91,12 +91,16 @@ class DeltaHandle:
 
     @classmethod
     def create(cls, uri: str, options: dict[str, str], schema: pa.Schema, configuration: dict[str, str]) -> None:
-        """Make an empty table unless one is there (reader version 1, writer version 2: every engine reads it)."""
+        """Make an empty table unless one is there (reader version 1, writer version 2: every engine reads it).
+
+        ``configuration`` may have names of our own beside Delta's.
+        """
         DeltaTable.create(
             uri,
             schema,
             mode="ignore",
             configuration=configuration,
+            raise_if_key_not_exists=False,
             storage_options=options,
             commit_properties=CommitProperties(max_commit_retries=0),
             post_commithook_properties=_NO_HOOKS,
@@ -118,6 +122,20 @@ class DeltaHandle:
             (field.name, field.type.type if isinstance(field.type, PrimitiveType) else "nested")
             for field in self._table.schema().fields
         ]
+
+    def properties(self) -> dict[str, str]:
+        """The table's properties."""
+        return dict(self._table.metadata().configuration)
+
+    def set_properties(self, properties: dict[str, str]) -> None:
+        """Change some of the table's properties.
+
+        Raises:
+            TableConflict: the table is not what this handle has seen.
+        """
+        commit = CommitProperties(max_commit_retries=0, custom_metadata={ACTIONS_KEY: 1})
+        alter = self._table.alter
+        alter.set_table_properties(properties, commit_properties=commit, post_commithook_properties=_NO_HOOKS)
 
     def add_columns(self, names: Sequence[str]) -> None:
         """Let the table have further text columns. Existing rows have null there.

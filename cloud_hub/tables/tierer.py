@@ -21,6 +21,7 @@ from cloud_hub.tables.errors import TableConflict, TableError
 from cloud_hub.tables.parquet_file import ParquetFile
 from cloud_hub.tables.settings import DEFAULTS, TableSettings
 from cloud_hub.tables.shards import ShardView
+from cloud_hub.tables.statistics import COMPLETE_EARLIER, EARLIER_COLUMNS, STATISTICS_PROPERTY, statistics_columns
 from cloud_hub.tables.table_log import TableLog
 from protocols.chunk import Chunk, StreamSection
 from protocols.errors import CodecError
@@ -114,11 +115,15 @@ class Tierer:
             await self.log.mend()
         handle = await in_thread(lambda: DeltaHandle.open(uri, options))
         if handle is None:
-            schema, configuration = row_schema(new_columns([], self._told_levels())), self._configuration()
+            levels = new_columns([], self._told_levels())
+            schema, configuration = row_schema(levels), self._configuration(levels)
             await in_thread(lambda: DeltaHandle.create(uri, options, schema, configuration))
             handle = await in_thread(lambda: DeltaHandle.open(uri, options))
             if handle is None:
                 raise TableError(f"{uri}: the table is not there right after it was made")
+        elif not self._opened and handle.properties().get(STATISTICS_PROPERTY) == EARLIER_COLUMNS:
+            # The files of such a table have no bounds of `_edge`, and some engines take that for "no row matches".
+            await in_thread(lambda: handle.set_properties({STATISTICS_PROPERTY: ",".join(COMPLETE_EARLIER)}))
         await self.log.sync(handle.version)
         self._opened = True
         self.version = handle.version
@@ -237,10 +242,10 @@ class Tierer:
             self.positions[item.file.shard] = item.file.end_offset
             self._next_chunk[item.file.shard] = (item.file.end_offset, item.chunk)
 
-    def _configuration(self) -> dict[str, str]:
+    def _configuration(self, levels: Sequence[str]) -> dict[str, str]:
         hours = f"interval {self._settings.retention_hours} hours"
         return {
-            "delta.dataSkippingStatsColumns": "_offset,_shard,_edge,_seq,_time",
+            STATISTICS_PROPERTY: ",".join(statistics_columns(levels)),
             "delta.deletedFileRetentionDuration": hours,
             "delta.logRetentionDuration": hours,
         }
