@@ -25,6 +25,7 @@ from cloud_hub.settings import HubSettings
 from cloud_hub.tokens import TokenFile
 from cloud_hub.views import View, moment
 from protocols.lane import format_log_id
+from protocols.payloads import PayloadKind
 from replication.receiver import ReceiverSettings
 from replication.runner import serve_link
 from storage.chunk_log import Cluster, ShardLog, open_cluster
@@ -186,6 +187,10 @@ class Hub:
     def table_rows(self, tenant: str, stream: str) -> int | None:
         """Records of a stream that are table rows; None when this node does not know."""
         return self._tables.rows(tenant, stream) if self._tables else None
+
+    def table_payload(self, tenant: str, stream: str) -> PayloadKind | None:
+        """What the payloads of a stream's table are; None when this node does not know."""
+        return self._tables.payload(tenant, stream) if self._tables else None
 
     def status(self) -> View:
         """What ``GET /v1/status`` answers."""

@@ -18,6 +18,8 @@ from deltalake.schema import Field, PrimitiveType
 from deltalake.transaction import AddAction, RemoveAction
 
 from cloud_hub.tables.errors import TableConflict, TableError
+from protocols.payloads import PayloadKind
+from storage.table_names import table_payload
 
 T = TypeVar("T")
 ACTIONS_KEY = "weftActions"
@@ -122,6 +124,10 @@ class DeltaHandle:
             (field.name, field.type.type if isinstance(field.type, PrimitiveType) else "nested")
             for field in self._table.schema().fields
         ]
+
+    def payload(self) -> PayloadKind:
+        """What the table's payloads are, ever since it was made."""
+        return table_payload(dict(self.columns()).get("payload"), self.properties())
 
     def properties(self) -> dict[str, str]:
         """The table's properties."""

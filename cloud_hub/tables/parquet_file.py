@@ -10,14 +10,15 @@ import pyarrow.parquet as pq
 from cloud_hub.tables.columns import levels_of
 from cloud_hub.tables.delta import DataFile
 from cloud_hub.tables.statistics import FileStatistics, statistics_columns
+from storage.payload_columns import BYTES_COLUMN
 
 ROW_GROUP_ROWS_MAX = 128 << 10
 ROW_GROUP_BYTES_MAX = 64 << 20
 COMPRESSION_LEVEL = 3
 _COUNTERS = dict.fromkeys(("_offset", "_seq", "_time", "_received"), "DELTA_BINARY_PACKED")
 """Columns that mostly count up: a byte or two per value instead of eight."""
-_PLAIN = {*_COUNTERS, "_shard", "_resent", "_headers", "payload"}
-_CONTENT = {"_headers", "payload"}
+_PLAIN = {*_COUNTERS, "_shard", "_resent", "_headers", "payload", BYTES_COLUMN}
+_CONTENT = {"_headers", "payload", BYTES_COLUMN}
 """Columns that filters do not compare with bounds. Their statistics would only make the file's footer longer."""
 
 
