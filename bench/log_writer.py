@@ -10,6 +10,7 @@ from crc32c import crc32c
 
 from protocols import batch, chunk
 from protocols.chunk import ChunkFooter, ChunkHeader, LaneUpdate, Mark, StreamSection
+from protocols.payloads import PayloadKind
 from protocols.shard_state import ShardState, shard_of
 from storage.chunk_log import ShardLog
 from storage.cluster import open_cluster
@@ -23,6 +24,7 @@ class Delivery(NamedTuple):
     batches: Sequence[bytes]
     log_id: int = 1
     topics: Sequence[str] = ()
+    payload: PayloadKind = PayloadKind.BYTES
 
 
 class LogWriter:
@@ -95,4 +97,5 @@ class LogWriter:
         ranges = [(header.base_seq, header.end_seq) for header in headers]
         mark = Mark(received, headers[-1].end_seq if headers else 0)
         topics = list(delivery.topics) or None
-        return LaneUpdate(self.tenant, delivery.edge, delivery.log_id, self.stream, 1, ranges, [], mark, topics)
+        told = mark, topics, delivery.payload
+        return LaneUpdate(self.tenant, delivery.edge, delivery.log_id, self.stream, 1, ranges, [], *told)

@@ -122,6 +122,12 @@ def hub(results: list[Facts]) -> list[str]:
     return table(("payloads", "records/s", "payload MB/s", "stored MB/s", "of the hub's core", "memory MB"), rows)
 
 
+def tables(results: list[Facts]) -> list[str]:
+    """What the table step costs for each kind of payload."""
+    rows = [(run["payload"], f"{run['records_per_s'] / 1e6:.2f} M", run["time_against_bytes"]) for run in results]
+    return table(("payload", "records/s of a core", "time beside bytes"), rows)
+
+
 def spark(results: Facts) -> list[str]:
     """History beside plain Parquet, and the tail."""
     history, tail = results["history"], results["tail"]
@@ -165,7 +171,7 @@ def durability(results: Facts) -> list[str]:
 
 
 SECTIONS: dict[str, Callable[[Any], list[str]]] = {
-    "ingest": ingest, "mqtt": mqtt, "durability": durability, "hub": hub, "spark": spark
+    "ingest": ingest, "mqtt": mqtt, "durability": durability, "hub": hub, "tables": tables, "spark": spark
 }  # fmt: skip
 
 

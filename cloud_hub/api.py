@@ -22,6 +22,7 @@ from cloud_hub.views import View
 from config.exposition import CONTENT_TYPE
 from protocols.errors import CodecError
 from protocols.health import health_answer
+from protocols.payloads import PayloadKind
 from protocols.shard_state import ShardState, earliest
 from replication.runner import LINK_PATH
 from storage.object_store import NotFound, StoreError
@@ -52,6 +53,10 @@ class Node(Protocol):
 
     def unready(self) -> list[str]:
         """Why the node takes no work."""
+        ...
+
+    def table_payload(self, tenant: str, stream: str) -> PayloadKind | None:
+        """What the payloads of a stream's table are; None when the node does not know."""
         ...
 
     async def serve_link(self, request: web.Request) -> web.StreamResponse:
@@ -151,7 +156,13 @@ class Api:
         return _json(self._view(*self._stream(request)))
 
     def _view(self, tenant: str, stream: str) -> View:
-        return views.stream_view(self._states, tenant, stream, self._node.table_rows(tenant, stream))
+        rows, payload = self._node.table_rows(tenant, stream), self._payload(tenant, stream)
+        return views.stream_view(self._states, tenant, stream, rows, payload)
+
+    def _payload(self, tenant: str, stream: str) -> PayloadKind:
+        """As the table has them, and before there is one, as it would be made now."""
+        known = self._node.table_payload(tenant, stream)
+        return views.told_payload(self._states, tenant, stream) if known is None else known
 
     async def _get_lanes(self, request: web.Request) -> web.Response:
         tenant, stream = self._stream(request)
@@ -176,6 +187,7 @@ class Api:
         tenant, stream = self._stream(request)
         limit = _integer(request, "limit", RECORDS_DEFAULT, 1, RECORDS_MAX)
         shards = self._shards(request)
+        payload = self._payload(tenant, stream)
         records: list[View] = []
         next_offset = {}
         for shard in shards:
@@ -183,7 +195,9 @@ class Api:
             end = state.next_offset.get((tenant, stream), 0)
             offset = await self._first_offset(request, shard, tenant, stream)
             if len(records) < limit:
-                helping = await self._readers[shard].read(tenant, stream, offset, end, limit - len(records))
+                helping = await self._readers[shard].read(
+                    (tenant, stream), offset, end, limit - len(records), payload=payload
+                )
                 records += [{"shard": shard, **record} for record in helping.records]
                 offset = helping.next_offset
             next_offset[str(shard)] = offset

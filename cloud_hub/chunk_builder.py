@@ -53,6 +53,7 @@ class _LaneDraft:
     gaps: list[GapRange] = field(default_factory=list)
     mark: Mark | None = None
     topics: list[str] | None = None
+    payload: int | None = None
 
 
 class ChunkBuilder:
@@ -90,6 +91,8 @@ class ChunkBuilder:
             draft.mark = intake.mark
         if intake.ungranted and intake.topics != held.topics:
             draft.topics = intake.topics
+        if intake.ungranted and intake.payload != held.payload:
+            draft.payload = intake.payload
         substantial = bool(draft.ranges) or bool(draft.gaps) or intake.ungranted
         if substantial or draft.mark is not None:
             self._epochs[intake.lane] = intake.epoch
@@ -150,7 +153,8 @@ class ChunkBuilder:
     @staticmethod
     def _update(draft: _LaneDraft) -> LaneUpdate:
         intake = draft.intake
-        return LaneUpdate(*intake.lane, intake.epoch, list(draft.ranges), draft.gaps, draft.mark, draft.topics)
+        told = draft.mark, draft.topics, draft.payload
+        return LaneUpdate(*intake.lane, intake.epoch, list(draft.ranges), draft.gaps, *told)
 
 
 _NOTHING = LaneState()

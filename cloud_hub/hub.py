@@ -32,6 +32,7 @@ from config.errors import SettingError
 from config.machine import why_not_listening
 from config.units import Address, approximate_duration
 from protocols.lane import format_log_id
+from protocols.payloads import PayloadKind
 from replication.log_lines import Throttle
 from replication.receiver import ReceiverSettings
 from replication.runner import serve_link
@@ -247,6 +248,10 @@ class Hub:
             elif silent_s > STORE_SILENCE_S:
                 reasons.append(f"the store has not answered for {approximate_duration(silent_s)} (shard {shard})")
         return reasons
+
+    def table_payload(self, tenant: str, stream: str) -> PayloadKind | None:
+        """What the payloads of a stream's table are; None when this node does not know."""
+        return self._tables.payload(tenant, stream) if self._tables else None
 
     def status(self) -> View:
         """What ``GET /v1/status`` answers."""

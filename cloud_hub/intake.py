@@ -58,17 +58,22 @@ class LaneIntake:
 
     Args:
         acknowledge: told the lane's ranges after each commit that took something from here.
+        payload: the kind of the stream's payloads as the edge told it.
         refuse: told when the session must end after it was opened; before that, ``opened`` raises.
     """
 
     __slots__ = (
-        "acknowledge", "closed", "epoch", "granted", "items", "known", "lane", "mark", "opened", "refuse", "topics",
+        "acknowledge", "closed", "epoch", "granted", "items", "known", "lane", "mark", "opened", "payload", "refuse",
+        "topics",
     )  # fmt: skip
 
-    def __init__(self, lane: Lane, epoch: int, topics: list[str], acknowledge: Acknowledge, refuse: Refuse) -> None:
+    def __init__(
+        self, lane: Lane, epoch: int, topics: list[str], acknowledge: Acknowledge, refuse: Refuse, *, payload: int = 0
+    ) -> None:
         self.lane = lane
         self.epoch = epoch
         self.topics = topics
+        self.payload = payload
         self.acknowledge = acknowledge
         self.refuse = refuse
         self.items: deque[PendingItem] = deque()

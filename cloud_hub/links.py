@@ -104,7 +104,8 @@ class EdgeLink:
         def acknowledge(ranges: RangeSet) -> None:
             session.acknowledge(offered.lane, ranges)
 
-        return _Session(LaneIntake(lane, hello.epoch, offered.topics, acknowledge, session.refuse), sequencer)
+        intake = LaneIntake(lane, hello.epoch, offered.topics, acknowledge, session.refuse, payload=offered.payload)
+        return _Session(intake, sequencer)
 
     async def data(self, lane: int, batches: list[tuple[BatchHeader, memoryview]]) -> None:
         """Hand verified batches to the lane's shard; returns when it can take more."""

@@ -13,7 +13,8 @@ from protocols import batch as batches
 from protocols.batch import Flag
 from protocols.chunk import LaneUpdate, StreamSection, section_entries
 from protocols.lane import format_log_id
-from protocols.shard_state import ShardState
+from protocols.payloads import PayloadKind, keeps
+from protocols.shard_state import ShardState, StreamKey
 from storage.chunk_log import ShardLog
 
 CHUNKS_MAX = 64
@@ -31,6 +32,7 @@ class _Wanted(NamedTuple):
     offset: int
     limit: int
     bytes_max: int
+    payload: PayloadKind
 
 
 class RecordReader:
@@ -40,11 +42,14 @@ class RecordReader:
         self._log = log
         self._bytes_max = bytes_max
 
-    async def read(self, tenant: str, stream: str, offset: int, end: int, limit: int) -> Helping:
+    async def read(
+        self, stream: StreamKey, offset: int, end: int, limit: int, *, payload: PayloadKind = PayloadKind.BYTES
+    ) -> Helping:
         """Records ``[offset, end)``, at most ``limit`` and about ``bytes_max`` bytes of payload, at least one.
 
         Args:
             end: the stream's next offset in this shard: never read beyond what is committed.
+            payload: what the stream's payloads are.
 
         Raises:
             StoreError, NotFound, Corrupt: the log cannot be read.
@@ -54,12 +59,12 @@ class RecordReader:
             return Helping(found, offset)
         left = self._bytes_max
         looked_at = 0
-        async for chunk in self._log.indexes(await self._log.locate(tenant, stream, offset)):
+        async for chunk in self._log.indexes(await self._log.locate(*stream, offset)):
             looked_at += bool(found)
-            section = next((s for s in chunk.footer.streams if (s.tenant, s.stream) == (tenant, stream)), None)
+            section = next((s for s in chunk.footer.streams if (s.tenant, s.stream) == stream), None)
             if section is not None and section.base_offset + section.count > offset:
                 data = await self._log.section(chunk.header.n, section)
-                wanted = _Wanted(offset, limit - len(found), left)
+                wanted = _Wanted(offset, limit - len(found), left, payload)
                 helping = await asyncio.to_thread(_decode, section, data, chunk.footer.lanes, wanted)
                 found += helping.records
                 offset = helping.next_offset
@@ -93,7 +98,7 @@ class RecordReader:
 
 
 def _decode(section: StreamSection, data: bytes, lanes: list[LaneUpdate], wanted: _Wanted) -> Helping:
-    offset, limit, bytes_max = wanted
+    offset, limit, bytes_max, payload = wanted
     found: list[View] = []
     at = section.base_offset
     for entry in section_entries(section, data, lanes):
@@ -103,7 +108,7 @@ def _decode(section: StreamSection, data: bytes, lanes: list[LaneUpdate], wanted
         first = max(offset - at, 0)
         records = islice(batches.records(entry.batch), entry.skip + first, entry.skip + entry.take)
         at += first
-        for view in _views(records, lanes[entry.lane], section, entry.received):
+        for view in _views(records, lanes[entry.lane], section, entry.received, payload):
             view["offset"] = at
             found.append(view)
             at += 1
@@ -114,7 +119,7 @@ def _decode(section: StreamSection, data: bytes, lanes: list[LaneUpdate], wanted
 
 
 def _views(
-    records: Iterator[batches.Record], lane: LaneUpdate, section: StreamSection, received: int
+    records: Iterator[batches.Record], lane: LaneUpdate, section: StreamSection, received: int, payload: PayloadKind
 ) -> Iterator[View]:
     for record in records:
         view: View = {
@@ -129,9 +134,10 @@ def _views(
             "resent": bool(record.flags & Flag.DUPLICATE_SUSPECTED),
             "_bytes": len(record.payload),
         }
-        try:
+        # In a stream of JSON this is where the table has a payload: in `payload`, or in `_payload_bytes`.
+        if keeps(max(payload, PayloadKind.TEXT), record.payload):
             view["payload"] = record.payload.decode()
-        except UnicodeDecodeError:
+        else:
             view["payload_base64"] = base64.b64encode(record.payload).decode()
         if record.headers:
             view["headers"] = [list(pair) for pair in record.headers]

@@ -8,6 +8,7 @@ from typing import Any
 
 from protocols.chunk import GapRange, Mark
 from protocols.lane import Lane, format_log_id
+from protocols.payloads import PayloadKind, label_of, strictest
 from protocols.segment import GapReason
 from protocols.shard_state import LaneState, ShardState, StreamKey, earliest
 
@@ -67,6 +68,7 @@ def lane_view(lane: Lane, held: LaneState, shard: int) -> View:
         "mark": _mark(held.mark),
         "newest_mark": _mark(held.newest_mark),
         "topics": held.topics,
+        "payload": label_of(held.payload),
     }
 
 
@@ -97,7 +99,14 @@ def stream_lanes(states: Sequence[ShardState], tenant: str, stream: str) -> list
     return sorted(found, key=lambda item: item[1])
 
 
-def stream_view(states: Sequence[ShardState], tenant: str, stream: str, table_rows: int | None) -> View:
+def told_payload(states: Sequence[ShardState], tenant: str, stream: str) -> PayloadKind:
+    """What a table of the stream that is made now has payloads as: the strictest kind that an edge names."""
+    return strictest(held.payload for _, _, held in stream_lanes(states, tenant, stream))
+
+
+def stream_view(
+    states: Sequence[ShardState], tenant: str, stream: str, table_rows: int | None, payload: PayloadKind
+) -> View:
     """A stream over all shards."""
     lanes = stream_lanes(states, tenant, stream)
     offsets = {
@@ -115,5 +124,6 @@ def stream_view(states: Sequence[ShardState], tenant: str, stream: str, table_ro
         "lanes": len(lanes),
         "edges": len({lane.edge for _, lane, _ in lanes}),
         "fields": list(fields),
+        "payload": payload.label,
         "complete_up_to": moment(earliest(held.complete_up_to for _, _, held in lanes)),
     }

@@ -78,6 +78,14 @@ class Stream(Section, frozen=True, kw_only=True):
             "match is kept in each of them."
         ),
     ] = field(name="from")
+    payload: Annotated[
+        Literal["bytes", "text", "json"],
+        Meta(
+            description="What the payloads are. With `text` (UTF-8) or `json` the table has them as a string, which "
+            "engines open with their JSON operators; the bytes of a payload that is neither stand in a column of their "
+            "own. Set it before the first record reaches the hub: a table never changes its columns."
+        ),
+    ] = "bytes"
     resent: Annotated[
         Literal["flag", "suppress"],
         Meta(

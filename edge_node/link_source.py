@@ -4,13 +4,22 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping
+from typing import NamedTuple
 
 from edge_node.known_ends import KnownEnds
 from protocols.chunk import GapRange, Mark
+from protocols.payloads import PayloadKind
 from protocols.ranges import RangeSet
 from protocols.segment import GapReason
 from replication.source import LaneState, OfferedLane
 from storage.segment_log import LogError, SegmentLog
+
+
+class OfferedStream(NamedTuple):
+    """What a hub is told of a stream."""
+
+    topics: tuple[str, ...]
+    payload: PayloadKind = PayloadKind.BYTES
 
 
 class SegmentLogSource:
@@ -19,19 +28,19 @@ class SegmentLogSource:
     def __init__(
         self,
         log: SegmentLog,
-        topics: Mapping[str, tuple[str, ...]],
+        streams: Mapping[str, OfferedStream],
         released: Callable[[int, RangeSet], None],
         wall_clock: Callable[[], int],
         known: KnownEnds,
     ) -> None:
-        """Offer ``topics``' streams.
+        """Offer ``streams`` by their names.
 
         Args:
             known: shared by all links of the log.
         """
         self._log = log
         self._known = known
-        self._lanes = [OfferedLane(log.stream(stream), stream, filters) for stream, filters in topics.items()]
+        self._lanes = [OfferedLane(log.stream(name), name, *offered) for name, offered in streams.items()]
         self._streams = {lane.lane: lane.stream for lane in self._lanes}
         self._wall_clock = wall_clock
         self.released = released

@@ -16,8 +16,9 @@ from config.streams import Link
 from edge_node.broker_ports import SESSION_JOURNAL_STREAM, SESSION_TOPICS_STREAM
 from edge_node.check import carried_streams
 from edge_node.known_ends import KnownEnds
-from edge_node.link_source import SegmentLogSource
+from edge_node.link_source import OfferedStream, SegmentLogSource
 from edge_node.unrouted import UNROUTED_STREAM
+from protocols.payloads import PayloadKind
 from protocols.ranges import Range, RangeSet
 from replication.runner import LinkIdentity, LinkSettings, no_token, read_token, run_link
 from replication.sender import SenderSettings
@@ -152,9 +153,9 @@ class Links:
         }
         ledger = ReleaseLedger(carriers, self._log.release)
         for status in self.statuses:
-            topics = {stream: self._config.streams[stream].from_ for stream in self._carried[status.name]}
+            streams = {stream: self._offered(stream) for stream in self._carried[status.name]}
             released = functools.partial(ledger.released, status.name)
-            source = SegmentLogSource(self._log, topics, released, self._wall_clock, self._known)
+            source = SegmentLogSource(self._log, streams, released, self._wall_clock, self._known)
             self._tasks.append(asyncio.create_task(self._run(status, source)))
 
     async def close(self) -> None:
@@ -164,6 +165,10 @@ class Links:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         self._tasks.clear()
         await asyncio.to_thread(self._known.close)
+
+    def _offered(self, stream: str) -> OfferedStream:
+        settings = self._config.streams[stream]
+        return OfferedStream(settings.from_, PayloadKind[settings.payload.upper()])
 
     def _streams(self) -> set[str]:
         return {stream for streams in self._carried.values() for stream in streams}

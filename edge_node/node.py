@@ -11,7 +11,7 @@ from collections.abc import Callable
 import edge_node.light_imports  # noqa: F401 - before edge_node.state
 from config.models import EdgeConfig
 from config.units import Address, UnixSocket, parse_bind
-from edge_node import mqtt_connection, unrouted
+from edge_node import deliveries, mqtt_connection, unrouted
 from edge_node.broker import Broker, BrokerSettings
 from edge_node.check import carried_streams, segment_bytes, topics_log_bytes, unrouted_bytes
 from edge_node.clock import clock_reader, wall_clock

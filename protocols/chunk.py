@@ -100,6 +100,8 @@ class LaneUpdate(msgspec.Struct, frozen=True, array_like=True):
     mark: Mark | None
     topics: Topics | None
     """The stream's topic patterns at that edge when the chunk first tells them or they changed, else None."""
+    payload: U32 | None = None
+    """The kind of the stream's payloads at that edge (``protocols.payloads``) when first told or changed, else None."""
 
 
 class ChunkFooter(msgspec.Struct, frozen=True, array_like=True):

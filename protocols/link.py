@@ -82,6 +82,8 @@ class HelloLane(msgspec.Struct, frozen=True):
     """What the sender's log holds now."""
     topics: Topics = []
     """The stream's topic patterns, from which the table takes its named columns."""
+    payload: U32 = 0
+    """What the stream's payloads are said to be: ``protocols.payloads.PayloadKind``, or a later release's number."""
 
 
 class Hello(msgspec.Struct, frozen=True):

@@ -51,6 +51,8 @@ class LaneState:
     pending_marks: list[Mark] = field(default_factory=list)
     """Marks that are not proven yet, ascending in time and in seq."""
     topics: list[str] = field(default_factory=list)
+    payload: int = 0
+    """The kind of the stream's payloads as the edge last told it (``protocols.payloads``)."""
 
     @property
     def complete_up_to(self) -> int | None:
@@ -94,6 +96,7 @@ class _LaneSnapshot(msgspec.Struct, frozen=True, array_like=True):
     mark: Mark | None
     pending_marks: list[Mark]
     topics: list[str]
+    payload: int = 0
 
 
 class _Snapshot(msgspec.Struct, frozen=True, array_like=True):
@@ -185,6 +188,8 @@ class ShardState:
             fields = self._fields.setdefault((lane.tenant, lane.stream), [])
             new = [name for topic in update.topics for name in _FIELD.findall(topic)]
             fields += [name for name in dict.fromkeys(new) if name not in fields][: FIELDS_MAX - len(fields)]
+        if update.payload is not None:
+            state.payload = update.payload
 
     def stream_fields(self, tenant: str, stream: str) -> list[str]:
         """Named topic levels of a stream over all its lanes. Only ever grows, at the end."""
@@ -206,7 +211,8 @@ class ShardState:
         ]
         lanes = [
             _LaneSnapshot(
-                *lane, held.epoch, list(held.ranges), held.gaps, held.mark, held.pending_marks, held.topics
+                *lane, held.epoch, list(held.ranges), held.gaps, held.mark, held.pending_marks, held.topics,
+                held.payload,
             )
             for lane, held in self.lanes.items()
         ]  # fmt: skip
@@ -234,7 +240,7 @@ class ShardState:
                 state._fields[tenant, stream] = fields
         for lane in snapshot.lanes:
             state.lanes[Lane(lane.tenant, lane.edge, lane.log_id, lane.stream)] = LaneState(
-                lane.epoch, RangeSet(lane.ranges), lane.gaps, lane.mark, lane.pending_marks, lane.topics
+                lane.epoch, RangeSet(lane.ranges), lane.gaps, lane.mark, lane.pending_marks, lane.topics, lane.payload
             )
         return state
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import NamedTuple, Protocol
 
 from protocols.chunk import GapRange, Mark
+from protocols.payloads import PayloadKind
 from protocols.ranges import RangeSet
 
 
@@ -16,6 +17,8 @@ class OfferedLane(NamedTuple):
     """Its number in the log, also the ``stream`` of its batches."""
     stream: str
     topics: tuple[str, ...]
+    payload: PayloadKind = PayloadKind.BYTES
+    """What the stream's payloads are said to be."""
 
 
 class LaneState(NamedTuple):

@@ -14,6 +14,7 @@ from deltalake.fs import DeltaStorageHandler
 from pyspark.sql.datasource import InputPartition
 
 from protocols.lane import Lane
+from protocols.payloads import PayloadKind
 from protocols.topics import InvalidTopic, compile_pattern
 from spark_sinks.blocking import run
 from spark_sinks.errors import ReadError
@@ -40,6 +41,7 @@ class ReadContext:
     cluster: Cluster
     fields: tuple[str, ...]
     topics: dict[Lane, list[str]]
+    payload: PayloadKind = PayloadKind.BYTES
 
 
 @dataclass(frozen=True)
@@ -112,6 +114,7 @@ def _chunk_rows(partition: ChunkPartition, columns: list[str]) -> Iterator[pa.Re
                 partition.end,
                 columns=columns,
                 edges=context.options.edges,
+                payload=context.payload,
             )
 
 
@@ -143,7 +146,7 @@ def _table_rows(partition: TablePartition, columns: list[str]) -> Iterator[pa.Re
     schema = pa.schema(
         [
             field.with_nullable(True).with_name(spelled.get(field.name.casefold(), field.name))
-            for field in row_schema(partition.context.fields)
+            for field in row_schema(partition.context.fields, partition.context.payload)
         ]
     )
     files = ds.dataset(list(partition.files), schema, format="parquet", filesystem=_file_system(partition))

@@ -64,7 +64,7 @@ async def plan(log: StreamLog, table: TableSnapshot | None, start: Offsets, end:
     Raises:
         ReadError: chunks of the range were deleted and the table does not have them.
     """
-    context = ReadContext(log.options, log.cluster, tuple(log.fields), log.topics)
+    context = ReadContext(log.options, log.cluster, tuple(log.fields), log.topics, log.payload)
     partitions: list[InputPartition] = []
     for shard in sorted(start):
         first, last = start[shard], end[shard]

@@ -21,7 +21,6 @@ from spark_sinks.positions import EXPECTED_TIME, Offsets, in_utc, offsets_text
 from spark_sinks.session import register
 from spark_sinks.stream_log import StreamLog, open_hub, open_stream_table, subset
 from spark_sinks.tables import TableFile, TableSnapshot
-from storage.rows import row_schema
 
 DELTA_EXTENSION = "io.delta.sql.DeltaSparkSessionExtension"
 
@@ -62,7 +61,7 @@ def read(
     moment = _moment(since)
     edges, columns = _names("edges", edges), _names("columns", columns)
     log, snapshot = run(_opened(options))
-    whole = row_schema(log.fields)
+    whole = log.schema
     wanted = subset(whole, columns).names
     # Spark prunes the columns of Parquet files, but not those of a Python source.
     tail = subset(whole, [name for name in whole.names if name in {*wanted, "_time", "_edge"}])
@@ -81,9 +80,8 @@ def read(
 async def _opened(options: ReadOptions) -> tuple[StreamLog, TableSnapshot | None]:
     """The log and the table, the log's end taken last: it is never below the table's position."""
     log = await StreamLog.open(options)
-    snapshot = log.table()
     await log.extend()
-    return log, snapshot
+    return log, log.opened_table
 
 
 def table(

@@ -18,6 +18,7 @@ from pyspark.sql.pandas.types import from_arrow_schema, from_arrow_type, to_arro
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
 from pyspark.sql.types import StructType
 
+from protocols.payloads import PayloadKind
 from spark_sinks.blocking import run
 from spark_sinks.errors import ReadError
 from spark_sinks.options import ReadOptions, parse_options
@@ -27,7 +28,7 @@ from spark_sinks.positions import Offsets, check_offsets, from_json, limited, to
 from spark_sinks.stream_log import StreamLog, subset
 from storage.rows import row_schema
 
-_SYSTEM = row_schema([])
+_SYSTEM = [row_schema([], kind) for kind in PayloadKind]
 
 
 class WeftSource(DataSource):
@@ -45,8 +46,7 @@ class WeftSource(DataSource):
             ReadError: an option is wrong, or the store has no such stream.
         """
         options = parse_options(self.options)
-        schema = row_schema(run(StreamLog.open(options)).fields)
-        return from_arrow_schema(subset(schema, options.columns))
+        return from_arrow_schema(subset(run(StreamLog.open(options)).schema, options.columns))
 
     def reader(self, schema: StructType) -> DataSourceReader:
         """A reader of everything between ``starting`` and ``ending``."""
@@ -67,12 +67,15 @@ def _checked(schema: StructType) -> pa.Schema:
     if not wanted.names:
         raise ReadError("schema: it has no columns; name at least one, or leave the schema out")
     for field in wanted:
-        is_system = field.name in _SYSTEM.names
-        expected = _SYSTEM.field(field.name).type if is_system else pa.string()
-        if field.type != expected:
-            has, asked = (from_arrow_type(kind).simpleString() for kind in (expected, field.type))
-            raise ReadError(f"schema: column {field.name} has the type {has}, not {asked}; cast it after the read")
+        possible = [schema.field(field.name).type for schema in _SYSTEM if field.name in schema.names] or [pa.string()]
+        if field.type not in possible:
+            raise _other_type(field, possible[0])
     return wanted
+
+
+def _other_type(asked: pa.Field, has: pa.DataType) -> ReadError:
+    names = [from_arrow_type(kind).simpleString() for kind in (has, asked.type)]
+    return ReadError(f"schema: column {asked.name} has the type {names[0]}, not {names[1]}; cast it after the read")
 
 
 class WeftReader(DataSourceReader):
@@ -93,7 +96,7 @@ class WeftReader(DataSourceReader):
     async def _plan(self) -> list[InputPartition]:
         # The table first: the log's end is then never below the table's position.
         log = await _open(self._options, self._schema)
-        table = log.table()
+        table = log.opened_table
         await log.extend()
         start = await resolve("starting", self._options.starting, log, table)
         return await plan(log, table, start, await resolve("ending", self._options.ending, log, table))
@@ -191,5 +194,7 @@ class WeftStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 async def _open(options: ReadOptions, schema: pa.Schema) -> StreamLog:
     """The log, with the columns that are asked for checked against it."""
     log = await StreamLog.open(options)
-    subset(row_schema(log.fields), tuple(schema.names))
+    for field in subset(log.schema, tuple(schema.names)):
+        if schema.field(field.name).type != field.type:
+            raise _other_type(schema.field(field.name), field.type)
     return log

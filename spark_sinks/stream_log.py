@@ -12,6 +12,7 @@ import pyarrow as pa
 
 from protocols.chunk import Chunk, LaneUpdate, StreamSection
 from protocols.lane import Lane
+from protocols.payloads import PayloadKind, strictest
 from protocols.shard_state import ShardState
 from spark_sinks.errors import ReadError
 from spark_sinks.options import ReadOptions
@@ -20,7 +21,7 @@ from spark_sinks.tables import TableSnapshot, open_table
 from storage.chunk_log import ShardLog, table_key
 from storage.cluster import Cluster, ClusterUnusable, open_cluster
 from storage.object_store import ObjectStore, StoreError, StoreUnfit, open_store
-from storage.rows import usable_fields
+from storage.rows import row_schema, usable_fields
 
 RECENT_CHUNKS_MAX = 4096
 """Indexes of recent chunks that a running query keeps per shard, so that a micro-batch reads no index twice."""
@@ -52,6 +53,10 @@ class StreamLog:
         self._logs = [ShardLog(store, cluster, shard) for shard in range(cluster.shards)]
         self._states: list[ShardState] = []
         self._lanes: dict[tuple[str, int], LaneUpdate] = {}
+        self.opened_table: TableSnapshot | None = None
+        """The table as it was when the log was opened: never ahead of the log as it is after ``extend``."""
+        self.payload = PayloadKind.BYTES
+        """What the stream's payloads are: as the table was made, and before there is one, as the edges say."""
         self._recent: list[deque[ChunkSlice]] = [deque(maxlen=RECENT_CHUNKS_MAX) for _ in self._logs]
 
     @classmethod
@@ -65,7 +70,13 @@ class StreamLog:
         log = cls(options, store, cluster)
         log._states = list(await asyncio.gather(*(shard.load() for shard in log._logs)))
         log._check_stream()
+        log.opened_table = open_stream_table(options, store, cluster)
+        log.payload = log.opened_table.payload if log.opened_table else log._told_payload()
         return log
+
+    def _told_payload(self) -> PayloadKind:
+        lanes = (state.stream_lanes(self.options.tenant, self.options.stream).values() for state in self._states)
+        return strictest(held.payload for shard in lanes for held in shard)
 
     def _check_stream(self) -> None:
         known = {(lane.tenant, lane.stream) for state in self._states for lane in state.lanes}
@@ -92,6 +103,11 @@ class StreamLog:
         return {shard: state.next_offset.get(key, 0) for shard, state in enumerate(self._states)}
 
     @property
+    def schema(self) -> pa.Schema:
+        """The stream's columns."""
+        return row_schema(self.fields, self.payload)
+
+    @property
     def fields(self) -> list[str]:
         """The stream's named topic levels over all shards, in the order of ``row_schema``."""
         found = (state.stream_fields(self.options.tenant, self.options.stream) for state in self._states)
@@ -104,8 +120,18 @@ class StreamLog:
         return {lane: held.topics for shard in lanes for lane, held in shard.items()}
 
     def table(self, version: int | None = None) -> TableSnapshot | None:
-        """The stream's table, or None before its first commit."""
-        return open_stream_table(self.options, self._store, self.cluster, version)
+        """The stream's table, or None before its first commit.
+
+        Raises:
+            ReadError: it was made, or made again, for other payloads since the log was opened.
+        """
+        found = open_stream_table(self.options, self._store, self.cluster, version)
+        if found is not None and found.payload is not self.payload:
+            raise ReadError(
+                f"the table of {self.options.stream} has payloads as {found.payload.label} now, and had them as "
+                f"{self.payload.label} when this query started; start the query again"
+            )
+        return found
 
     def remembers(self, shard: int, first: int) -> bool:
         """Whether ``slices`` from this offset on needs no reading."""
@@ -162,7 +188,9 @@ class StreamLog:
             return _OTHER
         name = (update.edge, update.log_id)
         if name not in self._lanes:
-            self._lanes[name] = msgspec.structs.replace(update, ranges=[], gaps=[], mark=None, topics=None)
+            self._lanes[name] = msgspec.structs.replace(
+                update, ranges=[], gaps=[], mark=None, topics=None, payload=None
+            )
         return self._lanes[name]
 
 

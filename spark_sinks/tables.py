@@ -10,10 +10,11 @@ from urllib.parse import unquote
 from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError
 
+from protocols.payloads import PayloadKind
 from spark_sinks.errors import ReadError
 from spark_sinks.positions import Offsets
 from storage.cluster import Cluster
-from storage.table_names import app_id
+from storage.table_names import app_id, table_payload
 
 READABLE_FEATURES = frozenset({"timestampNtz", "vacuumProtocolCheck", "v2Checkpoint"})
 """Reader features under which a live file still holds exactly its live rows, by their columns' own names. Deletion
@@ -64,6 +65,12 @@ class TableSnapshot(NamedTuple):
     def columns(self) -> dict[str, str]:
         """The table's columns by their names in lower case: its spelling of a topic level may be another edge's."""
         return {field.name.casefold(): field.name for field in self.table.schema().fields}
+
+    @property
+    def payload(self) -> PayloadKind:
+        """What the table's payloads are."""
+        types = {field.name: getattr(field.type, "type", None) for field in self.table.schema().fields}
+        return table_payload(types.get("payload"), self.table.metadata().configuration)
 
     @property
     def is_remote(self) -> bool:

@@ -12,7 +12,9 @@ import pyarrow as pa
 from protocols.batch import Buffer, ClockState, Columns, Flag, HeaderPairs
 from protocols.chunk import LaneUpdate
 from protocols.lane import Lane, format_log_id
+from protocols.payloads import PayloadKind
 from protocols.topics import InvalidTopic, TopicPattern, compile_pattern
+from storage.payload_columns import BYTES_COLUMN, payload_columns
 
 ROWS_MAX = 1 << 16
 """Rows of the record batches made here: neighbouring batches are joined up to this many, longer ones are cut."""
@@ -100,8 +102,16 @@ def _text(key: bytes) -> str:
 class RowBuilder:
     """Joins pieces until a record batch is full, then makes its columns in one go."""
 
-    def __init__(self, schema: pa.Schema, lanes: Sequence[LaneUpdate], shard: int, levels: Levels | None) -> None:
+    def __init__(
+        self,
+        schema: pa.Schema,
+        lanes: Sequence[LaneUpdate],
+        shard: int,
+        levels: Levels | None,
+        payload: PayloadKind = PayloadKind.BYTES,
+    ) -> None:
         self._schema = schema
+        self._payload = payload
         self._lanes = [Lane(lane.tenant, lane.edge, lane.log_id, lane.stream) for lane in lanes]
         self._shard = shard
         self._levels = levels
@@ -138,7 +148,7 @@ class RowBuilder:
             (("_key", *(self._levels.fields if self._levels else ())), self._keys),
             (("_resent",), self._resent),
             (("_headers",), self._headers),
-            (("payload",), self._payloads),
+            (("payload", BYTES_COLUMN), self._payloads),
         ):
             if any(name in self._schema.names for name in names):
                 made |= make()
@@ -229,7 +239,7 @@ class RowBuilder:
             )
             for piece in self._pieces
         ]
-        return {"payload": parts[0] if len(parts) == 1 else pa.concat_arrays(parts)}
+        return payload_columns(parts[0] if len(parts) == 1 else pa.concat_arrays(parts), self._payload)
 
 
 def _unique(pairs: HeaderPairs) -> list[tuple[str, str]]:

@@ -13,6 +13,8 @@ import pyarrow as pa
 
 from protocols.batch import Buffer, decode_columns, decode_header
 from protocols.chunk import LaneUpdate, SectionEntry, StreamSection, section_entries
+from protocols.payloads import PayloadKind
+from storage.payload_columns import BYTES_COLUMN, payload_fields
 from storage.row_columns import BYTES_MAX, HEADERS, ROWS_MAX, TIMESTAMP, Levels, Piece, RowBuilder, Topics
 
 _BEFORE = (
@@ -29,22 +31,23 @@ _BEFORE = (
 _AFTER = (
     pa.field("_resent", pa.bool_(), nullable=False),
     pa.field("_headers", HEADERS),
-    pa.field("payload", pa.binary(), nullable=False),
 )
 
-_FIXED = frozenset(field.name.casefold() for field in (*_BEFORE, *_AFTER))
+FIXED_COLUMNS = frozenset({*(field.name for field in (*_BEFORE, *_AFTER)), "payload", BYTES_COLUMN})
+"""Columns that are not topic levels, whatever the payloads are."""
 LEVELS_MAX = 512
 """Named topic levels that become columns of one stream."""
 
 
-def row_schema(fields: Sequence[str]) -> pa.Schema:
+def row_schema(fields: Sequence[str], payload: PayloadKind = PayloadKind.BYTES) -> pa.Schema:
     """The columns of a stream's table and of its tail.
 
     Args:
         fields: the stream's named topic levels, as ``usable_fields`` gives them.
+        payload: what the stream's payloads are.
     """
     return pa.schema(
-        [*_BEFORE, *(pa.field(name, pa.string()) for name in fields), *_AFTER],
+        [*_BEFORE, *(pa.field(name, pa.string()) for name in fields), *_AFTER, *payload_fields(payload)],
     )
 
 
@@ -58,8 +61,8 @@ def usable_fields(told: Iterable[str], columns: Collection[str] = ()) -> list[st
     Args:
         columns: those that a table has already; its spelling comes first, and what it has is not named again.
     """
-    others = {name.casefold() for name in columns} - _FIXED
-    taken = others | _FIXED
+    others = {name.casefold() for name in columns} - FIXED_COLUMNS
+    taken = others | FIXED_COLUMNS
     names: list[str] = []
     for name in told:
         if name.casefold() not in taken and len(others) + len(names) < LEVELS_MAX:
@@ -80,6 +83,7 @@ def section_rows(  # noqa: PLR0917
     *,
     columns: Collection[str] | None = None,
     edges: Collection[str] | None = None,
+    payload: PayloadKind = PayloadKind.BYTES,
 ) -> Iterator[pa.RecordBatch]:
     """The records of a section as rows, offsets ascending.
 
@@ -91,17 +95,18 @@ def section_rows(  # noqa: PLR0917
         first_offset, end_offset: only offsets in ``[first_offset, end_offset)``.
         columns: make only these columns (in the schema's order); None makes all.
         edges: only records of these edge nodes; batches of others are passed over without being decompressed.
+        payload: what the stream's payloads are, as in ``row_schema``.
 
     Raises:
         Corrupt: the section does not hold what its index says.
     """
-    schema = row_schema(fields)
+    schema = row_schema(fields, payload)
     if columns is not None:
         schema = pa.schema([field for field in schema if field.name in columns])
     end = section.base_offset + section.count
     wanted = range(max(first_offset, section.base_offset), end if end_offset is None else min(end_offset, end))
     levels = Levels(fields, topics) if not set(fields).isdisjoint(schema.names) else None
-    builder = RowBuilder(schema, lanes, shard, levels)
+    builder = RowBuilder(schema, lanes, shard, levels, payload)
     for piece in _pieces(section, data, lanes, wanted, edges):
         if not builder.takes(piece):
             yield builder.flush()

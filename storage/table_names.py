@@ -1,6 +1,25 @@
-"""The names by which a table remembers how far a shard's log has been folded into it."""
+"""The names under which a table keeps what Weft has to know of it."""
 
 from __future__ import annotations
+
+from collections.abc import Mapping
+
+from protocols.payloads import PayloadKind, kind_labelled
+
+PAYLOAD_PROPERTY = "weft.payload"
+"""The table property that says what the payloads are, from the table's first version on: `text` or `json`."""
+
+
+def table_payload(column_type: str | None, properties: Mapping[str, str]) -> PayloadKind:
+    """What a table's payloads are; the column decides between bytes and text, whatever the property says.
+
+    Args:
+        column_type: the Delta type of the column ``payload``.
+    """
+    if column_type != "string":
+        return PayloadKind.BYTES
+    named = kind_labelled(properties.get(PAYLOAD_PROPERTY, ""))
+    return named if named is PayloadKind.JSON else PayloadKind.TEXT
 
 
 def app_id(cluster_id: bytes, stream: str, shard: int) -> str:

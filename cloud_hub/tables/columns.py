@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable
 
-from storage.rows import row_schema, usable_fields
+import pyarrow as pa
 
-_FIXED = frozenset(row_schema([]).names)
+from storage.rows import FIXED_COLUMNS, usable_fields
 
 
 def level_columns(columns: Iterable[tuple[str, str]]) -> list[str]:
@@ -14,7 +14,12 @@ def level_columns(columns: Iterable[tuple[str, str]]) -> list[str]:
 
     A column of another type is somebody's own: it is left alone, and null in new rows.
     """
-    return [name for name, kind in columns if name not in _FIXED and kind == "string"]
+    return [name for name, kind in columns if name not in FIXED_COLUMNS and kind == "string"]
+
+
+def levels_of(schema: pa.Schema) -> list[str]:
+    """The columns for topic levels of a schema that ``row_schema`` made."""
+    return [name for name in schema.names if name not in FIXED_COLUMNS]
 
 
 def new_columns(names: Collection[str], told: Iterable[str]) -> list[str]:

@@ -18,6 +18,8 @@ from deltalake.schema import Field, PrimitiveType
 from deltalake.transaction import AddAction, RemoveAction
 
 from cloud_hub.tables.errors import TableConflict, TableError
+from protocols.payloads import PayloadKind
+from storage.table_names import table_payload
 
 T = TypeVar("T")
 ACTIONS_KEY = "weftActions"
@@ -91,12 +93,16 @@ class DeltaHandle:
 
     @classmethod
     def create(cls, uri: str, options: dict[str, str], schema: pa.Schema, configuration: dict[str, str]) -> None:
-        """Make an empty table unless one is there (reader version 1, writer version 2: every engine reads it)."""
+        """Make an empty table unless one is there (reader version 1, writer version 2: every engine reads it).
+
+        ``configuration`` may have names of our own beside Delta's.
+        """
         DeltaTable.create(
             uri,
             schema,
             mode="ignore",
             configuration=configuration,
+            raise_if_key_not_exists=False,
             storage_options=options,
             commit_properties=CommitProperties(max_commit_retries=0),
             post_commithook_properties=_NO_HOOKS,
@@ -118,6 +124,24 @@ class DeltaHandle:
             (field.name, field.type.type if isinstance(field.type, PrimitiveType) else "nested")
             for field in self._table.schema().fields
         ]
+
+    def payload(self) -> PayloadKind:
+        """What the table's payloads are, ever since it was made."""
+        return table_payload(dict(self.columns()).get("payload"), self.properties())
+
+    def properties(self) -> dict[str, str]:
+        """The table's properties."""
+        return dict(self._table.metadata().configuration)
+
+    def set_properties(self, properties: dict[str, str]) -> None:
+        """Change some of the table's properties.
+
+        Raises:
+            TableConflict: the table is not what this handle has seen.
+        """
+        commit = CommitProperties(max_commit_retries=0, custom_metadata={ACTIONS_KEY: 1})
+        alter = self._table.alter
+        alter.set_table_properties(properties, commit_properties=commit, post_commithook_properties=_NO_HOOKS)
 
     def add_columns(self, names: Sequence[str]) -> None:
         """Let the table have further text columns. Existing rows have null there.

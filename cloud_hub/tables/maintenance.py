@@ -83,7 +83,7 @@ class Maintenance:
             TableConflict: another writer was first; nothing changed.
         """
         columns = await in_thread(handle.columns)
-        schema = row_schema(level_columns(columns))
+        schema = row_schema(level_columns(columns), await in_thread(handle.payload))
         if len(schema) != len(columns):
             # A table with columns of its owner's is the owner's to rewrite.
             return 0

@@ -16,6 +16,7 @@ from cloud_hub.tables.settings import DEFAULTS, TableSettings
 from cloud_hub.tables.shards import ShardView, load_shard
 from cloud_hub.tables.tierer import Tierer
 from protocols.errors import CodecError
+from protocols.payloads import PayloadKind
 from protocols.shard_state import StreamKey
 from replication.repeats import Repeats, left_out
 from storage.chunk_log import Cluster
@@ -130,6 +131,11 @@ class TableService:
         """How many records of a stream are table rows, as last seen; None while that is not known yet."""
         found = self._streams.get((tenant, stream))
         return sum(found.tierer.positions.values()) if found and found.tierer.positions else None
+
+    def payload(self, tenant: str, stream: str) -> PayloadKind | None:
+        """What the payloads of a stream's table are; None while there is none, or it was not read yet."""
+        found = self._streams.get((tenant, stream))
+        return found.tierer.payload if found and found.tierer.version >= 0 else None
 
     async def run_once(self) -> int:
         """One round: read on in the log, then move rows of every stream; returns how many. Errors go to ``status``."""

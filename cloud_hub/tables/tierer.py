@@ -15,20 +15,22 @@ from typing import NamedTuple
 
 import pyarrow as pa
 
-from cloud_hub.tables.columns import level_columns, new_columns
+from cloud_hub.tables.columns import level_columns, levels_of, new_columns
+from cloud_hub.tables.declared import Declared
 from cloud_hub.tables.delta import DataFile, DeltaHandle, in_thread
 from cloud_hub.tables.errors import TableConflict, TableError
 from cloud_hub.tables.parquet_file import ParquetFile
 from cloud_hub.tables.settings import DEFAULTS, TableSettings
 from cloud_hub.tables.shards import ShardView
+from cloud_hub.tables.statistics import COMPLETE_EARLIER, EARLIER_COLUMNS, STATISTICS_PROPERTY, statistics_columns
 from cloud_hub.tables.table_log import TableLog
 from protocols.chunk import Chunk, StreamSection
 from protocols.errors import CodecError
-from protocols.lane import Lane
+from protocols.payloads import PayloadKind
 from storage.chunk_log import Cluster, table_key
 from storage.object_store import NotFound, ObjectStore
 from storage.rows import row_schema, section_rows
-from storage.table_names import app_id
+from storage.table_names import PAYLOAD_PROPERTY, app_id
 
 ATTEMPTS_MAX = 5
 """Times that a step starts over because another writer was first."""
@@ -38,7 +40,7 @@ class _Written(NamedTuple):
     """A file in the store that no version names yet. A step that starts over uses it again if it still fits."""
 
     file: DataFile
-    columns: tuple[str, ...]
+    schema: pa.Schema
     chunk: int
     """The chunk that the next offset is in, or after."""
 
@@ -70,6 +72,8 @@ class Tierer:
         """Per shard: rows of offsets below it are in the table, as last read or committed."""
         self.version = -1
         """The table's version as last read or committed; -1 before."""
+        self.payload = PayloadKind.BYTES
+        """What the table's payloads are, once it was read."""
         self._store = store
         self._cluster = cluster
         self._tenant, self._stream = tenant, stream
@@ -78,6 +82,7 @@ class Tierer:
         self._clock, self._nonce = clock, nonce
         self._next_chunk: dict[int, tuple[int, int]] = {}
         self._opened = False
+        self._declared = Declared(tenant, stream, views)
 
     def ends(self) -> dict[int, int]:
         """Per shard that holds the stream: one past the last offset in the log, as last refreshed."""
@@ -114,29 +119,32 @@ class Tierer:
             await self.log.mend()
         handle = await in_thread(lambda: DeltaHandle.open(uri, options))
         if handle is None:
-            schema, configuration = row_schema(new_columns([], self._told_levels())), self._configuration()
+            levels, payload = new_columns([], self._declared.levels()), self._declared.payload()
+            schema, configuration = row_schema(levels, payload), self._configuration(levels, payload)
             await in_thread(lambda: DeltaHandle.create(uri, options, schema, configuration))
             handle = await in_thread(lambda: DeltaHandle.open(uri, options))
             if handle is None:
                 raise TableError(f"{uri}: the table is not there right after it was made")
+        elif not self._opened and handle.properties().get(STATISTICS_PROPERTY) == EARLIER_COLUMNS:
+            # The files of such a table have no bounds of `_edge`, and some engines take that for "no row matches".
+            await in_thread(lambda: handle.set_properties({STATISTICS_PROPERTY: ",".join(COMPLETE_EARLIER)}))
         await self.log.sync(handle.version)
         self._opened = True
-        self.version = handle.version
+        self.version, self.payload = handle.version, handle.payload()
         return handle
 
     async def _move(self, written: dict[int, _Written]) -> int:
         handle = await self.open()
         await self._read_positions(handle)
-        columns = tuple(await self._grow(handle))
-        schema = row_schema(columns)
+        schema = row_schema(await self._grow(handle), handle.payload())
         unreadable: Exception | None = None
         for view in self._views:
             known = written.get(view.shard)
-            if known and (known.file.first_offset, known.columns) == (self.positions.get(view.shard), columns):
+            if known and (known.file.first_offset, known.schema) == (self.positions.get(view.shard), schema):
                 continue
             written.pop(view.shard, None)
             try:
-                made = await self._write(view, schema, columns)
+                made = await self._write(view, schema)
             except (CodecError, NotFound) as error:
                 # One shard's damage keeps nothing of the others from the table.
                 unreadable = error
@@ -164,30 +172,27 @@ class Tierer:
                 )
         self.positions = found
 
-    def _told_levels(self) -> list[str]:
-        return [name for view in self._views for name in view.state.stream_fields(self._tenant, self._stream)]
-
     async def _grow(self, handle: DeltaHandle) -> list[str]:
         """Give the table a column for every named topic level; returns all that it has."""
         columns = await in_thread(handle.columns)
         known = level_columns(columns)
-        fresh = new_columns([name for name, _ in columns], self._told_levels())
+        fresh = new_columns([name for name, _ in columns], self._declared.levels())
         if fresh:
             await in_thread(lambda: handle.add_columns(fresh))
             await self.log.sync(handle.version)
         return [*known, *fresh]
 
-    async def _write(self, view: ShardView, schema: pa.Schema, columns: tuple[str, ...]) -> _Written | None:
+    async def _write(self, view: ShardView, schema: pa.Schema) -> _Written | None:
         """Rows of one shard from its position on as a file in the store, or None when there are none."""
         first, end = self.positions.get(view.shard, 0), self.ends().get(view.shard, 0)
         if first >= end:
             return None
         out = await in_thread(lambda: ParquetFile(schema))
-        chunk = await self._collect(view, out, columns, first, end)
+        chunk = await self._collect(view, out, levels_of(schema), first, end)
         data = await in_thread(out.finish)
         path = f"shard-{view.shard}-{first:020d}-{first + out.rows:020d}-{self._nonce()}.parquet"
         await self._store.create(f"{self.key}/{path}", data)
-        return _Written(out.data_file(path, len(data), self._clock() // 1_000_000), columns, chunk)
+        return _Written(out.data_file(path, len(data), self._clock() // 1_000_000), schema, chunk)
 
     async def _collect(self, view: ShardView, out: ParquetFile, levels: Sequence[str], first: int, end: int) -> int:
         """Read sections until the file is full or the log ends; returns the last chunk read."""
@@ -197,6 +202,7 @@ class Tierer:
         at, taken = first, 0
         async for chunk in view.log.indexes(n):
             section = self._section(chunk, at)
+            self._declared.compare(chunk, self.payload)
             if section is None:
                 continue
             if section.base_offset > at:
@@ -204,7 +210,10 @@ class Tierer:
                     f"{self.key}: the log of shard {view.shard} lacks offset {at} in chunk {chunk.header.n}"
                 )
             data = await view.log.section(chunk.header.n, section)
-            rows = section_rows(section, data, chunk.footer.lanes, view.shard, levels, self._topics(view), at, limit)
+            rows = section_rows(
+                section, data, chunk.footer.lanes, view.shard, levels, self._declared.topics(view), at, limit,
+                payload=self.payload,
+            )  # fmt: skip
             await in_thread(partial(out.add, rows))
             at, taken = min(section.base_offset + section.count, limit), taken + section.length
             if at >= limit or taken >= self._settings.file_bytes_max:
@@ -218,15 +227,6 @@ class Tierer:
                 return section if section.base_offset + section.count > at else None
         return None
 
-    def _topics(self, view: ShardView) -> Callable[[Lane], Sequence[str]]:
-        """Topic patterns as the lane last told them."""
-
-        def topics(lane: Lane) -> Sequence[str]:
-            held = view.state.lanes.get(lane)
-            return held.topics if held else ()
-
-        return topics
-
     async def _commit(self, handle: DeltaHandle, written: Sequence[_Written], schema: pa.Schema) -> None:
         files = [item.file for item in written]
         ends = {app_id(self._cluster.cluster_id, self._stream, file.shard): file.end_offset for file in files}
@@ -237,10 +237,11 @@ class Tierer:
             self.positions[item.file.shard] = item.file.end_offset
             self._next_chunk[item.file.shard] = (item.file.end_offset, item.chunk)
 
-    def _configuration(self) -> dict[str, str]:
+    def _configuration(self, levels: Sequence[str], payload: PayloadKind) -> dict[str, str]:
         hours = f"interval {self._settings.retention_hours} hours"
-        return {
-            "delta.dataSkippingStatsColumns": "_offset,_shard,_edge,_seq,_time",
+        said = {} if payload is PayloadKind.BYTES else {PAYLOAD_PROPERTY: payload.label}
+        return said | {
+            STATISTICS_PROPERTY: ",".join(statistics_columns(levels)),
             "delta.deletedFileRetentionDuration": hours,
             "delta.logRetentionDuration": hours,
         }

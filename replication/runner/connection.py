@@ -103,7 +103,7 @@ class Connection:
     def _hello(self, epoch: int, states: dict[int, LaneState]) -> Hello:
         tenant, edge, log_id, software = self._identity
         lanes = [
-            HelloLane(lane.lane, lane.stream, list(states[lane.lane].held), list(lane.topics))
+            HelloLane(lane.lane, lane.stream, list(states[lane.lane].held), list(lane.topics), lane.payload)
             for lane in self._source.lanes()
         ]
         return Hello(PROTOCOL_VERSION, tenant, edge, log_id, epoch, lanes, self._wall_clock(), software)

@@ -77,12 +77,14 @@ class Node:
 class Session:
     """One link session of one lane, as its edge sees it."""
 
-    def __init__(self, sequencer: Sequencer, lane: Lane, epoch: int, topics: list[str] | None = None) -> None:
+    def __init__(
+        self, sequencer: Sequencer, lane: Lane, epoch: int, topics: list[str] | None = None, payload: int = 0
+    ) -> None:
         self.sequencer = sequencer
         self.acked = RangeSet()
         self.news = asyncio.Event()
         self.refusal: RefuseCode | None = None
-        self.intake = LaneIntake(lane, epoch, topics or [], self._acknowledge, self._refuse)
+        self.intake = LaneIntake(lane, epoch, topics or [], self._acknowledge, self._refuse, payload=payload)
 
     def _acknowledge(self, ranges: RangeSet) -> None:
         self.acked.update(ranges)

@@ -15,6 +15,7 @@ from cloud_hub.hub import Hub
 from cloud_hub.settings import HubSettings, SequencerSettings
 from protocols.batch import BatchHeader
 from protocols.chunk import GapRange, Mark
+from protocols.payloads import PayloadKind
 from protocols.ranges import SEQ_END, RangeSet
 from replication.runner import LinkIdentity, LinkSettings, run_link
 from replication.source import LaneState, OfferedLane
@@ -41,8 +42,9 @@ async def running_hub(store: ObjectStore, **settings: Any) -> AsyncIterator[Hub]
 class EdgeLog:
     """A log in memory (``replication.source.LogSource``) with one lane."""
 
-    def __init__(self, stream: str = "telemetry") -> None:
+    def __init__(self, stream: str = "telemetry", payload: PayloadKind = PayloadKind.BYTES) -> None:
         self.stream = stream
+        self.payload = payload
         self.batches: list[tuple[BatchHeader, bytes]] = []
         self.gaps: list[GapRange] = []
         self.released_ranges = RangeSet()
@@ -55,7 +57,7 @@ class EdgeLog:
             listener()
 
     def lanes(self) -> list[OfferedLane]:
-        return [OfferedLane(1, self.stream, TOPICS)]
+        return [OfferedLane(1, self.stream, TOPICS, self.payload)]
 
     def state(self, lane: int) -> LaneState:
         held = RangeSet((header.base_seq, header.end_seq) for header, _ in self.batches)

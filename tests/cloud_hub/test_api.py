@@ -19,9 +19,11 @@ from cloud_hub.views import moment, parse_moment
 from protocols import batch
 from protocols.batch import BatchHeader, ClockReading, ClockState, Flag
 from protocols.chunk import GapRange
+from protocols.payloads import PayloadKind
 from protocols.shard_state import shard_of
 from replication.runner import LinkIdentity
 from replication.status import LinkState
+from storage.object_store import open_store
 from storage.object_store.memory import MemoryStore
 from tests.cloud_hub.live import EdgeLog, Epochs, eventually, get, running_hub, running_link
 
@@ -86,6 +88,24 @@ async def test_what_an_edge_sends_can_be_read_by_offset(hub: Hub) -> None:
         seen += [record["offset"] for record in page["records"]]
         offset = page["next_offset"][str(shard)]
     assert seen == list(range(50))
+
+
+@pytest.mark.parametrize("tables", [None, 0.05], ids=["a node without tables", "a node with tables"])
+async def test_records_of_a_json_stream_are_shown_as_the_table_has_them(tmp_path: Path, tables: float | None) -> None:
+    log = EdgeLog(payload=PayloadKind.JSON)
+    log.append(*records(0, [b'{"t": 1}', b"text", b"\xff"]))
+    async with running_hub(open_store(str(tmp_path)), table_interval_s=tables) as hub:
+        await deliver(hub, log, 3)
+
+        async def tiered() -> bool:
+            return tables is None or (await get(hub, STREAM))[1]["table_rows"] == 3
+
+        await eventually(tiered)
+        _, answer = await get(hub, f"{STREAM}/records")
+        found = [(record.get("payload"), record.get("payload_base64")) for record in answer["records"]]
+        assert found == [('{"t": 1}', None), (None, "dGV4dA=="), (None, "/w==")]
+        assert (await get(hub, STREAM))[1]["payload"] == "json"
+        assert (await get(hub, f"{STREAM}/lanes"))[1]["lanes"][0]["payload"] == "json"
 
 
 async def test_records_since_a_moment_start_with_what_was_committed_then(hub: Hub) -> None:

@@ -71,6 +71,17 @@ def test_topics_are_told_again_only_when_they_changed() -> None:
     play(story)
 
 
+def test_the_kind_of_payloads_is_told_again_only_when_it_changed() -> None:
+    async def story(sequencer: Sequencer, _: FaultyStore) -> None:
+        for epoch, payload in enumerate([0, 2, 2, 1, 0], 1):
+            assert await Session(sequencer, LANE, epoch, payload=payload).open()
+        told = [index.footer.lanes[0].payload async for index in sequencer.log.indexes(0)]
+        assert told == [None, 2, None, 1, 0]
+        assert (await sequencer.log.load()).lanes[LANE].payload == 0
+
+    play(story)
+
+
 def test_an_acknowledgement_comes_after_the_chunk_is_there() -> None:
     async def story(sequencer: Sequencer, store: FaultyStore) -> None:
         session = await opened(sequencer)

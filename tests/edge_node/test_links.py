@@ -16,10 +16,11 @@ from config.models import EdgeConfig
 from config.streams import Link as LinkConfig
 from config.streams import Stream
 from edge_node.known_ends import KnownEnds
-from edge_node.link_source import SegmentLogSource
+from edge_node.link_source import OfferedStream, SegmentLogSource
 from edge_node.links import EpochFile, Links, ReleaseLedger, intersection, link_settings
 from protocols.batch import ClockReading, ClockState, decode_header
 from protocols.link import RefuseCode
+from protocols.payloads import PayloadKind
 from protocols.ranges import RangeSet
 from replication.runner import LinkRefused
 from replication.status import LinkState
@@ -68,7 +69,7 @@ def link_to(hub: Hub, streams: tuple[str, ...] | None = None) -> LinkConfig:
 
 def source_of(log: SegmentLog, directory: Path, clock: Callable[[], int] = wall_clock) -> SegmentLogSource:
     known = KnownEnds(OSFileSystem(), str(directory / "links" / "known-ends"), log.log_id, log.recovery.lanes)
-    return SegmentLogSource(log, {"telemetry": ("a/+",)}, lambda _lane, _ranges: None, clock, known)
+    return SegmentLogSource(log, {"telemetry": OfferedStream(("a/+",))}, lambda _lane, _ranges: None, clock, known)
 
 
 @pytest.fixture
@@ -122,6 +123,17 @@ async def test_everything_reaches_the_hub_once_across_a_restart_of_the_node(tmp_
     assert len(hub.stored) == 106
     assert [hello.epoch for hello in hub.hellos] == [1, 2]
     assert hub.hellos[0].lanes[0].topics == ["telemetry/+"]
+
+
+async def test_a_hub_is_told_what_the_payloads_are(tmp_path: Path, hub: Hub, log: SegmentLog) -> None:
+    given = config(tmp_path, cloud=link_to(hub))
+    streams = {**given.streams, "telemetry": Stream(from_=("telemetry/+",), payload="json")}
+    links = Links(msgspec.structs.replace(given, streams=streams), log, wall_clock=wall_clock)
+    links.start()
+    await until(lambda: bool(hub.hellos))
+    await links.close()
+    told = {lane.stream: lane.payload for lane in hub.hellos[0].lanes}
+    assert told == {"telemetry": PayloadKind.JSON, "alarms": PayloadKind.BYTES}
 
 
 async def test_a_record_may_go_when_every_link_that_carries_it_has_it(

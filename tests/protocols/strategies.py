@@ -95,6 +95,7 @@ LANE_UPDATES = st.builds(
     gaps=st.lists(GAP_RANGES, max_size=2),
     mark=st.none() | MARKS,
     topics=st.none() | st.lists(st.text(max_size=8), max_size=2),
+    payload=st.none() | U32,
 )
 CHUNK_HEADERS = st.builds(
     chunk.ChunkHeader,

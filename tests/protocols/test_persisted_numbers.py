@@ -9,7 +9,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from protocols import batch, chunk, link, segment, shard_state
+from protocols import batch, chunk, link, payloads, segment, shard_state
 
 ENUMS = {
     batch.Codec: {"NONE": 0, "ZSTD": 1},
@@ -57,6 +57,7 @@ ENUMS = {
         "OVERLOADED": 5,
         "PROTOCOL_ERROR": 6,
     },
+    payloads.PayloadKind: {"BYTES": 0, "TEXT": 1, "JSON": 2},
 }
 
 LAYOUTS = {
@@ -94,15 +95,15 @@ ARRAYS = {
     chunk.StreamSection: "tenant stream base_offset count first_time last_time position length crc",
     chunk.GapRange: "first end reason",
     chunk.Mark: "time seq",
-    chunk.LaneUpdate: "tenant edge log_id stream epoch ranges gaps mark topics",
+    chunk.LaneUpdate: "tenant edge log_id stream epoch ranges gaps mark topics payload",
     chunk.ChunkFooter: "streams lanes",
     shard_state._Snapshot: "cluster_id shard n footer_crc streams lanes",
-    shard_state._LaneSnapshot: "tenant edge log_id stream epoch ranges gaps mark pending_marks topics",
+    shard_state._LaneSnapshot: "tenant edge log_id stream epoch ranges gaps mark pending_marks topics payload",
 }
 """Packed as arrays: the order is the format."""
 
 MAPS = {
-    link.HelloLane: "lane stream ranges topics",
+    link.HelloLane: "lane stream ranges topics payload",
     link.Hello: "version tenant edge log_id epoch lanes clock software",
     link.WelcomeLane: "lane ranges",
     link.Welcome: "version cluster_id lanes window_bytes batch_bytes_max clock software",

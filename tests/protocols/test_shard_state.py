@@ -33,8 +33,9 @@ def update(
     mark: Mark | None = None,
     epoch: int = 1,
     topics: list[str] | None = None,
+    payload: int | None = None,
 ) -> LaneUpdate:
-    return LaneUpdate(*lane, epoch, ranges or [], gaps or [], mark, topics)
+    return LaneUpdate(*lane, epoch, ranges or [], gaps or [], mark, topics, payload)
 
 
 def next_chunk(state: ShardState, *updates: LaneUpdate) -> Chunk:
@@ -79,7 +80,8 @@ def histories(draw: st.DrawFn) -> list[list[LaneUpdate]]:
             ranges = [piece for piece in missing if GapRange(*piece, 1) not in gaps]
             mark = Mark(rng.randrange(1000), rng.randrange(90)) if rng.random() < 0.6 else None
             topics = [f"plant/{{level{rng.randrange(4)}}}/x"] if rng.random() < 0.3 else None
-            updates.append(update(lane, ranges, gaps=gaps, mark=mark, epoch=rng.randint(1, 5), topics=topics))
+            told = {"topics": topics, "payload": rng.choice([None, None, 0, 1, 2, 77])}
+            updates.append(update(lane, ranges, gaps=gaps, mark=mark, epoch=rng.randint(1, 5), **told))
         history.append(updates)
     return history
 
@@ -186,6 +188,14 @@ def test_fields_grow_at_the_end_and_stay() -> None:
     assert state.stream_fields("default", "other") == []
     state.apply(next_chunk(state, update(topics=[f"{{f{i}}}" for i in range(2 * FIELDS_MAX)])))
     assert len(state.stream_fields("default", "telemetry")) == FIELDS_MAX
+
+
+def test_the_kind_of_payloads_is_what_the_lane_said_last_also_one_of_a_later_release() -> None:
+    other = LANE._replace(edge="edge-2")
+    told = [update(payload=2, ranges=[(0, 1)])], [update(ranges=[(1, 2)])], [update(other, payload=1)]
+    state = fold(*told, [update(other, payload=4_000_000_000)])
+    assert [held.payload for held in (state.lanes[LANE], state.lanes[other])] == [2, 4_000_000_000]
+    assert ShardState.decode(state.encode()).lanes[other].payload == 4_000_000_000
 
 
 def _foreign(state: ShardState, **changes: object) -> Chunk:

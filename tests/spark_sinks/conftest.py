@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import struct
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 
 import pytest
@@ -16,6 +16,7 @@ from cloud_hub.tables.shards import load_shards
 from cloud_hub.tables.tierer import Tierer
 from protocols import batch
 from protocols.batch import ClockReading, ClockState
+from protocols.payloads import PayloadKind
 from spark_sinks.session import session
 
 SECOND = 1_000_000_000
@@ -47,13 +48,16 @@ class Hub:
     def __init__(self, root: str, options: Mapping[str, str] | None = None) -> None:
         self.root = root
         self.rounds = 0
+        self.kind = PayloadKind.BYTES
+        """What the edge nodes say of their payloads."""
+        self.payload = payload
         self._writer = LogWriter(root, shards=SHARDS, stream=STREAM, options=options)
 
     def write(self, rounds: int = 1, topic: str = TOPIC, edges: Collection[str] = EDGES) -> None:
         """Append rounds; one chunk per shard and round. Round r is taken in r seconds after START."""
         for number in range(self.rounds, self.rounds + rounds):
             deliveries = [
-                Delivery(edge, [encoded(edge, number)], log_id, [topic])
+                Delivery(edge, [encoded(edge, number, self.payload)], log_id, [topic], self.kind)
                 for log_id, edge in enumerate(EDGES, 1)
                 if edge in edges
             ]
@@ -100,7 +104,7 @@ def payload(edge: str, seq: int) -> bytes:
     return f"{edge}:{seq}".encode()
 
 
-def encoded(edge: str, number: int) -> bytes:
+def encoded(edge: str, number: int, payload: Callable[[str, int], bytes] = payload) -> bytes:
     """One round of an edge node: ten records, 100 ms apart, of two machines in turn."""
     first = 10 * number
     times = struct.pack("<10q", *(START + number * SECOND + i * SECOND // 10 for i in range(10)))

@@ -128,14 +128,14 @@ CHUNK: Notation = {
         },
     ],
     "lanes": [
-        ["default", "pi-1", 0xFEDCBA9876543210, "telemetry", 2, [[8, 9]], [[9, 12, 1]], [T, 12], None],
-        ["default", "pi-1", 0xFEDCBA9876543210, "alarms", 2, [[1 << 40, (1 << 40) + 3]], [], None, ["a/{line}"]],
+        ["default", "pi-1", 0xFEDCBA9876543210, "telemetry", 2, [[8, 9]], [[9, 12, 1]], [T, 12], None, None],
+        ["default", "pi-1", 0xFEDCBA9876543210, "alarms", 2, [[1 << 40, (1 << 40) + 3]], [], None, ["a/{line}"], 2],
     ],
 }
 EMPTY_CHUNK: Notation = {
     **CHUNK,
     "sections": [],
-    "lanes": [["default", "pi-1", 1, "telemetry", 1, [], [], [T, 0], ["plant/{line}/t"]]],
+    "lanes": [["default", "pi-1", 1, "telemetry", 1, [], [], [T, 0], ["plant/{line}/t"], 0]],
 }
 CONTROL: Notation = {
     "frames": [
@@ -147,8 +147,14 @@ CONTROL: Notation = {
             "log_id": 0xFEDCBA9876543210,
             "epoch": 3,
             "lanes": [
-                {"lane": 1, "stream": "telemetry", "ranges": [[0, 5], [7, 10]], "topics": ["plant/{line}/t"]},
-                {"lane": 2, "stream": "alarms", "ranges": [], "topics": []},
+                {
+                    "lane": 1,
+                    "stream": "telemetry",
+                    "ranges": [[0, 5], [7, 10]],
+                    "topics": ["plant/{line}/t"],
+                    "payload": 2,
+                },
+                {"lane": 2, "stream": "alarms", "ranges": [], "topics": [], "payload": 0},
             ],
             "clock": T,
             "software": "weft 0.1.0",
@@ -187,6 +193,7 @@ STATE: Notation = {
             "mark": [T, 1003],
             "pending_marks": [[T + 1, 1011]],
             "topics": ["plant/{line}/{machine}/telemetry"],
+            "payload": 2,
         }
     ],
 }

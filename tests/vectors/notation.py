@@ -211,6 +211,7 @@ def _encode_state(meaning: Notation) -> bytes:
             msgspec.convert(noted["mark"], chunk.Mark | None),
             msgspec.convert(noted["pending_marks"], list[chunk.Mark]),
             noted["topics"],
+            noted["payload"],
         )
     return state.encode()
 
@@ -235,6 +236,7 @@ def _decode_state(data: bytes) -> Notation:
                 "mark": _builtins(held.mark),
                 "pending_marks": _builtins(held.pending_marks),
                 "topics": held.topics,
+                "payload": held.payload,
             }
             for lane, held in state.lanes.items()
         ],

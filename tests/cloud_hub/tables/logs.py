@@ -37,8 +37,14 @@ class Run:
     resent: bool = False
     gaps: Sequence[GapRange] = ()
     payload_bytes: int = 0
+    payloads: Sequence[bytes] | None = None
+    """Other payloads than those that name the record."""
+    kind: int | None = None
+    """What the edge says of the payloads in this chunk."""
 
     def payload(self, seq: int) -> bytes:
+        if self.payloads is not None:
+            return self.payloads[seq - self.first]
         return f"{self.lane.edge}/{self.lane.log_id}/{seq}".encode().ljust(self.payload_bytes, b".")
 
     def encode(self) -> bytes:
@@ -95,7 +101,7 @@ class LogWriter:
 def _update(run: Run) -> LaneUpdate:
     topics = list(run.topics) if run.topics is not None else None
     ranges = [(run.first, run.first + run.count)]
-    return LaneUpdate(*run.lane, 1, ranges, list(run.gaps), None, topics)
+    return LaneUpdate(*run.lane, 1, ranges, list(run.gaps), None, topics, run.kind)
 
 
 def table(store: ObjectStore, stream: str = "telemetry") -> DeltaTable:

@@ -1,0 +1,57 @@
+"""What edges say of a stream: topic levels, topic patterns, and what its payloads are."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+
+from cloud_hub.tables.shards import ShardView
+from protocols.chunk import Chunk
+from protocols.lane import Lane
+from protocols.payloads import PayloadKind, strictest
+
+_logger = logging.getLogger(__name__)
+
+
+class Declared:
+    """Reads it from the states of the shards, which the caller refreshes."""
+
+    def __init__(self, tenant: str, stream: str, views: Sequence[ShardView]) -> None:
+        self._tenant, self._stream = tenant, stream
+        self._views = views
+        self._warned: set[PayloadKind] = set()
+
+    def levels(self) -> list[str]:
+        """Return the named topic levels, in the order in which the log first named them."""
+        return [name for view in self._views for name in view.state.stream_fields(self._tenant, self._stream)]
+
+    def payload(self) -> PayloadKind:
+        """Return what a table that is made now takes the payloads for: the strictest kind that an edge names."""
+        lanes = (view.state.stream_lanes(self._tenant, self._stream).values() for view in self._views)
+        return strictest(held.payload for shard in lanes for held in shard)
+
+    def topics(self, view: ShardView) -> Callable[[Lane], Sequence[str]]:
+        """Return a look-up of topic patterns as the lane last told them."""
+
+        def topics(lane: Lane) -> Sequence[str]:
+            held = view.state.lanes.get(lane)
+            return held.topics if held else ()
+
+        return topics
+
+    def compare(self, chunk: Chunk, made_for: PayloadKind) -> None:
+        """Warn once of each kind that an edge names in this chunk and the table was not made for.
+
+        An edge names its kind in the chunk that opens its session, so no lane of the state has to be looked at here.
+        """
+        for lane in chunk.footer.lanes:
+            if lane.payload is None or (lane.tenant, lane.stream) != (self._tenant, self._stream):
+                continue
+            named = strictest([lane.payload])
+            if named is not made_for and named not in self._warned:
+                self._warned.add(named)
+                _logger.warning(
+                    "the table of %s/%s has payloads as %s and keeps them so; edge %s says payload: %s. To change the "
+                    "table, move it away: it is made again from the log",
+                    self._tenant, self._stream, made_for.label, lane.edge, named.label,
+                )  # fmt: skip

@@ -1,0 +1,95 @@
+"""What a stream's payloads are said to be, and which of them keep it.
+
+Reading a payload never changes it: text is the UTF-8 of its bytes and nothing else. A payload that does not keep what
+its stream says stays bytes.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from enum import IntEnum
+from itertools import accumulate
+
+import msgspec
+
+
+class PayloadKind(IntEnum):
+    """What an edge says of a stream's payloads. The numbers are in HELLO, in chunks and in snapshots.
+
+    A later release may tell others. They are kept as told, and mean ``BYTES`` here.
+    """
+
+    BYTES = 0
+    TEXT = 1
+    """UTF-8."""
+    JSON = 2
+    """One JSON value (RFC 8259)."""
+
+    @property
+    def label(self) -> str:
+        """The name in settings, in table properties and for people: ``bytes``, ``text`` or ``json``."""
+        return self.name.lower()
+
+
+NESTING_MAX = 128
+"""Deepest JSON that counts as JSON: readers have limits of their own (Polars has this one), and the same payload must
+be JSON wherever it is looked at, however much stack is left there."""
+_SYNTAX = msgspec.json.Decoder(msgspec.Raw)
+"""Walks a value without making it: a payload of a megabyte of brackets costs no memory."""
+_STRINGS = re.compile(rb'"(?:[^"\\]+|\\.)*"', re.DOTALL)
+_NO_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
+_STEPS = {ord("["): 1, ord("{"): 1, ord("]"): -1, ord("}"): -1}
+
+
+LABELS = tuple(kind.label for kind in PayloadKind)
+
+
+def kind_labelled(label: str) -> PayloadKind | None:
+    """Return the kind that settings call ``label``; None when there is none."""
+    return next((kind for kind in PayloadKind if kind.label == label), None)
+
+
+def label_of(told: int) -> str:
+    """Return what people see of a kind that an edge told, which may be a later release's."""
+    return next((kind.label for kind in PayloadKind if kind == told), f"kind {told}")
+
+
+def strictest(told: Iterable[int]) -> PayloadKind:
+    """Return what a stream's payloads are when its edges say ``told``: the kind that asks most of a payload.
+
+    The order of the edges does not matter, so every reader of the log comes to the same answer.
+    """
+    known = frozenset(PayloadKind)
+    return max((PayloadKind(kind) for kind in told if kind in known), default=PayloadKind.BYTES)
+
+
+def is_text(payload: bytes) -> bool:
+    """Return whether a payload is UTF-8, without surrogates and overlong forms (RFC 3629)."""
+    try:
+        payload.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
+def is_json(payload: bytes) -> bool:
+    """Return whether a payload that is UTF-8 is one JSON value, at most ``NESTING_MAX`` deep.
+
+    At least as strict as DuckDB, whose JSON operators fail a whole query for one value that they cannot read. A lone
+    surrogate (``"\\ud800"``) has no UTF-8 and is refused.
+    """
+    try:
+        _SYNTAX.decode(payload)
+    except (msgspec.DecodeError, RecursionError):
+        return False
+    # Most payloads are short. Counting brackets is cheap, looking at how they nest is not.
+    if len(payload) <= NESTING_MAX or payload.count(b"[") + payload.count(b"{") <= NESTING_MAX:
+        return True
+    brackets = _STRINGS.sub(b"", payload).translate(None, _NO_BRACKETS)
+    return max(accumulate(map(_STEPS.__getitem__, brackets)), default=0) <= NESTING_MAX
+
+
+def keeps(kind: PayloadKind, payload: bytes) -> bool:
+    """Return whether a payload is what its stream says."""
+    return is_text(payload) and (kind is not PayloadKind.JSON or is_json(payload))
