@@ -43,8 +43,8 @@ _DURATION = re.compile(DURATION_PATTERN)
 _DURATION_PART = re.compile(rf"({_NUMBER})(d|h|ms|us|ns|m|s)")
 _SIZE = re.compile(rf"({_NUMBER}) ?([a-zA-Z]+)")
 _MEASURE = re.compile(rf"({_NUMBER}) *([a-zA-Zµ]*)")
-_LONG_UNITS = {"sec": "s", "second": "s", "min": "m", "minute": "m", "hour": "h", "hr": "h", "day": "d", "milli": "ms",
-               "msec": "ms", "µ": "us"}  # fmt: skip
+_UNIT_SPELLINGS = {"sec": "s", "second": "s", "min": "m", "minute": "m", "hour": "h", "hr": "h", "day": "d",
+                   "milli": "ms", "msec": "ms", "µ": "us"}  # fmt: skip
 """Other spellings of units, without the s of the plural."""
 DURATION_NS_MAX = 36_525 * 86_400 * 10**9
 """A hundred years: the longest duration that is meant rather than mistyped."""
@@ -162,7 +162,7 @@ def _meant_duration(text: str) -> str:
     letters = match[2].lower()
     if not letters:
         return f". Write the unit: {match[1]}s"
-    unit = _LONG_UNITS.get(letters.rstrip("s"), letters)
+    unit = _UNIT_SPELLINGS.get(letters.rstrip("s"), letters)
     return f". Did you mean {match[1]}{unit}?" if unit in _DURATION_UNITS else ""
 
 
