@@ -9,6 +9,7 @@ from typing import NoReturn
 
 import click
 
+from weft.hang_up import hold_hang_ups
 from weft.output import FAILURE_EXIT_CODE, USAGE_EXIT_CODE, Refused, print_error
 
 _COMMANDS = {
@@ -28,6 +29,9 @@ _EXTRAS = {
 }  # fmt: skip
 """What an edge goes without, and the extra that brings it."""
 TRACEBACK_VARIABLE = "WEFT_TRACEBACK"
+
+
+_NODES = (("edge", "run"), ("hub", "run"))
 
 
 class _Commands(click.Group):
@@ -54,6 +58,9 @@ def cli() -> None:
 
 def main(arguments: list[str] | None = None) -> NoReturn:
     """Entry point of ``weft``. People get a sentence, never a traceback, unless ``WEFT_TRACEBACK=1`` asks for it."""
+    if tuple((sys.argv[1:] if arguments is None else arguments)[:2]) in _NODES:
+        # First of all: loading what a node needs takes half a second on a small machine.
+        hold_hang_ups()
     try:
         result = cli.main(arguments, prog_name="weft", standalone_mode=False)
     except click.Abort:
