@@ -6,7 +6,7 @@ import logging
 
 from config.units import approximate_duration
 from replication.repeats import Repeats
-from replication.up_and_down import UpAndDown
+from replication.up_and_down import STABLE_S, UpAndDown
 
 logger = logging.getLogger(__name__)
 
@@ -22,18 +22,22 @@ class ShortageLog:
         self._state = UpAndDown(now)
         self._state.up(now)
         self._is_full = False
+        self._full_since = now
         self._low = Repeats()
         self._was_low = False
 
     def full(self, shortage: str | None, now: float) -> None:
         """Take note of why the log takes nothing; None while it does."""
         if shortage is None:
-            if self._is_full and (told := self._state.up(now)) is not None:
-                after = approximate_duration(told.away_s)
+            if self._is_full and (over := self._state.up(now)) is not None:
+                after = approximate_duration(over.away_s)
                 logger.warning("the log has room again: devices are acknowledged, after %s", after)
-        elif (lost := self._state.down(shortage, now)) is not None:
-            since = "" if lost.was_up else f", for {approximate_duration(lost.since_s)} now"
-            logger.error("devices get no acknowledgements%s: %s", since, shortage)
+        elif not self._is_full or now - self._full_since >= STABLE_S:
+            if not self._is_full:
+                self._full_since = now
+            if (told := self._state.down(shortage, now)) is not None:
+                since = "" if told.was_up else f", for {approximate_duration(told.since_s)} now"
+                logger.error("devices get no acknowledgements%s: %s", since, shortage)
         self._is_full = shortage is not None
 
     def low(self, warning: str | None, now: float) -> None:
