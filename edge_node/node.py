@@ -25,6 +25,7 @@ from edge_node.links import Links
 from edge_node.metrics import render
 from edge_node.outage import SAMPLE_INTERVAL_S
 from edge_node.session_limits import SessionLimits
+from edge_node.shortage_log import ShortageLog
 from edge_node.state import BrokerState, StateCounters, StateSettings
 from edge_node.status import NodeStatus
 from edge_node.unrouted import UNROUTED_STREAM, Unrouted
@@ -57,8 +58,6 @@ class EdgeNode:
         self.door_counters = DoorCounters()
         self.state_counters = StateCounters()
         self._closing = contextlib.AsyncExitStack()
-        self._shortage: str | None = None
-        self._low: str | None = None
         self.listeners: dict[str, Address | UnixSocket] = {}
         """Where MQTT clients connect, by the listener's name."""
         self.http: Address | None = None
@@ -100,16 +99,16 @@ class EdgeNode:
         loop = asyncio.get_running_loop()
         for talkative in (mqtt_connection, unrouted, deliveries):
             logging.getLogger(talkative.__name__).addFilter(Throttle())
-        next_sample = loop.time()
+        next_sample, shortages = loop.time(), ShortageLog(loop.time())
         while not stop.is_set():
             failed = self.log.failed or self._state.failed
             if failed is not None:
                 raise failed
-            self._tell_shortage()
+            shortages.full(self.log.shortage(), loop.time())
             await self.front_door.check_files()
             if loop.time() >= next_sample:
                 self.status.sample()
-                self._tell_low_water()
+                shortages.low(self.status.low_water(), loop.time())
                 next_sample += SAMPLE_INTERVAL_S
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(stop.wait(), LOG_CHECK_INTERVAL_S)
@@ -119,20 +118,6 @@ class EdgeNode:
         watched = self.front_door.watched
         logger.info("SIGHUP: reading again: %s", ", ".join(watched) or "no users, access rules or certificates are set")
         await self.front_door.check_files(all_of_them=True)
-
-    def _tell_shortage(self) -> None:
-        shortage, known = self.log.shortage(), self._shortage
-        self._shortage = shortage
-        if shortage is not None and known is None:
-            logger.error("devices get no acknowledgements: %s", shortage)
-        elif shortage is None and known is not None:
-            logger.warning("the log has room again: devices are acknowledged")
-
-    def _tell_low_water(self) -> None:
-        low, was_low = self.status.low_water(), self._low
-        self._low = low
-        if low is not None and was_low is None:
-            logger.warning("%s", low)
 
     async def close(self) -> None:
         """Stop accepting, end links and clients, make what was taken in durable, release the log's directory."""

@@ -12,6 +12,7 @@ from typing import NoReturn
 import click
 
 from config.errors import ConfigError
+from weft.hang_up import hold_hang_ups
 from weft.output import FAILURE_EXIT_CODE, STOPPED_EXIT_CODE, Refused, print_error, print_error_json
 
 _COMMANDS = {
@@ -31,6 +32,9 @@ _EXTRAS = {
 }  # fmt: skip
 """What an edge goes without, and the extra that brings it."""
 TRACEBACK_VARIABLE = "WEFT_TRACEBACK"
+
+
+_NODES = (("edge", "run"), ("hub", "run"))
 
 
 class _Commands(click.Group):
@@ -67,6 +71,9 @@ def cli() -> None:
 def main(arguments: list[str] | None = None) -> NoReturn:
     """Entry point of ``weft``. People get a sentence, never a traceback, unless ``WEFT_TRACEBACK=1`` asks for it."""
     given = sys.argv[1:] if arguments is None else arguments
+    if tuple(given[:2]) in _NODES:
+        # First of all: loading what a node needs takes half a second on a small machine.
+        hold_hang_ups()
     # Looked up by itself: a command line that cannot be parsed is to be answered in JSON too.
     as_json = "--json" in given[: given.index("--")] if "--" in given else "--json" in given
     try:

@@ -9,29 +9,14 @@ import signal
 from collections.abc import AsyncIterator, Awaitable, Callable
 from importlib.metadata import version
 
-logger = logging.getLogger(__name__)
+from weft.hang_up import hang_up_has_come
 
-_hung_up = False
-"""Whether SIGHUP came before the event loop could take it."""
+logger = logging.getLogger(__name__)
 
 
 def software() -> str:
     """Name and version, which nodes tell each other."""
     return f"weft {version('weft-fabric')}"
-
-
-def hold_hang_ups() -> None:
-    """Keep a SIGHUP that comes before the node has started for when it has. Call it first of all.
-
-    A SIGHUP nobody handles ends the process, and `systemctl reload` sends one whenever a person says so, also while a
-    large log is being recovered.
-    """
-
-    def hold(_number: int, _frame: object) -> None:
-        global _hung_up  # noqa: PLW0603  # a signal's handler has nowhere else to leave it
-        _hung_up = True
-
-    signal.signal(signal.SIGHUP, hold)
 
 
 class Signals:
@@ -45,7 +30,7 @@ class Signals:
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._stop, number)
         loop.add_signal_handler(signal.SIGHUP, self._hang_up.set)
-        if _hung_up:
+        if hang_up_has_come():
             self._hang_up.set()
 
     def _stop(self, number: signal.Signals) -> None:

@@ -42,9 +42,8 @@ def command() -> None:
 @log_level_option
 def run(config_file: str, log_level: str) -> None:
     """Run the node of CONFIG until SIGTERM or SIGINT."""
-    from weft.serving import Signals, hold_hang_ups, run_until_stopped, software
+    from weft.serving import Signals, run_until_stopped, software
 
-    hold_hang_ups()
     loaded = located_hub(config_file)
     config = loaded.config
     log_to_stderr(log_level)

@@ -1,0 +1,47 @@
+"""What the node's log says of a segment log that is full, or nearly: when it begins, now and then, and at its end."""
+
+from __future__ import annotations
+
+import logging
+
+from config.units import approximate_duration
+from replication.repeats import Repeats
+from replication.up_and_down import STABLE_S, UpAndDown
+
+logger = logging.getLogger(__name__)
+
+
+class ShortageLog:
+    """Told once a second how it is. ``now`` is monotonic seconds.
+
+    A link that is slower than the devices makes a full log have room for a moment again and again: each of the two is
+    then said ever more rarely, as it is of links.
+    """
+
+    def __init__(self, now: float) -> None:
+        self._state = UpAndDown(now)
+        self._state.up(now)
+        self._is_full = False
+        self._full_since = now
+        self._low = Repeats()
+        self._was_low = False
+
+    def full(self, shortage: str | None, now: float) -> None:
+        """Take note of why the log takes nothing; None while it does."""
+        if shortage is None:
+            if self._is_full and (over := self._state.up(now)) is not None:
+                after = approximate_duration(over.away_s)
+                logger.warning("the log has room again: devices are acknowledged, after %s", after)
+        elif not self._is_full or now - self._full_since >= STABLE_S:
+            if not self._is_full:
+                self._full_since = now
+            if (told := self._state.down(shortage, now)) is not None:
+                since = "" if told.was_up else f", for {approximate_duration(told.since_s)} now"
+                logger.error("devices get no acknowledgements%s: %s", since, shortage)
+        self._is_full = shortage is not None
+
+    def low(self, warning: str | None, now: float) -> None:
+        """Take note of a warning that little is left; None while there is enough."""
+        if warning is not None and not self._was_low and self._low.say("low", now) is not None:
+            logger.warning("%s", warning)
+        self._was_low = warning is not None
