@@ -105,10 +105,11 @@ class Auth(Section, frozen=True, kw_only=True):
     refused_publish: Annotated[
         RefusedPublish,
         Meta(
-            description="What becomes of a QoS 1 or 2 publish that is refused, by access rules or for its levels, of a "
-            "client of MQTT 3.1.1, which has no word for no: `close` ends the connection, so that nothing is "
-            "acknowledged that is not kept; `acknowledge` drops the message and counts it, for bridges and clients "
-            "with a queue, which would send the same message for ever. MQTT 5.0 clients get the reason code."
+            description="What becomes of a QoS 1 or 2 publish that is refused, by access rules, for its levels or by "
+            "`unrouted: refuse`, of a client of MQTT 3.1.1, which has no word for no: `close` ends the connection, so "
+            "that nothing is acknowledged that is not kept; `acknowledge` drops the message and counts it, for bridges "
+            "and clients with a queue, which would send the same message for ever. MQTT 5.0 clients get the reason "
+            "code."
         ),
     ] = "close"
 

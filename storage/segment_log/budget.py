@@ -45,7 +45,12 @@ def admit_to_stream(state: LogState, stream: int, lane: LaneState, length: int, 
     excess = used + length - lane.policy.retain_bytes
     if excess <= 0 or not used:
         return
-    if lane.full_since == state.changes or shrink(state, stream, excess, now) > 0:
+    if lane.full_since == state.changes or (
+        shrink(state, stream, excess, now) > 0
+        # What waits for the disk cannot be given up. Of a stream that drops its oldest it may exceed the size until it
+        # is written, which ``admit`` bounds: devices are not refused for what they have just sent.
+        and not (lane.policy.when_full == "drop_oldest" and lane.bytes <= 0)
+    ):
         lane.full_since = state.changes
         raise LogFull(
             f"stream {lane.name} takes {used} of its {lane.policy.retain_bytes} bytes and none of them may go yet: "

@@ -8,7 +8,7 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from edge_node import unrouted
@@ -116,6 +116,18 @@ async def test_retained_messages_and_wills_are_kept(tmp_path: Path) -> None:
         await watching.subscribe(("none/#", 1))
         assert (await watching.receive()).payload == b"last"
         assert [record.payload for record in await node.stored("unrouted")] == [b"last", b"gone"]
+
+
+async def test_a_burst_longer_than_the_stream_is_acknowledged(tmp_path: Path) -> None:
+    gate = SyncGate()
+    async with running(tmp_path, filesystem=gate) as node:
+        stray = node.log.stream("unrouted")
+        node.log.set_policy(stray, StreamPolicy("drop_oldest", 86_400.0, 20_000, replicated=False))
+        device = await RawClient.connect(node.port)
+        with gate.held():
+            device.send(*(Publish(b"none", bytes(1000), 1, number) for number in range(1, 101)))
+            await until(lambda: node.log.next_seq(stray) == 100)
+        assert [await device.receive() for _ in range(100)] == [PubAck(number) for number in range(1, 101)]
 
 
 async def test_it_makes_room_before_anybody_is_refused(tmp_path: Path) -> None:
@@ -291,6 +303,7 @@ async def test_the_facts_name_the_busiest_topics(tmp_path: Path) -> None:
 RUNS = st.lists(st.lists(st.integers(0, 400).map(lambda n: b"t/%d" % (n * n // 400)), min_size=1), max_size=60)
 
 
+@settings(deadline=None)
 @given(RUNS)
 def test_counts_are_never_too_high_and_too_low_by_a_bound(runs: list[list[bytes]]) -> None:
     busiest, exact = BusiestTopics(), Counter[bytes]()

@@ -166,6 +166,23 @@ def test_a_stream_over_its_size_may_lose_its_oldest(disk: FakeFileSystem) -> Non
     assert set(read_all(log, stream)) == set(range(gap.end, 300))
 
 
+def test_a_stream_that_drops_its_oldest_takes_a_burst_longer_than_itself(disk: FakeFileSystem) -> None:
+    """What waits for the disk cannot be dropped; to refuse it would be to drop the newest."""
+    log = open_log(disk, SETTINGS)
+    drops, refuses = log.stream("drops"), log.stream("refuses")
+    log.set_policy(drops, StreamPolicy(when_full="drop_oldest", retain_bytes=4000, replicated=False))
+    log.set_policy(refuses, StreamPolicy(retain_bytes=4000))
+    for number in range(20):
+        log.append(drops, 5, [b"k"], [random.Random(number).randbytes(500)])
+    log.append(refuses, 5, [b"k"], [bytes(3000)])
+    with pytest.raises(LogFull, match="stream refuses takes"):
+        log.append(refuses, 5, [b"k"], [bytes(3000)])
+    commit_all(log)
+    assert log.durable_end(drops) == 20
+    assert add(log, drops, 1) == 1
+    assert log.stream_bytes(drops) <= 4000
+
+
 def test_a_stream_loses_nothing_for_records_that_the_node_has_no_room_for(disk: FakeFileSystem) -> None:
     log = open_log(disk, SETTINGS)
     drops, keeps = log.stream("drops"), log.stream("keeps")
