@@ -456,7 +456,7 @@ MACHINE = [
     Mistake(
         "a stream that no link carries",
         "edge check edge.yaml",
-        "warning: edge.yaml:1: no link carries raw: its records are never deleted. Once they fill "
+        "warning: edge.yaml: no link carries raw: its records are never deleted. Once they fill "
         "disk.budget (64MiB), devices get no acknowledgements, whatever the stream. Give it a link, `retain` "
         "or `when_full: drop_oldest`",
         exit_status=0,
