@@ -95,7 +95,7 @@ def _look_at_store(config: HubConfig, found: Found) -> None:
 
 
 def _is_hub(address: Address) -> bool:
-    """Whether a hub answers, with or without asking for a token."""
+    """Ask whether a hub answers, with or without asking for a token."""
     url = f"http://{Address(_EVERYWHERE.get(address.host, address.host), address.port)}/v1/status"
     try:
         with _DIRECT.open(url, timeout=ANSWER_S_MAX) as answer:

@@ -95,7 +95,7 @@ def too_small(path: str, wanted_bytes: int) -> tuple[str | None, str | None]:
 
 
 def _existing(path: str) -> str:
-    """The path, or the nearest of its parents that there is."""
+    """Return the path, or the nearest of its parents that exists."""
     while not os.path.lexists(path) and os.path.dirname(path) != path:
         path = os.path.dirname(path)
     return path
@@ -115,7 +115,8 @@ def why_not_listening(error: OSError, bind: Address | UnixSocket) -> str:
     match error.errno:
         case errno.EADDRINUSE:
             finds = f"ss -ltnp 'sport = :{bind.port}'" if isinstance(bind, Address) else f"fuser {bind.path}"
-            return f"{bind} is in use by another program. Choose another address, or stop that program (`{finds}`)"
+            advice = f"Choose another, or stop the program that has it (`{finds}`)"
+            return f"cannot listen at {bind}: address already in use. {advice}"
         case errno.EADDRNOTAVAIL:
             return f"{bind} is no address of this machine. `ip address` lists them; 0.0.0.0 stands for all"
         case errno.EACCES | errno.EPERM if isinstance(bind, Address) and bind.port < _PORT_FREE_FOR_ALL:

@@ -58,7 +58,7 @@ class Reader:
         return INVALID
 
     def _unknown(self, key: str, known: list[str]) -> str:
-        """What to say of a key that no setting has here."""
+        """Return what to say of a key that no setting has here."""
         if _SECRETS.fullmatch(key):
             return "is not a setting: secrets never stand in the configuration. Name a file that holds them"
         near = difflib.get_close_matches(key.lower().replace("-", "_"), known, n=1, cutoff=0.7)
@@ -204,7 +204,7 @@ def _is_null(node: yaml.Node) -> bool:
 
 
 def _is_comment(node: yaml.Node) -> bool:
-    """Whether the value that is missing was written without quotes and begins with ``#``."""
+    """Tell a value that is missing because it was written without quotes and begins with ``#``."""
     mark = node.start_mark
     rest = (mark.buffer or "")[mark.pointer :].partition("\n")[0]
     return rest.lstrip(" :").startswith("#")
@@ -235,6 +235,6 @@ def _shown(node: yaml.Node) -> str:
 
 
 def _listed(names: list[str]) -> str:
-    """Names for a sentence, as many as one can be read with."""
+    """Join names for a sentence, as many as it can be read with."""
     more = len(names) - _KEYS_SHOWN_MAX
     return ", ".join(names[:_KEYS_SHOWN_MAX]) + (f" and {more} more" if more > 0 else "")

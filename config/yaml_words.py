@@ -26,7 +26,7 @@ class Place(NamedTuple):
 
 
 def explained(error: yaml.YAMLError, text: str) -> Place:
-    """Where a text is not YAML, and what to write instead."""
+    """Return where a text is not YAML, and what to write instead."""
     if isinstance(error, yaml.reader.ReaderError):
         number = text.count("\n", 0, error.position) + 1
         return Place(number, f"the character U+{ord(text[error.position]):04X} may not stand in YAML. Delete it")
@@ -44,7 +44,7 @@ def explained(error: yaml.YAMLError, text: str) -> Place:
 
 
 def _explained(error: yaml.MarkedYAMLError, line: str, at: yaml.Mark, opened: int, lines: list[str]) -> Place | None:
-    """The mistakes that people make most, by the words of PyYAML and what stands in the line."""
+    """Explain the mistakes that people make most, by the words of PyYAML and the line itself."""
     problem, context = error.problem or "", error.context or ""
     number = at.line + 1
     if r"'\t'" in problem:
@@ -74,7 +74,7 @@ def _explained(error: yaml.MarkedYAMLError, line: str, at: yaml.Mark, opened: in
 
 
 def _second_colon(line: str, number: int, lines: list[str]) -> Place:
-    """A colon where a value has begun: in this line, or in the line above that lacks its space."""
+    """Explain a colon where a value has begun: in this line, or in the line above that lacks its space."""
     if line.count(": ") > 1:
         return Place(number, "a value that holds a colon and a space needs quotes")
     if number > 1 and _NO_SPACE.match(lines[number - 2]):
@@ -83,13 +83,13 @@ def _second_colon(line: str, number: int, lines: list[str]) -> Place:
 
 
 def _bracketed(line: str, column: int) -> str:
-    """The value that begins with the bracket closed before ``column``, up to its end."""
+    """Return the value that begins with the bracket closed before ``column``, up to its end."""
     start = line.rfind("{" if line[:column].rstrip().endswith("}") else "[", 0, column)
     return _value(line, start)
 
 
 def _value(line: str, start: int) -> str:
-    """The value that begins at ``start``: up to a comment, or in brackets up to a comma or the end of them."""
+    """Return the value that begins at ``start``: up to a comment, or in brackets up to a comma or the end of them."""
     value = line[start:].partition(" #")[0]
     is_inside = bool({"{", "["} & set(line[:start]))
     return (_FLOW_END.split(value, maxsplit=1)[0] if is_inside else value).strip()

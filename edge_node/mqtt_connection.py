@@ -305,7 +305,7 @@ class MqttConnection(asyncio.Protocol):
         (transport.close if words and not self._pause & Pause.WRITE else transport.abort)()
 
     def _client(self) -> str:
-        """The client as log lines name it."""
+        """Return the client as log lines name it."""
         if self._conversation is not None:
             return repr(self._conversation.session.client_id)
         # A CONNECT that was refused names its client, too; without any CONNECT only the address is known.

@@ -63,8 +63,8 @@ def cli() -> None:
     """Weft carries device messages from edges to open tables: acknowledged is on disk, and in the table exactly once.
 
     \b
-    Exit status: 0 done, 1 it could not be done or the answer is no, 2 wrong usage or configuration, 130 Ctrl-C.
-    With --json an error is one line of JSON on standard error; standard output holds answers only.
+    Exit status: 0 done, 1 it could not be done or the answer is no, 2 wrong usage or
+    configuration, 130 Ctrl-C. With --json an error is one line of JSON on standard error.
     """
 
 

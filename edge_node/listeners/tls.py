@@ -65,11 +65,13 @@ def expiry(files: TlsFiles) -> tuple[str | None, datetime | None]:
         certificate = _handshake(server, client)
     except ssl.SSLCertVerificationError as error:
         return str(error.verify_message), None
+    except ssl.SSLError as error:
+        return (error.reason or str(error)).replace("_", " ").lower(), None
     return None, datetime.fromtimestamp(ssl.cert_time_to_seconds(str(certificate["notAfter"])), UTC)
 
 
 def _handshake(server: ssl.SSLContext, client: ssl.SSLContext) -> dict[str, Any]:
-    """What the client learns of the server's certificate."""
+    """Shake hands in memory, and return what the client learns of the server's certificate."""
     there, back = ssl.MemoryBIO(), ssl.MemoryBIO()
     ends = [client.wrap_bio(back, there), server.wrap_bio(there, back, server_side=True)]
     while ends:
@@ -87,7 +89,7 @@ def _refuse_password() -> str:
 
 
 def _why(error: Exception, files: TlsFiles) -> str:
-    """Why certificate and key cannot be used together."""
+    """Return why certificate and key cannot be used together, and what to do."""
     if not isinstance(error, ssl.SSLError):
         return f"{files.key} is encrypted. A node that starts by itself needs a key that is not (`openssl pkey`)"
     if error.reason == "KEY_VALUES_MISMATCH":

@@ -46,7 +46,7 @@ def refused(url: str, status: int, *, has_token: bool) -> Outcome:
 
 
 def _why(error: Exception) -> str:
-    """What aiohttp wraps in the address once more, in a few words."""
+    """Return what aiohttp wraps in the address once more, in a few words."""
     match error:
         case aiohttp.ClientConnectorDNSError():
             return f"the name cannot be resolved ({error.os_error.strerror}). Check it, and the machine's DNS"

@@ -43,8 +43,7 @@ class CheckAnswer:
         summary: str,
     ) -> int:
         """Print what was found; returns the exit status."""
-        wrong = loaded.refuse(errors).problems if errors else []
-        doubtful = loaded.refuse(warnings).problems if warnings else []
+        wrong, doubtful = self._placed(loaded, errors), self._placed(loaded, warnings)
         if self._as_json:
             self._print(doubtful, wrong, facts)
         else:
@@ -55,6 +54,11 @@ class CheckAnswer:
             else:
                 click.echo(f"{self._file} is good: {summary}")
         return USAGE_EXIT_CODE if wrong else 0
+
+    def _placed(self, loaded: Loaded[Config], findings: Sequence[Finding]) -> list[Problem]:
+        """Give findings their lines; what is said of several settings has none."""
+        problems = loaded.refuse(findings).problems if findings else []
+        return [problem if problem.path else problem._replace(line=0) for problem in problems]
 
     def _print(self, warnings: Sequence[Problem], errors: Sequence[Problem], facts: Mapping[str, Any]) -> None:
         found = {

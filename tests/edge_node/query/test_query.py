@@ -201,7 +201,7 @@ def test_nothing_but_reading_is_possible(
     [
         ("SELECT * FROM telemetri", 'no such table: telemetri; tables: telemetry, "press-shop", weft_streams, weft_'),
         ("SELECT temperature FROM telemetry", "For a field of a JSON payload, write payload ->> '$.temperature'"),
-        ("SELECT t.machin FROM telemetry t", "columns: telemetry(time, time_ns, seq, key, line, machine, payload"),
+        ("SELECT t.machin FROM telemetry t", "Columns: telemetry(time, time_ns, seq, key, line, machine, payload"),
         (
             "SELECT * FROM press-shop",
             'near "-": syntax error. Expected a SELECT, such as SELECT * FROM weft_streams; '

@@ -238,5 +238,5 @@ async def test_a_folder_that_cannot_be_used_says_which_it_is_and_what_to_do(numb
 
 async def test_a_file_in_the_place_of_the_folder_is_named(tmp_path: Path) -> None:
     (tmp_path / "store").write_text("not a folder")
-    with pytest.raises(StoreError, match=r"Not a directory.*make the folder"):
+    with pytest.raises(StoreError, match=r"Not a directory.*Make the folder"):
         await probe(open_store(str(tmp_path / "store")))

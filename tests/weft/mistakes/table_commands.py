@@ -288,6 +288,14 @@ COMMANDS = [
         "weft: nothing was given up: there is no terminal to ask at. Add --yes to answer beforehand",
     ),
     Mistake(
+        "a drop, and no for an answer",
+        "log drop <node>/edge.yaml telemetry --all",
+        "give up 2 records of telemetry, taken in from <time> to <time>? Those that no hub has are lost "
+        "for good [y/N]: weft: stopped before it was done",
+        exit_status=130,
+        given="n\n",
+    ),
+    Mistake(
         "a drop of no log",
         "log drop edge.yaml telemetry --all --yes",
         "weft: <dir>/data holds no log: expected the data_dir of a node that has run",

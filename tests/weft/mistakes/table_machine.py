@@ -456,7 +456,7 @@ MACHINE = [
     Mistake(
         "a stream that no link carries",
         "edge check edge.yaml",
-        "warning: edge.yaml:1: no link carries raw: its records are never deleted. Once they fill "
+        "warning: edge.yaml: no link carries raw: its records are never deleted. Once they fill "
         "disk.budget (64MiB), devices get no acknowledgements, whatever the stream. Give it a link, `retain` "
         "or `when_full: drop_oldest`",
         exit_status=0,
@@ -466,24 +466,26 @@ MACHINE = [
     Mistake(
         "the MQTT port in use, checked",
         "edge check edge.yaml",
-        "weft: edge.yaml:6: listeners.plant.bind: 127.0.0.1:<busy> is in use by another program. Choose "
-        "another address, or stop that program (`ss -ltnp 'sport = :<busy>'`)",
+        "weft: edge.yaml:6: listeners.plant.bind: cannot listen at 127.0.0.1:<busy>: address "
+        "already in use. Choose another, or stop the program that has it (`ss -ltnp 'sport = "
+        ":<busy>'`)",
         files=edge(STREAM + "http: null\nlisteners: {plant: {bind: '127.0.0.1:<busy>'}}\n"),
         in_process=True,
     ),
     Mistake(
         "the MQTT port in use, run",
         "edge run edge.yaml --log-level error",
-        "weft: edge.yaml:6: listeners.plant.bind: 127.0.0.1:<busy> is in use by another program. Choose "
-        "another address, or stop that program (`ss -ltnp 'sport = :<busy>'`)",
+        "weft: edge.yaml:6: listeners.plant.bind: cannot listen at 127.0.0.1:<busy>: address "
+        "already in use. Choose another, or stop the program that has it (`ss -ltnp 'sport = "
+        ":<busy>'`)",
         exit_status=1,
         files=edge(STREAM + "http: null\nlisteners: {plant: {bind: '127.0.0.1:<busy>'}}\n"),
     ),
     Mistake(
         "the port of the status page in use",
         "edge run edge.yaml --log-level error",
-        "weft: edge.yaml:5: http.bind: 127.0.0.1:<busy> is in use by another program. Choose another "
-        "address, or stop that program (`ss -ltnp 'sport = :<busy>'`)",
+        "weft: edge.yaml:5: http.bind: cannot listen at 127.0.0.1:<busy>: address already in use. "
+        "Choose another, or stop the program that has it (`ss -ltnp 'sport = :<busy>'`)",
         exit_status=1,
         files=edge(STREAM + "http: {bind: '127.0.0.1:<busy>'}\nlisteners: {mqtt: null}\n"),
     ),
@@ -625,8 +627,8 @@ MACHINE = [
     Mistake(
         "the hub's port in use",
         "hub run hub.yaml --log-level error",
-        "weft: hub.yaml:2: listen: 127.0.0.1:<busy> is in use by another program. Choose another address, or "
-        "stop that program (`ss -ltnp 'sport = :<busy>'`)",
+        "weft: hub.yaml:2: listen: cannot listen at 127.0.0.1:<busy>: address already in use. "
+        "Choose another, or stop the program that has it (`ss -ltnp 'sport = :<busy>'`)",
         exit_status=1,
         files=hub("store: store\nlisten: 127.0.0.1:<busy>\n"),
     ),
@@ -642,8 +644,8 @@ MACHINE = [
     Mistake(
         "the hub's port in use, checked",
         "hub check hub.yaml",
-        "weft: hub.yaml:2: listen: 127.0.0.1:<busy> is in use by another program. Choose another address, or "
-        "stop that program (`ss -ltnp 'sport = :<busy>'`)",
+        "weft: hub.yaml:2: listen: cannot listen at 127.0.0.1:<busy>: address already in use. "
+        "Choose another, or stop the program that has it (`ss -ltnp 'sport = :<busy>'`)",
         files=hub("store: store\nlisten: 127.0.0.1:<busy>\n"),
         in_process=True,
     ),

@@ -152,8 +152,8 @@ PROGRAMS = [
         '      "file": "hub.yaml",\n'
         '      "line": 2,\n'
         '      "setting": "listen",\n'
-        '      "message": "127.0.0.1:<busy> is in use by another program. Choose another address, or stop '
-        "that program (`ss -ltnp 'sport = :<busy>'`)\"\n"
+        '      "message": "cannot listen at 127.0.0.1:<busy>: address already in use. Choose '
+        "another, or stop the program that has it (`ss -ltnp 'sport = :<busy>'`)\"\n"
         "    }\n"
         "  ],\n"
         '  "warnings": [],\n'

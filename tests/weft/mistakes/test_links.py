@@ -184,6 +184,12 @@ def test_a_link_s_mistake_stands_in_status_and_log(link: Link, edge: Edge) -> No
         assert edge.place.filled(link.token, edge.folder) not in edge.log.replace("token: abc", "")
 
 
+def test_a_person_reads_it_in_the_status(edge: Edge) -> None:
+    said = edge.place.run(["edge", "status", "edge.yaml"], edge.folder)
+    assert said.exit_status == 0
+    assert "the hub wants a token (401) and the link has none. Set the link's token_file" in said.stdout
+
+
 def without_openssl(said: str) -> str:
     """OpenSSL's words for the same thing differ between its releases."""
     for reason in ("wrong version number", "record layer failure", "packet length too long", "http request"):

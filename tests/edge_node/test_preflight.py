@@ -1,0 +1,77 @@
+"""What a check finds on the machine. What it says of it is pinned by the table of mistakes (tests/weft/mistakes)."""
+
+from __future__ import annotations
+
+import os
+import socket
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from config.load import parse
+from config.models import EdgeConfig
+from edge_node import preflight
+from edge_node.check import check
+
+DEFAULT_BUDGET = 16 << 30
+CONFIG = "node: a\ndata_dir: {data_dir}\nstreams: {{telemetry: {{from: '#'}}}}\nhttp: null\n"
+
+
+def loaded(data_dir: object, more: str = "") -> tuple[EdgeConfig, preflight.Found]:
+    found = parse(CONFIG.format(data_dir=data_dir) + more, "edge.yaml", EdgeConfig, check)
+    return found.config, preflight.look(found.config, found.lines)
+
+
+def paths(findings: list[preflight.Finding]) -> list[str]:
+    return [".".join(map(str, finding.path)) for finding in findings]
+
+
+def writable_disk_below(size: int) -> str | None:
+    """A folder on a file system in memory; most machines have one for locks or for each user."""
+    for line in Path("/proc/mounts").read_text().splitlines():
+        _, folder, kind, *_ = line.split()
+        if kind == "tmpfs" and not folder.startswith("/sys") and os.access(folder, os.W_OK | os.X_OK):
+            disk = os.statvfs(folder)
+            if 1 << 20 <= disk.f_blocks * disk.f_frsize < size:
+                return folder
+    return None
+
+
+def test_a_good_configuration_has_nothing_wrong_and_nothing_is_made(tmp_path: Path) -> None:
+    config, found = loaded(tmp_path / "data", "disk: {budget: 16MiB}\nlisteners: {mqtt: {bind: '127.0.0.1:0'}}\n")
+    assert found == preflight.Found()
+    assert preflight.ports(config) == ([], [])
+    assert not (tmp_path / "data").exists()
+
+
+def test_a_budget_that_was_written_must_fit_the_disk_and_a_default_is_only_doubtful() -> None:
+    small_disk = writable_disk_below(DEFAULT_BUDGET)
+    if small_disk is None:
+        pytest.skip("no disk of this machine is smaller than the default of disk.budget")
+    with tempfile.TemporaryDirectory(dir=small_disk) as folder:
+        _, by_default = loaded(folder)
+        assert (paths(by_default.unfit), paths(by_default.doubtful)) == ([], ["disk.budget"])
+        _, written = loaded(folder, "disk: {budget: 16GiB}\n")
+        assert (paths(written.unfit), paths(written.doubtful)) == (["disk.budget"], [])
+
+
+def test_what_the_log_holds_already_counts_as_room(tmp_path: Path) -> None:
+    """A node whose log has filled its budget is not told that the budget does not fit."""
+    disk = os.statvfs(tmp_path)
+    free = disk.f_bavail * disk.f_frsize
+    with open(tmp_path / "0.seg", "wb") as file:
+        file.truncate(1 << 40)  # sparse: takes no room, and stands for a terabyte of log
+    _, found = loaded(tmp_path, f"disk: {{budget: {min(free + (1 << 30), disk.f_blocks * disk.f_frsize)}B}}\n")
+    assert "disk.budget" not in paths(found.doubtful + found.unfit)
+
+
+def test_a_port_is_free_again_after_it_was_tried(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        config, _ = loaded(tmp_path, f"listeners: {{plant: {{bind: '127.0.0.1:{port}'}}}}\n")
+        errors, untried = preflight.ports(config)
+        assert (paths(errors), untried) == (["listeners.plant.bind"], [])
+    assert preflight.ports(config) == ([], [])
+    with socket.create_server(("127.0.0.1", port)):
+        pass
