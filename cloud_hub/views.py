@@ -105,9 +105,18 @@ def told_payload(states: Sequence[ShardState], tenant: str, stream: str) -> Payl
 
 
 def stream_view(
-    states: Sequence[ShardState], tenant: str, stream: str, table_rows: int | None, payload: PayloadKind
+    states: Sequence[ShardState],
+    tenant: str,
+    stream: str,
+    table_rows: int | None,
+    payload: PayloadKind = PayloadKind.BYTES,
 ) -> View:
-    """A stream over all shards."""
+    """A stream over all shards.
+
+    Args:
+        table_rows: records that are table rows; None when that is not known.
+        payload: what the payloads are.
+    """
     lanes = stream_lanes(states, tenant, stream)
     offsets = {
         str(state.shard): state.next_offset[tenant, stream]

@@ -15,6 +15,7 @@ from cloud_hub.audit import audit
 from cloud_hub.audit_report import AuditReport
 from cloud_hub.tally import Tally
 from protocols.chunk import GapRange
+from protocols.payloads import PayloadKind
 from protocols.segment import GapReason
 from storage.chunk_log import ClusterUnusable
 from storage.object_store import ObjectStore, open_store
@@ -52,6 +53,14 @@ async def test_what_agrees(store: ObjectStore, log: LogWriter) -> None:
     ]
     assert [(shard.shard, shard.log_end, shard.position) for shard in found.shards] == [(0, 20, 20), (1, 5, 5)]
     assert json.loads(msgspec.json.encode(found))["agrees"] is True
+
+
+async def test_a_table_of_json_agrees_whatever_the_payloads_are(store: ObjectStore) -> None:
+    log = await LogWriter.open(store)
+    await log.append(0, Run(LANE, 0, 3, payloads=[b"{}", b"text", b"\xff"], kind=PayloadKind.JSON))
+    await drain(await new_tierer(store, log))
+    found = await report(store)
+    assert (found.agrees, found.total("records"), found.total("table_records")) == (True, 3, 3)
 
 
 async def test_rows_that_are_still_to_come_are_waiting_and_not_missing(store: ObjectStore, log: LogWriter) -> None:

@@ -164,7 +164,9 @@ def test_a_wrong_address_makes_no_directory(tmp_path: Path) -> None:
 def test_a_schema_that_does_not_fit_is_refused(small: Hub) -> None:
     source = WeftSource({"store": small.root, "stream": STREAM})
     with pytest.raises(ReadError, match="column payload has the type binary, not string; cast it after the read"):
-        source.reader(StructType().add("payload", StringType()))
+        source.reader(StructType().add("payload", StringType())).partitions()
+    with pytest.raises(ReadError, match="column _seq has the type bigint, not string; cast it after the read"):
+        source.reader(StructType().add("_seq", StringType()))
     with pytest.raises(ReadError, match="the stream has no colour"):
         source.reader(StructType().add("colour", StringType())).partitions()
     with pytest.raises(ReadError, match="it has no columns"):

@@ -12,6 +12,7 @@ import struct
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
 import zstandard
 
 from protocols import batch, chunk, link, segment
@@ -332,6 +333,9 @@ def link_rejects() -> Iterator[tuple[str, str, str, bytes]]:
     yield "link", "data_without_a_batch", "Corrupt", raw_frame(4, bytes(4))
     yield "link", "body_with_a_tail", "Corrupt", raw_frame(8, b"\x81\xa4sent\x01\x00")
     yield "link", "nested_too_deeply", "Corrupt", raw_frame(8, b"\x82\xa4sent\x01\xa1x" + b"\x91" * 5000)
+    lane = {"lane": 1, "stream": "s", "ranges": [], "topics": [], "payload": 1 << 32}
+    hello = {**CONTROL["frames"][0], "lanes": [lane]}
+    yield "link", "payload_kind_over_32_bits", "Corrupt", raw_frame(1, msgspec.msgpack.encode(hello))
     text = b"\x83\xa4code\x01\xa7message\xa1\xff\xa6advice\xa0"
     yield "link", "text_not_utf8", "Corrupt", raw_frame(3, text)
     gap = b"\x84\xa4lane\x01\xa5first\x05\xa3end\x05\xa6reason\x01"
