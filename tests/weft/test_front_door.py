@@ -1,7 +1,11 @@
-"""``./run`` on machines that cannot run Weft: one sentence on standard error, exit status 2, and nothing done."""
+"""``./run`` on machines that cannot run Weft: one sentence on standard error, exit status 2, and nothing done.
+
+And ``.ci/run``: what of the machine reaches the tests.
+"""
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 import sys
@@ -80,3 +84,41 @@ def test_an_unknown_command(machine: Path) -> None:
     assert done.returncode == 2
     assert done.stderr.splitlines()[0].startswith("usage: ./run ")
     assert done.stderr.endswith("run: unknown command fly\n")
+
+
+RECORDS = """\
+#!/bin/sh
+{ echo "./run $*"; for name in cc gcc-12 java python3 sh; do command -v "$name" >/dev/null && echo "has $name"; done
+env; } >>calls
+"""
+"""Stands for ``./run`` and notes how it was called."""
+TOOLCHAIN = ("cc", "gcc-12", "java")
+
+
+def test_ci_clears_the_variables_and_runs_once_without_compiler_and_java(tmp_path: Path) -> None:
+    (tmp_path / ".ci").mkdir()
+    shutil.copy(ROOT / ".ci/run", tmp_path / ".ci/run")
+    (tmp_path / "run").write_text(RECORDS)
+    (tmp_path / "run").chmod(0o755)
+    (tmp_path / "programs").mkdir()
+    for name in (*TOOLCHAIN, "python3"):
+        (tmp_path / "programs" / name).touch(0o755)
+    passed = {"CI": "true", "PIP_INDEX_URL": "http://index.example", "https_proxy": "http://proxy", "LANG": "C.UTF-8"}
+    environment = {
+        **passed,
+        "PATH": f"{tmp_path / 'programs'}:/usr/bin:/bin", "TMPDIR": str(tmp_path),
+        "PYTHONUNBUFFERED": "1", "JAVA_HOME": "/usr", "AWS_SECRET_ACCESS_KEY": "of the machine", "PYTHONPATH": "/",
+    }  # fmt: skip
+    subprocess.run(["bash", ".ci/run"], cwd=tmp_path, env=environment, check=True, timeout=60)
+    lint, everything, bare = (
+        set(call.splitlines()) for call in (tmp_path / "calls").read_text().removeprefix("./run").split("\n./run")
+    )
+    assert [next(line for line in call if line[:1] == " ") for call in (lint, everything, bare)] == [
+        " lint", " test --all", " test"
+    ]  # fmt: skip
+    for call in (lint, everything, bare):
+        assert {f"{name}={value}" for name, value in passed.items()} <= call
+        assert not [line for line in call if line.startswith(("PYTHON", "JAVA_", "AWS_"))]
+    assert {f"has {name}" for name in (*TOOLCHAIN, "python3", "sh")} <= everything
+    assert {line for line in bare if line.startswith("has ")} == {"has python3", "has sh"}
+    assert sorted(os.listdir(tmp_path)) == [".ci", "calls", "programs", "run"]

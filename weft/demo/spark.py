@@ -9,6 +9,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+_NO_PERFORMANCE_DATA = dict.fromkeys(("SPARK_SUBMIT_OPTS", "SPARK_LAUNCHER_OPTS"), "-XX:-UsePerfData")
+"""Java options of Spark and of its launcher. The data is for monitors, in a folder of ``/tmp`` that stays."""
+
 
 @contextlib.contextmanager
 def stderr_to(path: Path) -> Iterator[None]:
@@ -36,6 +39,8 @@ class SparkStart(threading.Thread):
         try:
             from spark_sinks import session
 
+            for name, options in _NO_PERFORMANCE_DATA.items():
+                os.environ.setdefault(name, options)
             with stderr_to(self._log_path):  # the JVM keeps the stderr it is started with, and has much to say
                 self._session = session()
         except BaseException as error:
