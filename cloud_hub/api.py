@@ -6,6 +6,7 @@ Errors are JSON ``{"error": ..., "advice": ...}``. ``?tenant=`` chooses the tena
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Protocol
 
@@ -24,6 +25,7 @@ from protocols.errors import CodecError
 from protocols.health import health_answer
 from protocols.payloads import PayloadKind
 from protocols.shard_state import ShardState, earliest
+from replication.repeats import Repeats, left_out
 from replication.runner import LINK_PATH
 from storage.object_store import NotFound, StoreError
 
@@ -68,27 +70,6 @@ def _json(value: Any, status: int = 200) -> web.Response:
     return web.Response(body=msgspec.json.encode(value), status=status, content_type="application/json")
 
 
-@web.middleware
-async def _errors(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Every failure becomes JSON that says what to do."""
-    try:
-        return await handler(request)
-    except ApiError as error:
-        return _json({"error": error.error, "advice": error.advice}, error.status)
-    except web.HTTPException as error:
-        advice = (
-            "GET /v1/streams lists what can be read"
-            if error.status == 404
-            else "/v1/status, /v1/streams and what is below it are read with GET"
-        )
-        return _json({"error": f"{request.method} {request.path}: {error.reason}", "advice": advice}, error.status)
-    except (StoreError, NotFound) as error:
-        return _json({"error": f"the store does not answer: {error}", "advice": "try again in a moment"}, 503)
-    except CodecError as error:
-        logger.error("the log is damaged: %s", error)
-        return _json({"error": f"the log is damaged: {error}", "advice": "see the hub's log; keep the store"}, 500)
-
-
 class Api:
     """Routes and handlers.
 
@@ -103,11 +84,35 @@ class Api:
         self._sequencers = sequencers
         self._access = access
         self._metrics = metrics
+        self._repeats = Repeats()
         self._readers = [RecordReader(sequencer.log, response_bytes_max) for sequencer in sequencers]
+
+    @web.middleware
+    async def _errors(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        """Every failure becomes JSON that says what to do."""
+        try:
+            return await handler(request)
+        except ApiError as error:
+            return _json({"error": error.error, "advice": error.advice}, error.status)
+        except web.HTTPException as error:
+            advice = (
+                "GET /v1/streams lists what can be read"
+                if error.status == 404
+                else "/v1/status, /v1/streams and what is below it are read with GET"
+            )
+            return _json({"error": f"{request.method} {request.path}: {error.reason}", "advice": advice}, error.status)
+        except (StoreError, NotFound) as error:
+            return _json({"error": f"the store does not answer: {error}", "advice": "try again in a moment"}, 503)
+        except CodecError as error:
+            # Readers ask again and again for what cannot be read.
+            count = self._repeats.say(str(error), time.monotonic())
+            if count is not None:
+                logger.error("the log is damaged: %s%s", error, left_out(count))
+            return _json({"error": f"the log is damaged: {error}", "advice": "see the hub's log; keep the store"}, 500)
 
     def application(self, *outer: Middleware) -> web.Application:
         """The aiohttp application, with ``outer`` middlewares around everything."""
-        application = web.Application(middlewares=[*outer, _errors])
+        application = web.Application(middlewares=[*outer, self._errors])
         stream = "/v1/streams/{stream}"
         application.add_routes(
             [

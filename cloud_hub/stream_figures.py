@@ -2,7 +2,7 @@
 
 A hub of 10,000 edges with 20 streams holds 200,000 lanes. Walking them takes a good part of a second, during which no
 link would be served; so they are walked in slices between which the loop does other work, at most once in
-``REFRESH_S``, and only when somebody asks for metrics.
+``REFRESH_S``, and only when metrics are asked for.
 """
 
 from __future__ import annotations

@@ -56,7 +56,7 @@ def _release() -> str:
 def render(catalogue: Sequence[Metric], samples: Iterable[AnySample]) -> bytes:
     """Return all metrics, those of the process included.
 
-    The library is loaded at the first call: a node that nobody scrapes does without its memory.
+    The library is loaded at the first call: a node that is not scraped does without its memory.
     """
     from prometheus_client import ProcessCollector
     from prometheus_client.exposition import generate_latest

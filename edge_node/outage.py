@@ -58,7 +58,7 @@ def outage_left(facts: Mapping[str, Any]) -> str:
 def outage_duration(seconds: float) -> str:
     """Return how long an outage may last, for people.
 
-    A node that took three messages in its last hour would need centuries to fill its disk. Nobody plans with such a
+    A node that took three messages in its last hour would need centuries to fill its disk. No plan needs such a
     number, and one busy hour makes it wrong: past a year it is not said.
     """
     return "more than a year" if seconds > YEAR_S else approximate_duration(seconds)

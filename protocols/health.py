@@ -24,7 +24,7 @@ def health_answer(word: str, reasons: Sequence[str], accept: str) -> HealthAnswe
 
     Args:
         word: ``healthy`` or ``ready``.
-        reasons: why not, one sentence each, without names or paths: whoever reaches the port may read them.
+        reasons: why not, one sentence each, without names or paths: everyone who reaches the port may read them.
         accept: the request's Accept header; ``application/json`` in it asks for JSON, anything else gets text.
     """
     shown = list(reasons[:REASONS_MAX])

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 FIRST_INTERVAL_S = 60.0
 """Wait before the second line. A link that is tried every 30 s would write 2,880 lines a day without it."""
 INTERVAL_S_MAX = 3600.0
-"""Longest wait: whoever opens the log sees within an hour that the trouble goes on."""
+"""Longest wait: the last hour of a log shows that the trouble goes on."""
 KEYS_MAX = 1024
 """Things remembered at a time. The one that was asked about longest ago goes first, and is then said once more."""
 

@@ -37,7 +37,10 @@ THIRD_PARTIES: dict[str, tuple[str, ...]] = {
 }
 """Library -> where it may be imported."""
 
-LIGHT = ("protocols/", "config/", "replication/", "edge_node/", "storage/segment_log/", "storage/filesystem.py")
+LIGHT = (
+    "protocols/", "config/", "replication/", "edge_node/", "storage/segment_log/", "storage/filesystem.py",
+    "storage/histogram.py",
+)  # fmt: skip
 HEAVY = {"pyarrow", "numpy", "pandas", "deltalake", "obstore", "pyspark", "py4j"}
 
 INPUT_AND_OUTPUT = {

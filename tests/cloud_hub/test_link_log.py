@@ -1,4 +1,4 @@
-"""What a hub's log says of its edges, whoever connects how often."""
+"""What a hub's log says of its edges, however often they connect."""
 
 from __future__ import annotations
 

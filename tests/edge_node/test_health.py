@@ -29,7 +29,7 @@ def test_a_failed_log_is_a_reason_to_start_again() -> None:
     (reason,) = health.unhealthy()
     assert "a write to the log failed" in reason
     assert health.unready() == [reason]
-    assert "/" not in reason, "a path is nothing for everybody"
+    assert "/" not in reason, "a probe learns no paths"
     log.close()
 
 

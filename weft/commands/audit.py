@@ -58,7 +58,7 @@ def _show(report: AuditReport) -> None:
         say(f"PROBLEM: {problem}")
     holes = report.total("holes")
     if holes:
-        say(f"{holes} records are still to come over a link, or nobody has explained them yet")
+        say(f"{holes} records are still to come over a link, or not explained yet")
     if not report.lanes:
         say(f"the hub knows no stream {report.tenant}/{report.stream}")
     elif report.agrees:
