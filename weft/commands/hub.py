@@ -13,7 +13,6 @@ from weft.commands.common import (
     json_option,
     load_hub,
     log_level_option,
-    store_options,
 )
 from weft.output import log_to_stderr, print_facts, print_json, print_table
 
@@ -94,7 +93,6 @@ def settings_of(config: HubConfig) -> HubSettings:
     host, port = parse_bind(config.listen)
     return HubSettings(
         store=config.store,
-        store_options=store_options(),
         host=host,
         port=port,
         shards=config.shards,
