@@ -78,7 +78,8 @@ def main(arguments: list[str] | None = None) -> NoReturn:
 
 def _sentence(error: Exception) -> str:
     if isinstance(error, ModuleNotFoundError) and (missing := (error.name or "").partition(".")[0]) in _EXTRAS:
-        return f'this needs {missing}, which is not installed: pip install "weft-fabric[{_EXTRAS[missing]}]"'
+        advice = f'in the repository, pip install ".[{_EXTRAS[missing]}]" (docs/how-to/install.md)'
+        return f"this needs {missing}, which is not installed: {advice}"
     # Some libraries append pages of their innards to a message; the first paragraph is the message.
     text = str(error).partition("\n\n")[0]
     if isinstance(error, OSError | RuntimeError) and text:

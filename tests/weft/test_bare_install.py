@@ -78,5 +78,5 @@ def test_what_needs_more_says_what_to_install(bare: Path, tmp_path: Path, comman
     (tmp_path / "hub.yaml").write_text("store: store\n")
     done = subprocess.run([bare / "weft", *command], check=False, capture_output=True, text=True, cwd=tmp_path)
     assert done.returncode == 1
-    assert 'pip install "weft-fabric[hub]"' in done.stderr
+    assert 'in the repository, pip install ".[hub]" (docs/how-to/install.md)' in done.stderr
     assert "Traceback" not in done.stderr
