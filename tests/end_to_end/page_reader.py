@@ -27,6 +27,8 @@ HERE = Path(__file__).parent
 WAIT_S = 240.0
 STOP_S = 40.0
 PORTS = (1883, 8080, 8090)
+STAND_INS = {"mosquitto_pub": "mosquitto_tool.py", "mosquitto_sub": "mosquitto_tool.py", "curl": "curl_tool.py"}
+"""Tools that pages use and a machine may lack, and what does the same there."""
 SERVICE = re.compile(r"weft (edge|hub) run\b")
 FOLLOWS = re.compile(r"weft edge tail [^#]*--follow")
 _CHECKPOINT = re.compile(r'"checkpointLocation", "([^"]+)"')
@@ -222,13 +224,12 @@ def _drain(process: subprocess.Popen[str], said: list[str]) -> None:
 
 
 def _environment(folder: Path) -> dict[str, str]:
-    """What a new terminal has, with `weft` on the PATH. Without the tools of Mosquitto, stand-ins that use paho."""
+    """What a new terminal has, with `weft` on the PATH. Stand-ins are there for tools that are not."""
     tools = folder / "bin"
     tools.mkdir()
-    for name in ("mosquitto_pub", "mosquitto_sub"):
+    for name in STAND_INS:
         if shutil.which(name) is None:
-            (tools / name).write_text(f"#!{sys.executable}\n" + (HERE / "mosquitto_tool.py").read_text())
-            (tools / name).chmod(0o755)
+            stand_in(tools / name)
     binaries = Path(sys.executable).parent
     path = os.pathsep.join(map(str, (binaries, tools, os.environ["PATH"])))
     home = find_java_home(os.environ, cache_directory())
@@ -239,6 +240,13 @@ def _environment(folder: Path) -> dict[str, str]:
     quick = {"JDK_JAVA_OPTIONS": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"}
     own = {"HOME": str(folder / "home"), "TMPDIR": str(temporary), "SPARK_LOCAL_DIRS": str(temporary)}
     return {"PATH": path, "LANG": "C.UTF-8"} | own | quick | java
+
+
+def stand_in(path: Path) -> Path:
+    """Make a stand-in for the tool that the path's last part names."""
+    path.write_text(f"#!{sys.executable}\n" + (HERE / STAND_INS[path.name]).read_text())
+    path.chmod(0o755)
+    return path
 
 
 @contextlib.contextmanager

@@ -3,18 +3,29 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import re
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.end_to_end.page_blocks import RUN, SHOWN, Block, blocks, commands
-from tests.end_to_end.page_reader import PageReader, page_reader
+from tests.end_to_end.page_reader import PageReader, page_reader, stand_in
 from tests.end_to_end.page_rules import CANNOT_RUN, PAGES, ROOT, RULES, TOUR, Rule
 from tests.storage.object_store.buckets import s3_endpoint
+from tests.weft.processes import Node
 
 BUCKETS = "https://minio.example.com"
+NODE = """\
+node: n
+data_dir: data
+listeners: {mqtt: {bind: "127.0.0.1:0"}}
+http: {bind: "127.0.0.1:0"}
+disk: {budget: 64MiB}
+streams: {telemetry: {from: "plant/#"}}
+"""
 WITH_CODE = [page for page in PAGES if any(block.language in RUN for block in blocks(page))]
 ids = [str(page.relative_to(ROOT)) for page in WITH_CODE]
 
@@ -125,3 +136,22 @@ def test_no_block_of_a_page_goes_unseen(tmp_path: Path) -> None:
         ("yaml", "b: 1\n", 15, "a.yaml"),
         ("", "without a language\n", 19, "a.yaml"),
     ]
+
+
+@pytest.mark.processes
+def test_stand_ins_do_what_pages_ask_of_the_tools(tmp_path: Path) -> None:
+    config = tmp_path / "edge.yaml"
+    config.write_text(NODE)
+    pub, sub, curl = (stand_in(tmp_path / name) for name in ("mosquitto_pub", "mosquitto_sub", "curl"))
+    node = Node("edge", config)
+    try:
+        where = ["-h", "127.0.0.1", "-p", str(node.mqtt_port), "-q", "1", "-t", "plant/a"]
+        subprocess.run([pub, *where, "-m", "21.5", "-r"], check=True)
+        got = subprocess.run([sub, *where, "-C", "1"], check=True, capture_output=True, text=True, timeout=30)
+        assert got.stdout == "21.5\n"
+        url = f"{node.url}status"
+        told = subprocess.run([curl, "-H", "Accept: a/b", url], check=True, capture_output=True, text=True, timeout=30)
+        assert json.loads(told.stdout)["streams"]["telemetry"]["durable_end"] == 1
+        assert node.stop() == 0
+    finally:
+        node.kill()
