@@ -25,6 +25,12 @@ CONNECT_SECONDS_MAX = 5
 REQUEST_SECONDS_MAX = 30
 READ_RETRIES_MAX = 5
 READ_RETRY_SECONDS_MAX = 30
+MACHINE_ROLE_PATH = "/latest/api/token"
+"""Where obstore asks for the machine's role, once it has found no key."""
+NO_KEY = (
+    "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY are neither in the environment nor options, "
+    "and this machine has no role: give a key"
+)
 
 
 class S3Store:
@@ -168,4 +174,5 @@ def _answers(key: str) -> Iterator[None]:
 
 
 def _sentence(error: BaseException) -> str:
-    return str(error).partition("\n")[0]
+    sentence = str(error).partition("\n")[0]
+    return NO_KEY if MACHINE_ROLE_PATH in sentence else sentence

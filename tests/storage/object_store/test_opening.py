@@ -106,3 +106,12 @@ async def test_an_http_endpoint_is_leave_enough_to_use_it(
     uri, options = store.location("tables/t")
     DeltaTable.create(uri, pa.schema([("a", pa.int64())]), storage_options=options)
     assert DeltaTable(uri, storage_options=options).version() == 0
+
+
+async def test_a_missing_key_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.delenv(name, raising=False)
+    nobody = "http://127.0.0.1:9"
+    options = {"AWS_ENDPOINT_URL": nobody, "AWS_REGION": "eu-west-1", "AWS_METADATA_ENDPOINT": nobody}
+    with pytest.raises(StoreError, match=r"a: AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY are neither .* give a key$"):
+        await open_store("s3://bucket/root", options).create("a", b"1")
