@@ -17,6 +17,7 @@ from pyspark.sql import SparkSession
 from spark_sinks import await_termination
 from tests.spark_sinks.conftest import STREAM, Hub
 from tests.spark_sinks.test_own_session import QUICK
+from tests.weft.processes import wait_until
 
 pytestmark = pytest.mark.spark
 ROOT = Path(__file__).parents[2]
@@ -36,7 +37,13 @@ def test_a_signal_stops_the_query(hub: Hub, spark: SparkSession, tmp_path: Path,
     query = source.writeStream.format("noop").option("checkpointLocation", str(tmp_path / "checkpoint")).start()
     query.processAllAvailable()
     before = signal.getsignal(number)
-    threading.Timer(0.1, os.kill, (os.getpid(), number)).start()
+
+    def send() -> None:
+        # The handler must be there: the signal would end this process else.
+        wait_until(lambda: signal.getsignal(number) is not before)
+        os.kill(os.getpid(), number)
+
+    threading.Thread(target=send).start()
     await_termination(query)
     assert not query.isActive
     assert signal.getsignal(number) is before
