@@ -1,3 +1,9 @@
 """Spark looks for a package of this name when it meets ``format("weft")``."""
 
-from spark_sinks.source import WeftSource as DefaultSource
+try:
+    from spark_sinks.source import WeftSource as DefaultSource
+except ModuleNotFoundError as missing:
+    # A Python with Weft and without the extra "spark": Spark would skip this package, and call the source unknown.
+    from pyspark_weft.incomplete import incomplete_source
+
+    DefaultSource = incomplete_source(missing.name)  # type: ignore[misc]

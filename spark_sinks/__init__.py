@@ -1,7 +1,8 @@
-"""PySpark over Weft's streams: ``read``, ``table``, ``session``, and the source behind ``format("weft")``."""
+"""PySpark over Weft's streams: ``read``, ``table``, sessions, and the source behind ``format("weft")``."""
 
 from spark_sinks.errors import ReadError
 from spark_sinks.read import read, table
-from spark_sinks.session import session
+from spark_sinks.session import register, session
+from spark_sinks.waiting import await_termination
 
-__all__ = ["ReadError", "read", "session", "table"]
+__all__ = ["ReadError", "await_termination", "read", "register", "session", "table"]

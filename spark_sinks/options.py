@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import difflib
+import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import msgspec
 
 from protocols.lane import NAME_RULE, valid_name
 from spark_sinks.errors import ReadError
 from spark_sinks.positions import Position, parse_position
+from spark_sinks.store_options import with_environment
 
 NAMES = ("store", "tenant", "stream", "starting", "ending", "edges", "keys", "columns", "max_records_per_trigger")
 STORE_PREFIX = "store."
@@ -25,7 +27,8 @@ class ReadOptions:
     """Root of the hub's store: a path, ``file://`` or ``s3://bucket/prefix``."""
     stream: str
     tenant: str = "default"
-    store_options: tuple[tuple[str, str], ...] = ()
+    store_options: tuple[tuple[str, str], ...] = field(default=(), repr=False)
+    """For the object store; may hold credentials."""
     starting: Position = "earliest"
     ending: Position = "latest"
     edges: frozenset[str] | None = None
@@ -76,9 +79,10 @@ def _check_names(given: Mapping[str, str]) -> None:
 
 def _store_options(given: Mapping[str, str]) -> dict[str, str]:
     """Spark loses the case of option names; the store's own are upper case."""
-    return {
+    named = {
         name.removeprefix(STORE_PREFIX).upper(): value for name, value in given.items() if name.startswith(STORE_PREFIX)
     }
+    return with_environment(named, os.environ) if given["store"].startswith("s3://") else named
 
 
 def _optional_names(option: str, given: Mapping[str, str]) -> tuple[str, ...] | None:

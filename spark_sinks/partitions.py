@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 
 import pyarrow as pa
@@ -64,7 +64,7 @@ class TablePartition(InputPartition):
     first: int
     end: int
     uri: str
-    storage_options: dict[str, str]
+    storage_options: dict[str, str] = field(repr=False)
     files: tuple[str, ...]
     columns: dict[str, str]
     """The table's columns by their names in lower case."""

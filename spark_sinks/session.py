@@ -11,6 +11,7 @@ from pyspark.sql import SparkSession
 
 from spark_sinks.java import find_java_home
 from spark_sinks.source import WeftSource
+from spark_sinks.workers import VARIABLE, use_this_python
 
 PACKAGE = "pyspark_weft"
 """Spark looks for packages of such names in the folders of the path and takes their ``DefaultSource``."""
@@ -57,7 +58,7 @@ def session(master: str = "local[2]", **conf: str) -> SparkSession:
         NoJava: there is no Java that Spark can use.
     """
     local = master.startswith("local")
-    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    os.environ.setdefault(VARIABLE, sys.executable)
     home = find_java_home(os.environ, cache_directory())
     if home is not None:
         os.environ["JAVA_HOME"] = home
@@ -72,16 +73,25 @@ def session(master: str = "local[2]", **conf: str) -> SparkSession:
 
 
 def register(spark: SparkSession) -> None:
-    """Make ``format("weft")`` known to a session where Spark does not find it by itself.
+    """Make ``format("weft")`` known to a session that was made without ``session()``.
 
-    It does where weft-fabric is installed from a wheel. An editable install stands in no folder of the path.
+    ``read`` does it by itself. Spark's own search for data sources sees no editable install, and runs in the
+    ``python3`` of the PATH, which may lack Weft. ``workers.use_this_python`` says which Python is taken instead.
+
+    Raises:
+        ReadError: ``PYSPARK_PYTHON`` names a Python that lacks what reading needs.
     """
     if spark in _registered:
         return
-    _registered.add(spark)
-    # A worker's path begins with the working directory, ours with the folder of the script.
-    if not any(module.name == PACKAGE for module in pkgutil.iter_modules([os.getcwd(), *sys.path[1:]])):
+    # What Spark finds by itself it would warn about when it is registered again.
+    if use_this_python(spark) or not _is_found():
         spark.dataSource.register(WeftSource)
+    _registered.add(spark)
+
+
+def _is_found() -> bool:
+    """Whether Spark's search would find the source. A worker's path begins with the working directory."""
+    return any(module.name == PACKAGE for module in pkgutil.iter_modules([os.getcwd(), *sys.path[1:]]))
 
 
 def cache_directory() -> str:

@@ -18,12 +18,12 @@ def open_store(uri: str, options: dict[str, str] | None = None) -> ObjectStore:
         uri: a path, ``file:///path``, ``s3://bucket/prefix``, or ``memory://name`` (one store per name and process;
             without a name a new one each time).
         options: for S3, names as deltalake and object_store know them: ``AWS_ENDPOINT_URL``, ``AWS_REGION``,
-            ``AWS_ACCESS_KEY_ID``, ``AWS_SECRET_ACCESS_KEY``, ``AWS_ALLOW_HTTP``. What is missing comes from the
-            environment and the machine's role.
+            ``AWS_ACCESS_KEY_ID``, ``AWS_SECRET_ACCESS_KEY``. What is missing comes from the environment and the
+            machine's role.
 
     Raises:
         ValueError: no such kind of store.
-        StoreUnfit: the library that the kind needs is not installed.
+        StoreUnfit: the library that the kind needs is not installed, or an option is not what it should be.
     """
     if "://" not in uri:
         return DirectoryStore(uri)

@@ -14,18 +14,25 @@ from typing import Any
 
 from storage.object_store.errors import AlreadyExists, NotFound, PreconditionFailed, StoreError, StoreUnfit
 from storage.object_store.protocol import Buffer, Listed, Listing, Object, check_key, check_prefix, clamp_range
+from storage.object_store.s3_endpoint import ALLOW_HTTP, allows_http
 
 try:
     from obstore.exceptions import AlreadyExistsError, BaseError, PreconditionError
     from obstore.store import S3Store as _Bucket
 except ImportError as missing:  # pragma: no cover
-    raise StoreUnfit("S3 needs obstore: pip install 'weft-fabric[hub]'") from missing
+    raise StoreUnfit('S3 needs obstore: in the repository, pip install ".[hub]" (docs/how-to/install.md)') from missing
 
 CONNECT_SECONDS_MAX = 5
 REQUEST_SECONDS_MAX = 30
 READ_RETRIES_MAX = 5
 READ_RETRY_SECONDS_MAX = 30
 _TRIED = re.compile(r"Generic S3 error: Error performing (\w+) (\w+://[^,\s]+)(?:,? .*)? - (.+)")
+MACHINE_ROLE_PATH = "/latest/api/token"
+"""Where obstore asks for the machine's role, once it has found no key."""
+NO_KEY = (
+    "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY are neither in the environment nor options, "
+    "and this machine has no role: give a key"
+)
 
 
 class S3Store:
@@ -43,8 +50,10 @@ class S3Store:
     def __init__(self, bucket: str, prefix: str, options: dict[str, str]) -> None:
         self._uri = f"s3://{bucket}/{prefix}".rstrip("/")
         self._options = dict(options)
-        self._reads = _open_bucket(bucket, prefix, options, READ_RETRIES_MAX)
-        self._writes = _open_bucket(bucket, prefix, options, 0)
+        if allows_http(options, os.environ):
+            self._options[ALLOW_HTTP] = "true"
+        self._reads = _open_bucket(bucket, prefix, self._options, READ_RETRIES_MAX)
+        self._writes = _open_bucket(bucket, prefix, self._options, 0)
 
     async def create(self, key: str, data: Buffer) -> str:
         """PUT with If-None-Match: *."""
@@ -118,7 +127,7 @@ class S3Store:
         await self._size(key)
 
     def location(self, key: str) -> tuple[str, dict[str, str]]:
-        """The s3:// URI, and the options as they were given."""
+        """The s3:// URI, and the options as they were given. Where the endpoint has no TLS they allow that."""
         return f"{self._uri}/{check_key(key)}", dict(self._options)
 
     async def _put(self, key: str, data: Buffer, mode: Any) -> str:
@@ -137,9 +146,9 @@ def _open_bucket(bucket: str, prefix: str, options: dict[str, str], retries: int
         "timeout": timedelta(seconds=REQUEST_SECONDS_MAX),
         "connect_timeout": timedelta(seconds=CONNECT_SECONDS_MAX),
     }
-    # obstore reads every other option from the environment by itself.
-    allow_http = config.pop("aws_allow_http", os.environ.get("AWS_ALLOW_HTTP", "false"))
-    if allow_http.lower() in ("1", "true", "yes"):
+    # To obstore this is an option of the client, not of the bucket. What else is missing here it reads from the
+    # environment by itself.
+    if config.pop(ALLOW_HTTP.lower(), None) == "true":
         client["allow_http"] = True
     retry = {"max_retries": retries, "retry_timeout": timedelta(seconds=READ_RETRY_SECONDS_MAX)}
     try:
@@ -169,5 +178,7 @@ def _answers(key: str) -> Iterator[None]:
 def _sentence(error: BaseException) -> str:
     """The first line, without the counts and times of the tries that obstore puts between address and cause."""
     first = str(error).partition("\n")[0]
+    if MACHINE_ROLE_PATH in first:
+        return NO_KEY
     tried = _TRIED.fullmatch(first)
     return first if tried is None else f"{tried[1]} {tried[2]} failed: {tried[3]}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import traceback
 from datetime import UTC, datetime
 from pathlib import Path
@@ -16,6 +17,7 @@ from spark_sinks.errors import ReadError
 from spark_sinks.options import NAMES, parse_options
 from spark_sinks.positions import limited, parse_position
 from spark_sinks.source import WeftSource
+from spark_sinks.store_options import GROUPS
 from tests.spark_sinks.conftest import STREAM, Hub
 
 WHERE = {"store": "/data", "stream": "telemetry"}
@@ -26,6 +28,12 @@ NOBODY = {
     "store.aws_access_key_id": "id",
     "store.aws_secret_access_key": "secret",
 }
+
+
+@pytest.fixture(autouse=True)
+def no_bucket_in_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in itertools.chain(*GROUPS):
+        monkeypatch.delenv(name, raising=False)
 
 
 @pytest.fixture(scope="module")
@@ -190,3 +198,34 @@ def test_a_limit_is_kept_used_up_and_shared(shards: list[tuple[int, int]], recor
     # No shard gets less than an equal share while it has that much to read.
     share = records_max // len(shards)
     assert all(taken[shard] >= min(share, end[shard] - start[shard]) for shard in start)
+
+
+ENVIRONMENT = {
+    "AWS_ACCESS_KEY_ID": "key",
+    "AWS_SECRET_ACCESS_KEY": "secret",
+    "AWS_SESSION_TOKEN": "session",
+    "AWS_REGION": "eu-central-1",
+    "AWS_ENDPOINT_URL": "http://minio:9000",
+    "AWS_ALLOW_HTTP": "",
+    "HOME": "/root",
+}
+
+
+def test_a_bucket_is_opened_on_executors_as_the_driver_would(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in ENVIRONMENT.items():
+        monkeypatch.setenv(name, value)
+    found = dict(
+        parse_options({"store": "s3://bucket", "stream": "s", "store.aws_access_key_id": "other"}).store_options
+    )
+    # The session token belongs to the environment's key, not to the one that was given.
+    assert found == {
+        "AWS_ACCESS_KEY_ID": "other",
+        "AWS_REGION": "eu-central-1",
+        "AWS_ENDPOINT_URL": "http://minio:9000",
+    }
+    assert parse_options({"store": "/hub", "stream": "s"}).store_options == ()
+
+
+def test_credentials_are_not_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "the-secret")
+    assert "the-secret" not in repr(parse_options({"store": "s3://bucket", "stream": "s"}))

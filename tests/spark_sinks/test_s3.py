@@ -34,3 +34,31 @@ def test_log_and_table_in_a_bucket(spark: SparkSession, endpoint: S3Endpoint) ->
     assert {row[0] for row in records(some)} == {"press-1"}
     with pytest.raises(ReadError, match="or use read"):
         table(spark, STREAM, store=hub.root, store_options=options)
+
+
+def test_executors_get_the_endpoint_and_the_key_from_the_driver(
+    spark: SparkSession, endpoint: S3Endpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The session runs already, so its workers do not see what is set now. The endpoint has no TLS."""
+    assert endpoint.url.startswith("http://")
+    hub = Hub(f"{endpoint.new_bucket()}/weft", endpoint.options)
+    hub.write(2)
+    hub.tier()
+    hub.write(1)
+    for name, value in endpoint.options.items():
+        monkeypatch.setenv(name, value)
+    assert records(read(spark, STREAM, store=hub.root)) == hub.expected()
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({"AWS_ENDPOINT_URL": "minio:9000"}, "AWS_ENDPOINT_URL: expected a URL such as https://minio.example.com"),
+        ({"AWS_ENDPOINT_URL": "http://minio", "AWS_ALLOW_HTTP": "no"}, "without TLS, and AWS_ALLOW_HTTP is no"),
+    ],
+)
+def test_an_endpoint_that_cannot_be_used_is_a_sentence(
+    spark: SparkSession, options: dict[str, str], sentence: str
+) -> None:
+    with pytest.raises(ReadError, match=sentence):
+        read(spark, STREAM, store="s3://bucket/weft", store_options=options)

@@ -118,19 +118,12 @@ def store_trouble(uri: str, error: Exception) -> str:
     return f"{error}. {_BUCKET_ADVICE}" if uri.startswith("s3://") else str(error)
 
 
-def store_options() -> dict[str, str]:
-    """What a store is told besides its URI; credentials and region it finds in the environment by itself."""
-    # Whoever writes an http:// endpoint means it, yet the store's libraries want to be told again.
-    is_plain = os.environ.get("AWS_ENDPOINT_URL", "").startswith("http://")
-    return {"AWS_ALLOW_HTTP": "true"} if is_plain else {}
-
-
 def open_hub_store(uri: str) -> ObjectStore:
     """The store at ``uri``. ``Refused`` when it is no store."""
     from storage.object_store import StoreUnfit, open_store
 
     try:
-        return open_store(uri, store_options())
+        return open_store(uri)
     except (ValueError, StoreUnfit) as error:
         raise Refused(str(error)) from None
 

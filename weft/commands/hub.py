@@ -19,7 +19,6 @@ from weft.commands.common import (
     located,
     located_hub,
     log_level_option,
-    store_options,
     using,
 )
 from weft.log_format import log_to_stderr
@@ -139,7 +138,6 @@ def settings_of(config: HubConfig) -> HubSettings:
     host, port = parse_bind(config.listen)
     return HubSettings(
         store=config.store,
-        store_options=store_options(),
         host=host,
         port=port,
         shards=config.shards,

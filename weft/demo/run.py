@@ -213,7 +213,7 @@ def main(keep: bool = False) -> int:
     missing = [name for name in NEEDED if importlib.util.find_spec(name) is None]
     if missing:
         console.print(
-            f"The demo needs {', '.join(missing)}: pip install 'weft-fabric[hub,spark,demo]'",
+            f"The demo needs {', '.join(missing)}: in the repository, pip install '.[hub,spark,demo]'",
             markup=False,
             soft_wrap=True,
         )

@@ -26,12 +26,14 @@ class S3Endpoint:
             "AWS_REGION": "us-east-1",
             "AWS_ACCESS_KEY_ID": "test",
             "AWS_SECRET_ACCESS_KEY": "test",
-            "AWS_ALLOW_HTTP": "true",
         }
 
     def new_bucket(self) -> str:
         """The URI of a bucket that did not exist."""
-        name = f"weft-{uuid.uuid4().hex}"
+        return self.make_bucket(f"weft-{uuid.uuid4().hex}")
+
+    def make_bucket(self, name: str) -> str:
+        """The URI of a new bucket of this name."""
         with urlopen(Request(f"{self.url}/{name}", method="PUT"), timeout=30):
             return f"s3://{name}"
 

@@ -32,7 +32,6 @@ async def test_an_endpoint_that_is_not_there_is_an_unknown_outcome() -> None:
         "AWS_REGION": "us-east-1",
         "AWS_ACCESS_KEY_ID": "x",
         "AWS_SECRET_ACCESS_KEY": "x",
-        "AWS_ALLOW_HTTP": "true",
     }
     with pytest.raises(StoreError) as told:
         await open_store("s3://bucket/root", options).create("a", b"1")
@@ -67,3 +66,52 @@ async def test_credentials_come_from_the_environment(s3: S3Endpoint, monkeypatch
     uri, options = store.location("tables/t")
     DeltaTable.create(uri, pa.schema([("a", pa.int64())]), storage_options=options)
     assert [item.key for item in await store.list("tables")] == [f"tables/t/_delta_log/{0:020d}.json"]
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        (
+            {"AWS_ENDPOINT_URL": "http://minio:9000", "AWS_ALLOW_HTTP": "false"},
+            "AWS_ENDPOINT_URL is http://minio:9000, without TLS, and AWS_ALLOW_HTTP is false: "
+            "set it to true or use https",
+        ),
+        (
+            {"AWS_ENDPOINT": "minio:9000"},
+            "AWS_ENDPOINT: expected a URL such as https://minio.example.com; got 'minio:9000'",
+        ),
+        ({"ENDPOINT_URL": "minio"}, "AWS_ENDPOINT_URL: expected a URL such as https://minio.example.com; got 'minio'"),
+    ],
+)
+def test_an_endpoint_that_cannot_be_used_is_named_with_the_way_out(options: dict[str, str], sentence: str) -> None:
+    with pytest.raises(StoreUnfit) as told:
+        open_store("s3://bucket", options)
+    assert str(told.value) == sentence
+
+
+@pytest.mark.parametrize("where", ["options", "environment"])
+@pytest.mark.parametrize("name", ["AWS_ENDPOINT_URL", "AWS_ENDPOINT", "AWS_ENDPOINT_URL_S3"])
+@pytest.mark.s3
+async def test_an_http_endpoint_is_leave_enough_to_use_it(
+    s3: S3Endpoint, monkeypatch: pytest.MonkeyPatch, name: str, where: str
+) -> None:
+    given = {key: value for key, value in s3.options.items() if key != "AWS_ENDPOINT_URL"}
+    given[name] = s3.url
+    if where == "environment":
+        for key, value in given.items():
+            monkeypatch.setenv(key, value)
+        given = {}
+    store = open_store(f"{s3.new_bucket()}/root", given)
+    await probe(store)
+    uri, options = store.location("tables/t")
+    DeltaTable.create(uri, pa.schema([("a", pa.int64())]), storage_options=options)
+    assert DeltaTable(uri, storage_options=options).version() == 0
+
+
+async def test_a_missing_key_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.delenv(name, raising=False)
+    nobody = "http://127.0.0.1:9"
+    options = {"AWS_ENDPOINT_URL": nobody, "AWS_REGION": "eu-west-1", "AWS_METADATA_ENDPOINT": nobody}
+    with pytest.raises(StoreError, match=r"a: AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY are neither .* give a key$"):
+        await open_store("s3://bucket/root", options).create("a", b"1")

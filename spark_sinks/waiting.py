@@ -1,0 +1,53 @@
+"""Waiting for a streaming query in a script that Ctrl-C or a service manager may end."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from pyspark.sql.streaming import StreamingQuery
+
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+
+def await_termination(query: StreamingQuery) -> None:
+    """Wait until a streaming query ends; stop it cleanly at Ctrl-C (SIGINT) or SIGTERM.
+
+    ``query.awaitTermination()`` waits too. But there PySpark answers a signal with calls to the JVM from within a call,
+    which fail, and prints three tracebacks.
+
+    Raises:
+        StreamingQueryException: the query failed.
+        ValueError: not called from the main thread, to which alone signals go.
+    """
+    over = threading.Event()
+
+    def wait() -> None:
+        try:
+            query.awaitTermination()
+        except Exception:  # noqa: S110  # Raised again below, where the caller sees it.
+            pass
+        finally:
+            over.set()
+
+    waiter = threading.Thread(target=wait, name="weft-await-termination", daemon=True)
+    with _set_by_signals(over):
+        waiter.start()
+        over.wait()
+        if query.isActive:
+            query.stop()
+    waiter.join()
+    if (error := query.exception()) is not None:
+        raise error
+
+
+@contextmanager
+def _set_by_signals(event: threading.Event) -> Iterator[None]:
+    before = {number: signal.signal(number, lambda *_: event.set()) for number in SIGNALS}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

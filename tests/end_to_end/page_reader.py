@@ -1,0 +1,260 @@
+"""Follows a documentation page to the letter: its files, commands and scripts, on real processes and free ports."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from http import HTTPStatus
+from pathlib import Path
+from typing import Any
+from urllib.error import HTTPError
+
+from spark_sinks.java import find_java_home
+from spark_sinks.session import cache_directory
+from tests.end_to_end import page_interpreter
+from tests.end_to_end.page_blocks import Block
+from weft.demo.fabric import free_port, get_json
+
+HERE = Path(__file__).parent
+WAIT_S = 240.0
+STOP_S = 40.0
+PORTS = (1883, 8080, 8090)
+STAND_INS = {"mosquitto_pub": "mosquitto_tool.py", "mosquitto_sub": "mosquitto_tool.py", "curl": "curl_tool.py"}
+"""Tools that pages use and a machine may lack, and what does the same there."""
+SERVICE = re.compile(r"weft (edge|hub) run\b")
+FOLLOWS = re.compile(r"weft edge tail [^#]*--follow")
+_CHECKPOINT = re.compile(r'"checkpointLocation", "([^"]+)"')
+_STATE = 'set -e; [ ! -e {state}/env ] || . {state}/env; cd "$(cat {state}/cwd)"\n{command}\n'
+_KEEP = "export -p > {state}/env; pwd > {state}/cwd\n"
+
+
+class PageReader:
+    """A person with an empty folder, a terminal or several, and one Python prompt.
+
+    Args:
+        folder: empty; where the page is followed.
+        texts: what is written otherwise than on the page: what names other machines, or folders of root.
+    """
+
+    def __init__(self, folder: Path, texts: Mapping[str, str]) -> None:
+        self.ports = {port: free_port() for port in PORTS}
+        self.texts = dict(texts)
+        self.said = ""
+        self.happened: set[str] = set()
+        self.statuses: dict[str, int] = {}
+        self._state = folder / "state"
+        self._state.mkdir()
+        (folder / "home").mkdir()
+        (self._state / "cwd").write_text(f"{folder / 'home'}\n")
+        self._environment = _environment(folder)
+        self._services: dict[str, subprocess.Popen[str]] = {}
+        self._prompt: subprocess.Popen[str] | None = None
+
+    @property
+    def folder(self) -> Path:
+        """Where the reader's terminal is."""
+        return Path((self._state / "cwd").read_text().strip())
+
+    def read(self, block: Block) -> None:
+        """Do what a block says: write a file, or run a script. Shell blocks are run command by command."""
+        text = self.replaced(block.text)
+        if block.language == "yaml":
+            assert block.file, f"no name for the file that begins with {text[:60]!r}"
+            path = self.folder / self.replaced(block.file)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text)
+        elif block.language == "python":
+            self._python(text)
+        elif block.language == "sql":
+            statements = [part.strip() for part in text.split(";") if part.strip()]
+            self._python("\n".join(f"spark.sql({statement!r}).show()" for statement in statements))
+
+    def run(self, given: str, answer: str = "") -> None:
+        """Type a command of a page into a terminal; into one of its own when it does not end by itself.
+
+        Args:
+            given: the command as it stands on the page.
+            answer: what is typed when the command asks.
+        """
+        command = self.replaced(given)
+        if SERVICE.match(command) or FOLLOWS.match(command):
+            self._start(command)
+            return
+        self.settle()
+        state = self._state
+        script = _STATE.format(state=state, command=command) + _KEEP.format(state=state)
+        done = subprocess.run(
+            ["bash", "-c", script],
+            env=self._environment,
+            input=answer,
+            capture_output=True,
+            text=True,
+            timeout=WAIT_S,
+            check=False,
+        )
+        told = f"$ {command}\n{done.stdout}{done.stderr}"
+        self.said += told
+        assert done.returncode == 0, told
+        assert not (command.startswith("curl") and '"error":' in done.stdout), told
+
+    def replaced(self, text: str) -> str:
+        """Return a page's text with free ports, and with what stands for other machines and folders of root."""
+        for shown, meant in self.texts.items():
+            text = text.replace(shown, meant)
+        for port, free in self.ports.items():
+            text = re.sub(rf"(?<=[\w.\]]:){port}\b|(?<=-p ){port}\b", str(free), text)
+        return text
+
+    def settle(self) -> None:
+        """Wait until what was published is at the hub and in the table: a person is slower than the fabric."""
+        if {"edge", "hub"} <= self._services.keys():
+            self._wait_for(self._is_settled, "the records to reach the table")
+
+    def _is_settled(self) -> bool:
+        try:
+            edge = get_json(f"http://127.0.0.1:{self.ports[8080]}/status")
+            if any(link["state"] != "connected" or link["pending_records"] for link in edge["links"].values()):
+                return False
+            hub = get_json(f"http://127.0.0.1:{self.ports[8090]}/v1/streams")
+        except HTTPError as error:
+            return error.code == HTTPStatus.UNAUTHORIZED  # The hub tells its table's position to those with a token.
+        except OSError:
+            return False
+        rows = {stream["stream"]: stream["table_rows"] for stream in hub["streams"]}
+        kept = {name: stream["durable_end"] for name, stream in edge["streams"].items()}
+        return all((rows.get(name) or 0) == end for name, end in kept.items())
+
+    def _start(self, command: str) -> None:
+        script = _STATE.format(state=self._state, command=f"exec {command}")
+        process = subprocess.Popen(
+            ["bash", "-c", script],
+            env=self._environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            start_new_session=True,
+        )
+        kind = found[1] if (found := SERVICE.match(command)) else "follow"
+        assert kind not in self._services, f"{command}: the page has another one running"
+        self._services[kind] = process
+        said: list[str] = []
+        threading.Thread(target=_drain, args=(process, said), daemon=True).start()
+        if kind == "follow":
+            return
+        self._wait_for(lambda: "ready" in "".join(said) or process.poll() is not None, f"{command} to be ready")
+        assert process.poll() is None, f"$ {command}\n{''.join(said)}"
+
+    def _python(self, text: str) -> None:
+        self.settle()
+        file = self._state / f"block-{len(list(self._state.glob('block-*')))}.py"
+        file.write_text(text)
+        if self._prompt is None:
+            command = f"exec {sys.executable} {page_interpreter.__file__}"
+            self._prompt = subprocess.Popen(
+                ["bash", "-c", _STATE.format(state=self._state, command=command)],
+                env=self._environment,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=(self._state / "python-stderr").open("w"),
+                text=True,
+            )
+        assert self._prompt.stdin is not None
+        assert self._prompt.stdout is not None
+        self._prompt.stdin.write(f"{file}\n")
+        self._prompt.stdin.flush()
+        if "await_termination(" in text:
+            commit = self.folder / _CHECKPOINT.findall(text)[-1] / "commits" / "0"
+            self._wait_for(lambda: commit.exists() or self._prompt_ended(), f"{commit}")
+            self._prompt.send_signal(signal.SIGINT)
+        said = []
+        for line in self._prompt.stdout:
+            if line.rstrip() == page_interpreter.DONE:
+                break
+            said.append(line)
+        else:
+            raise AssertionError(f"{text}\n{''.join(said)}\n{self.python_stderr()}")
+        self.said += "".join(said)
+        assert "KeyboardInterrupt" not in self.python_stderr(), self.python_stderr()
+
+    def _prompt_ended(self) -> bool:
+        assert self._prompt is not None
+        return self._prompt.poll() is not None
+
+    def python_stderr(self) -> str:
+        """Return what the Python prompt printed on its standard error."""
+        return (self._state / "python-stderr").read_text() if self._prompt else ""
+
+    def _wait_for(self, condition: Any, what: str) -> None:
+        deadline = time.monotonic() + WAIT_S
+        while not condition():
+            assert time.monotonic() < deadline, f"waited in vain for {what}\n{self.said}{self.python_stderr()}"
+            time.sleep(0.1)
+
+    def close(self) -> None:
+        """End what was started, by Ctrl-C."""
+        if self._prompt is not None:
+            assert self._prompt.stdin is not None
+            self._prompt.stdin.close()
+            _end(self._prompt)
+        for process in self._services.values():
+            with contextlib.suppress(ProcessLookupError):
+                process.send_signal(signal.SIGINT)
+        self.statuses = {name: _end(process) for name, process in self._services.items()}
+
+
+def _end(process: subprocess.Popen[str]) -> int:
+    try:
+        return process.wait(STOP_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        return process.wait()
+
+
+def _drain(process: subprocess.Popen[str], said: list[str]) -> None:
+    assert process.stdout is not None
+    said.extend(process.stdout)
+
+
+def _environment(folder: Path) -> dict[str, str]:
+    """What a new terminal has, with `weft` on the PATH. Stand-ins are there for tools that are not."""
+    tools = folder / "bin"
+    tools.mkdir()
+    for name in STAND_INS:
+        if shutil.which(name) is None:
+            stand_in(tools / name)
+    binaries = Path(sys.executable).parent
+    path = os.pathsep.join(map(str, (binaries, tools, os.environ["PATH"])))
+    home = find_java_home(os.environ, cache_directory())
+    java = {} if home is None else {"JAVA_HOME": home}
+    temporary = folder / "tmp"
+    temporary.mkdir()
+    # Half of a JVM's start is compiling what runs once.
+    quick = {"JDK_JAVA_OPTIONS": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"}
+    own = {"HOME": str(folder / "home"), "TMPDIR": str(temporary), "SPARK_LOCAL_DIRS": str(temporary)}
+    return {"PATH": path, "LANG": "C.UTF-8"} | own | quick | java
+
+
+def stand_in(path: Path) -> Path:
+    """Make a stand-in for the tool that the path's last part names."""
+    path.write_text(f"#!{sys.executable}\n" + (HERE / STAND_INS[path.name]).read_text())
+    path.chmod(0o755)
+    return path
+
+
+@contextlib.contextmanager
+def page_reader(folder: Path, texts: Mapping[str, str]) -> Iterator[PageReader]:
+    """A reader whose processes are ended; they must end well."""
+    reader = PageReader(folder, texts)
+    try:
+        yield reader
+    finally:
+        reader.close()
+    assert all(status in (0, 130) for status in reader.statuses.values()), reader.statuses

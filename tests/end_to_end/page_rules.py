@@ -1,0 +1,113 @@
+"""What the pages' test must know beyond the pages: what cannot run in a test, and what a reader has before a page."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from tests.end_to_end.page_reader import PageReader
+
+ROOT = Path(__file__).parents[2]
+PAGES = (
+    ROOT / "README.md",
+    ROOT / "CONTRIBUTING.md",
+    *sorted((ROOT / "docs").glob("*.md")),
+    *sorted((ROOT / "docs" / "how-to").glob("*.md")),
+    ROOT / "docs" / "reference" / "api.md",
+    ROOT / "docs" / "reference" / "spark.md",
+)
+
+CANNOT_RUN = {
+    r"sudo ": "needs root",
+    r"(\S*/)?pip install ": "takes minutes and the network; tests/weft/test_distributions.py installs",
+    r"\./run (setup|build)": "works in the repository's own folder; whoever runs the tests ran it",
+    r"\./run (test|lint|bench)": "would run this test within itself, or for minutes",
+    r"\./run demo": "takes a minute; tests/end_to_end/test_demo.py runs it",
+    r"python -m tests\.storage\.power_cuts ": "runs for hours; tests/storage/test_power_cuts.py makes shorter runs",
+}
+"""Commands that this test leaves out, and why. A new one needs a reason, or must run."""
+
+
+@dataclass(frozen=True)
+class Rule:
+    """What one page needs.
+
+    ``needs`` are modules without which the page cannot be followed, ``before`` are commands or pages that the reader
+    has followed, ``meanwhile`` what happens elsewhere before the command (or the language) that begins with its key,
+    ``answers`` what is typed when that command asks, and ``says`` patterns of what must have been printed in the end.
+    """
+
+    needs: tuple[str, ...] = ()
+    before: tuple[str, ...] = ()
+    meanwhile: dict[str, Callable[[PageReader], None]] = field(default_factory=dict)
+    answers: dict[str, str] = field(default_factory=dict)
+    says: tuple[str, ...] = ()
+
+
+TOUR = "README.md"
+NO_JSON = "mosquitto_pub -p 1883 -q 1 -t plant/press/m1/telemetry -m 'no JSON'"
+HUB = "listen: 127.0.0.1:8090\nstore: store\ntokens_file: tokens\n"
+EDGE = """\
+node: press-shop-7
+data_dir: data
+listeners: {mqtt: {bind: "127.0.0.1:1883"}}
+http: {bind: 127.0.0.1:8080}
+disk: {budget: 1GiB}
+streams: {telemetry: {from: "plant/{line}/{machine}/telemetry"}}
+links: {cloud: {to: "http://127.0.0.1:8090", token_file: token}}
+"""
+
+
+def hub_elsewhere(reader: PageReader) -> None:
+    """The hub to which the page's edge node sends."""
+    (reader.folder / "hub.yaml").write_text(reader.replaced(HUB))
+    reader.run("weft hub run hub.yaml")
+
+
+def edge_elsewhere(reader: PageReader) -> None:
+    """An edge node that has the token which the page's first command printed, and a message."""
+    (reader.folder / "edge.yaml").write_text(reader.replaced(EDGE))
+    printed = re.findall(r"^\$ weft token create press-shop-7.*\n(\S+)$", reader.said, re.MULTILINE)
+    (reader.folder / "token").write_text(printed[0])
+    (reader.folder / "token").chmod(0o600)
+    reader.run("weft edge run edge.yaml")
+    reader.run("mosquitto_pub -p 1883 -q 1 -t plant/press/m1/telemetry -m '{\"temperature\": 21.5}'")
+
+
+RULES = {
+    "README.md": Rule(
+        says=(
+            r"\|\s*press\|\s*m1\|\s*21\.5\|",
+            r"(?s)Batch: 0.*plant/press/m2",
+            r"cloud\s+connected",
+            "m2 +19.0",
+            r'"complete_up_to": ?"20',
+            "good: every record is in the log once",
+        )
+    ),
+    "install.md": Rule(says=(r"^weft \d",)),
+    "first-edge-node.md": Rule(
+        meanwhile={"weft edge check": hub_elsewhere},
+        says=("edge.yaml is good", r"cloud\s+connected", r"plant/press/m1/telemetry \{\"temperature\": 21.5\}"),
+    ),
+    "hub-on-s3.md": Rule(
+        meanwhile={"python": edge_elsewhere},
+        says=("hub.yaml is good", r"press-shop-7\|", "good: every record is in the log once"),
+    ),
+    "look-into-an-edge-node.md": Rule(
+        before=(TOUR,), says=("running for", r"m1 +21\.5", r'"seq": ?1\b', r"(?m)^ +\d+ batch .*stream=1")
+    ),
+    "full-disk-or-link-down.md": Rule(before=(TOUR,), answers={"weft log drop": "y\n"}, says=("records",)),
+    "prove-nothing-is-missing.md": Rule(
+        before=(TOUR,), says=('"complete_up_to"', "good: every record is in the log once", r"\|\s*m1\|\s*3\|\s*3\|")
+    ),
+    "read-in-spark.md": Rule(before=(TOUR, NO_JSON), says=(r"\|\s*m1\|\s*21\.5\|", r"\|\s*m1\|\s*NULL\|")),
+    "open-the-table-elsewhere.md": Rule(
+        needs=("duckdb", "polars"), before=(TOUR, NO_JSON), says=(r"m1 +[│┆|] +21\.5", r"m2 +[│┆|] +19\.0")
+    ),
+    "api.md": Rule(before=(TOUR,), says=('"next_offset"', '"complete_up_to"')),
+    "spark.md": Rule(before=(TOUR,)),
+}
+"""By file name; a page without an entry needs nothing."""

@@ -1,0 +1,157 @@
+"""Every block of shell, Python, SQL and YAML in README, how-to pages and reference, followed to the letter."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.end_to_end.page_blocks import RUN, SHOWN, Block, blocks, commands
+from tests.end_to_end.page_reader import PageReader, page_reader, stand_in
+from tests.end_to_end.page_rules import CANNOT_RUN, PAGES, ROOT, RULES, TOUR, Rule
+from tests.storage.object_store.buckets import s3_endpoint
+from tests.weft.processes import Node
+
+BUCKETS = "https://minio.example.com"
+NODE = """\
+node: n
+data_dir: data
+listeners: {mqtt: {bind: "127.0.0.1:0"}}
+http: {bind: "127.0.0.1:0"}
+disk: {budget: 64MiB}
+streams: {telemetry: {from: "plant/#"}}
+"""
+WITH_CODE = [page for page in PAGES if any(block.language in RUN for block in blocks(page))]
+ids = [str(page.relative_to(ROOT)) for page in WITH_CODE]
+
+
+def cannot_run(command: str) -> bool:
+    return any(re.match(pattern, command) for pattern in CANNOT_RUN)
+
+
+def follow(reader: PageReader, page: Path, rule: Rule) -> None:
+    for block in blocks(page):
+        if block.language in RUN and block.is_followed:
+            follow_block(reader, block, rule)
+
+
+def follow_block(reader: PageReader, block: Block, rule: Rule) -> None:
+    if block.language != "sh":
+        prepare(reader, block.language, rule)
+        reader.read(block)
+        return
+    for command in commands(block.text):
+        if not cannot_run(command):
+            prepare(reader, command, rule)
+            answers = [answer for start, answer in rule.answers.items() if command.startswith(start)]
+            reader.run(command, *answers)
+
+
+def prepare(reader: PageReader, command: str, rule: Rule) -> None:
+    for start, act in rule.meanwhile.items():
+        if command.startswith(start) and start not in reader.happened:
+            reader.happened.add(start)
+            act(reader)
+
+
+@contextlib.contextmanager
+def elsewhere(page: Path) -> Iterator[dict[str, str]]:
+    """What a page's text names on other machines, and what stands for it on this one."""
+    texts = {"https://hub.example.com": "http://127.0.0.1:8090", "0.0.0.0": "127.0.0.1"}
+    if BUCKETS not in page.read_text():
+        yield texts
+        return
+    with s3_endpoint() as endpoint:
+        endpoint.make_bucket("plant-data")
+        yield texts | {BUCKETS: endpoint.url}
+
+
+def first_part(page: Path) -> list[Block]:
+    """The tour up to where its reader has messages in the hub."""
+    found = blocks(page)
+    return found[: next(i for i, block in enumerate(found) if block.language == "python")]
+
+
+@pytest.mark.slow
+@pytest.mark.processes
+@pytest.mark.spark
+@pytest.mark.timeout(590)
+@pytest.mark.parametrize("page", WITH_CODE, ids=ids)
+def test_a_page_does_what_it_says(page: Path, tmp_path: Path) -> None:
+    rule = RULES.get(page.name, Rule())
+    for module in rule.needs:
+        pytest.importorskip(module)
+    with elsewhere(page) as texts, page_reader(tmp_path, texts) as reader:
+        for step in rule.before:
+            if step == TOUR:
+                for block in first_part(ROOT / TOUR):
+                    if block.language in RUN:
+                        follow_block(reader, block, Rule())
+            else:
+                reader.run(step)
+        follow(reader, page, rule)
+        for pattern in rule.says:
+            assert re.search(pattern, reader.said, re.MULTILINE), f"{pattern} is not in:\n{reader.said}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=[str(page.relative_to(ROOT)) for page in PAGES])
+def test_every_block_says_what_it_is(page: Path) -> None:
+    unknown = [block for block in blocks(page) if block.language not in (*RUN, *SHOWN)]
+    assert [f"{page.name}:{block.line}: ```{block.language}" for block in unknown] == []
+
+
+def test_every_block_that_is_not_followed_has_a_test_of_its_own() -> None:
+    """tests/spark_sinks/test_delta_spark.py runs the one that there is."""
+    left_out = [(page.name, block.language) for page in PAGES for block in blocks(page) if not block.is_followed]
+    assert left_out == [("open-the-table-elsewhere.md", "python")]
+
+
+def test_every_reason_to_leave_a_command_out_is_used() -> None:
+    shell = [block.text for page in PAGES for block in blocks(page) if block.language == "sh"]
+    found = [command for text in shell for command in commands(text)]
+    unused = [pattern for pattern in CANNOT_RUN if not any(re.match(pattern, command) for command in found)]
+    assert unused == []
+
+
+def test_commands_are_told_apart_as_a_shell_does() -> None:
+    text = "# a comment\nweft a \\\n  b  # it's one\n\nweft 'c\nd'\n"
+    assert list(commands(text)) == ["weft a \\\n  b  # it's one", "weft 'c\nd'"]
+
+
+def test_no_block_of_a_page_goes_unseen(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text(
+        "Text.\n\n    indented command\n\n- A list:\n\n    its second paragraph\n\n  ```sh\n  in a list\n  ```\n\n"
+        "Write `a.yaml`:\n\n```yaml\nb: 1\n```\n\n```\nwithout a language\n```\n"
+    )
+    found = [(block.language, block.text, block.line, block.file) for block in blocks(page)]
+    assert found == [
+        ("sh", "indented command\n", 3, None),
+        ("sh", "in a list\n", 9, None),
+        ("yaml", "b: 1\n", 15, "a.yaml"),
+        ("", "without a language\n", 19, "a.yaml"),
+    ]
+
+
+@pytest.mark.processes
+def test_stand_ins_do_what_pages_ask_of_the_tools(tmp_path: Path) -> None:
+    config = tmp_path / "edge.yaml"
+    config.write_text(NODE)
+    pub, sub, curl = (stand_in(tmp_path / name) for name in ("mosquitto_pub", "mosquitto_sub", "curl"))
+    node = Node("edge", config)
+    try:
+        where = ["-h", "127.0.0.1", "-p", str(node.mqtt_port), "-q", "1", "-t", "plant/a"]
+        subprocess.run([pub, *where, "-m", "21.5", "-r"], check=True)
+        got = subprocess.run([sub, *where, "-C", "1"], check=True, capture_output=True, text=True, timeout=30)
+        assert got.stdout == "21.5\n"
+        url = f"{node.url}status"
+        told = subprocess.run([curl, "-H", "Accept: a/b", url], check=True, capture_output=True, text=True, timeout=30)
+        assert json.loads(told.stdout)["streams"]["telemetry"]["durable_end"] == 1
+        assert node.stop() == 0
+    finally:
+        node.kill()

@@ -1,0 +1,71 @@
+"""Our tables through delta-spark's reader, as docs/how-to/open-the-table-elsewhere.md says it."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from spark_sinks.java import find_java_home
+from spark_sinks.session import cache_directory
+from tests.end_to_end.page_blocks import blocks
+from tests.spark_sinks.conftest import Hub
+
+pytestmark = [pytest.mark.slow, pytest.mark.spark, pytest.mark.timeout(590)]
+ROOT = Path(__file__).parents[2]
+PAGE = ROOT / "docs" / "how-to" / "open-the-table-elsewhere.md"
+MAVEN = "https://repo1.maven.org/maven2/io/delta/delta-spark_4.2_2.13/maven-metadata.xml"
+RUN_SECONDS_MAX = 500
+
+
+@pytest.fixture
+def downloads() -> Iterator[Path]:
+    """A folder with delta-spark, of the version that the page names, and room for 87 MB of jars; gone afterwards."""
+    version = re.findall(r"pip install delta-spark==(\S+)`", PAGE.read_text())[0]
+    with tempfile.TemporaryDirectory() as folder:
+        try:
+            urllib.request.urlopen(MAVEN, timeout=10).close()
+        except OSError as error:
+            pytest.skip(f"Maven Central, which has delta-spark's jars, cannot be reached: {error}")
+        command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", folder]
+        wanted = [f"delta-spark=={version}", "importlib_metadata<=8.7.1", "zipp"]
+        done = subprocess.run([*command, *wanted], capture_output=True, text=True, check=False)
+        if done.returncode:
+            pytest.skip(f"pip cannot download delta-spark: {done.stderr[-200:]}")
+        yield Path(folder)
+
+
+def test_the_delta_reader_opens_our_table(hub: Hub, tmp_path: Path, downloads: Path) -> None:
+    hub.write(2)
+    rows = hub.tier()
+    (tmp_path / "store").symlink_to(hub.root)
+    script = next(block.text for block in blocks(PAGE) if not block.is_followed)
+    assert 'format("delta")' in script
+    assert "table(spark" in script
+    file = tmp_path / "script.py"
+    file.write_text(f"{script}\nprint('rows', table(spark, 'telemetry', store='store').count())\n")
+    home = find_java_home(os.environ, cache_directory())
+    own = {
+        "PYTHONPATH": f"{downloads}{os.pathsep}{ROOT}",
+        "SPARK_LOCAL_IP": "127.0.0.1",
+        "PYSPARK_SUBMIT_ARGS": f"--conf spark.jars.ivy={downloads / 'ivy'} --conf spark.ui.enabled=false pyspark-shell",
+    }
+    done = subprocess.run(
+        [sys.executable, str(file)],
+        cwd=tmp_path,
+        env=os.environ | own | ({} if home is None else {"JAVA_HOME": home}),
+        capture_output=True,
+        text=True,
+        timeout=RUN_SECONDS_MAX,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert re.search(r"\|\s*m0\|\s*40\|", done.stdout)
+    assert f"rows {rows}" in done.stdout

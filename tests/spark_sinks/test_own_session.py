@@ -1,0 +1,95 @@
+"""A session that the user made, in a Python whose virtual environment is not activated: the PATH has another one."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import venv
+from pathlib import Path
+
+import pytest
+
+from spark_sinks.java import find_java_home
+from spark_sinks.session import cache_directory
+from tests.spark_sinks.conftest import STREAM, Hub
+
+pytestmark = [pytest.mark.slow, pytest.mark.spark, pytest.mark.timeout(240)]
+ROOT = Path(__file__).parents[2]
+RUN_SECONDS_MAX = 200
+QUICK = {"JDK_JAVA_OPTIONS": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"}
+"""Half of a JVM's start is compiling what runs once."""
+OWN_SESSION = """
+from pyspark.sql import SparkSession
+from spark_sinks import read, register
+spark = SparkSession.builder.master("local[2]").config("spark.ui.enabled", "false").getOrCreate()
+def source(reader):
+    return reader.format("weft").option("store", {store!r}).option("stream", {stream!r}).load()
+"""
+EVERY_WAY = """
+print("read", read(spark, {stream!r}, store={store!r}).count())
+print("source", source(spark.read).count())
+query = source(spark.readStream).writeStream.format("memory").queryName("rows").trigger(availableNow=True).start()
+query.awaitTermination()
+print("stream", spark.table("rows").count())
+print("own function", spark.range(1).rdd.map(lambda _: __import__("pyarrow").__name__).collect())
+"""
+REGISTER_FIRST = "register(spark)\n" + "\n".join(EVERY_WAY.split("\n")[2:])
+WRONG_PYTHON = """
+def told(attempt):
+    try:
+        attempt()
+    except Exception as error:
+        print("told", error)
+told(lambda: source(spark.read))
+told(lambda: read(spark, {stream!r}, store={store!r}))
+"""
+
+
+@pytest.fixture(scope="module")
+def other_python(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The `python3` of a new environment: it has nothing but the standard library."""
+    folder = tmp_path_factory.mktemp("other")
+    venv.create(folder, symlinks=True, with_pip=False)
+    return folder / "bin" / "python3"
+
+
+def run(script: str, hub: Hub, other_python: Path, tmp_path: Path, **variables: str) -> str:
+    """Run a script with nothing in the environment but a PATH that begins with the other Python."""
+    file = tmp_path / "script.py"
+    file.write_text((OWN_SESSION + script).format(store=hub.root, stream=STREAM))
+    home = find_java_home(os.environ, cache_directory())
+    java = {} if home is None else {"JAVA_HOME": home}
+    path = os.pathsep.join([str(other_python.parent), os.environ["PATH"]])
+    environment = {"PATH": path, "HOME": str(tmp_path), "SPARK_LOCAL_IP": "127.0.0.1", **QUICK} | java | variables
+    done = subprocess.run(
+        [sys.executable, str(file)],
+        cwd=tmp_path,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=RUN_SECONDS_MAX,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.mark.parametrize("script", [EVERY_WAY, REGISTER_FIRST], ids=["read", "register"])
+def test_workers_run_where_the_script_runs(hub: Hub, other_python: Path, tmp_path: Path, script: str) -> None:
+    hub.write(2)
+    said = run(script, hub, other_python, tmp_path, PYTHONPATH=str(ROOT))
+    expected = [f"{way} 80" for way in ("read", "source", "stream")][script is REGISTER_FIRST :]
+    assert said.splitlines() == [*expected, "own function ['pyarrow']"]
+
+
+def test_a_python_that_lacks_libraries_is_named_with_the_setting(hub: Hub, other_python: Path, tmp_path: Path) -> None:
+    hub.write(1)
+    chosen = {"PYSPARK_PYTHON": str(other_python), "PYTHONPATH": str(ROOT)}
+    said = run(WRONG_PYTHON, hub, other_python, tmp_path, **chosen)
+    source, helper = said.split("told ")[1:]
+    assert f"Spark's Python workers run in {other_python}, which lacks pyarrow: set PYSPARK_PYTHON" in source
+    assert helper.startswith(f"PYSPARK_PYTHON is {other_python}, which lacks crc32c, deltalake, msgspec,")
+    assert helper.endswith(
+        f"set PYSPARK_PYTHON to {sys.executable}, or leave it out, before the Spark session starts\n"
+    )

@@ -1,0 +1,93 @@
+"""Scripts that wait for a query end cleanly when they are told to, and raise what ends the query."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+from pyspark.errors import StreamingQueryException
+from pyspark.sql import SparkSession
+
+from spark_sinks import await_termination
+from tests.spark_sinks.conftest import STREAM, Hub
+from tests.spark_sinks.test_own_session import QUICK
+from tests.weft.processes import wait_until
+
+pytestmark = pytest.mark.spark
+ROOT = Path(__file__).parents[2]
+WAIT_SECONDS_MAX = 100.0
+SCRIPT = """
+from spark_sinks import await_termination, session
+source = session().readStream.format("weft").option("store", {store!r}).option("stream", {stream!r}).load()
+await_termination(source.writeStream.format("parquet").option("checkpointLocation", "checkpoint").start("rows"))
+print("ended")
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_stops_the_query(hub: Hub, spark: SparkSession, tmp_path: Path, number: signal.Signals) -> None:
+    hub.write(1)
+    source = spark.readStream.format("weft").option("store", hub.root).option("stream", STREAM).load()
+    query = source.writeStream.format("noop").option("checkpointLocation", str(tmp_path / "checkpoint")).start()
+    query.processAllAvailable()
+    before = signal.getsignal(number)
+
+    def send() -> None:
+        # The handler must be there: the signal would end this process else.
+        wait_until(lambda: signal.getsignal(number) is not before)
+        os.kill(os.getpid(), number)
+
+    threading.Thread(target=send).start()
+    await_termination(query)
+    assert not query.isActive
+    assert signal.getsignal(number) is before
+
+
+def test_what_ends_the_query_is_raised(hub: Hub, spark: SparkSession, tmp_path: Path) -> None:
+    hub.write(1)
+    source = spark.readStream.format("weft").option("store", hub.root).option("stream", STREAM).load()
+
+    def fail(*_: object) -> None:
+        raise OSError("the sink is full")
+
+    query = source.writeStream.foreachBatch(fail).option("checkpointLocation", str(tmp_path / "checkpoint")).start()
+    with pytest.raises(StreamingQueryException, match="the sink is full"):
+        await_termination(query)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(240)
+def test_a_script_ends_at_ctrl_c_without_a_traceback_and_goes_on_where_it_was(
+    hub: Hub, spark: SparkSession, tmp_path: Path
+) -> None:
+    file = tmp_path / "script.py"
+    file.write_text(SCRIPT.format(store=hub.root, stream=STREAM))
+    for batch in range(2):
+        hub.write(1)
+        script = subprocess.Popen(
+            [sys.executable, str(file)],
+            cwd=tmp_path,
+            env=os.environ | {"PYTHONPATH": str(ROOT), **QUICK},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        try:
+            deadline = time.monotonic() + WAIT_SECONDS_MAX
+            while not (tmp_path / "checkpoint" / "commits" / str(batch)).exists():
+                assert script.poll() is None, script.communicate()
+                assert time.monotonic() < deadline
+                time.sleep(0.1)
+            script.send_signal(signal.SIGINT)
+            said, trouble = script.communicate(timeout=WAIT_SECONDS_MAX)
+        finally:
+            script.kill()
+        assert (said, script.returncode) == ("ended\n", 0)
+        assert "Traceback" not in trouble
+    assert spark.read.parquet(str(tmp_path / "rows")).count() == 80
