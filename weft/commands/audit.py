@@ -57,7 +57,7 @@ def _show(report: AuditReport) -> None:
                 lane.records,
                 lane.table_records,
                 lane.waiting,
-                lane.log_doubled + lane.table_doubled,
+                lane.log_doubled + lane.table_doubled + sum(lane.named_twice.values()),
                 lane.missing,
                 ", ".join(f"{count} {reason}" for reason, count in lane.gaps.items()) or 0,
                 lane.holes,
