@@ -28,6 +28,7 @@ from edge_node.outage import SAMPLE_INTERVAL_S
 from edge_node.session_limits import SessionLimits
 from edge_node.state import BrokerState, StateCounters, StateSettings
 from edge_node.status import NodeStatus
+from protocols.lane import NodeName
 from storage.segment_log import LogSettings, SegmentLog, StreamPolicy
 
 logger = logging.getLogger(__name__)
@@ -70,6 +71,7 @@ class EdgeNode:
 
         Raises:
             DirectoryInUse, LogError, DatabaseFailed: log or sessions cannot be opened; the sentence says why.
+            WrongOwner: the log belongs to another name than the configuration's.
             OSError: an address cannot be bound, or a file that the configuration names cannot be read.
             UsersUnusable, AclUnusable: such a file is not valid.
         """
@@ -148,6 +150,7 @@ class EdgeNode:
             random_bits=random.SystemRandom().getrandbits,
             post=poster(loop),
             end_of_turn=loop.call_soon,
+            owner=NodeName(self.config.tenant, self.config.node),
         )
         stack.push_async_callback(asyncio.to_thread, log.close)
         for name, policy in stream_policies(self.config).items():

@@ -13,7 +13,7 @@ import click
 import msgspec
 
 from config.errors import ConfigError, Finding
-from config.load import load
+from config.load import Loaded, load
 from config.units import Address, parse_bind
 from weft.output import Failed, Refused
 
@@ -40,6 +40,11 @@ log_level_option = click.option(
 
 def load_edge(path: str) -> EdgeConfig:
     """The checked configuration of an edge node. ``Refused`` says what is wrong."""
+    return loaded_edge(path).config
+
+
+def loaded_edge(path: str) -> Loaded[EdgeConfig]:
+    """The same, with the lines on which its values stand."""
     from config.models import EdgeConfig
     from edge_node.check import check
 
@@ -51,12 +56,12 @@ def load_hub(path: str) -> HubConfig:
     from cloud_hub.check import check
     from config.models import HubConfig
 
-    return _load(path, HubConfig, check)
+    return _load(path, HubConfig, check).config
 
 
-def _load(path: str, model: type[Config], check: Callable[[Config], Sequence[Finding]]) -> Config:
+def _load(path: str, model: type[Config], check: Callable[[Config], Sequence[Finding]]) -> Loaded[Config]:
     try:
-        return load(path, model, check).config
+        return load(path, model, check)
     except ConfigError as error:
         raise Refused(str(error)) from None
 

@@ -9,14 +9,17 @@ from typing import TYPE_CHECKING
 import click
 
 from edge_node.check import notes
-from weft.commands import edge_query, edge_status, edge_tail
-from weft.commands.common import config_argument, json_option, load_edge, log_level_option
-from weft.output import counted, log_to_stderr, print_json
+from weft.commands import edge_query, edge_rename, edge_status, edge_tail
+from weft.commands.common import config_argument, json_option, loaded_edge, log_level_option
+from weft.output import Refused, counted, log_to_stderr, print_json
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from config.load import Loaded
+    from config.models import EdgeConfig
     from config.units import Address, UnixSocket
+    from protocols.lane import NodeName
 
 _PROTOCOLS = ("mqtt", "mqtts", "ws", "wss")
 
@@ -31,11 +34,13 @@ def command() -> None:
 @log_level_option
 def run(config_file: str, log_level: str) -> None:
     """Run the node of CONFIG until SIGTERM or SIGINT."""
-    config = load_edge(config_file)
+    loaded = loaded_edge(config_file)
+    config = loaded.config
     log_to_stderr(log_level)
     for note in notes(config):
         logging.getLogger("weft").warning("%s", note)
     from edge_node.node import EdgeNode
+    from storage.segment_log import WrongOwner
     from weft.serving import run_until_stopped, software
 
     async def serve(stop: asyncio.Event) -> None:
@@ -47,7 +52,21 @@ def run(config_file: str, log_level: str) -> None:
         finally:
             await node.close()
 
-    run_until_stopped(serve)
+    try:
+        run_until_stopped(serve)
+    except WrongOwner as error:
+        # As for any other mistake in the configuration: no restart mends it.
+        _check_name(loaded, error.owner)
+        raise
+
+
+def _check_name(loaded: Loaded[EdgeConfig], owner: NodeName | None) -> None:
+    """Refuse a configuration with another name than the log in its data_dir has."""
+    from edge_node.log_owner import wrong_name
+
+    finding = wrong_name(loaded.config, owner, loaded.file) if owner is not None else None
+    if finding is not None:
+        raise Refused(str(loaded.refuse([finding])))
 
 
 def _addresses(listeners: Mapping[str, Address | UnixSocket], http: Address | None) -> str:
@@ -62,7 +81,11 @@ def _addresses(listeners: Mapping[str, Address | UnixSocket], http: Address | No
 @json_option
 def check(config_file: str, as_json: bool) -> None:
     """Check CONFIG without starting anything. Exit status 2 when it is wrong."""
-    config = load_edge(config_file)
+    from edge_node.log_owner import owner_of
+
+    loaded = loaded_edge(config_file)
+    config = loaded.config
+    _check_name(loaded, owner_of(config.data_dir))
     streams = {name: list(stream.from_) for name, stream in config.streams.items()}
     links = {name: list(link.to) for name, link in config.links.items()}
     if as_json:
@@ -75,6 +98,7 @@ def check(config_file: str, as_json: bool) -> None:
         click.echo(f"{config_file} is good: node {config.node}, {sizes}")
 
 
+command.add_command(edge_rename.command)
 command.add_command(edge_status.command)
 command.add_command(edge_tail.command)
 command.add_command(edge_query.command)
