@@ -17,7 +17,7 @@ def owner_of(directory: str) -> NodeName | None:
         return None
 
 
-def wrong_name(config: EdgeConfig, owner: NodeName, file: str | None = None) -> Finding | None:
+def wrong_name(config: EdgeConfig, owner: NodeName, file: str) -> Finding | None:
     """Return what is wrong with the name in ``config`` when the log is ``owner``'s; None when they agree.
 
     Args:
@@ -32,5 +32,5 @@ def wrong_name(config: EdgeConfig, owner: NodeName, file: str | None = None) -> 
     return Finding(
         path,
         f"the log in {config.data_dir} belongs to {owner}, and this names {config.tenant}/{config.node}. "
-        f"Put {back} back, or give the log the new name: weft edge rename {file or 'CONFIG'}",
+        f"Put {back} back, or give the log the new name: weft edge rename {file}",
     )

@@ -170,7 +170,9 @@ def test_another_name_over_a_log_is_refused_with_both_ways_out(
         assert f"Put {back} back, or give the log the new name: weft edge rename {fabric.edge_yaml}" in found.stderr
         assert len([line for line in found.stderr.splitlines() if line.startswith("weft: ")]) == 1
     status = weft("edge", "status", fabric.edge_yaml)
-    assert "REFUSED: the log in" in " ".join(status.output.split())
+    shown = " ".join(status.output.split())
+    assert "next start REFUSED: the log in" in shown
+    assert f"weft edge rename {fabric.edge_yaml}" in shown
     assert json.loads(weft("edge", "status", fabric.edge_yaml, "--json").output)["owner"] == {
         "tenant": "default", "node": "press-1"
     }  # fmt: skip

@@ -69,7 +69,7 @@ def _rename(config: EdgeConfig, patience_s: float, *, yes: bool) -> dict[str, An
             if log.former == log.name:
                 return facts
             if not yes:
-                click.confirm(_question(log), abort=True)
+                click.confirm(_question(log), abort=True, err=True)
             waiting = [] if log.is_unsent else asyncio.run(log.deliver(patience_s, _progress))
             facts |= {"all_records": log.is_unsent, "waiting": [_facts(each) for each in waiting]}
             if not any(each.records for each in waiting):

@@ -36,7 +36,7 @@ def command(target: str, *, as_json: bool) -> int:
     try:
         facts = {"running": True, **found.status()}
     except Failed as error:
-        facts = _facts_of_files(found, str(error.message))
+        facts = _facts_of_files(found, target, str(error.message))
     if as_json:
         print_json(facts)
     elif "started" in facts:
@@ -46,7 +46,7 @@ def command(target: str, *, as_json: bool) -> int:
     return 0 if facts["running"] else FAILURE_EXIT_CODE
 
 
-def _facts_of_files(found: Target, why_not_asked: str) -> dict[str, Any]:
+def _facts_of_files(found: Target, named: str, why_not_asked: str) -> dict[str, Any]:
     """What the files say; ``running`` is None where the system does not tell."""
     from edge_node.log_owner import owner_of, wrong_name
     from edge_node.log_view import NoLog, is_locked, lost_by_reason, summarise
@@ -61,7 +61,7 @@ def _facts_of_files(found: Target, why_not_asked: str) -> dict[str, Any]:
         running = is_locked(found.directory)
         next_start = None if running else _next_start(found.directory)
     owner = owner_of(found.directory)
-    finding = wrong_name(found.config, owner) if found.config is not None and owner is not None else None
+    finding = wrong_name(found.config, owner, named) if found.config is not None and owner is not None else None
     lost = sum(gap.end - gap.first for stream in summary.streams.values() for gap in stream.gaps)
     return {
         "running": running,
