@@ -66,6 +66,9 @@ class _Comparison:
         self._log: Tally[LaneKey] = Tally()
         self._below: dict[LaneKey, RangeSet] = defaultdict(RangeSet)
         self._indexed: dict[LaneKey, RangeSet] = defaultdict(RangeSet)
+        self._named: dict[str, dict[str, RangeSet]] = defaultdict(lambda: defaultdict(RangeSet))
+        """Log id -> tenant/edge -> what stands in the log and the table of this stream under that name, of any tenant.
+        A record is one log's one number, so the same under two names is there twice."""
         self._gaps: dict[LaneKey, list[GapRange]] = defaultdict(list)
         self._resent: Counter[LaneKey] = Counter()
         self._chunks: Counter[int] = Counter()
@@ -106,6 +109,8 @@ class _Comparison:
 
     def _read_lanes(self, updates: Iterable[LaneUpdate]) -> None:
         for lane in updates:
+            if lane.stream == self._stream:
+                self._named[format_log_id(lane.log_id)][f"{lane.tenant}/{lane.edge}"].update(lane.ranges)
             if (lane.tenant, lane.stream) == (self._tenant, self._stream):
                 key = lane.edge, format_log_id(lane.log_id)
                 self._indexed[key].update(lane.ranges)
@@ -144,6 +149,8 @@ class _Comparison:
             self._damage.append(sentence)
 
     def report(self) -> AuditReport:
+        for (edge, log_id), ranges in self._table.held.items():
+            self._named[log_id][f"{self._tenant}/{edge}"].update(ranges)
         keys = sorted({*self._log.held, *self._table.held, *self._indexed, *self._gaps})
         lanes = [self._lane(key) for key in keys]
         shards = [self._shard(shard) for shard in self._positions if self._ends[shard] or self._offsets.held[shard]]
@@ -176,7 +183,14 @@ class _Comparison:
             holes=sum(end - first for first, end in holes),
             hole_ranges=holes[:HOLES_LISTED_MAX],
             resent=self._resent[key],
+            named_twice=self._named_twice(key),
         )
+
+    def _named_twice(self, key: LaneKey) -> dict[str, int]:
+        """Other names of the lane's log, and how many of its records each has too."""
+        own, names = f"{self._tenant}/{key[0]}", self._named[key[1]]
+        counts = {name: names[own].count() - _without(names[own], ranges).count() for name, ranges in names.items()}
+        return {name: count for name, count in sorted(counts.items()) if name != own and count}
 
     def _shard(self, shard: int) -> ShardAudit:
         position, held = self._positions[shard], self._offsets.held[shard]

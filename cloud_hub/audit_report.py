@@ -37,6 +37,8 @@ class LaneAudit(msgspec.Struct, frozen=True):
     """The first ``HOLES_LISTED_MAX``."""
     resent: int
     """Records that the device sent with DUP: it may have published the same message before."""
+    named_twice: dict[str, int] = {}
+    """Records of this log that stand under another name (tenant/edge) too: its node was renamed without its log."""
 
 
 class ShardAudit(msgspec.Struct, frozen=True):
@@ -84,11 +86,16 @@ def lane_problems(lanes: Sequence[LaneAudit]) -> list[str]:
         "missing": "are missing from the table",
         "unknown": "are in the table and not in the log",
     }
-    return [
+    found = [
         f"{lane.edge}/{lane.log_id}: {count} records {sentence}"
         for lane in lanes
         for name, sentence in sentences.items()
         if (count := getattr(lane, name))
+    ]
+    return found + [
+        f"{lane.edge}/{lane.log_id}: {count} records of this log are there under the name {name} too"
+        for lane in lanes
+        for name, count in lane.named_twice.items()
     ]
 
 

@@ -22,7 +22,11 @@ class EdgeConfig(Section, frozen=True, kw_only=True):
     """An edge node: takes messages from devices, keeps them in a local log, and sends them to hubs."""
 
     node: Annotated[
-        str, Meta(description="The node's name, unique within its tenant. It is part of every record's identity.")
+        str,
+        Meta(
+            description="The node's name, unique within its tenant. It is part of every record's identity; "
+            "`weft edge rename` changes it."
+        ),
     ]
     tenant: Annotated[str, Meta(description="Who the data belongs to.")] = "default"
     data_dir: Annotated[

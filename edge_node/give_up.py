@@ -195,6 +195,13 @@ def opened_log(directory: str) -> Iterator[StoppedLog | RunningLog]:
         yield log
 
 
+def check_user(directory: str) -> None:
+    """Refuse to open a log as another user than its node. Raises NotTheOwner."""
+    owner = os.stat(directory).st_uid
+    if owner != os.geteuid():
+        raise NotTheOwner(f"{directory} belongs to the user with the id {owner}: run this as that user")
+
+
 @contextmanager
 def stopped_log(directory: str) -> Iterator[StoppedLog]:
     """The log in a node's data_dir, for as long as the context lasts; the node cannot start meanwhile.
@@ -206,9 +213,7 @@ def stopped_log(directory: str) -> Iterator[StoppedLog]:
         LogError: the log cannot be opened; the sentence says why.
     """
     LogDirectory(directory).require()
-    owner = os.stat(directory).st_uid
-    if owner != os.geteuid():
-        raise NotTheOwner(f"{directory} belongs to the user with the id {owner}: run this as that user")
+    check_user(directory)
     size = sum(entry.stat().st_size for entry in os.scandir(directory) if entry.is_file())
 
     def post(deliver: Callable[[], None]) -> None:

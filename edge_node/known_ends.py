@@ -11,6 +11,9 @@ anything: its *known end* of each stream. The log's own end does not say it, bec
 - Before the first number at or beyond a known end is sent to a hub, the file says durably that it was passed; all
   streams of that connection together, as the hub's WELCOME has just been held against each of them.
 
+The file also says under which name the log was never replicated (``unsent``): a log of which no hub has anything can be
+renamed without asking one (``edge_node.rename``). The file stops saying so before the first number is sent.
+
 No hub is ever taken for one that holds too much while the log has forgotten nothing, at whatever point the node was
 killed: below a known end that stands nothing was sent beyond it, and one that was passed is taken anew from a log that
 has everything that was ever sent, because only what is durable is. Neither does a write that failed matter, or whose
@@ -29,7 +32,7 @@ from typing import Final
 import msgspec
 from crc32c import crc32c
 
-from protocols.lane import format_log_id
+from protocols.lane import NodeName, format_log_id
 from storage.filesystem import FileSystem, write_atomically
 
 HUBS_MAX: Final = 16
@@ -48,6 +51,8 @@ class _File(msgspec.Struct):
     log_id: str
     hubs: dict[str, dict[str, int | None]]
     """Hub -> stream -> its known end; None once it was passed."""
+    unsent: str = ""
+    """A name (tenant/edge) under which no hub was ever given anything; empty when that is not known."""
 
 
 class KnownEnds:
@@ -55,9 +60,12 @@ class KnownEnds:
 
     Args:
         opened: stream -> where the log found it to end when it was opened.
+        name: the node's, under which the links replicate the log.
     """
 
-    def __init__(self, filesystem: FileSystem, path: str, log_id: int, opened: Mapping[str, int]) -> None:
+    def __init__(
+        self, filesystem: FileSystem, path: str, log_id: int, opened: Mapping[str, int], *, name: NodeName
+    ) -> None:
         """Take what the file says into the life that begins, and write it.
 
         Never fails: the program's log tells of a disk that cannot do it, and what will not be noticed for want of it.
@@ -68,8 +76,10 @@ class KnownEnds:
         self._lock = threading.Lock()
         self._closed = False
         found = self._read()
+        # A file that is missing or damaged says nothing; but where nothing was ever numbered, nothing was sent.
+        self._unsent = str(name) if found.unsent == str(name) or not any(opened.values()) else ""
         self._ends: dict[str, dict[str, int]] = {OTHER_HUBS: dict(opened)}
-        for hub, ends in found.items():
+        for hub, ends in found.hubs.items():
             begun = {stream: opened.get(stream, 0) for stream in ends}
             self._ends[hub] = {
                 stream: begun[stream] if end is None else min(end, begun[stream]) for stream, end in ends.items()
@@ -93,6 +103,28 @@ class KnownEnds:
         """
         return self._ends.get(hub, self._ends[OTHER_HUBS]).get(stream, 0)
 
+    @property
+    def is_unsent(self) -> bool:
+        """True if no hub was ever given anything of this log under the node's name; False also when that is unknown."""
+        return bool(self._unsent)
+
+    def begin_sending(self) -> None:
+        """Say durably that hubs are given something from now on. Blocks on the disk; any thread. Raises as
+        ``pass_ends``."""
+        with self._lock:
+            self._check_open()
+            self._write(self._passed, unsent="")
+            self._unsent = ""
+
+    def begin_name(self, name: NodeName) -> None:
+        """Say that the log was just given a name, under which no hub has anything. Blocks on the disk.
+
+        Raises:
+            OSError: the disk did not take it. Then the next rename asks the hubs, which is always right.
+        """
+        with self._lock:
+            self._write(self._passed, unsent=str(name))
+
     def stand(self, hub: str, ends: Mapping[str, int]) -> bool:
         """Whether ``hub`` must not be sent numbers up to these ends, by stream, before ``pass_ends`` has returned."""
         beyond = any(end > self.end(hub, stream) for stream, end in ends.items())
@@ -105,8 +137,7 @@ class KnownEnds:
             OSError: the disk did not take it, or the links are closed. Nothing may be sent.
         """
         with self._lock:
-            if self._closed:
-                raise OSError(errno.ECANCELED, "the node's links are closed", self._path)
+            self._check_open()
             hub = self._key(hub)
             passed = {**self._passed, hub: self._passed.get(hub, frozenset()) | ends.keys()}
             if passed != self._passed:
@@ -130,21 +161,26 @@ class KnownEnds:
         with self._lock:
             self._closed = True
 
+    def _check_open(self) -> None:
+        if self._closed:
+            raise OSError(errno.ECANCELED, "the node's links are closed", self._path)
+
     def _key(self, hub: str) -> str:
         known = self._ends.keys() | self._passed.keys()
         return hub if hub in known or (len(known) <= HUBS_MAX and len(hub.encode()) <= HUB_BYTES_MAX) else OTHER_HUBS
 
-    def _write(self, passed: Mapping[str, frozenset[str]]) -> None:
+    def _write(self, passed: Mapping[str, frozenset[str]], *, unsent: str | None = None) -> None:
         hubs: dict[str, dict[str, int | None]] = {}
         for hub in {**self._ends, **passed}:
             ends = self._ends.get(hub, self._ends[OTHER_HUBS])
             hubs[hub] = {**ends, **dict.fromkeys(passed.get(hub, ()))}
-        line = msgspec.json.encode(_File(self._log_id, hubs))
+        line = msgspec.json.encode(_File(self._log_id, hubs, self._unsent if unsent is None else unsent))
         self._filesystem.make_directory(os.path.dirname(self._path))
         write_atomically(self._filesystem, self._path, b"%08x %s\n" % (crc32c(line), line))
 
-    def _read(self) -> dict[str, dict[str, int | None]]:
+    def _read(self) -> _File:
         """What the file says of this log: nothing, if there is none, or it is another log's or damaged."""
+        nothing = _File(self._log_id, {})
         try:
             if self._filesystem.size(self._path) > FILE_BYTES_MAX:
                 raise ValueError(f"it is longer than {FILE_BYTES_MAX} bytes")
@@ -155,15 +191,15 @@ class KnownEnds:
             if OTHER_HUBS not in file.hubs:
                 raise ValueError("it does not speak of hubs in general")
         except FileNotFoundError:
-            return {}
+            return nothing
         except (OSError, ValueError, msgspec.MsgspecError) as error:
             logger.warning(
                 "%s cannot be used (%s) and is begun anew from where the log ends now. Should this log be an old copy "
                 "that was restored, or its disk have lost records, links will not notice what was so before this start",
                 self._path, error,
             )  # fmt: skip
-            return {}
+            return nothing
         if file.log_id != self._log_id:
             logger.info("%s was of log %s: it is begun anew for log %s", self._path, file.log_id, self._log_id)
-            return {}
-        return file.hubs
+            return nothing
+        return file

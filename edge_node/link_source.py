@@ -41,6 +41,7 @@ class SegmentLogSource:
         self._log = log
         self._known = known
         self._lanes = [OfferedLane(log.stream(name), name, *offered) for name, offered in streams.items()]
+        self._begins = log.begins()
         self._streams = {lane.lane: lane.stream for lane in self._lanes}
         self._wall_clock = wall_clock
         self.released = released
@@ -57,7 +58,7 @@ class SegmentLogSource:
         gaps = [GapRange(gap.first, gap.end, gap.reason) for gap in now.gaps]
         # A hub that never had what was deleted after others had it, or by retention, would wait for it for ever.
         gaps += [GapRange(first, end, GapReason.EXPIRED) for first, end in now.gone]
-        return LaneState(now.held, now.next_seq, gaps, mark)
+        return _from(self._begins.get(lane, 0), LaneState(now.held, now.next_seq, gaps, mark))
 
     async def read(self, lane: int, seq: int, bytes_max: int) -> list[bytes]:
         """From memory at once; from the disk in a thread.
@@ -83,6 +84,8 @@ class SegmentLogSource:
         Raises:
             OSError: the disk did not take it.
         """
+        if self._known.is_unsent and any(ends.values()):
+            await asyncio.to_thread(self._known.begin_sending)
         named = {self._streams[lane]: end for lane, end in ends.items()}
         if self._known.stand(hub, named):
             await asyncio.to_thread(self._known.pass_ends, hub, named)
@@ -91,3 +94,15 @@ class SegmentLogSource:
     def listen(self, callback: Callable[[], None]) -> Callable[[], None]:
         """Called after each commit."""
         return self._log.listen(callback)
+
+
+def _from(begin: int, state: LaneState) -> LaneState:
+    """The state of a lane that begins there: what lies before belongs to the lane of the node's earlier name.
+
+    Hubs have it there. Offered under this name too, it would stand in the table twice.
+    """
+    if not begin:
+        return state
+    state.held.remove(0, begin)
+    gaps = [GapRange(max(gap.first, begin), gap.end, gap.reason) for gap in state.gaps if gap.end > begin]
+    return state._replace(gaps=[GapRange(0, begin, GapReason.RENAMED), *gaps])

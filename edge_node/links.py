@@ -18,6 +18,7 @@ from edge_node.check import carried_streams
 from edge_node.known_ends import KnownEnds
 from edge_node.link_source import OfferedStream, SegmentLogSource
 from edge_node.unrouted import UNROUTED_STREAM
+from protocols.lane import NodeName
 from protocols.payloads import PayloadKind
 from protocols.ranges import Range, RangeSet
 from replication.runner import LinkIdentity, LinkSettings, no_token, read_token, run_link
@@ -95,6 +96,11 @@ class ReleaseLedger:
         if len(common):
             self._release(stream, common)
 
+    def lacks(self, link: str, stream: int, ranges: Iterable[Range]) -> int:
+        """How many of these numbers ``link`` is not known to have at its hub."""
+        has = self._has[stream][link]
+        return sum(end - first for run in ranges for first, end in has.missing(*run))
+
 
 def intersection(left: Iterable[Range], right: RangeSet) -> RangeSet:
     """What both sets hold."""
@@ -144,17 +150,17 @@ class Links:
         self._known = self._known_ends()
         self.statuses = [LinkStatus(name) for name in config.links]
         """One per link, kept up to date while it runs."""
-
-    def start(self) -> None:
-        """Start every link; they connect, and come back after trouble, by themselves."""
         carriers = {
             self._log.stream(stream): [name for name, streams in self._carried.items() if stream in streams]
             for stream in self._streams()
         }
-        ledger = ReleaseLedger(carriers, self._log.release)
+        self._ledger = ReleaseLedger(carriers, self._log.release)
+
+    def start(self) -> None:
+        """Start every link; they connect, and come back after trouble, by themselves."""
         for status in self.statuses:
             streams = {stream: self._offered(stream) for stream in self._carried[status.name]}
-            released = functools.partial(ledger.released, status.name)
+            released = functools.partial(self._ledger.released, status.name)
             source = SegmentLogSource(self._log, streams, released, self._wall_clock, self._known)
             self._tasks.append(asyncio.create_task(self._run(status, source)))
 
@@ -170,6 +176,35 @@ class Links:
         settings = self._config.streams[stream]
         return OfferedStream(settings.from_, PayloadKind[settings.payload.upper()])
 
+    @property
+    def is_unsent(self) -> bool:
+        """True if no hub has anything of this log under the node's name; False also when that is unknown."""
+        return self._known.is_unsent
+
+    def begin_name(self, name: NodeName) -> None:
+        """Note that the log was given a name. Blocks on the disk; the program's log tells of one that fails."""
+        try:
+            self._known.begin_name(name)
+        except OSError as error:
+            logger.warning("another rename will need the hubs, also if they get nothing until then: %s", error)
+
+    def waiting(self) -> dict[tuple[str, str], tuple[int, int]]:
+        """(link, stream) -> records that the hub is not known to have, and numbers of which it knows nothing.
+
+        Pairs of which the hub knows everything are left out.
+        """
+        found = {}
+        begins = self._log.begins()
+        for link, streams in self._carried.items():
+            for name in streams:
+                stream = self._log.stream(name)
+                held, end = self._log.ranges(stream), self._log.next_seq(stream)
+                held.remove(0, begins.get(stream, 0))
+                counts = self._ledger.lacks(link, stream, held), self._ledger.lacks(link, stream, [(0, end)])
+                if any(counts):
+                    found[link, name] = counts
+        return found
+
     def _streams(self) -> set[str]:
         return {stream for streams in self._carried.values() for stream in streams}
 
@@ -178,7 +213,8 @@ class Links:
         opened = {stream: self._log.next_seq(self._log.stream(stream)) for stream in self._streams()}
         opened.update(self._log.recovery.lanes)
         path = os.path.join(self._config.data_dir, "links", "known-ends")
-        return KnownEnds(self._filesystem, path, self._log.log_id, opened)
+        name = NodeName(self._config.tenant, self._config.node)
+        return KnownEnds(self._filesystem, path, self._log.log_id, opened, name=name)
 
     async def _run(self, status: LinkStatus, source: SegmentLogSource) -> None:
         link = self._config.links[status.name]

@@ -14,6 +14,8 @@ from storage.histogram import Histogram
 from storage.segment_log.gaps import reason_name
 
 _PREFIX = "weft_edge_"
+_LOSSES = [reason for reason in GapReason if reason is not GapReason.RENAMED]
+"""What a log's notices may say: `RENAMED` is for links only, since the records are in the log still."""
 
 
 def render(status: NodeStatus) -> bytes:
@@ -29,7 +31,7 @@ def samples(status: NodeStatus) -> Iterator[AnySample]:
         yield Sample("weft_edge_stream_next_seq", status.log.next_seq(number), (name,))
         yield Sample("weft_edge_stream_durable_end", status.log.durable_end(number), (name,))
         yield Sample("weft_edge_stream_bytes", status.log.stream_bytes(number), (name,))
-        for reason in GapReason:
+        for reason in _LOSSES:
             lost = sum(gap.end - gap.first for gap in status.log.gaps(number) if gap.reason == reason)
             yield Sample("weft_edge_stream_lost_records", lost, (name, reason_name(reason)))
     for link in status.links:

@@ -29,6 +29,7 @@ from edge_node.shortage_log import ShortageLog
 from edge_node.state import BrokerState, StateCounters, StateSettings
 from edge_node.status import NodeStatus
 from edge_node.unrouted import UNROUTED_STREAM, Unrouted
+from protocols.lane import NodeName
 from replication.log_lines import Throttle
 from storage.segment_log import LogSettings, SegmentLog, StreamPolicy
 
@@ -69,6 +70,7 @@ class EdgeNode:
 
         Raises:
             DirectoryInUse, LogError, DatabaseFailed: log or sessions cannot be opened; the sentence says why.
+            WrongOwner: the log belongs to another name than the configuration's.
             OSError: an address cannot be bound, or a file that the configuration names cannot be read.
             UsersUnusable, AclUnusable: such a file is not valid.
         """
@@ -133,6 +135,7 @@ class EdgeNode:
             random_bits=random.SystemRandom().getrandbits,
             post=poster(loop),
             end_of_turn=loop.call_soon,
+            owner=NodeName(self.config.tenant, self.config.node),
         )
         stack.push_async_callback(asyncio.to_thread, log.close)
         for name, policy in stream_policies(self.config).items():

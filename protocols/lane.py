@@ -10,6 +10,16 @@ _NAME = re.compile(rf"[a-z0-9][a-z0-9_-]{{0,{NAME_CHARACTERS_MAX - 1}}}")
 NAME_RULE = "lower-case letters, digits, '-' and '_', at most 64, starting with a letter or digit"
 
 
+class NodeName(NamedTuple):
+    """(tenant, edge): the name under which a node's records are known."""
+
+    tenant: str
+    edge: str
+
+    def __str__(self) -> str:
+        return f"{self.tenant}/{self.edge}"
+
+
 class Lane(NamedTuple):
     """(tenant, edge, log id, stream): within it a sequence number names a record for ever."""
 

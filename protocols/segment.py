@@ -19,6 +19,7 @@ from msgspec import Meta
 from protocols.batch import Buffer
 from protocols.errors import Corrupt, Truncated, UnsupportedVersion
 from protocols.fields import LIST_ITEMS_MAX, U32, U64, Nanoseconds, Seq, StoredRanges, unpack
+from protocols.lane import NodeName
 
 MAGIC = b"WFS"
 TRAILER_MAGIC = b"WFSE"
@@ -50,6 +51,7 @@ class EntryKind(IntEnum):
     STREAMS = 5
     MOVED = 6
     KEPT = 7
+    OWNER = 8
     FOOTER = 15
 
 
@@ -63,6 +65,7 @@ class GapReason(IntEnum):
     CORRUPTION = 2
     EXPIRED = 3
     OPERATOR = 4
+    RENAMED = 5
 
 
 class SegmentHeader(NamedTuple):
@@ -142,8 +145,23 @@ class Kept(msgspec.Struct, frozen=True, array_like=True):
     lanes: Annotated[list[KeptLane], Meta(max_length=LIST_ITEMS_MAX)]
 
 
+class Owner(msgspec.Struct, frozen=True, array_like=True):
+    """The log's owner: the name under which links offer its records. The last one in a log counts."""
+
+    tenant: str
+    edge: str
+    begins: Annotated[list[tuple[U32, Seq]], Meta(max_length=LIST_ITEMS_MAX)]
+    """(stream, first sequence number under this name). Lower numbers belong to an earlier name; a stream that is not
+    listed begins at 0."""
+
+    @property
+    def name(self) -> NodeName:
+        """Tenant and edge."""
+        return NodeName(self.tenant, self.edge)
+
+
 class Footer(msgspec.Struct, frozen=True, array_like=True):
-    """The index of a sealed segment. Empty lists at its end are left out; what earlier releases wrote has none."""
+    """The index of a sealed segment. Empty fields at its end are left out; what earlier releases wrote has none."""
 
     streams: dict[U32, str]
     lanes: Annotated[list[LaneIndex], Meta(max_length=LIST_ITEMS_MAX)]
@@ -154,6 +172,8 @@ class Footer(msgspec.Struct, frozen=True, array_like=True):
     """For each of ``lanes``, then of ``moved``: bytes of its entries before each point, and then of all of them."""
     moved: Annotated[list[LaneIndex], Meta(max_length=LIST_ITEMS_MAX)] = []
     """Like ``lanes``, of the ``MOVED`` entries."""
+    owner: Owner | None = None
+    """As in the segment's last ``OWNER`` entry."""
 
 
 def file_name(first_position: int) -> str:
@@ -314,12 +334,13 @@ def encode_streams(streams: dict[int, StreamEntry]) -> bytes:
     return msgspec.msgpack.encode(streams)
 
 
-Body = dict[int, StreamEntry] | GapNotice | ClockNotice | Kept | Footer
+Body = dict[int, StreamEntry] | GapNotice | ClockNotice | Kept | Owner | Footer
 _DECODERS: dict[EntryKind, msgspec.msgpack.Decoder[Body]] = {
     EntryKind.STREAMS: msgspec.msgpack.Decoder(dict[U32, StreamEntry]),
     EntryKind.GAP: msgspec.msgpack.Decoder(GapNotice),
     EntryKind.CLOCK: msgspec.msgpack.Decoder(ClockNotice),
     EntryKind.KEPT: msgspec.msgpack.Decoder(Kept),
+    EntryKind.OWNER: msgspec.msgpack.Decoder(Owner),
     EntryKind.FOOTER: msgspec.msgpack.Decoder(Footer),
 }
 
@@ -332,8 +353,10 @@ def encode_body(value: Body) -> bytes:
 
 
 def footer_fields(footer: Footer) -> list[object]:
-    """The fields of a footer without the empty lists at its end that earlier releases did not write."""
-    fields: list[object] = [footer.streams, footer.lanes, footer.gaps, footer.kept, footer.sizes, footer.moved]
+    """The fields of a footer without the empty ones at its end that earlier releases did not write."""
+    fields: list[object] = [
+        footer.streams, footer.lanes, footer.gaps, footer.kept, footer.sizes, footer.moved, footer.owner
+    ]  # fmt: skip
     while len(fields) > _FOOTER_FIELDS_MIN and not fields[-1]:
         fields.pop()
     return fields

@@ -55,7 +55,9 @@ def show_running(facts: dict[str, Any]) -> None:
 def show_files(facts: dict[str, Any]) -> None:
     """A node that did not answer: what its files say."""
     disk, lost = facts["disk"], facts["records_lost"]
-    known = {"node": f"{facts['tenant']}/{facts['node']}"} if facts["node"] else {}
+    owner = facts["owner"]
+    names = owner if facts["node"] is None and owner is not None else facts
+    known = {"node": f"{names['tenant']}/{names['node']}"} if names["node"] else {}
     known |= {
         "state": _state(facts),
         "folder": f"{facts['data_dir']} (log {facts['log_id'] or 'without a sound header'})",
@@ -64,7 +66,9 @@ def show_files(facts: dict[str, Any]) -> None:
         "outage left": _outage_of_files(disk),
         "lost": f"{counted(lost, 'record')}, under gap notices" if lost else "nothing",
     }
-    if facts["next_start"] is not None:
+    if facts["wrong_name"] is not None:
+        known["next start"] = f"REFUSED: {facts['wrong_name']}"
+    elif facts["next_start"] is not None:
         known["next start"] = _next_start(facts["next_start"])
     print_facts(known)
     for damage in facts["damage"]:

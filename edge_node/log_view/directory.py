@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 
 from edge_node.log_view.segment_view import SegmentView
+from protocols.lane import NodeName
 from protocols.segment import file_name, parse_file_name
 from storage.filesystem import FileSystem, OSFileSystem
 
@@ -68,6 +69,24 @@ class LogDirectory:
                 view.close()
                 if view.header is not None:
                     return view.header.log_id
+        return None
+
+    def owner(self) -> NodeName | None:
+        """Return the name that the log belongs to; None when no segment says it.
+
+        Raises:
+            OSError: as ``positions``, or a file cannot be read.
+            UnsupportedVersion: a later release wrote the log.
+        """
+        for position in reversed(self.positions()):
+            view = self.open(position)
+            if view is not None:
+                try:
+                    owner = view.owner()
+                finally:
+                    view.close()
+                if owner is not None:
+                    return owner
         return None
 
     def names(self, *, thorough: bool = False) -> dict[int, str]:

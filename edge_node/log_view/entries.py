@@ -9,12 +9,12 @@ from protocols import batch
 from protocols import segment as format_
 from protocols.batch import BatchHeader
 from protocols.errors import CodecError, UnsupportedVersion
-from protocols.segment import EntryKind, GapNotice, StreamEntry
+from protocols.segment import EntryKind, GapNotice, Owner, StreamEntry
 from storage.segment_log.frames import Frame, SegmentBytes
 
 BATCHES = frozenset({EntryKind.BATCH, EntryKind.MOVED})
 """Kinds of entries whose body is a batch."""
-Value = BatchHeader | dict[int, StreamEntry] | GapNotice | None
+Value = BatchHeader | dict[int, StreamEntry] | GapNotice | Owner | None
 Wants = Callable[[int], bool]
 """Whether the batches of a stream number are wanted with their bodies."""
 
@@ -27,7 +27,7 @@ class Entry(NamedTuple):
     """Offset of what follows."""
     kind: EntryKind
     value: Value
-    """The header of a batch, a gap notice, the names of streams; None for other kinds."""
+    """The header of a batch, a gap notice, the names of streams, the log's owner; None for other kinds."""
     body: bytes
     """The whole batch of a wanted stream; empty for everything else."""
 
@@ -65,7 +65,7 @@ def _entry(frame: Frame, wants: Wants) -> Entry:
     if frame.kind in BATCHES:
         value = batch.decode_header(frame.body)
         body = bytes(frame.body) if wants(value.stream) else b""
-    elif frame.kind in (EntryKind.GAP, EntryKind.STREAMS):
+    elif frame.kind in (EntryKind.GAP, EntryKind.STREAMS, EntryKind.OWNER):
         decoded = format_.decode_body(frame.kind, frame.body)
-        value = decoded if isinstance(decoded, dict | GapNotice) else None
+        value = decoded if isinstance(decoded, dict | GapNotice | Owner) else None
     return Entry(frame.offset, frame.end, frame.kind, value, body)

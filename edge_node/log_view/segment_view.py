@@ -9,7 +9,8 @@ from collections.abc import Callable, Iterator
 
 from edge_node.log_view.entries import Entry, Hole, Wants, read_entry, wants_none
 from protocols import segment as format_
-from protocols.segment import HEADER_BYTES, EntryKind, Footer, StreamEntry
+from protocols.lane import NodeName
+from protocols.segment import HEADER_BYTES, EntryKind, Footer, Owner, StreamEntry
 from storage.filesystem import FileSystem
 from storage.segment_log.frames import SegmentBytes
 from storage.segment_log.loading import find_footer, find_header
@@ -155,6 +156,16 @@ class SegmentView:
             if self.footer is not None:
                 self._names |= self.footer.streams
         return self._names
+
+    def owner(self) -> NodeName | None:
+        """Return the name that the segment says its log belongs to; None when it does not."""
+        if self.footer is not None:
+            return self.footer.owner.name if self.footer.owner is not None else None
+        # It stands in the opening, so that this is over after a few entries in any log but one of an earlier release.
+        for entry in self.walk(0, wants_none, beyond=False):
+            if isinstance(entry, Entry) and isinstance(entry.value, Owner):
+                return entry.value.name
+        return None
 
     def next_seqs(self) -> dict[int, int]:
         """The next sequence number of each stream when the segment was begun, as its first entry says."""

@@ -10,6 +10,7 @@ from edge_node.log_view.directory import LogDirectory
 from edge_node.log_view.entries import Hole, wants_none
 from edge_node.log_view.groups import walk_groups
 from edge_node.log_view.segment_view import SegmentView
+from protocols.batch import BatchHeader
 from protocols.ranges import RangeSet
 from protocols.segment import Footer, GapNotice
 from storage.segment_log.gaps import merged, reason_name
@@ -148,7 +149,7 @@ def _by_entries(summary: LogSummary, view: SegmentView, is_newest: bool) -> Iter
                     summary.of(named.name, number)
             elif isinstance(item.value, GapNotice):
                 summary.of(view.name_of(item.value.stream), item.value.stream).gaps.append(item.value)
-            elif item.value is not None:
+            elif isinstance(item.value, BatchHeader):
                 header = item.value
                 stream = summary.of(view.name_of(header.stream), header.stream)
                 stream.held.add(header.base_seq, header.end_seq)

@@ -1,6 +1,6 @@
 """The edge node's log: an append is durable before anybody is told so, and nothing told is ever lost in silence."""
 
-from storage.segment_log.errors import LogError, LogFailed, LogFull, LogVersionError, RecordTooLarge
+from storage.segment_log.errors import LogError, LogFailed, LogFull, LogVersionError, RecordTooLarge, WrongOwner
 from storage.segment_log.log import SegmentLog
 from storage.segment_log.recovery import RecoveryReport
 from storage.segment_log.settings import LogSettings, StreamPolicy
@@ -19,4 +19,5 @@ __all__ = [
     "RecoveryReport",
     "SegmentLog",
     "StreamPolicy",
+    "WrongOwner",
 ]

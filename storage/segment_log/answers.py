@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from protocols.lane import NodeName
 from protocols.ranges import RangeSet
 from protocols.segment import GapNotice
 from storage.segment_log.errors import LogFailed
@@ -21,6 +22,17 @@ class LogAnswers:
     def log_id(self) -> int:
         """The random 64-bit number made with the directory."""
         return self._state.log_id
+
+    @property
+    def owner(self) -> NodeName | None:
+        """The name under which its records are known; None when nothing says it."""
+        owner = self._state.owner
+        return owner.name if owner is not None else None
+
+    def begins(self) -> dict[int, int]:
+        """Stream number -> its first number under the present name; streams that are not named begin at 0."""
+        owner = self._state.owner
+        return dict(owner.begins) if owner is not None else {}
 
     def streams(self) -> dict[str, int]:
         """All streams of the log by name, also those that no configuration names any more."""

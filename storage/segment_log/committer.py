@@ -249,6 +249,29 @@ class Committer:
         self._writer.device_bytes = 0
         self._state.room_bytes = sure_room(self._state)
 
+    def state_owner(self) -> bool:
+        """Have the newest segment say whose log it is, by beginning one if it does not. For the writer thread.
+
+        Returns:
+            False when the disk has no room for it now: the next segment will say it.
+        """
+        state = self._state
+        if state.failed is not None or self._writer.segment.index.owner == state.owner:
+            return state.failed is None
+        try:
+            # In an opening it stands twice, and appears whole or not at all.
+            self._rotate(0)
+        except _NoSpace:
+            # The segment may be begun all the same, without space for more.
+            if self._writer.segment.index.owner == state.owner:
+                return True
+            logger.warning("%s has no room to say whose log it is: its next file will", state.directory)
+            return False
+        except Exception as error:
+            self.poison(error)
+            return False
+        return True
+
     def housekeep(self) -> None:
         """Let retention take its course; writes nothing unless something has expired. For the writer thread.
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from protocols.lane import NodeName
+
 
 class LogError(Exception):
     """Base of the log's errors."""
@@ -16,6 +18,18 @@ class LogFull(LogError):
 
 class LogFailed(LogError):
     """A write or sync failed, so what reached the disk is unknown. Reads still work; to append, open the log anew."""
+
+
+class WrongOwner(LogError):
+    """The log is another node's, or this node had another name. Nothing was changed."""
+
+    def __init__(self, directory: str, owner: NodeName, asked: NodeName) -> None:
+        """Say whose log it is, and under which name it was opened."""
+        super().__init__(
+            f"the log in {directory} belongs to {owner}, not to {asked}: put that name back in the configuration, or "
+            "give the log the new one with weft edge rename"
+        )
+        self.owner = owner
 
 
 class LogVersionError(LogError):

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from protocols.batch import BatchHeader
 from protocols.ranges import Range, RangeSet
-from protocols.segment import Footer, GapNotice, KeptLane, LaneIndex
+from protocols.segment import Footer, GapNotice, KeptLane, LaneIndex, Owner, encode_body
 from storage.segment_log.gaps import add_merged
 from storage.segment_log.settings import POINT_SPACING_BYTES
 
@@ -134,7 +134,10 @@ class LaneSpan:
 class SegmentIndex:
     """The index of one segment: grown entry by entry, or read from a footer."""
 
-    __slots__ = ("_fixed_bytes", "_kept_counted", "_streams_counted", "gaps", "kept", "lanes", "moved", "streams")
+    __slots__ = (
+        "_fixed_bytes", "_kept_counted", "_owner_counted", "_streams_counted", "gaps", "kept", "lanes", "moved",
+        "owner", "streams",
+    )  # fmt: skip
 
     def __init__(self) -> None:
         self.streams: dict[int, str] = {}
@@ -144,9 +147,12 @@ class SegmentIndex:
         self.gaps: list[GapNotice] = []
         self.kept: list[KeptLane] = []
         """What the last ``KEPT`` entry here says; empty without one."""
+        self.owner: Owner | None = None
+        """What the last ``OWNER`` entry here says."""
         self._fixed_bytes = 80
         self._streams_counted = 0
         self._kept_counted = self.kept
+        self._owner_counted: Owner | None = None
 
     def add_batch(
         self, header: BatchHeader, offset: int, length: int, *, point: bool = False, moved: bool = False
@@ -179,7 +185,7 @@ class SegmentIndex:
 
     def forget_names(self) -> None:
         """Free what only a footer needs: the segment is sealed."""
-        self.streams, self.kept = {}, []
+        self.streams, self.kept, self.owner = {}, [], None
 
     @property
     def empty(self) -> bool:
@@ -189,10 +195,12 @@ class SegmentIndex:
     @property
     def footer_bytes(self) -> int:
         """Upper estimate of the encoded footer."""
-        if len(self.streams) != self._streams_counted or self.kept is not self._kept_counted:
-            self._streams_counted, self._kept_counted = len(self.streams), self.kept
+        counted = self._kept_counted, self._owner_counted
+        if len(self.streams) != self._streams_counted or self.kept is not counted[0] or self.owner is not counted[1]:
+            self._streams_counted, self._kept_counted, self._owner_counted = len(self.streams), self.kept, self.owner
             self._fixed_bytes = 80 + sum(len(name) + _NAME_BYTES for name in self.streams.values())
             self._fixed_bytes += sum(24 + _RANGE_BYTES * len(lane.ranges) for lane in self.kept)
+            self._fixed_bytes += len(encode_body(self.owner)) if self.owner is not None else 0
         size = self._fixed_bytes + _GAP_BYTES * len(self.gaps)
         for lanes in (self.lanes, self.moved):
             for span in lanes.values():
@@ -216,7 +224,7 @@ class SegmentIndex:
         sizes = [span.sizes() for span in (*self.lanes.values(), *self.moved.values())]
         lanes = [span.to_footer(stream) for stream, span in self.lanes.items()]
         moved = [span.to_footer(stream) for stream, span in self.moved.items()]
-        return Footer(self.streams, lanes, self.gaps, self.kept, sizes, moved)
+        return Footer(self.streams, lanes, self.gaps, self.kept, sizes, moved, self.owner)
 
     @classmethod
     def from_footer(cls, footer: Footer, end: int) -> SegmentIndex:
@@ -231,4 +239,5 @@ class SegmentIndex:
                 lanes[lane.stream] = LaneSpan.from_footer(lane, size, end)
         index.gaps = list(footer.gaps)
         index.kept = footer.kept
+        index.owner = footer.owner
         return index

@@ -20,6 +20,7 @@ from protocols.segment import (
     Footer,
     GapNotice,
     Kept,
+    Owner,
     SegmentHeader,
     StreamEntry,
 )
@@ -28,7 +29,7 @@ from storage.segment_log.frames import Frame, SegmentBytes
 from storage.segment_log.quarantine import DAMAGED
 from storage.segment_log.scan import find_entry, hides_entries
 
-EntryValue = BatchHeader | dict[int, StreamEntry] | GapNotice | ClockNotice | Kept | Footer | None
+EntryValue = BatchHeader | dict[int, StreamEntry] | GapNotice | ClockNotice | Kept | Owner | Footer | None
 
 
 class Inspected(NamedTuple):

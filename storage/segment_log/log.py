@@ -8,9 +8,9 @@ import os
 from collections.abc import Callable, Iterable
 
 from protocols.batch import ClockReading, HeaderPairs
-from protocols.lane import NAME_RULE, valid_name
+from protocols.lane import NAME_RULE, NodeName, valid_name
 from protocols.ranges import RangeSet
-from protocols.segment import GapReason
+from protocols.segment import GapReason, Owner
 from storage.filesystem import FileSystem, OSFileSystem
 from storage.segment_log.answers import LogAnswers
 from storage.segment_log.budget import admit, admit_to_stream, forget_released, shortage
@@ -78,6 +78,7 @@ class SegmentLog(LogAnswers):
         end_of_turn: EndOfTurn | None = None,
         filesystem: FileSystem | None = None,
         start_writer: bool = True,
+        owner: NodeName | None = None,
     ) -> SegmentLog:
         """Open or create the log in ``directory``, recovering by itself from whatever a crash or bad disk left.
 
@@ -90,15 +91,18 @@ class SegmentLog(LogAnswers):
                 ten times as many records to a commit under load, and no later for a node that is idle. Without it
                 a commit begins at once.
             start_writer: False leaves every commit to calls of ``committer.run_once``.
+            owner: the name under which its records are known. A log that does not say whose it is becomes this one's.
+                None opens it whosever it is.
 
         Raises:
+            WrongOwner: it is another's. Nothing was written.
             DirectoryInUse: another process, or another log of this one, has it open.
             LogVersionError: a later release wrote it.
             LogFailed: the disk refused a read or write that opening needs.
         """
         started = start(
             directory, settings, wall_clock=wall_clock, clock_reading=clock_reading, random_bits=random_bits,
-            post=post, filesystem=filesystem or OSFileSystem(),
+            post=post, filesystem=filesystem or OSFileSystem(), owner=owner,
         )  # fmt: skip
         log = cls(started, wall_clock, end_of_turn)
         if start_writer:
@@ -324,6 +328,34 @@ class SegmentLog(LogAnswers):
             self._lane(stream).released.update(ranges)
             self._state.changes += 1
             forget_released(self._state)
+
+    def rename(self, owner: NodeName, *, from_now_on: bool) -> None:
+        """Give the log to another name, durably when this returns. Only for a log that was opened without its writer.
+
+        Args:
+            from_now_on: what it holds stays known under the former name; else what that name began with goes along.
+
+        Raises:
+            LogFull: there is no room on the disk. Nothing was changed.
+            LogFailed: a write failed; which name counts shows when it is opened the next time.
+        """
+        if self._writer is not None:
+            raise RuntimeError("a log is renamed without its writer thread")
+        state = self._state
+        while self.committer.run_once():
+            pass
+        no_room = LogFull(f"the disk of {state.directory} has no room to note the new name: make space on it")
+        if not state.queue.idle:
+            # A power cut would take these records back, and their numbers must not be out of every name's reach then.
+            raise state.failed or no_room
+        former = state.owner
+        begins = former.begins if former is not None else []
+        if from_now_on:
+            begins = [(stream, lane.durable_end) for stream, lane in state.lanes.items() if lane.durable_end]
+        state.owner = Owner(*owner, begins)
+        if not self.committer.state_owner():
+            state.owner = former
+            raise state.failed or no_room
 
     def shortage(self) -> str | None:
         """Why the log refuses records for want of disk, and what to do; None while it has room. Owner's thread only."""

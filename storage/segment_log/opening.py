@@ -177,6 +177,10 @@ def _without(gone: dict[int, RangeSet], drops: list[GapNotice]) -> dict[int, Ran
 
 
 def _entries(state: LogState, opening: _Opening) -> Iterator[tuple[EntryKind, bytes]]:
+    # Twice, at both ends: if it went lost with one damaged entry, an earlier name would count again, and its links
+    # would send a second time what the hubs have from this one.
+    owner = [(EntryKind.OWNER, encode_body(state.owner))] if state.owner is not None else []
+    yield from owner
     yield EntryKind.KEPT, encode_body(Kept(opening.kept))
     for gap in opening.gaps:
         yield EntryKind.GAP, encode_body(gap)
@@ -184,6 +188,7 @@ def _entries(state: LogState, opening: _Opening) -> Iterator[tuple[EntryKind, by
         with state.changed:
             state.counters.moved_bytes += ENTRY_HEADER_BYTES + len(body)
         yield EntryKind.MOVED, body
+    yield from owner
     # What stands before a mark was durable, whatever happens to it: damage there is never taken for a torn tail.
     yield EntryKind.STREAMS, encode_streams({})
 

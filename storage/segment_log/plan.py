@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from protocols.ranges import RangeSet
+from protocols.segment import ENTRY_HEADER_BYTES, encode_body
 from storage.segment_log.needs import GAP_BYTES, needed_bytes
 from storage.segment_log.segment_file import Segment
 from storage.segment_log.settings import MOVE_SHARE
@@ -21,8 +22,9 @@ _LANE_BYTES = 48
 
 def opening_bytes(state: LogState) -> int:
     """What a new segment begins with, moved records not counted."""
+    owner = 2 * (ENTRY_HEADER_BYTES + len(encode_body(state.owner))) if state.owner is not None else 0
     lanes = sum(_LANE_BYTES + len(lane.name) + 19 * (len(lane.held) + len(lane.gaps)) for lane in state.lanes.values())
-    return 160 + lanes
+    return 160 + owner + lanes
 
 
 def make_plan(state: LogState, segments: Sequence[Segment], wanted_bytes: int, free_bytes: int) -> Plan:

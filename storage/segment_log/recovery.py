@@ -13,10 +13,12 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
+from protocols.lane import NodeName
 from protocols.ranges import SEQ_END, RangeSet
-from protocols.segment import GapNotice
+from protocols.segment import GapNotice, Owner
 from storage.filesystem import FileSystem
 from storage.segment_log.budget import Room
+from storage.segment_log.errors import WrongOwner
 from storage.segment_log.identity import Identity, keep_identity
 from storage.segment_log.loading import Loaded
 from storage.segment_log.opening import open_segment
@@ -83,6 +85,7 @@ def fold(state: LogState, loaded: list[Loaded]) -> None:
         if newest and newest.hidden_max and stream not in newest.exact:
             next_seqs[stream] = min(next_seqs.get(stream, 0) + newest.hidden_max, SEQ_END)
     state.first_seq = newest.hidden_max if newest else 0
+    state.owner = next((item.segment.index.owner for item in reversed(loaded) if item.segment.index.owner), None)
     for stream, lane in state.lanes.items():
         lane.next_seq = lane.durable_end = next_seqs.get(stream, 0)
         state.numbers[lane.name] = stream
@@ -247,23 +250,32 @@ def _resume(state: LogState, newest: Loaded) -> SegmentWriter:
         raise
 
 
-def recover(
-    state_of: Callable[[int], LogState], loaded: list[Loaded], known: Identity | None, new_id: int, now: int
+def recover(  # noqa: PLR0917 - what was found, who asks, and when
+    state_of: Callable[[int], LogState],
+    loaded: list[Loaded],
+    known: Identity | None,
+    owner: NodeName | None,
+    new_id: int,
+    now: int,
 ) -> tuple[LogState, SegmentWriter, RecoveryReport]:
     """Build the log's state from its segments and decide where to write on.
 
     Args:
         state_of: makes an empty state for a log id.
         known: the log's id as it is kept beside the segments; segments without a sound header go by it.
+        owner: whose log it must be, and becomes if nothing says so; None to take it whosever it is.
         new_id: the log id if there is no log yet.
 
     Raises:
+        WrongOwner: it is another's; nothing was written.
         OSError: a write failed; opening again starts over.
     """
     known_id = known.log_id if known and loaded else None
     log_id = next((item.header.log_id for item in reversed(loaded) if item.header), known_id)
     state = state_of(new_id if log_id is None else log_id)
     fold(state, loaded)
+    if owner is not None:
+        _check_owner(state, owner)
     if known is not None and known.log_id == log_id:
         state.first_seq = max(state.first_seq, known.first_seq)
     # Before the log goes on in a new segment: then nothing tells any more that this one hid something.
@@ -294,6 +306,14 @@ def recover(
         state.queue.add_gaps(gaps)
     writer = continue_or_create(state, loaded, now)
     return state, writer, report
+
+
+def _check_owner(state: LogState, owner: NodeName) -> None:
+    if state.owner is None:
+        # A new log, or one of a release whose logs did not say it.
+        state.owner = Owner(*owner, [])
+    elif state.owner.name != owner:
+        raise WrongOwner(state.directory, state.owner.name, owner)
 
 
 def _keep_aside(state: LogState, loaded: list[Loaded], gaps: list[GapNotice]) -> tuple[str, ...]:

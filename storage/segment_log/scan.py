@@ -36,6 +36,7 @@ from protocols.segment import (
     EntryKind,
     GapNotice,
     Kept,
+    Owner,
     StreamEntry,
     decode_body,
 )
@@ -56,7 +57,7 @@ _KIND_AT = 8
 """Offset of the kind byte in an entry's header."""
 _SHAPE = re.compile(
     rb"\x01\0\0\0WFB|\x02\0\0\0\x95|\x03\0\0\0\x94|\x04\0\0\0|\x05\0\0\0[\x80-\x8f\xde\xdf]|\x06\0\0\0WFB|\x07\0\0\0\x91"
-    rb"|\x0f\0\0\0[\x93-\x96]",
+    rb"|\x08\0\0\0[\x93-\x9f]|\x0f\0\0\0[\x93-\x97]",
     re.DOTALL,
 )
 """Kind, padding and the first bytes of the body of each kind of entry."""
@@ -65,7 +66,7 @@ _SHAPE_BYTES = 7
 
 class _Found(NamedTuple):
     frame: Frame
-    value: BatchHeader | dict[int, StreamEntry] | GapNotice | Kept | None
+    value: BatchHeader | dict[int, StreamEntry] | GapNotice | Kept | Owner | None
     after_hole: bool
 
 
@@ -119,6 +120,8 @@ class Scan:
             for kept in value.lanes:
                 self._saw(kept.stream, kept.next_seq, kept.next_seq)
                 self.exact.add(kept.stream)
+        elif isinstance(value, Owner):
+            self.index.owner = value
         elif isinstance(value, GapNotice):
             self.index.add_gap(value)
             self._saw(value.stream, value.first, value.end)
@@ -240,13 +243,13 @@ def _entry_at(source: SegmentBytes, offset: int, after_hole: bool) -> _Found | N
         return None
 
 
-def _value(frame: Frame) -> BatchHeader | dict[int, StreamEntry] | GapNotice | Kept | None:
+def _value(frame: Frame) -> BatchHeader | dict[int, StreamEntry] | GapNotice | Kept | Owner | None:
     if frame.kind in (EntryKind.BATCH, EntryKind.MOVED):
         return batch.decode_header(frame.body)
     if frame.kind is EntryKind.CLOCK:
         return None
     value = decode_body(frame.kind, frame.body)
-    return value if isinstance(value, dict | GapNotice | Kept) else None
+    return value if isinstance(value, dict | GapNotice | Kept | Owner) else None
 
 
 def find_entry(source: SegmentBytes, bad: int) -> int | None:

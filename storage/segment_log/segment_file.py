@@ -18,6 +18,7 @@ from protocols.segment import (
     Footer,
     GapNotice,
     Kept,
+    Owner,
     SegmentHeader,
     StreamEntry,
     decode_body,
@@ -140,6 +141,8 @@ class SegmentWriter:
                     index.add_gap(value)
                 elif isinstance(value, Kept):
                     index.kept = value.lanes
+                elif isinstance(value, Owner):
+                    index.owner = value
             length += ENTRY_HEADER_BYTES + len(body)
             self._end += ENTRY_HEADER_BYTES + len(body)
             if length >= OPENING_PIECE_BYTES:

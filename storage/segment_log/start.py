@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from protocols.batch import ClockReading
+from protocols.lane import NodeName
 from storage.filesystem import FileSystem, Lock
 from storage.segment_log.committer import Committer, Post
 from storage.segment_log.errors import LogFailed
@@ -37,6 +38,7 @@ def start(
     random_bits: Callable[[int], int],
     post: Post,
     filesystem: FileSystem,
+    owner: NodeName | None,
 ) -> Started:
     """Open or create the log in ``directory``; arguments and errors as for ``SegmentLog.open``."""
     began = clock_reading().monotonic
@@ -50,7 +52,7 @@ def start(
         loaded, strange = load_directory(filesystem, directory, known.log_id if known else None)
         state, writer, report = recover(
             lambda log_id: LogState(filesystem, directory, settings, log_id, clock_reading),
-            loaded, known, random_bits(64), wall_clock(),
+            loaded, known, owner, random_bits(64), wall_clock(),
         )  # fmt: skip
         state.is_in_place = lock.is_in_place
         for segment in state.segments:
@@ -60,6 +62,7 @@ def start(
         committer.run_once()
         if committer.waits_for_space:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), directory)
+        committer.state_owner()
         if state.failed:
             committer.close(seal=False)
             raise state.failed

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from protocols.batch import ClockReading
 from protocols.ranges import RangeSet
-from protocols.segment import GapNotice, StreamEntry
+from protocols.segment import GapNotice, Owner, StreamEntry
 from storage.filesystem import FileSystem
 from storage.histogram import Histogram
 from storage.segment_log.errors import LogFailed
@@ -116,6 +116,8 @@ class LogState:
         self.counters = Counters()
         self.first_seq = 0
         """Where streams begin that are declared now: a block that cannot be read may hide such a stream's name."""
+        self.owner: Owner | None = None
+        """The log's owner, as every segment that is begun now says; None when nothing ever said it."""
         self.refused_bytes = 0
         """The longest append that was refused for want of disk since the last one that found room."""
         self.changes = 0

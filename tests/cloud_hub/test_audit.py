@@ -132,6 +132,51 @@ async def test_a_record_that_is_in_the_log_twice_is_caught(store: ObjectStore) -
     assert [(lane.records, lane.log_doubled) for lane in found.lanes] == [(6, 2)]
 
 
+async def test_records_of_one_log_under_two_names_are_caught(store: ObjectStore, log: LogWriter) -> None:
+    """A node that was renamed over its log sent again what it still had."""
+    await log.append(1, Run(LANE._replace(edge="press-9"), 15, 10))
+    found = await report(store)
+    assert not found.agrees
+    assert [(lane.edge, lane.named_twice) for lane in found.lanes] == [
+        ("press-1", {"default/press-9": 5}),
+        ("press-2", {}),
+        ("press-9", {"default/press-1": 5}),
+    ]
+    assert "press-1/0000000000000007: 5 records of this log are there under the name default/press-9 too" in (
+        found.problems
+    )
+
+
+async def test_records_of_one_log_under_two_tenants_are_caught(store: ObjectStore, log: LogWriter) -> None:
+    await log.append(1, Run(LANE._replace(tenant="acme"), 0, 10))
+    for tenant, other in (("default", "acme"), ("acme", "default")):
+        found = await audit(store, tenant, "telemetry")
+        assert not found.agrees
+        assert found.lanes[0].named_twice == {f"{other}/press-1": 10}
+
+
+async def test_rows_that_only_the_table_has_under_another_name_are_caught(store: ObjectStore, log: LogWriter) -> None:
+    strange = rows(store).slice(3, 2)
+    for name, values in (("_edge", ["press-9"] * 2), ("_offset", [900, 901])):
+        index = strange.schema.get_field_index(name)
+        strange = strange.set_column(index, strange.schema.field(index), pa.array(values, strange.schema.types[index]))
+    write_deltalake(table(store), strange, mode="append")
+    found = await report(store)
+    assert [lane.named_twice for lane in found.lanes if lane.edge == "press-9"] == [{"default/press-1": 2}]
+
+
+async def test_a_log_that_was_renamed_rightly_is_good(store: ObjectStore, log: LogWriter) -> None:
+    """The new name goes on where the old one ended, and says whose the numbers before are."""
+    gaps = [GapRange(0, 20, GapReason.RENAMED)]
+    await log.append(1, Run(LANE._replace(edge="press-9"), 20, 10, gaps=gaps))
+    # The same numbers of another stream, or of another log, are other records.
+    await log.append(0, Run(LANE._replace(edge="press-9", stream="alarms"), 0, 10))
+    await log.append(0, Run(LANE._replace(edge="press-8", log_id=9), 0, 10))
+    found = await report(store)
+    assert (found.agrees, found.problems) == (True, [])
+    assert [(lane.gaps, lane.holes) for lane in found.lanes if lane.edge == "press-9"] == [({"renamed": 20}, 0)]
+
+
 async def test_damage_is_named_and_the_rest_still_counted(store: ObjectStore, log: LogWriter, tmp_path: Path) -> None:
     chunk = tmp_path / f"store/shard-0/chunk/{1:020d}"
     data = bytearray(chunk.read_bytes())

@@ -10,15 +10,17 @@ from collections.abc import Iterator
 import pytest
 
 from edge_node.known_ends import FILE_BYTES_MAX, HUBS_MAX, KnownEnds
+from protocols.lane import NodeName
 from tests.storage.fakes import MUTATING_CALLS, FakeFileSystem, injected, no_failure
 
+NAME = NodeName("default", "edge-1")
 PATH = "/node/links/known-ends"
 HUB, OTHER = "00ff", "11ee"
 
 
-def opened(disk: FakeFileSystem, log_id: int = 7, /, **ends: int) -> KnownEnds:
+def opened(disk: FakeFileSystem, log_id: int = 7, /, name: NodeName = NAME, **ends: int) -> KnownEnds:
     """A life of the node begins: its log ends so."""
-    return KnownEnds(disk, PATH, log_id, ends)
+    return KnownEnds(disk, PATH, log_id, ends, name=name)
 
 
 def give(known: KnownEnds, hub: str, **ends: int) -> None:
@@ -209,3 +211,49 @@ def test_a_power_cut_at_any_call_leaves_the_old_ends_or_says_that_they_were_pass
             assert opened(copy, telemetry=70).end(HUB, "telemetry") in {50, 70}
         disk.fail = no_failure
         assert opened(disk.power_cut(random.Random(seed)), telemetry=70).end(HUB, "telemetry") == 70
+
+
+# --- whether a hub was ever given anything
+
+
+def test_a_new_log_is_unsent_until_the_first_record_goes(disk: FakeFileSystem) -> None:
+    assert opened(disk, telemetry=0).is_unsent
+    known = opened(disk, telemetry=50)
+    assert known.is_unsent
+    known.begin_sending()
+    assert not known.is_unsent
+    assert not opened(disk.power_cut(random.Random(1)), telemetry=50).is_unsent
+
+
+def test_a_record_never_goes_before_that_is_durable(disk: FakeFileSystem) -> None:
+    opened(disk, telemetry=0)
+    known = opened(disk, telemetry=50)
+    disk.fail = lambda call, path: injected(errno.EIO) if call == "sync" else None
+    with pytest.raises(OSError, match="injected"):
+        known.begin_sending()
+    assert known.is_unsent
+
+
+@pytest.mark.parametrize("content", [None, b"", b"00000000 {}\n"])
+def test_without_a_sound_file_a_log_with_records_is_not_taken_for_unsent(
+    disk: FakeFileSystem, content: bytes | None
+) -> None:
+    opened(disk, telemetry=0)
+    disk.remove(PATH)
+    if content is not None:
+        file = disk.create(PATH)
+        file.write_at(0, content)
+        file.close()
+    assert not opened(disk, telemetry=50).is_unsent
+    # Nor in the next life, whose file says nothing else.
+    assert not opened(disk, telemetry=50).is_unsent
+
+
+def test_what_was_unsent_under_one_name_is_not_so_under_another(disk: FakeFileSystem) -> None:
+    opened(disk, telemetry=0)
+    other = NodeName("default", "press-2")
+    assert not opened(disk, name=other, telemetry=50).is_unsent
+    assert not opened(disk, telemetry=50).is_unsent
+    opened(disk, telemetry=50).begin_name(other)
+    assert opened(disk, name=other, telemetry=50).is_unsent
+    assert not opened(disk, 8, name=other, telemetry=50).is_unsent

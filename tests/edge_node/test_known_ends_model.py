@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from edge_node.known_ends import KnownEnds
+from protocols.lane import NodeName
 from tests.storage.fakes import FakeFileSystem, injected, no_failure
 
 PATH = "/node/links/known-ends"
@@ -71,7 +72,7 @@ class Walk:
         """The node, started if it does not run."""
         if self.known is None:
             ends = {stream: len(records) for stream, records in self.node.log.items()}
-            self.known = KnownEnds(self.node.disk, PATH, 7, ends)
+            self.known = KnownEnds(self.node.disk, PATH, 7, ends, name=NodeName("default", "press-1"))
         return self.known
 
     def die(self) -> None:

@@ -19,15 +19,19 @@ from edge_node.known_ends import KnownEnds
 from edge_node.link_source import OfferedStream, SegmentLogSource
 from edge_node.links import EpochFile, Links, ReleaseLedger, intersection, link_settings
 from protocols.batch import ClockReading, ClockState, decode_header
+from protocols.chunk import GapRange
+from protocols.lane import NodeName
 from protocols.link import RefuseCode
 from protocols.payloads import PayloadKind
 from protocols.ranges import RangeSet
+from protocols.segment import GapReason
 from replication.runner import LinkRefused
 from replication.status import LinkState
 from storage.filesystem import OSFileSystem
 from storage.segment_log import LogSettings, SegmentLog
 from tests.replication.loopback import Hub, until
 
+NAME = NodeName("default", "edge-1")
 ticks = itertools.count(1_700_000_000_000_000_000, 1000)
 
 
@@ -35,7 +39,7 @@ def wall_clock() -> int:
     return next(ticks)
 
 
-def open_log(directory: Path, *, tail_bytes: int = 1 << 20) -> SegmentLog:
+def open_log(directory: Path, *, tail_bytes: int = 1 << 20, start_writer: bool = True) -> SegmentLog:
     loop = asyncio.get_running_loop()
 
     def post(callback: Callable[[], None]) -> None:
@@ -48,6 +52,7 @@ def open_log(directory: Path, *, tail_bytes: int = 1 << 20) -> SegmentLog:
         clock_reading=lambda: ClockReading(1, next(ticks), ClockState.SYNCED),
         random_bits=random.getrandbits,
         post=post,
+        start_writer=start_writer,
     )
 
 
@@ -68,7 +73,9 @@ def link_to(hub: Hub, streams: tuple[str, ...] | None = None) -> LinkConfig:
 
 
 def source_of(log: SegmentLog, directory: Path, clock: Callable[[], int] = wall_clock) -> SegmentLogSource:
-    known = KnownEnds(OSFileSystem(), str(directory / "links" / "known-ends"), log.log_id, log.recovery.lanes)
+    known = KnownEnds(
+        OSFileSystem(), str(directory / "links" / "known-ends"), log.log_id, log.recovery.lanes, name=NAME
+    )
     return SegmentLogSource(log, {"telemetry": OfferedStream(("a/+",))}, lambda _lane, _ranges: None, clock, known)
 
 
@@ -171,6 +178,35 @@ async def test_a_refused_copy_of_a_log_never_counts_its_way_to_a_higher_epoch(
                 await asyncio.sleep(0.005)
         await links.close()
     assert [hello.epoch for hello in hub.hellos] == [1, 1, 1]
+
+
+async def test_numbers_of_an_earlier_name_are_told_as_renamed_and_never_sent(
+    tmp_path: Path, hub: Hub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = open_log(tmp_path)
+    await append(log, "telemetry", 7)
+    await asyncio.to_thread(log.close)
+    log = open_log(tmp_path, start_writer=False)
+    log.rename(NodeName("default", "edge-1"), from_now_on=True)
+    log.close()
+    log = open_log(tmp_path)
+    released: dict[int, RangeSet] = {}
+    monkeypatch.setattr(log, "release", lambda stream, ranges: released.setdefault(stream, RangeSet()).update(ranges))
+    links = Links(config(tmp_path, cloud=link_to(hub)), log, wall_clock=wall_clock)
+    telemetry = log.stream("telemetry")
+    assert links.waiting() == {("cloud", "telemetry"): (0, 7)}
+    links.start()
+    await append(log, "telemetry", 3)
+    # The log may forget the old ones too: their own hub has them under the earlier name.
+    await until(lambda: released.get(telemetry) == RangeSet([(0, 10)]))
+    assert sorted(hub.stored) == [(telemetry, 7), (telemetry, 8), (telemetry, 9)]
+    assert [gap for lane, gap in hub.gaps if lane == telemetry] == [GapRange(0, 7, GapReason.RENAMED)]
+    offered = [first for hello in hub.hellos for lane in hello.lanes for first, _ in lane.ranges]
+    assert not offered or min(offered) >= 7
+    assert links.waiting() == {}
+    assert not links.is_unsent
+    await links.close()
+    await asyncio.to_thread(log.close)
 
 
 async def test_records_that_memory_no_longer_holds_are_read_from_the_disk(tmp_path: Path, hub: Hub) -> None:

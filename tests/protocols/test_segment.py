@@ -18,6 +18,7 @@ from tests.protocols.strategies import (
     GAP_NOTICES,
     KEPT,
     NAMES,
+    OWNERS,
     STREAM_ENTRIES,
     U32,
     U64,
@@ -129,14 +130,15 @@ def test_an_end_with_a_body_is_damage() -> None:
         segment.decode_entry(entry(0, EntryKind.END, b"body"), 0, 0)
 
 
-@given(st.one_of(GAP_NOTICES, CLOCK_NOTICES, KEPT, FOOTERS))
+@given(st.one_of(GAP_NOTICES, CLOCK_NOTICES, KEPT, OWNERS, FOOTERS))
 def test_notices_and_footers_round_trip(
-    value: segment.GapNotice | segment.ClockNotice | segment.Kept | segment.Footer,
+    value: segment.GapNotice | segment.ClockNotice | segment.Kept | segment.Owner | segment.Footer,
 ) -> None:
     kind = {
         segment.GapNotice: EntryKind.GAP,
         segment.ClockNotice: EntryKind.CLOCK,
         segment.Kept: EntryKind.KEPT,
+        segment.Owner: EntryKind.OWNER,
         segment.Footer: EntryKind.FOOTER,
     }[type(value)]
     assert segment.decode_body(kind, segment.encode_body(value)) == value

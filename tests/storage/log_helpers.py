@@ -7,6 +7,7 @@ import random
 from dataclasses import dataclass, field
 
 from protocols.batch import ClockReading, ClockState, decode_header, records
+from protocols.lane import NodeName
 from protocols.segment import GapReason
 from storage.filesystem import FileSystem
 from storage.segment_log import LogFull, LogSettings, SegmentLog
@@ -40,11 +41,13 @@ def open_log(
     log_id: int = 0xABCD,
     clock: Clock | None = None,
     start_writer: bool = False,
+    owner: NodeName | None = None,
 ) -> SegmentLog:
     clock = clock or Clock()
     return SegmentLog.open(
         directory, settings, filesystem=filesystem, wall_clock=clock.wall, clock_reading=clock.reading,
         random_bits=lambda bits: log_id, post=lambda deliver: deliver(), start_writer=start_writer,
+        owner=owner,
     )  # fmt: skip
 
 

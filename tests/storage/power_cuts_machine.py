@@ -6,6 +6,7 @@ import contextlib
 import random
 from collections.abc import Callable
 
+from protocols.lane import NodeName
 from protocols.ranges import RangeSet
 from storage.segment_log import LogFailed, LogFull, SegmentLog
 from storage.segment_log.log import AskedRun
@@ -123,6 +124,23 @@ class Machine:
                 given_up = self.log.give_up(self.log.stream(name), first, end)
                 for start, stop in given_up:
                     demand(first <= start and stop <= end, "more is given up than was said", name, given_up)
+
+    def rename(self, owner: NodeName) -> None:
+        """Give the log another name, for the numbers that follow; the log may have no room for it."""
+        commit_all(self.log)
+        names = {number: name for name, number in self.log.streams().items()}
+        ends = {names[number]: self.log.durable_end(number) for number in names}
+        before = self.oracle.owners
+        renamed = (owner, {name: end for name, end in ends.items() if end})
+        self.oracle.owners = [*before, renamed]
+        try:
+            self.log.rename(owner, from_now_on=True)
+            self.oracle.owners = [renamed]
+        except LogFull:
+            self.oracle.owners = before
+        except LogFailed:
+            return
+        self.oracle.check_owner(self.log)
 
 
 def act(machine: Machine, action: str, chance: random.Random) -> None:

@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 from protocols import batch
 from protocols.batch import HeaderPairs
+from protocols.lane import NodeName
 from protocols.ranges import RangeSet
 from protocols.segment import GapNotice, GapReason
 from storage.segment_log import SegmentLog
@@ -92,6 +93,10 @@ def demand(holds: bool, promise: str, *facts: object) -> None:
         raise Violation(": ".join([promise, *map(str, facts)]))
 
 
+Owned = tuple[NodeName | None, dict[str, int]]
+"""Whose a log is, and the first number of each stream under that name."""
+
+
 class Oracle:
     """All lanes of one log."""
 
@@ -100,12 +105,15 @@ class Oracle:
         self.leading: str | None = None
         """The stream whose batches stand first in their commits."""
         self._led: list[Led] = []
+        self.owners: list[Owned] = []
+        """What the log may say of whose it is: one, or two while it is renamed; nothing when it has no owner."""
 
     def fork(self) -> Oracle:
         """What would be known after a power cut now. The records are shared until ``adopt``."""
         other = Oracle()
         other.lanes = {name: lane.fork() for name, lane in self.lanes.items()}
         other.leading, other._led = self.leading, list(self._led)
+        other.owners = list(self.owners)
         return other
 
     def lane(self, name: str) -> Lane:
@@ -122,6 +130,7 @@ class Oracle:
     def check_reopened(self, log: SegmentLog) -> None:
         """After a restart: nothing acknowledged is missing, nothing that nobody appended is there."""
         numbers = log.streams()
+        self.check_owner(log)
         for name, lane in self.lanes.items():
             if name not in numbers:
                 demand(lane.acked == 0, "a stream with acknowledged records is gone", name, lane.acked)
@@ -137,6 +146,14 @@ class Oracle:
             demand(whole, "what leads a commit is gone, what follows it is there", led)
         self._led.clear()
         demand(set(numbers) <= set(self.lanes), "streams that nobody declared", set(numbers) - set(self.lanes))
+
+    def check_owner(self, log: SegmentLog) -> None:
+        """The log is whose it was, from the numbers on that it was given with."""
+        if self.owners:
+            names = {number: name for name, number in log.streams().items()}
+            found = (log.owner, {names[number]: begin for number, begin in log.begins().items()})
+            demand(found in self.owners, "the log is another's, or from other numbers on", found, self.owners)
+            self.owners = [found]
 
     def adopt(self, log: SegmentLog) -> None:
         """From now on what survived without an ack counts: readers may have acted on it."""

@@ -15,6 +15,7 @@ from typing import NamedTuple
 from unittest.mock import patch
 
 from protocols.batch import ClockState
+from protocols.lane import NodeName
 from storage.segment_log import LogFailed, LogSettings, SegmentLog, index, pending
 from storage.segment_log.settings import StreamPolicy
 from tests.storage.fakes import CALLS, ERRNOS, MUTATING_CALLS, FailureHook, FakeFileSystem, injected, no_failure
@@ -35,6 +36,8 @@ POLICIES = (
 )
 
 
+NAMES = (NodeName("t", "a"), NodeName("t", "b"), NodeName("u", "a"))
+"""Whose log it is, in turn."""
 MEANWHILE = ("append", "append", "together", "release", "give up")
 """What the owner's thread does between the calls of a commit."""
 
@@ -97,6 +100,10 @@ class PowerCuts:
         self._leading = None if plain else chance.choice((None, *STREAMS[:2]))
         self._calls = 0
         self._step = 0
+        # Drawn apart, so that the lives of seeds that were kept stay as they were.
+        names = random.Random(f"{seed}:names")
+        self._is_owned = seed % 2 == 0 and not plain
+        self._renamed_at = {names.randrange(STEPS) for _ in range(3)} if self._is_owned else set()
 
     def run(self) -> int:
         """All steps and their cuts. Returns the number of cuts.
@@ -121,12 +128,16 @@ class PowerCuts:
         oracle.leading = self._leading
         for name, policy in self.policies.items():
             oracle.lane(name).policy = policy
+        if self._is_owned:
+            oracle.owners = [(NAMES[0], {})]
         with self._in("the first start"), self._cutting(disk, oracle, 0):
-            machine = Machine(disk, oracle, self._open(disk), self._clock.wall)
+            machine = Machine(disk, oracle, self._open(disk, oracle), self._clock.wall)
             machine.set_policies()
         for step in self.steps:
             self._step, self._calls = step.number, 0
             with self._in(f"step {step.number} {step.action}"):
+                if step.number in self._renamed_at:
+                    self._rename(machine, NAMES[step.number % len(NAMES)])
                 self._take(machine, step.action, random.Random(f"{self.seed}:{step.number}"))
                 machine.oracle.check(machine.log, random.Random(step.number))
 
@@ -136,8 +147,15 @@ class PowerCuts:
         yield
         self.trace.pop()
 
-    def _open(self, disk: FakeFileSystem) -> SegmentLog:
-        return open_log(disk, self.settings, clock=self._clock)
+    def _open(self, disk: FakeFileSystem, oracle: Oracle) -> SegmentLog:
+        # While a rename is under way either name may be the log's: then it is opened whosever it is.
+        owner = oracle.owners[0][0] if len(oracle.owners) == 1 else None
+        return open_log(disk, self.settings, clock=self._clock, owner=owner)
+
+    def _rename(self, machine: Machine, name: NodeName) -> None:
+        with self._in(f"renamed to {name}"), self._cutting(machine.disk, machine.oracle, 0):
+            machine.rename(name)
+        demand(machine.log.failed is None, "the log failed on a disk that did not", machine.log.failed)
 
     # --- steps
 
@@ -213,7 +231,7 @@ class PowerCuts:
                     machine.log.read(stream, 0, 1 << 16)
             machine.disk.drop_locks()
             with contextlib.suppress(LogFailed):
-                self._open(machine.disk)
+                self._open(machine.disk, machine.oracle)
 
     def _restart(self, machine: Machine, chance: random.Random) -> None:
         machine.disk.kill_process()
@@ -281,12 +299,12 @@ class PowerCuts:
         cutting = self._cutting(disk, oracle, depth) if depth < DEPTH_MAX else contextlib.nullcontext()
         with cutting:
             try:
-                log = self._open(disk)
+                log = self._open(disk, oracle)
             except LogFailed:
                 demand(disk.capacity is not None, "the log does not open by itself")
                 disk.capacity = None
                 disk.drop_locks()
-                log = self._open(disk)
+                log = self._open(disk, oracle)
         report = log.recovery
         demand(not report.damaged and not report.gaps, "recovery found damage where there was none", report)
         oracle.check_reopened(log)

@@ -98,6 +98,19 @@ MOVED: Notation = {
     ],
     "sealed": True,
 }
+OWNER = ["default", "press-2", [[1, 90]]]
+OWNED: Notation = {
+    "header": SEGMENT["header"],
+    "entries": [
+        {"kind": "STREAMS", "body": {"1": ["telemetry", 90]}},
+        {"kind": "OWNER", "body": OWNER},
+        {"kind": "KEPT", "body": [[[1, 90, []]]]},
+        {"kind": "OWNER", "body": OWNER},
+        {"kind": "STREAMS", "body": {}},
+        {"kind": "FOOTER", "body": [{"1": "telemetry"}, [], [], [[1, 90, []]], [], [], OWNER]},
+    ],
+    "sealed": True,
+}
 OPEN: Notation = {**SEGMENT, "entries": SEGMENT["entries"][:2], "sealed": False}
 CHUNK: Notation = {
     "header": {
@@ -202,7 +215,7 @@ DATA: Notation = {"frames": [{"type": "DATA", "lane": 1, "batches": [SMALL, {**S
 
 GOLDEN: dict[str, dict[str, Notation]] = {
     "batch": {"small": SMALL, "every_column": FULL, "last_numbers": LAST},
-    "segment": {"sealed": SEGMENT, "open": OPEN, "moved": MOVED},
+    "segment": {"sealed": SEGMENT, "open": OPEN, "moved": MOVED, "owned": OWNED},
     "chunk": {"two_streams": CHUNK, "mark_only": EMPTY_CHUNK},
     "shard-state": {"one_lane": STATE, "empty": {**STATE, "n": -1, "footer_crc": 0, "streams": [], "lanes": []}},
     "link": {"control": CONTROL, "data": DATA},

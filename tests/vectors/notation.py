@@ -76,6 +76,7 @@ _BODIES: dict[str, Any] = {
     "CLOCK": segment.ClockNotice,
     "STREAMS": dict[int, segment.StreamEntry],
     "KEPT": segment.Kept,
+    "OWNER": segment.Owner,
     "FOOTER": segment.Footer,
 }
 

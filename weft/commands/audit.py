@@ -86,7 +86,7 @@ def _counts(lane: LaneAudit) -> tuple[int, ...]:
         lane.records,
         lane.table_records,
         lane.waiting,
-        lane.log_doubled + lane.table_doubled,
+        lane.log_doubled + lane.table_doubled + sum(lane.named_twice.values()),
         lane.missing,
         sum(lane.gaps.values()),
         lane.holes,

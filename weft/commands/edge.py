@@ -10,7 +10,7 @@ import click
 
 from config.errors import Finding, format_path
 from edge_node.check import notes
-from weft.commands import edge_query, edge_status, edge_tail
+from weft.commands import edge_query, edge_rename, edge_status, edge_tail
 from weft.commands.check_answer import CheckAnswer
 from weft.commands.common import (
     cannot_be_done,
@@ -22,13 +22,16 @@ from weft.commands.common import (
     log_level_option,
 )
 from weft.log_format import log_to_stderr
-from weft.output import counted
+from weft.output import Refused, counted
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from config.load import Loaded
+    from config.models import EdgeConfig
     from config.units import Address, UnixSocket
     from edge_node.node import EdgeNode
+    from protocols.lane import NodeName
     from weft.reload import RunningSettings
 
 _PROTOCOLS = ("mqtt", "mqtts", "ws", "wss")
@@ -60,6 +63,7 @@ def run(config_file: str, log_level: str) -> None:
     for note in notes(config):
         logging.getLogger("weft").warning("%s", note)
     from edge_node.node import EdgeNode
+    from storage.segment_log import WrongOwner
     from weft.reload import RunningSettings
 
     settings = RunningSettings(config_file, config, load_edge)
@@ -74,13 +78,27 @@ def run(config_file: str, log_level: str) -> None:
         finally:
             await node.close()
 
-    with located(loaded, "data_dir"):
-        run_until_stopped(serve)
+    try:
+        with located(loaded, "data_dir"):
+            run_until_stopped(serve)
+    except WrongOwner as error:
+        # As for any other mistake in the configuration: no restart mends it.
+        renamed = _wrong_name(loaded, error.owner)
+        if renamed is None:
+            raise
+        raise Refused(str(loaded.refuse([renamed]))) from None
 
 
 async def _reload(node: EdgeNode, settings: RunningSettings) -> None:
     await node.reload()
     await settings.say_what_needs_a_restart()
+
+
+def _wrong_name(loaded: Loaded[EdgeConfig], owner: NodeName | None) -> Finding | None:
+    """Return what is wrong with a configuration that names another node than the log in its data_dir belongs to."""
+    from edge_node.log_owner import wrong_name
+
+    return wrong_name(loaded.config, owner, loaded.file) if owner is not None else None
 
 
 def _addresses(listeners: Mapping[str, Address | UnixSocket], http: Address | None) -> str:
@@ -100,10 +118,12 @@ def check(config_file: str, as_json: bool) -> int:
     the node's user: another may read other files. While the node runs its ports are not tried.
     """
     from edge_node import preflight
+    from edge_node.log_owner import owner_of
 
     answer = CheckAnswer(config_file, as_json)
     loaded = answer.load(located_edge)
     config, found = loaded.config, preflight.look(loaded.config, loaded.lines)
+    renamed = _wrong_name(loaded, owner_of(config.data_dir))
     taken, untried = preflight.ports(config)
     doubtful = [*found.doubtful, *untried, *(Finding((), note) for note in notes(config))]
     streams = {name: list(stream.from_) for name, stream in config.streams.items()}
@@ -111,13 +131,14 @@ def check(config_file: str, as_json: bool) -> int:
     sizes = f"{counted(len(streams), 'stream')}, {counted(len(links), 'link')}"
     return answer.give(
         loaded,
-        errors=[*found.needed, *found.unfit, *taken],
+        errors=[*([renamed] if renamed else []), *found.needed, *found.unfit, *taken],
         warnings=doubtful,
         facts={"node": config.node, "tenant": config.tenant, "streams": streams, "links": links},
         summary=f"node {config.node}, {sizes}",
     )
 
 
+command.add_command(edge_rename.command)
 command.add_command(edge_status.command)
 command.add_command(edge_tail.command)
 command.add_command(edge_query.command)

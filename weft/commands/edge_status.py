@@ -36,7 +36,7 @@ def command(target: str, *, as_json: bool) -> int:
     try:
         facts = {"running": True, **found.status()}
     except Failed as error:
-        facts = _facts_of_files(found, str(error.message))
+        facts = _facts_of_files(found, target, str(error.message))
     if as_json:
         print_json(facts)
     elif "started" in facts:
@@ -46,8 +46,9 @@ def command(target: str, *, as_json: bool) -> int:
     return 0 if facts["running"] else FAILURE_EXIT_CODE
 
 
-def _facts_of_files(found: Target, why_not_asked: str) -> dict[str, Any]:
+def _facts_of_files(found: Target, named: str, why_not_asked: str) -> dict[str, Any]:
     """What the files say; ``running`` is None where the system does not tell."""
+    from edge_node.log_owner import owner_of, wrong_name
     from edge_node.log_view import NoLog, is_locked, lost_by_reason, summarise
     from edge_node.tail import INTERNAL_STREAMS
     from protocols.lane import format_log_id
@@ -59,12 +60,16 @@ def _facts_of_files(found: Target, why_not_asked: str) -> dict[str, Any]:
             raise Failed(f"{error}. It was not asked either: {why_not_asked}" if found.config else str(error)) from None
         running = is_locked(found.directory)
         next_start = None if running else _next_start(found.directory)
+    owner = owner_of(found.directory)
+    finding = wrong_name(found.config, owner, named) if found.config is not None and owner is not None else None
     lost = sum(gap.end - gap.first for stream in summary.streams.values() for gap in stream.gaps)
     return {
         "running": running,
         "not_asked": why_not_asked,
         "node": found.config.node if found.config else None,
         "tenant": found.config.tenant if found.config else None,
+        "owner": None if owner is None else {"tenant": owner.tenant, "node": owner.edge},
+        "wrong_name": None if finding is None else finding.message,
         "data_dir": os.path.abspath(found.directory),
         "log_id": None if summary.log_id is None else format_log_id(summary.log_id),
         "disk": _disk(found, summary),

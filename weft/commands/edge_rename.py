@@ -1,0 +1,128 @@
+"""``weft edge rename``: give a stopped node's log the name that its configuration has now."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import sys
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from weft.commands.common import config_argument, json_option, load_edge
+from weft.commands.node_log import Target, readable
+from weft.output import Failed, Refused, counted, print_json
+
+if TYPE_CHECKING:
+    from config.models import EdgeConfig
+    from edge_node.rename import Renaming, Waiting
+
+
+@click.command("rename")
+@config_argument
+@click.option("--wait", default="30s", show_default=True, help="Give up when no hub acknowledges anything for so long.")
+@click.option("--yes", is_flag=True, help="Do not ask.")
+@json_option
+def command(config_file: str, wait: str, *, yes: bool, as_json: bool) -> None:
+    """Give the log of a stopped node the name that CONFIG has now in `node` and `tenant`.
+
+    What hubs have stays under the former name, and records from then on come under the new one. So the links first
+    deliver everything under the former name; until that is done their tokens must be those of the former name. When a
+    hub does not get everything, nothing is changed and the exit status is 1. If no hub was ever sent anything, all
+    records in the log take the new name, and no hub is asked.
+
+    \b
+    systemctl stop weft-edge
+    weft edge rename edge.yaml
+    weft edge rename edge.yaml --yes --json --wait 5m
+    """
+    from config.units import parse_duration
+
+    config = load_edge(config_file)
+    try:
+        patience_s = parse_duration(wait)
+    except ValueError as error:
+        raise Refused(f"--wait: {error}") from None
+    facts = _rename(config, patience_s, yes=yes)
+    if as_json:
+        print_json(facts)
+    elif facts["renamed"]:
+        click.echo(_told(facts))
+    elif not facts["waiting"]:
+        click.echo(f"the log in {config.data_dir} belongs to {facts['to']} already: nothing was changed")
+    if facts["waiting"] and not facts["renamed"]:
+        raise Failed(_undelivered(config_file, facts))
+
+
+def _rename(config: EdgeConfig, patience_s: float, *, yes: bool) -> dict[str, Any]:
+    from edge_node.give_up import NotTheOwner
+    from edge_node.rename import NameUnknown, renaming
+    from storage.filesystem import DirectoryInUse
+    from storage.segment_log import LogError
+    from weft.serving import software
+
+    # What keeps a link from delivering is told at the end, once.
+    logging.getLogger("replication").addHandler(logging.NullHandler())
+    try:
+        with readable(Target(config.data_dir, config)), renaming(config, software()) as log:
+            facts = {"renamed": False, "from": str(log.former), "to": str(log.name), "waiting": []}
+            if log.former == log.name:
+                return facts
+            if not yes:
+                click.confirm(_question(log), abort=True, err=True)
+            waiting = [] if log.is_unsent else asyncio.run(log.deliver(patience_s, _progress))
+            facts |= {"all_records": log.is_unsent, "waiting": [_facts(each) for each in waiting]}
+            if not any(each.records for each in waiting):
+                log.finish()
+                facts["renamed"] = True
+            return facts
+    except DirectoryInUse:
+        raise Failed(
+            f"the node that uses {config.data_dir} runs: stop it first (systemctl stop weft-edge), and run this again"
+        ) from None
+    except (LogError, NameUnknown, NotTheOwner) as error:
+        raise Failed(str(error)) from None
+
+
+def _question(log: Renaming) -> str:
+    if log.is_unsent:
+        return f"rename {log.former} to {log.name}? No hub was sent anything, so all records take the new name"
+    return f"rename {log.former} to {log.name}? What hubs have stays under {log.former}"
+
+
+def _progress(records: int) -> None:
+    if sys.stderr.isatty():
+        click.echo(f"\r\x1b[K{counted(records, 'record')} to deliver", nl=not records, err=True)
+
+
+def _facts(waiting: Waiting) -> dict[str, Any]:
+    return {"link": waiting.link, "stream": waiting.stream, "records": waiting.records, "trouble": waiting.trouble}
+
+
+def _told(facts: dict[str, Any]) -> str:
+    former, name = facts["from"], facts["to"]
+    lines = [f"the log is {name}'s now; it was {former}'s"]
+    if facts["all_records"]:
+        lines.append(f"no hub was sent anything under {former}: all records in the log take the new name")
+    else:
+        lines.append(f"hubs keep what they have under {former}; records from now on come under {name}")
+    # Losses alone: the hub does not hear of them any more under the name that they happened to.
+    lines += [
+        f"link {each['link']}: the hub was not told which records of {each['stream']} were lost ({each['trouble']})"
+        for each in facts["waiting"]
+    ]
+    lines.append(f"a hub with tokens wants one for {name} from now on")
+    return "\n".join(lines)
+
+
+def _undelivered(config_file: str, facts: dict[str, Any]) -> str:
+    waiting = [each for each in facts["waiting"] if each["records"]]
+    lines = [f"weft: nothing was changed, because hubs lack records that can only come under {facts['from']}:"]
+    for each in waiting:
+        count = counted(each["records"], "record")
+        lines.append(f"  link {each['link']}: {count} of {each['stream']} ({each['trouble']})")
+    lines.append(
+        f"Run this again when the links work; until then their tokens must be those of {facts['from']}. To give the "
+        f"records up instead: weft log drop {config_file} {waiting[0]['stream']} --all"
+    )
+    return "\n".join(lines)
