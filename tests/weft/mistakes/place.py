@@ -125,4 +125,7 @@ def made() -> Iterator[Place]:
         try:
             yield Place(root, taken.getsockname()[1])
         finally:
+            for folder, names, _ in os.walk(root):
+                for name in names:  # rows about rights have closed some even to their owner
+                    os.chmod(os.path.join(folder, name), 0o700)
             shutil.rmtree(root)
