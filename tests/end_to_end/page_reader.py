@@ -9,6 +9,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Iterator, Mapping
@@ -236,10 +237,18 @@ def _environment(folder: Path) -> dict[str, str]:
     java = {} if home is None else {"JAVA_HOME": home}
     temporary = folder / "tmp"
     temporary.mkdir()
-    # Half of a JVM's start is compiling what runs once.
-    quick = {"JDK_JAVA_OPTIONS": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"}
     own = {"HOME": str(folder / "home"), "TMPDIR": str(temporary), "SPARK_LOCAL_DIRS": str(temporary)}
-    return {"PATH": path, "LANG": "C.UTF-8"} | own | quick | java
+    return {"PATH": path, "LANG": "C.UTF-8"} | own | java_options() | java
+
+
+def java_options() -> dict[str, str]:
+    """Return variables that let Java start quickly and keep its files in the temporary folder of this run.
+
+    Half of a JVM's start is compiling what runs once. Java takes /tmp whatever TMPDIR says. A test's own folder would
+    be too deep: Spark makes Unix sockets there, whose paths have at most 107 bytes.
+    """
+    quick = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+    return {"JDK_JAVA_OPTIONS": f"{quick} -XX:-UsePerfData -Djava.io.tmpdir={tempfile.gettempdir()}"}
 
 
 def stand_in(path: Path) -> Path:

@@ -16,6 +16,7 @@ import pytest
 from spark_sinks.java import find_java_home
 from spark_sinks.session import cache_directory
 from tests.end_to_end.page_blocks import blocks
+from tests.end_to_end.page_reader import java_options
 from tests.spark_sinks.conftest import Hub
 
 pytestmark = [pytest.mark.slow, pytest.mark.spark, pytest.mark.timeout(590)]
@@ -60,7 +61,7 @@ def test_the_delta_reader_opens_our_table(hub: Hub, tmp_path: Path, downloads: P
     done = subprocess.run(
         [sys.executable, str(file)],
         cwd=tmp_path,
-        env=os.environ | own | ({} if home is None else {"JAVA_HOME": home}),
+        env=os.environ | own | java_options() | ({} if home is None else {"JAVA_HOME": home}),
         capture_output=True,
         text=True,
         timeout=RUN_SECONDS_MAX,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import tempfile
 import venv
 from pathlib import Path
 
@@ -12,13 +13,12 @@ import pytest
 
 from spark_sinks.java import find_java_home
 from spark_sinks.session import cache_directory
+from tests.end_to_end.page_reader import java_options
 from tests.spark_sinks.conftest import STREAM, Hub
 
 pytestmark = [pytest.mark.slow, pytest.mark.spark, pytest.mark.timeout(240)]
 ROOT = Path(__file__).parents[2]
 RUN_SECONDS_MAX = 200
-QUICK = {"JDK_JAVA_OPTIONS": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"}
-"""Half of a JVM's start is compiling what runs once."""
 OWN_SESSION = """
 from pyspark.sql import SparkSession
 from spark_sinks import read, register
@@ -61,7 +61,8 @@ def run(script: str, hub: Hub, other_python: Path, tmp_path: Path, **variables: 
     home = find_java_home(os.environ, cache_directory())
     java = {} if home is None else {"JAVA_HOME": home}
     path = os.pathsep.join([str(other_python.parent), os.environ["PATH"]])
-    environment = {"PATH": path, "HOME": str(tmp_path), "SPARK_LOCAL_IP": "127.0.0.1", **QUICK} | java | variables
+    own = {"PATH": path, "HOME": str(tmp_path), "TMPDIR": tempfile.gettempdir(), "SPARK_LOCAL_IP": "127.0.0.1"}
+    environment = own | java_options() | java | variables
     done = subprocess.run(
         [sys.executable, str(file)],
         cwd=tmp_path,

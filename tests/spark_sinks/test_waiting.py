@@ -15,8 +15,8 @@ from pyspark.errors import StreamingQueryException
 from pyspark.sql import SparkSession
 
 from spark_sinks import await_termination
+from tests.end_to_end.page_reader import java_options
 from tests.spark_sinks.conftest import STREAM, Hub
-from tests.spark_sinks.test_own_session import QUICK
 from tests.weft.processes import wait_until
 
 pytestmark = pytest.mark.spark
@@ -73,7 +73,7 @@ def test_a_script_ends_at_ctrl_c_without_a_traceback_and_goes_on_where_it_was(
         script = subprocess.Popen(
             [sys.executable, str(file)],
             cwd=tmp_path,
-            env=os.environ | {"PYTHONPATH": str(ROOT), **QUICK},
+            env=os.environ | {"PYTHONPATH": str(ROOT)} | java_options(),
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
