@@ -1,4 +1,4 @@
-"""Our tables through delta-spark's reader, as docs/how-to/open-the-table-elsewhere.md says it."""
+"""Our tables through delta-spark's reader, as docs/how-to/open-the-table.md says it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.spark_sinks.conftest import Hub
 
 pytestmark = [pytest.mark.slow, pytest.mark.spark, pytest.mark.timeout(590)]
 ROOT = Path(__file__).parents[2]
-PAGE = ROOT / "docs" / "how-to" / "open-the-table-elsewhere.md"
+PAGE = ROOT / "docs" / "how-to" / "open-the-table.md"
 MAVEN = "https://repo1.maven.org/maven2/io/delta/delta-spark_4.2_2.13/maven-metadata.xml"
 RUN_SECONDS_MAX = 500
 

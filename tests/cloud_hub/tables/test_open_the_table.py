@@ -1,9 +1,10 @@
-"""docs/how-to/open-the-table.md: every Python block runs as it stands, on a table that the page's own settings made."""
+"""docs/how-to/open-the-table.md: the queries of JSON run as they stand, on a table that the page's own settings made."""
 
 from __future__ import annotations
 
 import asyncio
 import json
+import os
 import re
 import struct
 import subprocess
@@ -21,10 +22,10 @@ from protocols import batch
 from protocols.batch import ClockReading, ClockState
 from protocols.payloads import PayloadKind
 
-PAGE = (Path(__file__).parents[3] / "docs/how-to/open-the-table.md").read_text("utf-8")
-BLOCKS = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+ROOT = Path(__file__).parents[3]
+PAGE = (ROOT / "docs/how-to/open-the-table.md").read_text("utf-8")
+BLOCKS = re.findall(r"needs a stream of payload: json -->\n```python\n(.*?)```", PAGE, re.DOTALL)
 SETTINGS = re.findall(r"```yaml\n(.*?)```", PAGE, re.DOTALL)
-STORE = "/var/lib/weft-hub"
 AT = int(datetime(2026, 11, 20, tzinfo=UTC).timestamp()) * 1_000_000_000
 
 
@@ -34,7 +35,7 @@ def reading(number: int) -> bytes:
 
 @pytest.fixture
 def store(tmp_path: Path) -> Path:
-    log = LogWriter(str(tmp_path))
+    log = LogWriter(str(tmp_path / "store"))
     keys = [b"plant/press/m%d/telemetry" % (number % 2) for number in range(6)]
     payloads = [*map(reading, range(4)), b"not JSON", b"\xff"]
     columns = batch.columns_from_lists(struct.pack("<6q", *[AT] * 6), keys, payloads)
@@ -48,8 +49,9 @@ def store(tmp_path: Path) -> Path:
 
 
 def run(block: str, store: Path) -> str:
-    code = block.replace(STORE, str(store))
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=110, check=False)
+    command = [sys.executable, "-c", block]
+    path = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(command, cwd=store, env=path, capture_output=True, text=True, timeout=110, check=False)
     assert done.returncode == 0, done.stderr
     return done.stdout
 
