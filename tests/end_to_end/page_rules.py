@@ -107,6 +107,7 @@ RULES = {
     "open-the-table.md": Rule(
         needs=("duckdb", "polars"), before=(TOUR, NO_JSON), says=(r"m1 +[│┆|] +21\.5", r"m2 +[│┆|] +19\.0")
     ),
+    "watch-a-fleet.md": Rule(before=(TOUR,), says=(r"^ready$",)),
     "api.md": Rule(before=(TOUR,), says=('"next_offset"', '"complete_up_to"')),
     "spark.md": Rule(before=(TOUR,)),
 }

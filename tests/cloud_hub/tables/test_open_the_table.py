@@ -1,4 +1,4 @@
-"""docs/how-to/open-the-table.md: the queries of JSON run as they stand, on a table that the page's own settings made."""
+"""docs/how-to/open-the-table.md: its queries of JSON run as they stand, on a table that its own settings made."""
 
 from __future__ import annotations
 
