@@ -17,7 +17,7 @@ mine() { # mine FOLDER: nothing in it may be another's, or readable by all
 systemd-sysusers "$PWD/deploy/weft.sysusers"
 useradd --no-create-home anna
 useradd --no-create-home bob
-install -d -o weft -g weft -m 750 /etc/weft
+install -d -o weft -g weft -m 750 /etc/weft /var/lib/weft /var/lib/weft-hub
 mkdir -p /etc/systemd/system
 
 install -m 644 "$page/hub.yaml" /etc/weft/
