@@ -112,13 +112,13 @@ COMMANDS = [
     Mistake(
         "a stream that is none",
         "edge tail <node>/edge.yaml telemetri",
-        "weft: there is no stream 'telemetri'; streams: telemetry",
+        "weft: there is no stream 'telemetri'; streams: telemetry, unrouted",
         in_process=True,
     ),
     Mistake(
         "a stream that is none, in the folder",
         "edge tail <node>/data telemetri",
-        "weft: there is no stream 'telemetri'; streams: telemetry",
+        "weft: there is no stream 'telemetri'; streams: telemetry, unrouted",
         in_process=True,
     ),
     Mistake(
@@ -157,7 +157,7 @@ COMMANDS = [
     Mistake(
         "a table that is none",
         "edge query <node>/edge.yaml 'SELECT * FROM telemetri'",
-        "weft: no such table: telemetri; tables: telemetry, weft_streams, weft_gaps",
+        "weft: no such table: telemetri; tables: telemetry, unrouted, weft_streams, weft_gaps",
         in_process=True,
     ),
     Mistake(
@@ -165,7 +165,8 @@ COMMANDS = [
         "edge query <node>/edge.yaml 'SELECT temperature FROM telemetry'",
         "weft: no such column: temperature. For a field of a JSON payload, write payload ->> "
         "'$.temperature'. Columns: telemetry(time, time_ns, seq, key, line, payload, headers, qos, retained, "
-        "resent); weft_streams(stream, records, first_seq, next_seq, first_time, last_time, gaps, "
+        "resent); unrouted(time, time_ns, seq, key, payload, headers, qos, retained, resent); "
+        "weft_streams(stream, records, first_seq, next_seq, first_time, last_time, gaps, "
         "records_lost, topics); weft_gaps(stream, first, end, records, reason, time, time_ns)",
         in_process=True,
     ),
@@ -278,7 +279,7 @@ COMMANDS = [
     Mistake(
         "a drop of a stream that is none",
         "log drop <node>/edge.yaml telemetri --all --yes",
-        "weft: the log has no stream telemetri; it has telemetry",
+        "weft: the log has no stream telemetri; it has telemetry, unrouted",
     ),
     Mistake(
         "a drop without a terminal to ask at",

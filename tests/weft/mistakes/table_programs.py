@@ -79,7 +79,7 @@ PROGRAMS = [
     Mistake(
         "a stream that is none, for a program",
         "edge tail <node>/edge.yaml telemetri --json",
-        '{"error":"there is no stream \'telemetri\'; streams: telemetry","exit_status":2,"problems":[]}',
+        '{"error":"there is no stream \'telemetri\'; streams: telemetry, unrouted","exit_status":2,"problems":[]}',
         in_process=True,
     ),
     Mistake(

@@ -74,7 +74,7 @@ SETTINGS = [
     Mistake(
         "a stream with its filter directly behind it",
         "edge check edge.yaml",
-        "weft: edge.yaml:4: streams.telemetry: expected keys and values (from, resent, when_full, retain, "
+        "weft: edge.yaml:4: streams.telemetry: expected keys and values (from, payload, resent, when_full, retain, "
         'replicate), got "plant/#"',
         files=edge(NODE + "streams:\n  telemetry: plant/#\n"),
         in_process=True,
@@ -186,7 +186,7 @@ SETTINGS = [
         "a setting that is none",
         "edge check edge.yaml",
         "weft: edge.yaml:3: cluster: is not a setting. Known here: node, tenant, data_dir, listeners, auth, "
-        "http, disk, commit_interval, streams, links, state, limits",
+        "http, disk, commit_interval, streams, unrouted, links, state, limits",
         files=edge(NODE + "cluster: b\n"),
         in_process=True,
     ),
