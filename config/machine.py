@@ -15,12 +15,50 @@ CREDENTIALS = "/run/credentials/"
 _PORT_FREE_FOR_ALL = 1024
 
 
-def user() -> str:
-    """Return the name of the user that this process runs as."""
+def user(number: int | None = None) -> str:
+    """Return the name of a user, given by number; without one, of the user that this process runs as."""
+    number = os.geteuid() if number is None else number
     try:
-        return pwd.getpwuid(os.geteuid()).pw_name
+        return pwd.getpwuid(number).pw_name
     except KeyError:
-        return f"number {os.geteuid()}"
+        return f"number {number}"
+
+
+def run_as(owner: int) -> str:
+    """Return the advice to run a command as another user, given by number."""
+    if owner == 0:
+        return "Put `sudo` before the command"
+    try:
+        return f"Put `sudo -u {pwd.getpwuid(owner).pw_name}` before the command"
+    except KeyError:
+        return f"Put `sudo -u '#{owner}'` before the command"
+
+
+def why_denied(path: str, act: str) -> str:
+    """Return why this process may not use a file or folder, whose it is, and what to do.
+
+    Args:
+        path: what was refused; it need not exist.
+        act: what was tried, such as ``read`` or ``write to``.
+    """
+    place, found = _obstacle(path)
+    whose = "it" if place == os.path.abspath(path) else place
+    owner = f"{whose} belongs to user {user(found.st_uid)} (mode {stat.S_IMODE(found.st_mode):03o})"
+    denied = f"user {user()} may not {act} it: {owner}"
+    if os.geteuid() in (0, found.st_uid):
+        return f"{denied}. Change its mode: `chmod u+rwX {place}`"
+    return f"{denied}. {run_as(found.st_uid)}, or change the owner, group or mode of {place}"
+
+
+def _obstacle(path: str) -> tuple[str, os.stat_result]:
+    """Return the path, or the folder above it that hides it or in which it cannot be made."""
+    path = os.path.abspath(path)
+    while True:
+        try:
+            return path, os.stat(path)
+        except OSError:
+            # "/" can always be looked at.
+            path = os.path.dirname(path)
 
 
 def why_unreadable(error: OSError) -> str:
@@ -32,8 +70,8 @@ def why_unreadable(error: OSError) -> str:
             return "there is no such file: a part of its path is a file and not a folder"
         case errno.EISDIR:
             return "this is a folder. Name a file"
-        case errno.EACCES | errno.EPERM:
-            return f"user {user()} may not read it. Run this as the user that may, or change the file's owner or mode"
+        case errno.EACCES | errno.EPERM if isinstance(error.filename, str):
+            return why_denied(error.filename, "read")
     return f"it cannot be read: {(error.strerror or str(error)).lower()}"
 
 
@@ -69,8 +107,13 @@ def folder(path: str) -> str | None:
     if os.statvfs(existing).f_flag & os.ST_RDONLY:
         return f"{existing} is on a read-only file system. Name a folder on another, or mount it writable"
     if not os.access(existing, os.W_OK | os.X_OK):
-        what = "write to" if existing == path else "make folders in"
-        return f"user {user()} may not {what} {existing}. Run this as the node's user, or change the folder's owner"
+        if existing == path:
+            return why_denied(path, "write to")
+        if not os.access(existing, os.X_OK):
+            return why_denied(path, "write to")
+        # The folder above is often the system's, as /var/lib is: its owner is not to change.
+        make = f"`sudo install -d -o {user()} -m 750 {path}`"
+        return f"user {user()} may not make it in {existing}. Run this as the node's user, or make the folder: {make}"
     return None
 
 

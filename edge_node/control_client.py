@@ -9,6 +9,7 @@ from typing import Annotated
 
 import msgspec
 
+from config.machine import why_denied
 from protocols.errors import Corrupt
 from protocols.ranges import SEQ_END, RangeSet
 
@@ -96,9 +97,7 @@ def _connected(directory: str) -> _Connection:
         connection.connect()
     except PermissionError:
         connection.close()
-        raise ControlFailed(
-            f"{directory} is in use by a node of another user: run this as that user, or as root"
-        ) from None
+        raise ControlFailed(f"a node runs with {directory}: {why_denied(path, 'connect to')}") from None
     except OSError as error:
         connection.close()
         raise ControlFailed(

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 
+from config.machine import run_as, user
 from edge_node.clock import clock_reader, wall_clock
 from edge_node.control_client import DropRequest, ask_drop, check_listens
 from edge_node.log_view import Cursor, LogDirectory, NoLog, is_locked, summarise
@@ -199,7 +200,8 @@ def check_user(directory: str) -> None:
     """Refuse to open a log as another user than its node. Raises NotTheOwner."""
     owner = os.stat(directory).st_uid
     if owner != os.geteuid():
-        raise NotTheOwner(f"{directory} belongs to the user with the id {owner}: run this as that user")
+        # Root too: the node could not write to files that root makes in its folder.
+        raise NotTheOwner(f"{directory} belongs to user {user(owner)}. {run_as(owner)}")
 
 
 @contextmanager

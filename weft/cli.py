@@ -12,6 +12,7 @@ from typing import NoReturn
 import click
 
 from config.errors import ConfigError
+from config.machine import why_denied
 from weft.hang_up import hold_hang_ups
 from weft.output import FAILURE_EXIT_CODE, STOPPED_EXIT_CODE, Refused, print_error, print_error_json
 
@@ -128,6 +129,8 @@ def _end(message: str, exit_status: int, as_json: bool, cause: BaseException | N
 def _sentence(error: Exception) -> str:
     if isinstance(error, ModuleNotFoundError) and (missing := (error.name or "").partition(".")[0]) in _EXTRAS:
         return f'this needs {missing}, which is not installed: pip install "weft-fabric[{_EXTRAS[missing]}]"'
+    if isinstance(error, PermissionError) and isinstance(error.filename, str):
+        return f"{error.filename}: {why_denied(error.filename, 'use')}"
     if isinstance(error, OSError) and error.filename and error.strerror:
         return f"{error.filename}: {error.strerror.lower()}"
     # Some libraries append pages of their innards to a message; the first paragraph is the message.

@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
+from config.machine import why_denied
 from storage.filesystem import DirectoryInUse, File, FileSystem, Lock, OSFileSystem
 from storage.object_store.directory_slot import HIDDEN, Slot, take_slot
 from storage.object_store.errors import AlreadyExists, NotFound, PreconditionFailed, StoreError
@@ -42,11 +43,11 @@ DURABLE_KEYS_MAX = 4096
 T = TypeVar("T")
 
 _FULL = "Free some space or move the store to a larger disk; nothing is lost, writing goes on by itself"
-_READ_ONLY = "Let this process's user write there, or name another folder as the store"
+_READ_ONLY = "Mount its disk writable, or name another folder as the store"
 _MISSING = "Make the folder, mount its disk if it has one of its own, or name another folder as the store"
 _ADVICE = {
     errno.ENOSPC: _FULL, errno.EDQUOT: _FULL,
-    errno.EACCES: _READ_ONLY, errno.EPERM: _READ_ONLY, errno.EROFS: _READ_ONLY,
+    errno.EROFS: _READ_ONLY,
     errno.ENOENT: _MISSING, errno.ENOTDIR: _MISSING,
     errno.EIO: "The disk fails: look into the system's log",
 }  # fmt: skip
@@ -122,8 +123,11 @@ class DirectoryStore:
 
     def _told(self, key: str, error: OSError) -> str:
         reason, advice = error.strerror or str(error), _ADVICE.get(error.errno or 0)
+        sentence = f"the store's folder {self._root} cannot be used for {key or 'listing'}"
+        if isinstance(error, PermissionError):
+            return f"{sentence}: {why_denied(str(error.filename or self._root), 'use')}"
         place = f" ({error.filename})" if error.filename else ""
-        sentence = f"the store's folder {self._root} cannot be used for {key or 'listing'}: {reason}{place}"
+        sentence = f"{sentence}: {reason}{place}"
         return f"{sentence}. {advice}" if advice else sentence
 
     def _path(self, key: str) -> str:

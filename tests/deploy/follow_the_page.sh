@@ -51,6 +51,34 @@ sudo -u anna /opt/weft/bin/weft audit telemetry --store /var/lib/weft-hub
 if sudo -u bob /opt/weft/bin/weft audit telemetry --store /var/lib/weft-hub; then echo "bob could read" >&2; exit 1; fi
 if sudo -u bob /opt/weft/bin/weft edge status /var/lib/weft; then echo "bob could read" >&2; exit 1; fi
 
+# Each command says whose a file is, and how to run it as that user; also of files in a folder that hides them.
+refused() { # refused USER COMMAND ...
+  local who=$1
+  shift
+  { ! sudo -u "$who" /opt/weft/bin/weft "$@" 2>&1; } >/run/said
+  grep -q 'belongs to user weft.*Put `sudo -u weft` before the command' /run/said ||
+    { echo "'$*' of $who did not say whose it is:" >&2; cat /run/said >&2; exit 1; }
+}
+for words in "edge status" "edge tail" "edge query" "log dump" "log drop"; do
+  more=()
+  case "$words" in *query) more=("SELECT 1") ;; *drop) more=(telemetry --all --yes) ;; esac
+  refused bob $words /var/lib/weft "${more[@]}"
+  refused bob $words /etc/weft/edge.yaml "${more[@]}"
+done
+for words in "edge check" "edge run" "edge rename"; do refused bob $words /etc/weft/edge.yaml; done
+for words in "hub check" "hub run" "hub status"; do refused bob $words /etc/weft/hub.yaml; done
+for words in "token list" "token create x --scope reader" "token revoke spare"; do
+  refused bob $words --file /etc/weft/tokens
+  refused anna $words --file /etc/weft/tokens
+done
+refused bob user list --file /etc/weft/users
+refused anna user list --file /etc/weft/users
+refused anna user add third --file /etc/weft/users --password-file - <<<other
+refused anna hub status /etc/weft/hub.yaml --token-file /etc/weft/token
+refused anna edge check /etc/weft/edge.yaml
+refused anna hub check /etc/weft/hub.yaml
+refused bob audit telemetry --store /var/lib/weft-hub
+
 systemctl stop weft-edge
 systemctl stop weft-hub
 ! grep -i -e traceback -e denied /run/*.log

@@ -51,7 +51,7 @@ def test_another_user_makes_no_files_in_a_nodes_folder(tmp_path: Path, monkeypat
     open_log(OSFileSystem(), directory=directory).close()
     owner = (tmp_path / "data").stat().st_uid
     monkeypatch.setattr("os.geteuid", lambda: owner + 1)
-    with pytest.raises(NotTheOwner, match="run this as that user"), stopped_log(directory):
+    with pytest.raises(NotTheOwner, match="before the command"), stopped_log(directory):
         raise AssertionError
 
 

@@ -15,7 +15,7 @@ import msgspec
 
 from config.errors import ConfigError, Finding, Problem, SettingError
 from config.load import Loaded, load
-from config.machine import user, why_unreadable
+from config.machine import why_denied, why_unreadable
 from config.units import Address, parse_bind
 from weft.output import Failed, Refused
 
@@ -29,6 +29,26 @@ TOKEN_BYTES_MAX = 4096
 _BUCKET_ADVICE = "Check the store's address, AWS_ENDPOINT_URL and the credentials in the environment"
 
 Config = TypeVar("Config", bound=msgspec.Struct)
+
+
+class ExistingPath(click.Path):
+    """A path that is there. One that this user may not look at is not taken for one that is missing."""
+
+    def __init__(self, *, dir_okay: bool = True) -> None:
+        super().__init__(exists=True, dir_okay=dir_okay, readable=False)
+
+    def convert(
+        self, value: str | os.PathLike[str], param: click.Parameter | None, ctx: click.Context | None
+    ) -> str | bytes | os.PathLike[str]:
+        """Return the path, or say whose it is."""
+        try:
+            os.stat(value)
+        except PermissionError as error:
+            raise Refused(f"{os.fspath(value)}: {why_unreadable(error)}") from None
+        except OSError:
+            pass  # click says that it does not exist
+        return super().convert(value, param, ctx)
+
 
 config_argument = click.argument("config_file", metavar="CONFIG", type=click.Path(readable=False))
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON for programs.")
@@ -175,7 +195,8 @@ def using(path: str, *, makes: str = "") -> Iterator[None]:
         if not os.path.isdir(folder):
             raise Failed(f"{path}: there is no folder {folder}. Make it first") from None
         raise Failed(f"{path}: there is no such file" + (f". `{makes}` makes one" if makes else "")) from None
-    except PermissionError:
-        raise Failed(f"{path}: user {user()} may not use it. Run this as the user that it belongs to") from None
+    except PermissionError as error:
+        # A file is replaced through another in its folder, which may be what is closed.
+        raise Failed(f"{path}: {why_denied(str(error.filename or path), 'use')}") from None
     except OSError as error:
         raise Failed(f"{path}: {why_unreadable(error)}") from None

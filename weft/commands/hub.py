@@ -11,6 +11,7 @@ import click
 from config.errors import format_path
 from weft.commands.check_answer import CheckAnswer
 from weft.commands.common import (
+    ExistingPath,
     cannot_be_done,
     config_argument,
     get_status,
@@ -105,7 +106,7 @@ def check(config_file: str, as_json: bool) -> int:
 
 @command.command()
 @config_argument
-@click.option("--token-file", type=click.Path(exists=True, dir_okay=False), help="File that holds an admin token.")
+@click.option("--token-file", type=ExistingPath(dir_okay=False), help="File that holds an admin token.")
 @json_option
 def status(config_file: str, token_file: str | None, as_json: bool) -> None:
     """Say how the running node of CONFIG is: its links and its shards."""

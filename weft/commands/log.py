@@ -18,7 +18,7 @@ from protocols.lane import format_log_id
 from protocols.segment import SegmentHeader
 from storage.segment_log import LogError
 from storage.segment_log.inspect import Inspected, inspect_segment
-from weft.commands.common import json_option
+from weft.commands.common import ExistingPath, json_option
 from weft.commands.node_log import Target, readable, target_argument
 from weft.dump_text import entry_line, record_line_below
 from weft.output import FAILURE_EXIT_CODE, Failed, Refused, counted, print_json, print_json_line
@@ -33,7 +33,7 @@ def command() -> None:
 
 
 @command.command()
-@click.argument("path", metavar="CONFIG|DIR|FILE", type=click.Path(exists=True, readable=False))
+@click.argument("path", metavar="CONFIG|DIR|FILE", type=ExistingPath())
 @click.option("--records", is_flag=True, help="Show every record, not only the batches.")
 @json_option
 def dump(path: str, records: bool, as_json: bool) -> int:

@@ -12,15 +12,16 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from config.machine import why_denied
 from config.units import parse_duration_ns
-from weft.commands.common import get_status, load_edge
+from weft.commands.common import ExistingPath, get_status, load_edge
 from weft.output import Failed, Refused
 
 if TYPE_CHECKING:
     from config.models import EdgeConfig
     from edge_node.log_view import Durability, LogDirectory
 
-target_argument = click.argument("target", metavar="CONFIG|DIR", type=click.Path(exists=True, readable=False))
+target_argument = click.argument("target", metavar="CONFIG|DIR", type=ExistingPath())
 _DURATION = re.compile(r"-?\d[\d.]*[a-z].*")
 
 
@@ -117,7 +118,8 @@ def readable(target: Target) -> Iterator[None]:
     except NoLog as error:
         raise Failed(str(error)) from None
     except PermissionError as error:
-        raise Failed(f"{error.filename or target.directory} cannot be read: run this as the node's user") from None
+        path = str(error.filename or target.directory)
+        raise Failed(f"{path}: {why_denied(path, 'read')}") from None
     except UnsupportedVersion as error:
         raise Failed(f"a later release of Weft wrote the log in {target.directory} ({error}): use that one") from None
 

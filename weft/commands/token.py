@@ -13,7 +13,11 @@ if TYPE_CHECKING:
     from cloud_hub.tokens import Identity
 
 file_option = click.option(
-    "--file", "path", required=True, type=click.Path(dir_okay=False), help="The hub's tokens_file; made when missing."
+    "--file",
+    "path",
+    required=True,
+    type=click.Path(dir_okay=False, readable=False),
+    help="The hub's tokens_file; made when missing.",
 )
 
 

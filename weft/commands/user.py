@@ -14,7 +14,11 @@ from weft.output import Failed, Refused, print_json
 PASSWORD_FILE_BYTES_MAX = 4096
 
 file_option = click.option(
-    "--file", "path", required=True, type=click.Path(dir_okay=False), help="The node's auth.users_file."
+    "--file",
+    "path",
+    required=True,
+    type=click.Path(dir_okay=False, readable=False),
+    help="The node's auth.users_file.",
 )
 password_option = click.option(
     "--password-file",

@@ -218,8 +218,7 @@ async def test_processes_of_one_machine_race_fairly(tmp_path: Path) -> None:
     ("number", "advice"),
     [
         (errno.ENOSPC, "Free some space"),
-        (errno.EROFS, "Let this process's user write there"),
-        (errno.EACCES, "Let this process's user write there"),
+        (errno.EROFS, "Mount its disk writable"),
         (errno.ENOENT, "mount its disk"),
         (errno.ENOTDIR, "Make the folder"),
     ],

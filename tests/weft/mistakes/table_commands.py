@@ -351,7 +351,8 @@ COMMANDS = [
     Mistake(
         "a users file that may not be written",
         "user add anna --file users/list --password-file -",
-        "weft: users/list: user <user> may not use it. Run this as the user that it belongs to",
+        "weft: users/list: user <user> may not use it: <dir>/users belongs to user <user> (mode 500). Change its mode: "
+        "`chmod u+rwX <dir>/users`",
         exit_status=1,
         files={"users/@0500": ""},
         given="secret\n",
@@ -560,9 +561,8 @@ COMMANDS = [
     Mistake(
         "an audit of a store that may not be read",
         "audit telemetry --store store",
-        "weft: --store store: the store's folder <dir>/store cannot be used for cluster.json: Permission "
-        "denied (<dir>/store/cluster.json). Let this process's user write there, or name another folder as "
-        "the store",
+        "weft: --store store: the store's folder <dir>/store cannot be used for cluster.json: user <user> "
+        "may not use it: <dir>/store belongs to user <user> (mode 000). Change its mode: `chmod u+rwX <dir>/store`",
         exit_status=1,
         files={"store/@0000": ""},
     ),

@@ -18,8 +18,8 @@ MACHINE = [
     Mistake(
         "a configuration that the user may not read",
         "edge check edge.yaml",
-        "weft: edge.yaml: user <user> may not read it. Run this as the user that may, or change the file's "
-        "owner or mode",
+        "weft: edge.yaml: user <user> may not read it: it belongs to user <user> (mode 000). Change its mode: "
+        "`chmod u+rwX <dir>/edge.yaml`",
         files={"edge.yaml@0000": STREAM},
     ),
     Mistake(
@@ -161,8 +161,8 @@ MACHINE = [
     Mistake(
         "a token file that the user may not read",
         "edge check edge.yaml",
-        "weft: edge.yaml:7: links.cloud.token_file: <dir>/token: user <user> may not read it. Run this as "
-        "the user that may, or change the file's owner or mode",
+        "weft: edge.yaml:7: links.cloud.token_file: <dir>/token: user <user> may not read it: it "
+        "belongs to user <user> (mode 000). Change its mode: `chmod u+rwX <dir>/token`",
         files=edge(
             QUIET + "links: {cloud: {to: 'http://localhost:8090', token_file: token}}\n", **{"token@0000": "abc\n"}
         ),
@@ -395,8 +395,8 @@ MACHINE = [
     Mistake(
         "a data_dir of another user",
         "edge check edge.yaml",
-        "weft: edge.yaml:2: data_dir: user <user> may not make folders in /var/lib. Run this as the node's "
-        "user, or change the folder's owner",
+        "weft: edge.yaml:2: data_dir: user <user> may not make it in /var/lib. Run this as the node's user, or "
+        "make the folder: `sudo install -d -o <user> -m 750 /var/lib/weft-of-another`",
         files=edge(
             "node: press-shop-7\n"
             "data_dir: /var/lib/weft-of-another\n"
@@ -409,8 +409,8 @@ MACHINE = [
     Mistake(
         "a data_dir that may not be written",
         "edge run edge.yaml --log-level error",
-        "weft: edge.yaml:2: data_dir: user <user> may not write to <dir>/data. Run this as the node's user, "
-        "or change the folder's owner",
+        "weft: edge.yaml:2: data_dir: user <user> may not write to it: it belongs to user <user> (mode 500). "
+        "Change its mode: `chmod u+rwX <dir>/data`",
         exit_status=1,
         files=edge(QUIET, **{"data/@0500": ""}),
     ),
@@ -591,8 +591,8 @@ MACHINE = [
     Mistake(
         "a store in a folder of another user",
         "hub check hub.yaml",
-        "weft: hub.yaml:1: store: user <user> may not make folders in /var/lib. Run this as the node's user, "
-        "or change the folder's owner",
+        "weft: hub.yaml:1: store: user <user> may not make it in /var/lib. Run this as the node's user, or make "
+        "the folder: `sudo install -d -o <user> -m 750 /var/lib/weft-of-another`",
         files=hub("store: /var/lib/weft-of-another\nlisten: 127.0.0.1:0\n"),
     ),
     Mistake(
