@@ -21,7 +21,6 @@ from storage.object_store import open_store
 ANSWER_S_MAX = 1.0
 _ANSWER_BYTES_MAX = 1 << 20
 _DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-_EVERYWHERE = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 - looked up, not bound
 
 
 @dataclass
@@ -96,7 +95,7 @@ def _look_at_store(config: HubConfig, found: Found) -> None:
 
 def _is_hub(address: Address) -> bool:
     """Ask whether a hub answers, with or without asking for a token."""
-    url = f"http://{Address(_EVERYWHERE.get(address.host, address.host), address.port)}/v1/status"
+    url = f"http://{address.from_here}/v1/status"
     try:
         with _DIRECT.open(url, timeout=ANSWER_S_MAX) as answer:
             return "cluster_id" in json.loads(answer.read(_ANSWER_BYTES_MAX))

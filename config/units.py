@@ -55,6 +55,9 @@ UNIX_PATH_BYTES_MAX = 107
 _TEXT_SHOWN_MAX = 80
 
 
+_LOOPBACK_OF = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 - looked up, not bound
+
+
 class Address(NamedTuple):
     """Where a listener binds. Port 0 means any free port."""
 
@@ -63,6 +66,11 @@ class Address(NamedTuple):
 
     def __str__(self) -> str:
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+    @property
+    def from_here(self) -> Address:
+        """Where programs of this machine reach it: a listener on all addresses is at the loopback's too."""
+        return self._replace(host=_LOOPBACK_OF.get(self.host, self.host))
 
     @property
     def is_loopback(self) -> bool:

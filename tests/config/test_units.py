@@ -86,6 +86,14 @@ def test_what_is_no_rate_is_refused(text: str) -> None:
 
 
 @pytest.mark.parametrize(
+    ("bind", "reached"),
+    [("0.0.0.0:80", "127.0.0.1:80"), ("[::]:80", "[::1]:80"), ("10.0.0.7:80", "10.0.0.7:80")],
+)
+def test_this_machine_reaches_a_listener_on_all_addresses_at_the_loopback(bind: str, reached: str) -> None:
+    assert str(units.parse_bind(bind).from_here) == reached
+
+
+@pytest.mark.parametrize(
     ("text", "address", "is_loopback"),
     [
         ("127.0.0.1:1883", units.Address("127.0.0.1", 1883), True),

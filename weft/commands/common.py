@@ -16,7 +16,7 @@ import msgspec
 from config.errors import ConfigError, Finding, Problem, SettingError
 from config.load import Loaded, load
 from config.machine import why_denied, why_unreadable
-from config.units import Address, parse_bind
+from config.units import parse_bind
 from weft.output import Failed, Refused
 
 if TYPE_CHECKING:
@@ -153,8 +153,7 @@ def get_status(bind: str, path: str, token_file: str | None = None) -> Any:
     address = parse_bind(bind)
     if address.port == 0:
         raise Failed("the node listens at any free port, so that it cannot be found. Name a port in the configuration")
-    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(address.host, address.host)
-    url = f"http://{Address(host, address.port)}{path}"
+    url = f"http://{address.from_here}{path}"
     request = urllib.request.Request(url)
     if token_file is not None:
         with open(token_file, encoding="ascii") as file:
