@@ -16,6 +16,7 @@ from hashlib import sha256
 import msgspec
 import yaml
 
+from config.machine import why_unreadable
 from config.yaml_words import explained
 from protocols.lane import NAME_RULE, valid_name
 from replication.repeats import Repeats, left_out
@@ -197,7 +198,10 @@ class TokenFile:
             if version != self._version:
                 self._version = version
                 self._identities = self._read()
-        except (OSError, TokensUnusable) as error:
+        except OSError as error:
+            self._say_unusable(f"{self._path}: {why_unreadable(error)}")
+            return False
+        except TokensUnusable as error:
             self._say_unusable(str(error))
             return False
         self._repeats.clear()

@@ -8,6 +8,7 @@ import os
 from collections.abc import Callable, Sequence
 from typing import Any, Generic, NamedTuple, TypeVar
 
+from config.machine import why_unreadable
 from edge_node.door_counters import DoorCounters
 
 log = logging.getLogger(__name__)
@@ -60,7 +61,10 @@ class Reloads:
             content = await asyncio.to_thread(watched.read)
         except (OSError, ValueError) as error:
             self._counters.reload_failures += 1
-            log.error("the %s cannot be used, those read before stay in force: %s", watched.what, error)
+            why = str(error)
+            if isinstance(error, OSError) and error.filename:
+                why = f"{error.filename}: {why_unreadable(error)}"
+            log.error("the %s cannot be used, those read before stay in force: %s", watched.what, why)
             return
         watched.use(content)
         self._counters.reloads += 1

@@ -55,6 +55,7 @@ def test_a_damaged_file_leaves_the_last_good_one_in_force(path: str, caplog: pyt
     assert "cannot be used" in caplog.text
     os.remove(path)
     assert tokens.identify(token) is not None
+    assert f"{path}: there is no such file" in caplog.text
 
 
 @pytest.mark.parametrize(
