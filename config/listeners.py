@@ -105,17 +105,16 @@ class Auth(Section, frozen=True, kw_only=True):
     refused_publish: Annotated[
         RefusedPublish,
         Meta(
-            description="What becomes of a QoS 1 or 2 publish that is refused, by access rules, for its levels or by "
-            "`unrouted: refuse`, of a client of MQTT 3.1.1, which has no word for no: `close` ends the connection, so "
-            "that nothing is acknowledged that is not kept; `acknowledge` drops the message and counts it, for bridges "
-            "and clients with a queue, which would send the same message for ever. MQTT 5.0 clients get the reason "
-            "code."
+            description="What happens when a client of MQTT 3.1.1 publishes at QoS 1 or 2 what is refused. That "
+            "version has no reason code. Access rules, topic levels and `unrouted: refuse` refuse messages. `close` "
+            "ends the connection without an acknowledgement. `acknowledge` drops and counts the message: for bridges "
+            "and clients with a queue, which would send it again and again. MQTT 5.0 clients get the reason code."
         ),
     ] = "close"
 
 
 class Http(Section, frozen=True, kw_only=True):
-    """The node's own pages: status at `/`, its JSON at `/status`, Prometheus metrics at `/metrics`."""
+    """The node's own pages: status at `/`, JSON at `/status`, metrics at `/metrics`, `/healthz` and `/readyz`."""
 
     bind: Annotated[Bind, Meta(description="Address and port of the status page. Port 0 takes any free port.")] = (
         "127.0.0.1:8080"

@@ -347,7 +347,7 @@ def _headers(
 
 
 def _streams(target: Target, records: Records) -> tuple[int, ...]:
-    """The streams that take the records. Those for sessions need no copy of messages at QoS 0, which nobody reads."""
+    """Return the streams that take the records. No session gets messages at QoS 0 later: it needs no copy of them."""
     return target.streams[1:] if target.kept_for_sessions and _all_qos0(records) else target.streams
 
 

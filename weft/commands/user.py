@@ -115,7 +115,7 @@ def _password(file: BinaryIO | None, *, confirm: bool) -> bytes:
 
 
 def _asked(*, confirm: bool) -> bytes:
-    """Ask for a password at the terminal; without one it would be read from a pipe that nobody meant, or shown."""
+    """Ask for a password at the terminal; without one it would be read from a pipe by mistake, or shown."""
     with warnings.catch_warnings():
         warnings.simplefilter("error", getpass.GetPassWarning)
         try:
