@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import atexit
-import contextlib
 import os
 import pkgutil
 import sys
@@ -18,7 +16,6 @@ from spark_sinks.workers import VARIABLE, use_this_python
 PACKAGE = "pyspark_weft"
 """Spark looks for packages of such names in the folders of the path and takes their ``DefaultSource``."""
 _registered: WeakSet[SparkSession] = WeakSet()
-_ended_at_exit: WeakSet[SparkSession] = WeakSet()
 
 DEFAULTS = {
     # Times in the log are UTC; a session zone would shift every timestamp that is shown or cast.
@@ -46,8 +43,6 @@ LOCAL_DEFAULTS = {
 def session(master: str = "local[2]", **conf: str) -> SparkSession:
     """A Spark session (a new one, or the one this process has) that reads and writes Weft.
 
-    The session is stopped when the script ends.
-
     It sets ``PYSPARK_PYTHON`` to this interpreter, because Spark otherwise starts the ``python3`` of the PATH, which
     may lack pyarrow; and ``JAVA_HOME`` when the PATH has no Java 17 (``spark_sinks.java``).
 
@@ -74,16 +69,7 @@ def session(master: str = "local[2]", **conf: str) -> SparkSession:
         builder = builder.config(name, value)
     spark = builder.getOrCreate()
     register(spark)
-    if spark not in _ended_at_exit:
-        _ended_at_exit.add(spark)
-        atexit.register(_stop, spark)
     return spark
-
-
-def _stop(spark: SparkSession) -> None:
-    """Stop a session whose script has ended: Spark would leave the socket of its Python workers in /tmp."""
-    with contextlib.suppress(Exception):  # its Java process may be gone, after Ctrl-C for instance
-        spark.stop()
 
 
 def register(spark: SparkSession) -> None:
