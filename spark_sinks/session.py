@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import atexit
+import contextlib
 import os
 import pkgutil
 import sys
@@ -16,6 +18,8 @@ from spark_sinks.workers import VARIABLE, use_this_python
 PACKAGE = "pyspark_weft"
 """Spark looks for packages of such names in the folders of the path and takes their ``DefaultSource``."""
 _registered: WeakSet[SparkSession] = WeakSet()
+_sockets: set[str] = set()
+"""Those that are removed at exit."""
 
 DEFAULTS = {
     # Times in the log are UTC; a session zone would shift every timestamp that is shown or cast.
@@ -69,6 +73,7 @@ def session(master: str = "local[2]", **conf: str) -> SparkSession:
         builder = builder.config(name, value)
     spark = builder.getOrCreate()
     register(spark)
+    _remove_socket_at_exit(spark)
     return spark
 
 
@@ -92,6 +97,22 @@ def register(spark: SparkSession) -> None:
 def _is_found() -> bool:
     """Whether Spark's search would find the source. A worker's path begins with the working directory."""
     return any(module.name == PACKAGE for module in pkgutil.iter_modules([os.getcwd(), *sys.path[1:]]))
+
+
+def _remove_socket_at_exit(spark: SparkSession) -> None:
+    """Remove the socket of Spark's accumulators when this process ends.
+
+    Only ``stop()`` does, and few scripts call it: each would leave a file in the temporary folder.
+    """
+    address = getattr(spark.sparkContext._accumulatorServer, "server_address", None)
+    if isinstance(address, str) and address not in _sockets:
+        _sockets.add(address)
+        atexit.register(_remove, address)
+
+
+def _remove(path: str) -> None:
+    with contextlib.suppress(OSError):
+        os.remove(path)
 
 
 def cache_directory() -> str:

@@ -37,6 +37,8 @@ class TemporaryFolder:
         fcntl.flock(self._lock, fcntl.LOCK_EX)
         self._temporary = self._path / "tmp"
         self._temporary.mkdir()
+        for folder in (self._path, self._temporary):
+            folder.chmod(0o711)  # programs that tests start as another user get through, and see no names
         self._left: list[str] = []
         self._failed = False
         os.environ |= {

@@ -74,6 +74,8 @@ def test_the_files_of_a_node_that_does_not_run_promise_no_centuries(capsys: pyte
     facts = {
         "node": None,
         "tenant": None,
+        "owner": None,
+        "wrong_name": None,
         "data_dir": "data",
         "log_id": "1",
         "running": False,

@@ -27,11 +27,15 @@ LOAD_TIMEOUT_S = 60.0
 
 
 class Load:
-    """The device process."""
+    """The device process.
 
-    def __init__(self, port: int) -> None:
+    Args:
+        strays: devices whose topics no stream matches.
+    """
+
+    def __init__(self, port: int, strays: int = 0) -> None:
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "tests.end_to_end.load", "--port", str(port), "--strays", str(STRAYS)],
+            [sys.executable, "-m", "tests.end_to_end.load", "--port", str(port), "--strays", str(strays)],
             stdout=subprocess.PIPE,
             text=True,
         )
@@ -114,7 +118,7 @@ def run_kills(directory: Path, kills: int, seed: int) -> Counter[str]:
     try:
         hub.start()
         edge.start()
-        load = Load(edge.mqtt_port)
+        load = Load(edge.mqtt_port, STRAYS)
         victims: list[Service] = [edge, hub] * kills
         chance.shuffle(victims)
         for victim in victims:
