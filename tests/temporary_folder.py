@@ -32,7 +32,6 @@ class TemporaryFolder:
     def __init__(self, config: pytest.Config) -> None:
         self._remove_earlier()
         self._path = Path(tempfile.mkdtemp(prefix=PREFIX))
-        self._path.chmod(0o711)  # tests that run as root let a user without rights in
         self._lock = os.open(self._path, os.O_RDONLY)
         fcntl.flock(self._lock, fcntl.LOCK_EX)
         self._temporary = self._path / "tmp"
