@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import os
-import random
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 
-from config.machine import run_as, user
-from edge_node.clock import clock_reader, wall_clock
 from edge_node.control_client import DropRequest, ask_drop, check_listens
+from edge_node.exclusive_log import NotTheOwner, exclusive_log
 from edge_node.log_view import Cursor, LogDirectory, NoLog, is_locked, summarise
 from edge_node.tail import INTERNAL_STREAMS
 from protocols.batch import BatchHeader, decode_header
@@ -29,10 +27,6 @@ _ROOM_BYTES = 16 << 20
 
 class UnknownStream(ValueError):
     """The log has no such stream."""
-
-
-class NotTheOwner(Exception):
-    """Files that this user makes are not the node's to read."""
 
 
 @dataclass(frozen=True)
@@ -196,14 +190,6 @@ def opened_log(directory: str) -> Iterator[StoppedLog | RunningLog]:
         yield log
 
 
-def check_user(directory: str) -> None:
-    """Refuse to open a log as another user than its node. Raises NotTheOwner."""
-    owner = os.stat(directory).st_uid
-    if owner != os.geteuid():
-        # Root too: the node could not write to files that root makes in its folder.
-        raise NotTheOwner(f"{directory} belongs to user {user(owner)}. {run_as(owner)}")
-
-
 @contextmanager
 def stopped_log(directory: str) -> Iterator[StoppedLog]:
     """The log in a node's data_dir, for as long as the context lasts; the node cannot start meanwhile.
@@ -215,22 +201,7 @@ def stopped_log(directory: str) -> Iterator[StoppedLog]:
         LogError: the log cannot be opened; the sentence says why.
     """
     LogDirectory(directory).require()
-    check_user(directory)
     size = sum(entry.stat().st_size for entry in os.scandir(directory) if entry.is_file())
-
-    def post(deliver: Callable[[], None]) -> None:
-        deliver()
-
-    log = SegmentLog.open(
-        directory,
-        LogSettings(segment_bytes=_SEGMENT_BYTES, budget_bytes=size + _ROOM_BYTES, tail_bytes=0),
-        wall_clock=wall_clock,
-        clock_reading=clock_reader(),
-        random_bits=random.SystemRandom().getrandbits,
-        post=post,
-        start_writer=False,
-    )
-    try:
+    settings = LogSettings(segment_bytes=_SEGMENT_BYTES, budget_bytes=size + _ROOM_BYTES, tail_bytes=0)
+    with exclusive_log(directory, settings) as log:
         yield StoppedLog(log)
-    finally:
-        log.close()

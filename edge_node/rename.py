@@ -8,7 +8,6 @@ log of which no hub has anything goes as a whole.
 from __future__ import annotations
 
 import asyncio
-import random
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -18,8 +17,8 @@ import msgspec
 
 from config.models import EdgeConfig
 from edge_node.check import segment_bytes
-from edge_node.clock import clock_reader, wall_clock
-from edge_node.give_up import check_user
+from edge_node.clock import wall_clock
+from edge_node.exclusive_log import exclusive_log
 from edge_node.links import Links
 from edge_node.log_view import LogDirectory
 from protocols.lane import NodeName
@@ -123,27 +122,11 @@ def renaming(config: EdgeConfig, software: str) -> Iterator[Renaming]:
         LogError: the log cannot be opened; the sentence says why.
     """
     LogDirectory(config.data_dir).require()
-    check_user(config.data_dir)
-
-    def post(deliver: Callable[[], None]) -> None:
-        deliver()
-
-    # Without the streams' policies: nothing expires and nothing is dropped while its name changes.
-    log = SegmentLog.open(
-        config.data_dir,
-        LogSettings(segment_bytes=segment_bytes(config), budget_bytes=config.disk.budget_bytes, tail_bytes=0),
-        wall_clock=wall_clock,
-        clock_reading=clock_reader(),
-        random_bits=random.SystemRandom().getrandbits,
-        post=post,
-        start_writer=False,
-    )
-    try:
+    settings = LogSettings(segment_bytes=segment_bytes(config), budget_bytes=config.disk.budget_bytes, tail_bytes=0)
+    with exclusive_log(config.data_dir, settings) as log:
         if log.owner is None:
             raise NameUnknown(
                 f"the log in {config.data_dir} was written by an earlier release and does not say whose it is: start "
                 "the node once under the name it has had, then rename it"
             )
         yield Renaming(config, log, log.owner, software)
-    finally:
-        log.close()

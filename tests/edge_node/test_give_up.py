@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from edge_node.give_up import NotTheOwner, UnknownStream, stopped_log
+from edge_node.exclusive_log import NotTheOwner
+from edge_node.give_up import UnknownStream, stopped_log
 from edge_node.log_view import NoLog
 from protocols.segment import GapReason
 from storage.filesystem import DirectoryInUse, OSFileSystem

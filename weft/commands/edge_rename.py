@@ -55,7 +55,7 @@ def command(config_file: str, wait: str, *, yes: bool, as_json: bool) -> None:
 
 
 def _rename(config: EdgeConfig, patience_s: float, *, yes: bool) -> dict[str, Any]:
-    from edge_node.give_up import NotTheOwner
+    from edge_node.exclusive_log import NotTheOwner
     from edge_node.rename import NameUnknown, renaming
     from storage.filesystem import DirectoryInUse
     from storage.segment_log import LogError

@@ -86,7 +86,8 @@ def drop(target: str, stream: str, *, below: int | None, everything: bool, yes: 
     weft log drop edge.yaml telemetry --all --yes
     """
     from edge_node.control_client import ControlFailed
-    from edge_node.give_up import NotTheOwner, UnknownStream, opened_log
+    from edge_node.exclusive_log import NotTheOwner
+    from edge_node.give_up import UnknownStream, opened_log
 
     if (below is not None) == everything:
         raise Refused("say how much to give up: either --below SEQ or --all")

@@ -1,0 +1,54 @@
+"""A node's log in the hands of a command: opened as its owner, while the node does not run and cannot start."""
+
+from __future__ import annotations
+
+import os
+import random
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from config.machine import run_as, user
+from edge_node.clock import clock_reader, wall_clock
+from storage.segment_log import LogSettings, SegmentLog
+
+
+class NotTheOwner(Exception):
+    """Files that this user makes are not the node's to read."""
+
+
+@contextmanager
+def exclusive_log(directory: str, settings: LogSettings) -> Iterator[SegmentLog]:
+    """Open the log in a node's data_dir, for as long as the context lasts.
+
+    Without the streams' policies: nothing expires and nothing is dropped meanwhile.
+
+    Raises:
+        NotTheOwner: the folder is another user's.
+        DirectoryInUse: the node runs.
+        LogError: the log cannot be opened; the sentence says why.
+    """
+    _check_user(directory)
+    log = SegmentLog.open(
+        directory,
+        settings,
+        wall_clock=wall_clock,
+        clock_reading=clock_reader(),
+        random_bits=random.SystemRandom().getrandbits,
+        post=_at_once,
+        start_writer=False,
+    )
+    try:
+        yield log
+    finally:
+        log.close()
+
+
+def _check_user(directory: str) -> None:
+    owner = os.stat(directory).st_uid
+    if owner != os.geteuid():
+        # Root too: the node could not write to files that root makes in its folder.
+        raise NotTheOwner(f"{directory} belongs to user {user(owner)}. {run_as(owner)}")
+
+
+def _at_once(deliver: Callable[[], None]) -> None:
+    deliver()
