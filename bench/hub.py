@@ -55,7 +55,8 @@ def json_payload(rng: random.Random, index: int) -> bytes:
         "count": index,
     }
     text = json.dumps(reading).encode()
-    return (text[:-1] + b", " + b" " * (PAYLOAD_BYTES - len(text) - 2) + b"}")[:PAYLOAD_BYTES]
+    assert len(text) <= PAYLOAD_BYTES
+    return text[:-1] + b" " * (PAYLOAD_BYTES - len(text)) + b"}"
 
 
 def random_payload(rng: random.Random, index: int) -> bytes:

@@ -51,7 +51,7 @@ def binaries(distributions: Path, tmp_path_factory: pytest.TempPathFactory, requ
     (distribution,) = distributions.glob(PATTERNS[request.param])
     subprocess.run([sys.executable, "-m", "venv", home / "weft"], check=True)
     pip(home / "weft/bin", "install", "--constraint", str(ROOT / "constraints.txt"), str(distribution))
-    return home / "weft/bin"
+    return home / "weft-env/bin"
 
 
 def installed_as_in_the_readme(home: Path) -> Path:
@@ -65,7 +65,7 @@ def installed_as_in_the_readme(home: Path) -> Path:
         ["sh", "-ec", commands], cwd=home / "checkout", env=environment, check=False, capture_output=True, text=True
     )
     assert done.returncode == 0, done.stderr
-    return home / "weft/bin"
+    return home / "weft-env/bin"
 
 
 def pip(binaries: Path, *arguments: str) -> str:
