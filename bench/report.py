@@ -123,7 +123,7 @@ def hub(results: list[Facts]) -> list[str]:
 
 
 def tables(results: list[Facts]) -> list[str]:
-    """What the table step costs for each kind of payload."""
+    """Return what the table step costs for each kind of payload."""
     rows = [(run["payload"], f"{run['records_per_s'] / 1e6:.2f} M", run["time_against_bytes"]) for run in results]
     return table(("payload", "records/s of a core", "time beside bytes"), rows)
 

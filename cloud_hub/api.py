@@ -50,15 +50,15 @@ class Node(Protocol):
         ...
 
     def unhealthy(self) -> list[str]:
-        """Why the node should be started again."""
+        """Return why the node should be started again."""
         ...
 
     def unready(self) -> list[str]:
-        """Why the node takes no work."""
+        """Return why the node takes no work."""
         ...
 
     def table_payload(self, tenant: str, stream: str) -> PayloadKind | None:
-        """What the payloads of a stream's table are; None when the node does not know."""
+        """Return what the payloads of a stream's table are; None when the node does not know."""
         ...
 
     async def serve_link(self, request: web.Request) -> web.StreamResponse:

@@ -250,7 +250,7 @@ class Hub:
         return reasons
 
     def table_payload(self, tenant: str, stream: str) -> PayloadKind | None:
-        """What the payloads of a stream's table are; None when this node does not know."""
+        """Return what the payloads of a stream's table are; None when this node does not know."""
         return self._tables.payload(tenant, stream) if self._tables else None
 
     def status(self) -> View:

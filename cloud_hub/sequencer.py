@@ -124,7 +124,7 @@ class Sequencer:
 
     @property
     def is_running(self) -> bool:
-        """Whether the shard is worked on: from ``start`` to ``close``."""
+        """Return whether the shard is worked on: from ``start`` to ``close``."""
         return self._task is not None and not self._task.done()
 
     @property

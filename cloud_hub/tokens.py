@@ -184,7 +184,7 @@ class TokenFile:
 
     @property
     def count(self) -> int:
-        """How many tokens are in force."""
+        """Return how many tokens are in force."""
         return len(self._identities)
 
     def reload(self) -> bool:

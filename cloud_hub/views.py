@@ -100,7 +100,7 @@ def stream_lanes(states: Sequence[ShardState], tenant: str, stream: str) -> list
 
 
 def told_payload(states: Sequence[ShardState], tenant: str, stream: str) -> PayloadKind:
-    """What a table of the stream that is made now has payloads as: the strictest kind that an edge names."""
+    """Return what a table of the stream that is made now has payloads as: the strictest kind that an edge names."""
     return strictest(held.payload for _, _, held in stream_lanes(states, tenant, stream))
 
 

@@ -69,7 +69,7 @@ class Address(NamedTuple):
 
     @property
     def from_here(self) -> Address:
-        """Where programs of this machine reach it: a listener on all addresses is at the loopback's too."""
+        """Return where programs of this machine reach it: a listener on all addresses is at the loopback's too."""
         return self._replace(host=_LOOPBACK_OF.get(self.host, self.host))
 
     @property
@@ -150,7 +150,7 @@ def parse_size(text: str) -> int:
 
 
 def _meant_size(text: str) -> str:
-    """What was meant by a number with another spelling of a unit, or with none."""
+    """Return what was meant by a number with another spelling of a unit, or with none."""
     match = _MEASURE.fullmatch(text)
     if match is None:
         return ""
@@ -163,7 +163,7 @@ def _meant_size(text: str) -> str:
 
 
 def _meant_duration(text: str) -> str:
-    """What was meant by a number with another spelling of a unit, or with none."""
+    """Return what was meant by a number with another spelling of a unit, or with none."""
     match = _MEASURE.fullmatch(text)
     if match is None:
         return ""

@@ -214,7 +214,7 @@ class Broker:
         self._keeping.will_denied(session)
 
     def refuses(self, topic: bytes) -> bool:
-        """Whether no stream matches a topic, and the node refuses such messages."""
+        """Return whether no stream matches a topic, and the node refuses such messages."""
         return self.ingest.refuses(topic)
 
     # --- what connections ask

@@ -29,7 +29,7 @@ class FilterStarts:
         return found[1] if found is not None else {}
 
     def knows(self, client_id: str) -> bool:
-        """Whether it matters for any subscription of a client."""
+        """Return whether it matters for any subscription of a client."""
         return client_id in self._starts
 
     def all_of(self, client_id: str) -> Iterator[tuple[Entry, dict[int, int]]]:

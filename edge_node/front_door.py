@@ -58,7 +58,7 @@ class FrontDoor:
 
     @property
     def watched(self) -> list[str]:
-        """What is read again: ``users``, ``access rules``, ``certificates of listener mqtts``."""
+        """Return what is read again: ``users``, ``access rules``, ``certificates of listener mqtts``."""
         return self._reloads.watched
 
     async def open(self, make_connection: MakeConnection) -> None:

@@ -126,7 +126,7 @@ class Topics:
         return found
 
     def permits(self, topic: bytes) -> bool:
-        """Whether limits and access rules let the client publish to a topic."""
+        """Return whether limits and access rules let the client publish to a topic."""
         if topic.startswith(b"$SYS/") or topic.count(b"/") >= self._ingest.topic_levels_max:
             return False
         return self._identity is None or self._identity.may_publish(topic)
@@ -220,7 +220,7 @@ class Ingest:
         return found
 
     def refuses(self, topic: bytes) -> bool:
-        """Whether no stream matches a topic, and such messages are refused."""
+        """Return whether no stream matches a topic, and such messages are refused."""
         return self.unrouted.refuses and not self._router.streams(topic.decode())
 
     def ends(self) -> dict[int, int]:

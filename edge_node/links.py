@@ -97,7 +97,7 @@ class ReleaseLedger:
             self._release(stream, common)
 
     def lacks(self, link: str, stream: int, ranges: Iterable[Range]) -> int:
-        """How many of these numbers ``link`` is not known to have at its hub."""
+        """Return how many of these numbers ``link`` is not known to have at its hub."""
         has = self._has[stream][link]
         return sum(end - first for run in ranges for first, end in has.missing(*run))
 
@@ -178,7 +178,7 @@ class Links:
 
     @property
     def is_unsent(self) -> bool:
-        """True if no hub has anything of this log under the node's name; False also when that is unknown."""
+        """Return whether no hub has anything of this log under the node's name; False also when that is unknown."""
         return self._known.is_unsent
 
     def begin_name(self, name: NodeName) -> None:

@@ -213,7 +213,7 @@ def stream_policies(config: EdgeConfig) -> dict[str, StreamPolicy]:
 
 
 def unrouted_policy(config: EdgeConfig) -> StreamPolicy:
-    """How long the stream `unrouted` keeps records, from the node's configuration."""
+    """Return how long the stream `unrouted` keeps records, from the node's configuration."""
     return StreamPolicy("drop_oldest", config.unrouted.time_s, unrouted_bytes(config), replicated=False)
 
 

@@ -39,7 +39,7 @@ class Reloads:
 
     @property
     def watched(self) -> list[str]:
-        """What is looked after, for log lines."""
+        """Return what is looked after, for log lines."""
         return [watched.what for watched in self._watched]
 
     def add(self, watched: Watched[Content]) -> None:

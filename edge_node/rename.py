@@ -58,7 +58,7 @@ class Renaming:
 
     @property
     def is_unsent(self) -> bool:
-        """True if no hub has anything under the former name; False also when that is unknown."""
+        """Return whether no hub has anything under the former name; False also when that is unknown."""
         return self._links.is_unsent
 
     def waiting_records(self) -> int:

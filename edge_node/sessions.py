@@ -70,7 +70,7 @@ class Sessions:
     # --- clients come and go
 
     def is_connected(self, client_id: str) -> bool:
-        """Whether a client with this identifier has a connection, which ``open`` would close."""
+        """Return whether a client with this identifier has a connection, which ``open`` would close."""
         known = self._by_id.get(client_id)
         return known is not None and known.outbound.link is not None
 

@@ -44,7 +44,7 @@ class Unrouted:
 
     @property
     def refuses(self) -> bool:
-        """Whether such messages are not taken at all."""
+        """Return whether such messages are not taken at all."""
         return self.policy == "refuse"
 
     def met(self, topic: bytes) -> None:
@@ -79,7 +79,7 @@ class Unrouted:
             )  # fmt: skip
 
     def facts(self) -> dict[str, Any]:
-        """What status says: counts since the start, those of topics being lower bounds."""
+        """Return what status says: counts since the start, those of topics being lower bounds."""
         return {
             "policy": self.policy,
             "messages": self._counters.publishes_unrouted,

@@ -50,7 +50,7 @@ class Publishing(Protocol):
         """Note that a will is not to be published."""
 
     def refuses(self, topic: bytes) -> bool:
-        """Whether no stream matches a topic, and the node refuses such messages."""
+        """Return whether no stream matches a topic, and the node refuses such messages."""
         ...
 
 

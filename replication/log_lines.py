@@ -28,7 +28,7 @@ class Throttle(logging.Filter):
         self._lines = 0
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Whether the line is within the bound. One thread at a time."""
+        """Return whether the line is within the bound. One thread at a time."""
         now = self._clock()
         if now - self._began >= self._interval_s:
             left_out, self._began, self._lines = self._lines - self._lines_max, now, 0

@@ -95,7 +95,7 @@ def register(spark: SparkSession) -> None:
 
 
 def _is_found() -> bool:
-    """Whether Spark's search would find the source. A worker's path begins with the working directory."""
+    """Return whether Spark's search would find the source. A worker's path begins with the working directory."""
     return any(module.name == PACKAGE for module in pkgutil.iter_modules([os.getcwd(), *sys.path[1:]]))
 
 

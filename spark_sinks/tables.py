@@ -68,7 +68,7 @@ class TableSnapshot(NamedTuple):
 
     @property
     def payload(self) -> PayloadKind:
-        """What the table's payloads are."""
+        """Return what the table's payloads are."""
         types = {field.name: getattr(field.type, "type", None) for field in self.table.schema().fields}
         return table_payload(types.get("payload"), self.table.metadata().configuration)
 

@@ -44,7 +44,7 @@ def use_this_python(spark: SparkSession) -> bool:
 
 
 def _is_this(python: str | None) -> bool:
-    """Whether it is this interpreter: an environment's ``python`` and ``python3`` are one."""
+    """Return whether it is this interpreter: an environment's ``python`` and ``python3`` are one."""
     return python is not None and all(
         part(python) == part(sys.executable) for part in (os.path.dirname, os.path.realpath)
     )

@@ -11,7 +11,7 @@ PAYLOAD_PROPERTY = "weft.payload"
 
 
 def table_payload(column_type: str | None, properties: Mapping[str, str]) -> PayloadKind:
-    """What a table's payloads are; the column decides between bytes and text, whatever the property says.
+    """Return what a table's payloads are; the column decides between bytes and text, whatever the property says.
 
     Args:
         column_type: the Delta type of the column ``payload``.

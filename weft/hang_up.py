@@ -21,5 +21,5 @@ def hold_hang_ups() -> None:
 
 
 def hang_up_has_come() -> bool:
-    """Whether one was held."""
+    """Return whether one was held."""
     return _has_come

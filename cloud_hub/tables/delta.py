@@ -126,7 +126,7 @@ class DeltaHandle:
         ]
 
     def payload(self) -> PayloadKind:
-        """What the table's payloads are, ever since it was made."""
+        """Return what the table's payloads are, ever since it was made."""
         return table_payload(dict(self.columns()).get("payload"), self.properties())
 
     def properties(self) -> dict[str, str]:

@@ -120,7 +120,7 @@ class TableService:
 
     @property
     def is_running(self) -> bool:
-        """Whether rounds are made: from ``start`` to ``close``."""
+        """Return whether rounds are made: from ``start`` to ``close``."""
         return self._task is not None and not self._task.done()
 
     def status(self) -> list[TableStatus]:
@@ -133,7 +133,7 @@ class TableService:
         return sum(found.tierer.positions.values()) if found and found.tierer.positions else None
 
     def payload(self, tenant: str, stream: str) -> PayloadKind | None:
-        """What the payloads of a stream's table are; None while there is none, or it was not read yet."""
+        """Return what the payloads of a stream's table are; None while there is none, or it was not read yet."""
         found = self._streams.get((tenant, stream))
         return found.tierer.payload if found and found.tierer.version >= 0 else None
 

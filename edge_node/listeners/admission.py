@@ -60,7 +60,7 @@ class Visit:
         self._admission.opened(self)
 
     async def room(self) -> bool:
-        """Whether there is room for one more client; waits a moment for one that leaves."""
+        """Return whether there is room for one more client; waits a moment for one that leaves."""
         return await self._admission.room(self)
 
     def closed(self) -> None:

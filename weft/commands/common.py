@@ -170,7 +170,7 @@ def get_status(bind: str, path: str, token_file: str | None = None) -> Any:
 
 
 def _advice(error: urllib.error.HTTPError) -> str:
-    """What to do about an answer: what a hub says besides the status, in the words of a command line."""
+    """Return what to do about an answer: what a hub says besides the status, in the words of a command line."""
     if error.code in (401, 403):
         return "the token opens no status page. Give an admin token with --token-file (`weft token create`)"
     try:
