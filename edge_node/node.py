@@ -40,6 +40,8 @@ LOG_CHECK_INTERVAL_S = 1.0
 soon a full one is told of; and how soon changed files are noticed."""
 READ_BYTES_MAX = 1 << 20
 """More than asyncio and uvloop read from a socket at a time (256 KiB), and what that becomes in the log."""
+PENDING_READS_MIN = 3
+"""Longest reads that may wait for the disk at least, whatever ``limits.pending`` says."""
 KEEP_ALIVE_S_MAX = 65_535
 """The longest that two bytes can say: as a limit, it is none."""
 
@@ -197,10 +199,17 @@ def log_settings(config: EdgeConfig) -> LogSettings:
         segment_bytes=segment_bytes(config),
         budget_bytes=config.disk.budget_bytes,
         tail_bytes=config.limits.tail_bytes,
-        pending_bytes_max=config.limits.pending_bytes,
+        # The log takes up to twice this, and a read of a persistent session asks for room for the longest one. A bound
+        # in which that never fits would refuse each such session whenever anything waits for the disk.
+        pending_bytes_max=max(config.limits.pending_bytes, PENDING_READS_MIN * read_reserve_bytes(config)),
         commit_interval_s=config.commit_interval_s,
         compression_level=config.disk.compression_level if config.disk.compression == "zstd" else None,
     )
+
+
+def read_reserve_bytes(config: EdgeConfig) -> int:
+    """Room that is made sure of before a read of a persistent session is stored."""
+    return READ_BYTES_MAX + config.limits.packet_bytes
 
 
 def stream_policies(config: EdgeConfig) -> dict[str, StreamPolicy]:
@@ -269,7 +278,7 @@ def state_settings(config: EdgeConfig, suppressed: frozenset[int]) -> StateSetti
         save_interval_s=state.save_interval_s,
         save_bytes=state.save_bytes,
         journal_bytes_max=state.journal_bytes,
-        reserve_bytes=READ_BYTES_MAX + limits.packet_bytes,
+        reserve_bytes=read_reserve_bytes(config),
         resent_window=state.resent_window,
         resent_total_max=state.resent_total,
         backlog_buffer_bytes=state.backlog_buffer_bytes,

@@ -70,8 +70,9 @@ class Plan:
 
     @property
     def marked(self) -> bool:
-        """Whether the log must say who published: a session that may read it there does not want its own messages."""
-        return any(grant.no_local and grant.qos and grant.outbound.persistent for grant in self.grants)
+        """Whether the log must say who published: a session that may read it there does not want its own messages. Also
+        one that ends with its connection reads there when it is slow."""
+        return any(grant.no_local and grant.qos for grant in self.grants)
 
     def grant_of(self, outbound: Outbound) -> Grant | None:
         """What one client gets."""

@@ -29,7 +29,12 @@ class Signals:
         self._hang_up = asyncio.Event()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._stop, number)
-        loop.add_signal_handler(signal.SIGHUP, self._hang_up.set)
+
+        def hang_up(_number: int, _frame: object) -> None:
+            loop.call_soon_threadsafe(self._hang_up.set)
+
+        # Not one of the loop's own: it takes those back when it closes, and a SIGHUP then would end the process.
+        signal.signal(signal.SIGHUP, hang_up)
         if hang_up_has_come():
             self._hang_up.set()
 
@@ -67,7 +72,10 @@ def run_until_stopped(serve: Callable[[Signals], Awaitable[None]]) -> None:
         loop_factory = uvloop.new_event_loop
 
     async def main() -> None:
-        await serve(Signals())
+        try:
+            await serve(Signals())
+        finally:
+            signal.signal(signal.SIGHUP, signal.SIG_IGN)  # from here on it has no loop to tell
 
     with asyncio.Runner(loop_factory=loop_factory) as runner:
         runner.run(main())

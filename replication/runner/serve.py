@@ -207,7 +207,7 @@ async def serve_link(
     software: str = "weft",
     clock: Callable[[], int] = time.monotonic_ns,
     wall_clock: Callable[[], int] = time.time_ns,
-) -> web.WebSocketResponse:
+) -> web.StreamResponse:
     """Answer a request for ``LINK_PATH`` (its token was checked before) and run the link until it ends.
 
     Memory per connection is bounded by the largest batch, one decoded message, and what the handler keeps.
@@ -215,7 +215,12 @@ async def serve_link(
     socket = web.WebSocketResponse(
         max_msg_size=settings.batch_bytes_max + MESSAGE_SLACK_BYTES, compress=False, timeout=CLOSE_TIMEOUT_S
     )
-    await socket.prepare(request)
+    try:
+        await socket.prepare(request)
+    except ConnectionError:
+        # An edge that is stopped as it connects is no fault of this hub's; aiohttp would log it with a traceback.
+        log.debug("a link ended before it began: the edge went away")
+        return web.Response(status=400)
     receiver = Receiver(settings, cluster_id, software, wall_clock, clock())
     try:
         await _Session(socket, handler, receiver, settings.silence / SECOND, clock).run()

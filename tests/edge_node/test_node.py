@@ -17,7 +17,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from config.metrics import EDGE_METRICS, PROCESS_METRICS
 from replication.log_lines import LINES_MAX
-from tests.weft.processes import STOP_S_MAX, Node, publish
+from tests.weft.processes import STOP_S_MAX, Node, publish, wait_until
 
 pytestmark = pytest.mark.processes
 
@@ -63,6 +63,23 @@ def queued_s(pid: int) -> float:
     """How long a process was ready to run while others had the processors: nothing on a machine of its own."""
     statistics = Path(f"/proc/{pid}/schedstat")
     return int(statistics.read_text().split()[1]) / 1e9 if statistics.exists() else 0.0
+
+
+def test_the_smallest_pending_has_room_for_a_session_that_publishes(config: Path, run: Callable[[], Node]) -> None:
+    more = "commit_interval: 500ms\nlimits: {pending: 1MiB}\n"
+    config.write_text(CONFIG.replace("budget: 64MiB", "budget: 512MiB") + more)
+    node = run()
+    client = paho.Client(CallbackAPIVersion.VERSION2, "device", clean_session=False, reconnect_on_failure=False)
+    client.connect("127.0.0.1", node.mqtt_port)
+    client.loop_start()
+    try:
+        sent = [client.publish(TOPIC, message, qos=1) for message in MESSAGES]  # some while others wait for the disk
+        wait_until(lambda: node.json("status")["streams"]["telemetry"]["durable_end"] >= 1)
+        sent[-1].wait_for_publish(10)
+        assert all(each.is_published() for each in sent)
+    finally:
+        client.disconnect()
+        client.loop_stop()
 
 
 def test_it_starts_in_a_second_and_stays_small(run: Callable[[], Node]) -> None:

@@ -392,6 +392,26 @@ async def test_a_new_filter_of_a_slow_clean_session_gets_nothing_older(tmp_path:
         assert not node.broker._keeping._starts.knows("c")
 
 
+async def test_a_slow_clean_session_does_not_read_its_own_messages_from_the_log(tmp_path: Path) -> None:
+    """[MQTT-3.8.3-3]"""
+    limits = SessionLimits(inflight_max=1, queue_bytes_max=1000)
+    async with running(tmp_path, limits=limits) as node:
+        client = await RawClient.connect5(node.port, "c")
+        await client.subscribe(Subscription("plant/a", 1, no_local=True))
+        device = await RawClient.connect(node.port, "device")
+        for number in range(1, 41):
+            device.send(Publish(b"plant/a", b"other %d" % number, 1, number))
+            assert await device.receive() == PubAck(number)
+        delivered = [await client.receive()]
+        client.send(Publish(b"plant/a", b"own", 1, 1))  # while it reads the log
+        assert await client.receive() == PubAck(1)
+        device.send(Publish(b"plant/a", b"last", 1, 41))
+        while delivered[-1].payload != b"last":
+            client.send(PubAck(delivered[-1].packet_id))
+            delivered.append(await client.receive())
+        assert [packet.payload for packet in delivered] == [*(b"other %d" % n for n in range(1, 41)), b"last"]
+
+
 async def test_members_of_a_shared_subscription_that_are_slow_lose_nothing_of_a_stream(tmp_path: Path) -> None:
     limits = SessionLimits(inflight_max=5, queue_bytes_max=2000)
     async with running(tmp_path, limits=limits) as node:

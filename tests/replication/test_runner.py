@@ -6,6 +6,7 @@ import asyncio
 import base64
 import contextlib
 import hashlib
+import logging
 import random
 import re
 import struct
@@ -13,6 +14,7 @@ from collections import Counter
 from collections.abc import AsyncIterator
 
 import pytest
+from aiohttp import web
 
 from protocols.batch import columns_from_lists, encode
 from protocols.chunk import GapRange
@@ -262,6 +264,34 @@ async def test_the_age_of_what_is_pending_is_known_while_nobody_is_connected() -
         assert link.status.last_error == (
             "http://127.0.0.1:1: cannot connect (Connection refused). Check that the hub runs, and its host and port"
         )
+
+
+async def test_an_edge_that_goes_away_before_it_is_answered_is_no_error_of_the_hub(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    ended = asyncio.Event()
+
+    class Slow(Hub):
+        async def _link(self, request: web.Request) -> web.StreamResponse:
+            assert request.transport is not None
+            request.transport.close()
+            try:
+                return await super()._link(request)
+            finally:
+                ended.set()
+
+    hub = Slow()
+    await hub.start()
+    try:
+        with caplog.at_level(logging.INFO):
+            async with Link(ModelLog({1: "s"}), hub.url):
+                await asyncio.wait_for(ended.wait(), 5)
+                await asyncio.sleep(0)
+            await hub.stop()
+    finally:
+        await hub.stop()
+    errors = [record for record in caplog.records if record.levelno >= logging.ERROR]
+    assert errors == []
 
 
 async def test_an_edge_that_goes_silent_is_closed_by_the_hub(hub: Hub) -> None:

@@ -8,6 +8,7 @@ import re
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -81,6 +82,16 @@ def test_a_hang_up_while_a_node_starts_ends_nothing_and_is_not_forgotten(
         process.send_signal(signal.SIGTERM)
         assert process.wait(STOP_S_MAX) == 0
     assert log.has("SIGTERM: stopping")
+
+
+@pytest.mark.parametrize("kind", ["edge", "hub"])
+def test_a_hang_up_while_a_node_stops_is_no_crash(configs: dict[str, Path], start: Start, kind: str) -> None:
+    process = start(kind, configs[kind]).process
+    process.terminate()
+    deadline = time.monotonic() + STOP_S_MAX
+    while process.poll() is None and time.monotonic() < deadline:
+        hang_up(process)
+    assert process.wait(STOP_S_MAX) == 0
 
 
 def test_an_edge_says_what_it_read_again_and_which_settings_need_a_restart(
