@@ -69,6 +69,9 @@ class _Comparison:
         self._named: dict[str, dict[str, RangeSet]] = defaultdict(lambda: defaultdict(RangeSet))
         """Log id -> tenant/edge -> what stands in the log and the table of this stream under that name, of any tenant.
         A record is one log's one number, so the same under two names is there twice."""
+        self._explained: dict[str, RangeSet] = defaultdict(RangeSet)
+        """Log id -> numbers that the hub has under some name, of any tenant, or whose loss some name gives a
+        reason for. A gap that says `renamed` is none: it only says that another name has them."""
         self._gaps: dict[LaneKey, list[GapRange]] = defaultdict(list)
         self._resent: Counter[LaneKey] = Counter()
         self._chunks: Counter[int] = Counter()
@@ -111,10 +114,18 @@ class _Comparison:
         for lane in updates:
             if lane.stream == self._stream:
                 self._named[format_log_id(lane.log_id)][f"{lane.tenant}/{lane.edge}"].update(lane.ranges)
+                self._explain(lane)
             if (lane.tenant, lane.stream) == (self._tenant, self._stream):
                 key = lane.edge, format_log_id(lane.log_id)
                 self._indexed[key].update(lane.ranges)
                 self._gaps[key] += lane.gaps
+
+    def _explain(self, lane: LaneUpdate) -> None:
+        explained = self._explained[format_log_id(lane.log_id)]
+        explained.update(lane.ranges)
+        for gap in lane.gaps:
+            if gap.reason != GapReason.RENAMED:
+                explained.add(gap.first, gap.end)
 
     async def _read_sections(self, log: ShardLog, chunk: Chunk) -> None:
         for section in chunk.footer.streams:
@@ -162,12 +173,14 @@ class _Comparison:
     def _lane(self, key: LaneKey) -> LaneAudit:
         log, table, below, indexed = self._log.held[key], self._table.held[key], self._below[key], self._indexed[key]
         above = _without(log, below)
-        accounted = log.copy()
+        accounted, end = log.copy(), log.end
         gaps: Counter[str] = Counter()
         for gap in self._gaps[key]:
-            accounted.add(gap.first, gap.end)
-            gaps[_reason(gap.reason)] += gap.end - gap.first
-        holes = accounted.missing(0, accounted.end)
+            told = self._told(key[1], gap)
+            accounted.update(told)
+            end = max(end, gap.end)
+            gaps[_reason(gap.reason)] += told.count()
+        holes = accounted.missing(0, end)
         return LaneAudit(
             edge=key[0],
             log_id=key[1],
@@ -179,12 +192,22 @@ class _Comparison:
             waiting=_without(above, table).count(),
             missing=_without(below, table).count(),
             unknown=_without(table, log).count(),
-            gaps=dict(gaps),
+            gaps={reason: count for reason, count in gaps.items() if count},
             holes=sum(end - first for first, end in holes),
             hole_ranges=holes[:HOLES_LISTED_MAX],
             resent=self._resent[key],
             named_twice=self._named_twice(key),
         )
+
+    def _told(self, log_id: str, gap: GapRange) -> RangeSet:
+        """What of a gap notice's numbers needs no further explanation.
+
+        Numbers before a rename that no name has are none: this hub lost them, or was never sent them.
+        """
+        numbers = RangeSet([(gap.first, gap.end)])
+        if gap.reason != GapReason.RENAMED:
+            return numbers
+        return _without(numbers, _without(numbers, self._explained[log_id]))
 
     def _named_twice(self, key: LaneKey) -> dict[str, int]:
         """Other names of the lane's log, and how many of its records each has too."""

@@ -32,7 +32,8 @@ class LaneAudit(msgspec.Struct, frozen=True):
     gaps: dict[str, int]
     """Sequence numbers that can never come, by reason."""
     holes: int
-    """Below the last sequence number, neither held nor under a gap notice: still to come over a link."""
+    """Below the last sequence number, neither held nor under a gap notice: still to come over a link. Numbers before a
+    rename that the hub has under no name are among them."""
     hole_ranges: list[tuple[int, int]]
     """The first ``HOLES_LISTED_MAX``."""
     resent: int

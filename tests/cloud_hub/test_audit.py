@@ -177,6 +177,17 @@ async def test_a_log_that_was_renamed_rightly_is_good(store: ObjectStore, log: L
     assert [(lane.gaps, lane.holes) for lane in found.lanes if lane.edge == "press-9"] == [({"renamed": 20}, 0)]
 
 
+async def test_numbers_before_a_rename_that_no_name_has_are_holes(store: ObjectStore, log: LogWriter) -> None:
+    """The hub was restored to a time before the rename, or a reason for them never reached it."""
+    gaps = [GapRange(0, 30, GapReason.RENAMED)]
+    await log.append(0, Run(LANE, 22, 1, gaps=[GapRange(20, 22, GapReason.EXPIRED)]))
+    await log.append(1, Run(LANE._replace(edge="press-9"), 30, 10, gaps=gaps))
+    await log.append(1, Run(LANE._replace(edge="press-3", log_id=9), 4, 1, gaps=[GapRange(0, 4, GapReason.RENAMED)]))
+    found = {lane.edge: lane for lane in (await report(store)).lanes}
+    assert (found["press-9"].gaps, found["press-9"].hole_ranges) == ({"renamed": 23}, [(23, 30)])
+    assert (found["press-3"].gaps, found["press-3"].hole_ranges) == ({}, [(0, 4)])
+
+
 async def test_damage_is_named_and_the_rest_still_counted(store: ObjectStore, log: LogWriter, tmp_path: Path) -> None:
     chunk = tmp_path / f"store/shard-0/chunk/{1:020d}"
     data = bytearray(chunk.read_bytes())

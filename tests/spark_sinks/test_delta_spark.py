@@ -7,7 +7,6 @@ import re
 import subprocess
 import sys
 import tempfile
-import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -22,7 +21,6 @@ from tests.spark_sinks.conftest import Hub
 pytestmark = [pytest.mark.slow, pytest.mark.spark, pytest.mark.timeout(590)]
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "how-to" / "open-the-table.md"
-MAVEN = "https://repo1.maven.org/maven2/io/delta/delta-spark_4.2_2.13/maven-metadata.xml"
 RUN_SECONDS_MAX = 500
 
 
@@ -31,10 +29,6 @@ def downloads() -> Iterator[Path]:
     """A folder with delta-spark, of the version that the page names, and room for 87 MB of jars; gone afterwards."""
     version = re.findall(r"pip install delta-spark==(\S+)`", PAGE.read_text())[0]
     with tempfile.TemporaryDirectory() as folder:
-        try:
-            urllib.request.urlopen(MAVEN, timeout=10).close()
-        except OSError as error:
-            pytest.skip(f"Maven Central, which has delta-spark's jars, cannot be reached: {error}")
         command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", folder]
         wanted = [f"delta-spark=={version}", "importlib_metadata<=8.7.1", "zipp"]
         done = subprocess.run([*command, *wanted], capture_output=True, text=True, check=False)
@@ -47,8 +41,7 @@ def test_the_delta_reader_opens_our_table(hub: Hub, tmp_path: Path, downloads: P
     hub.write(2)
     rows = hub.tier()
     (tmp_path / "store").symlink_to(hub.root)
-    script = next(block.text for block in blocks(PAGE) if not block.is_followed)
-    assert 'format("delta")' in script
+    script = next(block.text for block in blocks(PAGE) if 'format("delta")' in block.text)
     assert "table(spark" in script
     file = tmp_path / "script.py"
     file.write_text(f"{script}\nprint('rows', table(spark, 'telemetry', store='store').count())\n")
@@ -67,6 +60,8 @@ def test_the_delta_reader_opens_our_table(hub: Hub, tmp_path: Path, downloads: P
         timeout=RUN_SECONDS_MAX,
         check=False,
     )
+    if done.returncode and "UNRESOLVED DEPENDENCIES" in done.stderr:
+        pytest.skip("delta-spark's jars cannot be had from Maven Central here")
     assert done.returncode == 0, done.stderr[-3000:]
     assert re.search(r"\|\s*m0\|\s*40\|", done.stdout)
     assert f"rows {rows}" in done.stdout
