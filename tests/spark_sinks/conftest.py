@@ -8,6 +8,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 
 import pytest
+from pyspark import SparkContext
 from pyspark.sql import DataFrame, SparkSession
 
 from bench.log_writer import Delivery, LogWriter
@@ -24,6 +25,7 @@ START = 1_700_000_000 * SECOND
 STREAM = "telemetry"
 TOPIC = "plant/{line}/{machine}/telemetry"
 SHARDS = 3
+JAVA_ENDS_S_MAX = 30.0
 EDGES = ("press-1", "press-2", "press-3", "paint-1")
 
 
@@ -39,7 +41,13 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
         },
     )
     yield started
+    java = SparkContext._gateway
     started.stop()
+    # Java removes its temporary files when it ends, which otherwise is after the run has looked for leftovers.
+    java.shutdown()
+    java.proc.stdin.close()
+    java.proc.wait(JAVA_ENDS_S_MAX)
+    SparkContext._gateway = SparkContext._jvm = None
 
 
 class Hub:
