@@ -297,7 +297,7 @@ async def test_another_user_is_refused_by_the_mode_and_by_the_node(open_folder: 
     await put(log, "telemetry", 5)
     control = Control(str(open_folder), log)
     await control.start()
-    assert "in use by a node of another user" in await asyncio.to_thread(ask_as_nobody)
+    assert "may not connect to it: it belongs to user" in await asyncio.to_thread(ask_as_nobody)
     (open_folder / "control.sock").chmod(0o666)
     assert f"not from the user with the id {NOBODY}" in await asyncio.to_thread(ask_as_nobody)
     assert operator_gaps(log) == []

@@ -49,8 +49,8 @@ def binaries(distributions: Path, tmp_path_factory: pytest.TempPathFactory, requ
     if request.param == "checkout":
         return installed_as_in_the_readme(home)
     (distribution,) = distributions.glob(PATTERNS[request.param])
-    subprocess.run([sys.executable, "-m", "venv", home / "weft"], check=True)
-    pip(home / "weft/bin", "install", "--constraint", str(ROOT / "constraints.txt"), str(distribution))
+    subprocess.run([sys.executable, "-m", "venv", home / "weft-env"], check=True)
+    pip(home / "weft-env/bin", "install", "--constraint", str(ROOT / "constraints.txt"), str(distribution))
     return home / "weft-env/bin"
 
 
