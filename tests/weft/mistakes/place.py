@@ -81,8 +81,10 @@ class Place:
     def emptied(self, text: str, folder: Path) -> str:
         """What a command printed, as it stands in the table."""
         for placeholder, value in {"<dir>": str(folder), **self._names}.items():
+            # The user who runs the tests may be called as a topic is.
+            before = "(?:(?<=user )|(?<=-o ))" if placeholder == "<user>" else ""
             if value:
-                text = re.sub(rf"(?<![\w-]){re.escape(value)}(?![\w-])", lambda _, name=placeholder: name, text)
+                text = re.sub(rf"{before}(?<![\w-]){re.escape(value)}(?![\w-])", lambda _, name=placeholder: name, text)
         return _PROBE.sub("probe/<key>", _MOMENT.sub("<time>", _TIME.sub("", text))).strip()
 
     def start(self, arguments: list[str], folder: Path, given: str = "") -> multiprocessing.process.BaseProcess:
