@@ -106,7 +106,7 @@ class EdgeLimits(Section, frozen=True, kw_only=True):
         Size,
         Meta(
             description="Most bytes of live messages at QoS 1 and 2 kept for one client. Messages beyond it are read "
-            "from the log later; messages that no stream keeps are dropped."
+            "from the log later. A session that ends with its connection loses messages whose topic no stream matches."
         ),
     ] = field(default=1 * MiB, name="session_queue")
     session_queues_bytes: Annotated[

@@ -65,7 +65,7 @@ class Deliveries:
         if not outbound.told_of_drops:
             outbound.told_of_drops = True
             log.warning(
-                "MQTT client %r acknowledges too slowly: messages that no stream keeps are dropped beyond "
+                "MQTT client %r acknowledges too slowly: messages whose topic no stream matches are dropped beyond "
                 "limits.session_queue. Add a stream for their topics, and the client gets them from the log",
                 outbound.client_id,
             )
