@@ -19,7 +19,7 @@ from bench.common import SERVER_CORE, encode_batch, pin, write_results
 from cloud_hub.tables.parquet_file import ParquetFile
 from protocols.chunk import LaneUpdate, StreamSection, encode_entry_header
 from protocols.payloads import PayloadKind
-from storage.rows import row_schema, section_rows
+from storage.table.rows import row_schema, section_rows
 
 BATCH_RECORDS = 5000
 EDGES = 8

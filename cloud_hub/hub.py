@@ -16,18 +16,18 @@ from typing import TYPE_CHECKING
 import msgspec
 from aiohttp import web
 
-from cloud_hub import link_log
-from cloud_hub.access import Access, ApiError
-from cloud_hub.api import Api
-from cloud_hub.idle import Connection, IdleConnections
-from cloud_hub.link_log import HubLinkLog
-from cloud_hub.links import EdgeLink
-from cloud_hub.metrics import Metrics
-from cloud_hub.sequencer import Sequencer
+from cloud_hub.api.access import Access, ApiError
+from cloud_hub.api.application import Api
+from cloud_hub.api.idle import Connection, IdleConnections
+from cloud_hub.api.metrics import Metrics
+from cloud_hub.api.stream_figures import StreamFigures
+from cloud_hub.api.tokens import TokenFile
+from cloud_hub.api.views import View, moment
+from cloud_hub.links import link_log
+from cloud_hub.links.edge_link import EdgeLink
+from cloud_hub.links.link_log import HubLinkLog
 from cloud_hub.settings import HubSettings
-from cloud_hub.stream_figures import StreamFigures
-from cloud_hub.tokens import TokenFile
-from cloud_hub.views import View, moment
+from cloud_hub.shard.sequencer import Sequencer
 from config.errors import SettingError
 from config.machine import why_not_listening
 from config.units import Address, approximate_duration

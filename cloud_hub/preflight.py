@@ -9,7 +9,7 @@ import urllib.error
 import urllib.request
 from dataclasses import dataclass, field
 
-from cloud_hub.tokens import TokensUnusable, read_tokens
+from cloud_hub.api.tokens import TokensUnusable, read_tokens
 from config.errors import Finding
 from config.machine import folder, not_listening, too_readable, why_unreadable
 from config.models import HubConfig

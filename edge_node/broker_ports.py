@@ -6,7 +6,7 @@ The broker (connections, sessions, deliveries) is written against these; ``node.
 belongs to the event loop's thread and returns at once, except the ``async`` ones, which may wait for a disk or a hash.
 Streams are named by their number in the log, topics are UTF-8 bytes, times are nanoseconds since 1970.
 
-``node.py`` makes one ``edge_node.broker.Broker`` (its settings are ``BrokerSettings`` and ``SessionLimits``), calls
+``node.py`` makes one ``mqtt.broker.Broker`` (its settings are ``BrokerSettings`` and ``SessionLimits``), calls
 ``broker.start()`` before listeners and ``broker.close()`` after they have stopped accepting; a listener hands each
 transport that is ready to ``broker.connection(door, arrival)``, and ``door.watch(broker.permissions_changed)`` is
 called once.

@@ -11,7 +11,7 @@ from config.streams import Link, Retain, Stream
 from config.units import UnixSocket, format_size, parse_bind, parse_listen, quoted
 from config.values import Anonymous
 from edge_node.broker_ports import SESSION_JOURNAL_STREAM, SESSION_TOPICS_STREAM
-from edge_node.unrouted import UNROUTED_STREAM
+from edge_node.ingest.unrouted import UNROUTED_STREAM
 from protocols.lane import NAME_RULE, valid_name
 from protocols.topics import compile_pattern
 

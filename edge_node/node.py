@@ -8,27 +8,29 @@ import logging
 import random
 from collections.abc import Callable
 
-import edge_node.light_imports  # noqa: F401 - before edge_node.state
+import edge_node.light_imports  # noqa: F401 - before edge_node.sessions.store
 from config.models import EdgeConfig
 from config.units import Address, UnixSocket, parse_bind
-from edge_node import deliveries, mqtt_connection, unrouted
-from edge_node.broker import Broker, BrokerSettings
 from edge_node.check import carried_streams, segment_bytes, topics_log_bytes, unrouted_bytes
 from edge_node.clock import clock_reader, wall_clock
-from edge_node.control import Control
+from edge_node.control.server import Control
 from edge_node.counters import Counters
-from edge_node.door_counters import DoorCounters
-from edge_node.front_door import FrontDoor
-from edge_node.health import Health
-from edge_node.http import Pages
-from edge_node.links import Links
-from edge_node.metrics import render
-from edge_node.outage import SAMPLE_INTERVAL_S
-from edge_node.session_limits import SessionLimits
-from edge_node.shortage_log import ShortageLog
-from edge_node.state import BrokerState, StateCounters, StateSettings
-from edge_node.status import NodeStatus
-from edge_node.unrouted import UNROUTED_STREAM, Unrouted
+from edge_node.ingest import unrouted
+from edge_node.ingest.unrouted import UNROUTED_STREAM, Unrouted
+from edge_node.links.links import Links
+from edge_node.listeners.counters import DoorCounters
+from edge_node.mqtt import connection as mqtt_connection
+from edge_node.mqtt.broker import Broker, BrokerSettings
+from edge_node.mqtt.listeners import FrontDoor
+from edge_node.sessions import deliveries
+from edge_node.sessions.limits import SessionLimits
+from edge_node.sessions.store import BrokerState, StateCounters, StateSettings
+from edge_node.status.facts import NodeStatus
+from edge_node.status.health import Health
+from edge_node.status.metrics import render
+from edge_node.status.outage import SAMPLE_INTERVAL_S
+from edge_node.status.pages import Pages
+from edge_node.status.shortage_log import ShortageLog
 from protocols.lane import NodeName
 from replication.log_lines import Throttle
 from storage.segment_log import LogSettings, SegmentLog, StreamPolicy

@@ -12,11 +12,11 @@ from config.machine import CREDENTIALS, folder, not_listening, too_readable, too
 from config.models import EdgeConfig
 from config.streams import Link
 from config.units import Address, UnixSocket, parse_bind, parse_listen
-from edge_node import acl, users
-from edge_node.door_settings import listener_settings
+from edge_node.access import acl, users
+from edge_node.inspect.view import is_locked
+from edge_node.listeners.from_config import listener_settings
 from edge_node.listeners.settings import TlsFiles
 from edge_node.listeners.tls import TlsUnusable, expiry, server_context
-from edge_node.log_view import is_locked
 from replication.runner import read_token
 
 EXPIRES_SOON = timedelta(days=14)

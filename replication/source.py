@@ -1,4 +1,4 @@
-"""What a sender needs of a log. ``edge_node/links.py`` joins it to the segment log."""
+"""What a sender needs of a log. ``edge_node/links/links.py`` joins it to the segment log."""
 
 from __future__ import annotations
 

@@ -23,8 +23,8 @@ from spark_sinks.stream_log import ChunkSlice
 from storage.chunk_log import ShardLog
 from storage.cluster import Cluster
 from storage.object_store import NotFound, ObjectStore, open_store
-from storage.row_columns import ROWS_MAX
-from storage.rows import row_schema, section_rows
+from storage.table.columns import ROWS_MAX
+from storage.table.rows import row_schema, section_rows
 
 FETCH_BYTES = 16 << 20
 """Sections fetched at once: hides a store's round trips behind each other and bounds what a task holds."""

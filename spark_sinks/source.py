@@ -26,7 +26,7 @@ from spark_sinks.partitions import read_partition
 from spark_sinks.plan import plan, resolve
 from spark_sinks.positions import Offsets, check_offsets, from_json, limited, to_json
 from spark_sinks.stream_log import StreamLog, subset
-from storage.rows import row_schema
+from storage.table.rows import row_schema
 
 _SYSTEM = [row_schema([], kind) for kind in PayloadKind]
 

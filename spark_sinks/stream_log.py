@@ -21,7 +21,7 @@ from spark_sinks.tables import TableSnapshot, open_table
 from storage.chunk_log import ShardLog, table_key
 from storage.cluster import Cluster, ClusterUnusable, open_cluster
 from storage.object_store import ObjectStore, StoreError, StoreUnfit, open_store
-from storage.rows import row_schema, usable_fields
+from storage.table.rows import row_schema, usable_fields
 
 RECENT_CHUNKS_MAX = 4096
 """Indexes of recent chunks that a running query keeps per shard, so that a micro-batch reads no index twice."""

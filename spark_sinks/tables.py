@@ -14,7 +14,7 @@ from protocols.payloads import PayloadKind
 from spark_sinks.errors import ReadError
 from spark_sinks.positions import Offsets
 from storage.cluster import Cluster
-from storage.table_names import app_id, table_payload
+from storage.table.names import app_id, table_payload
 
 READABLE_FEATURES = frozenset({"timestampNtz", "vacuumProtocolCheck", "v2Checkpoint"})
 """Reader features under which a live file still holds exactly its live rows, by their columns' own names. Deletion

@@ -13,8 +13,8 @@ import click
 
 from config.errors import ConfigError
 from config.machine import why_denied
-from weft.hang_up import hold_hang_ups
 from weft.output import FAILURE_EXIT_CODE, STOPPED_EXIT_CODE, Refused, print_error, print_error_json
+from weft.service.hang_up import hold_hang_ups
 
 _COMMANDS = {
     "edge": "weft.commands.edge",

@@ -1,4 +1,4 @@
-"""Which columns a stream's table has beyond the fixed ones: one per named topic level (``storage.rows``)."""
+"""Which columns a stream's table has beyond the fixed ones: one per named topic level (``storage.table.rows``)."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable
 
 import pyarrow as pa
 
-from storage.rows import FIXED_COLUMNS, usable_fields
+from storage.table.rows import FIXED_COLUMNS, usable_fields
 
 
 def level_columns(columns: Iterable[tuple[str, str]]) -> list[str]:

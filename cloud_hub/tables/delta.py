@@ -19,7 +19,7 @@ from deltalake.transaction import AddAction, RemoveAction
 
 from cloud_hub.tables.errors import TableConflict, TableError
 from protocols.payloads import PayloadKind
-from storage.table_names import table_payload
+from storage.table.names import table_payload
 
 T = TypeVar("T")
 ACTIONS_KEY = "weftActions"

@@ -23,7 +23,7 @@ from cloud_hub.tables.parquet_file import ParquetFile
 from cloud_hub.tables.settings import DEFAULTS, TableSettings
 from cloud_hub.tables.tierer import Tierer
 from storage.object_store import ObjectStore
-from storage.rows import row_schema
+from storage.table.rows import row_schema
 
 _BATCH_ROWS = 64 << 10
 

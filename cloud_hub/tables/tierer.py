@@ -29,8 +29,8 @@ from protocols.errors import CodecError
 from protocols.payloads import PayloadKind
 from storage.chunk_log import Cluster, table_key
 from storage.object_store import NotFound, ObjectStore
-from storage.rows import row_schema, section_rows
-from storage.table_names import PAYLOAD_PROPERTY, app_id
+from storage.table.names import PAYLOAD_PROPERTY, app_id
+from storage.table.rows import row_schema, section_rows
 
 ATTEMPTS_MAX = 5
 """Times that a step starts over because another writer was first."""

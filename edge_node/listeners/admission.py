@@ -8,7 +8,7 @@ import logging
 from typing import Protocol
 
 from edge_node.counters import Counters
-from edge_node.door_counters import DoorCounters
+from edge_node.listeners.counters import DoorCounters
 from edge_node.listeners.places import Places
 from edge_node.listeners.settings import DoorLimits
 

@@ -2,10 +2,10 @@
 
 from storage.segment_log.errors import LogError, LogFailed, LogFull, LogVersionError, RecordTooLarge, WrongOwner
 from storage.segment_log.log import SegmentLog
-from storage.segment_log.recovery import RecoveryReport
+from storage.segment_log.read.stats import LogStats
+from storage.segment_log.recover.recovery import RecoveryReport
 from storage.segment_log.settings import LogSettings, StreamPolicy
 from storage.segment_log.state import SYNC_BUCKETS_S
-from storage.segment_log.stats import LogStats
 
 __all__ = [
     "SYNC_BUCKETS_S",

@@ -12,14 +12,9 @@ from protocols.lane import NAME_RULE, NodeName, valid_name
 from protocols.ranges import RangeSet
 from protocols.segment import GapReason, Owner
 from storage.filesystem import FileSystem, OSFileSystem
-from storage.segment_log.answers import LogAnswers
-from storage.segment_log.budget import admit, admit_to_stream, forget_released, shortage
-from storage.segment_log.committer import Post
-from storage.segment_log.errors import LogFailed, LogFull
-from storage.segment_log.gaps import notices
-from storage.segment_log.giving_up import give_up, whole_batches
-from storage.segment_log.identity import Identity, keep_identity
-from storage.segment_log.pending import (
+from storage.segment_log.commit.atomic_append import Together
+from storage.segment_log.commit.committer import Post
+from storage.segment_log.commit.pending import (
     BATCH_OVERHEAD_BYTES,
     Callback,
     Run,
@@ -28,12 +23,17 @@ from storage.segment_log.pending import (
     check_records,
     run_bytes,
 )
-from storage.segment_log.reader import LogReader
+from storage.segment_log.commit.writer import WriterThread
+from storage.segment_log.errors import LogFailed, LogFull
+from storage.segment_log.read.answers import LogAnswers
+from storage.segment_log.read.reader import LogReader
+from storage.segment_log.recover.identity import Identity, keep_identity
+from storage.segment_log.recover.open_log import Started, start
+from storage.segment_log.room.budget import admit, admit_to_stream, forget_released, shortage
+from storage.segment_log.room.drop_backlog import give_up, whole_batches
+from storage.segment_log.room.gaps import notices
 from storage.segment_log.settings import BATCH_BYTES_MAX, DUE_BYTES, RECORD_BYTES_MAX, LogSettings, StreamPolicy
-from storage.segment_log.start import Started, start
 from storage.segment_log.state import LaneState
-from storage.segment_log.together import Together
-from storage.segment_log.writer import WriterThread
 
 EndOfTurn = Callable[[Callable[[], None]], object]
 AskedRun = tuple[int, list[bytes], list[bytes], dict[int, HeaderPairs] | None]

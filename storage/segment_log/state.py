@@ -12,13 +12,13 @@ from protocols.ranges import RangeSet
 from protocols.segment import GapNotice, Owner, StreamEntry
 from storage.filesystem import FileSystem
 from storage.histogram import Histogram
+from storage.segment_log.commit.pending import PendingQueue
+from storage.segment_log.commit.segment_file import Segment
 from storage.segment_log.errors import LogFailed
-from storage.segment_log.gaps import merged
-from storage.segment_log.identity import IDENTITY_BYTES
-from storage.segment_log.pending import PendingQueue
-from storage.segment_log.segment_file import Segment
+from storage.segment_log.read.tail import MemoryTail
+from storage.segment_log.recover.identity import IDENTITY_BYTES
+from storage.segment_log.room.gaps import merged
 from storage.segment_log.settings import DEFAULT_POLICY, LogSettings, StreamPolicy
-from storage.segment_log.tail import MemoryTail
 
 SYNC_BUCKETS_S = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 5.0)
 """Upper bounds of the histogram of write + sync times; one more bucket counts what took longer."""

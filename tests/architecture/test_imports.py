@@ -32,7 +32,7 @@ THIRD_PARTIES: dict[str, tuple[str, ...]] = {
     "websockets": ("edge_node/listeners/",),
     "click": ("weft/",),
     "rich": ("weft/",),
-    "yaml": ("config/", "cloud_hub/tokens.py"),
+    "yaml": ("config/", "cloud_hub/api/tokens.py"),
     "ctypes": ("edge_node/clock.py",),
 }
 """Library -> where it may be imported."""

@@ -7,9 +7,9 @@ import random
 import struct
 from collections import defaultdict
 
-from cloud_hub.intake import LaneIntake, SessionRefused
-from cloud_hub.sequencer import Sequencer
 from cloud_hub.settings import SequencerSettings
+from cloud_hub.shard.lane_session import LaneIntake, SessionRefused
+from cloud_hub.shard.sequencer import Sequencer
 from protocols import batch, chunk
 from protocols.batch import BatchHeader, ClockReading, ClockState
 from protocols.chunk import Chunk, GapRange, Mark

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from cloud_hub.tokens import Scope, create_token
+from cloud_hub.api.tokens import Scope, create_token
 from storage.object_store.memory import MemoryStore
 from tests.cloud_hub.faulty_store import CALM, FaultyStore
 from tests.cloud_hub.live import eventually, get, running_hub

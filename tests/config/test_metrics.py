@@ -12,8 +12,8 @@ from cloud_hub.settings import HubSettings
 from config.limits import EdgeLimits, State
 from config.metrics import EDGE_METRICS, HUB_METRICS, PROCESS_METRICS
 from edge_node.counters import Counters
-from edge_node.door_counters import DoorCounters
-from edge_node.state import StateCounters
+from edge_node.listeners.counters import DoorCounters
+from edge_node.sessions.store import StateCounters
 
 
 async def test_a_hub_exports_its_catalogue() -> None:

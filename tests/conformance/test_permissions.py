@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from edge_node.users import HASHER
+from edge_node.access.users import HASHER
 from tests.conformance.conftest import Broker, Connect
 from tests.conformance.raw_client import (
     CONNACK,

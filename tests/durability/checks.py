@@ -8,7 +8,7 @@ from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
 
-from edge_node.unrouted import UNROUTED_STREAM
+from edge_node.ingest.unrouted import UNROUTED_STREAM
 from protocols.batch import records
 from protocols.ranges import RangeSet
 from protocols.segment import GapReason
@@ -16,7 +16,7 @@ from storage.filesystem import FileSystem
 from storage.segment_log import LogSettings, SegmentLog
 from tests.durability.devices import Device, Sent
 from tests.durability.nodes import STREAM
-from tests.storage.log_helpers import open_log
+from tests.storage.segment_log.helpers import open_log
 
 SETTINGS = LogSettings(segment_bytes=1 << 20, budget_bytes=64 << 20, tail_bytes=0)
 """Of the nodes under test."""

@@ -17,7 +17,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from cloud_hub.audit import audit
+from cloud_hub.audit.audit import audit
 from storage.filesystem import OSFileSystem
 from storage.object_store import open_store
 from tests.durability.checks import check_all_there, check_rest_is_noticed, of_stream, open_after, read_stream

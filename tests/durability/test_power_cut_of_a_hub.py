@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from cloud_hub.audit import audit
-from cloud_hub.audit_report import AuditReport
+from cloud_hub.audit.audit import audit
+from cloud_hub.audit.report import AuditReport
 from storage.object_store import open_store
 from tests.durability.devices import Device
 from tests.durability.nodes import PATIENCE_S, STREAM, Node

@@ -25,7 +25,7 @@ CANNOT_RUN = {
     r"\./run (setup|build)": "works in the repository's own folder; whoever runs the tests ran it",
     r"\./run (test|lint|bench)": "would run this test within itself, or for minutes",
     r"\./run demo": "takes a minute; tests/end_to_end/test_demo.py runs it",
-    r"python -m tests\.storage\.power_cuts ": "runs for hours; tests/storage/test_power_cuts.py makes shorter runs",
+    r"python -m tests\.storage\.segment_log\.power_cuts ": "runs for hours; test_power_cuts.py makes shorter ones",
 }
 """Commands that this test leaves out, and why. A new one needs a reason, or must run."""
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from cloud_hub.audit import audit
+from cloud_hub.audit.audit import audit
 from storage.chunk_log import table_key
 from storage.object_store import open_store
 from weft.demo.fabric import Edge, Hub, Service

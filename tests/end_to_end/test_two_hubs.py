@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from cloud_hub.audit import audit
+from cloud_hub.audit.audit import audit
 from storage.object_store import open_store
 from tests.end_to_end.test_kills import DRAIN_TIMEOUT_S, STREAM, Load, check_every_message, make_edge
 from weft.demo.fabric import Edge, Hub

@@ -17,7 +17,7 @@ from spark_sinks.partitions import ChunkPartition, TablePartition, read_partitio
 from spark_sinks.positions import Offsets
 from spark_sinks.stream_log import StreamLog
 from spark_sinks.tables import TableFile, TableSnapshot
-from storage.rows import row_schema
+from storage.table.rows import row_schema
 from tests.spark_sinks.conftest import EDGES, SHARDS, STREAM, Hub
 
 SCHEMA = row_schema(["line", "machine"])

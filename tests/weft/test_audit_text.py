@@ -6,7 +6,7 @@ import itertools
 
 import pytest
 
-from cloud_hub.audit_report import AuditReport, LaneAudit
+from cloud_hub.audit.report import AuditReport, LaneAudit
 from tests.weft.test_output import on_a_terminal
 from weft.commands.audit import _show
 

@@ -18,13 +18,13 @@ from click.testing import Result
 from paho.mqtt.enums import CallbackAPIVersion
 
 from edge_node.clock import clock_reader, wall_clock
-from edge_node.control_client import DropRequest, ask_drop
+from edge_node.control.client import DropRequest, ask_drop
 from protocols.batch import BatchHeader
 from protocols.ranges import RangeSet
 from protocols.segment import GapReason
 from storage.filesystem import File, OSFileSystem
 from storage.segment_log import LogSettings, SegmentLog
-from storage.segment_log.inspect import inspect_segment
+from storage.segment_log.walk.entries import inspect_segment
 from tests.weft.processes import Start, publish, wait_until, weft
 from weft.demo.fabric import free_port
 from weft.output import Failed
@@ -392,7 +392,7 @@ def test_a_node_that_is_killed_meanwhile_has_the_records_or_their_notice(
         asked.set()
         return ask_drop(directory, request)
 
-    monkeypatch.setattr("edge_node.give_up.ask_drop", ask)
+    monkeypatch.setattr("edge_node.inspect.drop.ask_drop", ask)
     folder = edge_yaml.parent / "data"
     node = start("edge", edge_yaml)
     for _ in range(10):

@@ -11,7 +11,7 @@ from collections.abc import Callable
 import pytest
 
 from weft.output import counted, print_facts, print_table
-from weft.rows_text import print_rows
+from weft.text.rows import print_rows
 
 _STYLE = re.compile("\x1b\\[[0-9;]*m")
 

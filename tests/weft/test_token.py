@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from cloud_hub.tokens import TokenFile
+from cloud_hub.api.tokens import TokenFile
 from weft.cli import cli
 from weft.output import Refused
 

@@ -21,8 +21,8 @@ from weft.commands.common import (
     located_edge,
     log_level_option,
 )
-from weft.log_format import log_to_stderr
 from weft.output import Refused, counted
+from weft.service.log_format import log_to_stderr
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from config.units import Address, UnixSocket
     from edge_node.node import EdgeNode
     from protocols.lane import NodeName
-    from weft.reload import RunningSettings
+    from weft.service.reload import RunningSettings
 
 _PROTOCOLS = ("mqtt", "mqtts", "ws", "wss")
 
@@ -47,7 +47,7 @@ def command() -> None:
 @log_level_option
 def run(config_file: str, log_level: str) -> None:
     """Run the node of CONFIG until SIGTERM or SIGINT."""
-    from weft.serving import Signals, run_until_stopped, software
+    from weft.service.serving import Signals, run_until_stopped, software
 
     loaded = located_edge(config_file)
     config = loaded.config
@@ -64,7 +64,7 @@ def run(config_file: str, log_level: str) -> None:
         logging.getLogger("weft").warning("%s", note)
     from edge_node.node import EdgeNode
     from storage.segment_log import WrongOwner
-    from weft.reload import RunningSettings
+    from weft.service.reload import RunningSettings
 
     settings = RunningSettings(config_file, config, load_edge)
 
@@ -96,7 +96,7 @@ async def _reload(node: EdgeNode, settings: RunningSettings) -> None:
 
 def _wrong_name(loaded: Loaded[EdgeConfig], owner: NodeName | None) -> Finding | None:
     """Return what is wrong with a configuration that names another node than the log in its data_dir belongs to."""
-    from edge_node.log_owner import wrong_name
+    from edge_node.inspect.log_owner import wrong_name
 
     return wrong_name(loaded.config, owner, loaded.file) if owner is not None else None
 
@@ -118,7 +118,7 @@ def check(config_file: str, as_json: bool) -> int:
     the node's user: another may read other files. While the node runs its ports are not tried.
     """
     from edge_node import preflight
-    from edge_node.log_owner import owner_of
+    from edge_node.inspect.log_owner import owner_of
 
     answer = CheckAnswer(config_file, as_json)
     loaded = answer.load(located_edge)

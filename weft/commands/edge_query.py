@@ -54,7 +54,7 @@ def command(
     weft edge query /var/lib/weft "SELECT * FROM weft_gaps" --json
     """
     from config.units import parse_duration
-    from edge_node.query import (
+    from edge_node.inspect.query import (
         FILE_BYTES_MAX,
         HEAP_BYTES_MAX,
         NoSuchTable,
@@ -63,8 +63,8 @@ def command(
         QuerySettings,
         QueryStopped,
     )
-    from weft.rows_text import print_rows
     from weft.spare import spare_memory, spare_space
+    from weft.text.rows import print_rows
 
     if as_csv and as_json:
         raise Refused("--csv and --json are two ways to print: choose one")

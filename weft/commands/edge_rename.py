@@ -15,7 +15,7 @@ from weft.output import Failed, Refused, counted, print_json
 
 if TYPE_CHECKING:
     from config.models import EdgeConfig
-    from edge_node.rename import Renaming, Waiting
+    from edge_node.inspect.rename import Renaming, Waiting
 
 
 @click.command("rename")
@@ -55,11 +55,11 @@ def command(config_file: str, wait: str, *, yes: bool, as_json: bool) -> None:
 
 
 def _rename(config: EdgeConfig, patience_s: float, *, yes: bool) -> dict[str, Any]:
-    from edge_node.exclusive_log import NotTheOwner
-    from edge_node.rename import NameUnknown, renaming
+    from edge_node.inspect.exclusive_log import NotTheOwner
+    from edge_node.inspect.rename import NameUnknown, renaming
     from storage.filesystem import DirectoryInUse
     from storage.segment_log import LogError
-    from weft.serving import software
+    from weft.service.serving import software
 
     # What keeps a link from delivering is told at the end, once.
     logging.getLogger("replication").addHandler(logging.NullHandler())

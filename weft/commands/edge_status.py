@@ -13,7 +13,7 @@ from weft.commands.node_log import Target, readable, target_argument
 from weft.output import FAILURE_EXIT_CODE, Failed, print_json
 
 if TYPE_CHECKING:
-    from edge_node.log_view import LogSummary
+    from edge_node.inspect.view import LogSummary
 
 
 @click.command("status")
@@ -30,7 +30,7 @@ def command(target: str, *, as_json: bool) -> int:
     weft edge status edge.yaml
     weft edge status /var/lib/weft --json
     """
-    from weft.status_text import show_files, show_running
+    from weft.text.status import show_files, show_running
 
     found = Target.of(target)
     try:
@@ -48,9 +48,9 @@ def command(target: str, *, as_json: bool) -> int:
 
 def _facts_of_files(found: Target, named: str, why_not_asked: str) -> dict[str, Any]:
     """What the files say; ``running`` is None where the system does not tell."""
-    from edge_node.log_owner import owner_of, wrong_name
-    from edge_node.log_view import NoLog, is_locked, lost_by_reason, summarise
-    from edge_node.tail import INTERNAL_STREAMS
+    from edge_node.inspect.log_owner import owner_of, wrong_name
+    from edge_node.inspect.tail import INTERNAL_STREAMS
+    from edge_node.inspect.view import NoLog, is_locked, lost_by_reason, summarise
     from protocols.lane import format_log_id
 
     with readable(found):
@@ -95,7 +95,7 @@ def _facts_of_files(found: Target, named: str, why_not_asked: str) -> dict[str, 
 
 def _next_start(directory: str) -> dict[str, Any] | None:
     """What recovery will find; None when the files changed meanwhile: a node has started."""
-    from edge_node.log_view import forecast
+    from edge_node.inspect.view import forecast
 
     # What recovery would say in the node's own log is in these facts.
     logging.getLogger("storage").addHandler(logging.NullHandler())

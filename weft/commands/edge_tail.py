@@ -50,12 +50,12 @@ def command(
     weft edge tail edge.yaml --from -10m --filter 'plant/press/#'
     weft edge tail /var/lib/weft telemetry --seq 0 --json
     """
-    from edge_node.log_view.records import Choice
-    from edge_node.tail import Item, newest_records, sleep
-    from edge_node.tail import follow as follow_log
-    from edge_node.tail_start import Start
+    from edge_node.inspect.tail import Item, newest_records, sleep
+    from edge_node.inspect.tail import follow as follow_log
+    from edge_node.inspect.tail_start import Start
+    from edge_node.inspect.view.records import Choice
     from protocols.topics import InvalidTopic, check_filter
-    from weft.record_text import facts, line
+    from weft.text.record import facts, line
 
     if sum(option is not None for option in (last, since, seq)) > 1:
         raise Refused("--last, --from and --seq each say where to begin: choose one")

@@ -22,14 +22,14 @@ from weft.commands.common import (
     log_level_option,
     using,
 )
-from weft.log_format import log_to_stderr
 from weft.output import print_facts, print_json, print_table
+from weft.service.log_format import log_to_stderr
 
 if TYPE_CHECKING:
     from cloud_hub.hub import Hub
     from cloud_hub.settings import HubSettings
     from config.models import HubConfig
-    from weft.reload import RunningSettings
+    from weft.service.reload import RunningSettings
 
 
 @click.group("hub")
@@ -42,7 +42,7 @@ def command() -> None:
 @log_level_option
 def run(config_file: str, log_level: str) -> None:
     """Run the node of CONFIG until SIGTERM or SIGINT."""
-    from weft.serving import Signals, run_until_stopped, software
+    from weft.service.serving import Signals, run_until_stopped, software
 
     loaded = located_hub(config_file)
     config = loaded.config
@@ -50,7 +50,7 @@ def run(config_file: str, log_level: str) -> None:
     logging.getLogger("weft").info("%s starts with %s, process %d", software(), config_file, os.getpid())
     from cloud_hub import preflight
     from cloud_hub.hub import Hub
-    from weft.reload import RunningSettings
+    from weft.service.reload import RunningSettings
 
     found = preflight.look(config)
     if found.needed:

@@ -17,12 +17,12 @@ from protocols.errors import CodecError
 from protocols.lane import format_log_id
 from protocols.segment import SegmentHeader
 from storage.segment_log import LogError
-from storage.segment_log.inspect import Inspected, inspect_segment
+from storage.segment_log.walk.entries import Inspected, inspect_segment
 from weft.commands.common import ExistingPath, json_option
 from weft.commands.node_log import Target, readable, target_argument
-from weft.dump_text import entry_line, record_line_below
 from weft.output import FAILURE_EXIT_CODE, Failed, Refused, counted, print_json, print_json_line
-from weft.record_text import record_facts
+from weft.text.dump import entry_line, record_line_below
+from weft.text.record import record_facts
 
 Facts = dict[str, Any]
 
@@ -85,9 +85,9 @@ def drop(target: str, stream: str, *, below: int | None, everything: bool, yes: 
     weft log drop /var/lib/weft telemetry --below 1200000
     weft log drop edge.yaml telemetry --all --yes
     """
-    from edge_node.control_client import ControlFailed
-    from edge_node.exclusive_log import NotTheOwner
-    from edge_node.give_up import UnknownStream, opened_log
+    from edge_node.control.client import ControlFailed
+    from edge_node.inspect.drop import UnknownStream, opened_log
+    from edge_node.inspect.exclusive_log import NotTheOwner
 
     if (below is not None) == everything:
         raise Refused("say how much to give up: either --below SEQ or --all")
@@ -164,7 +164,7 @@ def _segment(path: str, with_records: bool) -> Iterator[Facts]:
             elif is_bad and torn_at is None and "is_damage" not in facts:
                 torn_at = facts["offset"]
             elif torn_at is not None and facts.get("kind") in ("streams", "footer"):
-                # A commit mark proves that what stands before it was synced: storage.segment_log.scan.
+                # A commit mark proves that what stands before it was synced: storage.segment_log.walk.scan.
                 facts["is_damage"], torn_at = True, None
             yield facts
     except FileNotFoundError:

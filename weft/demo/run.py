@@ -160,7 +160,7 @@ class Demo:
 
     def prove(self, acked: int, spark: Any) -> bool:
         """Run the Spark job and the audit. True when everything agrees."""
-        from cloud_hub.audit import audit
+        from cloud_hub.audit.audit import audit
         from spark_sinks import read
         from storage.object_store import open_store
 

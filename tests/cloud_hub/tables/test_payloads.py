@@ -16,7 +16,7 @@ from cloud_hub.tables.service import TableService
 from cloud_hub.tables.settings import TableSettings
 from protocols.payloads import PayloadKind
 from storage.object_store import ObjectStore
-from storage.table_names import PAYLOAD_PROPERTY
+from storage.table.names import PAYLOAD_PROPERTY
 from tests.cloud_hub.tables.logs import LANE, OTHER, TOPICS, LogWriter, Run, rows, table
 from tests.cloud_hub.tables.test_tierer import drain, new_tierer
 

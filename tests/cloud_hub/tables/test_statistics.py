@@ -26,8 +26,8 @@ from cloud_hub.tables.parquet_file import ParquetFile
 from cloud_hub.tables.settings import TableSettings
 from cloud_hub.tables.statistics import EARLIER_COLUMNS, STATISTICS_PROPERTY, FileStatistics, statistics_columns
 from storage.object_store import ObjectStore
-from storage.row_columns import TIMESTAMP
-from storage.rows import row_schema
+from storage.table.columns import TIMESTAMP
+from storage.table.rows import row_schema
 from tests.cloud_hub.tables.logs import LANE, OTHER, TOPICS, LogWriter, Run, contents, expected, table
 from tests.cloud_hub.tables.test_tierer import drain, new_tierer
 

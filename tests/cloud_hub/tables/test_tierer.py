@@ -15,7 +15,7 @@ from cloud_hub.tables.settings import TableSettings
 from cloud_hub.tables.shards import load_shards
 from cloud_hub.tables.tierer import Tierer
 from storage.object_store import ObjectStore
-from storage.table_names import app_id
+from storage.table.names import app_id
 from tests.cloud_hub.tables.logs import LANE, OTHER, TOPICS, LogWriter, Run, contents, expected, rows, table
 
 

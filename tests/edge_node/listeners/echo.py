@@ -11,9 +11,9 @@ from typing import Any, cast
 
 from config.units import Address
 from edge_node.counters import Counters
-from edge_node.door_counters import DoorCounters
 from edge_node.listeners.accepting import Acceptor
 from edge_node.listeners.admission import Admission, Visit
+from edge_node.listeners.counters import DoorCounters
 from edge_node.listeners.settings import DoorLimits, ListenerSettings
 from edge_node.listeners.websocket import WebSockets
 

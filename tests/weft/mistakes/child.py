@@ -31,7 +31,7 @@ def import_everything() -> None:
     for package in (config, edge_node, replication, storage, weft.commands):
         for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
             importlib.import_module(module.name)
-    for name in ("cloud_hub.hub", "cloud_hub.preflight", "cloud_hub.audit", "cloud_hub.tables.service"):
+    for name in ("cloud_hub.hub", "cloud_hub.preflight", "cloud_hub.audit.audit", "cloud_hub.tables.service"):
         importlib.import_module(name)
     for name in ("encodings.ascii", "encodings.idna", "encodings.latin_1", "encodings.punycode", "stringprep"):
         importlib.import_module(name)

@@ -1,0 +1,1 @@
+"""The hub's HTTP API."""

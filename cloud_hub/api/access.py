@@ -1,0 +1,97 @@
+"""Who may do what at the hub's port."""
+
+from __future__ import annotations
+
+import ipaddress
+
+from aiohttp import web
+
+from cloud_hub.api.tokens import Identity, Scope, TokenFile
+
+
+class ApiError(Exception):
+    """A request that is answered with an error: HTTP status, what is wrong, and what to do."""
+
+    def __init__(self, status: int, error: str, advice: str) -> None:
+        super().__init__(error)
+        self.status = status
+        self.error = error
+        self.advice = advice
+
+
+class Access:
+    """Checks requests against the tokens, or without tokens against the peer's address.
+
+    Args:
+        open_to_network: without tokens, let in peers of other machines too.
+    """
+
+    def __init__(self, tokens: TokenFile | None, open_to_network: bool) -> None:
+        self._tokens = tokens
+        self._open_to_network = open_to_network
+
+    def link(self, request: web.Request) -> Identity | None:
+        """The edge's identity for a link; None when the hub has no tokens, then HELLO is taken at its word.
+
+        Raises:
+            ApiError: 401, 403.
+        """
+        if "Origin" in request.headers:
+            # Only browsers send it, and any page that somebody opens on this machine could reach a loopback port.
+            raise ApiError(403, "links are not for browsers", "connect with weft edge run")
+        identity = self._identity(request)
+        if identity is not None and identity.scope is not Scope.EDGE:
+            raise ApiError(
+                403, f"the token {identity.name!r} has the scope {identity.scope}", "use a token for an edge"
+            )
+        return identity
+
+    def tenant(self, request: web.Request) -> str:
+        """The tenant whose streams a request may read: ``?tenant=``, else the token's own, else "default".
+
+        Raises:
+            ApiError: 401, 403.
+        """
+        identity = self._identity(request)
+        wanted = request.query.get("tenant")
+        if identity is None:
+            return wanted or "default"
+        if identity.scope is Scope.EDGE:
+            raise ApiError(403, f"the token {identity.name!r} is for a link", "use a token of scope reader")
+        if identity.scope is not Scope.ADMIN and wanted not in (None, identity.tenant):
+            raise ApiError(403, f"the token {identity.name!r} is for tenant {identity.tenant}", "leave out ?tenant=")
+        return wanted or identity.tenant
+
+    def operate(self, request: web.Request) -> None:
+        """Let a request see the whole node.
+
+        Raises:
+            ApiError: 401, 403.
+        """
+        identity = self._identity(request)
+        if identity is not None and identity.scope is not Scope.ADMIN:
+            raise ApiError(403, f"the token {identity.name!r} has the scope {identity.scope}", "use an admin token")
+
+    def _identity(self, request: web.Request) -> Identity | None:
+        if self._tokens is None:
+            if not self._open_to_network and not _is_loopback(request.remote):
+                raise ApiError(
+                    403,
+                    "without tokens this hub serves its own machine only",
+                    "configure a tokens_file, or say that the network is trusted",
+                )
+            return None
+        scheme, _, token = request.headers.get("Authorization", "").partition(" ")
+        identity = self._tokens.identify(token.strip()) if scheme.lower() == "bearer" else None
+        if identity is None:
+            raise ApiError(401, "no valid token", "send the header 'Authorization: Bearer TOKEN'")
+        return identity
+
+
+def _is_loopback(remote: str | None) -> bool:
+    try:
+        address = ipaddress.ip_address(remote or "")
+    except ValueError:
+        return False
+    mapped = getattr(address, "ipv4_mapped", None)
+    return (mapped or address).is_loopback

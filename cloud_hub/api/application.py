@@ -1,0 +1,248 @@
+"""The hub's HTTP API: ``GET /v1/...`` for readers, ``/v1/link`` for edges, ``/metrics``, ``/healthz`` and ``/readyz``.
+
+Errors are JSON ``{"error": ..., "advice": ...}``. ``?tenant=`` chooses the tenant where the token allows it.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, Protocol
+
+import msgspec
+from aiohttp import web
+from aiohttp.typedefs import Middleware
+
+from cloud_hub.api import views
+from cloud_hub.api.access import Access, ApiError
+from cloud_hub.api.metrics import Metrics
+from cloud_hub.api.records import RecordReader
+from cloud_hub.api.views import View
+from cloud_hub.shard.sequencer import Sequencer
+from config.exposition import CONTENT_TYPE
+from protocols.errors import CodecError
+from protocols.health import health_answer
+from protocols.payloads import PayloadKind
+from protocols.shard_state import ShardState, earliest
+from replication.repeats import Repeats, left_out
+from replication.runner import LINK_PATH
+from storage.object_store import NotFound, StoreError
+
+logger = logging.getLogger(__name__)
+
+RECORDS_DEFAULT = 100
+RECORDS_MAX = 10_000
+"""Most records in one answer."""
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+class Node(Protocol):
+    """What the API asks of the hub node besides its shards."""
+
+    def status(self) -> View:
+        """The node, its shards and its links."""
+        ...
+
+    def table_rows(self, tenant: str, stream: str) -> int | None:
+        """Records of a stream that are table rows; None when the node does not know."""
+        ...
+
+    def unhealthy(self) -> list[str]:
+        """Return why the node should be started again."""
+        ...
+
+    def unready(self) -> list[str]:
+        """Return why the node takes no work."""
+        ...
+
+    def table_payload(self, tenant: str, stream: str) -> PayloadKind | None:
+        """Return what the payloads of a stream's table are; None when the node does not know."""
+        ...
+
+    async def serve_link(self, request: web.Request) -> web.StreamResponse:
+        """Run a link until it ends."""
+        ...
+
+
+def _json(value: Any, status: int = 200) -> web.Response:
+    return web.Response(body=msgspec.json.encode(value), status=status, content_type="application/json")
+
+
+class Api:
+    """Routes and handlers.
+
+    Args:
+        response_bytes_max: longest answer, in payload bytes.
+    """
+
+    def __init__(
+        self, node: Node, sequencers: Sequence[Sequencer], access: Access, metrics: Metrics, response_bytes_max: int
+    ) -> None:
+        self._node = node
+        self._sequencers = sequencers
+        self._access = access
+        self._metrics = metrics
+        self._repeats = Repeats()
+        self._readers = [RecordReader(sequencer.log, response_bytes_max) for sequencer in sequencers]
+
+    @web.middleware
+    async def _errors(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        """Every failure becomes JSON that says what to do."""
+        try:
+            return await handler(request)
+        except ApiError as error:
+            return _json({"error": error.error, "advice": error.advice}, error.status)
+        except web.HTTPException as error:
+            advice = (
+                "GET /v1/streams lists what can be read"
+                if error.status == 404
+                else "/v1/status, /v1/streams and what is below it are read with GET"
+            )
+            return _json({"error": f"{request.method} {request.path}: {error.reason}", "advice": advice}, error.status)
+        except (StoreError, NotFound) as error:
+            return _json({"error": f"the store does not answer: {error}", "advice": "try again in a moment"}, 503)
+        except CodecError as error:
+            # Readers ask again and again for what cannot be read.
+            count = self._repeats.say(str(error), time.monotonic())
+            if count is not None:
+                logger.error("the log is damaged: %s%s", error, left_out(count))
+            return _json({"error": f"the log is damaged: {error}", "advice": "see the hub's log; keep the store"}, 500)
+
+    def application(self, *outer: Middleware) -> web.Application:
+        """The aiohttp application, with ``outer`` middlewares around everything."""
+        application = web.Application(middlewares=[*outer, self._errors])
+        stream = "/v1/streams/{stream}"
+        application.add_routes(
+            [
+                web.get(LINK_PATH, self._node.serve_link),
+                web.get("/metrics", self._get_metrics),
+                web.get("/healthz", self._get_healthz),
+                web.get("/readyz", self._get_readyz),
+                web.get("/v1/status", self._get_status),
+                web.get("/v1/streams", self._get_streams),
+                web.get(stream, self._get_stream),
+                web.get(f"{stream}/lanes", self._get_lanes),
+                web.get(f"{stream}/completeness", self._get_completeness),
+                web.get(f"{stream}/records", self._get_records),
+            ]
+        )
+        return application
+
+    @property
+    def _states(self) -> list[ShardState]:
+        """Of all shards: what a stream has in one that is missing would be missing in the answer."""
+        for sequencer in self._sequencers:
+            if not sequencer.loaded:
+                shard = sequencer.log.shard
+                raise ApiError(500, f"shard {shard} cannot be loaded: {sequencer.trouble}", "mend the store's object")
+        return [sequencer.state for sequencer in self._sequencers]
+
+    async def _get_metrics(self, request: web.Request) -> web.Response:
+        self._access.operate(request)
+        return web.Response(body=await self._metrics.text(), headers={"Content-Type": CONTENT_TYPE})
+
+    async def _get_healthz(self, request: web.Request) -> web.Response:
+        return _probed(request, "healthy", self._node.unhealthy())
+
+    async def _get_readyz(self, request: web.Request) -> web.Response:
+        return _probed(request, "ready", self._node.unready())
+
+    async def _get_status(self, request: web.Request) -> web.Response:
+        self._access.operate(request)
+        return _json(self._node.status())
+
+    async def _get_streams(self, request: web.Request) -> web.Response:
+        tenant = self._access.tenant(request)
+        return _json({"streams": [self._view(tenant, name) for name in views.stream_keys(self._states, tenant)]})
+
+    async def _get_stream(self, request: web.Request) -> web.Response:
+        return _json(self._view(*self._stream(request)))
+
+    def _view(self, tenant: str, stream: str) -> View:
+        rows, payload = self._node.table_rows(tenant, stream), self._payload(tenant, stream)
+        return views.stream_view(self._states, tenant, stream, rows, payload)
+
+    def _payload(self, tenant: str, stream: str) -> PayloadKind:
+        """As the table has them, and before there is one, as it would be made now."""
+        known = self._node.table_payload(tenant, stream)
+        return views.told_payload(self._states, tenant, stream) if known is None else known
+
+    async def _get_lanes(self, request: web.Request) -> web.Response:
+        tenant, stream = self._stream(request)
+        lanes = views.stream_lanes(self._states, tenant, stream)
+        return _json({
+            "tenant": tenant,
+            "stream": stream,
+            "lanes": [views.lane_view(lane, held, shard) for shard, lane, held in lanes],
+        })  # fmt: skip
+
+    async def _get_completeness(self, request: web.Request) -> web.Response:
+        tenant, stream = self._stream(request)
+        lanes = views.stream_lanes(self._states, tenant, stream)
+        return _json({
+            "tenant": tenant,
+            "stream": stream,
+            "complete_up_to": views.moment(earliest(held.complete_up_to for _, _, held in lanes)),
+            "lanes": [views.completeness_view(lane, held, shard) for shard, lane, held in lanes],
+        })  # fmt: skip
+
+    async def _get_records(self, request: web.Request) -> web.Response:
+        tenant, stream = self._stream(request)
+        limit = _integer(request, "limit", RECORDS_DEFAULT, 1, RECORDS_MAX)
+        shards = self._shards(request)
+        payload = self._payload(tenant, stream)
+        records: list[View] = []
+        next_offset = {}
+        for shard in shards:
+            state = self._sequencers[shard].state
+            end = state.next_offset.get((tenant, stream), 0)
+            offset = await self._first_offset(request, shard, tenant, stream)
+            if len(records) < limit:
+                helping = await self._readers[shard].read(
+                    (tenant, stream), offset, end, limit - len(records), payload=payload
+                )
+                records += [{"shard": shard, **record} for record in helping.records]
+                offset = helping.next_offset
+            next_offset[str(shard)] = offset
+        return _json({"tenant": tenant, "stream": stream, "records": records, "next_offset": next_offset})
+
+    async def _first_offset(self, request: web.Request, shard: int, tenant: str, stream: str) -> int:
+        since = request.query.get("since")
+        if since is None:
+            return _integer(request, "offset", 0, 0, (1 << 63) - 1)
+        try:
+            time = views.parse_moment(since)
+        except ValueError:
+            raise ApiError(400, f"since={since!r} is no time", "write 2026-01-31T12:00:00Z, or nanoseconds") from None
+        return await self._readers[shard].offset_at(self._sequencers[shard].state, tenant, stream, time)
+
+    def _shards(self, request: web.Request) -> list[int]:
+        shards = len(self._sequencers)
+        if "shard" in request.query:
+            return [_integer(request, "shard", 0, 0, shards - 1)]
+        if "offset" in request.query:
+            raise ApiError(400, "offsets count per shard", "give shard= too, or since= for all shards")
+        return list(range(shards))
+
+    def _stream(self, request: web.Request) -> tuple[str, str]:
+        tenant, stream = self._access.tenant(request), request.match_info["stream"]
+        if stream not in views.stream_keys(self._states, tenant):
+            raise ApiError(404, f"tenant {tenant} has no stream {stream!r}", "GET /v1/streams lists the streams")
+        return tenant, stream
+
+
+def _probed(request: web.Request, word: str, reasons: Sequence[str]) -> web.Response:
+    # No token: service managers and load balancers have none, and the answer holds nothing but the node's state.
+    status, content_type, body = health_answer(word, reasons, request.headers.get("Accept", ""))
+    return web.Response(body=body, status=status, content_type=content_type, headers={"Cache-Control": "no-store"})
+
+
+def _integer(request: web.Request, name: str, default: int, least: int, most: int) -> int:
+    text = request.query.get(name)
+    if text is None:
+        return default
+    if not text.isdecimal() or not least <= int(text) <= most:
+        raise ApiError(400, f"{name}={text!r}", f"expected a number from {least} to {most}")
+    return int(text)

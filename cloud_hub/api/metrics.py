@@ -1,0 +1,72 @@
+"""The hub's figures for Prometheus, read from the counters when they are asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+
+from cloud_hub.api.stream_figures import StreamFigures
+from cloud_hub.shard.sequencer import Counters, Sequencer
+from config import exposition
+from config.exposition import AnySample, HistogramSample, Sample, build_info
+from config.metrics import HUB_METRICS
+from storage.histogram import Histogram
+
+_COUNTERS = ("chunks", "records", "bytes", "foreign_chunks", "unclear", "reloads")
+_NS = 1_000_000_000
+
+
+class Metrics:
+    """The text that ``GET /metrics`` answers.
+
+    Args:
+        links: how many edges are connected now.
+    """
+
+    def __init__(self, sequencers: Sequence[Sequencer], streams: StreamFigures, links: Callable[[], int]) -> None:
+        self._sequencers = sequencers
+        self._streams = streams
+        self._links = links
+
+    async def text(self) -> bytes:
+        """Prometheus text format. The figures of streams are some seconds old at most."""
+        await self._streams.refresh()
+        return exposition.render(HUB_METRICS, self._samples())
+
+    def _samples(self) -> Iterator[AnySample]:
+        yield Sample("weft_hub_links", self._links())
+        for sequencer in self._sequencers:
+            yield from _shard(sequencer)
+        yield _sum("weft_hub_store_put_latency_seconds", [each.counters.put for each in self._sequencers])
+        yield _sum("weft_hub_commit_latency_seconds", [each.counters.commit for each in self._sequencers])
+        for figures in self._streams.figures:
+            labels = (figures.tenant, figures.stream)
+            complete_up_to = 0 if figures.complete_up_to is None else figures.complete_up_to / _NS
+            yield Sample("weft_hub_stream_records", figures.records, labels)
+            yield Sample("weft_hub_stream_complete_up_to_timestamp_seconds", complete_up_to, labels)
+            if figures.lag_records is not None:
+                yield Sample("weft_hub_stream_table_lag_records", figures.lag_records, labels)
+            if figures.lag_seconds is not None:
+                yield Sample("weft_hub_stream_table_lag_seconds", figures.lag_seconds, labels)
+        yield build_info("weft_hub_build_info")
+
+
+def _shard(sequencer: Sequencer) -> Iterator[Sample]:
+    labels = (str(sequencer.log.shard),)
+    for name in _COUNTERS:
+        yield Sample(f"weft_hub_{name}_total", _value(sequencer.counters, name), labels)
+    yield Sample("weft_hub_retries_total", sequencer.retries, labels)
+    yield Sample("weft_hub_sessions_refused_total", sequencer.intakes.refused, labels)
+    yield Sample("weft_hub_pending_bytes", sequencer.intakes.pending_bytes, labels)
+    yield Sample("weft_hub_chunk", sequencer.state.n, labels)
+    yield Sample("weft_hub_store_trouble", sequencer.trouble is not None, labels)
+
+
+def _value(counters: Counters, name: str) -> int:
+    return int(getattr(counters, name))
+
+
+def _sum(name: str, parts: Sequence[Histogram]) -> HistogramSample:
+    total = Histogram()
+    for part in parts:
+        total.add(part)
+    return HistogramSample(name, total.bounds, total.counts, total.seconds)

@@ -1,0 +1,144 @@
+"""Records of a stream by offset or by time, for people: decoded one by one, in bounded helpings."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+from collections.abc import Iterator
+from itertools import islice
+from typing import NamedTuple
+
+from cloud_hub.api.views import View, moment
+from protocols import batch as batches
+from protocols.batch import Flag
+from protocols.chunk import LaneUpdate, StreamSection, section_entries
+from protocols.lane import format_log_id
+from protocols.payloads import PayloadKind, keeps
+from protocols.shard_state import ShardState, StreamKey
+from storage.chunk_log import ShardLog
+
+CHUNKS_MAX = 64
+"""Chunks that one request looks through once it has found a record; before that, until it finds one."""
+
+
+class Helping(NamedTuple):
+    """A run of records of one shard, and the offset to go on from."""
+
+    records: list[View]
+    next_offset: int
+
+
+class _Wanted(NamedTuple):
+    offset: int
+    limit: int
+    bytes_max: int
+    payload: PayloadKind
+
+
+class RecordReader:
+    """Reads one shard's part of a stream from the store, whatever this node holds in memory."""
+
+    def __init__(self, log: ShardLog, bytes_max: int) -> None:
+        self._log = log
+        self._bytes_max = bytes_max
+
+    async def read(
+        self, stream: StreamKey, offset: int, end: int, limit: int, *, payload: PayloadKind = PayloadKind.BYTES
+    ) -> Helping:
+        """Records ``[offset, end)``, at most ``limit`` and about ``bytes_max`` bytes of payload, at least one.
+
+        Args:
+            end: the stream's next offset in this shard: never read beyond what is committed.
+            payload: what the stream's payloads are.
+
+        Raises:
+            StoreError, NotFound, Corrupt: the log cannot be read.
+        """
+        found: list[View] = []
+        if offset >= end:
+            return Helping(found, offset)
+        left = self._bytes_max
+        looked_at = 0
+        async for chunk in self._log.indexes(await self._log.locate(*stream, offset)):
+            looked_at += bool(found)
+            section = next((s for s in chunk.footer.streams if (s.tenant, s.stream) == stream), None)
+            if section is not None and section.base_offset + section.count > offset:
+                data = await self._log.section(chunk.header.n, section)
+                wanted = _Wanted(offset, limit - len(found), left, payload)
+                helping = await asyncio.to_thread(_decode, section, data, chunk.footer.lanes, wanted)
+                found += helping.records
+                offset = helping.next_offset
+                left -= sum(len(record["key"]) + record.pop("_bytes") for record in helping.records)
+            if offset >= end or len(found) >= limit or left <= 0 or looked_at >= CHUNKS_MAX:
+                break
+        return Helping(found, offset)
+
+    async def offset_at(self, state: ShardState, tenant: str, stream: str, since: int) -> int:
+        """The offset of the first record committed at or after ``since`` (ns, the hub's clock).
+
+        Raises:
+            StoreError, Corrupt: the log cannot be read.
+        """
+        head = state.n + 1
+        end = state.next_offset.get((tenant, stream), 0)
+        low, high = (await self._log.manifest())[0].watermark, head
+        while low < high:
+            middle = (low + high) // 2
+            chunk = await self._log.index(middle)
+            if chunk is None or chunk.header.created < since:
+                low = middle + 1
+            else:
+                high = middle
+        if low < head:
+            async for chunk in self._log.indexes(low):
+                for section in chunk.footer.streams:
+                    if (section.tenant, section.stream) == (tenant, stream):
+                        return section.base_offset
+        return end
+
+
+def _decode(section: StreamSection, data: bytes, lanes: list[LaneUpdate], wanted: _Wanted) -> Helping:
+    offset, limit, bytes_max, payload = wanted
+    found: list[View] = []
+    at = section.base_offset
+    for entry in section_entries(section, data, lanes):
+        if at + entry.take <= offset:
+            at += entry.take
+            continue
+        first = max(offset - at, 0)
+        records = islice(batches.records(entry.batch), entry.skip + first, entry.skip + entry.take)
+        at += first
+        for view in _views(records, lanes[entry.lane], section, entry.received, payload):
+            view["offset"] = at
+            found.append(view)
+            at += 1
+            bytes_max -= view["_bytes"] + len(view["key"])
+            if len(found) >= limit or bytes_max <= 0:
+                return Helping(found, at)
+    return Helping(found, at)
+
+
+def _views(
+    records: Iterator[batches.Record], lane: LaneUpdate, section: StreamSection, received: int, payload: PayloadKind
+) -> Iterator[View]:
+    for record in records:
+        view: View = {
+            "offset": 0,
+            "edge": lane.edge,
+            "log": format_log_id(lane.log_id),
+            "stream": section.stream,
+            "seq": record.seq,
+            "time": moment(record.time),
+            "received": moment(received),
+            "key": record.key.decode("utf-8", "replace"),
+            "resent": bool(record.flags & Flag.DUPLICATE_SUSPECTED),
+            "_bytes": len(record.payload),
+        }
+        # In a stream of JSON this is where the table has a payload: in `payload`, or in `_payload_bytes`.
+        if keeps(max(payload, PayloadKind.TEXT), record.payload):
+            view["payload"] = record.payload.decode()
+        else:
+            view["payload_base64"] = base64.b64encode(record.payload).decode()
+        if record.headers:
+            view["headers"] = [list(pair) for pair in record.headers]
+        yield view

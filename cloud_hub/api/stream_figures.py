@@ -1,0 +1,200 @@
+"""Figures by stream for the metrics: what the log holds, how far tables lag, up to when it is complete.
+
+A hub of 10,000 edges with 20 streams holds 200,000 lanes. Walking them takes a good part of a second, during which no
+link would be served; so they are walked in slices between which the loop does other work, at most once in
+``REFRESH_S``, and only when metrics are asked for.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple
+
+from cloud_hub.shard.sequencer import Sequencer
+from protocols.shard_state import StreamKey
+
+REFRESH_S = 5.0
+"""How old figures may be: less than the interval of any scraper."""
+SLICE_LANES = 2_000
+"""Lanes walked without a pause: about a millisecond."""
+LAG_INTERVAL_S = 5.0
+"""How often it is noted how much the logs hold: the precision of the lag in seconds."""
+STREAMS_MAX = 500
+"""Streams with figures of their own; each is four series in everybody's Prometheus."""
+OTHERS = ("(other)", "(other)")
+"""Tenant and stream under which the rest are added up. No stream can be called so."""
+NOTES_MAX = 256
+_UNKNOWN = -(1 << 63)
+"""Below every moment, so that the earliest of several is unknown when one is."""
+
+
+class StreamFigure(NamedTuple):
+    """One stream now."""
+
+    tenant: str
+    stream: str
+    records: int
+    complete_up_to: int | None
+    """Nanoseconds since 1970; None while an edge has not said, or a shard is not loaded."""
+    lag_records: int | None
+    """None while this node does not know how many are table rows."""
+    lag_seconds: float | None
+    """None when this node does not keep tables."""
+
+
+class TableLag:
+    """How long the oldest record that is no table row has waited. Records become rows in their order.
+
+    ``now`` is monotonic seconds.
+    """
+
+    def __init__(self) -> None:
+        self._notes: deque[tuple[float, int]] = deque()
+        """When the log was first seen to hold so many records, where those are not all rows."""
+        self._noted = 0
+
+    def note(self, now: float, records: int, rows: int) -> None:
+        """Note how many records the log holds, and how many of them are rows."""
+        if records > self._noted:
+            self._notes.append((now, records))
+            self._noted = records
+        while self._notes and rows >= self._notes[0][1]:
+            self._notes.popleft()
+        if len(self._notes) > NOTES_MAX:
+            # The oldest stays: it is what the lag is counted from. Later the count is coarser.
+            self._notes = deque(list(self._notes)[::2])
+
+    def seconds(self, now: float) -> float:
+        """Return the lag, to ``LAG_INTERVAL_S``; 0 when the table has everything."""
+        return now - self._notes[0][0] if self._notes else 0.0
+
+
+class StreamFigures:
+    """The figures of all streams of a hub node.
+
+    Args:
+        table_rows: (tenant, stream) -> records that are rows; None while that is not known.
+        keeps_tables: whether this node makes table rows.
+        monotonic: seconds.
+    """
+
+    def __init__(
+        self,
+        sequencers: Sequence[Sequencer],
+        table_rows: Callable[[str, str], int | None],
+        keeps_tables: bool,
+        monotonic: Callable[[], float],
+    ) -> None:
+        self.figures: list[StreamFigure] = []
+        """As of the last ``refresh``."""
+        self._sequencers = sequencers
+        self._table_rows = table_rows
+        self._keeps_tables = keeps_tables
+        self._monotonic = monotonic
+        self._refreshing = asyncio.Lock()
+        self._refreshed_at: float | None = None
+        self._labels: dict[StreamKey, StreamKey] = {}
+        """Streams in the order in which they were seen first, so that one that has series keeps them."""
+        self._lags: dict[StreamKey, TableLag] = {}
+        self._task: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        """Begin to note how far the tables are."""
+        if self._keeps_tables:
+            self._task = asyncio.create_task(self._note_lags(), name="table-lag")
+
+    async def close(self) -> None:
+        """Stop noting."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.wait([self._task])
+
+    async def refresh(self) -> None:
+        """Bring ``figures`` up to date when they are older than ``REFRESH_S``. Those who ask meanwhile wait for it."""
+        async with self._refreshing:
+            now = self._monotonic()
+            if self._refreshed_at is None or now - self._refreshed_at >= REFRESH_S:
+                complete = await self._complete_up_to()
+                self._note_lag()
+                self.figures = self._combined(complete)
+                self._refreshed_at = self._monotonic()
+
+    async def _note_lags(self) -> None:
+        while True:
+            self._note_lag()
+            await asyncio.sleep(LAG_INTERVAL_S)
+
+    def _note_lag(self) -> None:
+        if not self._keeps_tables:
+            return
+        now = self._monotonic()
+        for key, (records, rows) in self._counted().items():
+            self._lags.setdefault(key, TableLag()).note(now, records, rows or 0)
+
+    def _counted(self) -> dict[StreamKey, tuple[int, int | None]]:
+        """Records and rows of each label."""
+        totals: dict[StreamKey, int] = {}
+        for sequencer in self._sequencers:
+            for key, end in sequencer.state.next_offset.items():
+                totals[key] = totals.get(key, 0) + end
+        counted: dict[StreamKey, tuple[int, int | None]] = {}
+        for key, records in totals.items():
+            label, rows = self._label(key), self._table_rows(*key)
+            others, others_rows = counted.get(label, (0, 0))
+            all_rows = None if rows is None or others_rows is None else rows + others_rows
+            counted[label] = records + others, all_rows
+        return counted
+
+    def _label(self, key: StreamKey) -> StreamKey:
+        known = self._labels.get(key)
+        if known is None:
+            if len(self._labels) >= STREAMS_MAX:
+                return OTHERS
+            known = self._labels[key] = key
+        return known
+
+    async def _complete_up_to(self) -> dict[StreamKey, int]:
+        """The earliest moment of each label's lanes; a walk over all lanes that lets others run."""
+        earliest: dict[StreamKey, int] = {}
+        for sequencer in self._sequencers:
+            # Copies, since chunks are applied between slices. Marks only move on: an older one claims nothing false.
+            # Two lists of what is there anyway: a list of pairs makes so many new objects that Python's collector
+            # walks everything, which holds the loop for a quarter of a second.
+            lanes, states = list(sequencer.state.lanes), list(sequencer.state.lanes.values())
+            for start in range(0, len(lanes), SLICE_LANES):
+                end = start + SLICE_LANES
+                for lane, held in zip(lanes[start:end], states[start:end], strict=True):
+                    key = lane.tenant, lane.stream
+                    moment = held.mark.time if held.mark is not None else _UNKNOWN
+                    if moment < earliest.get(key, moment + 1):
+                        earliest[key] = moment
+                await asyncio.sleep(0)
+        return self._by_label(earliest.items())
+
+    def _by_label(self, moments: Iterable[tuple[StreamKey, int]]) -> dict[StreamKey, int]:
+        by_label: dict[StreamKey, int] = {}
+        for key, moment in moments:
+            label = self._label(key)
+            by_label[label] = min(moment, by_label.get(label, moment))
+        return by_label
+
+    def _combined(self, complete: dict[StreamKey, int]) -> list[StreamFigure]:
+        now, counted = self._monotonic(), self._counted()
+        all_loaded = all(sequencer.loaded for sequencer in self._sequencers)
+        figures = []
+        for label in sorted(complete.keys() | counted.keys()):
+            records, rows = counted.get(label, (0, None))
+            moment = complete.get(label, _UNKNOWN)
+            lag = self._lags.get(label)
+            figures.append(
+                StreamFigure(
+                    *label,
+                    records,
+                    moment if all_loaded and moment != _UNKNOWN else None,
+                    max(0, records - rows) if self._keeps_tables and rows is not None else None,
+                    lag.seconds(now) if lag is not None else None,
+                )
+            )
+        return figures

@@ -1,0 +1,1 @@
+"""Audits: lanes, log and table compared."""

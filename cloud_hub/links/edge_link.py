@@ -1,0 +1,142 @@
+"""The hub's side of one link: HELLO's lanes to sessions of their shards, frames to pending items."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from cloud_hub.api.tokens import Identity, Scope
+from cloud_hub.links.link_log import HubLinkLog
+from cloud_hub.shard.lane_session import LaneIntake, SessionRefused
+from cloud_hub.shard.sequencer import Sequencer
+from protocols.batch import BatchHeader
+from protocols.chunk import GapRange, Mark
+from protocols.lane import Lane, format_log_id
+from protocols.link import Hello, HelloLane, RefuseCode, WelcomeLane
+from protocols.ranges import RangeSet
+from protocols.shard_state import shard_of
+from replication.runner import LinkRefused, LinkSession
+
+
+class _Session(NamedTuple):
+    intake: LaneIntake
+    sequencer: Sequencer
+
+
+class EdgeLink:
+    """One connection (``replication.runner.LinkHandler``).
+
+    Args:
+        sequencers: one per shard.
+        identity: what the link's token says; None when the hub has no tokens.
+        wall_clock: nanoseconds since 1970.
+        log: told when the link is taken and when it is over.
+        peer: the address that the link comes from.
+    """
+
+    def __init__(
+        self,
+        sequencers: Sequence[Sequencer],
+        identity: Identity | None,
+        wall_clock: Callable[[], int],
+        log: HubLinkLog,
+        peer: str,
+    ) -> None:
+        self._sequencers = sequencers
+        self._identity = identity
+        self._wall_clock = wall_clock
+        self._log = log
+        self._peer = peer
+        self._is_taken = False
+        self._sessions: dict[int, _Session] = {}
+        self.hello: Hello | None = None
+        """What the edge said of itself, for status pages."""
+
+    async def open(self, hello: Hello, session: LinkSession) -> list[WelcomeLane]:
+        """Make the epoch durable in every lane's shard, then say what is held.
+
+        Raises:
+            LinkRefused: the token is for another edge, the hub has no room, or another session has the identity.
+        """
+        self._authorise(hello)
+        self.hello = hello
+        for offered in hello.lanes:
+            self._sessions[offered.lane] = self._session(hello, offered, session)
+        for intake, sequencer in self._sessions.values():
+            sequencer.open(intake)
+        try:
+            held = await asyncio.gather(*(opening.intake.opened for opening in self._sessions.values()))
+        except SessionRefused as refusal:
+            raise LinkRefused(refusal.code, refusal.message, refusal.advice) from refusal
+        self._is_taken = True
+        self._log.connected(_named(hello), self._peer, format_log_id(hello.log_id), hello.software)
+        return [WelcomeLane(lane, list(ranges)) for lane, ranges in zip(self._sessions, held, strict=True)]
+
+    def _authorise(self, hello: Hello) -> None:
+        identity = self._identity
+        if identity is None:
+            return
+        if identity.scope is not Scope.EDGE or (identity.tenant, identity.edge) != (hello.tenant, hello.edge):
+            raise LinkRefused(
+                RefuseCode.UNAUTHORISED,
+                f"the token {identity.name!r} is not for edge {hello.edge} of tenant {hello.tenant}",
+                "give the link this edge's own token, or set node and tenant as the token says",
+            )
+
+    def _session(self, hello: Hello, offered: HelloLane, session: LinkSession) -> _Session:
+        lane = Lane(hello.tenant, hello.edge, hello.log_id, offered.stream)
+        shard = shard_of(lane.tenant, lane.stream, lane.edge, len(self._sequencers))
+        sequencer = self._sequencers[shard]
+        if not sequencer.loaded:
+            raise LinkRefused(
+                RefuseCode.OVERLOADED,
+                f"shard {shard}, where lane {lane} belongs, cannot be loaded: {sequencer.trouble}",
+                "nothing is lost, the edge tries again until somebody has mended the hub's store",
+            )
+        if not sequencer.admits(lane):
+            raise LinkRefused(
+                RefuseCode.OVERLOADED,
+                f"the hub holds as many lanes as it may, {lane} is one more",
+                "raise the hub's limit on lanes",
+            )
+
+        def acknowledge(ranges: RangeSet) -> None:
+            session.acknowledge(offered.lane, ranges)
+
+        intake = LaneIntake(lane, hello.epoch, offered.topics, acknowledge, session.refuse, payload=offered.payload)
+        return _Session(intake, sequencer)
+
+    async def data(self, lane: int, batches: list[tuple[BatchHeader, memoryview]]) -> None:
+        """Hand verified batches to the lane's shard; returns when it can take more."""
+        intake, sequencer = self._sessions[lane]
+        await sequencer.put(intake, batches)
+
+    async def gap(self, lane: int, gap: GapRange) -> None:
+        """Hand a gap notice to the lane's shard."""
+        intake, sequencer = self._sessions[lane]
+        await sequencer.put_gap(intake, gap)
+
+    async def mark(self, lane: int, mark: Mark) -> None:
+        """Hand a mark to the lane's shard.
+
+        A mark for a moment that has not come yet is taken as one for now, which it includes: an edge whose clock runs
+        ahead must not promise that the future is complete.
+        """
+        intake, sequencer = self._sessions[lane]
+        sequencer.put_mark(intake, Mark(min(mark.time, self._wall_clock()), mark.seq))
+
+    def closed(self, reason: str) -> None:
+        """The connection is over."""
+        if self.hello is None:
+            self._log.turned_away(self._peer, reason)
+        elif self._is_taken:
+            self._log.disconnected(_named(self.hello), self._peer, reason)
+        else:
+            self._log.refused(_named(self.hello), self._peer, reason)
+        for intake, sequencer in self._sessions.values():
+            sequencer.leave(intake)
+
+
+def _named(hello: Hello) -> str:
+    return f"{hello.tenant}/{hello.edge}"

@@ -1,0 +1,1 @@
+"""One shard's log: sessions of lanes, chunks, snapshots."""

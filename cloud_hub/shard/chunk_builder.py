@@ -1,0 +1,160 @@
+"""Pending items and a shard's state to the bytes of the next chunk: trims, assigns offsets, touches no record."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from crc32c import crc32c
+
+from cloud_hub.shard.lane_session import LaneIntake, PendingBatch, bounds
+from protocols import chunk as chunks
+from protocols.batch import Buffer
+from protocols.chunk import Chunk, ChunkFooter, ChunkHeader, GapRange, LaneUpdate, Mark, StreamSection
+from protocols.lane import Lane
+from protocols.ranges import RangeSet
+from protocols.shard_state import LaneState, ShardState, StreamKey
+
+
+class Draft(NamedTuple):
+    """A chunk that is ready to be created."""
+
+    data: bytes
+    chunk: Chunk
+    openings: list[LaneIntake]
+    """Sessions whose epoch the chunk makes their lane's."""
+
+
+@dataclass(slots=True)
+class _Section:
+    parts: list[Buffer] = field(default_factory=list)
+    length: int = 0
+    crc: int = 0
+    count: int = 0
+    first_time: int = 0
+    last_time: int = 0
+
+    def add(self, lane: int, skip: int, take: int, batch: PendingBatch) -> None:
+        head = chunks.encode_entry_header(lane, skip, take, len(batch.data), batch.received)
+        self.crc = crc32c(batch.data, crc32c(head, self.crc))
+        self.parts += (head, batch.data)
+        self.length += len(head) + len(batch.data)
+        times = [batch.header.first_time, batch.header.last_time]
+        self.first_time = min(times if not self.count else [*times, self.first_time])
+        self.last_time = max(times if not self.count else [*times, self.last_time])
+        self.count += take
+
+
+@dataclass(slots=True)
+class _LaneDraft:
+    intake: LaneIntake
+    index: int
+    ranges: RangeSet = field(default_factory=RangeSet)
+    gaps: list[GapRange] = field(default_factory=list)
+    mark: Mark | None = None
+    topics: list[str] | None = None
+    payload: int | None = None
+
+
+class ChunkBuilder:
+    """Builds chunk ``state.n + 1``. One use: ``add`` each lane, then ``finish``."""
+
+    def __init__(self, state: ShardState, bytes_max: int) -> None:
+        self._state = state
+        self._bytes_max = bytes_max
+        self._bytes = 0
+        self._sections: dict[StreamKey, _Section] = {}
+        self._lanes: list[_LaneDraft] = []
+        self._added: dict[Lane, RangeSet] = {}
+        self._epochs: dict[Lane, int] = {}
+        self._substantial = False
+
+    def add(self, intake: LaneIntake) -> None:
+        """Take what the state lacks, as far as the chunk has room.
+
+        Several sessions may add to one lane: what an older one left, then a newer one's epoch. Never the other way
+        round, and never two that want the same epoch: the second is left out, and finds itself fenced by the first.
+        """
+        taken = self._epochs.get(intake.lane, -1)
+        if intake.epoch < taken or (intake.epoch == taken and intake.ungranted):
+            return
+        held = self._state.lanes.get(intake.lane, _NOTHING)
+        draft = _LaneDraft(intake, len(self._lanes))
+        for item in intake.items:
+            first, end = bounds(item)
+            for piece in self._missing(held, intake.lane, first, end):
+                if self._bytes >= self._bytes_max:
+                    break
+                self._take(draft, item, piece)
+        newest = held.newest_mark
+        if intake.mark is not None and (newest is None or newest.time < intake.mark.time):
+            draft.mark = intake.mark
+        if intake.ungranted and intake.topics != held.topics:
+            draft.topics = intake.topics
+        if intake.ungranted and intake.payload != held.payload:
+            draft.payload = intake.payload
+        substantial = bool(draft.ranges) or bool(draft.gaps) or intake.ungranted
+        if substantial or draft.mark is not None:
+            self._epochs[intake.lane] = intake.epoch
+            self._lanes.append(draft)
+            self._substantial |= substantial
+
+    def _missing(self, held: LaneState, lane: Lane, first: int, end: int) -> list[tuple[int, int]]:
+        missing = held.ranges.missing(first, end)
+        added = self._added.get(lane)
+        return missing if added is None else [piece for part in missing for piece in added.missing(*part)]
+
+    def _take(self, draft: _LaneDraft, item: PendingBatch | GapRange, piece: tuple[int, int]) -> None:
+        first, end = piece
+        lane = draft.intake.lane
+        self._added.setdefault(lane, RangeSet()).add(first, end)
+        if isinstance(item, GapRange):
+            draft.gaps.append(GapRange(first, end, item.reason))
+            return
+        draft.ranges.add(first, end)
+        section = self._sections.setdefault((lane.tenant, lane.stream), _Section())
+        section.add(draft.index, first - item.header.base_seq, end - first, item)
+        self._bytes += len(item.data)
+
+    def finish(self, created: int, nonce: int, marks_due: bool) -> Draft | None:
+        """The chunk, or None when there is nothing to write.
+
+        Args:
+            created: nanoseconds since 1970.
+            nonce: 64 random bits, other ones for each attempt.
+            marks_due: whether marks alone are reason enough.
+        """
+        if not self._lanes or not (self._substantial or marks_due):
+            return None
+        state = self._state
+        header = ChunkHeader(state.cluster_id, state.n + 1, created, state.shard, state.footer_crc, nonce)
+        parts: list[Buffer] = [chunks.encode_header(header)]
+        footer = ChunkFooter(self._place_sections(parts), [self._update(draft) for draft in self._lanes])
+        tail, footer_crc = chunks.encode_footer(footer)
+        parts.append(tail)
+        openings = [draft.intake for draft in self._lanes if draft.intake.ungranted]
+        return Draft(b"".join(parts), Chunk(header, footer, footer_crc), openings)
+
+    def _place_sections(self, parts: list[Buffer]) -> list[StreamSection]:
+        placed = []
+        position = chunks.HEADER_BYTES
+        for (tenant, stream), section in self._sections.items():
+            base = self._state.next_offset.get((tenant, stream), 0)
+            placed.append(
+                StreamSection(
+                    tenant, stream, base, section.count, section.first_time, section.last_time,
+                    position, section.length, section.crc,
+                )
+            )  # fmt: skip
+            parts += section.parts
+            position += section.length
+        return placed
+
+    @staticmethod
+    def _update(draft: _LaneDraft) -> LaneUpdate:
+        intake = draft.intake
+        told = draft.mark, draft.topics, draft.payload
+        return LaneUpdate(*intake.lane, intake.epoch, list(draft.ranges), draft.gaps, *told)
+
+
+_NOTHING = LaneState()

@@ -1,0 +1,339 @@
+"""One shard's committer: pending batches to chunks, and chunks to acknowledgements.
+
+The rules are in docs/architecture.md, "The commit at the hub".
+
+Everything here serves one rule: whatever the store answers except a clean success, the log is read, and only the log
+says what happened. State changes by applying chunks in order and in no other way; acknowledgements are read out of it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from cloud_hub.settings import SequencerSettings
+from cloud_hub.shard.chunk_builder import ChunkBuilder, Draft
+from cloud_hub.shard.lane_session import LaneIntake, PendingBatch
+from cloud_hub.shard.retry import TROUBLE, Patience
+from cloud_hub.shard.shard_sessions import Intakes
+from cloud_hub.shard.snapshots import Snapshotter
+from cloud_hub.shard.watermark import WatermarkGuard
+from protocols.batch import BatchHeader
+from protocols.chunk import Chunk, GapRange, Mark
+from protocols.errors import CodecError
+from protocols.lane import Lane
+from protocols.link import RefuseCode
+from protocols.shard_state import ShardState, lane_of
+from storage.chunk_log import ShardLog
+from storage.histogram import Histogram
+from storage.object_store import AlreadyExists
+
+logger = logging.getLogger(__name__)
+
+
+class _Attempt(NamedTuple):
+    """What this node remembers of a chunk whose fate it does not know."""
+
+    openings: list[LaneIntake]
+    bytes: int
+
+
+@dataclass(slots=True)
+class Counters:
+    """Since the start of this node."""
+
+    chunks: int = 0
+    records: int = 0
+    bytes: int = 0
+    foreign_chunks: int = 0
+    """Chunks of other nodes."""
+    unclear: int = 0
+    """Chunk creations that did not end in a clean success."""
+    reloads: int = 0
+    """Times that the collector had passed this node."""
+    put: Histogram = field(default_factory=Histogram)
+    """Times in which the store took a chunk."""
+    commit: Histogram = field(default_factory=Histogram)
+    """Per commit, the time from the first batch that waited for it until its acknowledgements."""
+
+
+class Sequencer:
+    """Commits one shard. All methods belong to one event loop.
+
+    Order: batches of a session get offsets in the order in which they came, and are never moved behind later ones. A
+    session's epoch is durable before its first batch is taken and fences every older session, so no two sessions of a
+    lane interleave. A sender that sends in seq order thus gets offsets in seq order (I2); one that leaves a hole and
+    fills it later gets what it sent.
+
+    Args:
+        wall_clock: nanoseconds since 1970.
+        boot_clock: nanoseconds on a clock that counts suspend (CLOCK_BOOTTIME).
+        random_bits: for nonces and jitter.
+    """
+
+    def __init__(
+        self,
+        log: ShardLog,
+        settings: SequencerSettings,
+        *,
+        wall_clock: Callable[[], int],
+        boot_clock: Callable[[], int],
+        random_bits: Callable[[int], int],
+    ) -> None:
+        self.log = log
+        self.counters = Counters()
+        self._settings = settings
+        self._wall_clock = wall_clock
+        self._random_bits = random_bits
+        self._now = asyncio.get_running_loop().time
+        self._wake = asyncio.Event()
+        self._patience = Patience(f"shard {log.shard}", settings.retry_min_s, settings.retry_max_s, random_bits)
+        self._guard = WatermarkGuard(log, boot_clock, settings.watermark_validity_s)
+        self._snapshots = Snapshotter(
+            log, settings.snapshot_interval_s, settings.snapshot_chunks, self._now, random_bits
+        )
+        self._state = ShardState(log.cluster.cluster_id, log.shard)
+        self.loaded = False
+        """Whether ``state`` is the log's. While it is not, the shard takes nothing and nothing can be said of it."""
+        self.intakes = Intakes(settings.pending_bytes_max, settings.ranges_per_lane_max, self._wake.set)
+        self._attempts: dict[int, _Attempt] = {}
+        """By nonce, each attempt at chunk ``n + 1``: so a node knows its own chunk when it reads it."""
+        self._last_commit = self._last_chunk = self._last_look = float("-inf")
+        self._waiting_since: float | None = None
+        """When the oldest records came that no commit has begun to write."""
+        self._task: asyncio.Task[None] | None = None
+
+    @property
+    def state(self) -> ShardState:
+        """The state at the last chunk this node knows. To be read, not changed, and not kept across awaits."""
+        return self._state
+
+    @property
+    def trouble(self) -> str | None:
+        """The store's last failure; None while it works."""
+        return self._patience.trouble
+
+    @property
+    def silent_s(self) -> float:
+        """Seconds since the store last did all that this shard asked of it."""
+        return self._now() - self._patience.answered_at
+
+    @property
+    def is_running(self) -> bool:
+        """Return whether the shard is worked on: from ``start`` to ``close``."""
+        return self._task is not None and not self._task.done()
+
+    @property
+    def retries(self) -> int:
+        """Times that the store gave no answer and was asked again."""
+        return self._patience.retries
+
+    async def start(self) -> None:
+        """Load the state and begin to commit.
+
+        A damaged log is no error here: the shard is in trouble, and not ``loaded`` before somebody has mended it. The
+        node's other shards do without it meanwhile.
+
+        Raises:
+            StoreError: the store does not answer.
+        """
+        with contextlib.suppress(CodecError):
+            await self._load()
+        self._task = asyncio.create_task(self._run(), name=f"sequencer-{self.log.shard}")
+
+    async def _load(self) -> None:
+        state = await self.log.load()
+        self._snapshots.loaded((await self.log.manifest())[0].snapshot_n)
+        self._state, self.loaded = state, True
+        self._last_look = self._now()
+
+    async def close(self) -> None:
+        """Stop. What is pending was not acknowledged, and its senders will offer it again."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.wait([self._task])
+        await self._snapshots.close()
+        self.intakes.refuse_all(
+            RefuseCode.OVERLOADED, "the hub is shutting down", "connect to another node, or try again"
+        )
+
+    # -- what links call
+
+    def admits(self, lane: Lane) -> bool:
+        """Whether the state has room for this lane."""
+        return lane in self._state.lanes or len(self._state.lanes) < self._settings.lanes_max
+
+    def open(self, intake: LaneIntake) -> None:
+        """Begin a session: ``intake.opened`` gets the lane's ranges once its epoch is durable.
+
+        When the epoch is not higher than the lane's, the session is refused instead (IDENTITY_CONFLICT).
+        """
+        self.intakes.add(intake)
+
+    async def put(self, intake: LaneIntake, batches: Iterable[tuple[BatchHeader, memoryview]]) -> None:
+        """Take verified batches. Returns when the shard can take more; their commit is acknowledged later."""
+        received = self._wall_clock()
+        if self._waiting_since is None:
+            self._waiting_since = self._now()
+        await self.intakes.take(intake, [PendingBatch(header, data, received) for header, data in batches])
+
+    async def put_gap(self, intake: LaneIntake, gap: GapRange) -> None:
+        """Take a gap notice; it is committed and acknowledged as records are."""
+        held = self._state.lanes.get(intake.lane)
+        if held is not None and len(held.gaps) >= self._settings.gaps_per_lane_max:
+            message = f"lane {intake.lane} has {len(held.gaps)} gaps, the most that the hub keeps"
+            self.intakes.refuse(
+                intake, RefuseCode.OVERLOADED, message, "raise the hub's limit, or give the edge a new log"
+            )
+            return
+        await self.intakes.take(intake, [gap])
+
+    def put_mark(self, intake: LaneIntake, mark: Mark) -> None:
+        """Take a mark; it is committed with the shard's next data, or alone every ``mark_interval_s``."""
+        self.intakes.mark(intake, mark)
+
+    def leave(self, intake: LaneIntake) -> None:
+        """The link is gone."""
+        self.intakes.leave(intake)
+
+    # -- the loop
+
+    async def _run(self) -> None:
+        if not self.loaded:
+            await self._patience.insist(self._load)
+            self._patience.answered()
+        while True:
+            try:
+                if await self._work_is_due():
+                    await self._commit()
+                else:
+                    await self._follow()
+                self._patience.answered()
+            except Exception:
+                # A bug, or input that nobody foresaw. Forgetting everything equals a restart of the process: what was
+                # not acknowledged comes again, and one bad link cannot stop the shard for the others.
+                logger.exception("shard %d: unexpected failure, starting anew from the store", self.log.shard)
+                self.intakes.refuse_all(RefuseCode.OVERLOADED, "the hub met an internal error", "connect again later")
+                await self._patience.wait("an unexpected failure, see the log")
+                await self._reload()
+
+    async def _work_is_due(self) -> bool:
+        """Wait until a commit is due (True), or a look at what other nodes wrote (False)."""
+        while True:
+            commit_at, look_at = self._commit_due(), self._last_look + self._settings.follow_interval_s
+            wait = min(commit_at, look_at) - self._now()
+            if wait <= 0:
+                return commit_at <= look_at
+            self._wake.clear()
+            try:
+                async with asyncio.timeout(wait):
+                    await self._wake.wait()
+            except TimeoutError:
+                continue
+
+    def _commit_due(self) -> float:
+        settings = self._settings
+        if self.intakes.pending_bytes >= settings.chunk_bytes_max:
+            return float("-inf")
+        if self.intakes.urgent:
+            return self._last_commit + settings.commit_interval_s
+        return self._marks_due_at() if self.intakes.pending else float("inf")
+
+    def _marks_due_at(self) -> float:
+        return self._last_chunk + self._settings.mark_interval_s
+
+    async def _commit(self) -> None:
+        """Write what is pending (at most one chunk of this node's own), check the watermark, acknowledge from state."""
+        since, self._waiting_since = self._waiting_since, None
+        while True:
+            while (draft := self._draft()) is not None:
+                if await self._place(draft):
+                    break
+            if not await self._patience.insist(lambda: self._guard.passed(self._state.n)):
+                break
+            await self._reload()
+        # Nothing waits between the check above and the acknowledgements.
+        self.intakes.settle(self._state)
+        self._snapshots.consider(self._state)
+        self._last_commit = self._last_look = now = self._now()
+        if since is not None:
+            self.counters.commit.observe(now - since)
+            if self.intakes.pending_bytes and self._waiting_since is None:
+                self._waiting_since = since
+
+    def _draft(self) -> Draft | None:
+        self.intakes.fence(self._state, {intake.lane for intake in self.intakes})
+        builder = ChunkBuilder(self._state, self._settings.chunk_bytes_max)
+        for intake in self.intakes:
+            builder.add(intake)
+        marks_due = self._marks_due_at() <= self._now()
+        return builder.finish(self._wall_clock(), self._random_bits(64), marks_due)
+
+    async def _place(self, draft: Draft) -> bool:
+        """Try to make the draft the next chunk.
+
+        Returns whether a chunk of this node was placed there. If not, the state may have moved on: build anew.
+        """
+        n = draft.chunk.header.n
+        self._attempts[draft.chunk.header.nonce] = _Attempt(draft.openings, len(draft.data))
+        started = self._now()
+        try:
+            await self.log.create(n, draft.data)
+        except (*TROUBLE, AlreadyExists) as error:
+            self.counters.unclear += 1
+            logger.debug("shard %d: chunk %d is unclear (%s), reading the log", self.log.shard, n, error)
+            trouble = str(error)
+        else:
+            self.counters.put.observe(self._now() - started)
+            return self._apply(draft.chunk)
+        own = await self._patience.insist(self._read_on)
+        if self._state.n < n:
+            await self._patience.wait(f"chunk {n} could not be written: {trouble}")
+        return own
+
+    async def _read_on(self) -> bool:
+        """Apply what follows in the log, up to its head. Returns whether a chunk of this node was among it."""
+        own = False
+        async for chunk in self.log.indexes(self._state.n + 1):
+            own |= self._apply(chunk)
+        self._last_look = self._now()
+        return own
+
+    def _apply(self, chunk: Chunk) -> bool:
+        """Take the next chunk, from wherever it came. Returns whether this node wrote it."""
+        self._state.apply(chunk)
+        attempt = self._attempts.get(chunk.header.nonce)
+        self._attempts.clear()  # this position is decided: no attempt at it can land any more
+        for intake in attempt.openings if attempt else ():
+            intake.granted = True
+        self.intakes.fence(self._state, {lane_of(update) for update in chunk.footer.lanes})
+        self._count(chunk, attempt)
+        return attempt is not None
+
+    def _count(self, chunk: Chunk, attempt: _Attempt | None) -> None:
+        if attempt is None:
+            self.counters.foreign_chunks += 1
+            return
+        self._last_chunk = self._now()
+        self.counters.chunks += 1
+        self.counters.records += sum(section.count for section in chunk.footer.streams)
+        self.counters.bytes += attempt.bytes
+
+    async def _follow(self) -> None:
+        """While there is nothing to commit: keep up with other nodes, which serves readers and fences old sessions."""
+        await self._patience.insist(self._read_on)
+        if await self._patience.insist(lambda: self._guard.passed(self._state.n)):
+            await self._reload()
+
+    async def _reload(self) -> None:
+        """Forget the state and load the newest. Sessions that were not open yet cannot be told from others': refuse."""
+        self.counters.reloads += 1
+        self._attempts.clear()
+        self.intakes.refuse_all(
+            RefuseCode.OVERLOADED, "this hub node was paused and starts anew", "connect again", opening_only=True
+        )
+        await self._patience.insist(self._load)

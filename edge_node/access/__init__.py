@@ -1,0 +1,1 @@
+"""Users, access rules and certificates: who a client is and what it may do."""

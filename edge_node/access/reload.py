@@ -1,0 +1,83 @@
+"""Files that are read again when they change: users, access rules, certificates."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from collections.abc import Callable, Sequence
+from typing import Any, Generic, NamedTuple, TypeVar
+
+from config.machine import why_unreadable
+from edge_node.listeners.counters import DoorCounters
+
+log = logging.getLogger(__name__)
+
+Content = TypeVar("Content")
+
+
+class Watched(NamedTuple, Generic[Content]):
+    """Files that mean something together."""
+
+    what: str
+    """For log lines: ``users``."""
+    paths: Sequence[str]
+    read: Callable[[], Content]
+    """Reads and checks them, in a thread. ``OSError`` and ``ValueError`` mean that they cannot be used."""
+    use: Callable[[Content], None]
+    """Puts what was read in force, on the event loop's thread."""
+
+
+class Reloads:
+    """Looks after watched files. What cannot be used is told once, and what was read before stays in force."""
+
+    def __init__(self, counters: DoorCounters) -> None:
+        self._counters = counters
+        self._watched: list[Watched[Any]] = []
+        self._states: list[object] = []
+        self._lock = asyncio.Lock()
+
+    @property
+    def watched(self) -> list[str]:
+        """Return what is looked after, for log lines."""
+        return [watched.what for watched in self._watched]
+
+    def add(self, watched: Watched[Content]) -> None:
+        """Watch files, whose content as it is now is in force already."""
+        self._watched.append(watched)
+        self._states.append(_state(watched.paths))
+
+    async def check(self, *, all_of_them: bool = False) -> None:
+        """Read again what has changed since it was read last, or everything."""
+        async with self._lock:
+            for position, watched in enumerate(self._watched):
+                state = _state(watched.paths)
+                if all_of_them or state != self._states[position]:
+                    self._states[position] = state
+                    await self._reload(watched)
+
+    async def _reload(self, watched: Watched[Any]) -> None:
+        try:
+            content = await asyncio.to_thread(watched.read)
+        except (OSError, ValueError) as error:
+            self._counters.reload_failures += 1
+            why = str(error)
+            if isinstance(error, OSError) and error.filename:
+                why = f"{error.filename}: {why_unreadable(error)}"
+            log.error("the %s cannot be used, those read before stay in force: %s", watched.what, why)
+            return
+        watched.use(content)
+        self._counters.reloads += 1
+        log.info("read the %s again", watched.what)
+
+
+def _state(paths: Sequence[str]) -> object:
+    """What is another after every change, also of owner and permissions."""
+    states: list[object] = []
+    for path in paths:
+        try:
+            stat = os.stat(path)
+            states.append((stat.st_mtime_ns, stat.st_ctime_ns, stat.st_size, stat.st_ino))
+        except OSError as error:
+            states.append((error.errno,))
+    return states

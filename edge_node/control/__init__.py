@@ -1,0 +1,1 @@
+"""Orders to a running node."""

@@ -1,0 +1,189 @@
+"""The node's control socket, ``<data_dir>/control.sock``: what an operator tells a node that runs.
+
+Only ``POST /drop``: to give up a backlog (``weft log drop``). Whoever may write the data_dir may do that to a stopped
+node, so the socket is for the node's user and root alone, and nothing of it is on the network.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import socket
+import stat
+import struct
+
+import msgspec
+from aiohttp import web
+
+from edge_node.control.client import DROP_PATH, REPLY_S_MAX, DropReply, DropRequest, socket_path
+from edge_node.sessions.store import INTERNAL_STREAMS
+from protocols.lane import format_log_id
+from protocols.ranges import RangeSet
+from storage.segment_log import LogError, LogFull, SegmentLog
+
+logger = logging.getLogger(__name__)
+
+REQUEST_BYTES_MAX = 4096
+SHUTDOWN_TIMEOUT_S = 1.0
+_BACKLOG = 4
+_UCRED = struct.Struct("3i")
+"""struct ucred of unix(7): process, user, group."""
+
+
+class Refused(Exception):
+    """A request that is not done: the status and a sentence."""
+
+    def __init__(self, status: int, sentence: str) -> None:
+        super().__init__(sentence)
+        self.status = status
+
+
+class Control:
+    """Takes orders for one log; ``start`` listens, ``close`` ends. Belongs to the event loop's thread."""
+
+    def __init__(self, directory: str, log: SegmentLog, *, reply_s_max: float = REPLY_S_MAX) -> None:
+        """Take orders for the log in ``directory``, which this process has locked."""
+        self._path = socket_path(directory)
+        self._log = log
+        self._reply_s_max = reply_s_max
+        self._server: asyncio.AbstractServer | None = None
+        self._runner: web.AppRunner | None = None
+        self._work: asyncio.Task[RangeSet] | None = None
+
+    async def start(self) -> None:
+        """Listen. Where no socket can be made a warning says so: then the node must be stopped to give up records."""
+        try:
+            listening = _listen(self._path)
+        except OSError as error:
+            logger.warning(
+                "cannot listen at %s (%s): weft log drop will need this node stopped",
+                self._path,
+                error.strerror or error,
+            )
+            return
+        app = web.Application(client_max_size=REQUEST_BYTES_MAX)
+        app.router.add_post(DROP_PATH, self._drop)
+        self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=SHUTDOWN_TIMEOUT_S)
+        await self._runner.setup()
+        assert self._runner.server is not None
+        self._server = await asyncio.get_running_loop().create_unix_server(self._runner.server, sock=listening)
+
+    async def close(self) -> None:
+        """Stop listening. Records whose notices are not durable by then may stay or go; nobody was told."""
+        if self._server is None or self._runner is None:
+            return
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(self._path)
+        self._server.close()
+        if self._work is not None:
+            await asyncio.wait({self._work}, timeout=SHUTDOWN_TIMEOUT_S)
+            self._work.cancel()
+        await self._runner.cleanup()
+
+    async def _drop(self, request: web.Request) -> web.Response:
+        try:
+            _check_peer(request)
+            ranges = await self._give_up(_decode(await request.read()))
+            return _reply(200, DropReply([*ranges]))
+        except Refused as error:
+            return _reply(error.status, DropReply(error=str(error)))
+
+    async def _give_up(self, order: DropRequest) -> RangeSet:
+        log = self._log
+        if order.log_id != format_log_id(log.log_id):
+            raise Refused(409, f"the node writes log {format_log_id(log.log_id)}, not {order.log_id}: run this again")
+        number = None if order.stream in INTERNAL_STREAMS else log.streams().get(order.stream)
+        if number is None:
+            raise Refused(404, f"the log has no stream {order.stream}")
+        if self._work is not None and not self._work.done():
+            raise Refused(503, "the node is still giving up records for an earlier request: run this again later")
+        work = self._work = asyncio.create_task(self._work_on(number, order))
+        done, _ = await asyncio.wait({work}, timeout=self._reply_s_max)
+        if not done:
+            raise Refused(
+                504,
+                "the disk has not taken the notices yet, so that the records are still there: they go as soon as it "
+                "has; see with weft edge status what keeps it",
+            )
+        if work.cancelled():
+            raise Refused(503, "the node ends: the records are either given up under a notice or still there")
+        try:
+            return work.result()
+        except LogFull as error:
+            raise Refused(507, str(error)) from None
+        except (LogError, OSError) as error:
+            raise Refused(500, f"nothing is given up for certain: {error}") from None
+
+    async def _work_on(self, number: int, order: DropRequest) -> RangeSet:
+        # In a thread: it looks for the ends of batches, on the disk.
+        ranges = await asyncio.to_thread(self._log.give_up, number, 0, order.below)
+        durable: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+        def settle(error: BaseException | None) -> None:
+            if durable.cancelled():
+                return
+            if error is None:
+                durable.set_result(None)
+            else:
+                durable.set_exception(error)
+
+        self._log.on_durable(settle)
+        await durable
+        if ranges:
+            logger.warning("gave up %d records of %s by an operator's word", ranges.count(), order.stream)
+        return ranges
+
+
+def _listen(path: str) -> socket.socket:
+    """In place of a socket that a node before us left behind: the lock on the folder says that it is gone.
+
+    Raises:
+        OSError: no socket can be there, or its name is too long for one (``sun_path`` of unix(7): 107 bytes).
+    """
+    with contextlib.suppress(FileNotFoundError):
+        if stat.S_ISSOCK(os.lstat(path).st_mode):
+            os.unlink(path)
+    listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        # Linux makes the name with the socket's own mode. Elsewhere it has no such mode, and until it listens nobody
+        # can connect.
+        with contextlib.suppress(OSError):
+            os.fchmod(listening.fileno(), 0o600)
+        listening.bind(path)
+        os.chmod(path, 0o600)
+        listening.listen(_BACKLOG)
+        listening.setblocking(False)
+    except OSError:
+        listening.close()
+        raise
+    return listening
+
+
+def _check_peer(request: web.Request) -> None:
+    """The socket's mode lets in nobody else already; but modes can be changed.
+
+    Raises:
+        Refused: another user asks.
+    """
+    if not hasattr(socket, "SO_PEERCRED"):
+        return
+    connected = request.transport.get_extra_info("socket") if request.transport is not None else None
+    if connected is None:
+        raise Refused(403, "nobody knows who asks")
+    with socket.socket(fileno=os.dup(connected.fileno())) as own:
+        _, user, _ = _UCRED.unpack(own.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size))
+    if user not in (0, os.geteuid()):
+        raise Refused(403, f"the node takes orders from its own user alone, not from the user with the id {user}")
+
+
+def _decode(body: bytes) -> DropRequest:
+    try:
+        return msgspec.json.decode(body, type=DropRequest)
+    except msgspec.MsgspecError as error:
+        raise Refused(400, f"expected log_id, stream and below: {error}") from None
+
+
+def _reply(status: int, reply: DropReply) -> web.Response:
+    return web.Response(status=status, body=msgspec.json.encode(reply), content_type="application/json")

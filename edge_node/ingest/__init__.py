@@ -1,0 +1,1 @@
+"""The way into the log, for every protocol."""

@@ -1,0 +1,94 @@
+"""Messages whose topic no stream matches: what becomes of them, and what the node says of it."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any, Literal, Protocol
+
+from edge_node.counters import Counters
+from edge_node.ingest.busiest_topics import BusiestTopics
+
+UNROUTED_STREAM = "unrouted"
+"""The stream that keeps them. The node defines it itself; no link carries it."""
+TOPICS_NAMED_MAX = 1_000
+"""Topics that get a line in the node's log; the next one's line says that no more will be named."""
+TOPICS_SHOWN = 10
+"""Busiest topics in the node's status."""
+TOPIC_SHOWN_BYTES_MAX = 128
+
+log = logging.getLogger(__name__)
+
+Policy = Literal["keep", "live", "refuse"]
+
+
+class Streams(Protocol):
+    """The segment log, as far as a stream is declared in it."""
+
+    def stream(self, name: str) -> int:
+        """The number of a stream; a new name is declared."""
+        ...
+
+
+class Unrouted:
+    """Belongs to the event loop's thread."""
+
+    def __init__(self, policy: Policy, streams: Streams, counters: Counters) -> None:
+        """Declare the stream if it is to keep messages."""
+        self.policy = policy
+        self.streams = (streams.stream(UNROUTED_STREAM),) if policy == "keep" else ()
+        """Where the messages are kept: one stream or none."""
+        self._counters = counters
+        self._busiest = BusiestTopics()
+        self._named: set[int] = set()
+        self._is_first = True
+
+    @property
+    def refuses(self) -> bool:
+        """Return whether such messages are not taken at all."""
+        return self.policy == "refuse"
+
+    def met(self, topic: bytes) -> None:
+        """A client publishes to such a topic for the first time, or for the first time since it was last forgotten."""
+        key = hash(topic)
+        if self.policy == "keep" or key in self._named or len(self._named) > TOPICS_NAMED_MAX:
+            return
+        self._named.add(key)
+        if len(self._named) > TOPICS_NAMED_MAX:
+            log.warning(
+                "no stream matches more than %d topics: further ones are not named here. `weft edge status` shows the "
+                "busiest", TOPICS_NAMED_MAX,
+            )  # fmt: skip
+        elif self.refuses:
+            log.warning("no stream matches topic %r: messages to it are refused (`unrouted: refuse`)", _shown(topic))
+        else:
+            log.warning(
+                "no stream matches topic %r: messages to it go to subscribers and are not kept (`unrouted: live`)",
+                _shown(topic),
+            )
+
+    def count(self, topics: list[bytes]) -> None:
+        """Such messages were taken or refused; a topic for each of them."""
+        self._counters.publishes_unrouted += len(topics)
+        self._busiest.add(topics)
+        if self._is_first and self.policy == "keep":
+            self._is_first = False
+            log.info(
+                "no stream matches topic %r: what no stream matches is kept in the stream %s for a while and goes to "
+                "no hub. Add its topics to a stream's `from` if they are wanted; `weft edge status` shows the busiest",
+                _shown(topics[0]), UNROUTED_STREAM,
+            )  # fmt: skip
+
+    def facts(self) -> dict[str, Any]:
+        """Return what status says: counts since the start, those of topics being lower bounds."""
+        return {
+            "policy": self.policy,
+            "messages": self._counters.publishes_unrouted,
+            "busiest": [
+                {"topic": topic.decode(errors="replace"), "messages": count}
+                for topic, count in self._busiest.top(TOPICS_SHOWN)
+            ],
+        }
+
+
+def _shown(topic: bytes) -> str:
+    return topic[:TOPIC_SHOWN_BYTES_MAX].decode(errors="replace")

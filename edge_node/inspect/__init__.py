@@ -1,0 +1,1 @@
+"""A node's log, read and changed by another process. The running node imports none of it."""

@@ -1,0 +1,207 @@
+"""Giving up a backlog by an operator's word, on a node that is stopped or runs (``weft log drop``)."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+
+from edge_node.control.client import DropRequest, ask_drop, check_listens
+from edge_node.inspect.exclusive_log import NotTheOwner, exclusive_log
+from edge_node.inspect.tail import INTERNAL_STREAMS
+from edge_node.inspect.view import Cursor, LogDirectory, NoLog, is_locked, summarise
+from protocols.batch import BatchHeader, decode_header
+from protocols.lane import format_log_id
+from protocols.ranges import RangeSet
+from protocols.segment import Footer
+from storage.filesystem import DirectoryInUse
+from storage.segment_log import LogSettings, SegmentLog
+from storage.segment_log.room.drop_backlog import whole_batches
+from storage.segment_log.room.retention import held_within
+
+_SEGMENT_BYTES = 64 << 10
+"""Little is written, and half a segment of the node's own, far larger ones is always free within its budget."""
+_ROOM_BYTES = 16 << 20
+
+
+class UnknownStream(ValueError):
+    """The log has no such stream."""
+
+
+@dataclass(frozen=True)
+class Backlog:
+    """What would be given up."""
+
+    numbers: RangeSet
+    first_time: int = 0
+    """When the first and the last of them were taken in, ns since 1970; 0 when there are none."""
+    last_time: int = 0
+
+
+class StoppedLog:
+    """The log of a node that does not run, opened by ``stopped_log``."""
+
+    def __init__(self, log: SegmentLog) -> None:
+        """Not for callers."""
+        self._log = log
+
+    def backlog(self, stream: str, end: int | None = None) -> Backlog:
+        """What ``give_up`` would give up.
+
+        Raises:
+            UnknownStream: the log has no such stream of devices.
+            LogError: a file cannot be read.
+        """
+        number = self._number(stream)
+        held = self._log.ranges(number)
+        end = self._log.durable_end(number) if end is None else min(end, self._log.durable_end(number))
+        first, end = whole_batches(held, lambda seq: self._log.read(number, seq, 1), 0, end)
+        numbers = RangeSet(held_within(held, first, end))
+        if not numbers:
+            return Backlog(numbers)
+        first_batch, last_batch = (self._log.read(number, seq, 1)[0] for seq in (next(iter(numbers))[0], end - 1))
+        return Backlog(numbers, decode_header(first_batch).first_time, decode_header(last_batch).last_time)
+
+    def give_up(self, stream: str, end: int | None = None) -> RangeSet:
+        """Give up a stream's records that no hub is known to have, under a notice; durable when this returns.
+
+        A stopped node does not know what hubs have: they say so when the links connect again, and take the notices only
+        for what they lack. On a running node it is ``SegmentLog.give_up``.
+
+        Args:
+            end: one past the last number to give up, batches as a whole; None for all that there is.
+
+        Returns:
+            What was given up.
+
+        Raises:
+            UnknownStream: the log has no such stream of devices.
+            LogError: the log cannot be read or written; the sentence says why.
+        """
+        numbers = self._log.give_up(self._number(stream), 0, end)
+        while self._log.committer.run_once():
+            pass
+        if self._log.failed is not None:
+            raise self._log.failed
+        return numbers
+
+    def _number(self, stream: str) -> int:
+        _check_stream(stream, self._log.streams())
+        return self._log.streams()[stream]
+
+
+class RunningLog:
+    """The log of a node that runs: looked at from outside, changed by the node."""
+
+    def __init__(self, directory: str) -> None:
+        """The log in a node's data_dir, as long as it is the same log.
+
+        Raises:
+            ControlFailed: its node takes no requests, or not from this user.
+            NoLog: none of its files says which log it is of.
+        """
+        check_listens(directory)
+        self._directory = LogDirectory(directory)
+        log_id = self._directory.log_id()
+        if log_id is None:
+            raise NoLog(f"{directory} holds no file that says which log it is of")
+        self._log_id = format_log_id(log_id)
+
+    def backlog(self, stream: str, end: int | None = None) -> Backlog:
+        """What ``give_up`` would give up at most: hubs may have some of it, which only the node knows.
+
+        Raises:
+            NoLog: there is none.
+            UnknownStream: the log has no such stream of devices.
+            OSError: a file cannot be read.
+            UnsupportedVersion: a later release wrote the log.
+        """
+        found = summarise(self._directory)
+        _check_stream(stream, found.streams)
+        held = found.streams[stream].held
+        end = held.end if end is None else min(end, held.end)
+        cut = self._batch(stream, end) if end in held else None
+        numbers = RangeSet(held_within(held, 0, end if cut is None else cut.base_seq))
+        if not numbers:
+            return Backlog(numbers)
+        # Those that were deleted since the summary was made leave the times of the stream as a whole.
+        first, last = self._batch(stream, next(iter(numbers))[0]), self._batch(stream, numbers.end - 1)
+        first_time = found.streams[stream].first_time if first is None else first.first_time
+        last_time = found.streams[stream].last_time if last is None else last.last_time
+        return Backlog(numbers, first_time or 0, last_time or 0)
+
+    def give_up(self, stream: str, end: int) -> RangeSet:
+        """Have the node give up what of the numbers below ``end`` no hub has; durable when this returns.
+
+        Returns:
+            What was given up.
+
+        Raises:
+            ControlFailed: it was not, or not as far as anybody knows. To repeat it is harmless.
+        """
+        return ask_drop(self._directory.path, DropRequest(self._log_id, stream, end))
+
+    def _batch(self, stream: str, seq: int) -> BatchHeader | None:
+        """The batch that holds a number. Reads a segment or two."""
+
+        def skips(footer: Footer) -> bool:
+            ours = [lane for lane in (*footer.lanes, *footer.moved) if footer.streams.get(lane.stream) == stream]
+            return not any(seq in RangeSet(lane.ranges) for lane in ours)
+
+        cursor = Cursor(self._directory, None, stream.__eq__, skips)
+        try:
+            for commit in cursor.read():
+                for item in commit.items:
+                    header = item[1].value if isinstance(item, tuple) else None
+                    if isinstance(header, BatchHeader) and header.base_seq <= seq < header.end_seq:
+                        return header
+        finally:
+            cursor.close()
+        return None
+
+
+def _check_stream(stream: str, names: Iterable[str]) -> None:
+    known = set(names) - INTERNAL_STREAMS
+    if stream not in known:
+        raise UnknownStream(f"the log has no stream {stream}; it has {', '.join(sorted(known)) or 'none'}")
+
+
+@contextmanager
+def opened_log(directory: str) -> Iterator[StoppedLog | RunningLog]:
+    """The log in a node's data_dir, whether or not the node runs: ``stopped_log`` if it does not.
+
+    Raises:
+        NoLog: there is none.
+        NotTheOwner: the folder is another user's; root may deal with a node that runs.
+        ControlFailed: the node runs, and takes no requests, or not from this user.
+        LogError: the log cannot be opened; the sentence says why.
+    """
+    with ExitStack() as stack:
+        log: StoppedLog | RunningLog
+        try:
+            log = stack.enter_context(stopped_log(directory))
+        except DirectoryInUse:
+            log = RunningLog(directory)
+        except NotTheOwner:
+            if os.geteuid() != 0 or not is_locked(directory):
+                raise
+            log = RunningLog(directory)
+        yield log
+
+
+@contextmanager
+def stopped_log(directory: str) -> Iterator[StoppedLog]:
+    """The log in a node's data_dir, for as long as the context lasts; the node cannot start meanwhile.
+
+    Raises:
+        NoLog: there is none.
+        NotTheOwner: the folder is another user's.
+        DirectoryInUse: the node runs.
+        LogError: the log cannot be opened; the sentence says why.
+    """
+    LogDirectory(directory).require()
+    size = sum(entry.stat().st_size for entry in os.scandir(directory) if entry.is_file())
+    settings = LogSettings(segment_bytes=_SEGMENT_BYTES, budget_bytes=size + _ROOM_BYTES, tail_bytes=0)
+    with exclusive_log(directory, settings) as log:
+        yield StoppedLog(log)

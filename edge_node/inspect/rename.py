@@ -1,0 +1,132 @@
+"""Giving a stopped node's log another name (``weft edge rename``).
+
+A record keeps the name under which it was sent: tenant, edge, log id, stream, sequence number. So everything that links
+carry is delivered under the former name first, and only then does the log change hands, for the numbers that follow. A
+log of which no hub has anything goes as a whole.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import NamedTuple
+
+import msgspec
+
+from config.models import EdgeConfig
+from edge_node.check import segment_bytes
+from edge_node.clock import wall_clock
+from edge_node.inspect.exclusive_log import exclusive_log
+from edge_node.inspect.view import LogDirectory
+from edge_node.links.links import Links
+from protocols.lane import NodeName
+from replication.status import LinkState
+from storage.segment_log import LogSettings, SegmentLog
+
+_LOOK_INTERVAL_S = 0.1
+_REFUSALS = (LinkState.REFUSED, LinkState.CONFLICT)
+
+
+class NameUnknown(Exception):
+    """The log does not say under which name its records went."""
+
+
+class Waiting(NamedTuple):
+    """What a hub lacks of one stream under the former name."""
+
+    link: str
+    stream: str
+    records: int
+    """In the log, and not known to be at the hub."""
+    trouble: str
+    """Why the link did not deliver them."""
+
+
+class Renaming:
+    """The log of a stopped node on its way to another name; made by ``renaming``."""
+
+    def __init__(self, config: EdgeConfig, log: SegmentLog, former: NodeName, software: str) -> None:
+        """Not for callers."""
+        self._log = log
+        self.former = former
+        self.name = NodeName(config.tenant, config.node)
+        """The new one, as the configuration says."""
+        as_before = msgspec.structs.replace(config, tenant=former.tenant, node=former.edge)
+        self._links = Links(as_before, log, wall_clock=wall_clock, software=software)
+
+    @property
+    def is_unsent(self) -> bool:
+        """Return whether no hub has anything under the former name; False also when that is unknown."""
+        return self._links.is_unsent
+
+    def waiting_records(self) -> int:
+        """Return how many records are not known to be at a hub; those of several links count for each."""
+        return sum(records for records, _ in self._links.waiting().values())
+
+    async def deliver(self, patience_s: float, tell: Callable[[int], None]) -> list[Waiting]:
+        """Run the links under the former name until their hubs have everything, or nothing more moves.
+
+        Args:
+            patience_s: how long no hub need acknowledge anything before this gives up.
+            tell: called with the records that wait, whenever that changes.
+
+        Returns:
+            What hubs lack. Pairs without records are of notices alone: the hub was not told of losses.
+        """
+        self._links.start()
+        try:
+            await self._until_still(patience_s, tell)
+            left = self._links.waiting()
+            troubles = {link.name: _trouble(link.state, link.last_error) for link in self._links.statuses}
+        finally:
+            await self._links.close()
+        return [Waiting(link, stream, records, troubles[link]) for (link, stream), (records, _) in left.items()]
+
+    async def _until_still(self, patience_s: float, tell: Callable[[int], None]) -> None:
+        before, since = self._links.waiting(), time.monotonic()
+        while before and time.monotonic() - since < patience_s:
+            late = {link for link, _ in before}
+            if all(link.state in _REFUSALS for link in self._links.statuses if link.name in late):
+                return
+            await asyncio.sleep(_LOOK_INTERVAL_S)
+            now = self._links.waiting()
+            if now != before:
+                before, since = now, time.monotonic()
+                tell(self.waiting_records())
+
+    def finish(self) -> None:
+        """Give the log the new name, durably when this returns.
+
+        Raises:
+            LogError: it did not become durable; a later try starts over.
+        """
+        self._log.rename(self.name, from_now_on=not self.is_unsent)
+        self._links.begin_name(self.name)
+
+
+def _trouble(state: LinkState, error: str) -> str:
+    return error or ("the hub has not acknowledged them yet" if state is LinkState.CONNECTED else "no hub answered")
+
+
+@contextmanager
+def renaming(config: EdgeConfig, software: str) -> Iterator[Renaming]:
+    """Open the log of ``config``'s node for a rename to the name in ``config``. The node cannot start meanwhile.
+
+    Raises:
+        NoLog: there is none: the node takes the name at its first start.
+        NameUnknown: a log of an earlier release, not started since.
+        NotTheOwner: the folder is another user's.
+        DirectoryInUse: the node runs.
+        LogError: the log cannot be opened; the sentence says why.
+    """
+    LogDirectory(config.data_dir).require()
+    settings = LogSettings(segment_bytes=segment_bytes(config), budget_bytes=config.disk.budget_bytes, tail_bytes=0)
+    with exclusive_log(config.data_dir, settings) as log:
+        if log.owner is None:
+            raise NameUnknown(
+                f"the log in {config.data_dir} was written by an earlier release and does not say whose it is: start "
+                "the node once under the name it has had, then rename it"
+            )
+        yield Renaming(config, log, log.owner, software)

@@ -1,0 +1,187 @@
+"""The records of a node's log, in the order in which they became durable and as they do: ``weft edge tail``."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+from edge_node.broker_ports import SESSION_JOURNAL_STREAM, SESSION_TOPICS_STREAM
+from edge_node.inspect.tail_start import Start, find_beginning
+from edge_node.inspect.view import Commit, Cursor, Damage, Durability, Entry, LogDirectory
+from edge_node.inspect.view.records import choose
+from protocols.batch import BatchHeader, Record
+from protocols.errors import CodecError
+from protocols.ranges import RangeSet
+from protocols.segment import EntryKind, GapNotice
+
+POLL_INTERVAL_S = 0.25
+"""How often a follower looks at the directory: one listing and one short read."""
+UNPROVEN_WAIT_S_MAX = 3.0
+"""How long a reader that does not follow waits for the last commit to be durable before it ends without it."""
+_CLOCK_STEP_NS = 10 * 10**9
+INTERNAL_STREAMS = frozenset({SESSION_JOURNAL_STREAM, SESSION_TOPICS_STREAM})
+"""Streams that the node keeps for itself: never shown as records of devices."""
+
+
+class Taken(NamedTuple):
+    """A record."""
+
+    stream: str
+    record: Record
+
+
+class Gap(NamedTuple):
+    """A notice that records can never come."""
+
+    stream: str
+    notice: GapNotice
+
+
+class Missing(NamedTuple):
+    """Records ``[first, end)`` that a follower did not get to see: deleted before it came to them, or damaged."""
+
+    stream: str
+    first: int
+    end: int
+
+
+class LogReplaced(NamedTuple):
+    """The folder holds another log from here on; numbers begin again."""
+
+    directory: str
+
+
+Item = Taken | Gap | Missing | Damage | LogReplaced
+Wait = Callable[[float], bool]
+"""Waits for some seconds; False when it is time to end."""
+
+
+def sleep(seconds: float) -> bool:
+    """Wait without anybody who could end it."""
+    time.sleep(seconds)
+    return True
+
+
+def newest_records(
+    directory: LogDirectory, wants: Callable[[str], bool], start: Start, durability: Durability, wait: Wait = sleep
+) -> Iterator[Item]:
+    """What the log holds now, from ``start`` on.
+
+    Everything that was durable before the call is given; the call ends at what was written later.
+
+    Raises:
+        NoLog: there is no log.
+        OSError: a file cannot be read.
+        UnsupportedVersion: a later release wrote the log.
+    """
+    tail = _Tail(directory, wants, start)
+    try:
+        for commit in settled_commits(tail.cursor, durability, wait):
+            yield from tail.items(commit)
+    finally:
+        tail.cursor.close()
+
+
+def follow(
+    directory: LogDirectory, wants: Callable[[str], bool], start: Start, durability: Durability, wait: Wait = sleep
+) -> Iterator[Item]:
+    """``newest_records``, and then what comes, across restarts of the node, until ``wait`` says to end."""
+    tail = _Tail(directory, wants, start)
+    try:
+        while True:
+            for commit in tail.cursor.read():
+                if not durability.covers(commit):
+                    break
+                yield from tail.items(commit)
+            else:
+                tail.has_caught_up = True
+            if not wait(POLL_INTERVAL_S):
+                return
+    finally:
+        tail.cursor.close()
+
+
+def settled_commits(cursor: Cursor, durability: Durability, wait: Wait = sleep) -> Iterator[Commit]:
+    """All commits that are durable, with those that become so within ``UNPROVEN_WAIT_S_MAX``.
+
+    Commits made after the end was first reached are left out, so that this ends however busy the node is.
+    """
+    waited = 0.0
+    while True:
+        is_waiting = False
+        for commit in cursor.read():
+            is_waiting = not durability.covers(commit)
+            if is_waiting:
+                break
+            yield commit
+            if waited:
+                return
+        if not is_waiting or waited >= UNPROVEN_WAIT_S_MAX or not wait(POLL_INTERVAL_S):
+            return
+        waited += POLL_INTERVAL_S
+
+
+class _Tail:
+    """Turns commits into what is shown."""
+
+    def __init__(self, directory: LogDirectory, wants: Callable[[str], bool], start: Start) -> None:
+        beginning = find_beginning(directory, wants, start)
+        self.cursor = Cursor(directory, beginning.place, wants)
+        self.has_caught_up = False
+        self._was_overtaken = False
+        self._directory = directory
+        self._choice = start.choice
+        self._skip = beginning.skip
+        self._is_counted = start.last is not None
+        self._seen: dict[str, RangeSet] = {}
+        self._noted: dict[str, RangeSet] = {}
+        self._newest_ns = 0
+
+    def items(self, commit: Commit) -> Iterator[Item]:
+        """What a commit holds, in log order."""
+        if commit.log_began_anew:
+            self._seen.clear()
+            self._noted.clear()
+            yield LogReplaced(self._directory.path)
+        self._was_overtaken = self._was_overtaken or commit.was_overtaken
+        for item in commit.items:
+            if isinstance(item, Damage):
+                yield item
+                continue
+            stream, entry = item
+            if isinstance(entry.value, GapNotice):
+                yield from self._gap(stream, entry.value)
+            elif isinstance(entry.value, BatchHeader):
+                yield from self._batch(stream, entry, entry.value, commit.file)
+
+    def _gap(self, stream: str, notice: GapNotice) -> Iterator[Item]:
+        since = self._choice.since_ns
+        if self._is_counted or self.has_caught_up:
+            # A notice older than what stands before it was carried forward, for its segment to go.
+            since = max(since or 0, self._newest_ns - _CLOCK_STEP_NS)
+        noted = self._noted.setdefault(stream, RangeSet())
+        if (since is None or notice.time >= since) and not noted.covers(notice.first, notice.end):
+            yield Gap(stream, notice)
+        noted.add(notice.first, notice.end)
+        self._seen.setdefault(stream, RangeSet()).add(notice.first, notice.end)
+
+    def _batch(self, stream: str, entry: Entry, header: BatchHeader, file: str) -> Iterator[Item]:
+        seen = self._seen.setdefault(stream, RangeSet())
+        if entry.kind is EntryKind.MOVED and (self._is_counted or self.has_caught_up):
+            return  # a copy of what stood further ahead, made so that its segment could go
+        if (self.has_caught_up or self._was_overtaken) and len(seen) and header.base_seq > seen.end:
+            yield Missing(stream, seen.end, header.base_seq)
+            seen.add(seen.end, header.base_seq)
+        try:
+            for record in choose(entry.body, self._choice):
+                if record.seq in seen:
+                    continue
+                if self._skip:
+                    self._skip -= 1
+                    continue
+                yield Taken(stream, record)
+        except CodecError:
+            yield Damage(file, entry.offset, entry.end)
+        seen.add(header.base_seq, header.end_seq)
+        self._newest_ns = max(self._newest_ns, header.last_time)

@@ -1,0 +1,120 @@
+"""Where a tail begins: found from the log's end backwards, so that it starts at once however long the log is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from edge_node.inspect.view import Entry, LogDirectory, Place, SegmentView
+from edge_node.inspect.view.records import Choice, choose
+from protocols.batch import BatchHeader
+from protocols.errors import CodecError
+from protocols.segment import HEADER_BYTES, EntryKind
+
+LAST_MAX = 1_000_000
+"""Most records that may be asked for by their number from the end."""
+
+
+@dataclass(frozen=True)
+class Start:
+    """What to begin with: the newest ``last`` records, or else all that ``choice`` takes."""
+
+    choice: Choice = field(default_factory=Choice)
+    last: int | None = None
+
+
+class Beginning(NamedTuple):
+    """Where to read from."""
+
+    place: Place | None
+    """None for the beginning of the log."""
+    skip: int
+    """How many of the wanted records from there on are not asked for."""
+
+
+def find_beginning(directory: LogDirectory, wants: Callable[[str], bool], start: Start) -> Beginning:
+    """Walk backwards until everything that is asked for lies ahead.
+
+    Raises:
+        NoLog: there is no log.
+        OSError: a file cannot be read.
+        UnsupportedVersion: a later release wrote the log.
+    """
+    positions = directory.require()
+    search = _Search(wants, start)
+    if search.is_from_beginning:
+        return Beginning(None, 0)
+    for position in reversed(positions):
+        view = directory.open(position)
+        if view is None:
+            continue
+        try:
+            offset = search.look_through(view)
+        finally:
+            view.close()
+        if offset is not None:
+            return Beginning(Place(position, offset), search.surplus)
+    return Beginning(None, search.surplus)
+
+
+class _Search:
+    def __init__(self, wants: Callable[[str], bool], start: Start) -> None:
+        self._wants = wants
+        self._start = start
+        self._found = 0
+
+    @property
+    def is_from_beginning(self) -> bool:
+        choice = self._start.choice
+        return self._start.last is None and choice.since_ns is None and choice.from_seq == 0
+
+    @property
+    def surplus(self) -> int:
+        return max(0, self._found - self._start.last) if self._start.last is not None else 0
+
+    def look_through(self, view: SegmentView) -> int | None:
+        """Offset from which everything asked for follows; None when more of it may stand before this segment."""
+        if view.footer is not None:
+            lanes = (*view.footer.lanes, *view.footer.moved)
+            if not any(self._wants(view.name_of(lane.stream)) for lane in lanes):
+                return None
+        if self._start.last == 0:
+            return view.end if view.footer is not None else self._end(view)
+        for first, end in view.chunks_backward():
+            if self._is_far_enough(view, first, end):
+                return first
+        return None
+
+    @staticmethod
+    def _end(view: SegmentView) -> int:
+        end = HEADER_BYTES
+        for first, limit in view.chunks_backward():
+            for entry in view.walk(first, lambda _: False, end=limit):
+                end = entry.end
+            if end > HEADER_BYTES:
+                break
+        return end
+
+    def _is_far_enough(self, view: SegmentView, first: int, end: int) -> bool:
+        choice, is_older = self._start.choice, False
+        needs_bodies = self._start.last is not None and choice.topic_filter is not None
+        for entry in view.walk(first, lambda _: needs_bodies, end=end):
+            if not isinstance(entry, Entry) or entry.kind is not EntryKind.BATCH:
+                continue
+            header = entry.value
+            assert isinstance(header, BatchHeader)
+            if not self._wants(view.name_of(header.stream)):
+                continue
+            if self._start.last is not None:
+                self._found += _count(entry.body, choice) if needs_bodies else header.count
+            # A wall clock that was set back can hide older records that a longer look would find.
+            is_older = is_older or header.first_time < (choice.since_ns or 0) or header.base_seq < choice.from_seq
+        return is_older if self._start.last is None else self._found >= self._start.last
+
+
+def _count(body: bytes, choice: Choice) -> int:
+    try:
+        return sum(1 for _ in choose(body, choice))
+    except CodecError:
+        return 0

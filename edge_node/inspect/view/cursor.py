@@ -1,0 +1,187 @@
+"""Reading a log forward, commit by commit, across its segments and beyond its end as it grows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from edge_node.inspect.view.directory import LogDirectory
+from edge_node.inspect.view.entries import Entry, Hole
+from edge_node.inspect.view.groups import Group, walk_groups
+from edge_node.inspect.view.segment_view import SegmentView
+from protocols.batch import BatchHeader
+from protocols.segment import HEADER_BYTES, Footer, GapNotice
+
+
+class Place(NamedTuple):
+    """Where an entry stands."""
+
+    segment: int
+    """First position of the segment."""
+    offset: int
+    """In the segment's file."""
+
+
+@dataclass
+class Damage:
+    """Bytes of a file that hold no entry although entries follow."""
+
+    file: str
+    offset: int
+    end: int
+
+
+@dataclass
+class Commit:
+    """Wanted batches, notices and damage, in log order: one commit at the log's end, or a piece of what is older."""
+
+    segment: int
+    file: str
+    items: list[tuple[str, Entry] | Damage] = field(default_factory=list)
+    """(stream name, entry) of batches and notices."""
+    ends: dict[str, int] = field(default_factory=dict)
+    """Stream -> one past its last record here."""
+    end: int = 0
+    """File offset of what follows."""
+    is_proven: bool = True
+    """Whether later entries prove that it was synced; else ask ``Durability``."""
+    age_s: float = 0.0
+    """Seconds since the file was written to, by the machine's clock; 0 unless it is not proven."""
+    log_began_anew: bool = False
+    """The directory holds another log than before: numbers begin again."""
+    was_overtaken: bool = False
+    """Segments between this and the commit before were deleted before they were read."""
+
+
+class Cursor:
+    """A place in a log that moves forward. ``close`` it. For one thread; blocks on the disk only.
+
+    Files that the node deletes while they are read stay readable to their end. Files deleted before they were reached
+    are passed over, and the next commit says so.
+    """
+
+    def __init__(
+        self,
+        directory: LogDirectory,
+        place: Place | None,
+        wants: Callable[[str], bool],
+        skips: Callable[[Footer], bool] = lambda _footer: False,
+    ) -> None:
+        """Start at ``place``, or at the beginning.
+
+        Args:
+            wants: the streams of which batches and notices are given.
+            skips: sealed segments, by their index, that need not be read.
+        """
+        self._directory = directory
+        self._wants = wants
+        self._skips = skips
+        self._place = place
+        self._view: SegmentView | None = None
+        self._began_anew = False
+        self._is_fresh = True
+        self._listed: list[int] = []
+        self._overtaken = False
+
+    def close(self) -> None:
+        """Release the file that is open."""
+        if self._view is not None:
+            self._view.close()
+            self._view = None
+
+    def read(self) -> Iterator[Commit]:
+        """What stands between the place and the log's end now. Taking the next commit moves the place past the last.
+
+        Stop taking at a commit that is not to be shown yet: the next ``read`` gives it again.
+
+        Raises:
+            OSError: a file cannot be read.
+            UnsupportedVersion: a later release wrote the log.
+        """
+        while True:
+            newest = self._open_next()
+            if self._view is None:
+                return
+            yield from self._commits(self._view, is_newest=newest)
+            if newest:
+                return
+            self._leave()
+
+    def _open_next(self) -> bool:
+        """Make sure that the segment to read is open, if there is one. Whether it is the newest."""
+        positions = self._directory.positions()
+        if (
+            self._view is not None
+            and positions
+            and not self._view.is_same_file
+            and positions[-1] <= self._view.position
+        ):
+            self.close()
+            self._place, self._began_anew = None, True
+        while self._view is None:
+            following = [position for position in positions if self._place is None or position >= self._place.segment]
+            if not following:
+                return True
+            self._view = self._directory.open(following[0])
+            if self._view is None:
+                # Deleted since it was listed.
+                positions = self._directory.positions()
+                self._place = Place(following[0] + 1, HEADER_BYTES)
+                self._overtaken = True
+                continue
+            if self._place is None or self._place.segment != following[0]:
+                first = self._place.segment if self._place is not None else following[0]
+                self._overtaken = self._overtaken or any(first <= known < following[0] for known in self._listed)
+                self._place = Place(following[0], HEADER_BYTES)
+            self._is_fresh = True
+        self._listed = positions
+        self._view.look_again()
+        return not positions or positions[-1] <= self._view.position
+
+    def _leave(self) -> None:
+        assert self._view is not None
+        self._place = Place(self._view.position + 1, HEADER_BYTES)
+        self.close()
+
+    def _commits(self, view: SegmentView, *, is_newest: bool) -> Iterator[Commit]:
+        assert self._place is not None
+        offset, is_fresh = self._place.offset, self._is_fresh
+        self._is_fresh = False
+        if view.footer is not None and is_fresh and self._skips(view.footer):
+            return
+        is_open = is_newest and view.footer is None
+        if is_open and not is_fresh and not view.is_written_at(offset):
+            return
+        # Only where a segment is first met, or nothing follows in it, may zeros have entries behind them.
+        beyond = is_fresh or not is_newest
+        for group in walk_groups(view, offset, self._is_wanted, is_open=is_open, beyond=beyond):
+            commit = self._commit(view, group)
+            if commit.items or commit.log_began_anew:
+                yield commit
+                # Only now it is taken: a commit that was not is given again, with what it has to say.
+                self._began_anew = False
+                self._overtaken = self._overtaken and not commit.items
+            self._place = Place(view.position, group.end)
+
+    def _commit(self, view: SegmentView, group: Group) -> Commit:
+        commit = Commit(
+            view.position, view.path, end=group.end, log_began_anew=self._began_anew, was_overtaken=self._overtaken
+        )
+        for item in group.items:
+            if isinstance(item, Hole):
+                commit.items.append(Damage(view.path, item.offset, item.end))
+            elif isinstance(item.value, dict):
+                view.learn(item.value)
+            elif isinstance(item.value, BatchHeader | GapNotice) and self._is_wanted(item.value.stream):
+                name = view.name_of(item.value.stream)
+                commit.items.append((name, item))
+                if isinstance(item.value, BatchHeader):
+                    commit.ends[name] = max(item.value.end_seq, commit.ends.get(name, 0))
+        if not group.is_proven:
+            commit.is_proven, commit.age_s = False, view.age_s()
+        return commit
+
+    def _is_wanted(self, number: int) -> bool:
+        assert self._view is not None
+        return self._wants(self._view.name_of(number))

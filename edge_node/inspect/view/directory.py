@@ -1,0 +1,110 @@
+"""The segment files of a log directory, as they come and go."""
+
+from __future__ import annotations
+
+import os
+
+from edge_node.inspect.view.segment_view import SegmentView
+from protocols.lane import NodeName
+from protocols.segment import file_name, parse_file_name
+from storage.filesystem import FileSystem, OSFileSystem
+
+
+class NoLog(Exception):
+    """The directory holds no segment: no node has run on it yet, or it is another directory."""
+
+
+class LogDirectory:
+    """A log directory, looked at from outside. Nothing is kept open, locked or changed."""
+
+    def __init__(self, path: str, filesystem: FileSystem | None = None) -> None:
+        self.path = path
+        self._filesystem = filesystem or OSFileSystem()
+
+    def positions(self) -> list[int]:
+        """First positions of the segments that are there now, in log order.
+
+        Raises:
+            OSError: the directory cannot be read.
+        """
+        names = self._filesystem.list_names(self.path)
+        return sorted(position for position in map(parse_file_name, names) if position is not None)
+
+    def open(self, position: int) -> SegmentView | None:
+        """A segment; None when it was deleted since it was listed.
+
+        Raises:
+            OSError: the file cannot be read.
+            UnsupportedVersion: a later release wrote it.
+        """
+        try:
+            return SegmentView(self._filesystem, os.path.join(self.path, file_name(position)), position)
+        except FileNotFoundError:
+            return None
+
+    def require(self) -> list[int]:
+        """``positions``, of which there is at least one.
+
+        Raises:
+            NoLog: there is none.
+            OSError: as ``positions``.
+        """
+        try:
+            positions = self.positions()
+        except (FileNotFoundError, NotADirectoryError):
+            positions = []
+        if not positions:
+            raise NoLog(f"{self.path} holds no log: expected the data_dir of a node that has run")
+        return positions
+
+    def log_id(self) -> int | None:
+        """The log's random number; None without a segment whose header is sound.
+
+        Raises:
+            OSError: as ``positions``.
+        """
+        for position in reversed(self.positions()):
+            view = self.open(position)
+            if view is not None:
+                view.close()
+                if view.header is not None:
+                    return view.header.log_id
+        return None
+
+    def owner(self) -> NodeName | None:
+        """Return the name that the log belongs to; None when no segment says it.
+
+        Raises:
+            OSError: as ``positions``, or a file cannot be read.
+            UnsupportedVersion: a later release wrote the log.
+        """
+        for position in reversed(self.positions()):
+            view = self.open(position)
+            if view is not None:
+                try:
+                    owner = view.owner()
+                finally:
+                    view.close()
+                if owner is not None:
+                    return owner
+        return None
+
+    def names(self, *, thorough: bool = False) -> dict[int, str]:
+        """Number and name of each stream that the log speaks of.
+
+        Args:
+            thorough: find those too that were declared after much had been written to the newest segment. Reads it all.
+
+        Raises:
+            NoLog, OSError: as ``require``.
+        """
+        for position in reversed(self.require()):
+            view = self.open(position)
+            if view is None:
+                continue
+            try:
+                # A segment begins with the names of all streams; later ones are named where they begin.
+                return view.all_names() if thorough else view.early_names()
+            finally:
+                view.close()
+        return {}

@@ -1,0 +1,95 @@
+"""What of a log's end is durable: nobody is shown a record that a power cut could still take back.
+
+Bytes can be read by other processes before the fsync that covers them has returned. A commit mark proves that
+everything before it was synced; of the last commit only the node knows. So it is shown
+
+- once the node says so (the ends of its streams on its status page), where it can be asked;
+- else once it has stood unchanged for ``SETTLED_S``;
+- at once when no node runs: recovery keeps what can be read.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from edge_node.inspect.view.cursor import Commit
+
+SETTLED_S = 1.0
+"""An fsync takes milliseconds; one that takes longer than this is a disk in trouble."""
+_LOCKS = "/proc/locks"
+
+DurableEnds = Callable[[], Mapping[str, int] | None]
+"""Asks the node for one past the last durable record of each stream; None when it does not answer."""
+
+
+def is_locked(directory: str) -> bool | None:
+    """Whether a node runs on a data directory; None where the system does not tell.
+
+    The lock is looked up rather than tried: holding it, however shortly, could keep a node from starting.
+    """
+    try:
+        lock = os.stat(os.path.join(directory, "lock"))
+        with open(_LOCKS, encoding="ascii", errors="replace") as file:
+            lines = file.read().splitlines()
+    except FileNotFoundError:
+        return False if os.path.exists(_LOCKS) else None
+    except OSError:
+        return None
+    return any(_is_lock_of(line.split(), lock) for line in lines)
+
+
+def _is_lock_of(fields: list[str], file: os.stat_result) -> bool:
+    """Whether a line of /proc/locks (proc(5)), such as ``1: FLOCK ADVISORY WRITE 25 fe:00:99 0 EOF``, is about it."""
+    if len(fields) < 6 or fields[1] != "FLOCK":
+        return False
+    major, _, rest = fields[5].partition(":")
+    minor, _, inode = rest.partition(":")
+    # File systems without a device of their own (btrfs, overlayfs) show another number there than stat does.
+    is_device = os.major(file.st_dev) == 0 or (int(major, 16), int(minor, 16)) == (
+        os.major(file.st_dev), os.minor(file.st_dev)
+    )  # fmt: skip
+    return is_device and inode == str(file.st_ino)
+
+
+class Durability:
+    """Tells which commits at the end of a log may be shown. For one reader."""
+
+    def __init__(
+        self,
+        directory: str,
+        durable_ends: DurableEnds | None = None,
+        *,
+        locked: Callable[[str], bool | None] = is_locked,
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Judge the log in ``directory``.
+
+        Args:
+            durable_ends: asks the node; None when nobody knows where.
+        """
+        self._directory = directory
+        self._durable_ends = durable_ends
+        self._locked = locked
+        self._monotonic = monotonic
+        self._seen: tuple[int, int] = (-1, -1)
+        self._seen_at = 0.0
+
+    def covers(self, commit: Commit) -> bool:
+        """Whether a commit that no mark proves is durable."""
+        if commit.is_proven:
+            return True
+        ends = self._durable_ends() if self._durable_ends is not None and commit.ends else None
+        if ends is not None:
+            return all(ends.get(name, 0) >= end for name, end in commit.ends.items())
+        # Asked last: a node in another container runs although its lock cannot be seen from here.
+        return self._locked(self._directory) is False or self._has_settled(commit)
+
+    def _has_settled(self, commit: Commit) -> bool:
+        place = (commit.segment, commit.end)
+        if place != self._seen:
+            self._seen, self._seen_at = place, self._monotonic() - min(commit.age_s, SETTLED_S)
+        return self._monotonic() - self._seen_at >= SETTLED_S

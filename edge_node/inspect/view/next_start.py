@@ -1,0 +1,116 @@
+"""What the next start of a node will find in its log: recovery's own judgement, with nothing written."""
+
+from __future__ import annotations
+
+import errno
+from typing import NamedTuple
+
+from protocols.batch import ClockReading, ClockState
+from protocols.segment import GapNotice
+from storage.filesystem import DirectoryInUse, File, FileSystem, Lock, OSFileSystem
+from storage.segment_log import LogSettings
+from storage.segment_log.recover.identity import read_identity
+from storage.segment_log.recover.loading import load_directory
+from storage.segment_log.recover.quarantine import aside_path
+from storage.segment_log.recover.recovery import find_losses, fold
+from storage.segment_log.state import LogState
+
+
+class NextStart(NamedTuple):
+    """What recovery will do about a log as it is now."""
+
+    torn_bytes: int
+    """It will cut so many bytes at the end: a commit of which nothing was acknowledged."""
+    unreadable_bytes: int
+    """The device cannot read so many bytes where the newest records stood."""
+    damaged: tuple[str, ...]
+    """Files that hold damage and are not kept aside yet, as it will."""
+    strange: tuple[str, ...]
+    """Files that may be another log's; it will set each aside, with what is in it."""
+    lost: tuple[tuple[str, GapNotice], ...]
+    """(stream, notice) of the numbers that were given out and are gone, and of which no notice tells yet."""
+
+    @property
+    def records_lost(self) -> int:
+        """How many records that is; at most, where something cannot be read."""
+        return sum(notice.end - notice.first for _, notice in self.lost)
+
+    @property
+    def finds_all_well(self) -> bool:
+        """Whether there will be nothing to do."""
+        return not any(self)
+
+
+def forecast(directory: str, filesystem: FileSystem | None = None) -> NextStart:
+    """Ask recovery about a log that no node has open. Sealed segments are taken by their indexes, as it does.
+
+    Raises:
+        OSError: a file cannot be read, or a node has started meanwhile and deleted it.
+        LogVersionError: a later release wrote the log.
+    """
+    disk = _Untouched(filesystem or OSFileSystem())
+    known = read_identity(disk, directory)
+    known_id = known.log_id if known else None
+    loaded, strange = load_directory(disk, directory, known_id)
+    state = LogState(disk, directory, LogSettings(), known_id or 0, lambda: ClockReading(0, 0, ClockState.UNSYNCED))
+    fold(state, loaded)
+    losses = find_losses(state, loaded, 0)
+    scan = loaded[-1].scan if loaded else None
+    damaged = [item for item in loaded if item.damaged or (item.scan is not None and item is not loaded[-1])]
+    return NextStart(
+        scan.torn_bytes if scan else 0,
+        scan.unreadable_bytes if scan else 0,
+        tuple(path for item in damaged if not disk.exists(aside_path(path := item.segment.path))),
+        tuple(strange),
+        tuple((state.lanes[gap.stream].name, gap) for gap in losses),
+    )
+
+
+class _Untouched(FileSystem):
+    """A disk that is only read: removing, renaming, linking and syncing names do nothing."""
+
+    def __init__(self, disk: FileSystem) -> None:
+        self._disk = disk
+
+    def open(self, path: str, *, read_only: bool = False) -> File:
+        assert read_only
+        return self._disk.open(path, read_only=True)
+
+    def create(self, path: str) -> File:
+        raise OSError(errno.EROFS, "nothing is written here", path)
+
+    def read(self, path: str) -> bytes:
+        return self._disk.read(path)
+
+    def size(self, path: str) -> int:
+        return self._disk.size(path)
+
+    def exists(self, path: str) -> bool:
+        return self._disk.exists(path)
+
+    def list_names(self, directory: str) -> list[str]:
+        return self._disk.list_names(directory)
+
+    def is_directory(self, path: str) -> bool:
+        return self._disk.is_directory(path)
+
+    def make_directory(self, path: str) -> None:
+        """Do nothing."""
+
+    def link(self, source: str, target: str) -> None:
+        """Do nothing."""
+
+    def rename(self, source: str, target: str) -> None:
+        """Do nothing."""
+
+    def remove(self, path: str) -> None:
+        """Do nothing."""
+
+    def sync_directory(self, path: str) -> None:
+        """Do nothing."""
+
+    def free_bytes(self, path: str) -> int:
+        return self._disk.free_bytes(path)
+
+    def lock(self, directory: str) -> Lock:
+        raise DirectoryInUse(directory)

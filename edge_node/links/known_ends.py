@@ -1,0 +1,205 @@
+"""What each hub may hold of this log at the most, remembered across restarts: so links notice a log that has forgotten.
+
+A log that was restored from an old copy, or whose disk lost its last commit, gives numbers out again that a hub holds
+already with other records. The hub's WELCOME tells, as long as the node knows up to where that hub was ever given
+anything: its *known end* of each stream. The log's own end does not say it, because it grows while nobody is connected.
+
+``<data_dir>/links/known-ends`` holds the known ends by hub (its cluster id) and stream, or that one was passed:
+
+- At each start of the node, before anything is appended, a known end that was passed becomes the log's end at its
+  opening; and none stays above the log's end, because what lies there is about to be given out again.
+- Before the first number at or beyond a known end is sent to a hub, the file says durably that it was passed; all
+  streams of that connection together, as the hub's WELCOME has just been held against each of them.
+
+The file also says under which name the log was never replicated (``unsent``): a log of which no hub has anything can be
+renamed without asking one (``edge_node.inspect.rename``). The file stops saying so before the first number is sent.
+
+No hub is ever taken for one that holds too much while the log has forgotten nothing, at whatever point the node was
+killed: below a known end that stands nothing was sent beyond it, and one that was passed is taken anew from a log that
+has everything that was ever sent, because only what is durable is. Neither does a write that failed matter, or whose
+name did not reach the disk: nothing was sent on the strength of it.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+import threading
+from collections.abc import Mapping
+from typing import Final
+
+import msgspec
+from crc32c import crc32c
+
+from protocols.lane import NodeName, format_log_id
+from storage.filesystem import FileSystem, write_atomically
+
+HUBS_MAX: Final = 16
+"""Hubs that are told apart. Further ones share what is known of hubs in general: less is noticed, nothing wrongly."""
+HUB_BYTES_MAX: Final = 64
+"""Of a cluster id; the ids that hubs make have 32 characters."""
+FILE_BYTES_MAX: Final = 8 << 20
+"""Of the file: 17 hubs with 4,096 streams (``protocols.link.LANES_MAX``) of 64 characters each."""
+OTHER_HUBS: Final = ""
+"""Stands for every hub that was never given anything."""
+
+logger = logging.getLogger(__name__)
+
+
+class _File(msgspec.Struct):
+    log_id: str
+    hubs: dict[str, dict[str, int | None]]
+    """Hub -> stream -> its known end; None once it was passed."""
+    unsent: str = ""
+    """A name (tenant/edge) under which no hub was ever given anything; empty when that is not known."""
+
+
+class KnownEnds:
+    """The known ends of one opened log, for all its links. Event loop's thread, but for ``pass_ends`` and ``close``.
+
+    Args:
+        opened: stream -> where the log found it to end when it was opened.
+        name: the node's, under which the links replicate the log.
+    """
+
+    def __init__(
+        self, filesystem: FileSystem, path: str, log_id: int, opened: Mapping[str, int], *, name: NodeName
+    ) -> None:
+        """Take what the file says into the life that begins, and write it.
+
+        Never fails: the program's log tells of a disk that cannot do it, and what will not be noticed for want of it.
+        """
+        self._filesystem = filesystem
+        self._path = path
+        self._log_id = format_log_id(log_id)
+        self._lock = threading.Lock()
+        self._closed = False
+        found = self._read()
+        # A file that is missing or damaged says nothing; but where nothing was ever numbered, nothing was sent.
+        self._unsent = str(name) if found.unsent == str(name) or not any(opened.values()) else ""
+        self._ends: dict[str, dict[str, int]] = {OTHER_HUBS: dict(opened)}
+        for hub, ends in found.hubs.items():
+            begun = {stream: opened.get(stream, 0) for stream in ends}
+            self._ends[hub] = {
+                stream: begun[stream] if end is None else min(end, begun[stream]) for stream, end in ends.items()
+            }
+        self._passed: dict[str, frozenset[str]] = {}
+        try:
+            # Even when nothing changed: a process that was killed may have left it in memory alone.
+            self._write(self._passed)
+        except OSError as error:
+            logger.warning(
+                "%s cannot be written (%s). The node runs all the same; but should this log be an old copy that was "
+                "restored, and the node start again before its links have connected, they will not notice it",
+                path, error,
+            )  # fmt: skip
+
+    def end(self, hub: str, stream: str) -> int:
+        """One past the last number that ``hub`` may hold of the stream, unless this log has forgotten some.
+
+        Args:
+            hub: the cluster id that it told.
+        """
+        return self._ends.get(hub, self._ends[OTHER_HUBS]).get(stream, 0)
+
+    @property
+    def is_unsent(self) -> bool:
+        """True if no hub was ever given anything of this log under the node's name; False also when that is unknown."""
+        return bool(self._unsent)
+
+    def begin_sending(self) -> None:
+        """Say durably that hubs are given something from now on. Blocks on the disk; any thread. Raises as
+        ``pass_ends``."""
+        with self._lock:
+            self._check_open()
+            self._write(self._passed, unsent="")
+            self._unsent = ""
+
+    def begin_name(self, name: NodeName) -> None:
+        """Say that the log was just given a name, under which no hub has anything. Blocks on the disk.
+
+        Raises:
+            OSError: the disk did not take it. Then the next rename asks the hubs, which is always right.
+        """
+        with self._lock:
+            self._write(self._passed, unsent=str(name))
+
+    def stand(self, hub: str, ends: Mapping[str, int]) -> bool:
+        """Whether ``hub`` must not be sent numbers up to these ends, by stream, before ``pass_ends`` has returned."""
+        beyond = any(end > self.end(hub, stream) for stream, end in ends.items())
+        return beyond and not ends.keys() <= self._passed.get(self._key(hub), frozenset())
+
+    def pass_ends(self, hub: str, ends: Mapping[str, int]) -> None:
+        """Say durably that ``hub`` may be sent more of these streams than it ever was. Blocks on the disk; any thread.
+
+        Raises:
+            OSError: the disk did not take it, or the links are closed. Nothing may be sent.
+        """
+        with self._lock:
+            self._check_open()
+            hub = self._key(hub)
+            passed = {**self._passed, hub: self._passed.get(hub, frozenset()) | ends.keys()}
+            if passed != self._passed:
+                self._write(passed)
+                self._passed = passed
+
+    def given(self, hub: str, ends: Mapping[str, int]) -> None:
+        """From now on ``hub`` may hold numbers up to these ends, by stream. Only where no known end stands before them.
+
+        Raises:
+            ValueError: one stands.
+        """
+        if self.stand(hub, ends):
+            raise ValueError(f"{ends} would pass known ends of {hub} that stand")
+        beyond = {stream: end for stream, end in ends.items() if end > self.end(hub, stream)}
+        if beyond:
+            self._ends.setdefault(self._key(hub), dict(self._ends[OTHER_HUBS])).update(beyond)
+
+    def close(self) -> None:
+        """Wait for a write that is under way; ``pass_ends`` fails from now on. Blocks."""
+        with self._lock:
+            self._closed = True
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise OSError(errno.ECANCELED, "the node's links are closed", self._path)
+
+    def _key(self, hub: str) -> str:
+        known = self._ends.keys() | self._passed.keys()
+        return hub if hub in known or (len(known) <= HUBS_MAX and len(hub.encode()) <= HUB_BYTES_MAX) else OTHER_HUBS
+
+    def _write(self, passed: Mapping[str, frozenset[str]], *, unsent: str | None = None) -> None:
+        hubs: dict[str, dict[str, int | None]] = {}
+        for hub in {**self._ends, **passed}:
+            ends = self._ends.get(hub, self._ends[OTHER_HUBS])
+            hubs[hub] = {**ends, **dict.fromkeys(passed.get(hub, ()))}
+        line = msgspec.json.encode(_File(self._log_id, hubs, self._unsent if unsent is None else unsent))
+        self._filesystem.make_directory(os.path.dirname(self._path))
+        write_atomically(self._filesystem, self._path, b"%08x %s\n" % (crc32c(line), line))
+
+    def _read(self) -> _File:
+        """What the file says of this log: nothing, if there is none, or it is another log's or damaged."""
+        nothing = _File(self._log_id, {})
+        try:
+            if self._filesystem.size(self._path) > FILE_BYTES_MAX:
+                raise ValueError(f"it is longer than {FILE_BYTES_MAX} bytes")
+            checksum, _, line = self._filesystem.read(self._path).removesuffix(b"\n").partition(b" ")
+            if checksum != b"%08x" % crc32c(line):
+                raise ValueError("its checksum does not match")
+            file = msgspec.json.decode(line, type=_File)
+            if OTHER_HUBS not in file.hubs:
+                raise ValueError("it does not speak of hubs in general")
+        except FileNotFoundError:
+            return nothing
+        except (OSError, ValueError, msgspec.MsgspecError) as error:
+            logger.warning(
+                "%s cannot be used (%s) and is begun anew from where the log ends now. Should this log be an old copy "
+                "that was restored, or its disk have lost records, links will not notice what was so before this start",
+                self._path, error,
+            )  # fmt: skip
+            return nothing
+        if file.log_id != self._log_id:
+            logger.info("%s was of log %s: it is begun anew for log %s", self._path, file.log_id, self._log_id)
+            return nothing
+        return file

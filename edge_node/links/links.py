@@ -1,0 +1,245 @@
+"""The node's links: their epochs, and what the log may forget."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import logging
+import os
+import random
+import ssl
+from collections.abc import Callable, Iterable, Mapping
+from typing import Final
+
+from config.models import EdgeConfig
+from config.streams import Link
+from edge_node.broker_ports import SESSION_JOURNAL_STREAM, SESSION_TOPICS_STREAM
+from edge_node.check import carried_streams
+from edge_node.ingest.unrouted import UNROUTED_STREAM
+from edge_node.links.known_ends import KnownEnds
+from edge_node.links.source import OfferedStream, SegmentLogSource
+from protocols.lane import NodeName
+from protocols.payloads import PayloadKind
+from protocols.ranges import Range, RangeSet
+from replication.runner import LinkIdentity, LinkSettings, no_token, read_token, run_link
+from replication.sender import SenderSettings
+from replication.status import LinkState, LinkStatus
+from storage.filesystem import FileSystem, OSFileSystem, write_atomically
+from storage.segment_log import SegmentLog
+
+EPOCH_BYTES_MAX: Final = 32
+INTERNAL_STREAMS: Final = frozenset({SESSION_JOURNAL_STREAM, SESSION_TOPICS_STREAM, UNROUTED_STREAM})
+"""Streams of the node's own: they never leave it, whatever a configuration says."""
+
+logger = logging.getLogger(__name__)
+
+
+class EpochFile:
+    """A link's epoch (``replication.runner.EpochStore``) in ``<data_dir>/links/<name>.epoch``, in decimal."""
+
+    def __init__(self, filesystem: FileSystem, path: str) -> None:
+        self._filesystem = filesystem
+        self._path = path
+
+    def propose(self) -> int:
+        """The next epoch, durable when this returns.
+
+        Raises:
+            OSError: the file cannot be read or replaced.
+            ValueError: it holds no number.
+        """
+        epoch = self._read() + 1
+        self._write(epoch)
+        return epoch
+
+    def withdraw(self, epoch: int) -> None:
+        """Propose ``epoch`` again the next time, unless a higher one was proposed since. Raises as ``propose``."""
+        if self._read() == epoch:
+            self._write(epoch - 1)
+
+    def _write(self, epoch: int) -> None:
+        self._filesystem.make_directory(os.path.dirname(self._path))
+        write_atomically(self._filesystem, self._path, b"%d\n" % epoch)
+
+    def _read(self) -> int:
+        try:
+            data = self._filesystem.read(self._path)
+        except FileNotFoundError:
+            return 0
+        if len(data) > EPOCH_BYTES_MAX or not data.strip().isdigit():
+            raise ValueError(
+                f"{self._path} holds no epoch; if no copy of this node runs elsewhere, start a new data_dir"
+            )
+        return int(data)
+
+
+class ReleaseLedger:
+    """A record may go once every link that carries its stream has it. Streams that no link carries are not spoken of.
+
+    Args:
+        carriers: stream number -> names of the links that carry it.
+        release: told what every carrier has.
+    """
+
+    def __init__(self, carriers: Mapping[int, Iterable[str]], release: Callable[[int, RangeSet], None]) -> None:
+        self._release = release
+        self._has = {stream: {link: RangeSet() for link in links} for stream, links in carriers.items()}
+
+    def released(self, link: str, stream: int, ranges: RangeSet) -> None:
+        """``link`` has ``ranges`` of ``stream`` at its hub, durably."""
+        carriers = self._has[stream]
+        carriers[link].update(ranges)
+        common = ranges
+        for other, has in carriers.items():
+            if other != link:
+                common = intersection(common, has)
+        if len(common):
+            self._release(stream, common)
+
+    def lacks(self, link: str, stream: int, ranges: Iterable[Range]) -> int:
+        """Return how many of these numbers ``link`` is not known to have at its hub."""
+        has = self._has[stream][link]
+        return sum(end - first for run in ranges for first, end in has.missing(*run))
+
+
+def intersection(left: Iterable[Range], right: RangeSet) -> RangeSet:
+    """What both sets hold."""
+    common = RangeSet()
+    for first, end in left:
+        at = first
+        for missing_first, missing_end in right.missing(first, end):
+            common.add(at, missing_first)
+            at = missing_end
+        common.add(at, end)
+    return common
+
+
+class Links:
+    """All links of a node. Event loop's thread only.
+
+    Make it before anything is appended to the log that was just opened: up to where hubs were given its records is
+    settled then, in a small file (``edge_node.links.known_ends``). It blocks on the disk, and never fails for it.
+
+    Args:
+        tls: for ``https`` hubs; without it the system's certificate authorities are trusted.
+    """
+
+    def __init__(
+        self,
+        config: EdgeConfig,
+        log: SegmentLog,
+        *,
+        wall_clock: Callable[[], int],
+        software: str = "weft",
+        filesystem: FileSystem | None = None,
+        tls: ssl.SSLContext | None = None,
+        rng: random.Random | None = None,
+    ) -> None:
+        self._config = config
+        self._log = log
+        self._wall_clock = wall_clock
+        self._identity = LinkIdentity(config.tenant, config.node, log.log_id, software)
+        self._filesystem = filesystem or OSFileSystem()
+        self._tls = tls
+        self._rng = rng or random.Random()
+        self._tasks: list[asyncio.Task[None]] = []
+        self._carried = {
+            name: tuple(stream for stream in carried_streams(link, config) if stream not in INTERNAL_STREAMS)
+            for name, link in config.links.items()
+        }
+        self._known = self._known_ends()
+        self.statuses = [LinkStatus(name) for name in config.links]
+        """One per link, kept up to date while it runs."""
+        carriers = {
+            self._log.stream(stream): [name for name, streams in self._carried.items() if stream in streams]
+            for stream in self._streams()
+        }
+        self._ledger = ReleaseLedger(carriers, self._log.release)
+
+    def start(self) -> None:
+        """Start every link; they connect, and come back after trouble, by themselves."""
+        for status in self.statuses:
+            streams = {stream: self._offered(stream) for stream in self._carried[status.name]}
+            released = functools.partial(self._ledger.released, status.name)
+            source = SegmentLogSource(self._log, streams, released, self._wall_clock, self._known)
+            self._tasks.append(asyncio.create_task(self._run(status, source)))
+
+    async def close(self) -> None:
+        """Stop every link. What the hubs have not acknowledged stays in the log."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._tasks.clear()
+        await asyncio.to_thread(self._known.close)
+
+    def _offered(self, stream: str) -> OfferedStream:
+        settings = self._config.streams[stream]
+        return OfferedStream(settings.from_, PayloadKind[settings.payload.upper()])
+
+    @property
+    def is_unsent(self) -> bool:
+        """Return whether no hub has anything of this log under the node's name; False also when that is unknown."""
+        return self._known.is_unsent
+
+    def begin_name(self, name: NodeName) -> None:
+        """Note that the log was given a name. Blocks on the disk; the program's log tells of one that fails."""
+        try:
+            self._known.begin_name(name)
+        except OSError as error:
+            logger.warning("another rename will need the hubs, also if they get nothing until then: %s", error)
+
+    def waiting(self) -> dict[tuple[str, str], tuple[int, int]]:
+        """(link, stream) -> records that the hub is not known to have, and numbers of which it knows nothing.
+
+        Pairs of which the hub knows everything are left out.
+        """
+        found = {}
+        begins = self._log.begins()
+        for link, streams in self._carried.items():
+            for name in streams:
+                stream = self._log.stream(name)
+                held, end = self._log.ranges(stream), self._log.next_seq(stream)
+                held.remove(0, begins.get(stream, 0))
+                counts = self._ledger.lacks(link, stream, held), self._ledger.lacks(link, stream, [(0, end)])
+                if any(counts):
+                    found[link, name] = counts
+        return found
+
+    def _streams(self) -> set[str]:
+        return {stream for streams in self._carried.values() for stream in streams}
+
+    def _known_ends(self) -> KnownEnds:
+        # A stream that the log does not know begins where its numbers cannot have been given out before.
+        opened = {stream: self._log.next_seq(self._log.stream(stream)) for stream in self._streams()}
+        opened.update(self._log.recovery.lanes)
+        path = os.path.join(self._config.data_dir, "links", "known-ends")
+        name = NodeName(self._config.tenant, self._config.node)
+        return KnownEnds(self._filesystem, path, self._log.log_id, opened, name=name)
+
+    async def _run(self, status: LinkStatus, source: SegmentLogSource) -> None:
+        link = self._config.links[status.name]
+        epochs = EpochFile(self._filesystem, os.path.join(self._config.data_dir, "links", f"{status.name}.epoch"))
+        settings = link_settings(link)
+        while True:
+            try:
+                await run_link(
+                    source, self._identity, settings, epochs, status,
+                    tls=self._tls, rng=self._rng, wall_clock=self._wall_clock,
+                )  # fmt: skip
+            except Exception as error:
+                # run_link deals with what networks, hubs and disks do; this is a fault of ours, and no reason to stop.
+                logger.exception("link %s failed", status.name)
+                status.state, status.last_error = LinkState.WAITING, f"internal fault: {error!r}"
+                status.last_error_time = self._wall_clock()
+            await asyncio.sleep(settings.retry_max_s)
+
+
+def link_settings(link: Link) -> LinkSettings:
+    """A link's settings from the node's configuration."""
+    return LinkSettings(
+        urls=link.to,
+        token=no_token if link.token_file is None else functools.partial(read_token, link.token_file),
+        retry_min_s=link.retry_min_s,
+        retry_max_s=link.retry_max_s,
+        sender=SenderSettings(window_bytes=link.window_bytes, compression_level=link.compression_level),
+    )

@@ -1,0 +1,108 @@
+"""The node's log as a source for a link's sender."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
+
+from edge_node.links.known_ends import KnownEnds
+from protocols.chunk import GapRange, Mark
+from protocols.payloads import PayloadKind
+from protocols.ranges import RangeSet
+from protocols.segment import GapReason
+from replication.source import LaneState, OfferedLane
+from storage.segment_log import LogError, SegmentLog
+
+
+class OfferedStream(NamedTuple):
+    """What a hub is told of a stream."""
+
+    topics: tuple[str, ...]
+    payload: PayloadKind = PayloadKind.BYTES
+
+
+class SegmentLogSource:
+    """Streams of the segment log as lanes of one link (``replication.source.LogSource``)."""
+
+    def __init__(
+        self,
+        log: SegmentLog,
+        streams: Mapping[str, OfferedStream],
+        released: Callable[[int, RangeSet], None],
+        wall_clock: Callable[[], int],
+        known: KnownEnds,
+    ) -> None:
+        """Offer ``streams`` by their names.
+
+        Args:
+            known: shared by all links of the log.
+        """
+        self._log = log
+        self._known = known
+        self._lanes = [OfferedLane(log.stream(name), name, *offered) for name, offered in streams.items()]
+        self._begins = log.begins()
+        self._streams = {lane.lane: lane.stream for lane in self._lanes}
+        self._wall_clock = wall_clock
+        self.released = released
+
+    def lanes(self) -> list[OfferedLane]:
+        """The link's streams."""
+        return self._lanes
+
+    def state(self, lane: int) -> LaneState:
+        """What the log has now."""
+        # A record may still come with the time that the clock shows now, but none with an earlier one.
+        mark = Mark(*self._log.mark(lane, self._wall_clock() - 1))
+        now = self._log.snapshot(lane)
+        gaps = [GapRange(gap.first, gap.end, gap.reason) for gap in now.gaps]
+        # A hub that never had what was deleted after others had it, or by retention, would wait for it for ever.
+        gaps += [GapRange(first, end, GapReason.EXPIRED) for first, end in now.gone]
+        return _from(self._begins.get(lane, 0), LaneState(now.held, now.next_seq, gaps, mark))
+
+    async def read(self, lane: int, seq: int, bytes_max: int) -> list[bytes]:
+        """From memory at once; from the disk in a thread.
+
+        Raises:
+            OSError: the log cannot be read.
+        """
+        batches = self._log.read_tail(lane, seq, bytes_max)
+        if batches is None:
+            try:
+                batches = await asyncio.to_thread(self._log.read, lane, seq, bytes_max)
+            except LogError as error:
+                raise OSError(str(error)) from error
+        return batches
+
+    def known_end(self, hub: str, lane: int) -> int:
+        """Up to where any link of this log ever gave the hub records of the lane."""
+        return self._known.end(hub, self._streams[lane])
+
+    async def give(self, hub: str, ends: Mapping[int, int]) -> None:
+        """At once, but for the first time in a life of the node: that is written to the disk, in a thread.
+
+        Raises:
+            OSError: the disk did not take it.
+        """
+        if self._known.is_unsent and any(ends.values()):
+            await asyncio.to_thread(self._known.begin_sending)
+        named = {self._streams[lane]: end for lane, end in ends.items()}
+        if self._known.stand(hub, named):
+            await asyncio.to_thread(self._known.pass_ends, hub, named)
+        self._known.given(hub, named)
+
+    def listen(self, callback: Callable[[], None]) -> Callable[[], None]:
+        """Called after each commit."""
+        return self._log.listen(callback)
+
+
+def _from(begin: int, state: LaneState) -> LaneState:
+    """The state of a lane that begins there: what lies before belongs to the lane of the node's earlier name.
+
+    Hubs have it there. Offered under this name too, it would stand in the table twice.
+    """
+    if not begin:
+        return state
+    state.held.remove(0, begin)
+    gaps = [GapRange(max(gap.first, begin), gap.end, gap.reason) for gap in state.gaps if gap.end > begin]
+    return state._replace(gaps=[GapRange(0, begin, GapReason.RENAMED), *gaps])

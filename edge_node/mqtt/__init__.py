@@ -1,0 +1,1 @@
+"""MQTT clients: from the bytes of a connection to packets, and back."""

@@ -1,0 +1,323 @@
+"""One MQTT client's connection: reads to packets, packets to what the session does."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import TYPE_CHECKING, cast
+
+from edge_node.broker_ports import Arrival, Door
+from edge_node.ingest.back_pressure import Pause
+from edge_node.mqtt import other_protocols
+from edge_node.mqtt.handshake import Handshake
+from edge_node.mqtt.packet_handlers import Conversation
+from edge_node.mqtt.publishes import Intake
+from edge_node.sessions.session import Session
+from protocols.mqtt.connection import Connection, State
+from protocols.mqtt.decoder import decode
+from protocols.mqtt.errors import MqttError
+from protocols.mqtt.packet_types import Version
+from protocols.mqtt.packets import (
+    ConnAck,
+    Connect,
+    Packet,
+)
+from protocols.mqtt.properties import Properties
+from protocols.mqtt.reason_codes import ReasonCode
+from protocols.mqtt.reassembly import Reassembly
+from storage.segment_log import LogError, LogFull
+
+if TYPE_CHECKING:
+    from edge_node.mqtt.broker import Broker
+
+log = logging.getLogger(__name__)
+
+_ASKING = int(Pause.ASKING)
+
+
+class MqttConnection(asyncio.Protocol):
+    """Server side of one connection. Every method runs on the event loop's thread."""
+
+    __slots__ = (
+        "_broker", "_conversation", "_door", "_handshake", "_heard", "_machine", "_partial", "_pause",
+        "_transport", "_unparsed", "_write_deadline", "arrival", "wheel_slot",
+    )  # fmt: skip
+
+    def __init__(self, broker: Broker, door: Door, arrival: Arrival) -> None:
+        """Take a connection in; the listener has counted it."""
+        self.arrival = arrival
+        self.wheel_slot = -1
+        self._broker = broker
+        self._door = door
+        self._machine = Connection(broker.server_limits)
+        self._partial = Reassembly(broker.settings.packet_bytes_max)
+        self._conversation: Conversation | None = None
+        self._handshake: Handshake | None = None
+        self._pause = 0
+        self._unparsed = b""
+        """What came while the connection waits for an answer from elsewhere (``Pause.ASKING``)."""
+        self._heard = 0.0
+        self._write_deadline: float | None = None
+        self._transport: asyncio.Transport | None = None
+
+    # --- asyncio
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Wait for CONNECT; the listener minds how long."""
+        self._transport = cast(asyncio.Transport, transport)
+        self._transport.set_write_buffer_limits(high=self._broker.settings.send_queue_bytes_max)
+        self._broker.arrived(self)
+
+    def data_received(self, data: bytes) -> None:
+        """Handle one read: parse all of it, append its records, and note what is to be acknowledged."""
+        if self._transport is None:
+            return
+        if self._pause & _ASKING:
+            self._unparsed += data
+            return
+        self._heard = self._broker.clock()
+        self._broker.counters.bytes_received += len(data)
+        try:
+            try:
+                self._parse_read(data)
+            finally:  # what came before a malformed packet was taken in good order
+                if self._conversation is not None:
+                    self._conversation.store()
+        except MqttError as error:
+            self._broken(error, data)
+        except LogError as error:
+            self.refuse(error)
+        if self._broker.fan_out.touched:
+            self._broker.fan_out.flush()
+
+    def pause_writing(self) -> None:
+        """The client does not read: neither is it read, and after a while it is closed."""
+        self.hold(Pause.WRITE)
+        if self._conversation is not None:
+            self._conversation.session.outbound.live = False
+        self._write_deadline = self._broker.clock() + self._broker.settings.write_timeout_s
+        self._broker.wheel.set(self, self._write_deadline)
+
+    def resume_writing(self) -> None:
+        """The client has caught up."""
+        self._write_deadline = None
+        self._wait()
+        self.release(Pause.WRITE)
+        outbound = self._conversation.session.outbound if self._conversation is not None else None
+        if outbound is not None and outbound.link is self:
+            outbound.live = True
+            outbound.pump()
+            self._broker.fan_out.flush()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """The client has gone, with or without DISCONNECT."""
+        if self._transport is not None:
+            self._close(f"connection lost ({exc or 'closed by the client'})", logging.INFO)
+
+    # --- what sessions, intake and back-pressure ask of a connection
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the client can still be sent something."""
+        return self._transport is not None
+
+    def send(self, data: bytes) -> None:
+        """Write whole packets."""
+        if self._transport is not None:
+            self._broker.counters.bytes_sent += len(data)
+            self._transport.write(data)
+
+    def answer(self, packet: Packet) -> None:
+        """Write one packet in the client's version."""
+        self.send(self._machine.encode(packet))
+
+    def displace(self, code: ReasonCode) -> None:
+        """The session is another connection's now, or no more [MQTT-3.1.4-3]."""
+        self._close(f"{code.name.lower().replace('_', ' ')}", logging.INFO, code=code)
+
+    def hold(self, reason: Pause) -> None:
+        """Stop reading."""
+        if not self._pause and self._transport is not None:
+            self._transport.pause_reading()
+        self._pause |= reason
+
+    def release(self, reason: Pause) -> None:
+        """Read on, if this was the last reason not to."""
+        if not self._pause & reason:
+            return
+        self._pause &= ~reason
+        if not self._pause and self._transport is not None:
+            self._heard = self._broker.clock()
+            self._transport.resume_reading()
+
+    def refuse(self, error: BaseException) -> None:
+        """What the client sent could not be stored: unacknowledged, it will send it again."""
+        if self._transport is not None:
+            self._broker.counters.log_refusals += 1
+            code = ReasonCode.QUOTA_EXCEEDED if isinstance(error, LogFull) else ReasonCode.UNSPECIFIED_ERROR
+            self._close(f"what it sent could not be stored and is not acknowledged: {error}", code=code)
+
+    def said_goodbye(self, code: int, *, with_will: bool) -> None:
+        """DISCONNECT came."""
+        self._close(f"DISCONNECT with reason code {code:#04x}", logging.DEBUG, with_will=with_will)
+
+    def shut_down(self) -> None:
+        """The node stops: close without publishing the will, the client has done nothing wrong."""
+        self._close("the node stops", logging.INFO, code=ReasonCode.SERVER_SHUTTING_DOWN, with_will=False)
+
+    def due(self, now: float) -> float | None:
+        """For the timer wheel: the client may have been silent, or deaf, for too long."""
+        if self._write_deadline is not None and now >= self._write_deadline:
+            self._broker.counters.write_timeouts += 1
+            self._close(f"did not read what it was sent for {self._broker.settings.write_timeout_s:g} s")
+            return None
+        limit = self._machine.silence_s_max
+        if self._pause:
+            self._heard = now  # a client that is not read cannot be blamed for silence
+        if limit is not None and self._conversation is not None and now >= self._heard + limit:
+            self._broker.counters.keep_alive_timeouts += 1
+            clause = "3.1.2-22" if self._machine.version == Version.V5 else "3.1.2-24"
+            reason = f"silent for {limit:g} s, 1.5 times its keep alive [MQTT-{clause}]"
+            self._close(reason, code=ReasonCode.KEEP_ALIVE_TIMEOUT)
+            return None
+        return self._next_due()
+
+    # --- one read
+
+    def _parse_read(self, data: bytes) -> None:
+        at = 0
+        if self._partial:
+            packet, at = self._partial.complete(data)
+            if packet:
+                self._parse(packet, 0)
+                if self._pause & _ASKING:
+                    self._unparsed = data[at:]
+                    return
+        at = self._parse(data, at)
+        if at < len(data) and self._transport is not None:
+            if self._pause & _ASKING:
+                self._unparsed = data[at:]
+            else:
+                self._partial.keep(data[at:])
+
+    def _parse(self, data: bytes, at: int) -> int:
+        """Handle the packets of ``data[at:]``; returns where the first incomplete one begins."""
+        machine, limit = self._machine, self._broker.settings.packet_bytes_max
+        size = len(data)
+        while at < size and self._transport is not None and not self._pause & _ASKING:
+            conversation = self._conversation
+            if conversation is not None:
+                before, at = at, conversation.scan(data, at)
+                if at > before:
+                    continue
+            decoded = decode(data, at, limit, machine.version)
+            if decoded is None:
+                break
+            packet, at = decoded
+            packet = machine.receive(packet)
+            self._broker.counters.packets_received += 1
+            if self._conversation is not None:
+                self._conversation.handle(packet)
+            elif isinstance(packet, Connect):  # the state table lets nothing else come first
+                self._on_connect(packet)
+        return at
+
+    # --- packets
+
+    def _on_connect(self, packet: Connect) -> None:
+        self.hold(Pause.ASKING)
+        self._handshake = Handshake(self._broker, self._door, self, self._machine)
+        self._handshake.begin(packet, self._transport)
+
+    def welcome(self, session: Session, intake: Intake) -> None:
+        """CONNACK is sent: packets are the session's from now on."""
+        self._conversation = Conversation(self._broker, self, self._machine, session, intake)
+        self._handshake = None
+        self._heard = self._broker.clock()
+        self._wait()
+        self.arrival.opened()
+
+    def go_on(self) -> None:
+        """The answer that the connection waited for has come: parse what came meanwhile, and read on."""
+        data, self._unparsed = self._unparsed, b""
+        self._pause &= ~Pause.ASKING
+        if data:
+            self.data_received(data)
+        if not self._pause and self._transport is not None:
+            self._heard = self._broker.clock()
+            self._transport.resume_reading()
+
+    def fail(self, error: MqttError, level: int = logging.WARNING) -> None:
+        """CONNECT was refused by the door or for want of room: CONNACK says why."""
+        self._broker.counters.protocol_errors += 1
+        answer = ConnAck(False, error.code, Properties(reason_string=str(error)))
+        self._close(str(error), level, words=self._machine.encode(answer))
+
+    # --- timers
+
+    def _wait(self) -> None:
+        when = self._next_due()
+        if when is not None:
+            self._broker.wheel.set(self, when)
+        else:
+            self._broker.wheel.cancel(self)
+
+    def _next_due(self) -> float | None:
+        limit = self._machine.silence_s_max if self._conversation is not None else None
+        times = [] if limit is None else [self._heard + limit]
+        if self._write_deadline is not None:
+            times.append(self._write_deadline)
+        return min(times, default=None)
+
+    # --- the end
+
+    def _broken(self, error: MqttError, data: bytes) -> None:
+        self._broker.counters.protocol_errors += 1
+        words = self._machine.last_words(error)
+        is_first = self._conversation is None and self._handshake is None
+        self._close((other_protocols.named(data) if is_first else None) or str(error), words=words)
+
+    def _close(
+        self,
+        reason: str,
+        level: int = logging.WARNING,
+        *,
+        code: ReasonCode | None = None,
+        words: bytes = b"",
+        with_will: bool = True,
+    ) -> None:
+        """Say why, leave the session, publish the will, close the transport, in that order; once.
+
+        With nothing to say, what the socket has not taken is dropped, so that a client that does not read cannot stay.
+        """
+        transport, self._transport = self._transport, None
+        if transport is None:
+            return
+        log.log(level, "closed MQTT client %s at %s: %s", self._client(), self.arrival.name, reason)
+        if code is not None and not words:
+            words = self._machine.farewell(code, reason)
+        if words:
+            transport.write(words)
+        if self._handshake is not None:
+            self._handshake.cancel()
+        self._machine.state = State.CLOSED
+        self._leave(with_will=with_will)
+        (transport.close if words and not self._pause & Pause.WRITE else transport.abort)()
+
+    def _client(self) -> str:
+        """Return the client as log lines name it."""
+        if self._conversation is not None:
+            return repr(self._conversation.session.client_id)
+        # A CONNECT that was refused names its client, too; without any CONNECT only the address is known.
+        client_id = self._handshake.client_id if self._handshake is not None else None
+        return repr(client_id) if client_id else "without an identifier" if client_id == "" else "without a CONNECT"
+
+    def _leave(self, *, with_will: bool) -> None:
+        broker, conversation = self._broker, self._conversation
+        broker.wheel.cancel(self)
+        if conversation is not None:
+            broker.ingest.leave(conversation.intake.topics)
+            if conversation.session.outbound.link is self:
+                broker.sessions.close(conversation.session, with_will=with_will)
+        broker.left(self)
+        self.arrival.closed()

@@ -1,0 +1,128 @@
+"""CONNECT to CONNACK: who the client is, which session is its, and what it is told (MQTT 5.0 sections 3.1, 3.2)."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from edge_node.broker_ports import Door, Identity
+from edge_node.mqtt.publishes import Intake
+from edge_node.sessions.packets_out import Wire
+from edge_node.sessions.session import Session
+from protocols.mqtt.connection import Connection, State
+from protocols.mqtt.errors import ConnectRefused
+from protocols.mqtt.packets import ConnAck, Connect
+from protocols.mqtt.reason_codes import ReasonCode
+from storage.segment_log import LogFailed, LogFull
+
+if TYPE_CHECKING:
+    from edge_node.mqtt.broker import Broker
+    from edge_node.mqtt.connection import MqttConnection
+
+
+class Handshake:
+    """One CONNECT. The connection is not parsed meanwhile."""
+
+    __slots__ = ("_broker", "_connection", "_door", "_machine", "_task", "client_id")
+
+    def __init__(self, broker: Broker, door: Door, connection: MqttConnection, machine: Connection) -> None:
+        self._broker = broker
+        self._door = door
+        self._connection = connection
+        self._machine = machine
+        self._task: asyncio.Task[None] | None = None
+        self.client_id = ""
+        """As CONNECT gives it, once it has come."""
+
+    def begin(self, packet: Connect, transport: Any) -> None:
+        """Ask the door, then welcome or refuse the client."""
+        self.client_id = packet.client_id
+        self._task = self._broker.run(self._let_in(packet, transport))
+
+    def cancel(self) -> None:
+        """The connection is gone."""
+        if self._task is not None:
+            self._task.cancel()
+
+    async def _let_in(self, packet: Connect, transport: Any) -> None:
+        connection = self._connection
+        try:
+            identity = await self._door.authenticate(packet, transport)
+            has_room = await self._has_room(packet, identity)
+            self._task = None
+            if has_room:
+                self._welcome(packet, identity)
+            else:  # the listener has said so in the log, once for many
+                reason = "as many clients as limits.connections allows are connected"
+                refusal = ConnectRefused(ReasonCode.QUOTA_EXCEEDED, reason, version=packet.version)
+                connection.fail(refusal, logging.DEBUG)
+        except ConnectRefused as error:
+            self._task = None
+            connection.fail(error)
+
+    async def _has_room(self, packet: Connect, identity: Identity) -> bool:
+        """Wait until the client can be let in. One that takes over its own connection needs no room: a device that lost
+        its network comes back before its old connection is known to be dead.
+
+        Raises:
+            ConnectRefused: the client lost its permission meanwhile.
+        """
+        if self._broker.sessions.is_connected(identity.client_id or packet.client_id):
+            return True
+        has_room = await self._connection.arrival.room()
+        if has_room and not identity.admitted:
+            raise ConnectRefused(ReasonCode.NOT_AUTHORIZED, "its user has changed", version=packet.version)
+        return has_room
+
+    def _welcome(self, packet: Connect, identity: Identity) -> None:
+        broker, connection, machine = self._broker, self._connection, self._machine
+        if packet.will is not None and packet.will.topic.startswith(b"$SYS/"):
+            # Bridges of Mosquitto would not connect at all otherwise; ``Intake`` takes their publishes to $SYS so, too.
+            packet = msgspec.structs.replace(packet, will=None)
+        client_id = identity.client_id or packet.client_id or f"auto-{secrets.token_hex(12)}"
+        self._check_will(packet, identity)
+        try:
+            session, present = broker.sessions.open(packet, client_id, identity, connection)
+        except (LogFull, LogFailed) as error:
+            raise ConnectRefused(
+                ReasonCode.SERVER_BUSY, f"its session cannot be kept: {error}", version=packet.version
+            ) from error
+        intake = Intake(broker, connection, broker.ingest.topics_of(identity), machine.answers_due_max)
+        connection.welcome(session, intake)
+        answer = machine.encode(ConnAck(present, ReasonCode.SUCCESS, self._announcement(packet, client_id, session)))
+        if session.awaits_journal:
+            machine.state = State.AWAITING_CONNECT  # who is displaced before its CONNACK gets no DISCONNECT either
+            broker.ingest.on_durable(lambda error: self._accept(session, answer, error))
+        else:
+            self._accept(session, answer, None)
+
+    def _accept(self, session: Session, answer: bytes, error: BaseException | None) -> None:
+        connection, machine = self._connection, self._machine
+        if error is not None:
+            connection.refuse(error)
+        elif connection.is_open and session.outbound.link is connection:
+            machine.state = State.OPEN
+            connection.send(answer)
+            wire = Wire(session.version, machine.client_packet_bytes_max, machine.client_topic_alias_maximum)
+            self._broker.sessions.resume(session, connection, wire, machine.client_receive_maximum)
+            connection.go_on()  # CONNACK is the first packet that the client gets [MQTT-3.2.0-1]
+
+    def _announcement(self, packet: Connect, client_id: str, session: Session) -> Any:
+        asked = packet.properties.session_expiry_interval or 0
+        return self._machine.announcement(
+            assigned_client_identifier=client_id if client_id != packet.client_id else None,
+            session_expiry_interval=session.expiry_s if session.expiry_s != asked else None,
+        )
+
+    def _check_will(self, packet: Connect, identity: Identity) -> None:
+        will = packet.will
+        if will is not None and not identity.unrestricted and not identity.may_publish(will.topic):
+            reason = f"it may not publish its will to {will.topic.decode()!r}"
+            raise ConnectRefused(ReasonCode.NOT_AUTHORIZED, reason, version=packet.version)
+        if will is not None and self._broker.refuses(will.topic):
+            reason = f"no stream matches {will.topic.decode()!r}, the topic of its will (`unrouted: refuse`)"
+            raise ConnectRefused(ReasonCode.TOPIC_NAME_INVALID, reason, version=packet.version)

@@ -1,0 +1,128 @@
+"""One MQTT listener: its clients' way in."""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from collections.abc import Callable
+from typing import Any
+
+from config.errors import SettingError
+from config.units import Address, UnixSocket
+from edge_node.access.authentication import Accounts, Identity
+from edge_node.broker_ports import Arrival, Door
+from edge_node.listeners.accepting import Acceptor
+from edge_node.listeners.admission import Admission, Visit, is_loopback
+from edge_node.listeners.binding import CannotListen
+from edge_node.listeners.settings import ListenerSettings
+from edge_node.listeners.tls import TlsUnusable, common_name, server_context
+from edge_node.listeners.websocket import WebSockets
+from protocols.mqtt.packets import Connect
+
+MakeConnection = Callable[[Door, Arrival], asyncio.Protocol]
+"""Makes the MQTT side of a connection: ``Broker.connection``."""
+
+
+class MqttListener:
+    """Listens on one address; the ``Door`` of its connections. Everything happens on the event loop's thread."""
+
+    def __init__(
+        self, make_connection: MakeConnection, settings: ListenerSettings, admission: Admission, accounts: Accounts
+    ) -> None:
+        """Join a listener to the broker, and to what all listeners share."""
+        self._make_connection = make_connection
+        self._settings = settings
+        self._admission = admission
+        self._accounts = accounts
+        self._websockets: WebSockets | None = None
+        if settings.websocket is not None:
+            self._websockets = WebSockets(settings.websocket, self._connect, admission)
+        welcome = self._connect if self._websockets is None else self._websockets.welcome
+        self._acceptor = Acceptor(settings, admission, welcome)
+
+    async def start(self) -> None:
+        """Bind and accept.
+
+        Raises:
+            SettingError: the address cannot be bound, or the TLS files cannot be used.
+        """
+        path = ("listeners", self.name)
+        try:
+            self.use_tls(await asyncio.to_thread(self.read_tls))
+            await self._acceptor.start()
+        except TlsUnusable as error:
+            raise SettingError((*path, "tls"), str(error)) from None
+        except CannotListen as error:
+            raise SettingError((*path, "bind"), str(error)) from None
+
+    @property
+    def name(self) -> str:
+        """As the configuration has it."""
+        return self._settings.name
+
+    @property
+    def bound(self) -> Address | UnixSocket:
+        """Where it listens, with the port that was found for port 0."""
+        return self._acceptor.bound
+
+    @property
+    def port(self) -> int:
+        """The TCP port; 0 of a unix socket."""
+        return self.bound.port if isinstance(self.bound, Address) else 0
+
+    def stop(self) -> None:
+        """Accept no more. Connections stay: they are the broker's to close."""
+        self._acceptor.stop()
+
+    async def close(self) -> None:
+        """Stop accepting, and end what is left of connections once the broker has closed them."""
+        self.stop()
+        if self._websockets is not None:
+            await self._websockets.close()
+
+    # --- TLS
+
+    @property
+    def tls_files(self) -> list[str]:
+        """What TLS is made of; nothing without it."""
+        tls = self._settings.tls
+        return [path for path in (tls.certificate, tls.key, tls.client_ca) if path is not None] if tls else []
+
+    def read_tls(self) -> ssl.SSLContext | None:
+        """The TLS files as they are now; blocks.
+
+        Raises:
+            OSError: they cannot be used.
+        """
+        return None if self._settings.tls is None else server_context(self._settings.tls)
+
+    def use_tls(self, context: ssl.SSLContext | None) -> None:
+        """For handshakes from now on."""
+        self._acceptor.tls = context
+
+    # --- what a connection asks of its door
+
+    async def authenticate(self, connect: Connect, transport: Any) -> Identity:
+        """Who a client is, if it may come in.
+
+        Raises:
+            ConnectRefused: with the reason code that CONNACK gets.
+        """
+        name = None
+        if self._settings.tls is not None and self._settings.tls.client_ca is not None:
+            name = common_name(transport.get_extra_info("peercert"))
+        return await self._accounts.identify(connect, name, may_be_anonymous=self._may_be_anonymous(transport))
+
+    def watch(self, callback: Callable[[], None]) -> None:
+        """Call back after users or access rules were read anew: remembered permissions are forgotten then."""
+        self._accounts.watch(callback)
+
+    def _may_be_anonymous(self, transport: asyncio.BaseTransport) -> bool:
+        if self._settings.anonymous != "loopback":
+            return self._settings.anonymous == "allowed_beyond_loopback"
+        peername = transport.get_extra_info("peername")
+        return is_loopback(peername[0] if isinstance(peername, tuple) else "")
+
+    def _connect(self, transport: asyncio.Transport, visit: Visit) -> asyncio.Protocol:
+        visit.ending = transport
+        return self._make_connection(self, visit)

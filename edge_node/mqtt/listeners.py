@@ -1,0 +1,134 @@
+"""The node's way in for MQTT clients: every listener, who may come in, and what is read again while they stay."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import logging
+import resource
+
+from config.models import EdgeConfig
+from config.units import Address, UnixSocket
+from edge_node.access import acl, users
+from edge_node.access.authentication import Accounts
+from edge_node.access.reload import Reloads, Watched
+from edge_node.counters import Counters
+from edge_node.listeners.admission import Admission
+from edge_node.listeners.counters import DoorCounters
+from edge_node.listeners.from_config import door_limits, listener_settings
+from edge_node.listeners.settings import DoorLimits
+from edge_node.mqtt.listener import MakeConnection, MqttListener
+
+log = logging.getLogger(__name__)
+
+FILES_RESERVED = 128
+"""File descriptors kept for the log, links, pages and threads, whatever clients do."""
+HALF_OPEN_PART = 8
+"""Where files are short, one in so many of the rest is for connections that are not let in yet."""
+
+
+class FrontDoor:
+    """All listeners of a node. ``open`` and ``close`` once each, on the event loop's thread."""
+
+    def __init__(self, config: EdgeConfig, counters: Counters, door_counters: DoorCounters) -> None:
+        """Read users and access rules; blocks.
+
+        Raises:
+            OSError: a file cannot be read.
+            UsersUnusable, AclUnusable: a file is not valid.
+        """
+        self._config = config
+        auth = config.auth
+        self.accounts = Accounts(
+            None if auth.users_file is None else users.read(auth.users_file),
+            None if auth.acl_file is None else acl.read(auth.acl_file),
+            counters=door_counters,
+            waiting_max=config.limits.authentications,
+        )
+        self._admission = Admission(with_files_for(door_limits(config)), counters, door_counters)
+        self._listeners: list[MqttListener] = []
+        self._reloads = Reloads(door_counters)
+        self.is_open = False
+        """Whether all listeners accept."""
+
+    @property
+    def addresses(self) -> dict[str, Address | UnixSocket]:
+        """Where each listener is, by its name."""
+        return {listener.name: listener.bound for listener in self._listeners}
+
+    @property
+    def watched(self) -> list[str]:
+        """Return what is read again: ``users``, ``access rules``, ``certificates of listener mqtts``."""
+        return self._reloads.watched
+
+    async def open(self, make_connection: MakeConnection) -> None:
+        """Listen everywhere, and watch the files.
+
+        Raises:
+            OSError: an address cannot be bound, or TLS files cannot be used; nothing listens then.
+        """
+        try:
+            for settings in listener_settings(self._config):
+                listener = MqttListener(make_connection, settings, self._admission, self.accounts)
+                await listener.start()
+                self._listeners.append(listener)
+                if listener.tls_files:
+                    what = f"certificates of listener {listener.name}"
+                    self._reloads.add(Watched(what, listener.tls_files, listener.read_tls, listener.use_tls))
+        except OSError:
+            await self.close()
+            raise
+        self._watch_accounts()
+        self.is_open = True
+
+    async def check_files(self, *, all_of_them: bool = False) -> None:
+        """Read files again that have changed, or all of them. What cannot be used is told, and changes nothing."""
+        await self._reloads.check(all_of_them=all_of_them)
+
+    def stop(self) -> None:
+        """Accept no more. Connections stay until the broker closes them."""
+        self.is_open = False
+        for listener in self._listeners:
+            listener.stop()
+
+    async def close(self) -> None:
+        """Once the broker has closed the connections: end what is left of them."""
+        await asyncio.gather(*(listener.close() for listener in self._listeners))
+        self._admission.close()
+        self.accounts.close()
+
+    def _watch_accounts(self) -> None:
+        accounts, auth = self.accounts, self._config.auth
+        if auth.users_file is not None:
+            path = auth.users_file
+            self._reloads.add(
+                Watched("users", [path], lambda: users.read(path), lambda names: accounts.replace(names=names))
+            )
+        if auth.acl_file is not None:
+            rules = auth.acl_file
+            self._reloads.add(
+                Watched("access rules", [rules], lambda: acl.read(rules), lambda found: accounts.replace(acl=found))
+            )
+
+
+def with_files_for(limits: DoorLimits) -> DoorLimits:
+    """The limits, with as many connections as the process may have files open for.
+
+    The soft limit is raised to the hard one first: systemd's 1,024 is meant for programs that use ``select``.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    connections, half_open = limits.connections_max, limits.half_open_max
+    wanted = connections + half_open + FILES_RESERVED
+    if soft < wanted:
+        soft = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    if soft >= wanted:
+        return limits
+    possible = max(soft - FILES_RESERVED, 2)
+    half_open = min(half_open, max(possible // HALF_OPEN_PART, possible - connections, 1))
+    connections = min(connections, possible - half_open)
+    log.warning(
+        "this process may have %d files open, so it takes %d connections and not the %d of limits.connections, and %d "
+        "half open; raise its limit (systemd: LimitNOFILE)", soft, connections, limits.connections_max, half_open,
+    )  # fmt: skip
+    return dataclasses.replace(limits, connections_max=connections, half_open_max=half_open)

@@ -1,0 +1,223 @@
+"""What the packets of a client that was let in do: the conversation between CONNACK and the end of a connection."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from edge_node.ingest.back_pressure import Pause
+from edge_node.mqtt.publishes import Intake
+from edge_node.sessions.session import Session
+from protocols.batch import Flag
+from protocols.mqtt.connection import Connection
+from protocols.mqtt.encoder import PINGRESP, PUBACK, PUBREL
+from protocols.mqtt.packet_types import Version
+from protocols.mqtt.packets import (
+    Disconnect,
+    Packet,
+    PingReq,
+    PubAck,
+    PubComp,
+    Publish,
+    PubRec,
+    PubRel,
+    SubAck,
+    Subscribe,
+    UnsubAck,
+    Unsubscribe,
+)
+from protocols.mqtt.publish_run import scan
+from protocols.mqtt.reason_codes import ReasonCode
+from storage.segment_log import LogError
+
+if TYPE_CHECKING:
+    from edge_node.mqtt.broker import Broker
+    from edge_node.mqtt.connection import MqttConnection
+
+_QOS_FLAGS = (int(Flag.PUBLISHED_QOS0), 0, int(Flag.PUBLISHED_QOS2))
+
+
+class Conversation:
+    """One client that has its CONNACK. Errors are the connection's to handle."""
+
+    __slots__ = ("_broker", "_connection", "_machine", "_packet_bytes_max", "intake", "session")
+
+    def __init__(
+        self, broker: Broker, connection: MqttConnection, machine: Connection, session: Session, intake: Intake
+    ) -> None:
+        self._broker = broker
+        self._connection = connection
+        self._machine = machine
+        self._packet_bytes_max = broker.settings.packet_bytes_max
+        self.session = session
+        self.intake = intake
+
+    def scan(self, data: bytes, at: int) -> int:
+        """Take the packets that come by the thousand, plain PUBLISH and PUBACK; returns where another one begins."""
+        first = data[at]
+        if first == PUBACK[0]:
+            outbound = self.session.outbound
+            after = outbound.take_pubacks(data, at)
+            if after > at:
+                self._broker.counters.packets_received += (after - at) // 4
+                outbound.pump()
+            return after
+        if first == PUBREL[0]:
+            return self._take_pubrels(data, at)
+        machine, intake = self._machine, self.intake
+        topics = intake.topics.matched if machine.version == Version.V5 else intake.topics.plain
+        received = self.session.received
+        return scan(data, at, topics, intake.run, received, self._packet_bytes_max, machine.version, _QOS_FLAGS)
+
+    def _take_pubrels(self, data: bytes, at: int) -> int:
+        """Handle a row of plain PUBRELs of publishes that are open; returns where something else begins."""
+        received, first, last = self.session.received, at, len(data) - 4
+        packet_ids: dict[int, None] = {}
+        while at <= last and data[at : at + 2] == PUBREL:
+            packet_id = data[at + 2] << 8 | data[at + 3]
+            if packet_id not in received or packet_id in packet_ids:
+                break
+            packet_ids[packet_id] = None
+            at += 4
+        if packet_ids:
+            self._broker.counters.packets_received += (at - first) // 4
+            self.intake.complete(self.session, tuple(packet_ids))
+        return at
+
+    def handle(self, packet: Packet) -> None:
+        """Act upon a packet that the state table lets through."""
+        _HANDLERS[type(packet)](self, packet)
+
+    def store(self) -> None:
+        """Append what was published so far.
+
+        Raises:
+            LogError: it could not be stored.
+        """
+        self.intake.store(self.session)
+
+    # --- packets
+
+    def _on_publish(self, packet: Publish) -> None:
+        session, intake = self.session, self.intake
+        if packet.dup and session.persistent and packet.packet_id not in session.received:
+            self._ask_whether_resent(session, intake, packet)
+        else:
+            intake.publish(session, packet)
+
+    def _ask_whether_resent(self, session: Session, intake: Intake, packet: Publish) -> None:
+        target = intake.topics.target(packet.topic)
+        resent = self._broker.resent
+        if target is None or (packet.qos == 1 and not resent.suppresses(target.streams)):
+            intake.publish(session, packet)  # the flag says DUP
+            return
+        # QoS 2 asks whatever the stream says: a torn commit may have kept the record and lost its identifier.
+        self.store()
+        self._connection.hold(Pause.ASKING)
+
+        async def ask() -> None:
+            try:
+                known = await resent.recognise(session.client_id, packet.packet_id, packet.topic, packet.payload)
+            except (OSError, LogError) as error:
+                self._connection.refuse(error)
+                return
+            if not self._connection.is_open:
+                return
+            if known:
+                intake.suppress(session, packet)
+            else:
+                intake.publish(session, packet)
+            try:
+                self.store()
+            except LogError as error:
+                self._connection.refuse(error)
+                return
+            self._connection.go_on()
+
+        self._broker.run(ask())
+
+    def _on_pubrel(self, packet: PubRel) -> None:
+        session, intake = self.session, self.intake
+        if packet.packet_id in session.received:
+            intake.complete(session, (packet.packet_id,))
+        else:
+            self._connection.answer(PubComp(packet.packet_id, ReasonCode.PACKET_IDENTIFIER_NOT_FOUND))
+
+    def _on_puback(self, packet: PubAck) -> None:
+        outbound = self.session.outbound
+        outbound.puback(packet.packet_id)
+        outbound.pump()
+
+    def _on_pubrec(self, packet: PubRec) -> None:
+        outbound = self.session.outbound
+        outbound.pubrec(packet.packet_id, packet.code)
+        outbound.pump()
+
+    def _on_pubcomp(self, packet: PubComp) -> None:
+        outbound = self.session.outbound
+        outbound.pubcomp(packet.packet_id)
+        outbound.pump()
+
+    def _on_subscribe(self, packet: Subscribe) -> None:
+        self.store()  # what came before it is not for it
+        session = self.session
+        identifiers = packet.properties.subscription_identifiers
+        codes, feeds = [], []
+        answers = self._broker.sessions.filters.subscribe_all(
+            session, packet.filters, identifiers[0] if identifiers else None
+        )
+        for options, (code, new) in zip(packet.filters, answers, strict=True):
+            codes.append(code)
+            wants_retained = (True, new, False)[options.retain_handling]
+            if code <= ReasonCode.GRANTED_QOS_2 and wants_retained:
+                feeds.append(options)
+        answer = self._machine.encode(SubAck(packet.packet_id, tuple(codes)))
+        self._answer_durably(session, answer, lambda: self._broker.send_retained(session, feeds))
+
+    def _on_unsubscribe(self, packet: Unsubscribe) -> None:
+        self.store()
+        session = self.session
+        codes = tuple(self._broker.sessions.filters.unsubscribe(session, text) for text in packet.filters)
+        self._answer_durably(session, self._machine.encode(UnsubAck(packet.packet_id, codes)))
+
+    def _answer_durably(self, session: Session, answer: bytes, then: Callable[[], None] | None = None) -> None:
+        """Answer what a persistent session must remember once the journal has it."""
+
+        def durable(error: BaseException | None) -> None:
+            if error is not None:
+                self._connection.refuse(error)
+            elif self._connection.is_open:
+                self._connection.send(answer)
+                if then is not None:
+                    then()
+
+        if session.persistent:
+            self._broker.ingest.on_durable(durable)
+        else:
+            durable(None)
+
+    def _on_pingreq(self, _packet: PingReq) -> None:
+        self._connection.send(PINGRESP)
+
+    def _on_disconnect(self, packet: Disconnect) -> None:
+        self.store()
+        session = self.session
+        expiry = packet.properties.session_expiry_interval
+        if expiry is not None:
+            self._broker.sessions.change_expiry(session, expiry)
+        with_will = packet.code != ReasonCode.SUCCESS  # [MQTT-3.1.2-10], [MQTT-3.14.4-3]
+        self._connection.said_goodbye(packet.code, with_will=with_will)
+
+
+_HANDLERS: dict[type[Packet], Callable[[Conversation, Any], None]] = {
+    Publish: Conversation._on_publish,
+    PubAck: Conversation._on_puback,
+    PubRec: Conversation._on_pubrec,
+    PubRel: Conversation._on_pubrel,
+    PubComp: Conversation._on_pubcomp,
+    Subscribe: Conversation._on_subscribe,
+    Unsubscribe: Conversation._on_unsubscribe,
+    PingReq: Conversation._on_pingreq,
+    Disconnect: Conversation._on_disconnect,
+}
+"""What each packet does that the state table lets through."""

@@ -1,0 +1,81 @@
+"""PUBLISH packets for subscribers, as few bytes objects as possible: fan-out is where a broker spends its time."""
+
+from __future__ import annotations
+
+import msgspec
+
+from edge_node.sessions.topic_aliases import SentAliases
+from edge_node.subscriptions.message import Message
+from protocols.mqtt.connection import PACKET_BYTES_MAX
+from protocols.mqtt.encoder import encode_publish, publish_parts
+from protocols.mqtt.packet_types import Version
+from protocols.mqtt.properties import NO_PROPERTIES
+
+SHARED_V3, SHARED_V5, OWN = 0, 1, 2
+"""How a client gets its packets: the same bytes as all clients of 3.1.1, or of 5.0, or made for it alone."""
+
+_VERSIONS = (Version.V311, Version.V5)
+
+
+def shared_parts(message: Message, qos: int, kind: int) -> tuple[bytes, bytes]:
+    """What comes before and after the packet identifier of a plain message, made once for all clients of a kind.
+
+    At QoS 0, where there is none, the whole packet and nothing.
+    """
+    key = qos << 1 | kind
+    parts = message.parts
+    if parts is None:
+        parts = message.parts = {}
+    found = parts.get(key)
+    if found is None:
+        head, tail = publish_parts(message.topic, message.payload, qos, version=_VERSIONS[kind])
+        found = parts[key] = (head, tail) if qos else (head + tail, b"")
+    return found
+
+
+class Wire:
+    """How one connection wants its packets."""
+
+    __slots__ = ("_aliases", "kind", "packet_bytes_max", "version")
+
+    def __init__(self, version: int, packet_bytes_max: int = PACKET_BYTES_MAX, topic_alias_maximum: int = 0) -> None:
+        self.version = version
+        self.packet_bytes_max = packet_bytes_max
+        self._aliases = SentAliases(topic_alias_maximum) if topic_alias_maximum else None
+        special = packet_bytes_max < PACKET_BYTES_MAX or topic_alias_maximum
+        self.kind = OWN if special else SHARED_V5 if version == Version.V5 else SHARED_V3
+
+    def publish(  # noqa: PLR0917
+        self,
+        message: Message,
+        qos: int,
+        packet_id: int,
+        retain: bool,
+        dup: bool,
+        identifiers: tuple[int, ...],
+        now: int,
+    ) -> bytes | None:
+        """Encode a delivery; None when it is longer than the client takes: then it is as if it had been sent
+        [MQTT-3.1.2-24, 3.1.2-25].
+
+        Args:
+            now: wall clock, nanoseconds; of no meaning for messages that do not expire.
+        """
+        topic, alias, properties = message.topic, None, NO_PROPERTIES
+        if self.version == Version.V5:
+            properties = message.properties_at(now)
+            if self._aliases is not None:
+                topic, alias = self._aliases.find(topic)
+            if identifiers or alias:
+                properties = msgspec.structs.replace(
+                    properties, subscription_identifiers=identifiers, topic_alias=alias
+                )
+        packet = encode_publish(
+            topic, message.payload, qos, packet_id,
+            retain=retain, dup=dup, version=self.version, properties=properties,
+        )  # fmt: skip
+        if len(packet) > self.packet_bytes_max:
+            return None
+        if topic and alias and self._aliases is not None:
+            self._aliases.sent(topic, alias)
+        return packet

@@ -1,0 +1,157 @@
+"""The log read again for sessions that are behind: by page, off the loop, in bounded memory."""
+
+from __future__ import annotations
+
+import asyncio
+from bisect import bisect_right, insort
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from edge_node.broker_ports import LogRecord, Page
+from edge_node.sessions.store.batches import DecodedBatch
+from edge_node.sessions.store.settings import StateCounters, StateSettings
+
+READ_BYTES = 256 << 10
+"""Asked of the log at a time: many small batches, or one."""
+DECODE_BYTES_MAX = 32 << 10
+"""More than this is decoded in a thread."""
+
+
+class Log(Protocol):
+    """What reading needs of the segment log."""
+
+    def durable_end(self, stream: int) -> int:
+        """One past the last durable record."""
+        ...
+
+    def read_tail(self, stream: int, seq: int, bytes_max: int) -> list[bytes] | None:
+        """Batches from memory; None when they are not there."""
+        ...
+
+    def read(self, stream: int, seq: int, bytes_max: int) -> list[bytes]:
+        """Batches; may block."""
+        ...
+
+
+class Backlog:
+    """Reads durable records (``broker_ports.Backlog``). Event loop's thread only.
+
+    Batches that were decoded stay for a while, so that many sessions that are behind by the same amount, or one that
+    takes its pages slowly, cost one read. Two sessions that want the same batch at the same time share the read.
+    """
+
+    def __init__(self, log: Log, settings: StateSettings, counters: StateCounters) -> None:
+        self._log = log
+        self._settings = settings
+        self._counters = counters
+        self._reads = asyncio.Semaphore(settings.backlog_reads)
+        self._loading: dict[tuple[int, int], asyncio.Task[list[DecodedBatch]]] = {}
+        self._batches: OrderedDict[tuple[int, int], DecodedBatch] = OrderedDict()
+        """By (stream, base seq), the one used longest ago first."""
+        self._bases: dict[int, list[int]] = {}
+        """Stream -> the base seqs of its batches in memory, ascending."""
+
+    async def read(self, stream: int, seq: int, wants: Callable[[bytes], bool]) -> Page:
+        """The wanted records from ``seq`` on, a page of them. ``next_seq == seq`` only at the durable end.
+
+        A page may be empty although more follows: nothing in a whole batch was wanted.
+
+        Args:
+            wants: asked once per distinct topic of a batch, on the loop's thread.
+
+        Raises:
+            OSError, LogFailed: the log cannot be read.
+        """
+        self._counters.backlog_pages += 1
+        end = self._log.durable_end(stream)
+        if seq >= end:
+            return Page([], seq, 0)
+        found = self._cached(stream, seq) or await self._load(stream, seq)
+        if found is None:  # nothing is held from here to the end
+            self._counters.backlog_lost += end - seq
+            return Page([], end, end - seq)
+        lost = max(0, found.base_seq - seq)
+        self._counters.backlog_lost += lost
+        settings = self._settings
+        records, next_seq = found.pick(
+            max(seq, found.base_seq), found.end_seq, found.wanted(wants),
+            settings.backlog_page_records, settings.backlog_page_bytes,
+        )  # fmt: skip
+        return Page(records, next_seq, lost)
+
+    async def fetch(self, stream: int, seqs: Sequence[int]) -> dict[int, LogRecord]:
+        """Single records by seq; those that are gone, or not durable, are left out.
+
+        Raises:
+            OSError, LogFailed: the log cannot be read.
+        """
+        found: dict[int, LogRecord] = {}
+        for seq in sorted(seqs):
+            if seq >= self._log.durable_end(stream):
+                break
+            batch = self._cached(stream, seq) or await self._load(stream, seq)
+            if batch is not None and batch.base_seq <= seq < batch.end_seq:
+                found[seq] = batch.record(seq)
+        return found
+
+    # --- batches
+
+    def _cached(self, stream: int, seq: int) -> DecodedBatch | None:
+        bases = self._bases.get(stream)
+        if not bases:
+            return None
+        place = bisect_right(bases, seq) - 1
+        if place < 0:
+            return None
+        key = (stream, bases[place])
+        found = self._batches[key]
+        if seq >= found.end_seq:
+            return None
+        self._batches.move_to_end(key)
+        return found
+
+    async def _load(self, stream: int, seq: int) -> DecodedBatch | None:
+        """The batch that holds ``seq`` or, if it is gone, the next one; None when nothing follows."""
+        key = (stream, seq)
+        task = self._loading.get(key)
+        if task is None:
+            task = self._loading[key] = asyncio.get_running_loop().create_task(self._fill(stream, seq))
+            task.add_done_callback(lambda _: self._loading.pop(key, None))
+        loaded = await asyncio.shield(task)  # one reader that gives up must not take the others along
+        return next((each for each in loaded if each.end_seq > seq), None)
+
+    async def _fill(self, stream: int, seq: int) -> list[DecodedBatch]:
+        data = self._log.read_tail(stream, seq, READ_BYTES)
+        self._counters.backlog_waits += self._reads.locked()
+        async with self._reads:
+            if data is None:
+                self._counters.backlog_disk_reads += 1
+                loaded = await asyncio.to_thread(self._read_and_decode, stream, seq)
+            elif sum(map(len, data)) > DECODE_BYTES_MAX:
+                loaded = await asyncio.to_thread(_decode, data)
+            else:
+                loaded = _decode(data)
+        for each in loaded:
+            self._remember(stream, each)
+        return loaded
+
+    def _read_and_decode(self, stream: int, seq: int) -> list[DecodedBatch]:
+        return _decode(self._log.read(stream, seq, READ_BYTES))
+
+    def _remember(self, stream: int, found: DecodedBatch) -> None:
+        key = (stream, found.base_seq)
+        if key in self._batches:
+            return
+        self._batches[key] = found
+        insort(self._bases.setdefault(stream, []), found.base_seq)
+        self._counters.backlog_buffer_bytes += found.bytes
+        while self._counters.backlog_buffer_bytes > self._settings.backlog_buffer_bytes:
+            (other, base), dropped = self._batches.popitem(last=False)
+            self._bases[other].remove(base)
+            self._counters.backlog_buffer_bytes -= dropped.bytes
+            self._counters.backlog_evicted += 1
+
+
+def _decode(data: list[bytes]) -> list[DecodedBatch]:
+    return [DecodedBatch(each) for each in data]

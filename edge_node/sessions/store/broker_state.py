@@ -1,0 +1,141 @@
+"""All that survives a restart of the broker, put together."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+
+import sqlite_utils
+
+from edge_node.broker_ports import SESSION_JOURNAL_STREAM, SESSION_TOPICS_STREAM
+from edge_node.sessions.store import retained, session_store
+from edge_node.sessions.store.backlog import Backlog
+from edge_node.sessions.store.compaction import Compaction
+from edge_node.sessions.store.database import Database, DatabaseFailed, Post
+from edge_node.sessions.store.journal import SessionJournal
+from edge_node.sessions.store.recovery import recover
+from edge_node.sessions.store.resent import Resent
+from edge_node.sessions.store.retained import RetainedMessages
+from edge_node.sessions.store.settings import StateCounters, StateSettings
+from storage.segment_log import SegmentLog
+
+INTERNAL_STREAMS = (SESSION_JOURNAL_STREAM, SESSION_TOPICS_STREAM)
+"""Streams of the log that are the node's own: no configuration names them and no link carries them."""
+
+CHECKS = 8
+"""How often within ``save_interval_s`` is looked whether ``save_bytes`` are reached."""
+
+logger = logging.getLogger(__name__)
+
+
+class BrokerState:
+    """Retained messages, sessions and the log read again. Owner's thread only.
+
+    Between ``open`` and ``close``; ``start`` begins to save in the background.
+    """
+
+    def __init__(
+        self,
+        directory: str,
+        log: SegmentLog,
+        settings: StateSettings,
+        counters: StateCounters,
+        *,
+        wall_clock: Callable[[], int],
+        post: Post,
+    ) -> None:
+        """Recover what the last run left. Blocks: call it before anybody is served, and before anything is appended.
+
+        Args:
+            directory: the node's data directory.
+            wall_clock: ns since 1970.
+            post: runs a callback on the owner's thread.
+
+        Raises:
+            OSError, sqlite3.Error, DatabaseFailed: the database can neither be read nor begun anew.
+            LogError: the log cannot be read.
+        """
+        self.counters = counters
+        self._settings = settings
+        self._task: asyncio.Task[None] | None = None
+        journal, topics = log.stream(SESSION_JOURNAL_STREAM), log.stream(SESSION_TOPICS_STREAM)
+        self.topics_stream = topics
+        """Number of the stream of unrouted messages that only persistent sessions want."""
+        self._database = Database(directory, _create_tables, post)
+        try:
+            self.retained = RetainedMessages(self._database, settings, counters, wall_clock)
+            recovered = recover(self._database, log, journal, settings.resent_window, wall_clock)
+            recent = {client_id: session.recent for client_id, session in recovered.sessions.items()}
+            self.backlog = Backlog(log, settings, counters)
+            self.resent = Resent(log, self.backlog, recent, settings, counters)
+            records = [session.record for session in recovered.sessions.values() if session.record is not None]
+            self.journal = SessionJournal(log, journal, records, self.resent, settings, counters, wall_clock)
+            self._compaction = Compaction(
+                self._database, log, (journal, topics), self.journal, recovered.sessions, recovered.meta, settings,
+                counters,
+            )  # fmt: skip
+        except BaseException:
+            self._database.close()
+            raise
+
+    @property
+    def failed(self) -> DatabaseFailed | None:
+        """Why nothing can be kept any more until the node starts again; None while all is well."""
+        return self._database.failed
+
+    def start(self) -> None:
+        """Save in the background from now on."""
+        self._task = asyncio.get_running_loop().create_task(self._run())
+
+    async def save(self) -> None:
+        """Bring the database up to what is durable in the log now.
+
+        Raises:
+            sqlite3.Error, DatabaseFailed, OSError, LogError: it could not be; the journal keeps it.
+        """
+        done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+        def saved(error: BaseException | None) -> None:
+            if done.done():
+                return
+            if error is None:
+                done.set_result(None)
+            else:
+                done.set_exception(error)
+
+        self.retained.flush()
+        self._compaction.start(saved)
+        await done
+
+    async def close(self) -> None:
+        """Save for the last time and close the database. What cannot be saved stays in the journal."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+        await self._save()
+        await asyncio.to_thread(self._database.close)
+
+    async def _run(self) -> None:
+        settings, checks = self._settings, 0
+        while True:
+            await asyncio.sleep(settings.save_interval_s / CHECKS)
+            checks += 1
+            if checks >= CHECKS or self.counters.journal_bytes >= settings.save_bytes:
+                checks = 0
+                await self._save()
+
+    async def _save(self) -> None:
+        try:
+            if self._compaction.due:
+                await self.save()
+            else:
+                self.retained.flush()
+        except Exception as error:
+            logger.warning("MQTT sessions were not saved and stay in the log: %s", error)
+        self.counters.database_failures = self._database.failures
+
+
+def _create_tables(database: sqlite_utils.Database) -> None:
+    retained.create_tables(database)
+    session_store.create_tables(database)

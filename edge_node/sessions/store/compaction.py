@@ -1,0 +1,190 @@
+"""The journal folded into the database every few seconds, so that the log can let it go."""
+
+from __future__ import annotations
+
+import logging
+from bisect import bisect_right
+from collections import deque
+from collections.abc import Mapping
+from typing import NamedTuple, Protocol
+
+import msgspec
+import sqlite_utils
+
+from edge_node.sessions.ports import SessionRecord
+from edge_node.sessions.store import session_store
+from edge_node.sessions.store.database import Database, Done
+from edge_node.sessions.store.folding import FoldedSession, fold
+from edge_node.sessions.store.journal import SessionJournal
+from edge_node.sessions.store.journal_reader import read_journal
+from edge_node.sessions.store.session_store import Meta
+from edge_node.sessions.store.settings import StateCounters, StateSettings
+from protocols.ranges import RangeSet
+from storage.segment_log import LogStats
+
+MARKS = 64
+"""Marks of how the log grew that are kept per ``topics_log_bytes``."""
+
+logger = logging.getLogger(__name__)
+
+
+class Log(Protocol):
+    """What is asked of the segment log."""
+
+    def read(self, stream: int, seq: int, bytes_max: int) -> list[bytes]:
+        """Batches; may block. Any thread."""
+        ...
+
+    def durable_end(self, stream: int) -> int:
+        """One past the last durable record."""
+        ...
+
+    def release(self, stream: int, ranges: RangeSet) -> None:
+        """These records may go."""
+
+    def stats(self) -> LogStats:
+        """The log's figures."""
+        ...
+
+
+class _Outcome(NamedTuple):
+    meta: Meta
+    bytes_noted: int
+    sessions: dict[str, int | None]
+    """Session -> the first record of the unrouted topics that it still needs; None for one that needs nothing."""
+    rows: int
+    topics_end: int
+
+
+class Compaction:
+    """Folds what is durable of the journal into the tables, on the database's thread, and releases it.
+
+    The tables thus never hold anything that a crash can take from the log. Everything else on the owner's thread.
+    """
+
+    def __init__(  # noqa: PLR0917
+        self,
+        database: Database,
+        log: Log,
+        streams: tuple[int, int],
+        journal: SessionJournal,
+        sessions: Mapping[str, FoldedSession],
+        meta: Meta,
+        settings: StateSettings,
+        counters: StateCounters,
+    ) -> None:
+        """Go on after recovery.
+
+        Args:
+            streams: numbers of the journal and of the unrouted topics.
+            sessions: what recovery found.
+            meta: what the database stands for.
+        """
+        self._database = database
+        self._log = log
+        self._journal_stream, self._topics_stream = streams
+        self._journal = journal
+        self._settings = settings
+        self._counters = counters
+        self._meta = meta
+        self._log_bytes_before = meta.log_bytes - log.stats().bytes_written
+        self._needs: dict[str, int] = {}
+        self._note_needs(
+            {client_id: first_needed(session.record, self._topics_stream) for client_id, session in sessions.items()}
+        )
+        self._waiting: deque[Done] = deque()
+        """The first is for the one under way."""
+        self._outcome: _Outcome | None = None
+        self._abandoned_below = 0
+        self._topics_end = log.durable_end(self._topics_stream)
+        """Up to here all sessions that need anything are in ``_needs``: those that began later begin behind it."""
+        self.release()
+
+    def start(self, done: Done) -> None:
+        """Save what is durable by now; ``done`` is called back afterwards. While one is under way, the next waits."""
+        self._waiting.append(done)
+        if len(self._waiting) == 1:
+            self._begin()
+
+    def _begin(self) -> None:
+        end, noted = self._log.durable_end(self._journal_stream), self._journal.bytes_noted
+        meta, topics_end = self._marked(self._meta), self._log.durable_end(self._topics_stream)
+        self._database.submit(lambda database: self._save(database, meta, end, noted, topics_end), self._finished)
+
+    @property
+    def due(self) -> bool:
+        """Whether there is anything to save."""
+        ends = map(self._log.durable_end, (self._journal_stream, self._topics_stream))
+        marks = self._meta.topics_marks
+        return tuple(ends) != (self._meta.journal_seq, marks[-1][1] if marks else 0)
+
+    def release(self) -> None:
+        """Let the log delete what the tables have, and unrouted messages that nobody needs or that are too old."""
+        self._log.release(self._journal_stream, RangeSet([(0, self._meta.journal_seq)]))
+        end = self._topics_end
+        needed = min(self._needs.values(), default=end)
+        oldest = self._meta.log_bytes - self._settings.topics_log_bytes
+        marks = self._meta.topics_marks
+        place = bisect_right(marks, oldest, key=lambda mark: mark[0])
+        floor = marks[place - 1][1] if place else 0
+        if floor > max(needed, self._abandoned_below):
+            self._counters.topics_abandoned += floor - max(needed, self._abandoned_below)
+            logger.warning(
+                "messages of topics without a stream, kept for absent MQTT sessions, are %d bytes of log old: those "
+                "below %d are given up", self._settings.topics_log_bytes, floor,
+            )  # fmt: skip
+            self._abandoned_below = floor
+        self._log.release(self._topics_stream, RangeSet([(0, min(max(needed, floor), end))]))
+        self._meta.topics_marks = marks[max(0, place - 1) :]
+
+    def _marked(self, meta: Meta) -> Meta:
+        """The meta data with how far log and unrouted topics have grown."""
+        log_bytes = self._log_bytes_before + self._log.stats().bytes_written
+        marks, mark = meta.topics_marks, (log_bytes, self._log.durable_end(self._topics_stream))
+        if not marks or log_bytes - marks[-1][0] >= self._settings.topics_log_bytes // MARKS:
+            marks = [*marks, mark]
+        return msgspec.structs.replace(meta, log_bytes=log_bytes, topics_marks=marks)
+
+    def _save(self, database: sqlite_utils.Database, meta: Meta, end: int, noted: int, topics_end: int) -> None:
+        """On the database's thread. Begins anew each time it is run."""
+        window = self._settings.resent_window
+        records = read_journal(self._log, self._journal_stream, meta.journal_seq, end)
+        sessions = fold(records, lambda client_id: session_store.load(database, client_id, window))
+        saved = msgspec.structs.replace(meta, journal_seq=end)
+        rows = session_store.save(database, sessions.items())
+        session_store.save_meta(database, saved)
+        needs = {
+            client_id: first_needed(session.record, self._topics_stream) for client_id, session in sessions.items()
+        }
+        self._outcome = _Outcome(saved, noted, needs, rows, topics_end)
+
+    def _finished(self, error: BaseException | None) -> None:
+        if error is None:
+            self._take_over()
+        self._waiting.popleft()(error)
+        if self._waiting:
+            self._begin()
+
+    def _take_over(self) -> None:
+        outcome = self._outcome
+        assert outcome is not None
+        self._meta, self._topics_end = outcome.meta, outcome.topics_end
+        self._counters.sessions_saved += outcome.rows
+        self._counters.journal_bytes = self._journal.bytes_noted - outcome.bytes_noted
+        self._note_needs(outcome.sessions)
+        self.release()
+
+    def _note_needs(self, needs: Mapping[str, int | None]) -> None:
+        for client_id, needed in needs.items():
+            if needed is None:
+                self._needs.pop(client_id, None)
+            else:
+                self._needs[client_id] = needed
+
+
+def first_needed(record: SessionRecord | None, stream: int) -> int | None:
+    """The first record of a stream that a session still needs; None of one that reads nothing (any more)."""
+    if record is None or not record.expiry_interval:
+        return None
+    position = record.positions.get(stream, 0)
+    return min((sent.seq for sent in record.inflight.values() if sent.stream == stream), default=position)

@@ -1,0 +1,197 @@
+"""The node's SQLite file: opened whatever state it is in, written by one thread, many changes to a transaction."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sqlite3
+import threading
+from collections.abc import Callable
+from contextlib import closing
+from typing import NamedTuple
+
+from edge_node.sessions.store.database_file import DAMAGED_CODES, FILE_NAME, Job, open_database, primary_code
+from storage.filesystem import FileSystem, OSFileSystem
+
+logger = logging.getLogger(__name__)
+
+Done = Callable[[BaseException | None], None]
+Post = Callable[[Callable[[], None]], None]
+_FULL = (sqlite3.SQLITE_FULL, sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
+"""What goes by: the disk is full, or somebody else has the file locked."""
+_FATAL = (*DAMAGED_CODES, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_READONLY)
+
+
+class DatabaseFailed(Exception):
+    """The file cannot be relied on any more. Start the node again: it sets a damaged file aside."""
+
+
+class _Request(NamedTuple):
+    job: Job
+    done: Done
+    direct: bool = False
+    """Whether ``done`` is called on the database's thread."""
+
+
+class Database:
+    """One SQLite file (WAL, ``synchronous=FULL``: what is committed survives a power cut).
+
+    Jobs run on the database's own thread, all that are waiting in one transaction, so that a burst of changes costs one
+    sync. A full disk fails the jobs of that transaction and later ones are tried anew. After any other failure of the
+    disk nothing more is written: what a failed sync left on the platter is unknown (``failed``).
+    """
+
+    def __init__(self, directory: str, schema: Job, post: Post, *, filesystem: FileSystem | None = None) -> None:
+        """Open or create ``mqtt.sqlite3`` in a directory that exists. Blocks.
+
+        A file that is damaged, or that a later release wrote, is set aside as ``mqtt.sqlite3.damaged`` (``.damaged-2``,
+        ...) and a new one is begun: the node starts.
+
+        Args:
+            schema: creates the tables that are missing.
+            post: runs a callback on the owner's thread; must keep order.
+
+        Raises:
+            OSError, sqlite3.Error: not even a new file can be made.
+        """
+        self._path = os.path.join(directory, FILE_NAME)
+        self._post = post
+        self.failed: DatabaseFailed | None = None
+        self._full = False
+        self._database, self.set_aside = open_database(self._path, schema, filesystem or OSFileSystem())
+        """And where a damaged file was moved to."""
+        self._changed = threading.Condition()
+        self._requests: list[_Request] = []
+        self._closing = False
+        self.failures = 0
+        """Transactions that failed. Written by the database's thread."""
+        self._thread = threading.Thread(target=self._run, name="weft-sqlite", daemon=True)
+        self._thread.start()
+
+    def submit(self, job: Job, done: Done) -> None:
+        """Run ``job`` in the next transaction; ``done`` is called back once that is durable, or with the error.
+
+        After an error nothing of the job was kept; a job may be run twice, so it must begin anew each time. Callbacks
+        come in the order of submission as far as they succeed.
+        """
+        with self._changed:
+            if not self._closing and self.failed is None:
+                self._requests.append(_Request(job, done))
+                self._changed.notify()
+                return
+            error = self.failed or DatabaseFailed(f"{self._path} is closed")
+        self._post(lambda: done(error))
+
+    def run(self, job: Job) -> None:
+        """Run ``job`` in a transaction of its own and wait for it. Not for the event loop's thread once it serves.
+
+        Raises:
+            Exception: what the job or its commit raised; nothing of it was kept.
+        """
+        finished = threading.Event()
+        outcome: list[BaseException | None] = []
+
+        def done(error: BaseException | None) -> None:
+            outcome.append(error)
+            finished.set()
+
+        with self._changed:
+            if self.failed is not None:
+                raise self.failed
+            self._requests.append(_Request(job, done, direct=True))
+            self._changed.notify()
+        finished.wait()
+        if outcome[0] is not None:
+            raise outcome[0]
+
+    def close(self) -> None:
+        """Run what is waiting, then close the file. Blocks."""
+        with self._changed:
+            self._closing = True
+            self._changed.notify()
+        self._thread.join()
+
+    # --- the database's thread
+
+    def _run(self) -> None:
+        with closing(self._database.conn):
+            while True:
+                with self._changed:
+                    while not self._requests and not self._closing:
+                        self._changed.wait()
+                    requests, self._requests = self._requests, []
+                    if not requests:
+                        return
+                self._run_all(requests)
+
+    def _run_all(self, requests: list[_Request]) -> None:
+        error = self._transaction([request.job for request in requests])
+        if error is None or len(requests) == 1:
+            self._tell(requests, error)
+            return
+        for request in requests:  # one of them may be to blame; the others shall not suffer for it
+            self._tell([request], self._transaction([request.job]))
+
+    def _transaction(self, jobs: list[Job]) -> BaseException | None:
+        if self.failed is not None:
+            return self.failed
+        connection = self._database.conn
+        try:
+            connection.execute("BEGIN IMMEDIATE")
+            for job in jobs:
+                job(self._database)
+            connection.execute("COMMIT")
+        except Exception as error:
+            self._rolled_back(connection)
+            self.failures += 1
+            return self._judge(error)
+        if self._full:
+            self._full = False
+            logger.warning("%s can be written again", self._path)
+        return None
+
+    def _rolled_back(self, connection: sqlite3.Connection) -> None:
+        if connection.in_transaction:
+            try:
+                connection.execute("ROLLBACK")
+            except sqlite3.Error as error:
+                logger.debug("no rollback: %s", error)
+
+    def _judge(self, error: Exception) -> BaseException:
+        code = primary_code(error) if isinstance(error, sqlite3.Error) else 0
+        if code in _FULL:
+            if not self._full:
+                self._full = True
+                logger.error(
+                    "%s cannot be written (%s): retained messages and sessions are not acknowledged until there is "
+                    "room on the disk", self._path, error,
+                )  # fmt: skip
+        elif code in _FATAL:
+            self.failed = DatabaseFailed(
+                f"{self._path} failed and takes nothing more until the node is started again: {error}"
+            )
+            logger.error("%s", self.failed)
+            return self.failed
+        else:
+            logger.error("a change of %s failed", self._path, exc_info=error)
+        return error
+
+    def _tell(self, requests: list[_Request], error: BaseException | None) -> None:
+        for request in requests:
+            if request.direct:
+                request.done(error)
+        posted = [request.done for request in requests if not request.direct]
+        if not posted:
+            return
+
+        def deliver() -> None:
+            for done in posted:
+                try:
+                    done(error)
+                except Exception:
+                    logger.exception("a callback of the database failed")
+
+        try:
+            self._post(deliver)
+        except RuntimeError as closed:
+            logger.debug("the owner's loop is gone: %s", closed)

@@ -1,0 +1,231 @@
+"""What changes in persistent sessions, in the log: one group commit with the messages themselves."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from types import MappingProxyType
+from typing import Protocol
+
+from edge_node.sessions.ports import Sent, SessionRecord
+from edge_node.sessions.store.entries import (
+    Completed,
+    Ended,
+    Entry,
+    Lost,
+    Positions,
+    Published,
+    Received,
+    Released,
+    Run,
+    Sending,
+    Snapshot,
+    Subscribed,
+    Taken,
+    Unsubscribed,
+    WillPublished,
+    encode_entry,
+    ids_of_acks,
+    pack_ids,
+)
+from edge_node.sessions.store.resent import Resent
+from edge_node.sessions.store.settings import StateCounters, StateSettings
+from edge_node.sessions.store.stored import pack_record
+from protocols.mqtt.packets import Subscription
+from storage.segment_log import LogFull, LogStats
+
+RECORD_OVERHEAD_BYTES = 24
+"""What a record of the log takes beside key and payload."""
+RESERVE_SHARE = 64
+"""No more than this part of the log's budget is kept free for a read: a small log is to be used too."""
+
+
+_NOTHING: Mapping[int, int] = MappingProxyType({})
+
+
+class Log(Protocol):
+    """What is asked of the segment log. Owner's thread only."""
+
+    def append(self, stream: int, time: int, keys: list[bytes], payloads: list[bytes]) -> int:
+        """Take a run of records."""
+        ...
+
+    def together(self, reserve_bytes: int) -> AbstractContextManager[None]:
+        """A context in which all appends go into one commit."""
+        ...
+
+    def appended_together(self) -> list[Run] | None:
+        """What the context's appends were so far; None outside of one."""
+        ...
+
+    def lead(self, stream: int) -> None:
+        """Have the stream's batches stand first in each commit."""
+
+    def stats(self) -> LogStats:
+        """The log's figures."""
+        ...
+
+
+class SessionJournal:
+    """Notes changes (``broker_ports.SessionJournal``). Event loop's thread only.
+
+    **Exactly once.** The publishes of a read and what the journal says of them go into one commit: append and note them
+    within ``together``. A crash leaves a beginning of that commit; the journal stands first in it, and recovery takes
+    back what it says of records that are gone. So after a crash at any instant a QoS 2 packet identifier is known as
+    received if and only if its record is in the log.
+
+    A change is durable once ``log.on_durable``, registered after it, calls back: PUBREC, PUBCOMP, PUBREL and QoS 2
+    PUBLISH wait for that.
+    """
+
+    def __init__(  # noqa: PLR0917
+        self,
+        log: Log,
+        stream: int,
+        sessions: Sequence[SessionRecord],
+        resent: Resent,
+        settings: StateSettings,
+        counters: StateCounters,
+        wall_clock: Callable[[], int],
+    ) -> None:
+        """Go on after recovery.
+
+        Args:
+            stream: number of the journal's stream.
+            sessions: what recovery found.
+            wall_clock: ns since 1970.
+        """
+        self._log = log
+        self._stream = stream
+        self._sessions = sessions
+        self._resent = resent
+        self._settings = settings
+        self._counters = counters
+        self._wall_clock = wall_clock
+        self._reserve_bytes = min(settings.reserve_bytes, log.stats().budget_bytes // RESERVE_SHARE)
+        self.bytes_noted = 0
+        """Bytes of all entries since the start."""
+        log.lead(stream)
+
+    def recover(self) -> Sequence[SessionRecord]:
+        """The sessions that the last run left; asked once, before any change."""
+        sessions, self._sessions = self._sessions, ()
+        return sessions
+
+    def together(self) -> AbstractContextManager[None]:
+        """A context for the publishes of one read and the changes they make; no waiting within it.
+
+        Raises:
+            LogFull, LogFailed: here or on entering; nothing was taken. Within it neither is raised as long as the read
+                has less than ``reserve_bytes``.
+        """
+        self._check_room(self._reserve_bytes)
+        return self._log.together(self._reserve_bytes)
+
+    # --- changes; each raises LogFull and LogFailed, and then nothing was noted
+
+    def opened(self, record: SessionRecord) -> None:
+        """A session began, or its client came back (perhaps with another version, expiry or will)."""
+        self._note(record.client_id, Snapshot(pack_record(record)))
+
+    def closed(self, record: SessionRecord) -> None:
+        """The client has gone: the whole session as it is now, QoS 1 deliveries in flight included."""
+        self._note(record.client_id, Snapshot(pack_record(record)))
+
+    def ended(self, client_id: str) -> None:
+        """The session is no more."""
+        self._note(client_id, Ended())
+        self._resent.forget(client_id)
+
+    def lost(self, client_id: str, at: int) -> None:
+        """The node has started, and the session's connection is gone with the last one."""
+        self._note(client_id, Lost(at))
+
+    def will_published(self, client_id: str) -> None:
+        """The will is part of the log, or is not to be published. Within ``together`` with its records."""
+        self._note(client_id, WillPublished(self._runs(())))
+
+    def subscribed(
+        self, client_id: str, subscription: Subscription, identifier: int | None, began: Mapping[int, int] = _NOTHING
+    ) -> None:
+        """A subscription was added or changed.
+
+        Args:
+            began: stream -> the first seq that is its.
+        """
+        self._note(
+            client_id,
+            Subscribed(
+                subscription.filter, subscription.qos, subscription.no_local, subscription.retain_as_published,
+                subscription.retain_handling, identifier, {stream: seq for stream, seq in began.items() if seq},
+            ),
+        )  # fmt: skip
+
+    def unsubscribed(self, client_id: str, topic_filter: str) -> None:
+        """A subscription was taken out."""
+        self._note(client_id, Unsubscribed(topic_filter))
+
+    def received(self, client_id: str, packet_ids: Sequence[int], runs: Sequence[Run] = ()) -> None:
+        """QoS 2 publishes of the client were stored.
+
+        Args:
+            runs: their records; within ``together`` the log knows them itself.
+        """
+        ids = pack_ids(packet_ids)
+        self._note(client_id, Received(ids, self._runs(runs)))
+        self._resent.published(client_id, 2, ids, ())
+
+    def released(self, client_id: str, packet_ids: Sequence[int]) -> None:
+        """PUBREL came for them, or they are to be forgotten."""
+        self._note(client_id, Released(pack_ids(packet_ids)))
+
+    def sent(self, client_id: str, deliveries: Mapping[int, Sent]) -> None:
+        """QoS 2 deliveries are about to be sent."""
+        self._note(client_id, Sending(dict(deliveries)))
+
+    def pubrec(self, client_id: str, packet_ids: Sequence[int]) -> None:
+        """The client has taken these QoS 2 deliveries."""
+        self._note(client_id, Taken(pack_ids(packet_ids)))
+
+    def completed(self, client_id: str, packet_ids: Sequence[int]) -> None:
+        """These QoS 2 deliveries are over: into ``done`` unless a position has passed them."""
+        self._note(client_id, Completed(pack_ids(packet_ids)))
+
+    def positions(self, client_id: str, positions: Mapping[int, int]) -> None:
+        """The streams' positions have moved on to these; streams not named stay where they are."""
+        self._note(client_id, Positions(dict(positions)))
+
+    def published(self, client_id: str, acks: bytes, runs: Sequence[Run] = ()) -> None:
+        """QoS 1 publishes of the client were stored: what ``Resent`` recognises them by.
+
+        Args:
+            acks: their PUBACKs, four bytes each (type, 2, packet identifier).
+            runs: (stream, first seq, count) of the records of the same read; QoS 0 and 2 ones may be among them.
+                Within ``together`` the log knows them itself.
+        """
+        ids, where = ids_of_acks(acks), self._runs(runs)
+        self._note(client_id, Published(ids, where))
+        self._resent.published(client_id, 1, ids, where)
+
+    def _runs(self, given: Sequence[Run]) -> tuple[Run, ...]:
+        appended = self._log.appended_together()
+        if appended is None:
+            return tuple(given)
+        return tuple(run for run in appended if run[0] != self._stream)
+
+    def _note(self, client_id: str, entry: Entry) -> None:
+        key, payload = client_id.encode(), encode_entry(entry)
+        size = len(key) + len(payload) + RECORD_OVERHEAD_BYTES
+        if self._log.appended_together() is None:
+            self._check_room(size)
+        self._log.append(self._stream, self._wall_clock(), [key], [payload])
+        self.bytes_noted += size
+        self._counters.journal_bytes += size
+
+    def _check_room(self, size: int) -> None:
+        if self._counters.journal_bytes + size > self._settings.journal_bytes_max:
+            self._counters.journal_refused += 1
+            raise LogFull(
+                f"{self._counters.journal_bytes} bytes of session changes could not be saved to the database yet: "
+                "see the node's log for what keeps it from writing, such as a full disk"
+            )

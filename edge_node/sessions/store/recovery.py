@@ -1,0 +1,144 @@
+"""What the last run left of the sessions: the database, and the journal where the database ends."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Mapping
+from typing import NamedTuple, Protocol
+
+import sqlite_utils
+
+from edge_node.sessions.store import session_store
+from edge_node.sessions.store.database import Database, DatabaseFailed
+from edge_node.sessions.store.entries import Restarted, encode_entry
+from edge_node.sessions.store.folding import FoldedSession, clip_deliveries, fold
+from edge_node.sessions.store.journal_reader import read_journal
+from edge_node.sessions.store.recent_publishes import RecentPublishes
+from edge_node.sessions.store.session_store import Meta
+from storage.segment_log import LogError
+
+logger = logging.getLogger(__name__)
+
+
+class Log(Protocol):
+    """What is asked of the segment log."""
+
+    @property
+    def log_id(self) -> int:
+        """The log's random number."""
+        ...
+
+    def streams(self) -> dict[str, int]:
+        """Stream name -> number."""
+        ...
+
+    def durable_end(self, stream: int) -> int:
+        """One past the last durable record."""
+        ...
+
+    def append(self, stream: int, time: int, keys: list[bytes], payloads: list[bytes]) -> int:
+        """Take a run of records."""
+        ...
+
+    def read(self, stream: int, seq: int, bytes_max: int) -> list[bytes]:
+        """Batches; may block."""
+        ...
+
+
+class Recovered(NamedTuple):
+    """Every session as it was."""
+
+    sessions: dict[str, FoldedSession]
+    meta: Meta
+    """What the database stands for now."""
+
+
+def recover(database: Database, log: Log, journal: int, window: int, wall_clock: Callable[[], int]) -> Recovered:
+    """Fold the rest of the journal into what the database has, and save that. Blocks; before anything is appended.
+
+    What the crash took from the log although the journal speaks of it is taken back here (``folding``). When the
+    database cannot be written, the journal is told instead, so that the next recovery comes to the same result.
+
+    Raises:
+        sqlite3.Error, DatabaseFailed: the database cannot be read.
+        OSError, LogFailed: the log cannot be read.
+    """
+    started = time.monotonic()
+    loaded: list[tuple[Meta, dict[str, FoldedSession]]] = []
+    database.run(lambda db: loaded.append((session_store.load_meta(db), session_store.load_all(db, window))))
+    meta, sessions = loaded[-1]
+    other = meta.log_id != log.log_id
+    if other:
+        _other_log(meta, sessions)
+        meta = Meta(log_id=log.log_id)
+    end = log.durable_end(journal)
+    ends = {stream: log.durable_end(stream) for stream in log.streams().values()}
+    if meta.journal_seq > end:
+        logger.error("the log ends before what the database of MQTT sessions knows of it: sessions are set back")
+        for session in sessions.values():
+            session.settle(ends)
+    seq = min(meta.journal_seq, end)
+    touched = fold(
+        read_journal(log, journal, seq, end),
+        lambda client_id: sessions.get(client_id) or FoldedSession(None, RecentPublishes(), window),
+    )
+    for session in touched.values():
+        session.settle(ends)
+    sessions.update(touched)
+    meta.journal_seq = end
+    if not _save(database, sessions, meta):
+        if other:
+            raise DatabaseFailed(
+                "the database of MQTT sessions belongs to another log and cannot be written: free some disk, or move "
+                "mqtt.sqlite3 away, and start again"
+            )
+        meta.journal_seq = seq
+        if touched:
+            _tell_journal(log, journal, ends, wall_clock())
+    kept = {client_id: session for client_id, session in sessions.items() if session.record is not None}
+    logger.info(
+        "recovered %d MQTT sessions, %d changes of them from the journal, in %.3f s",
+        len(kept), end - seq, time.monotonic() - started,
+    )  # fmt: skip
+    return Recovered(kept, meta)
+
+
+def _other_log(meta: Meta, sessions: dict[str, FoldedSession]) -> None:
+    """Sequence numbers of another log mean nothing in this one; what clients subscribed to still does."""
+    if not sessions:
+        return
+    logger.warning(
+        "the database of MQTT sessions belongs to log %016x, which is not here: sessions keep their subscriptions and "
+        "miss what they had not been sent", meta.log_id,
+    )  # fmt: skip
+    for session in sessions.values():
+        session.recent, session.recent_changed = RecentPublishes(), True
+        if session.record is not None:
+            clip_deliveries(session.record, {})
+            session.record.positions = {}
+            session.record_changed = True
+
+
+def _save(database: Database, sessions: Mapping[str, FoldedSession], meta: Meta) -> bool:
+    def job(db: sqlite_utils.Database) -> None:
+        changed = ((name, each) for name, each in sessions.items() if each.record_changed or each.recent_changed)
+        session_store.save(db, changed)
+        session_store.save_meta(db, meta)
+
+    try:
+        database.run(job)
+    except Exception as error:
+        logger.error("MQTT sessions cannot be saved, only kept in the log: %s", error)
+        return False
+    return True
+
+
+def _tell_journal(log: Log, journal: int, ends: Mapping[int, int], now: int) -> None:
+    try:
+        log.append(journal, now, [b""], [encode_entry(Restarted(dict(ends)))])
+    except LogError as error:
+        logger.error(
+            "neither the database nor the log has room for what recovery found: if the power failed while devices "
+            "published, free some disk and start again before letting them in (%s)", error,
+        )  # fmt: skip

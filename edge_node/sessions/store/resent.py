@@ -1,0 +1,167 @@
+"""Publishes that a device sends again because it did not see their acknowledgement, recognised from the log.
+
+What can be told: a publish with DUP of a persistent session is *the same* as an earlier one when client identifier,
+packet identifier, QoS, topic and payload are those of the last publish of the session that used the packet identifier,
+and that one's record is in the log. A publish without DUP is always new, and hides what its packet identifier was used
+for before. This holds across a restart of the node and across SIGKILL: what was not in the journal was not in the log.
+
+What cannot be told: whether a client whose PUBACK did arrive used the packet identifier once more for a message of the
+same topic and payload, whose first transmission never came, and sends that again with DUP. A client that always uses
+the same few identifiers for messages that are all alike can thus lose one under ``resent: suppress``; under ``flag``,
+the default, it is stored and marked. Publishes further back than ``resent_window`` are not recognised: more than that
+a client should not leave unacknowledged. Within one read that went to several streams the order of the identifiers is
+not kept; there, a record of the same read with the same topic and payload will do.
+
+A QoS 2 publish is recognised only where a power cut kept its record and not the whole of its commit, so that it was
+neither acknowledged nor counted as received: there, too, it must not be stored twice.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
+from typing import Protocol
+
+from edge_node.broker_ports import Backlog, LogRecord
+from edge_node.sessions.store.entries import Run
+from edge_node.sessions.store.recent_publishes import Found, RecentPublishes
+from edge_node.sessions.store.settings import StateCounters, StateSettings
+from protocols.batch import Flag
+
+_QOS = Flag.PUBLISHED_QOS0 | Flag.PUBLISHED_QOS2
+_QOS_FLAGS = {1: 0, 2: int(Flag.PUBLISHED_QOS2)}
+_FETCH_RECORDS = 1_000
+
+
+class Log(Protocol):
+    """What is asked of the segment log."""
+
+    def durable_end(self, stream: int) -> int:
+        """One past the last durable record."""
+        ...
+
+    def on_durable(self, callback: Callable[[BaseException | None], None]) -> None:
+        """Call back once everything appended so far is durable, or with the error."""
+        ...
+
+
+class Resent:
+    """What each persistent session published last (``broker_ports.Resent``). Event loop's thread only."""
+
+    def __init__(
+        self,
+        log: Log,
+        backlog: Backlog,
+        known: Mapping[str, RecentPublishes],
+        settings: StateSettings,
+        counters: StateCounters,
+    ) -> None:
+        """Start with what recovery found.
+
+        Args:
+            known: client identifier -> publishes.
+        """
+        self._log = log
+        self._backlog = backlog
+        self._settings = settings
+        self._counters = counters
+        self._sessions: OrderedDict[str, RecentPublishes] = OrderedDict()
+        """The one that published longest ago first."""
+        for client_id, recent in known.items():
+            if recent.count:
+                self._sessions[client_id] = recent
+                counters.resent_remembered += recent.count
+        self._trim()
+
+    def published(self, client_id: str, qos: int, packet_ids: bytes, runs: tuple[Run, ...]) -> None:
+        """A read of publishes at QoS 1, stored as ``runs``; or at QoS 2, without runs: their identifiers are in use."""
+        recent = self._sessions.get(client_id)
+        if recent is None:
+            recent = self._sessions[client_id] = RecentPublishes()
+        else:
+            self._sessions.move_to_end(client_id)
+        before = recent.count
+        recent.add(qos, packet_ids, runs, self._settings.resent_window)
+        self._counters.resent_remembered += recent.count - before
+        self._trim()
+
+    def forget(self, client_id: str) -> None:
+        """The session is no more: its packet identifiers begin anew."""
+        recent = self._sessions.pop(client_id, None)
+        if recent is not None:
+            self._counters.resent_remembered -= recent.count
+
+    async def recognise(self, client_id: str, packet_id: int, topic: bytes, payload: bytes) -> bool:
+        """Whether this publish, which came with DUP, is in the log already. See the module's text.
+
+        Reads the log, mostly from memory; waits for the earlier attempt to be durable if it is not yet.
+
+        Raises:
+            OSError, LogFailed: the log cannot be read, or has failed.
+        """
+        recent = self._sessions.get(client_id)
+        found = recent.find(packet_id) if recent is not None else None
+        if found is None or not found.runs:
+            return False
+        if any(first + count > self._log.durable_end(stream) for stream, first, count in found.runs):
+            await self._durable()
+        for run in found.runs:
+            if await self._holds(run, found, topic, payload):
+                self._counters.resent_recognised += 1
+                return True
+        return False
+
+    def suppresses(self, streams: Sequence[int]) -> bool:
+        """Whether all of these streams say ``resent: suppress``: then it is acknowledged and not stored again."""
+        return bool(streams) and self._settings.suppressed.issuperset(streams)
+
+    async def _holds(self, run: Run, found: Found, topic: bytes, payload: bytes) -> bool:
+        stream, first, count = run
+        if count == found.publishes and _is(
+            await self._record(stream, first + found.rank), found.qos, topic, payload
+        ):  # mostly nothing else came in that read, and its place is known
+            return True
+        rank, seen, at_rank = 0, False, False
+        for start in range(first, first + count, _FETCH_RECORDS):
+            seqs = range(start, min(start + _FETCH_RECORDS, first + count))
+            for record in (await self._backlog.fetch(stream, seqs)).values():
+                if record.flags & _QOS != _QOS_FLAGS[found.qos]:
+                    continue
+                same = _is(record, found.qos, topic, payload)
+                seen |= same
+                at_rank |= same and rank == found.rank
+                rank += 1
+        return at_rank if rank == found.publishes else seen
+
+    async def _durable(self) -> None:
+        done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+        def durable(error: BaseException | None) -> None:
+            if done.done():
+                return
+            if error is None:
+                done.set_result(None)
+            else:
+                done.set_exception(error)
+
+        self._log.on_durable(durable)
+        await done
+
+    async def _record(self, stream: int, seq: int) -> LogRecord | None:
+        return (await self._backlog.fetch(stream, (seq,))).get(seq)
+
+    def _trim(self) -> None:
+        while self._counters.resent_remembered > self._settings.resent_total_max and len(self._sessions) > 1:
+            _, dropped = self._sessions.popitem(last=False)
+            self._counters.resent_remembered -= dropped.count
+            self._counters.resent_forgotten += dropped.count
+
+
+def _is(record: LogRecord | None, qos: int, topic: bytes, payload: bytes) -> bool:
+    return (
+        record is not None
+        and record.flags & _QOS == _QOS_FLAGS[qos]
+        and record.topic == topic
+        and record.payload == payload
+    )

@@ -1,0 +1,245 @@
+"""Retained messages: the last message of each topic, in memory for subscribers and in SQLite for restarts."""
+
+from __future__ import annotations
+
+import gc
+import heapq
+import threading
+from collections.abc import Callable, Iterable, Sequence
+
+import msgspec
+import sqlite_utils
+
+from edge_node.sessions.store.database import Database, Done
+from edge_node.sessions.store.settings import StateCounters, StateSettings
+from edge_node.sessions.store.stored import pack_properties, unpack_properties
+from edge_node.sessions.store.topic_tree import TopicTree
+from protocols.mqtt.properties import NO_PROPERTIES, Properties
+
+MESSAGE_OVERHEAD_BYTES = 850
+"""What a retained message takes in memory beside its topic, payload and properties, measured: objects and tree."""
+PROPERTY_OVERHEAD_BYTES = 400
+_NS = 1_000_000_000
+
+
+class RetainedMessage(msgspec.Struct, frozen=True, gc=False):
+    """The last message of a topic that was published with retain (MQTT 5.0 section 3.3.1.3)."""
+
+    topic: bytes
+    payload: bytes
+    qos: int
+    properties: Properties
+    """As published, the message expiry interval included; ``stored_ns`` says from when it counts."""
+    stored_ns: int
+
+    @property
+    def deadline_ns(self) -> int | None:
+        """When it expires [MQTT-3.3.2-5], ns since 1970; None for never."""
+        interval = self.properties.message_expiry_interval
+        return None if interval is None else self.stored_ns + interval * _NS
+
+    @property
+    def cost_bytes(self) -> int:
+        """Memory that it takes, roughly."""
+        size = len(self.topic) + len(self.payload) + MESSAGE_OVERHEAD_BYTES
+        if self.properties is not NO_PROPERTIES:
+            size += PROPERTY_OVERHEAD_BYTES + len(pack_properties(self.properties) or b"")
+        return size
+
+
+def create_tables(database: sqlite_utils.Database) -> None:
+    """The table of retained messages."""
+    columns = {"topic": str, "payload": bytes, "qos": int, "properties": bytes, "stored_ns": int}
+    database["retained"].create(columns, pk="topic", not_null={"topic", "payload"}, if_not_exists=True)  # type: ignore[union-attr]
+
+
+class RetainedMessages:
+    """All retained messages (``broker_ports.Retained``). Owner's thread only.
+
+    A change is seen by ``match`` at once and becomes durable behind it; changes of one topic that wait for the same
+    transaction cost one row. When the disk is full, whoever waits in ``on_durable`` hears of it, and the changes are
+    tried again with the next one or ``flush``.
+    """
+
+    def __init__(
+        self, database: Database, settings: StateSettings, counters: StateCounters, wall_clock: Callable[[], int]
+    ) -> None:
+        """Load what the database has; blocks.
+
+        Args:
+            wall_clock: ns since 1970.
+
+        Raises:
+            sqlite3.Error, DatabaseFailed: the table cannot be read.
+        """
+        self._database = database
+        self._settings = settings
+        self._counters = counters
+        self._wall_clock = wall_clock
+        self._messages: dict[bytes, RetainedMessage] = {}
+        self._tree = TopicTree()
+        self._deadlines: list[tuple[int, bytes]] = []
+        self._waiting: list[tuple[int, Done]] = []
+        """(changes when it was registered, callback), ascending."""
+        self._changes = 0
+        self._durable = 0
+        """Changes up to this one are in the database."""
+        self._lock = threading.Lock()
+        self._unsaved: dict[bytes, RetainedMessage | None] = {}
+        """Guarded by the lock: what the next transaction takes. None deletes."""
+        self._taken: dict[bytes, RetainedMessage | None] = {}
+        self._taken_changes = 0
+        self._requested = False
+        rows: list[tuple[str, bytes, int, bytes | None, int]] = []
+
+        def load(database: sqlite_utils.Database) -> None:
+            query = "SELECT topic, payload, qos, properties, stored_ns FROM retained"
+            rows.extend(database.execute(query).fetchall())
+
+        database.run(load)
+        # Nothing of this is garbage: looking for some would take as long as the loading.
+        collecting = gc.isenabled()
+        gc.disable()
+        for topic, payload, qos, properties, stored_ns in rows:
+            self._keep(RetainedMessage(topic.encode(), payload, qos, unpack_properties(properties), stored_ns))
+        if collecting:
+            gc.enable()
+        self._expire(wall_clock())
+
+    def __len__(self) -> int:
+        return len(self._messages)
+
+    def match(self, topic_filter: str) -> Sequence[RetainedMessage]:
+        """Those of a filter (without ``$share``) that have not expired, in no order that matters.
+
+        Filters that begin with a wildcard do not match topics that begin with ``$`` [MQTT-4.7.2-1].
+        """
+        self._expire(self._wall_clock())
+        if "+" in topic_filter or "#" in topic_filter:
+            return [self._messages[topic] for topic in self._tree.match(topic_filter)]
+        found = self._messages.get(topic_filter.encode())
+        return [] if found is None else [found]
+
+    def get(self, topic: bytes) -> RetainedMessage | None:
+        """A topic's last message; None when there is none, or it has expired."""
+        self._expire(self._wall_clock())
+        return self._messages.get(topic)
+
+    def set(self, topic: bytes, payload: bytes, qos: int, properties: Properties, now: int) -> bool:
+        """Keep a message in place of its topic's last [MQTT-3.3.1-5]; False when a limit forbids it.
+
+        When the limit is met, nothing is changed: the topic keeps the message that it had.
+        """
+        message = RetainedMessage(topic, payload, qos, properties, now)
+        self._expire(now)
+        before = self._messages.get(topic)
+        size = self._counters.retained_bytes + message.cost_bytes - (before.cost_bytes if before else 0)
+        many = before is None and len(self._messages) >= self._settings.retained_messages_max
+        if many or size > self._settings.retained_bytes_max:
+            self._counters.retained_refused += 1
+            return False
+        self._keep(message)
+        self._change(topic, message)
+        return True
+
+    def clear(self, topic: bytes) -> None:
+        """Forget a topic's message; nothing happens when there is none [MQTT-3.3.1-6]."""
+        if self._drop(topic):
+            self._change(topic, None)
+
+    def on_durable(self, callback: Done) -> None:
+        """Call back when every change so far is durable; at once, within the call, when all of them are."""
+        if self._durable == self._changes:
+            callback(None)
+            return
+        self._waiting.append((self._changes, callback))
+        self.flush()
+
+    def flush(self) -> None:
+        """Have what is not durable written, if that is not under way; also what an earlier transaction failed on."""
+        if not self._requested and self._durable != self._changes:
+            self._requested = True
+            self._database.submit(self._save, self._saved)
+
+    # --- memory
+
+    def _keep(self, message: RetainedMessage) -> None:
+        before = self._messages.get(message.topic)
+        if before is None:
+            self._tree.add(message.topic)
+            self._counters.retained += 1
+        else:
+            self._counters.retained_bytes -= before.cost_bytes
+        self._messages[message.topic] = message
+        self._counters.retained_bytes += message.cost_bytes
+        deadline = message.deadline_ns
+        if deadline is not None:
+            if len(self._deadlines) > 2 * len(self._messages) + 64:  # most are of messages that were replaced
+                self._deadlines = [
+                    (each.deadline_ns, topic) for topic, each in self._messages.items() if each.deadline_ns is not None
+                ]
+                heapq.heapify(self._deadlines)
+            heapq.heappush(self._deadlines, (deadline, message.topic))
+
+    def _drop(self, topic: bytes) -> bool:
+        message = self._messages.pop(topic, None)
+        if message is None:
+            return False
+        self._tree.remove(topic)
+        self._counters.retained -= 1
+        self._counters.retained_bytes -= message.cost_bytes
+        return True
+
+    def _expire(self, now: int) -> None:
+        while self._deadlines and self._deadlines[0][0] <= now:
+            deadline, topic = heapq.heappop(self._deadlines)
+            message = self._messages.get(topic)
+            if message is not None and message.deadline_ns == deadline:
+                self._counters.retained_expired += 1
+                self.clear(topic)
+
+    # --- the database
+
+    def _change(self, topic: bytes, message: RetainedMessage | None) -> None:
+        with self._lock:
+            self._unsaved[topic] = message
+            self._changes += 1
+        self.flush()
+
+    def _save(self, database: sqlite_utils.Database) -> None:
+        """On the database's thread."""
+        with self._lock:
+            self._taken.update(self._unsaved)
+            self._taken_changes = self._changes
+            self._unsaved = {}
+            taken = list(self._taken.items())
+        gone = [(topic.decode(),) for topic, message in taken if message is None]
+        kept = [_row(message) for _, message in taken if message is not None]
+        connection = database.conn
+        connection.executemany("DELETE FROM retained WHERE topic = ?", gone)
+        connection.executemany("INSERT OR REPLACE INTO retained VALUES (?, ?, ?, ?, ?)", kept)
+
+    def _saved(self, error: BaseException | None) -> None:
+        self._requested = False
+        with self._lock:
+            changes = self._taken_changes
+            if error is not None:
+                self._unsaved = {**self._taken, **self._unsaved}
+            self._taken = {}
+        if error is None:
+            self._durable = changes
+        due = [callback for number, callback in self._waiting if number <= changes]
+        self._waiting = self._waiting[len(due) :]
+        _tell(due, error)
+        if self._waiting or error is None:
+            self.flush()
+
+
+def _tell(callbacks: Iterable[Done], error: BaseException | None) -> None:
+    for callback in callbacks:
+        callback(error)
+
+
+def _row(message: RetainedMessage) -> tuple[str, bytes, int, bytes | None, int]:
+    properties = pack_properties(message.properties)
+    return message.topic.decode(), message.payload, message.qos, properties, message.stored_ns

@@ -1,0 +1,109 @@
+"""Session records in SQLite: what the journal says up to a certain entry, folded."""
+
+from __future__ import annotations
+
+import json
+import logging
+import sqlite3
+from collections.abc import Iterable
+
+import msgspec
+import sqlite_utils
+
+from edge_node.sessions.ports import SessionRecord
+from edge_node.sessions.store.folding import FoldedSession
+from edge_node.sessions.store.recent_publishes import RecentPublishes
+from edge_node.sessions.store.stored import pack_record, unpack_record
+
+logger = logging.getLogger(__name__)
+
+
+class Meta(msgspec.Struct):
+    """What the tables of sessions stand for."""
+
+    log_id: int = 0
+    """The log that sequence numbers are of."""
+    journal_seq: int = 0
+    """Entries of the journal below this one are in the tables."""
+    log_bytes: int = 0
+    """Bytes that were ever written to the log, as far as this was counted."""
+    topics_marks: list[tuple[int, int]] = []
+    """(log_bytes, next seq of the stream of unrouted topics), ascending: how old its records are, in bytes of log."""
+
+
+def create_tables(database: sqlite_utils.Database) -> None:
+    """The tables of sessions. Their JSON can be read and queried with any SQLite tool."""
+    sessions, recent, meta = database["sessions"], database["session_publishes"], database["session_meta"]
+    sessions.create({"client_id": str, "record": str}, pk="client_id", if_not_exists=True)  # type: ignore[union-attr]
+    recent.create({"client_id": str, "publishes": bytes}, pk="client_id", if_not_exists=True)  # type: ignore[union-attr]
+    meta.create({"name": str, "value": str}, pk="name", if_not_exists=True)  # type: ignore[union-attr]
+
+
+def load_meta(database: sqlite_utils.Database) -> Meta:
+    """The meta data; those of an empty table when there are none."""
+    found = dict(database.execute("SELECT name, value FROM session_meta").fetchall())
+    return msgspec.convert({name: json.loads(value) for name, value in found.items()}, Meta)
+
+
+def save_meta(database: sqlite_utils.Database, meta: Meta) -> None:
+    """Replace the meta data."""
+    rows = [(name, json.dumps(value)) for name, value in msgspec.to_builtins(meta).items()]
+    database.conn.executemany("INSERT OR REPLACE INTO session_meta VALUES (?, ?)", rows)
+
+
+def load_all(database: sqlite_utils.Database, window: int) -> dict[str, FoldedSession]:
+    """All sessions by client identifier. A row that cannot be understood is passed over with an error in the log."""
+    found: dict[str, FoldedSession] = {}
+    for client_id, text in database.execute("SELECT client_id, record FROM sessions"):
+        try:
+            found[client_id] = FoldedSession(unpack_record(text), RecentPublishes(), window)
+        except msgspec.MsgspecError as error:
+            logger.error("the session of MQTT client %r is lost: its record does not decode: %s", client_id, error)
+    for client_id, data in database.execute("SELECT client_id, publishes FROM session_publishes"):
+        if client_id in found:
+            found[client_id].recent = _recent(client_id, data)
+    return found
+
+
+def load(database: sqlite_utils.Database, client_id: str, window: int) -> FoldedSession:
+    """One session, or an empty one."""
+    row = _one(database.conn, "SELECT record FROM sessions WHERE client_id = ?", client_id)
+    recent = _one(database.conn, "SELECT publishes FROM session_publishes WHERE client_id = ?", client_id)
+    record: SessionRecord | None = None
+    try:
+        record = unpack_record(row) if row is not None else None
+    except msgspec.MsgspecError as error:
+        logger.error("the session of MQTT client %r is lost: its record does not decode: %s", client_id, error)
+    return FoldedSession(record, RecentPublishes() if recent is None else _recent(client_id, recent), window)
+
+
+def save(database: sqlite_utils.Database, sessions: Iterable[tuple[str, FoldedSession]]) -> int:
+    """Write what changed of these sessions. Returns how many rows that were."""
+    connection = database.conn
+    gone, kept, recent = [], [], []
+    for client_id, session in sessions:
+        if session.record is None:
+            gone.append((client_id,))
+            continue
+        if session.record_changed:
+            kept.append((client_id, pack_record(session.record).decode()))
+        if session.recent_changed:
+            recent.append((client_id, session.recent.pack()))
+    connection.executemany("DELETE FROM sessions WHERE client_id = ?", gone)
+    connection.executemany("DELETE FROM session_publishes WHERE client_id = ?", gone)
+    connection.executemany("INSERT OR REPLACE INTO sessions VALUES (?, ?)", kept)
+    connection.executemany("INSERT OR REPLACE INTO session_publishes VALUES (?, ?)", recent)
+    return len(gone) + len(kept) + len(recent)
+
+
+def _one(connection: sqlite3.Connection, query: str, client_id: str) -> bytes | None:
+    row = connection.execute(query, (client_id,)).fetchone()
+    return None if row is None else row[0]
+
+
+def _recent(client_id: str, data: bytes) -> RecentPublishes:
+    try:
+        return RecentPublishes.unpack(data)
+    except msgspec.MsgspecError as error:
+        logger.error("repeats by MQTT client %r are not recognised: its row does not decode: %s", client_id, error)
+        return RecentPublishes()

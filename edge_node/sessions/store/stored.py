@@ -1,0 +1,51 @@
+"""How properties and session records stand in the database and in the journal: names and values, nothing empty."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from edge_node.sessions.ports import SessionRecord
+from protocols.mqtt.properties import NO_PROPERTIES, Properties
+
+_ENCODER = msgspec.json.Encoder()
+
+
+def pack_properties(properties: Properties) -> bytes | None:
+    """Properties as JSON without those that are not there; None when there are none."""
+    if properties is NO_PROPERTIES or properties == NO_PROPERTIES:
+        return None
+    return _ENCODER.encode(_without_defaults(msgspec.to_builtins(properties)))
+
+
+def unpack_properties(data: bytes | None) -> Properties:
+    """What ``pack_properties`` wrote. Names that a later release may have added are passed over."""
+    return NO_PROPERTIES if data is None else msgspec.json.decode(data, type=Properties)
+
+
+def pack_record(record: SessionRecord) -> bytes:
+    """A session record as JSON."""
+    return _ENCODER.encode(_without_defaults(msgspec.to_builtins(record, str_keys=True)))
+
+
+_RECORDS = msgspec.json.Decoder(SessionRecord)
+
+
+def unpack_record(data: bytes | str) -> SessionRecord:
+    """What ``pack_record`` wrote.
+
+    Raises:
+        msgspec.DecodeError, msgspec.ValidationError: it is not that.
+    """
+    return _RECORDS.decode(data)
+
+
+def _without_defaults(value: Any) -> Any:
+    """Leave out what is None, False or empty: every field that may be so has that as its default."""
+    if isinstance(value, dict):
+        pairs = ((name, _without_defaults(each)) for name, each in value.items())
+        return {
+            name: each for name, each in pairs if each is not None and each is not False and each not in ({}, [], ())
+        }
+    return value

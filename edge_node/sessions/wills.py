@@ -1,0 +1,199 @@
+"""Wills: what is published for clients that go without saying goodbye (MQTT 5.0 sections 3.1.2.5, 3.1.3.2).
+
+A will that CONNACK has accepted is in the session journal until its records are in the log, so neither a crash nor a
+full log loses it. Both are one commit, so that a crash publishes it neither twice nor never.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Protocol
+
+import msgspec
+
+from edge_node.broker_ports import NEVER_EXPIRES, Durable
+from edge_node.counters import Counters
+from edge_node.sessions.session import Session
+from edge_node.subscriptions.message_headers import USER_PROPERTIES_MAX
+from protocols.mqtt.packets import Publish, Will
+from protocols.mqtt.properties import NO_PROPERTIES, Properties
+from storage.segment_log import LogError
+
+log = logging.getLogger(__name__)
+
+WILL_OVERHEAD_BYTES = 500
+"""What a will takes in memory beside its topic, payload and properties, roughly."""
+
+
+class Publishing(Protocol):
+    """Where wills go (``Broker`` is it)."""
+
+    @property
+    def congested(self) -> bool:
+        """Whether so much waits for the disk that publishers are not read."""
+        ...
+
+    def retain(self, packet: Publish) -> None:
+        """Keep a message as its topic's last, if it asks for that and no limit forbids it."""
+
+    def on_retained(self, callback: Durable) -> None:
+        """Call back when everything retained so far is durable; at once, within the call, when all of it is."""
+
+    def publish_will(self, packet: Publish, session: Session) -> None:
+        """Store a will, deliver it, and note in the same commit that this was done.
+
+        Raises:
+            LogError: nothing of that was done.
+        """
+
+    def will_denied(self, session: Session) -> None:
+        """Note that a will is not to be published."""
+
+    def refuses(self, topic: bytes) -> bool:
+        """Return whether no stream matches a topic, and the node refuses such messages."""
+        ...
+
+
+class Wills:
+    """Keeps and publishes wills. Who waits until they are due is ``Sessions``."""
+
+    def __init__(self, publishing: Publishing, counters: Counters, bytes_max: int) -> None:
+        """Start without any.
+
+        Args:
+            bytes_max: memory of all wills together.
+        """
+        self._publishing = publishing
+        self._counters = counters
+        self._bytes_max = bytes_max
+        self._due: dict[str, Session] = {}
+        """Client identifier -> its session, perhaps one that has ended: the will is to be stored as soon as it can."""
+        self._retaining: set[Session] = set()
+        """Those of them whose will is not durable as a retained message yet."""
+        self._warned = False
+
+    # --- from CONNECT to DISCONNECT
+
+    def has_room(self, will: Will | None, session: Session | None) -> bool:
+        """Whether one more will can be kept, and stored as a record one day.
+
+        Args:
+            session: whose will it replaces.
+        """
+        freed = 0 if session is None else _cost(session.will)
+        if will is None:
+            return True
+        storable = len(will.properties.user_properties) <= USER_PROPERTIES_MAX
+        return storable and self._counters.will_bytes + _cost(will) - freed <= self._bytes_max
+
+    def keep(self, session: Session, will: Will | None) -> None:
+        """Make this the session's will, in place of any other."""
+        self._counters.will_bytes += _cost(will) - _cost(session.will)
+        session.will, session.will_at = will, None
+
+    def due_at(self, session: Session, since: float) -> float | None:
+        """When the will of a client that has gone is due, by the loop's clock [MQTT-3.1.2-8]; None without one.
+
+        The end of the session, if that comes first, is minded by whoever ends it.
+
+        Args:
+            since: when the client went.
+        """
+        if session.will is None:
+            return None
+        delay_s = session.will.properties.will_delay_interval or 0
+        return since + (delay_s if session.expiry_s == NEVER_EXPIRES else min(delay_s, session.expiry_s))
+
+    # --- due
+
+    def publish(self, session: Session) -> None:
+        """Publish a session's will, once [MQTT-3.1.2-10]; as soon as it can be stored."""
+        will = session.will
+        if will is None or session.client_id in self._due:
+            return
+        session.will_at = None
+        identity = session.outbound.identity
+        denied = identity is not None and not identity.may_publish(will.topic)
+        if denied or self._publishing.refuses(will.topic):  # the rules, or the streams, have changed since CONNECT
+            self._counters.publishes_denied += 1
+            self._publishing.will_denied(session)
+            self.keep(session, None)
+            return
+        self._due[session.client_id] = session
+        self._counters.wills_waiting += 1
+        if will.retain:  # durable before the journal forgets the will, or a crash could take it from both
+            self._retaining.add(session)
+            self._publishing.retain(_packet(will))
+            # After an error the will is stored all the same: what is retained is tried again by who keeps it.
+            self._publishing.on_retained(lambda _error: self._retained(session))
+        else:
+            self._try(session)
+
+    def settle(self, client_id: str) -> None:
+        """The client is back: what is due of its last connection is stored now.
+
+        Raises:
+            LogError: it cannot be; the client cannot have another will before that.
+        """
+        session = self._due.get(client_id)
+        if session is not None:
+            self._store(session)
+
+    def stop(self) -> None:
+        """The node stops: what is due and not stored yet stays in the journal, for the next start."""
+        self._due.clear()
+
+    def retry(self) -> None:
+        """Store what could not be stored before; called every second or so."""
+        for session in list(self._due.values()):
+            if session not in self._retaining and not self._try(session):
+                return
+
+    # --- inside
+
+    def _retained(self, session: Session) -> None:
+        self._retaining.discard(session)
+        if self._due.get(session.client_id) is session:
+            self._try(session)
+
+    def _try(self, session: Session) -> bool:
+        if self._publishing.congested:
+            return False
+        try:
+            self._store(session)
+        except LogError as error:
+            if not self._warned:
+                self._warned = True
+                log.warning("the will of MQTT client %r waits for room in the log: %s", session.client_id, error)
+            return False
+        self._warned = False
+        return True
+
+    def _store(self, session: Session) -> None:
+        assert session.will is not None
+        self._publishing.publish_will(_packet(session.will), session)
+        del self._due[session.client_id]
+        self._retaining.discard(session)
+        self._counters.wills_waiting -= 1
+        self._counters.wills_published += 1
+        self.keep(session, None)
+
+
+def _packet(will: Will) -> Publish:
+    properties = msgspec.structs.replace(will.properties, will_delay_interval=None)
+    if properties == NO_PROPERTIES:
+        properties = NO_PROPERTIES
+    return Publish(will.topic, will.payload, will.qos, 0, will.retain, properties=properties)
+
+
+def _cost(will: Will | None) -> int:
+    if will is None:
+        return 0
+    return len(will.topic) + len(will.payload) + _properties_cost(will.properties) + WILL_OVERHEAD_BYTES
+
+
+def _properties_cost(properties: Properties) -> int:
+    texts = [properties.content_type, properties.response_topic, properties.correlation_data]
+    for pair in properties.user_properties:
+        texts += pair
+    return sum(len(text) for text in texts if text is not None)

@@ -1,6 +1,0 @@
-"""What the broker keeps across restarts: retained messages, sessions, and the log read again for who was away."""
-
-from edge_node.state.broker_state import INTERNAL_STREAMS, BrokerState
-from edge_node.state.settings import StateCounters, StateSettings
-
-__all__ = ["INTERNAL_STREAMS", "BrokerState", "StateCounters", "StateSettings"]

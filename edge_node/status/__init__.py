@@ -1,0 +1,1 @@
+"""What the node tells about itself: status, metrics, health."""

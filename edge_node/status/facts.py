@@ -1,0 +1,183 @@
+"""What a node says of itself: the facts behind the status page, ``weft edge status`` and the metrics."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from config.models import EdgeConfig
+from config.units import approximate_size
+from edge_node.counters import Counters
+from edge_node.inspect.view import lost_by_reason
+from edge_node.listeners.counters import DoorCounters
+from edge_node.sessions.store import INTERNAL_STREAMS, StateCounters
+from edge_node.status.outage import OutageEstimate
+from protocols.batch import ClockReading, ClockState
+from protocols.lane import format_log_id
+from replication.status import LinkStatus
+from storage.segment_log import LogStats, SegmentLog
+
+AnyCounters = Counters | DoorCounters | StateCounters
+
+
+class NodeStatus:
+    """Gathers the facts when they are asked for. Belongs to the event loop's thread; nothing here blocks."""
+
+    def __init__(
+        self,
+        config: EdgeConfig,
+        log: SegmentLog,
+        counters: Sequence[AnyCounters],
+        links: Sequence[LinkStatus],
+        clock_reading: Callable[[], ClockReading],
+        *,
+        unrouted: Callable[[], dict[str, Any]],
+    ) -> None:
+        """Gather from these.
+
+        Args:
+            counters: where two count the same, the later one is shown.
+            unrouted: the facts about messages that no stream matches.
+        """
+        self.config = config
+        self.log = log
+        self._counters = counters
+        self.links = links
+        self.started_ns = time.time_ns()
+        self._started = time.monotonic()
+        self._clock_reading = clock_reading
+        self._unrouted = unrouted
+        self._outage = OutageEstimate()
+
+    @property
+    def is_clock_synchronised(self) -> bool:
+        """Whether a time source keeps the machine's wall clock right."""
+        return self._clock_reading().state is ClockState.SYNCED
+
+    def streams(self) -> dict[str, int]:
+        """Name and number of each stream of the log, but for those that the node keeps for itself."""
+        return {name: number for name, number in self.log.streams().items() if name not in INTERNAL_STREAMS}
+
+    def counted(self) -> dict[str, int]:
+        """Every counter of the MQTT side by its name."""
+        return {name: value for counters in self._counters for name, value in dataclasses.asdict(counters).items()}
+
+    def sample(self) -> None:
+        """Note how much the log has written; called every ``outage.SAMPLE_INTERVAL_S``."""
+        self._outage.sample(time.monotonic(), self.log.stats().bytes_written)
+
+    def low_water(self, stats: LogStats | None = None) -> str | None:
+        """A warning while little is left for records; None while there is enough."""
+        stats, disk = stats or self.log.stats(), self.config.disk
+        low = disk.budget_bytes // 10 if disk.low_water_bytes is None else disk.low_water_bytes
+        left = stats.usable_bytes - stats.unsafe_bytes
+        if left >= low:
+            return None
+        return (
+            f"{approximate_size(max(left, 0))} of the log's {approximate_size(stats.budget_bytes)} are left for "
+            "records that no hub has yet: restore the link, raise disk.budget, or let streams drop their oldest "
+            "(when_full)"
+        )
+
+    def facts(self) -> dict[str, Any]:
+        """Everything, as plain values: sizes in bytes, times in seconds since 1970, durations in seconds."""
+        stats = self.log.stats()
+        return {
+            "node": self.config.node,
+            "tenant": self.config.tenant,
+            "log_id": format_log_id(self.log.log_id),
+            "started": self.started_ns / 1e9,
+            "uptime_seconds": time.monotonic() - self._started,
+            "clock": "synchronised" if self.is_clock_synchronised else "not synchronised",
+            "log_error": str(stats.failed) if stats.failed else None,
+            "log_full": self.log.shortage(),
+            "log_low": self.low_water(stats),
+            "disk": self._disk(stats),
+            "recovery": self._recovery(),
+            "streams": {name: self._stream(number) for name, number in self.streams().items()},
+            "unrouted": self._unrouted(),
+            "links": {link.name: _link(link) for link in self.links},
+            "mqtt": self.counted(),
+        }
+
+    def _recovery(self) -> dict[str, Any]:
+        """What the start of the node found on the disk."""
+        report = self.log.recovery
+        return {
+            "seconds": report.seconds,
+            "torn_bytes": report.torn_bytes,
+            "damaged_files": list(report.damaged),
+            "records_lost": sum(gap.end - gap.first for gap in report.gaps),
+        }
+
+    def _stream(self, number: int) -> dict[str, Any]:
+        gaps = self.log.gaps(number)
+        return {
+            "next_seq": self.log.next_seq(number),
+            "durable_end": self.log.durable_end(number),
+            "held": self.log.ranges(number).count(),
+            "gaps": len(gaps),
+            "records_lost": sum(gap.end - gap.first for gap in gaps),
+            "lost": lost_by_reason(gaps),
+            "bytes": self.log.stream_bytes(number),
+        }
+
+    def _disk(self, stats: LogStats) -> dict[str, Any]:
+        now = time.monotonic()
+        free = stats.usable_bytes - stats.unsafe_bytes
+        return {
+            "bytes": stats.bytes_on_disk,
+            "budget_bytes": stats.budget_bytes,
+            "pending_bytes": stats.pending_bytes,
+            "segments": stats.segments,
+            "oldest": _seconds(stats.oldest_time),
+            "newest": _seconds(stats.newest_time),
+            "commits": stats.commits,
+            "records": stats.records,
+            "sync_seconds": stats.sync.seconds,
+            "sync_seconds_max": stats.sync_seconds_max,
+            "bytes_per_second": self._outage.bytes_per_second(now, stats.bytes_written),
+            "outage_seconds_left": self._outage.seconds_left(now, stats.bytes_written, free),
+            "unsafe_bytes": stats.unsafe_bytes,
+            "device_bytes": stats.device_bytes,
+            "payload_bytes": stats.payload_bytes,
+            "moved_bytes": stats.moved_bytes,
+            "write_amplification": write_amplification(stats),
+            "card_lifetime_seconds": self.card_lifetime_s(stats),
+        }
+
+    def card_lifetime_s(self, stats: LogStats) -> float | None:
+        """How long the card lasts from new at the rate since the node started; None without ``disk.card_endurance``."""
+        endurance, seconds = self.config.disk.card_endurance_bytes, time.monotonic() - self._started
+        return endurance * seconds / stats.device_bytes if endurance and stats.device_bytes else None
+
+
+def write_amplification(stats: LogStats) -> float | None:
+    """Bytes of the device's pages written per byte of payload; None before the first payload."""
+    return stats.device_bytes / stats.payload_bytes if stats.payload_bytes else None
+
+
+def _link(link: LinkStatus) -> dict[str, Any]:
+    return {
+        "state": str(link.state),
+        "url": link.url,
+        "cluster_id": link.cluster_id,
+        "connected_since": _seconds(link.connected_since),
+        "pending_records": link.pending_records,
+        "pending_seconds": link.pending_seconds,
+        "unacked_bytes": link.unacked_bytes,
+        "bytes_sent": link.bytes_sent,
+        "records_acked": link.records_acked,
+        "attempts_failed": link.attempts_failed,
+        "last_ack": _seconds(link.last_ack_time),
+        "last_error": link.last_error,
+        "last_error_time": _seconds(link.last_error_time),
+        "next_try": _seconds(link.next_try),
+        "clock_offset_seconds": _seconds(link.clock_offset_ns),
+    }
+
+
+def _seconds(nanoseconds: int | None) -> float | None:
+    return None if nanoseconds is None else nanoseconds / 1e9

@@ -1,0 +1,144 @@
+"""The node's own pages: status for people at ``/``, for programs at ``/status``, Prometheus metrics at ``/metrics``.
+
+Service managers and load balancers ask ``/healthz`` and ``/readyz``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from html import escape
+from typing import Any
+
+import msgspec
+from aiohttp import web
+
+from config.errors import SettingError
+from config.exposition import CONTENT_TYPE
+from config.machine import why_not_listening
+from config.units import approximate_duration, approximate_size, parse_bind
+from edge_node.status.health import Health
+from edge_node.status.outage import outage_left
+from protocols.health import health_answer
+
+_STYLE = (
+    "body{font:15px/1.5 system-ui,sans-serif;max-width:60rem;margin:2rem auto;padding:0 1rem;color:#222}"
+    "table{border-collapse:collapse;margin:1rem 0 2rem}td,th{padding:.3rem 1rem .3rem 0;text-align:left;"
+    "border-bottom:1px solid #ddd}.bad{color:#b00020;font-weight:600}"
+)
+_HEADERS = {"Content-Security-Policy": "default-src 'none'; style-src 'unsafe-inline'", "Cache-Control": "no-store"}
+SHUTDOWN_TIMEOUT_S = 1.0
+
+
+class Pages:
+    """Serves the pages; ``start`` binds, ``close`` ends. Belongs to the event loop's thread."""
+
+    def __init__(self, status: Callable[[], dict[str, Any]], metrics: Callable[[], bytes], health: Health) -> None:
+        """Serve what these say.
+
+        Args:
+            status: the facts, as ``edge_node.status.facts`` gathers them.
+            metrics: the metrics in Prometheus's text format.
+            health: whether the node is well and ready.
+        """
+        self._status = status
+        self._metrics = metrics
+        self._health = health
+        self._runner: web.AppRunner | None = None
+        self.port = 0
+
+    async def start(self, bind: str) -> None:
+        """Listen on ``host:port``. ``SettingError`` when the address cannot be had."""
+        app = web.Application(client_max_size=1024)
+        app.router.add_get("/", self._page)
+        app.router.add_get("/status", self._json)
+        app.router.add_get("/metrics", self._text)
+        app.router.add_get("/healthz", self._healthz)
+        app.router.add_get("/readyz", self._readyz)
+        self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=SHUTDOWN_TIMEOUT_S)
+        await self._runner.setup()
+        address = parse_bind(bind)
+        site = web.TCPSite(self._runner, address.host, address.port)
+        try:
+            await site.start()
+        except OSError as error:
+            await self.close()
+            raise SettingError(("http", "bind"), why_not_listening(error, address)) from None
+        self.port = self._runner.addresses[0][1]
+
+    async def close(self) -> None:
+        """Stop listening and end open requests."""
+        if self._runner is not None:
+            await self._runner.cleanup()
+
+    async def _json(self, _request: web.Request) -> web.Response:
+        return web.Response(body=msgspec.json.encode(self._status()), content_type="application/json", headers=_HEADERS)
+
+    async def _text(self, _request: web.Request) -> web.Response:
+        return web.Response(body=self._metrics(), headers={"Content-Type": CONTENT_TYPE})
+
+    async def _healthz(self, request: web.Request) -> web.Response:
+        return _probed(request, "healthy", self._health.unhealthy())
+
+    async def _readyz(self, request: web.Request) -> web.Response:
+        return _probed(request, "ready", self._health.unready())
+
+    async def _page(self, _request: web.Request) -> web.Response:
+        return web.Response(text=page(self._status()), content_type="text/html", headers=_HEADERS)
+
+
+def _probed(request: web.Request, word: str, reasons: Sequence[str]) -> web.Response:
+    status, content_type, body = health_answer(word, reasons, request.headers.get("Accept", ""))
+    return web.Response(body=body, status=status, content_type=content_type, headers={"Cache-Control": "no-store"})
+
+
+def page(facts: dict[str, Any]) -> str:
+    """The status page, which reloads itself every few seconds."""
+    disk, unrouted = facts["disk"], facts["unrouted"]
+    title = escape(f"{facts['tenant']}/{facts['node']}")
+    summary = [
+        ("up", approximate_duration(facts["uptime_seconds"])),
+        ("clock", facts["clock"]),
+        ("log", facts["log_error"] or facts["log_full"] or facts["log_low"] or "good"),
+        ("disk", f"{approximate_size(disk['bytes'])} of {approximate_size(disk['budget_bytes'])}"),
+        ("outage left", outage_left(facts)),
+        ("MQTT connections", facts["mqtt"]["connections"]),
+        ("messages received", facts["mqtt"]["publishes_received"]),
+        ("messages that no stream matches", f"{unrouted['messages']} (unrouted: {unrouted['policy']})"),
+    ]
+    streams = [
+        (name, s["next_seq"], s["next_seq"] - s["durable_end"], _lost(s["lost"]))
+        for name, s in facts["streams"].items()
+    ]
+    links = [
+        (name, link["state"], link["pending_records"], approximate_duration(link["pending_seconds"]), trouble(link))
+        for name, link in facts["links"].items()
+    ]
+    busiest = [(each["topic"], each["messages"]) for each in unrouted["busiest"]]
+    return (
+        f'<!doctype html><html lang="en"><meta charset="utf-8"><meta http-equiv="refresh" content="5">'
+        f"<title>{title}</title><style>{_STYLE}</style><h1>{title}</h1>"
+        + _table((), summary)
+        + _table(("stream", "records", "waiting for the disk", "lost"), streams)
+        + _table(("link", "state", "records waiting", "behind by", "trouble"), links)
+        + (_table(("topic that no stream matches", "messages"), busiest) if busiest else "")
+        + '<p><a href="status">JSON</a> · <a href="metrics">metrics</a></p></html>'
+    )
+
+
+def trouble(link: dict[str, Any]) -> str:
+    """What keeps a link from delivering now; an error that is over is not shown to people."""
+    return "" if link["state"] == "connected" else link["last_error"]
+
+
+def _lost(by_reason: dict[str, int]) -> str:
+    return ", ".join(f"{count} {reason}" for reason, count in by_reason.items())
+
+
+def _table(columns: tuple[str, ...], rows: list[Any]) -> str:
+    head = "".join(f"<th>{escape(column)}</th>" for column in columns)
+    body = "".join("<tr>" + "".join(f"<td>{escape(_cell(cell))}</td>" for cell in row) + "</tr>" for row in rows)
+    return f"<table><tr>{head}</tr>{body}</table>"
+
+
+def _cell(value: Any) -> str:
+    return "" if value is None else str(value)

@@ -1,0 +1,1 @@
+"""Subscriptions: which client gets which message."""

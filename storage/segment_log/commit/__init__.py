@@ -1,0 +1,1 @@
+"""Appending: from pending records to durable commits."""

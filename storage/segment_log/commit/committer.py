@@ -1,0 +1,382 @@
+"""One commit: encode what is pending, one write, one sync, then tell whoever waits."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable
+
+import zstandard
+
+from protocols import batch
+from protocols.batch import ClockReading
+from protocols.segment import ENTRY_HEADER_BYTES, TRAILER_BYTES, EntryKind, Kept, encode_body, encode_streams, file_name
+from storage.segment_log.commit.pending import Callback, PendingCommit
+from storage.segment_log.commit.segment_file import NO_SPACE, Segment, SegmentWriter
+from storage.segment_log.errors import LogFailed
+from storage.segment_log.recover.quarantine import quarantine
+from storage.segment_log.room.budget import Room, forget_released, make_room, sure_room
+from storage.segment_log.room.new_segment import delete_free, kept_after, open_segment
+from storage.segment_log.room.relocation import UnmovableSegment
+from storage.segment_log.room.retention import Now, expire, forget_lost, free_segments, is_overdue
+from storage.segment_log.state import LogState
+
+logger = logging.getLogger(__name__)
+
+Post = Callable[[Callable[[], None]], None]
+
+
+class _NoSpace(Exception):
+    """Others took the disk's space that was promised to a segment. Nothing was changed: it can be tried again."""
+
+
+class Committer:
+    """Drives the log one commit at a time; the writer thread calls ``run_once`` in a loop, tests call it themselves."""
+
+    def __init__(
+        self,
+        state: LogState,
+        writer: SegmentWriter,
+        wall_clock: Callable[[], int],
+        clock_reading: Callable[[], ClockReading],
+        post: Post,
+    ) -> None:
+        self._state = state
+        self._writer = writer
+        self._wall_clock = wall_clock
+        self._clock_reading = clock_reading
+        self._post = post
+        level = state.settings.compression_level
+        self._compressor = None if level is None else zstandard.ZstdCompressor(level=level)
+        self._sealed_at: int | None = None
+        """Where the next segment begins, while there is no space for it."""
+        self._wished: int | None = None
+        """How long the segment is to be, while the disk does not have even what the next commit needs."""
+        self._is_held_back = False
+        """Whether the newest segment was not sealed, because there is no space to begin the next."""
+        self.listeners: list[Callable[[], None]] = []
+
+    def run_once(self) -> bool:
+        """Make the next pending commit durable. False when nothing was pending, the log has failed, or its disk has no
+        space now (``waits_for_space``): then the commit stays the next.
+
+        Any other failure poisons the log: what reached the disk is unknown, so nothing is tried again.
+        """
+        with self._state.changed:
+            commit = self._state.queue.take() if self._state.failed is None else None
+            mark = self._state.mark_entries()
+        if commit is None:
+            return False
+        try:
+            if not commit.empty:
+                self._commit(commit, encode_streams(mark), set(mark))
+        except _NoSpace:
+            return False
+        except Exception as error:
+            self.poison(error)
+            return False
+        self._tell(commit.callbacks, None)
+        with self._state.changed:
+            self._state.queue.done()
+            if self._state.queue.idle:
+                self._state.promised = None
+        return True
+
+    @property
+    def waits_for_space(self) -> bool:
+        """Whether a commit waits for others to leave the disk some space."""
+        return self._sealed_at is not None or self._wished is not None or self._is_held_back
+
+    def _commit(self, commit: PendingCommit, mark: bytes, marked: set[int]) -> None:
+        batches = [(EntryKind.BATCH, pending.encode(self._compressor)) for pending in commit.batches]
+        gaps = [(EntryKind.GAP, encode_body(gap)) for gap in commit.gaps]
+        entries = [(EntryKind.STREAMS, mark), *gaps, *batches]
+        length = sum(ENTRY_HEADER_BYTES + len(body) for _, body in entries)
+        if self.waits_for_space or not self._writer.fits(length + self._footer_growth(commit)):
+            self._rotate(length)
+        started = self._clock_reading().monotonic
+        offsets = self._writer.write(entries)
+        ended = self._clock_reading().monotonic
+        with self._state.changed:
+            self._state.unmarked -= marked
+            self._publish(commit, entries, offsets)
+            counters = self._state.counters
+            counters.timed((ended - started) / 1e9)
+            if commit.batches:
+                first = min(pending.clock.monotonic for pending in commit.batches)
+                counters.ack.observe((ended - first) / 1e9)
+            counters.commits += 1
+            counters.records += commit.records
+            counters.bytes_written += length
+            self._account()
+
+    def _footer_growth(self, commit: PendingCommit) -> int:
+        index, new_names = self._writer.segment.index, []
+        with self._state.changed:
+            lanes = self._state.lanes
+            if len(index.streams) != len(lanes):
+                new_names = [lane.name for stream, lane in lanes.items() if stream not in index.streams]
+        return index.footer_growth([pending.stream for pending in commit.batches], len(commit.gaps), new_names)
+
+    def _publish(self, commit: PendingCommit, entries: list[tuple[EntryKind, bytes]], offsets: list[int]) -> None:
+        state, index = self._state, self._writer.segment.index
+        if len(index.streams) != len(state.lanes):
+            index.streams = {stream: lane.name for stream, lane in state.lanes.items()}
+        for gap in commit.gaps:
+            index.add_gap(gap)
+            state.add_gap(gap)
+            state.tail.drop_below(gap.stream, gap.end)
+            forget_lost(state, gap.stream, gap.end)
+            state.unmarked.add(gap.stream)
+            state.changes += 1
+        for (kind, body), offset in zip(entries, offsets, strict=True):
+            if kind is not EntryKind.BATCH:
+                continue
+            header = batch.decode_header(body)
+            lane = state.lanes[header.stream]
+            size = ENTRY_HEADER_BYTES + len(body)
+            index.add_batch(header, offset, size)
+            lane.bytes += size
+            lane.held.add(header.base_seq, header.end_seq)
+            lane.durable_end = header.end_seq
+            state.tail.add(header.stream, header.base_seq, body)
+            state.unmarked.add(header.stream)
+        for pending in commit.batches:
+            state.counters.payload_bytes += pending.payload_bytes
+            lane = state.lanes[pending.stream]
+            if lane.queued_bytes:
+                lane.queued_bytes = max(0, lane.queued_bytes - pending.raw_bytes)
+        self._writer.publish()
+
+    def _rotate(self, commit_bytes: int) -> None:
+        """Seal the segment and begin the next, making room for it as the budget needs.
+
+        Args:
+            commit_bytes: length of the commit that it is for.
+
+        Raises:
+            _NoSpace: there is none on the disk.
+            OSError: anything else went wrong.
+        """
+        if self._wished is not None and self._grow(self._wished, commit_bytes):
+            return
+        state, sealed = self._state, self._writer.segment
+        if self._sealed_at is None:
+            self._look_ahead(commit_bytes)
+            self._reserve(sealed.end + sealed.index.footer_bytes + TRAILER_BYTES)
+            self._sealed_at = sealed.first_position + self._seal()
+        position = self._sealed_at
+        while True:
+            with state.changed:
+                room = make_room(state, commit_bytes)
+            if not room.suffices:
+                raise _NoSpace
+            try:
+                self._writer = self._open(position, room)
+                self._sealed_at = None
+                break
+            except UnmovableSegment as damage:
+                logger.warning("%s", damage)
+                with state.changed:
+                    damage.segment.is_movable = False
+                    state.changes += 1
+                quarantine(state, damage.segment, self._wall_clock())
+        with state.changed:
+            sealed.index.forget_names()
+            forget_released(state)
+            self._account()
+        if not self._writer.fits(commit_bytes):
+            # Others took what the deleted files left.
+            self._wished = room.length
+            raise _NoSpace
+
+    def _look_ahead(self, commit_bytes: int) -> None:
+        """Before the newest segment gives back what it does not need: others would take it. Raises _NoSpace."""
+        sealed = self._writer.segment
+        spare = sealed.size - sealed.end - sealed.index.footer_bytes - TRAILER_BYTES
+        with self._state.changed:
+            room = make_room(self._state, commit_bytes, sealing_frees=max(0, spare))
+        if commit_bytes:
+            self._is_held_back = not room.suffices
+        if not room.suffices:
+            raise _NoSpace
+
+    def _reserve(self, length: int) -> None:
+        """Space for the footer, which a segment does not have that was found on a full disk. Raises _NoSpace."""
+        self._writer.grow(length)
+        if self._writer.size < length:
+            self._wished = length
+            raise _NoSpace
+
+    def _grow(self, wished: int, commit_bytes: int) -> bool:
+        """Reserve what the disk did not have when the segment was begun. False when the commit needs another segment.
+
+        Raises:
+            _NoSpace: the disk still does not have it.
+        """
+        writer, segment = self._writer, self._writer.segment
+        needed = segment.end + commit_bytes + segment.index.footer_bytes + TRAILER_BYTES
+        for length in (wished, min(wished, needed)):
+            writer.grow(length)
+            if writer.size >= length:
+                break
+        else:
+            raise _NoSpace
+        self._wished = None
+        with self._state.changed:
+            segment.size = writer.size
+            self._account()
+        return writer.fits(commit_bytes)
+
+    def _open(self, position: int, room: Room) -> SegmentWriter:
+        try:
+            return open_segment(self._state, position, self._wall_clock(), room)
+        except OSError as error:
+            path = os.path.join(self._state.directory, file_name(position))
+            # Once it has its name it was the sync of that which failed, and no sync is tried again.
+            is_named = self._state.filesystem.exists(path)
+            if error.errno not in NO_SPACE or is_named:
+                raise
+            if room.first_length <= room.least:
+                raise _NoSpace from error
+        # Others took the space since it was looked up. Nothing was changed; what is there already may yet fit.
+        least = room._replace(first_length=room.least, length=room.least)
+        return self._open(position, least)
+
+    def _account(self) -> None:
+        """Count what was written, and note the room that is left. Call with the lock."""
+        self._state.counters.device_bytes += self._writer.device_bytes
+        self._writer.device_bytes = 0
+        self._state.room_bytes = sure_room(self._state)
+
+    def state_owner(self) -> bool:
+        """Have the newest segment say whose log it is, by beginning one if it does not. For the writer thread.
+
+        Returns:
+            False when the disk has no room for it now: the next segment will say it.
+        """
+        state = self._state
+        if state.failed is not None or self._writer.segment.index.owner == state.owner:
+            return state.failed is None
+        try:
+            # In an opening it stands twice, and appears whole or not at all.
+            self._rotate(0)
+        except _NoSpace:
+            # The segment may be begun all the same, without space for more.
+            if self._writer.segment.index.owner == state.owner:
+                return True
+            logger.warning("%s has no room to say whose log it is: its next file will", state.directory)
+            return False
+        except Exception as error:
+            self.poison(error)
+            return False
+        return True
+
+    def housekeep(self) -> None:
+        """Let retention take its course; writes nothing unless something has expired. For the writer thread.
+
+        Gap notices are queued for the next commit; segments that hold nothing more are deleted.
+        """
+        state = self._state
+        if state.failed is not None:
+            return
+        now = Now(self._wall_clock(), self._clock_reading())
+        try:
+            expire(state, now)
+            with state.changed:
+                forget_released(state)
+                overdue, free = is_overdue(state, now), free_segments(state)
+            if overdue:
+                self._rotate(0)
+            elif free:
+                self._delete(free)
+        except _NoSpace:
+            logger.info("retention waits for room to begin the log's next file in %s", state.directory)
+        except Exception as error:
+            self.poison(error)
+
+    def _delete(self, free: list[Segment]) -> None:
+        """Delete segments that hold nothing, once it is durable that nothing in them is missed."""
+        state = self._state
+        with state.changed:
+            mark = state.mark_entries()
+            kept = kept_after(state, free)
+        entries = [(EntryKind.STREAMS, encode_streams(mark)), (EntryKind.KEPT, encode_body(Kept(kept)))]
+        if not self._writer.fits(2 * sum(ENTRY_HEADER_BYTES + len(body) for _, body in entries)):
+            # The next look at retention finds them again, and room to say so.
+            self._rotate(0)
+            return
+        self._writer.write(entries)
+        with state.changed:
+            state.unmarked -= set(mark)
+            self._writer.segment.index.streams = {stream: lane.name for stream, lane in state.lanes.items()}
+            self._writer.segment.index.kept = kept
+            self._writer.publish()
+            self._account()
+        delete_free(state, free)
+
+    def _seal(self) -> int:
+        with self._state.changed:
+            footer = self._writer.segment.index.to_footer()
+        size = self._writer.seal(footer)
+        with self._state.changed:
+            self._writer.segment.size = size
+            self._writer.segment.known_since = self._clock_reading().monotonic
+            self._account()
+        return size
+
+    def poison(self, error: Exception) -> LogFailed:
+        """The disk is not what it should be: nothing more is taken, and whoever waits hears so. Any thread.
+
+        Returns:
+            Why the log has failed: the first reason stays.
+        """
+        with self._state.changed:
+            if self._state.failed is not None:
+                return self._state.failed
+            failed = LogFailed(
+                f"the log in {self._state.directory} failed and takes nothing more until reopened: {error}"
+            )
+            failed.__cause__ = error
+            self._state.failed = failed
+            callbacks = self._state.queue.take_callbacks()
+        # A disk's trouble is said in a sentence; where a mistake of ours stands needs the traceback.
+        logger.error("%s", failed, exc_info=None if isinstance(error, OSError) else error)
+        self._tell(callbacks, failed)
+        return failed
+
+    def _tell(self, callbacks: list[Callback], error: LogFailed | None) -> None:
+        """Hand callbacks, in order, and then the listeners to the owner's thread in one go."""
+        if not callbacks and not self.listeners:
+            return
+
+        def deliver() -> None:
+            # One caller's mistake must not keep the news from the others.
+            for callback in callbacks:
+                try:
+                    callback(error)
+                except Exception:
+                    logger.exception("a callback of the segment log failed")
+            for listener in list(self.listeners):
+                try:
+                    listener()
+                except Exception:
+                    logger.exception("a listener of the segment log failed")
+
+        self.post(deliver)
+
+    def post(self, deliver: Callable[[], None]) -> None:
+        """Run something on the owner's thread; when its loop has closed, nobody is left to hear it."""
+        try:
+            self._post(deliver)
+        except RuntimeError as error:
+            logger.debug("the owner's loop is gone: %s", error)
+
+    def close(self, *, seal: bool) -> None:
+        """Release the segment, sealed if it holds anything and the log is sound."""
+        if self._sealed_at is not None:
+            return
+        if seal and self._state.failed is None and not self._writer.segment.index.empty:
+            self._seal()
+        else:
+            self._writer.close()

@@ -1,0 +1,316 @@
+"""What was appended and is not durable yet: lists that grow on the owner's thread until the writer takes them."""
+
+from __future__ import annotations
+
+import struct
+from collections import deque
+from collections.abc import Callable, Iterator
+from typing import NamedTuple, TypeVar
+
+import zstandard
+
+from protocols import batch
+from protocols.batch import ClockReading, HeaderPairs
+from protocols.segment import GapNotice
+from storage.segment_log.errors import RecordTooLarge
+from storage.segment_log.room.gaps import add_merged
+from storage.segment_log.settings import BATCH_BYTES_MAX, BATCH_RECORDS_MAX, COMMIT_BYTES_MAX, RECORD_BYTES_MAX
+
+V = TypeVar("V")
+
+Callback = Callable[[BaseException | None], None]
+
+RECORD_OVERHEAD_BYTES = 21
+"""What a record takes in a batch beside its key and payload, at most: time, key index, payload offset, flag, and the
+offset of its key in the key table."""
+BATCH_OVERHEAD_BYTES = 512
+"""What a batch takes on disk beside its records, at most: entry and batch headers, column lengths, its commit mark."""
+
+
+class Run(NamedTuple):
+    """Records of one stream that were appended together."""
+
+    time: int
+    keys: list[bytes]
+    payloads: list[bytes]
+    headers: dict[int, HeaderPairs] | None
+    flags: dict[int, int] | None
+    raw_bytes: int
+    """``run_bytes`` of the above."""
+
+    def part(self, first: int, end: int) -> Run:
+        """The records ``[first, end)`` of the run."""
+        keys, payloads = self.keys[first:end], self.payloads[first:end]
+        headers, flags = _between(self.headers, first, end), _between(self.flags, first, end)
+        return Run(self.time, keys, payloads, headers, flags, run_bytes(keys, payloads, headers))
+
+
+class PendingBatch:
+    """Records of one stream that will be one batch."""
+
+    __slots__ = (
+        "_flags",
+        "_headers",
+        "_keys",
+        "_payloads",
+        "_times",
+        "base_seq",
+        "clock",
+        "payload_bytes",
+        "raw_bytes",
+        "stream",
+    )
+
+    def __init__(self, stream: int, base_seq: int, clock: ClockReading) -> None:
+        self.stream = stream
+        self.base_seq = base_seq
+        self.raw_bytes = 0
+        self.payload_bytes = 0
+        """Known once it is encoded."""
+        self.clock = clock
+        """Read when its first record was appended."""
+        self._times: list[bytes] = []
+        self._keys: list[bytes] = []
+        self._payloads: list[bytes] = []
+        self._headers: dict[int, HeaderPairs] = {}
+        self._flags: dict[int, int] = {}
+
+    def takes(self, run: Run) -> bool:
+        """Whether a run still fits."""
+        return (
+            len(self._keys) + len(run.keys) <= BATCH_RECORDS_MAX and self.raw_bytes + run.raw_bytes <= BATCH_BYTES_MAX
+        )
+
+    def extend(self, run: Run) -> None:
+        """Add a run of records."""
+        at = len(self._keys)
+        self._times.append(struct.pack("<q", run.time) * len(run.keys))
+        self._keys += run.keys
+        self._payloads += run.payloads
+        if run.headers:
+            self._headers.update({at + index: pairs for index, pairs in run.headers.items()})
+        if run.flags:
+            self._flags.update({at + index: bits for index, bits in run.flags.items()})
+        self.raw_bytes += run.raw_bytes
+
+    def encode(self, compressor: zstandard.ZstdCompressor | None) -> bytes:
+        """The batch as bytes."""
+        columns = batch.columns_from_lists(
+            b"".join(self._times), self._keys, self._payloads, self._headers, self._flags
+        )
+        self.payload_bytes = len(columns.payload)
+        return batch.encode(self.stream, self.base_seq, columns, self.clock, compressor)
+
+
+class PendingCommit:
+    """What one write and fsync will make durable."""
+
+    __slots__ = ("_leading", "_open", "batches", "callbacks", "first_times", "gaps", "raw_bytes", "records")
+
+    def __init__(self) -> None:
+        self.batches: list[PendingBatch] = []
+        self.gaps: list[GapNotice] = []
+        self.callbacks: list[Callback] = []
+        self.first_times: dict[int, int] = {}
+        """Stream -> the earliest time of its records here (wall clocks step back: not always the first)."""
+        self.raw_bytes = 0
+        self.records = 0
+        self._open: dict[int, PendingBatch] = {}
+        self._leading = 0
+        """How many of the batches stand first because their streams lead."""
+
+    @property
+    def empty(self) -> bool:
+        """Whether there is nothing to write; there may be callbacks to call."""
+        return not self.batches and not self.gaps
+
+    def add(
+        self, stream: int, base_seq: int, run: Run, clock_reading: Callable[[], ClockReading], *, leads: bool = False
+    ) -> None:
+        """Add a run to the stream's batch, or to a new one if it has no room.
+
+        Args:
+            leads: the stream's batches stand before those of streams that do not lead.
+        """
+        pending = self._open.get(stream)
+        if pending is None or not pending.takes(run):
+            pending = self._open[stream] = PendingBatch(stream, base_seq, clock_reading())
+            self.batches.insert(self._leading if leads else len(self.batches), pending)
+            self._leading += leads
+            self.raw_bytes += BATCH_OVERHEAD_BYTES
+        pending.extend(run)
+        self.first_times[stream] = min(run.time, self.first_times.get(stream, run.time))
+        self.raw_bytes += run.raw_bytes
+        self.records += len(run.keys)
+
+
+class PendingQueue:
+    """Commits in the order they will be made. Guarded by the log's lock."""
+
+    def __init__(self, clock_reading: Callable[[], ClockReading]) -> None:
+        self._clock_reading = clock_reading
+        self._commits: deque[PendingCommit] = deque()
+        self._in_flight: PendingCommit | None = None
+        self.raw_bytes = 0
+        """Estimate of the uncompressed bytes that are not durable, those in flight included."""
+        self.due = False
+        """Whether the writer may begin with what is queued; gap notices never wait."""
+        self.leading: set[int] = set()
+        """Streams whose batches stand first in their commits."""
+        self.reserved_bytes = 0
+        """Appends of up to this many bytes were admitted before."""
+        self.together: list[tuple[int, int, int]] | None = None
+        """(stream, first seq, count) of what was added since ``begin_whole``; None outside."""
+
+    def __bool__(self) -> bool:
+        return bool(self._commits)
+
+    @property
+    def idle(self) -> bool:
+        """Whether everything appended is durable and every callback was handed over."""
+        return not self._commits and self._in_flight is None
+
+    def add(self, stream: int, base_seq: int, run: Run) -> None:
+        """Queue a run of records; one that is too long for a batch is split."""
+        if len(run.keys) > 1 and (run.raw_bytes > BATCH_BYTES_MAX or len(run.keys) > BATCH_RECORDS_MAX):
+            for part in _parts(run):
+                self._add(stream, base_seq, part)
+                base_seq += len(part.keys)
+        else:
+            self._add(stream, base_seq, run)
+
+    def _add(self, stream: int, base_seq: int, run: Run) -> None:
+        commit = self._last()
+        before = commit.raw_bytes
+        commit.add(stream, base_seq, run, self._clock_reading, leads=stream in self.leading)
+        self.raw_bytes += commit.raw_bytes - before
+
+    def add_gaps(self, gaps: list[GapNotice]) -> None:
+        """Queue gap notices."""
+        commit = self._last()
+        self.due = True
+        before = len(commit.gaps)
+        for gap in gaps:
+            add_merged(commit.gaps, gap)
+        added = BATCH_OVERHEAD_BYTES * (len(commit.gaps) - before)
+        commit.raw_bytes += added
+        self.raw_bytes += added
+
+    def waiting_gaps(self) -> list[GapNotice]:
+        """Gap notices that are not durable yet."""
+        commits = [self._in_flight, *self._commits] if self._in_flight else self._commits
+        return [gap for commit in commits if commit for gap in commit.gaps]
+
+    def add_callback(self, callback: Callback) -> None:
+        """Queue a callback behind everything that was queued so far."""
+        if not self._commits:
+            self._commits.append(PendingCommit())
+        self._commits[-1].callbacks.append(callback)
+
+    def begin_whole(self, reserved_bytes: int) -> None:
+        """From here to ``end_whole`` everything goes into one commit, however long that becomes."""
+        assert self.together is None, "what is to be one commit cannot be begun within another"
+        if self._commits:
+            self._last()
+        self.together, self.reserved_bytes = [], reserved_bytes
+
+    def end_whole(self) -> None:
+        """What follows may begin another commit."""
+        self.together, self.reserved_bytes = None, 0
+
+    def _last(self) -> PendingCommit:
+        if not self._commits or (self._commits[-1].raw_bytes >= COMMIT_BYTES_MAX and self.together is None):
+            self._commits.append(PendingCommit())
+        return self._commits[-1]
+
+    def take(self) -> PendingCommit | None:
+        """The next commit, which is in flight until ``done``."""
+        if self._in_flight is None and self._commits:
+            self._in_flight = self._commits.popleft()
+            self.due = bool(self._commits)
+        return self._in_flight
+
+    def done(self) -> None:
+        """The commit in flight is durable and its callbacks are handed over."""
+        assert self._in_flight is not None
+        self.raw_bytes -= self._in_flight.raw_bytes
+        self._in_flight = None
+
+    def first_time(self, stream: int) -> int | None:
+        """The earliest time of the stream's records that are not durable."""
+        commits = [self._in_flight, *self._commits] if self._in_flight else self._commits
+        times = [commit.first_times[stream] for commit in commits if commit and stream in commit.first_times]
+        return min(times, default=None)
+
+    def take_callbacks(self) -> list[Callback]:
+        """All callbacks, in order: the log failed, and this is the last they hear."""
+        callbacks: list[Callback] = []
+        for commit in [self._in_flight, *self._commits]:
+            if commit is not None:
+                callbacks += commit.callbacks
+                commit.callbacks = []
+        return callbacks
+
+
+def _parts(run: Run) -> Iterator[Run]:
+    """The run as the longest parts that fit a batch; two neighbours never fit one together."""
+    first = size = 0
+    for at, (key, payload) in enumerate(zip(run.keys, run.payloads, strict=True)):
+        own = {at: run.headers[at]} if run.headers and at in run.headers else None
+        length = run_bytes([key], [payload], own)
+        if at > first and (size + length > BATCH_BYTES_MAX or at - first == BATCH_RECORDS_MAX):
+            yield run.part(first, at)
+            first, size = at, 0
+        size += length
+    yield run.part(first, len(run.keys))
+
+
+def batches_bytes(length: int) -> int:
+    """What the batches take beside their records, at most, in which runs of together ``length`` bytes are put: one for
+    each run is not counted."""
+    return BATCH_OVERHEAD_BYTES * (2 * (length // BATCH_BYTES_MAX))
+
+
+def run_bytes(
+    keys: list[bytes],
+    payloads: list[bytes],
+    headers: dict[int, HeaderPairs] | None,
+    payload_bytes: int | None = None,
+) -> int:
+    """Uncompressed bytes that a run adds to a batch, at most.
+
+    Args:
+        payload_bytes: of all payloads, when that is known.
+    """
+    if payload_bytes is None:
+        payload_bytes = sum(map(len, payloads))
+    size = sum(map(len, keys)) + payload_bytes + RECORD_OVERHEAD_BYTES * len(keys)
+    for pairs in (headers or {}).values():
+        size += 16 + sum(len(name.encode()) + len(value.encode()) + 12 for name, value in pairs)
+    return size
+
+
+def check_records(keys: list[bytes], payloads: list[bytes], headers: dict[int, HeaderPairs] | None) -> None:
+    """Look at the records one by one: only for runs that are longer than one record may be, which are rare.
+
+    Raises:
+        RecordTooLarge: one of them can never be taken.
+    """
+    for index, (key, payload) in enumerate(zip(keys, payloads, strict=True)):
+        own = {index: headers[index]} if headers and index in headers else None
+        size = run_bytes([key], [payload], own)
+        if size > RECORD_BYTES_MAX:
+            raise RecordTooLarge(f"a record of {size} bytes; the log takes records of up to {RECORD_BYTES_MAX}")
+
+
+def check_headers(headers: dict[int, HeaderPairs]) -> None:
+    """Refuse what no batch can hold. Raises RecordTooLarge."""
+    most = max(map(len, headers.values()))
+    if most > batch.HEADER_PAIRS_MAX:
+        raise RecordTooLarge(f"a record with {most} headers; the log takes up to {batch.HEADER_PAIRS_MAX} of each")
+
+
+def _between(values: dict[int, V] | None, first: int, end: int) -> dict[int, V] | None:
+    if not values:
+        return None
+    return {index - first: value for index, value in values.items() if first <= index < end}

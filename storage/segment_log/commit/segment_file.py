@@ -1,0 +1,230 @@
+"""Writing one segment file: create, commit, seal."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import itertools
+import os
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from protocols.batch import decode_header
+from protocols.segment import (
+    ENTRY_HEADER_BYTES,
+    HEADER_BYTES,
+    TRAILER_BYTES,
+    EntryKind,
+    Footer,
+    GapNotice,
+    Kept,
+    Owner,
+    SegmentHeader,
+    StreamEntry,
+    decode_body,
+    encode_body,
+    encode_entry_header,
+    encode_header,
+    encode_streams,
+    encode_trailer,
+    file_name,
+)
+from storage.filesystem import File, FileSystem
+from storage.segment_log.read.index import SegmentIndex
+
+PAGE_BYTES = 4096
+"""What flash is written in, at least: a commit that ends within a page has the next one write that page again."""
+ZEROED_BYTES = 32 << 10
+"""A small commit writes zeros up to the next multiple of this: blocks written to for the first time cost the journal of
+the file system with their sync (``docs/decisions/0018-zeros-ahead-of-small-commits.md``)."""
+SMALL_COMMIT_BYTES = 8 << 10
+"""Commits below this cost less with their share of the zeros than with the journal."""
+OPENING_PIECE_BYTES = 1 << 20
+NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
+"""The disk is full, or the user's share of it."""
+UNFINISHED = ".new"
+"""Suffix of a segment that is being created: a crash leaves a file that no start-up reads."""
+
+
+@dataclass(eq=False)
+class Segment:
+    """A segment as readers and the budget see it. Guarded by the log's lock."""
+
+    path: str
+    first_position: int
+    end: int
+    """Durable bytes that hold entries; readers look no further."""
+    size: int
+    """Bytes of the file on disk."""
+    index: SegmentIndex
+    known_since: int = 0
+    """Monotonic ns at which its last record was taken in, or the log opened: its records are at least that old."""
+    needed: tuple[int, int] | None = None
+    """(``LogState.changes`` then, bytes of it that must stay): for ``needs``."""
+    is_movable: bool = True
+    """Whether its records can be copied; not once damage was met in it."""
+
+
+def pages(start: int, end: int) -> int:
+    """Bytes of the device's pages that a write of ``[start, end)`` touches."""
+    return (-(-end // PAGE_BYTES) - start // PAGE_BYTES) * PAGE_BYTES
+
+
+class SegmentWriter:
+    """The segment that is being written. For the writer thread; ``segment.end`` moves only in ``publish``."""
+
+    def __init__(self, file: File, segment: Segment) -> None:
+        self._file = file
+        self.segment = segment
+        self.device_bytes = 0
+        """Pages written since the caller last took note."""
+        self._end = segment.end
+        self._written = segment.end
+        """Beyond it nothing was written yet, not even zeros."""
+
+    @classmethod
+    def create(  # noqa: PLR0917 - what a segment begins with
+        cls,
+        filesystem: FileSystem,
+        directory: str,
+        header: SegmentHeader,
+        streams: dict[int, StreamEntry],
+        opening: Iterable[tuple[EntryKind, bytes]],
+        length: int,
+    ) -> SegmentWriter:
+        """Make a segment whose first entry names all streams; durable, name included, when this returns.
+
+        Space is reserved and not written: ``write`` does that, a part at a time, where it spares the disk more than
+        it costs.
+
+        Args:
+            opening: the entries after the first; they are written as they come.
+            length: of the file, or more when the entries need it.
+
+        Raises:
+            OSError: nothing under the segment's name was made, unless making the name durable is what failed.
+        """
+        path = os.path.join(directory, file_name(header.first_position))
+        with contextlib.suppress(FileNotFoundError):
+            filesystem.remove(path + UNFINISHED)
+        file = filesystem.create(path + UNFINISHED)
+        try:
+            file.allocate(length)
+            file.write_at(0, encode_header(header))
+            segment = Segment(path, header.first_position, HEADER_BYTES, 0, SegmentIndex())
+            segment.index.streams = {stream: entry.name for stream, entry in streams.items()}
+            writer = cls(file, segment)
+            writer.write_opening(itertools.chain([(EntryKind.STREAMS, encode_streams(streams))], opening))
+            file.sync()
+            filesystem.rename(path + UNFINISHED, path)
+            filesystem.sync_directory(directory)
+            writer.publish()
+            segment.size = file.size()
+            return writer
+        except BaseException:
+            file.close()
+            with contextlib.suppress(OSError):
+                filesystem.remove(path + UNFINISHED)
+            raise
+
+    def write_opening(self, entries: Iterable[tuple[EntryKind, bytes]]) -> None:
+        """Write entries of a segment that has no name yet, in pieces, unsynced, and index them."""
+        parts: list[bytes] = []
+        length, start, index = 0, self._end, self.segment.index
+        for kind, body in entries:
+            parts += (encode_entry_header(self.segment.first_position + self._end, kind, body), body)
+            if kind is EntryKind.MOVED:
+                index.add_batch(decode_header(body), self._end, ENTRY_HEADER_BYTES + len(body), moved=True)
+            elif kind is not EntryKind.STREAMS:
+                value = decode_body(kind, body)
+                if isinstance(value, GapNotice):
+                    index.add_gap(value)
+                elif isinstance(value, Kept):
+                    index.kept = value.lanes
+                elif isinstance(value, Owner):
+                    index.owner = value
+            length += ENTRY_HEADER_BYTES + len(body)
+            self._end += ENTRY_HEADER_BYTES + len(body)
+            if length >= OPENING_PIECE_BYTES:
+                self._file.write_at(start, b"".join(parts))
+                start, length = self._end, 0
+                parts.clear()
+        self._file.write_at(start, b"".join(parts))
+        self.device_bytes += pages(0, self._end)
+
+    def grow(self, length: int) -> None:
+        """Reserve space up to ``length`` bytes, as far as the disk has it.
+
+        Raises:
+            OSError: for any other reason.
+        """
+        if length > self._file.size():
+            try:
+                self._file.allocate(length)
+            except OSError as error:
+                if error.errno not in NO_SPACE:
+                    raise
+
+    @property
+    def size(self) -> int:
+        """Bytes of the file."""
+        return self._file.size()
+
+    @property
+    def next_position(self) -> int:
+        """Log position of the next entry."""
+        return self.segment.first_position + self._end
+
+    def fits(self, length: int) -> bool:
+        """Whether ``length`` more bytes of entries leave room for a footer in the reserved space."""
+        return self._end + length + self.segment.index.footer_bytes + TRAILER_BYTES <= self.segment.size
+
+    def write(self, entries: list[tuple[EntryKind, bytes]]) -> list[int]:
+        """Append entries with one write and one sync. Returns the offset of each.
+
+        Raises:
+            OSError: it is not known what reached the disk; the segment must not be written any more.
+        """
+        parts: list[bytes] = []
+        offsets = []
+        at = self._end
+        for kind, body in entries:
+            offsets.append(at)
+            parts += (encode_entry_header(self.segment.first_position + at, kind, body), body)
+            at += ENTRY_HEADER_BYTES + len(body)
+        stop = at
+        if at > self._written and at - self._end < SMALL_COMMIT_BYTES:
+            stop = min(-(-at // ZEROED_BYTES) * ZEROED_BYTES, self.segment.size)
+            parts.append(bytes(stop - at))
+        self._file.write_at(self._end, b"".join(parts))
+        self._file.sync()
+        self.device_bytes += pages(self._end, stop)
+        self._end, self._written = at, max(stop, self._written)
+        return offsets
+
+    def publish(self) -> None:
+        """Let readers see what ``write`` made durable."""
+        self.segment.end = self._end
+        self.segment.size = max(self.segment.size, self._end)
+
+    def seal(self, footer: Footer) -> int:
+        """Write footer and trailer, cut the file to its end and sync. Returns the size of the file.
+
+        A crash in between leaves an unsealed segment with all its entries.
+
+        Raises:
+            OSError: as ``write``.
+        """
+        body = encode_body(footer)
+        last = encode_entry_header(self.next_position, EntryKind.FOOTER, body) + body + encode_trailer(self._end)
+        self._file.write_at(self._end, last)
+        size = self._end + len(last)
+        self._file.truncate(size)
+        self._file.sync()
+        self._file.close()
+        self.device_bytes += pages(self._end, size)
+        return size
+
+    def close(self) -> None:
+        """Release the file."""
+        self._file.close()

@@ -1,0 +1,1 @@
+"""Reading batches of streams back."""

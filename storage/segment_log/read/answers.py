@@ -1,0 +1,118 @@
+"""What a log says of its streams: the side that readers see."""
+
+from __future__ import annotations
+
+from protocols.lane import NodeName
+from protocols.ranges import RangeSet
+from protocols.segment import GapNotice
+from storage.segment_log.errors import LogFailed
+from storage.segment_log.read.reader import LogReader
+from storage.segment_log.read.stats import LogStats, Snapshot, take_stats
+from storage.segment_log.state import LaneState, LogState
+
+
+class LogAnswers:
+    """Durable records, gap notices and figures. Any thread may ask; what is not durable is not told of."""
+
+    def __init__(self, state: LogState, reader: LogReader) -> None:
+        self._state = state
+        self._reader = reader
+
+    @property
+    def log_id(self) -> int:
+        """The random 64-bit number made with the directory."""
+        return self._state.log_id
+
+    @property
+    def owner(self) -> NodeName | None:
+        """The name under which its records are known; None when nothing says it."""
+        owner = self._state.owner
+        return owner.name if owner is not None else None
+
+    def begins(self) -> dict[int, int]:
+        """Stream number -> its first number under the present name; streams that are not named begin at 0."""
+        owner = self._state.owner
+        return dict(owner.begins) if owner is not None else {}
+
+    def streams(self) -> dict[str, int]:
+        """All streams of the log by name, also those that no configuration names any more."""
+        with self._state.changed:
+            return dict(self._state.numbers)
+
+    def ranges(self, stream: int) -> RangeSet:
+        """The durable records that can be read."""
+        with self._state.changed:
+            return self._lane(stream).held.copy()
+
+    def gaps(self, stream: int) -> list[GapNotice]:
+        """Durable notices of records that can never come."""
+        with self._state.changed:
+            return list(self._lane(stream).gaps)
+
+    def stream_bytes(self, stream: int) -> int:
+        """Bytes of the entries that hold the stream's records, as ``retain_bytes`` counts them."""
+        with self._state.changed:
+            return self._lane(stream).bytes
+
+    def next_seq(self, stream: int) -> int:
+        """The number that the next record will get."""
+        with self._state.changed:
+            return self._lane(stream).next_seq
+
+    def durable_end(self, stream: int) -> int:
+        """One past the last durable record."""
+        with self._state.changed:
+            return self._lane(stream).durable_end
+
+    def read_tail(self, stream: int, seq: int, bytes_max: int) -> list[bytes] | None:
+        """Encoded batches from memory, contiguous, the first of which contains ``seq``; at least one.
+
+        Returns:
+            An empty list at the durable end; None when memory does not reach back to ``seq``: use ``read``.
+        """
+        with self._state.changed:
+            if seq >= self._lane(stream).durable_end:
+                return []
+            return self._state.tail.read(stream, seq, bytes_max)
+
+    def read(self, stream: int, seq: int, bytes_max: int) -> list[bytes]:
+        """Encoded batches, ascending, from the first held record at or after ``seq`` on. May block on the disk.
+
+        What comes from the disk was checked against its checksum; damage becomes a gap notice and is stepped over.
+
+        Returns:
+            Up to ``bytes_max`` bytes of batches, but at least one if any is held; empty at the durable end.
+
+        Raises:
+            OSError: a file cannot be opened.
+            LogFailed: the disk gives different bytes at each look.
+        """
+        tail = self.read_tail(stream, seq, bytes_max)
+        return self._reader.read(stream, seq, bytes_max) if tail is None else tail
+
+    def snapshot(self, stream: int) -> Snapshot:
+        """What the log has of a stream at one instant."""
+        with self._state.changed:
+            lane = self._lane(stream)
+            gone = RangeSet([(0, lane.durable_end)])
+            for first, end in [*lane.held, *((gap.first, gap.end) for gap in lane.gaps)]:
+                gone.remove(first, end)
+            for gap in self._state.queue.waiting_gaps():
+                if gap.stream == stream:
+                    gone.remove(gap.first, gap.end)
+            return Snapshot(lane.held.copy(), lane.next_seq, list(lane.gaps), gone)
+
+    @property
+    def failed(self) -> LogFailed | None:
+        """Why the log takes nothing more before it is opened anew, or None."""
+        return self._state.failed
+
+    def stats(self) -> LogStats:
+        """The log's figures now."""
+        return take_stats(self._state)
+
+    def _lane(self, stream: int) -> LaneState:
+        lane = self._state.lanes.get(stream)
+        if lane is None:
+            raise ValueError(f"stream {stream} was not declared: get its number from stream(name)")
+        return lane

@@ -1,0 +1,243 @@
+"""What a segment holds of each stream, and where."""
+
+from __future__ import annotations
+
+from array import array
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+from protocols.batch import BatchHeader
+from protocols.ranges import Range, RangeSet
+from protocols.segment import Footer, GapNotice, KeptLane, LaneIndex, Owner, encode_body
+from storage.segment_log.room.gaps import add_merged
+from storage.segment_log.settings import POINT_SPACING_BYTES
+
+_NAME_BYTES, _GAP_BYTES, _SPAN_BYTES, _RANGE_BYTES, _POINT_BYTES = 8, 48, 73, 19, 27
+"""What each of these takes in an encoded footer, at most; a name beside its characters."""
+
+
+class Chunk(NamedTuple):
+    """The batches from one index point to the next: the finest part of a stream whose size is known without reading."""
+
+    first: int
+    end: int
+    """One past its last number."""
+    size: int
+    """Bytes of its entries."""
+
+
+class LaneSpan:
+    """One stream's part of a segment. Points are kept as arrays: 24 bytes each, of which a full log has many."""
+
+    __slots__ = ("_offsets", "_seqs", "_sizes", "first_time", "forgotten", "last_time", "ranges", "size")
+
+    def __init__(self, first_time: int, last_time: int) -> None:
+        self.ranges = RangeSet()
+        self.first_time = first_time
+        self.last_time = last_time
+        self.size = 0
+        """Bytes of its entries."""
+        self.forgotten = 0
+        """How many of its chunks, from the first on, hold nothing that counts any more."""
+        self._seqs = array("Q")
+        self._offsets = array("Q")
+        self._sizes = array("Q")
+
+    def add(self, header: BatchHeader, offset: int, length: int, *, point: bool) -> None:
+        """Note a batch whose entry stands at ``offset``; batches come in the order of their seqs and offsets."""
+        self.ranges.add(header.base_seq, header.end_seq)
+        self.first_time = min(self.first_time, header.first_time)
+        self.last_time = max(self.last_time, header.last_time)
+        if point or self.forgotten == len(self._offsets) or offset - self._offsets[-1] >= POINT_SPACING_BYTES:
+            self._seqs.append(header.base_seq)
+            self._offsets.append(offset)
+            self._sizes.append(self.size)
+        self.size += length
+
+    def start_for(self, seq: int) -> int:
+        """Offset of a batch at or before the one that holds ``seq``."""
+        return self._offsets[max(0, bisect_right(self._seqs, seq) - 1)]
+
+    @property
+    def live_size(self) -> int:
+        """Bytes of the chunks that are not forgotten."""
+        return self.size - self._sizes[self.forgotten] if self.forgotten < len(self._sizes) else 0
+
+    def chunks(self, start: int) -> Iterator[Chunk]:
+        """The chunks from the ``start``-th on, oldest first."""
+        for at in range(start, len(self._seqs)):
+            last = at + 1 == len(self._seqs)
+            end = self.ranges.end if last else self._seqs[at + 1]
+            yield Chunk(self._seqs[at], end, (self.size if last else self._sizes[at + 1]) - self._sizes[at])
+
+    def size_of(self, numbers: RangeSet) -> int:
+        """Bytes of the chunks in which any of ``numbers`` stand: at least what those take."""
+        if numbers == self.ranges:
+            return self.size
+        return sum(size for first, end, size in self.chunks(0) if numbers.missing(first, end) != [(first, end)])
+
+    def parts(self, chunk: Chunk) -> list[Range]:
+        """The numbers of a chunk that stand here: others of its range may stand in other segments."""
+        cut = ((max(first, chunk.first), min(end, chunk.end)) for first, end in self.ranges)
+        return [(first, end) for first, end in cut if first < end]
+
+    def add_points(self, other: LaneSpan) -> None:
+        """Take over the points of another index of the same segment."""
+        points = sorted({*self.points(), *other.points()})
+        live_from = self._offsets[self.forgotten] if self.forgotten < len(self._offsets) else self._end_offset()
+        self._sizes = array("Q", [self._size_before(offset) for _, offset in points])
+        self._seqs = array("Q", [seq for seq, _ in points])
+        self._offsets = array("Q", [offset for _, offset in points])
+        self.forgotten = bisect_left(self._offsets, live_from)
+
+    def _size_before(self, offset: int) -> int:
+        at = bisect_right(self._offsets, offset) - 1
+        if at < 0:
+            return 0
+        following = self._sizes[at + 1] if at + 1 < len(self._sizes) else self.size
+        return min(following, self._sizes[at] + offset - self._offsets[at])
+
+    def _end_offset(self) -> int:
+        return self._offsets[-1] + 1 if self._offsets else 0
+
+    def points(self) -> list[tuple[int, int]]:
+        """(base_seq, offset) of some batches, ascending."""
+        return list(zip(self._seqs, self._offsets, strict=True))
+
+    def sizes(self) -> list[int]:
+        """Bytes before each point, and of all."""
+        return [*self._sizes, self.size]
+
+    def to_footer(self, stream: int) -> LaneIndex:
+        """The lane's line of a footer."""
+        return LaneIndex(stream, list(self.ranges), self.first_time, self.last_time, self.points())
+
+    @classmethod
+    def from_footer(cls, lane: LaneIndex, sizes: list[int], end: int) -> LaneSpan:
+        """The span that a footer's line describes.
+
+        Args:
+            sizes: empty in what earlier releases wrote; then the places of the points bound them.
+            end: offset of the footer.
+        """
+        span = cls(lane.first_time, lane.last_time)
+        span.ranges = RangeSet(lane.ranges)
+        span._seqs = array("Q", [seq for seq, _ in lane.points])
+        span._offsets = array("Q", [offset for _, offset in lane.points])
+        if len(sizes) != len(lane.points) + 1:
+            sizes = [offset - lane.points[0][1] for _, offset in lane.points] + [max(0, end - lane.points[0][1])]
+        span._sizes, span.size = array("Q", sizes[:-1]), sizes[-1]
+        return span
+
+
+class SegmentIndex:
+    """The index of one segment: grown entry by entry, or read from a footer."""
+
+    __slots__ = (
+        "_fixed_bytes", "_kept_counted", "_owner_counted", "_streams_counted", "gaps", "kept", "lanes", "moved",
+        "owner", "streams",
+    )  # fmt: skip
+
+    def __init__(self) -> None:
+        self.streams: dict[int, str] = {}
+        self.lanes: dict[int, LaneSpan] = {}
+        self.moved: dict[int, LaneSpan] = {}
+        """Records that stood in earlier segments before."""
+        self.gaps: list[GapNotice] = []
+        self.kept: list[KeptLane] = []
+        """What the last ``KEPT`` entry here says; empty without one."""
+        self.owner: Owner | None = None
+        """What the last ``OWNER`` entry here says."""
+        self._fixed_bytes = 80
+        self._streams_counted = 0
+        self._kept_counted = self.kept
+        self._owner_counted: Owner | None = None
+
+    def add_batch(
+        self, header: BatchHeader, offset: int, length: int, *, point: bool = False, moved: bool = False
+    ) -> None:
+        """Note a batch.
+
+        Args:
+            length: bytes of its entry, header included.
+            point: make an index point of it, so that no walk to it has to cross what lies before.
+            moved: it stood in an earlier segment before.
+        """
+        lanes = self.moved if moved else self.lanes
+        span = lanes.get(header.stream)
+        if span is None:
+            span = lanes[header.stream] = LaneSpan(header.first_time, header.last_time)
+        span.add(header, offset, length, point=point)
+
+    def add_gap(self, gap: GapNotice) -> None:
+        """Note a gap notice."""
+        add_merged(self.gaps, gap)
+
+    def spans(self) -> Iterator[tuple[int, LaneSpan]]:
+        """(stream, span) of everything held; a stream may come twice."""
+        yield from self.moved.items()
+        yield from self.lanes.items()
+
+    def spans_of(self, stream: int) -> list[LaneSpan]:
+        """What is held of one stream."""
+        return [lanes[stream] for lanes in (self.moved, self.lanes) if stream in lanes]
+
+    def forget_names(self) -> None:
+        """Free what only a footer needs: the segment is sealed."""
+        self.streams, self.kept, self.owner = {}, [], None
+
+    @property
+    def empty(self) -> bool:
+        """Whether the segment holds no record and no notice."""
+        return not self.lanes and not self.moved and not self.gaps
+
+    @property
+    def footer_bytes(self) -> int:
+        """Upper estimate of the encoded footer."""
+        counted = self._kept_counted, self._owner_counted
+        if len(self.streams) != self._streams_counted or self.kept is not counted[0] or self.owner is not counted[1]:
+            self._streams_counted, self._kept_counted, self._owner_counted = len(self.streams), self.kept, self.owner
+            self._fixed_bytes = 80 + sum(len(name) + _NAME_BYTES for name in self.streams.values())
+            self._fixed_bytes += sum(24 + _RANGE_BYTES * len(lane.ranges) for lane in self.kept)
+            self._fixed_bytes += len(encode_body(self.owner)) if self.owner is not None else 0
+        size = self._fixed_bytes + _GAP_BYTES * len(self.gaps)
+        for lanes in (self.lanes, self.moved):
+            for span in lanes.values():
+                size += _SPAN_BYTES + _RANGE_BYTES * len(span.ranges) + _POINT_BYTES * len(span._seqs)
+        return size
+
+    def footer_growth(self, batches: Sequence[int], gaps: int, new_names: Sequence[str]) -> int:
+        """How much longer a commit makes the footer, at most.
+
+        Args:
+            batches: the stream of each of its batches.
+            gaps: how many notices it has.
+            new_names: of the streams that the segment does not name yet.
+        """
+        size = _GAP_BYTES * gaps + (_RANGE_BYTES + _POINT_BYTES) * len(batches)
+        size += _SPAN_BYTES * sum(stream not in self.lanes for stream in {*batches})
+        return size + sum(len(name) + _NAME_BYTES for name in new_names)
+
+    def to_footer(self) -> Footer:
+        """The footer that says the same."""
+        sizes = [span.sizes() for span in (*self.lanes.values(), *self.moved.values())]
+        lanes = [span.to_footer(stream) for stream, span in self.lanes.items()]
+        moved = [span.to_footer(stream) for stream, span in self.moved.items()]
+        return Footer(self.streams, lanes, self.gaps, self.kept, sizes, moved, self.owner)
+
+    @classmethod
+    def from_footer(cls, footer: Footer, end: int) -> SegmentIndex:
+        """The index that a footer at offset ``end`` describes."""
+        index = cls()
+        index.streams = dict(footer.streams)
+        lines = [*footer.lanes, *footer.moved]
+        sizes = footer.sizes if len(footer.sizes) == len(lines) else [[] for _ in lines]
+        for at, (lane, size) in enumerate(zip(lines, sizes, strict=True)):
+            if lane.points:
+                lanes = index.lanes if at < len(footer.lanes) else index.moved
+                lanes[lane.stream] = LaneSpan.from_footer(lane, size, end)
+        index.gaps = list(footer.gaps)
+        index.kept = footer.kept
+        index.owner = footer.owner
+        return index

@@ -1,0 +1,151 @@
+"""Reading batches back from disk by (stream, seq)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+from protocols.batch import decode_header
+from protocols.errors import CodecError, Corrupt
+from protocols.segment import ENTRY_HEADER_BYTES, EntryKind
+from storage.segment_log.commit.segment_file import Segment
+from storage.segment_log.errors import LogFailed
+from storage.segment_log.recover.quarantine import quarantine
+from storage.segment_log.state import LogState, next_held
+from storage.segment_log.walk.frames import SegmentBytes
+
+_WINDOW_BYTES = 256 << 10
+
+
+class _Place(NamedTuple):
+    segment: Segment
+    end: int
+    """Readable bytes of the segment."""
+    start: int
+    """Offset of an entry at or before the one that is wanted."""
+    seq: int
+    held_end: int
+    """One past the run of held records that begins at ``seq``: what lies beyond may have been declared lost."""
+
+
+class LogReader:
+    """Reads for any thread; each call opens the files it needs, so that calls never share a file."""
+
+    def __init__(
+        self, state: LogState, wall_clock: Callable[[], int], poison: Callable[[Exception], LogFailed]
+    ) -> None:
+        """Read what ``state`` holds.
+
+        Args:
+            poison: told that a segment's file is gone although nobody deleted it.
+        """
+        self._state = state
+        self._wall_clock = wall_clock
+        self._poison = poison
+
+    def read(self, stream: int, seq: int, bytes_max: int) -> list[bytes]:
+        """Batches from the first held record at or after ``seq`` on, up to ``bytes_max``, at least one if any is held.
+
+        Damage that a read meets is quarantined and stepped over.
+
+        Raises:
+            OSError: a file cannot be opened.
+            LogFailed: damage was found that a second look does not confirm, or a file is gone.
+        """
+        batches: list[bytes] = []
+        examined: set[str] = set()
+        while bytes_max > 0:
+            place = self._locate(stream, seq)
+            if place is None:
+                break
+            try:
+                found = self._walk(place, stream, bytes_max, first=not batches)
+            except FileNotFoundError as error:
+                with self._state.changed:
+                    is_listed = place.segment in self._state.segments
+                if is_listed:
+                    # Recovery will say what is lost; to go on here would be to write beside a log that is gone.
+                    raise self._poison(error) from error
+                # Released and deleted since it was looked up.
+                continue
+            except (CodecError, OSError) as error:
+                path, seq = place.segment.path, place.seq
+                if batches:
+                    break
+                if path in examined:
+                    raise LogFailed(f"{path} cannot be read at seq {seq} of stream {stream}: {error}") from error
+                examined.add(path)
+                quarantine(self._state, place.segment, self._wall_clock())
+                continue
+            if not found:
+                break
+            batches += found
+            bytes_max -= sum(map(len, found))
+            seq = decode_header(found[-1]).end_seq
+        return batches
+
+    def _locate(self, stream: int, seq: int) -> _Place | None:
+        """Where the first held record at or after ``seq`` is."""
+        with self._state.changed:
+            lane = self._state.lanes.get(stream)
+            target = next_held(lane.held, seq) if lane else None
+            if lane is None or target is None:
+                return None
+            for segment in self._state.segments:
+                for span in segment.index.spans_of(stream):
+                    if target in span.ranges:
+                        held_end = min(lane.held.contiguous_end(target), span.ranges.contiguous_end(target))
+                        return _Place(segment, segment.end, span.start_for(target), target, held_end)
+        return None
+
+    def _walk(self, place: _Place, stream: int, bytes_max: int, *, first: bool) -> list[bytes]:
+        """Contiguous batches of one segment from the one that holds ``place.seq`` on.
+
+        Args:
+            first: at least one batch is wanted, however long.
+
+        Raises:
+            CodecError, OSError: before any batch was found. Later ones only end the walk: the next begins there.
+        """
+        file = self._state.filesystem.open(place.segment.path, read_only=True)
+        try:
+            source = SegmentBytes(file, place.segment.first_position, place.end, window_bytes=_WINDOW_BYTES)
+            found: list[bytes] = []
+            try:
+                for data in _batches(source, place, stream):
+                    bytes_max -= len(data)
+                    if bytes_max < 0 and (found or not first):
+                        break
+                    found.append(data)
+            except (CodecError, OSError):
+                if not found:
+                    raise
+            return found
+        finally:
+            file.close()
+
+
+def _batches(source: SegmentBytes, place: _Place, stream: int) -> Iterator[bytes]:
+    """The stream's batches from the one that holds ``seq`` on, each checked; other entries are stepped over unread.
+
+    Raises:
+        CodecError, OSError: a batch that should be there is not, or is damaged.
+    """
+    offset, seq, found = place.start, place.seq, False
+    while offset < source.end and seq < place.held_end:
+        head = source.peek(offset)
+        if head is None:
+            raise Corrupt(f"zeros at offset {offset}, before the entries end")
+        if head.kind in (EntryKind.BATCH, EntryKind.MOVED):
+            header = source.batch_header(offset)
+            if header.stream == stream and header.end_seq > seq:
+                if header.base_seq > seq:
+                    raise Corrupt(f"seq {seq} of stream {stream} is not before the entry at offset {offset}")
+                frame = source.entry(offset)
+                if frame is None:
+                    raise Corrupt(f"the entry at offset {offset} is gone")
+                found, seq = True, header.end_seq
+                yield bytes(frame.body)
+        offset += ENTRY_HEADER_BYTES + head.length
+    if not found:
+        raise Corrupt(f"seq {seq} of stream {stream} is not where the index says")

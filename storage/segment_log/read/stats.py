@@ -1,0 +1,84 @@
+"""The log's figures, for people and metrics."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from protocols.ranges import RangeSet
+from protocols.segment import GapNotice
+from storage.histogram import Histogram
+from storage.segment_log.errors import LogFailed
+from storage.segment_log.room.must_keep import unsafe_bytes
+from storage.segment_log.state import LogState
+
+
+class Snapshot(NamedTuple):
+    """What the log has of one stream at one instant."""
+
+    held: RangeSet
+    """Durable records that can be read."""
+    next_seq: int
+    gaps: list[GapNotice]
+    gone: RangeSet
+    """Durable once, and deleted by retention or after their release: neither held nor under a notice."""
+
+
+@dataclass(frozen=True)
+class LogStats:
+    """Figures for people and metrics. Sums count from the opening of the log."""
+
+    bytes_on_disk: int
+    budget_bytes: int
+    segments: int
+    pending_bytes: int
+    oldest_time: int | None
+    """Earliest record time on disk, ns since 1970; None when the log is empty."""
+    newest_time: int | None
+    commits: int
+    records: int
+    bytes_written: int
+    device_bytes: int
+    """Bytes of the device's pages that were written: what flash wears by."""
+    payload_bytes: int
+    """Bytes of the payloads made durable."""
+    moved_bytes: int
+    """Bytes of records that were copied into newer segments."""
+    unsafe_bytes: int
+    """Bytes that no hub has yet, or that retention keeps: what may not be deleted."""
+    usable_bytes: int
+    """What of the budget records can take."""
+    sync: Histogram
+    """Times of one write + sync."""
+    sync_seconds_max: float
+    ack: Histogram
+    """Per commit, the time from its first append until it was durable."""
+    failed: LogFailed | None
+    """Why the log takes nothing more, or None."""
+
+
+def take_stats(state: LogState) -> LogStats:
+    """The figures now."""
+    with state.changed:
+        spans = [span for segment in state.segments for _, span in segment.index.spans()]
+        counters = state.counters
+        return LogStats(
+            bytes_on_disk=state.bytes_on_disk(),
+            budget_bytes=state.settings.budget_bytes,
+            segments=len(state.segments),
+            pending_bytes=state.queue.raw_bytes,
+            oldest_time=min((span.first_time for span in spans), default=None),
+            newest_time=max((span.last_time for span in spans), default=None),
+            commits=counters.commits,
+            records=counters.records,
+            bytes_written=counters.bytes_written,
+            device_bytes=counters.device_bytes,
+            payload_bytes=counters.payload_bytes,
+            moved_bytes=counters.moved_bytes,
+            unsafe_bytes=unsafe_bytes(state),
+            usable_bytes=state.settings.budget_bytes - state.settings.spare_bytes,
+            sync=counters.sync.copy(),
+            sync_seconds_max=counters.sync_seconds_max,
+            ack=counters.ack.copy(),
+            failed=state.failed,
+        )

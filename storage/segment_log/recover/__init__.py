@@ -1,0 +1,1 @@
+"""Opening a log, and repairing what a crash left."""

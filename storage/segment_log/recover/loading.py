@@ -1,0 +1,204 @@
+"""Reading a log directory: footers of sealed segments, a scan of the newest and of whatever lost its footer."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from protocols import segment as format_
+from protocols.errors import CodecError, Corrupt, UnsupportedVersion
+from protocols.segment import HEADER_BYTES, TRAILER_BYTES, EntryKind, Footer, SegmentHeader, StreamEntry
+from storage.filesystem import File, FileSystem
+from storage.segment_log.commit.segment_file import UNFINISHED, Segment
+from storage.segment_log.errors import LogVersionError
+from storage.segment_log.read.index import SegmentIndex
+from storage.segment_log.recover.quarantine import DAMAGED
+from storage.segment_log.walk.frames import SegmentBytes
+from storage.segment_log.walk.scan import Scan, scan_segment
+
+logger = logging.getLogger(__name__)
+
+STRANGE = ".strange"
+"""Suffix of what has a segment's name and is no file."""
+_WINDOW_BYTES = 16 << 10
+"""Both ends of a sealed segment are all that is read of it."""
+
+
+@dataclass
+class Loaded:
+    """A segment as it was found."""
+
+    segment: Segment
+    header: SegmentHeader | None
+    """None when it is damaged."""
+    streams: dict[int, StreamEntry] | None
+    """Its first entry; None when it is damaged."""
+    scan: Scan | None
+    """None for a sealed segment with a sound footer."""
+
+    @property
+    def damaged(self) -> bool:
+        return self.header is None or self.streams is None or bool(self.scan and self.scan.damage)
+
+    @property
+    def says_nothing(self) -> bool:
+        """Whether not one entry was found, and no block that may hide one: whose file it is nobody can say."""
+        scan = self.scan
+        return (
+            self.header is None and self.streams is None and scan is not None
+            and scan.end == HEADER_BYTES and not scan.unreadable_bytes
+        )  # fmt: skip
+
+
+def load_directory(filesystem: FileSystem, directory: str, known_id: int | None) -> tuple[list[Loaded], list[str]]:
+    """All segments of a directory in log order; leftovers of an interrupted creation are removed.
+
+    Args:
+        known_id: the log's id as it is kept beside the segments.
+
+    Returns:
+        The log's segments, and the paths of files that were set aside because they may be another log's.
+
+    Raises:
+        LogVersionError: one of them was written by a later release.
+        OSError: the directory or a file cannot be opened.
+    """
+    for name in filesystem.list_names(directory):
+        path = os.path.join(directory, name)
+        if name.endswith(UNFINISHED) and format_.parse_file_name(name.removesuffix(UNFINISHED)) is not None:
+            if filesystem.is_directory(path):
+                _set_aside(filesystem, path, STRANGE)
+            else:
+                filesystem.remove(path)
+    # A name or a byte that an earlier process wrote may be in memory only: make both durable before relying on them.
+    filesystem.sync_directory(directory)
+    own, strange = _own_segments(filesystem, directory, known_id)
+    loaded: list[Loaded] = []
+    for position, path in reversed(own):
+        with _opened(filesystem, path) as file:
+            item = _load(file, path, position, newest=not loaded)
+        if item.says_nothing:
+            logger.error("%s holds nothing that could be read as this log's: set aside", path)
+            _set_aside(filesystem, path, DAMAGED)
+            strange.append(path)
+        else:
+            loaded.append(item)
+    return loaded[::-1], strange
+
+
+def _own_segments(
+    filesystem: FileSystem, directory: str, known_id: int | None
+) -> tuple[list[tuple[int, str]], list[str]]:
+    """(position, path) of the files that are this log's by their headers, or may be; the others' paths: set aside.
+
+    Which log it is says the file beside the segments, unless none of them is of that log: then the most of them, and
+    between equals the oldest. A file without a sound header may be any log's, so without any it is nobody's.
+    """
+    found: list[tuple[int, str, int | None]] = []
+    strange: list[str] = []
+    for name in filesystem.list_names(directory):
+        path, position = os.path.join(directory, name), format_.parse_file_name(name)
+        if position is None:
+            continue
+        if filesystem.is_directory(path) or not filesystem.exists(path):
+            logger.error("%s is no file: set aside", path)
+            _set_aside(filesystem, path, STRANGE)
+            strange.append(path)
+            continue
+        with _opened(filesystem, path) as file:
+            source = SegmentBytes(file, position, file.size(), window_bytes=_WINDOW_BYTES, unreadable_as_zeros=True)
+            header = find_header(source, position)
+        found.append((position, path, header.log_id if header else None))
+    found.sort()
+    ids = Counter(log_id for _, _, log_id in found if log_id is not None)
+    own_id = known_id if known_id in ids else max(ids, key=lambda log_id: ids[log_id], default=known_id)
+    own: list[tuple[int, str]] = []
+    for position, path, log_id in found:
+        if own_id is not None and log_id in (None, own_id):
+            own.append((position, path))
+            continue
+        logger.error("%s belongs to another log, or its header is damaged and nothing says which: set aside", path)
+        _set_aside(filesystem, path, DAMAGED)
+        strange.append(path)
+    return own, strange
+
+
+@contextmanager
+def _opened(filesystem: FileSystem, path: str) -> Iterator[File]:
+    file = filesystem.open(path, read_only=True)
+    try:
+        yield file
+    except UnsupportedVersion as error:
+        raise LogVersionError(
+            f"{path} was written by a later release of Weft ({error}): install that release again, or move "
+            f"{os.path.dirname(path)} away to begin an empty log"
+        ) from error
+    finally:
+        file.close()
+
+
+def _set_aside(filesystem: FileSystem, path: str, suffix: str) -> None:
+    filesystem.rename(path, path + suffix)
+    if filesystem.exists(path):
+        # They were two names of one file already, which a rename leaves as they are.
+        filesystem.remove(path)
+    filesystem.sync_directory(os.path.dirname(path))
+
+
+def _load(file: File, path: str, position: int, *, newest: bool) -> Loaded:
+    size = file.size()
+    source = SegmentBytes(file, position, size, window_bytes=_WINDOW_BYTES, unreadable_as_zeros=True)
+    header = find_header(source, position)
+    streams = _first_streams(source)
+    footer = find_footer(source, size)
+    if footer is not None:
+        index = SegmentIndex.from_footer(footer[1], footer[0])
+        return Loaded(Segment(path, position, footer[0], size, index), header, streams, None)
+    scan = scan_segment(SegmentBytes(file, position, size, unreadable_as_zeros=True), may_be_torn=newest)
+    return Loaded(Segment(path, position, scan.end, size, scan.index), header, streams, scan)
+
+
+def find_header(source: SegmentBytes, position: int) -> SegmentHeader | None:
+    """The header of the segment at a log position; None when it is damaged. ``UnsupportedVersion`` of a later one."""
+    try:
+        header = format_.decode_header(source.piece(0, HEADER_BYTES))
+    except UnsupportedVersion:
+        raise
+    except CodecError:
+        return None
+    return header if header.first_position == position else None
+
+
+def _first_streams(source: SegmentBytes) -> dict[int, StreamEntry] | None:
+    try:
+        frame = source.entry(HEADER_BYTES)
+        value = format_.decode_body(frame.kind, frame.body) if frame else None
+    except UnsupportedVersion:
+        raise
+    except CodecError:
+        return None
+    return value if isinstance(value, dict) else None
+
+
+def find_footer(source: SegmentBytes, size: int) -> tuple[int, Footer] | None:
+    """Offset and content of a sealed segment's footer; None when it is not sealed, or the footer is damaged.
+
+    Raises:
+        UnsupportedVersion: only a later release understands it.
+        OSError: the file cannot be read.
+    """
+    try:
+        offset = format_.decode_trailer(source.piece(max(0, size - TRAILER_BYTES), TRAILER_BYTES))
+        frame = source.entry(offset)
+        if frame is None or frame.kind is not EntryKind.FOOTER:
+            raise Corrupt("a segment's trailer does not lead to a footer")
+        footer = format_.decode_body(frame.kind, frame.body)
+    except UnsupportedVersion:
+        raise
+    except CodecError:
+        return None
+    return (offset, footer) if isinstance(footer, Footer) else None

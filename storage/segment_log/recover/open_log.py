@@ -1,0 +1,77 @@
+"""Opening a log's directory: lock it, load what is there, recover, and write down what was lost."""
+
+from __future__ import annotations
+
+import dataclasses
+import errno
+import os
+from collections.abc import Callable
+from typing import NamedTuple
+
+from protocols.batch import ClockReading
+from protocols.lane import NodeName
+from storage.filesystem import FileSystem, Lock
+from storage.segment_log.commit.committer import Committer, Post
+from storage.segment_log.errors import LogFailed
+from storage.segment_log.recover.identity import read_identity
+from storage.segment_log.recover.loading import load_directory
+from storage.segment_log.recover.recovery import RecoveryReport, recover
+from storage.segment_log.settings import LogSettings
+from storage.segment_log.state import LogState
+
+
+class Started(NamedTuple):
+    """The parts of an open log."""
+
+    state: LogState
+    committer: Committer
+    lock: Lock
+    recovery: RecoveryReport
+
+
+def start(
+    directory: str,
+    settings: LogSettings,
+    *,
+    wall_clock: Callable[[], int],
+    clock_reading: Callable[[], ClockReading],
+    random_bits: Callable[[int], int],
+    post: Post,
+    filesystem: FileSystem,
+    owner: NodeName | None,
+) -> Started:
+    """Open or create the log in ``directory``; arguments and errors as for ``SegmentLog.open``."""
+    began = clock_reading().monotonic
+    try:
+        filesystem.make_directory(directory)
+        lock = filesystem.lock(directory)
+    except OSError as error:
+        raise LogFailed(f"the log in {directory} cannot be opened: {error}") from error
+    try:
+        known = read_identity(filesystem, directory)
+        loaded, strange = load_directory(filesystem, directory, known.log_id if known else None)
+        state, writer, report = recover(
+            lambda log_id: LogState(filesystem, directory, settings, log_id, clock_reading),
+            loaded, known, owner, random_bits(64), wall_clock(),
+        )  # fmt: skip
+        state.is_in_place = lock.is_in_place
+        for segment in state.segments:
+            segment.known_since = began
+        committer = Committer(state, writer, wall_clock, clock_reading, post)
+        # Gap notices for what was lost are durable before anybody reads the log.
+        committer.run_once()
+        if committer.waits_for_space:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), directory)
+        committer.state_owner()
+        if state.failed:
+            committer.close(seal=False)
+            raise state.failed
+    except OSError as error:
+        lock.close()
+        raise LogFailed(f"the log in {directory} cannot be opened: {error}") from error
+    except BaseException:
+        lock.close()
+        raise
+    seconds = (clock_reading().monotonic - began) / 1e9
+    report = dataclasses.replace(report, damaged=(*strange, *report.damaged), seconds=seconds)
+    return Started(state, committer, lock, report)

@@ -1,0 +1,1 @@
+"""Disk room: budget, eviction, retention."""

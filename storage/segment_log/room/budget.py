@@ -1,0 +1,196 @@
+"""Keeping the log within its disk budget: when an append must be refused, and how large a new segment may be."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from storage.segment_log.commit.pending import BATCH_OVERHEAD_BYTES
+from storage.segment_log.errors import LogFull
+from storage.segment_log.room.eviction_plan import make_plan, opening_bytes, renewed
+from storage.segment_log.room.retention import shrink
+from storage.segment_log.settings import SEGMENT_SHARE_MIN, SURE_ROOM_MARGIN_BYTES
+from storage.segment_log.state import LaneState, LogState, Plan
+
+LONG_NOTICES = 2
+"""So many gap notices for whole files find room when short ones have used up theirs."""
+
+
+def admit(state: LogState, length: int) -> None:
+    """Refuse ``length`` more uncompressed bytes if there is no room for them. Call with the lock.
+
+    Raises:
+        LogFull: nothing was changed.
+        OSError: the disk does not say how much is free.
+    """
+    pending = state.queue.raw_bytes + length
+    if pending > 2 * state.settings.pending_bytes_max and not state.queue.idle:
+        raise LogFull(
+            f"{state.queue.raw_bytes} bytes wait for the disk, twice what pending_bytes_max allows: "
+            "the disk is slower than the devices"
+        )
+    reason = _shortage(state, pending)
+    if reason is not None:
+        state.refused_bytes = max(state.refused_bytes, length)
+        raise LogFull(reason)
+
+
+def admit_to_stream(state: LogState, stream: int, lane: LaneState, length: int, now: int) -> None:
+    """Refuse ``length`` more bytes of a stream that has a size of its own and is full. Call with the lock.
+
+    Raises:
+        LogFull: nothing was taken.
+    """
+    assert lane.policy.retain_bytes is not None
+    used = lane.bytes + lane.queued_bytes
+    excess = used + length - lane.policy.retain_bytes
+    if excess <= 0 or not used:
+        return
+    if lane.full_since == state.changes or (
+        shrink(state, stream, excess, now) > 0
+        # What waits for the disk cannot be given up. Of a stream that drops its oldest it may exceed the size until it
+        # is written, which ``admit`` bounds: devices are not refused for what they have just sent.
+        and not (lane.policy.when_full == "drop_oldest" and lane.bytes <= 0)
+    ):
+        lane.full_since = state.changes
+        raise LogFull(
+            f"stream {lane.name} takes {used} of its {lane.policy.retain_bytes} bytes and none of them may go yet: "
+            "restore the link to the hub, raise the stream's retain.size, or let it drop its oldest records (when_full)"
+        )
+
+
+def admit_notices(state: LogState, count: int, *, frees_files: bool) -> None:
+    """Refuse an operator's gap notices for which even the room that is kept free is too small. Call with the lock.
+
+    Args:
+        frees_files: what they speak of is all that some file holds of a stream. The last of the room is for those:
+            only they lead out of a log that is full.
+
+    Raises:
+        LogFull: nothing was changed.
+        OSError: the disk does not say how much is free.
+    """
+    active, used = state.segments[-1], state.bytes_on_disk()
+    count += 0 if frees_files else LONG_NOTICES
+    end = active.end + active.index.footer_bytes + state.queue.raw_bytes + BATCH_OVERHEAD_BYTES * count
+    if end <= active.size:
+        return
+    room = min(state.budget_bytes, used + state.filesystem.free_bytes(state.directory))
+    free = room - (used - active.size + end)
+    wanted = 2 * opening_bytes(state) - free
+    if wanted > 0 and make_plan(state, state.segments[:-1], wanted, free).freed_bytes < wanted:
+        raise LogFull(
+            f"the log in {state.directory} has no room to note what is given up: give up a longer range at once, so "
+            "that whole files can go, or raise the disk budget"
+        )
+
+
+def shortage(state: LogState) -> str | None:
+    """Why there is no room for what was refused, or for anything at all; None when there is. Call with the lock.
+
+    Raises:
+        OSError: the disk does not say how much is free.
+    """
+    reason = _shortage(state, state.queue.raw_bytes + max(state.refused_bytes, BATCH_OVERHEAD_BYTES))
+    if reason is None:
+        state.refused_bytes = 0
+    return reason
+
+
+def _shortage(state: LogState, pending: int) -> str | None:
+    active, budget_bytes = state.segments[-1], state.budget_bytes
+    if active.end + pending + active.index.footer_bytes <= active.size:
+        return None
+    if state.refusal is not None and state.refusal[0] == state.changes and pending >= state.refusal[1]:
+        return state.refusal[2]
+    used = state.bytes_on_disk()
+    sealed = used - active.size + active.end + active.index.footer_bytes
+    needed = sealed + pending
+    needed += state.settings.segment_bytes // SEGMENT_SHARE_MIN + opening_bytes(state) + state.settings.spare_bytes
+    free = state.filesystem.free_bytes(state.directory)
+    limit = min(budget_bytes, used + free)
+    wanted = needed - limit
+    if wanted <= 0:
+        return None
+    plan = make_plan(state, state.segments[:-1], wanted, limit - sealed)
+    if plan.freed_bytes >= wanted:
+        state.promised = plan
+        return None
+    if budget_bytes <= used + free:
+        reason = (
+            f"the log in {state.directory} uses {used} of {state.settings.budget_bytes} bytes and nothing in it may be "
+            "deleted yet: restore the link to the hub, or raise the disk budget"
+        )
+        state.refusal = (state.changes, pending, reason)
+        return reason
+    return (
+        f"the disk of {state.directory} has {free} bytes left and nothing in the log may be deleted yet: "
+        "make space on the disk, or restore the link to the hub"
+    )
+
+
+def sure_room(state: LogState) -> int:
+    """Pending bytes that ``admit`` would take without a look at the disk, and some less. Call with the lock."""
+    active = state.segments[-1]
+    left = active.size - active.end - active.index.footer_bytes - SURE_ROOM_MARGIN_BYTES
+    return min(left, state.settings.pending_bytes_max)
+
+
+class Room(NamedTuple):
+    """How the next segment gets its place."""
+
+    plan: Plan
+    first_length: int
+    """What its file may take before anything else is deleted."""
+    length: int
+    """What it may take then."""
+    least: int
+    """What it cannot do without."""
+    most: int
+    """What there is for it once that is deleted; 0 when it cannot even be begun."""
+
+    @property
+    def suffices(self) -> bool:
+        """Whether the segment can be begun, and hold its first commit."""
+        return self.least <= self.most
+
+
+def make_room(state: LogState, commit_bytes: int, *, sealing_frees: int = 0) -> Room:
+    """What to delete, move and give up for a segment that begins with a commit of that length. Call with the lock.
+
+    Args:
+        commit_bytes: 0 for a segment that only retention asks for: it never takes more than the budget. (A commit was
+            promised its room, and a start after a power cut that brought files back must go on.)
+        sealing_frees: bytes of the newest segment that it gives back when it is sealed, which is still to be done.
+
+    Raises:
+        OSError: the disk does not say how much is free.
+    """
+    settings, used = state.settings, state.bytes_on_disk() - sealing_frees
+    on_disk = state.filesystem.free_bytes(state.directory) + sealing_frees
+    limit = min(state.budget_bytes, used + on_disk)
+    overhead = 2 * opening_bytes(state)
+    wished = max(settings.segment_bytes, commit_bytes + commit_bytes // 8 + overhead)
+    wanted = used + wished + settings.spare_bytes - limit
+    free = limit - used
+    plans = [make_plan(state, segments, wanted, free) for segments in (state.segments, state.segments[:-1])]
+    if state.promised is not None:
+        # A release since then may have led to other moves, which leave less room than those that were counted on.
+        plans.append(renewed(state, state.promised, free))
+    plan = max(plans, key=lambda plan: min(plan.freed_bytes, wanted))
+    gone = sum(segment.size for segment in plan.victims) + sum(state.asides[path] for path in plan.asides)
+    least = overhead + plan.moved_bytes + commit_bytes
+    length = max(least, min(wished + plan.moved_bytes, limit - settings.spare_bytes - used + gone))
+    begins = on_disk >= opening_bytes(state) + plan.moved_bytes
+    most = (on_disk if commit_bytes else free) + gone if begins else 0
+    return Room(plan, max(0, min(length, free)), length, least, most)
+
+
+def forget_released(state: LogState) -> None:
+    """Drop what is known of releases below everything the log still speaks of, so that it cannot grow for ever."""
+    for lane in state.lanes.values():
+        first = min([gap.first for gap in lane.gaps], default=lane.durable_end)
+        for numbers in (lane.held, lane.dropping):
+            for start, _ in numbers:
+                first = min(first, start)
+                break
+        lane.released.remove(0, first)

@@ -1,0 +1,123 @@
+"""Which segments make room: what they cost to clean, and what is lost by it. Decided under the lock, nothing is done.
+
+In this order, oldest first within each: files kept aside; segments that hold nothing which must stay; segments of which
+only a small part must stay, which is moved; segments of which at most a half must stay; and when that is not enough,
+segments that become such by giving up the oldest records of streams that allow it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from protocols.ranges import RangeSet
+from protocols.segment import ENTRY_HEADER_BYTES, encode_body
+from storage.segment_log.commit.segment_file import Segment
+from storage.segment_log.room.must_keep import GAP_BYTES, needed_bytes
+from storage.segment_log.settings import MOVE_SHARE
+from storage.segment_log.state import LogState, Plan
+
+_LANE_BYTES = 48
+"""What a stream takes in the opening of a segment beside its name."""
+
+
+def opening_bytes(state: LogState) -> int:
+    """What a new segment begins with, moved records not counted."""
+    owner = 2 * (ENTRY_HEADER_BYTES + len(encode_body(state.owner))) if state.owner is not None else 0
+    lanes = sum(_LANE_BYTES + len(lane.name) + 19 * (len(lane.held) + len(lane.gaps)) for lane in state.lanes.values())
+    return 160 + owner + lanes
+
+
+def make_plan(state: LogState, segments: Sequence[Segment], wanted_bytes: int, free_bytes: int) -> Plan:
+    """How to win ``wanted_bytes`` from ``segments``; what can be won when that is less. Call with the lock.
+
+    Args:
+        free_bytes: of budget and disk, before anything is deleted: there what is moved must find its place.
+    """
+    plan = Plan()
+    for path, size in sorted(state.asides.items()):
+        if plan.freed_bytes >= wanted_bytes:
+            return plan
+        plan.asides.append(path)
+        plan.freed_bytes += size
+    needs: list[tuple[Segment, int]] = []
+    for segment in segments:
+        if plan.freed_bytes >= wanted_bytes:
+            return plan
+        need = needed_bytes(state, segment, {})
+        if need == 0:
+            plan.victims.append(segment)
+            plan.freed_bytes += segment.size
+        else:
+            needs.append((segment, need))
+    room = _moving_room(state, free_bytes)
+    # What is moved leaves room for the notices without which nothing can be given up.
+    movable = room - GAP_BYTES * sum(lane.policy.when_full == "drop_oldest" for lane in state.lanes.values())
+    cheap = min(movable, state.settings.segment_bytes // MOVE_SHARE)
+    for most, part in ((cheap, MOVE_SHARE), (movable, 2)):
+        for segment, need in needs:
+            if plan.freed_bytes >= wanted_bytes:
+                return plan
+            if segment not in plan.victims and need * part <= segment.size:
+                _take(plan, segment, need, most)
+    _drop(state, plan, [segment for segment, _ in needs if segment not in plan.victims], wanted_bytes, room)
+    return plan
+
+
+def renewed(state: LogState, plan: Plan, free_bytes: int) -> Plan:
+    """An earlier plan as it comes out now: releases made it cheaper, some of it may be gone. Call with the lock."""
+    drop_ends = {
+        stream: end for stream, end in plan.drop_ends.items() if state.lanes[stream].policy.when_full == "drop_oldest"
+    }
+    again = Plan(asides=[path for path in plan.asides if path in state.asides], drop_ends=drop_ends)
+    again.freed_bytes = sum(state.asides[path] for path in again.asides)
+    for segment in plan.victims:
+        if segment in state.segments:
+            need = needed_bytes(state, segment, drop_ends)
+            _take(again, segment, need, _moving_room(state, free_bytes))
+    return again
+
+
+def _moving_room(state: LogState, free_bytes: int) -> int:
+    return min(state.settings.spare_bytes, free_bytes) - opening_bytes(state)
+
+
+def _take(plan: Plan, segment: Segment, need: int, moved_max: int) -> bool:
+    if plan.moved_bytes + need > moved_max or (need and not segment.is_movable):
+        return False
+    plan.victims.append(segment)
+    plan.moved_bytes += need
+    plan.freed_bytes += segment.size - need
+    return True
+
+
+def _drop(state: LogState, plan: Plan, segments: list[Segment], wanted_bytes: int, room: int) -> None:
+    """Give up the oldest records of streams that allow it, segment by segment."""
+    for segment in segments:
+        if plan.freed_bytes >= wanted_bytes:
+            return
+        ends = {
+            stream: max(span.ranges.end, plan.drop_ends.get(stream, 0))
+            for stream, span in segment.index.spans()
+            if state.lanes[stream].policy.when_full == "drop_oldest"
+        }
+        if not ends:
+            continue
+        notices = GAP_BYTES * len(ends)
+        need = needed_bytes(state, segment, {**plan.drop_ends, **ends})
+        if (need + notices) * 2 <= segment.size and _take(plan, segment, need, room - notices):
+            plan.drop_ends.update(ends)
+            room -= notices
+
+
+def dropped(state: LogState, drop_ends: dict[int, int]) -> dict[int, RangeSet]:
+    """The unreleased records that are given up, by stream. Call with the lock."""
+    result = {}
+    for stream, end in drop_ends.items():
+        lane = state.lanes[stream]
+        numbers = RangeSet()
+        for first, stop in lane.held:
+            if first < end:
+                numbers.update(lane.released.missing(first, min(stop, end)))
+        if numbers:
+            result[stream] = numbers
+    return result

@@ -1,0 +1,86 @@
+"""What of a segment must stay: records that are safe nowhere else, and notices that no receiver has yet.
+
+Everything here is called with the log's lock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from protocols.ranges import RangeSet
+from protocols.segment import ENTRY_HEADER_BYTES, GapNotice
+from storage.segment_log.commit.segment_file import Segment
+from storage.segment_log.read.index import LaneSpan
+from storage.segment_log.state import LaneState, LogState
+
+GAP_BYTES = ENTRY_HEADER_BYTES + 36
+"""A gap notice's entry, at most."""
+
+
+def unreleased(lane: LaneState, span: LaneSpan, start: int = 0) -> RangeSet:
+    """Held records of a span from ``start`` on that are not released."""
+    found = RangeSet()
+    for first, end in span.ranges:
+        at = max(first, start)
+        for hole_first, hole_end in [*lane.held.missing(at, end), (end, end)]:
+            found.update(lane.released.missing(at, hole_first))
+            at = hole_end
+    return found
+
+
+def needed_records(state: LogState, segment: Segment, starts: dict[int, int]) -> dict[tuple[int, bool], RangeSet]:
+    """What must stay of a segment, by (stream, moved before).
+
+    Args:
+        starts: stream -> records below this are about to be given up.
+    """
+    found = {}
+    for moved, lanes in ((True, segment.index.moved), (False, segment.index.lanes)):
+        for stream, span in lanes.items():
+            numbers = unreleased(state.lanes[stream], span, starts.get(stream, 0))
+            if numbers:
+                found[stream, moved] = numbers
+    return found
+
+
+def needed_gaps(state: LogState, segment: Segment, others: Iterable[Segment]) -> list[GapNotice]:
+    """Notices of a segment that must stay: no receiver has them, or what they speak of still stands in ``others``.
+
+    A sound record whose notice went before it would come back at the next start.
+    """
+    found = []
+    for gap in segment.index.gaps:
+        released = state.lanes[gap.stream].released.covers(gap.first, gap.end)
+        if not released or any(
+            _touches(span.ranges, gap) for other in others for span in other.index.spans_of(gap.stream)
+        ):
+            found.append(gap)
+    return found
+
+
+def needed_bytes(state: LogState, segment: Segment, starts: dict[int, int]) -> int:
+    """Upper bound of what must stay of a segment."""
+    if starts or segment is state.segments[-1]:
+        return _needed_bytes(state, segment, starts)
+    if segment.needed is None or segment.needed[0] != state.changes:
+        segment.needed = (state.changes, _needed_bytes(state, segment, starts))
+    return segment.needed[1]
+
+
+def _needed_bytes(state: LogState, segment: Segment, starts: dict[int, int]) -> int:
+    size = sum(
+        (segment.index.moved if moved else segment.index.lanes)[stream].size_of(numbers)
+        for (stream, moved), numbers in needed_records(state, segment, starts).items()
+    )
+    return size + GAP_BYTES * sum(
+        not state.lanes[gap.stream].released.covers(gap.first, gap.end) for gap in segment.index.gaps
+    )
+
+
+def unsafe_bytes(state: LogState) -> int:
+    """Upper bound of what must stay of the whole log."""
+    return sum(needed_bytes(state, segment, {}) for segment in state.segments)
+
+
+def _touches(ranges: RangeSet, gap: GapNotice) -> bool:
+    return ranges.missing(gap.first, gap.end) != [(gap.first, gap.end)]

@@ -1,0 +1,1 @@
+"""Walking over the entries of a segment file."""

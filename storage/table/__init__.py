@@ -1,0 +1,1 @@
+"""Rows and columns of the tables that a stream becomes."""

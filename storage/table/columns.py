@@ -1,0 +1,265 @@
+"""Columns of table rows from pieces of batches; ``storage.table.rows`` is the way in."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+
+from protocols.batch import Buffer, ClockState, Columns, Flag, HeaderPairs
+from protocols.chunk import LaneUpdate
+from protocols.lane import Lane, format_log_id
+from protocols.payloads import PayloadKind
+from protocols.topics import InvalidTopic, TopicPattern, compile_pattern
+from storage.table.payload_columns import BYTES_COLUMN, payload_columns
+
+ROWS_MAX = 1 << 16
+"""Rows of the record batches made here: neighbouring batches are joined up to this many, longer ones are cut."""
+BYTES_MAX = 64 << 20
+"""Payload bytes of a joined record batch, and key bytes of any: keys are stored once in a batch but once per row
+here, so a batch of very long keys is cut into more record batches."""
+FUTURE_US = 5 * 60 * 1_000_000
+"""A record stamped more than this after the hub received it has a clock that runs ahead: ``_clock`` says future."""
+
+TIMESTAMP = pa.timestamp("us", tz="UTC")
+"""Delta and Spark know microseconds; the log's nanoseconds are rounded down."""
+HEADERS = pa.map_(pa.string(), pa.string())
+_CLOCKS = pa.array(["unsynced", "synced", "future"])
+_FUTURE = 2
+
+Topics = Callable[[Lane], Sequence[str]]
+"""A lane's topic patterns."""
+Array = np.ndarray[Any, np.dtype[Any]]
+
+
+class Piece(NamedTuple):
+    """A run of one batch's records that becomes consecutive rows."""
+
+    lane: int
+    offset: int
+    """Log offset of the first record."""
+    first: int
+    """Index in the batch of the first record."""
+    rows: int
+    seq: int
+    clock: ClockState
+    received: int
+    columns: Columns
+    key_bytes: int
+    """Bytes of key per row, at most."""
+
+    @property
+    def payload_bytes(self) -> int:
+        offsets = np.frombuffer(self.columns.payload_offsets, np.uint32)
+        return int(offsets[self.first + self.rows]) - int(offsets[self.first])
+
+
+class Levels:
+    """Named topic levels of keys, looked up once per distinct key and set of patterns, whatever the case of names."""
+
+    def __init__(self, fields: Sequence[str], topics: Topics) -> None:
+        self.fields = fields
+        self._names = [field.casefold() for field in fields]
+        self._topics = topics
+        self._found: dict[Lane, dict[bytes, tuple[str | None, ...]]] = {}
+
+    def of(self, lane: Lane, keys: Sequence[bytes]) -> list[tuple[str | None, ...]]:
+        found = self._found.setdefault(lane, {})
+        new = [key for key in keys if key not in found]
+        if new:
+            patterns = _compile(self._topics(lane))
+            for key in new:
+                topic = _text(key)
+                matches = (pattern.match(topic) for pattern in patterns)
+                match = next((match for match in matches if match is not None), {})
+                levels = {name.casefold(): level for name, level in match.items()}
+                found[key] = tuple(levels.get(name) for name in self._names)
+        return [found[key] for key in keys]
+
+    def columns(self, rows: Sequence[tuple[str | None, ...]]) -> dict[str, pa.Array]:
+        """One array per field over a key table."""
+        values = zip(*rows, strict=True)
+        return {field: pa.array(column, pa.string()) for field, column in zip(self.fields, values, strict=True)}
+
+
+def _compile(topics: Sequence[str]) -> list[TopicPattern]:
+    """The patterns that compile. One that does not came from an edge of another release: it names no levels here."""
+    patterns = []
+    for topic in topics:
+        with contextlib.suppress(InvalidTopic):
+            patterns.append(compile_pattern(topic))
+    return patterns
+
+
+def _text(key: bytes) -> str:
+    """A key as text. Topics are UTF-8 (MQTT 3.1.1 section 1.5.3); bytes that are not show as U+FFFD."""
+    return key.decode("utf-8", "replace")
+
+
+class RowBuilder:
+    """Joins pieces until a record batch is full, then makes its columns in one go."""
+
+    def __init__(
+        self,
+        schema: pa.Schema,
+        lanes: Sequence[LaneUpdate],
+        shard: int,
+        levels: Levels | None,
+        payload: PayloadKind = PayloadKind.BYTES,
+    ) -> None:
+        self._schema = schema
+        self._payload = payload
+        self._lanes = [Lane(lane.tenant, lane.edge, lane.log_id, lane.stream) for lane in lanes]
+        self._shard = shard
+        self._levels = levels
+        self._reset()
+
+    def _reset(self) -> None:
+        self._pieces: list[Piece] = []
+        self.rows = 0
+        self._bytes = 0
+        self._key_bytes = 0
+
+    def takes(self, piece: Piece) -> bool:
+        """Whether ``piece`` still fits; an empty builder takes any."""
+        rows = self.rows + piece.rows
+        return not self._pieces or (
+            rows <= ROWS_MAX
+            and self._bytes + piece.payload_bytes <= BYTES_MAX
+            and rows * max(self._key_bytes, piece.key_bytes) <= BYTES_MAX
+        )
+
+    def add(self, piece: Piece) -> None:
+        self._pieces.append(piece)
+        self.rows += piece.rows
+        self._bytes += piece.payload_bytes
+        self._key_bytes = max(self._key_bytes, piece.key_bytes)
+
+    def flush(self) -> pa.RecordBatch:
+        made: dict[str, pa.Array] = {}
+        for names, make in (
+            (("_offset",), self._offsets),
+            (("_seq",), self._seqs),
+            (("_shard", "_edge", "_log"), self._origins),
+            (("_time", "_clock", "_received"), self._times),
+            (("_key", *(self._levels.fields if self._levels else ())), self._keys),
+            (("_resent",), self._resent),
+            (("_headers",), self._headers),
+            (("payload", BYTES_COLUMN), self._payloads),
+        ):
+            if any(name in self._schema.names for name in names):
+                made |= make()
+        batch = pa.RecordBatch.from_arrays([made[name] for name in self._schema.names], schema=self._schema)
+        self._reset()
+        return batch
+
+    def _repeat(self, values: Sequence[int], dtype: type) -> Array:
+        """One value per piece, repeated for its rows."""
+        counts = [piece.rows for piece in self._pieces]
+        return np.repeat(np.array(values, dtype), counts)
+
+    def _runs(self, starts: Sequence[int]) -> pa.Array:
+        """Counting up from each piece's start."""
+        counts = [piece.rows for piece in self._pieces]
+        firsts = np.cumsum([0, *counts[:-1]])
+        return pa.array(np.repeat(np.array(starts, np.int64) - firsts, counts) + np.arange(self.rows, dtype=np.int64))
+
+    def _offsets(self) -> dict[str, pa.Array]:
+        return {"_offset": self._runs([piece.offset for piece in self._pieces])}
+
+    def _seqs(self) -> dict[str, pa.Array]:
+        return {"_seq": self._runs([piece.seq for piece in self._pieces])}
+
+    def _origins(self) -> dict[str, pa.Array]:
+        lane = self._repeat([piece.lane for piece in self._pieces], np.int32)
+        edges = pa.array([lane.edge for lane in self._lanes], pa.string())
+        logs = pa.array([format_log_id(lane.log_id) for lane in self._lanes], pa.string())
+        shard = pa.array(np.full(self.rows, self._shard, np.int32))
+        return {"_shard": shard, "_edge": edges.take(pa.array(lane)), "_log": logs.take(pa.array(lane))}
+
+    def _times(self) -> dict[str, pa.Array]:
+        taken = np.concatenate([_slice(p.columns.times, np.int64, p.first, p.rows) for p in self._pieces])
+        taken = taken // 1000
+        received = self._repeat([piece.received // 1000 for piece in self._pieces], np.int64)
+        clock = self._repeat([piece.clock for piece in self._pieces], np.int8)
+        clock[taken - FUTURE_US > received] = _FUTURE
+        return {
+            "_time": _timestamps(taken),
+            "_received": _timestamps(received),
+            "_clock": _CLOCKS.take(pa.array(clock)),
+        }
+
+    def _keys(self) -> dict[str, pa.Array]:
+        indexes: list[Array] = []
+        keys: list[bytes] = []
+        levels: list[tuple[str | None, ...]] = []
+        for piece in self._pieces:
+            indexes.append(_slice(piece.columns.key_index, np.uint32, piece.first, piece.rows) + len(keys))
+            keys += piece.columns.keys
+            if self._levels:
+                levels += self._levels.of(self._lanes[piece.lane], piece.columns.keys)
+        index = pa.array(np.concatenate(indexes))
+        tables = {"_key": pa.array(map(_text, keys), pa.string())}
+        if self._levels:
+            tables |= self._levels.columns(levels)
+        return {name: table.take(index) for name, table in tables.items() if name in self._schema.names}
+
+    def _resent(self) -> dict[str, pa.Array]:
+        bits = np.zeros(self.rows, np.uint8)
+        at = 0
+        for piece in self._pieces:
+            if piece.columns.flags:
+                bits[at : at + piece.rows] = _slice(piece.columns.flags, np.uint8, piece.first, piece.rows)
+            at += piece.rows
+        return {"_resent": pa.array((bits & Flag.DUPLICATE_SUSPECTED) != 0)}
+
+    def _headers(self) -> dict[str, pa.Array]:
+        if not any(piece.columns.headers for piece in self._pieces):
+            return {"_headers": pa.nulls(self.rows, HEADERS)}
+        rows: list[list[tuple[str, str]] | None] = [None] * self.rows
+        at = 0
+        for piece in self._pieces:
+            for index, pairs in piece.columns.headers.items():
+                if piece.first <= index < piece.first + piece.rows:
+                    rows[at + index - piece.first] = _unique(pairs)
+            at += piece.rows
+        return {"_headers": pa.array(rows, HEADERS)}
+
+    def _payloads(self) -> dict[str, pa.Array]:
+        parts = [
+            pa.Array.from_buffers(
+                pa.binary(),
+                piece.rows,
+                [None, _aligned(piece.columns.payload_offsets), pa.py_buffer(piece.columns.payload)],
+                null_count=0,
+                offset=piece.first,
+            )
+            for piece in self._pieces
+        ]
+        return payload_columns(parts[0] if len(parts) == 1 else pa.concat_arrays(parts), self._payload)
+
+
+def _unique(pairs: HeaderPairs) -> list[tuple[str, str]]:
+    """Header pairs for a map column, whose names must differ: the values of a repeated name are joined by ', ' in
+    their order, as HTTP does (RFC 9110 section 5.3)."""
+    values: dict[str, list[str]] = {}
+    for name, value in pairs:
+        values.setdefault(name, []).append(value)
+    return [(name, ", ".join(parts)) for name, parts in values.items()]
+
+
+def _slice(column: Buffer, dtype: type, first: int, count: int) -> Array:
+    return np.frombuffer(column, dtype)[first : first + count]
+
+
+def _aligned(offsets: Buffer) -> pa.Buffer:
+    """Offsets as Arrow wants them: bodies that were stored uncompressed may stand at any byte of a section."""
+    values = np.frombuffer(offsets, np.int32)
+    return pa.py_buffer(values if values.flags.aligned else values.copy())
+
+
+def _timestamps(microseconds: Array) -> pa.Array:
+    return pa.Array.from_buffers(TIMESTAMP, len(microseconds), [None, pa.py_buffer(microseconds)], null_count=0)

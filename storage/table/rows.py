@@ -1,0 +1,141 @@
+"""Sections of chunks as table rows: the one place where log bytes become Arrow.
+
+The table step and the Spark source both read through here, so a record looks the same in the log's tail and in the
+table. Payloads are wrapped, not copied, when a batch is large enough to stand alone; nothing here runs per record in
+Python, only per batch and per distinct key.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Sequence
+
+import pyarrow as pa
+
+from protocols.batch import Buffer, decode_columns, decode_header
+from protocols.chunk import LaneUpdate, SectionEntry, StreamSection, section_entries
+from protocols.payloads import PayloadKind
+from storage.table.columns import BYTES_MAX, HEADERS, ROWS_MAX, TIMESTAMP, Levels, Piece, RowBuilder, Topics
+from storage.table.payload_columns import BYTES_COLUMN, payload_fields
+
+_BEFORE = (
+    pa.field("_offset", pa.int64(), nullable=False),
+    pa.field("_shard", pa.int32(), nullable=False),
+    pa.field("_edge", pa.string(), nullable=False),
+    pa.field("_log", pa.string(), nullable=False),
+    pa.field("_seq", pa.int64(), nullable=False),
+    pa.field("_time", TIMESTAMP, nullable=False),
+    pa.field("_clock", pa.string(), nullable=False),
+    pa.field("_received", TIMESTAMP, nullable=False),
+    pa.field("_key", pa.string(), nullable=False),
+)
+_AFTER = (
+    pa.field("_resent", pa.bool_(), nullable=False),
+    pa.field("_headers", HEADERS),
+)
+
+FIXED_COLUMNS = frozenset({*(field.name for field in (*_BEFORE, *_AFTER)), "payload", BYTES_COLUMN})
+"""Columns that are not topic levels, whatever the payloads are."""
+LEVELS_MAX = 512
+"""Named topic levels that become columns of one stream."""
+
+
+def row_schema(fields: Sequence[str], payload: PayloadKind = PayloadKind.BYTES) -> pa.Schema:
+    """The columns of a stream's table and of its tail.
+
+    Args:
+        fields: the stream's named topic levels, as ``usable_fields`` gives them.
+        payload: what the stream's payloads are.
+    """
+    return pa.schema(
+        [*_BEFORE, *(pa.field(name, pa.string()) for name in fields), *_AFTER, *payload_fields(payload)],
+    )
+
+
+def usable_fields(told: Iterable[str], columns: Collection[str] = ()) -> list[str]:
+    """The named topic levels that become columns, of those that edges told of, in the order told.
+
+    Spark and Delta take column names that differ in case only for one column: the first spelling names it, and it has
+    the values of all of them. A level called like one of the fixed columns gets none, and so do those beyond
+    ``LEVELS_MAX``. Their values stay readable in ``_key``.
+
+    Args:
+        columns: those that a table has already; its spelling comes first, and what it has is not named again.
+    """
+    others = {name.casefold() for name in columns} - FIXED_COLUMNS
+    taken = others | FIXED_COLUMNS
+    names: list[str] = []
+    for name in told:
+        if name.casefold() not in taken and len(others) + len(names) < LEVELS_MAX:
+            taken.add(name.casefold())
+            names.append(name)
+    return names
+
+
+def section_rows(  # noqa: PLR0917
+    section: StreamSection,
+    data: Buffer,
+    lanes: Sequence[LaneUpdate],
+    shard: int,
+    fields: Sequence[str],
+    topics: Topics,
+    first_offset: int = 0,
+    end_offset: int | None = None,
+    *,
+    columns: Collection[str] | None = None,
+    edges: Collection[str] | None = None,
+    payload: PayloadKind = PayloadKind.BYTES,
+) -> Iterator[pa.RecordBatch]:
+    """The records of a section as rows, offsets ascending.
+
+    Args:
+        data: the section's bytes, checked against its CRC before.
+        lanes: the footer's lanes of the same chunk.
+        fields: named topic levels, as in ``row_schema``. A level that a key's pattern lacks is null.
+        topics: a lane's topic patterns; the first that matches a key names its levels.
+        first_offset, end_offset: only offsets in ``[first_offset, end_offset)``.
+        columns: make only these columns (in the schema's order); None makes all.
+        edges: only records of these edge nodes; batches of others are passed over without being decompressed.
+        payload: what the stream's payloads are, as in ``row_schema``.
+
+    Raises:
+        Corrupt: the section does not hold what its index says.
+    """
+    schema = row_schema(fields, payload)
+    if columns is not None:
+        schema = pa.schema([field for field in schema if field.name in columns])
+    end = section.base_offset + section.count
+    wanted = range(max(first_offset, section.base_offset), end if end_offset is None else min(end_offset, end))
+    levels = Levels(fields, topics) if not set(fields).isdisjoint(schema.names) else None
+    builder = RowBuilder(schema, lanes, shard, levels, payload)
+    for piece in _pieces(section, data, lanes, wanted, edges):
+        if not builder.takes(piece):
+            yield builder.flush()
+        builder.add(piece)
+    if builder.rows:
+        yield builder.flush()
+
+
+def _pieces(
+    section: StreamSection, data: Buffer, lanes: Sequence[LaneUpdate], wanted: range, edges: Collection[str] | None
+) -> Iterator[Piece]:
+    offset = section.base_offset
+    for entry in section_entries(section, data, lanes):
+        first = max(offset, wanted.start)
+        end = min(offset + entry.take, wanted.stop)
+        if first < end and (edges is None or lanes[entry.lane].edge in edges):
+            yield from _cut(entry, first - offset, end - offset, offset)
+        offset += entry.take
+
+
+def _cut(entry: SectionEntry, first: int, end: int, offset: int) -> Iterator[Piece]:
+    """Records ``[first, end)`` of an entry's counted ones, in pieces of bounded size."""
+    header = decode_header(entry.batch)
+    columns = decode_columns(entry.batch, header)
+    key_bytes = max(map(len, columns.keys))
+    step = max(1, min(ROWS_MAX, BYTES_MAX // max(1, key_bytes)))
+    for at in range(first, end, step):
+        index = entry.skip + at
+        yield Piece(
+            entry.lane, offset + at, index, min(step, end - at), header.base_seq + index, header.clock,
+            entry.received, columns, key_bytes,
+        )  # fmt: skip

@@ -1,0 +1,69 @@
+"""docs/reference/api.md is right: every route has its section, and every example looks like a real answer."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+from cloud_hub.hub import Hub
+from protocols.chunk import GapRange
+from replication.runner import LinkIdentity
+from storage.object_store import open_store
+from tests.cloud_hub.api.test_application import records
+from tests.cloud_hub.live import EdgeLog, eventually, get, running_hub, running_link
+
+PAGE = (Path(__file__).parents[3] / "docs/reference/api.md").read_text("utf-8")
+SECTION = re.compile(r"^## `GET (\S+)`\n(.*?)(?=^## |\Z)", re.DOTALL | re.MULTILINE)
+EXAMPLE = re.compile(r"```json\n(.*?)```", re.DOTALL)
+SECTIONS: dict[str, str] = dict(SECTION.findall(PAGE))
+
+
+def shape(value: Any) -> Any:
+    """What stays of a document when its values change: keys, and kinds of values."""
+    if isinstance(value, dict):
+        # Shard numbers are values.
+        return {"#" if key.isdigit() else key: shape(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [shape(item) for item in value]
+    return type(value).__name__
+
+
+def routes(hub: Hub) -> set[str]:
+    assert hub._runner is not None
+    resources = hub._runner.app.router.resources()  # type: ignore[union-attr]
+    return {resource.canonical for resource in resources}
+
+
+async def test_every_route_is_on_the_page_and_every_answer_looks_like_its_example(tmp_path: Path) -> None:
+    log = EdgeLog()
+    log.append(*records(0, [b'{"temperature": 61.2}', b"\xff\x00"], {0: (("content_type", "application/json"),)}))
+    log.gaps = [GapRange(2, 5, 2)]
+    async with running_hub(open_store(str(tmp_path)), shards=1, table_interval_s=0.05) as hub:
+        assert set(SECTIONS) == routes(hub)
+
+        async def settled() -> bool:
+            stream = (await get(hub, "/v1/streams/telemetry"))[1]
+            return stream.get("table_rows") == 2 and stream["complete_up_to"] is not None
+
+        async with running_link(hub, log, LinkIdentity("default", "press-shop-7", 0xABC, "weft 0.1.0")):
+            await eventually(settled)
+            for path, text in SECTIONS.items():
+                example = EXAMPLE.search(text)
+                if example is None:
+                    continue
+                status, answer = await get(hub, path.replace("{stream}", "telemetry"), accept="application/json")
+                assert status == 200
+                assert shape(answer) == shape(json.loads(example[1])), path
+    assert sum(EXAMPLE.search(text) is not None for text in SECTIONS.values()) == len(SECTIONS) - 2
+
+
+async def test_a_node_without_tables_does_not_guess_their_rows(tmp_path: Path) -> None:
+    log = EdgeLog()
+    log.append(*records(0, [b"a"]))
+    async with running_hub(open_store(str(tmp_path))) as hub:
+        async with running_link(hub, log, LinkIdentity("default", "press-shop-7", 1, "test")):
+            await log.until_released(1)
+        _, stream = await get(hub, "/v1/streams/telemetry")
+    assert (stream["records"], stream["table_rows"]) == (1, None)

@@ -1,0 +1,353 @@
+"""The hub over real sockets: links in, JSON out."""
+
+from __future__ import annotations
+
+import base64
+import struct
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+
+from cloud_hub.api.access import _is_loopback
+from cloud_hub.api.tokens import Scope, create_token
+from cloud_hub.api.views import moment, parse_moment
+from cloud_hub.hub import Hub
+from protocols import batch
+from protocols.batch import BatchHeader, ClockReading, ClockState, Flag
+from protocols.chunk import GapRange
+from protocols.payloads import PayloadKind
+from protocols.shard_state import shard_of
+from replication.runner import LinkIdentity
+from replication.status import LinkState
+from storage.object_store import open_store
+from storage.object_store.memory import MemoryStore
+from tests.cloud_hub.live import EdgeLog, Epochs, eventually, get, running_hub, running_link
+
+EDGE = LinkIdentity("default", "press-1", 0xABC, "test")
+T = 1_700_000_000_000_000_000
+STREAM = "/v1/streams/telemetry"
+
+
+def records(first: int, payloads: list[bytes], headers: Any = None, flags: Any = None) -> tuple[BatchHeader, bytes]:
+    times = struct.pack(f"<{len(payloads)}q", *(T + first + i for i in range(len(payloads))))
+    columns = batch.columns_from_lists(times, [b"plant/a/b/telemetry"] * len(payloads), payloads, headers, flags)
+    data = batch.encode(1, first, columns, ClockReading(1, 1, ClockState.SYNCED))
+    return batch.verify(data), data
+
+
+@pytest.fixture
+async def hub() -> AsyncIterator[Hub]:
+    async with running_hub(MemoryStore()) as running:
+        yield running
+
+
+async def deliver(hub: Hub, log: EdgeLog, end: int, identity: LinkIdentity = EDGE) -> None:
+    async with running_link(hub, log, identity):
+        await log.until_released(end)
+
+
+async def test_what_an_edge_sends_can_be_read_by_offset(hub: Hub) -> None:
+    log = EdgeLog()
+    log.append(*records(0, ["wärme".encode(), b"\xff\x00"], {0: (("unit", "C"),)}, {1: Flag.DUPLICATE_SUSPECTED}))
+    log.append(*records(2, [b"%d" % i for i in range(2, 50)]))
+    await deliver(hub, log, 50)
+    status, answer = await get(hub, f"{STREAM}/records?limit=3")
+    shard = shard_of("default", "telemetry", "press-1", 2)
+    assert status == 200
+    first, second, third = answer["records"]
+    assert first == {
+        "shard": shard,
+        "offset": 0,
+        "edge": "press-1",
+        "log": "0000000000000abc",
+        "stream": "telemetry",
+        "seq": 0,
+        "time": "2023-11-14T22:13:20.000000000Z",
+        "received": first["received"],
+        "key": "plant/a/b/telemetry",
+        "resent": False,
+        "payload": "wärme",
+        "headers": [["unit", "C"]],
+    }
+    assert "payload" not in second
+    assert base64.b64decode(second["payload_base64"]) == b"\xff\x00"
+    assert second["resent"] is True
+    assert third["seq"] == third["offset"] == 2
+    assert answer["next_offset"][str(shard)] == 3
+
+    seen = []
+    offset = 0
+    while True:
+        _, page = await get(hub, f"{STREAM}/records?shard={shard}&offset={offset}&limit=7")
+        if not page["records"]:
+            break
+        seen += [record["offset"] for record in page["records"]]
+        offset = page["next_offset"][str(shard)]
+    assert seen == list(range(50))
+
+
+@pytest.mark.parametrize("tables", [None, 0.05], ids=["a node without tables", "a node with tables"])
+async def test_records_of_a_json_stream_are_shown_as_the_table_has_them(tmp_path: Path, tables: float | None) -> None:
+    log = EdgeLog(payload=PayloadKind.JSON)
+    log.append(*records(0, [b'{"t": 1}', b"text", b"\xff"]))
+    async with running_hub(open_store(str(tmp_path)), table_interval_s=tables) as hub:
+        await deliver(hub, log, 3)
+
+        async def tiered() -> bool:
+            return tables is None or (await get(hub, STREAM))[1]["table_rows"] == 3
+
+        await eventually(tiered)
+        _, answer = await get(hub, f"{STREAM}/records")
+        found = [(record.get("payload"), record.get("payload_base64")) for record in answer["records"]]
+        assert found == [('{"t": 1}', None), (None, "dGV4dA=="), (None, "/w==")]
+        assert (await get(hub, STREAM))[1]["payload"] == "json"
+        assert (await get(hub, f"{STREAM}/lanes"))[1]["lanes"][0]["payload"] == "json"
+
+
+async def test_records_since_a_moment_start_with_what_was_committed_then(hub: Hub) -> None:
+    log = EdgeLog()
+    log.append(*records(0, [b"old"] * 5))
+    async with running_link(hub, log, EDGE):
+        await log.until_released(5)
+        between = time.time_ns()
+        log.append(*records(5, [b"new"] * 5))
+        await log.until_released(10)
+    for since in (str(between), moment(between)):
+        _, answer = await get(hub, f"{STREAM}/records?since={since}")
+        assert [record["seq"] for record in answer["records"]] == list(range(5, 10))
+    _, everything = await get(hub, f"{STREAM}/records?since=0")
+    _, nothing = await get(hub, f"{STREAM}/records?since={time.time_ns()}")
+    assert [len(everything["records"]), nothing["records"]] == [10, []]
+
+
+async def test_an_answer_is_bounded_in_bytes_and_always_moves_on() -> None:
+    async with running_hub(MemoryStore(), response_bytes_max=1000) as hub:
+        log = EdgeLog()
+        log.append(*records(0, [b"x" * 400] * 10))
+        log.append(*records(10, [b"x" * 5000] * 3))
+        await deliver(hub, log, 13)
+        shard = shard_of("default", "telemetry", "press-1", 2)
+        offset, sizes = 0, []
+        while offset < 13:
+            _, page = await get(hub, f"{STREAM}/records?shard={shard}&offset={offset}&limit=100")
+            sizes.append(len(page["records"]))
+            offset = page["next_offset"][str(shard)]
+        assert sizes == [3, 3, 3, 2, 1, 1]
+
+
+async def test_a_stream_its_lanes_and_its_completeness(hub: Hub) -> None:
+    log = EdgeLog()
+    log.append(*records(0, [b"a"] * 10))
+    log.append(*records(15, [b"b"] * 5))
+    log.gaps = [GapRange(10, 15, 2)]
+
+    async def told() -> bool:
+        lanes = (await get(hub, f"{STREAM}/completeness"))[1]["lanes"]
+        return lanes[0]["complete_up_to"] is not None and lanes[0]["newest_mark"]["seq"] == 20
+
+    async with running_link(hub, log, EDGE, epochs=Epochs(7)):
+        await log.until_released(20)
+        await eventually(told)
+        _, complete = await get(hub, f"{STREAM}/completeness")
+    [lane] = complete["lanes"]
+    assert lane["edge"] == "press-1"
+    assert lane["complete_below_seq"] == 20
+    assert lane["gaps"] == [{"first": 10, "end": 15, "reason": "corruption"}]
+    assert lane["holes"] == []
+    assert abs(parse_moment(complete["complete_up_to"]) - time.time_ns()) < 20e9
+
+    _, lanes = await get(hub, f"{STREAM}/lanes")
+    [lane] = lanes["lanes"]
+    assert lane["ranges"] == [{"first": 0, "end": 20}]
+    assert lane["epoch"] == 8
+    assert lane["topics"] == ["plant/{line}/{machine}/telemetry"]
+
+    _, stream = await get(hub, STREAM)
+    assert (stream["records"], stream["lanes"], stream["edges"]) == (15, 1, 1)
+    assert stream["fields"] == ["line", "machine"]
+    _, streams = await get(hub, "/v1/streams")
+    assert [item["stream"] for item in streams["streams"]] == ["telemetry"]
+    assert (await get(hub, "/v1/streams?tenant=other"))[1] == {"streams": []}
+
+
+async def test_a_mark_from_the_future_promises_nothing_beyond_now(hub: Hub) -> None:
+    log = EdgeLog()
+    log.append(*records(0, [b"a"]))
+    state = log.state
+    log.state = lambda lane: state(lane)._replace(mark=state(lane).mark.__class__(T * 2, 1))  # type: ignore[method-assign]
+
+    async def complete() -> bool:
+        return (await get(hub, STREAM))[1].get("complete_up_to") is not None
+
+    async with running_link(hub, log, EDGE):
+        await eventually(complete)
+    _, stream = await get(hub, STREAM)
+    assert parse_moment(stream["complete_up_to"]) <= time.time_ns()
+
+
+async def test_a_hub_that_starts_anew_goes_on_where_the_log_ends() -> None:
+    store = MemoryStore()
+    log = EdgeLog()
+    log.append(*records(0, [b"a"] * 10))
+    async with running_hub(store) as hub:
+        await deliver(hub, log, 10)
+    log.append(*records(10, [b"b"] * 10))
+    log.released_ranges.remove(0, 10)
+    async with running_hub(store) as hub:
+        async with running_link(hub, log, EDGE, epochs=Epochs(5)):
+            await log.until_released(20)
+        _, stream = await get(hub, STREAM)
+        assert stream["records"] == 20
+
+
+async def test_a_second_node_with_the_same_log_is_told_about_the_conflict(hub: Hub) -> None:
+    log = EdgeLog()
+    log.append(*records(0, [b"a"] * 3))
+    async with running_link(hub, log, EDGE, epochs=Epochs(5)) as status:
+        await log.until_released(3)
+        async with running_link(hub, EdgeLog(), EDGE, epochs=Epochs(2)) as clone:
+            await eventually(lambda: clone.state is LinkState.CONFLICT)
+        assert "epoch 6" in clone.last_error
+        assert status.state is LinkState.CONNECTED
+
+
+@pytest.mark.parametrize(
+    ("path", "status"),
+    [
+        ("/v1/nothing", 404),
+        ("/v1/streams/unknown", 404),
+        ("/v1/streams/unknown/records", 404),
+        (f"{STREAM}/records?offset=3", 400),
+        (f"{STREAM}/records?shard=2", 400),
+        (f"{STREAM}/records?shard=0&offset=-1", 400),
+        (f"{STREAM}/records?limit=0", 400),
+        (f"{STREAM}/records?limit=10001", 400),
+        (f"{STREAM}/records?limit=²", 400),
+        (f"{STREAM}/records?since=yesterday", 400),
+    ],
+)
+async def test_errors_say_what_is_wrong_and_what_to_do(hub: Hub, path: str, status: int) -> None:
+    log = EdgeLog()
+    log.append(*records(0, [b"a"]))
+    await deliver(hub, log, 1)
+    found, answer = await get(hub, path)
+    assert found == status
+    assert answer["error"]
+    assert answer["advice"]
+
+
+async def test_status_and_metrics_show_the_node(hub: Hub) -> None:
+    log = EdgeLog()
+    log.append(*records(0, [b"a"] * 5))
+    async with running_link(hub, log, EDGE):
+        await log.until_released(5)
+        _, status = await get(hub, "/v1/status")
+        _, metrics = await get(hub, "/metrics")
+    assert status["cluster_id"] == hub.cluster.cluster_id.hex()
+    [link] = status["links"]
+    assert (link["edge"], link["streams"], link["epoch"]) == ("press-1", ["telemetry"], 1)
+    assert sum(shard["written"]["records"] for shard in status["shards"]) == 5
+    assert "weft_hub_links 1.0" in metrics
+
+
+@pytest.fixture
+def tokens(tmp_path: Path) -> dict[str, str]:
+    path = str(tmp_path / "tokens.yaml")
+    made = {
+        "edge": create_token(path, "edge", Scope.EDGE, "acme", "press-1"),
+        "reader": create_token(path, "reader", Scope.READER, "acme"),
+        "stranger": create_token(path, "stranger", Scope.READER, "other"),
+        "admin": create_token(path, "admin", Scope.ADMIN),
+    }
+    return {**made, "path": path}
+
+
+async def test_tokens_decide_who_links_and_who_reads(tokens: dict[str, str]) -> None:
+    async with running_hub(MemoryStore(), tokens_file=tokens["path"]) as hub:
+        log = EdgeLog()
+        log.append(*records(0, [b"a"] * 5))
+        async with running_link(hub, log, EDGE._replace(tenant="acme"), tokens["edge"]):
+            await log.until_released(5)
+        expected = {
+            (None, STREAM): 401,
+            ("nonsense", STREAM): 401,
+            ("edge", STREAM): 403,
+            ("reader", STREAM): 200,
+            ("reader", f"{STREAM}?tenant=acme"): 200,
+            ("reader", f"{STREAM}?tenant=other"): 403,
+            ("stranger", STREAM): 404,
+            ("admin", f"{STREAM}?tenant=acme"): 200,
+            ("reader", "/v1/status"): 403,
+            ("reader", "/metrics"): 403,
+            (None, "/metrics"): 401,
+            ("admin", "/v1/status"): 200,
+            ("admin", "/metrics"): 200,
+        }
+        for (who, path), status in expected.items():
+            token = tokens.get(who, who) if who else None
+            assert (who, path, (await get(hub, path, token))[0]) == (who, path, status)
+
+
+@pytest.mark.parametrize(
+    ("identity", "token"),
+    [
+        (EDGE._replace(tenant="acme", edge="press-2"), "edge"),
+        (EDGE._replace(tenant="other"), "edge"),
+        (EDGE._replace(tenant="acme"), "reader"),
+        (EDGE._replace(tenant="acme"), None),
+    ],
+)
+async def test_a_link_needs_its_own_edges_token(
+    tokens: dict[str, str], identity: LinkIdentity, token: str | None
+) -> None:
+    async with running_hub(MemoryStore(), tokens_file=tokens["path"]) as hub:
+        log = EdgeLog()
+        log.append(*records(0, [b"a"]))
+        async with running_link(hub, log, identity, tokens[token] if token else None) as status:
+            await eventually(lambda: status.state is LinkState.REFUSED)
+        assert "token" in status.last_error
+        assert (await get(hub, "/v1/streams?tenant=acme", tokens["admin"]))[1] == {"streams": []}
+
+
+async def test_a_page_in_a_browser_cannot_link(hub: Hub) -> None:
+    async with aiohttp.ClientSession() as session:
+        with pytest.raises(aiohttp.WSServerHandshakeError) as refused:
+            await session.ws_connect(f"{hub.url}/v1/link", origin="https://evil.example")
+    assert refused.value.status == 403
+
+
+async def test_a_hub_has_a_limit_of_links() -> None:
+    async with running_hub(MemoryStore(), links_max=1) as hub:
+        log = EdgeLog()
+        log.append(*records(0, [b"a"]))
+        async with running_link(hub, log, EDGE):
+            await log.until_released(1)
+            async with running_link(hub, EdgeLog(), EDGE._replace(edge="press-2")) as status:
+                await eventually(lambda: bool(status.last_error))
+        assert "503" in status.last_error
+
+
+def test_only_this_machine_counts_as_loopback() -> None:
+    for address in ("127.0.0.1", "127.9.9.9", "::1", "::ffff:127.0.0.1"):
+        assert _is_loopback(address)
+    for address in ("10.0.0.1", "::ffff:10.0.0.1", "2001:db8::1", "", None, "localhost"):
+        assert not _is_loopback(address)
+
+
+@pytest.mark.parametrize("time_ns", [0, 1, T, -1, 253_402_300_799 * 10**9])
+def test_moments_are_readable(time_ns: int) -> None:
+    text = moment(time_ns)
+    assert text is not None
+    assert abs(parse_moment(text) - time_ns) < 1000
+
+
+def test_a_moment_beyond_every_calendar_is_a_number() -> None:
+    assert moment(1 << 62) is not None
+    assert moment(None) is None
+    assert parse_moment("2023-11-14T22:13:20") == T
+    assert parse_moment("2023-11-14T23:13:20+01:00") == T
+    assert parse_moment("12345") == 12345

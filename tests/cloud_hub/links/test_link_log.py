@@ -1,0 +1,100 @@
+"""What a hub's log says of its edges, however often they connect."""
+
+from __future__ import annotations
+
+import logging
+import tracemalloc
+
+import pytest
+
+from cloud_hub.links.link_log import EDGES_MAX, HubLinkLog
+
+CONFLICT = "refused: a connection with epoch 4 has taken over, this one has 3"
+
+
+class Clock:
+    now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def log(clock: Clock, caplog: pytest.LogCaptureFixture) -> HubLinkLog:
+    caplog.set_level(logging.INFO)
+    return HubLinkLog(clock)
+
+
+def test_an_edge_that_comes_goes_and_comes_is_three_lines(
+    log: HubLinkLog, clock: Clock, caplog: pytest.LogCaptureFixture
+) -> None:
+    log.connected("default/press-7", "10.0.0.7", "abc", "weft 0.1.0")
+    clock.now += 7200
+    log.disconnected("default/press-7", "10.0.0.7", "nothing came for 20 s")
+    clock.now += 600
+    log.connected("default/press-7", "10.0.0.9", "abc", "weft 0.1.0")
+    assert caplog.messages == [
+        "edge default/press-7 at 10.0.0.7: connected, log abc, weft 0.1.0",
+        "edge default/press-7 at 10.0.0.7: disconnected after 2.0 hours: nothing came for 20 s",
+        "edge default/press-7 at 10.0.0.9: connected again, log abc, weft 0.1.0, after 10.0 minutes away",
+    ]
+
+
+def test_a_refused_edge_is_told_rarely_and_once_when_it_is_taken(
+    log: HubLinkLog, clock: Clock, caplog: pytest.LogCaptureFixture
+) -> None:
+    for _ in range(120):
+        log.refused("default/press-7", "10.0.0.7", "refused: the hub holds as many lanes as it may")
+        clock.now += 30
+    assert len(caplog.messages) <= 8
+    log.connected("default/press-7", "10.0.0.7", "abc", "weft 0.1.0")
+    assert caplog.messages[-1].endswith("after 60.0 minutes away, refused 120 times")
+
+
+def test_an_edge_back_before_its_old_link_is_given_up_stays_connected(
+    log: HubLinkLog, clock: Clock, caplog: pytest.LogCaptureFixture
+) -> None:
+    log.connected("default/press-7", "10.0.0.7", "abc", "weft 0.1.0")
+    log.connected("default/press-7", "10.0.0.7", "abc", "weft 0.1.0")
+    log.disconnected("default/press-7", "10.0.0.7", CONFLICT)
+    assert caplog.messages[1:] == [f"edge default/press-7 at 10.0.0.7: {CONFLICT} (another link of this edge is open)"]
+    clock.now += 10
+    log.disconnected("default/press-7", "10.0.0.7", "closed")
+    assert "disconnected after 10 seconds: closed" in caplog.messages[-1]
+
+
+def test_two_nodes_of_one_identity_are_told_of_with_both_addresses_and_fill_no_disk(
+    log: HubLinkLog, clock: Clock, caplog: pytest.LogCaptureFixture
+) -> None:
+    log.connected("default/press-7", "10.0.0.7", "abc", "weft 0.1.0")
+    for _ in range(288):
+        clock.now += 300
+        log.refused("default/press-7", "10.0.0.8", CONFLICT)
+    assert "edge default/press-7 at 10.0.0.8: refused: a connection with epoch" in caplog.messages[1]
+    assert len(caplog.messages) < 40
+
+
+def test_strangers_are_told_of_by_address_and_reason(
+    log: HubLinkLog, clock: Clock, caplog: pytest.LogCaptureFixture
+) -> None:
+    for _ in range(100):
+        log.turned_away("10.0.0.8", "refused (401): no valid token; send a token")
+    log.turned_away("10.0.0.8", "no HELLO came in time")
+    log.turned_away("10.0.0.9", "refused (401): no valid token; send a token")
+    assert len(caplog.messages) == 3
+
+
+def test_memory_is_bounded_when_ever_new_names_come(log: HubLinkLog, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.CRITICAL)
+    tracemalloc.start()
+    try:
+        for number in range(EDGES_MAX + 2000):
+            log.refused(f"default/edge-{number}", "10.0.0.8", CONFLICT)
+        assert tracemalloc.get_traced_memory()[0] < EDGES_MAX * 2048
+    finally:
+        tracemalloc.stop()

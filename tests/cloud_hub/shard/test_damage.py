@@ -1,0 +1,87 @@
+"""What a damaged object in the store costs: its own shard, with a word about which object it is, and nothing else."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from cloud_hub.hub import Hub
+from protocols.shard_state import shard_of
+from replication.runner import LinkIdentity
+from replication.status import LinkState
+from storage.object_store import ObjectStore, open_store
+from tests.cloud_hub.api.test_application import records
+from tests.cloud_hub.live import EdgeLog, Epochs, eventually, get, running_hub, running_link
+
+EDGES = [f"press-{n}" for n in range(8)]
+NAMES = {shard_of("default", "telemetry", edge, 2): LinkIdentity("default", edge, 1, "test") for edge in EDGES}
+"""An edge in each of two shards."""
+
+
+async def deliver(hub: Hub, shard: int, first: int, end: int) -> None:
+    log = EdgeLog()
+    log.append(*records(0, [b"x"] * end))
+    async with running_link(hub, log, NAMES[shard], epochs=Epochs(first)):
+        await log.until_released(end)
+
+
+async def swap_bytes(store: ObjectStore, key: str, data: bytes) -> bytes:
+    before = (await store.get(key)).data
+    await store.delete(key)
+    await store.create(key, data)
+    return before
+
+
+@pytest.mark.parametrize("name", ["chunk", "manifest"])
+async def test_a_hub_starts_without_a_damaged_shard_and_takes_it_up_when_it_is_mended(
+    tmp_path: Path, name: str
+) -> None:
+    store = open_store(str(tmp_path))
+    async with running_hub(store) as hub:
+        for shard in (0, 1):
+            await deliver(hub, shard, 0, 3)
+    key = f"shard-1/chunk/{1:020d}" if name == "chunk" else "shard-1/manifest"
+    if name == "manifest":
+        await store.create(key, b"{}")
+    whole = await swap_bytes(store, key, b"garbage" * 20)
+    async with running_hub(store) as hub:
+        await deliver(hub, 0, 1, 6)
+
+        log = EdgeLog()
+        log.append(*records(0, [b"x"] * 6))
+        async with running_link(hub, log, NAMES[1], epochs=Epochs(1)) as status:
+            await eventually(lambda: status.state is LinkState.WAITING)
+            assert f"{key} is damaged" in status.last_error
+            assert "nothing is lost" in status.last_error
+
+            _, node = await get(hub, "/v1/status")
+            assert node["shards"][0]["trouble"] is None
+            assert f"{key} is damaged" in node["shards"][1]["trouble"]
+            assert await get(hub, "/readyz") == (503, "not ready: shard 1 is not loaded\n")
+            assert (await get(hub, "/healthz"))[0] == 200
+            assert "restore this object" in node["shards"][1]["trouble"]
+            # What shard 1 holds of the stream is not known, so nothing is said of its completeness.
+            code, answer = await get(hub, "/v1/streams/telemetry/completeness")
+            assert (code, key in answer["error"]) == (500, True)
+
+            await swap_bytes(store, key, whole)
+            await log.until_released(6)
+        assert (await get(hub, "/v1/streams/telemetry"))[1]["records"] == 12
+
+
+async def test_a_damaged_section_is_named_and_other_records_can_be_read(tmp_path: Path) -> None:
+    store = open_store(str(tmp_path))
+    async with running_hub(store) as hub:
+        for shard in (0, 1):
+            await deliver(hub, shard, 0, 3)
+        chunks = await store.list("shard-1/chunk")
+        key = max(chunks, key=lambda item: item.size).key
+        damaged = bytearray((await store.get(key)).data)
+        damaged[100] ^= 1
+        await swap_bytes(store, key, bytes(damaged))
+        code, answer = await get(hub, "/v1/streams/telemetry/records?shard=1")
+        assert (code, f"{key} is damaged" in answer["error"]) == (500, True)
+        code, answer = await get(hub, "/v1/streams/telemetry/records?shard=0")
+        assert (code, len(answer["records"])) == (200, 3)
+        await deliver(hub, 1, 1, 6)

@@ -1,0 +1,414 @@
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+
+import pytest
+
+from cloud_hub.shard.sequencer import Sequencer
+from protocols.chunk import GapRange, Mark
+from protocols.lane import Lane
+from protocols.link import RefuseCode
+from protocols.ranges import RangeSet
+from storage.chunk_log import ShardLog
+from storage.hub_keys import chunk_key
+from storage.object_store.memory import MemoryStore
+from tests.cloud_hub import virtual_time
+from tests.cloud_hub.fabric import CLUSTER, SETTINGS, Session, check_log, make_batch, make_sequencer, read_chunks
+from tests.cloud_hub.faulty_store import CALM, FaultyStore
+
+LANE = Lane("default", "edge-1", 7, "telemetry")
+OTHER = Lane("default", "edge-2", 8, "telemetry")
+
+Story = Callable[[Sequencer, FaultyStore], Awaitable[None]]
+
+
+def play(story: Story, **settings: float) -> MemoryStore:
+    """Run a story with one sequencer over a store that answers at once."""
+    inner = MemoryStore()
+
+    async def main() -> None:
+        store = FaultyStore(inner, random.Random(1), replace(CALM, latency_s=0.0))
+        sequencer = make_sequencer(store, random.Random(2), replace(SETTINGS, **settings))  # type: ignore[arg-type]
+        await sequencer.start()
+        await story(sequencer, store)
+        await sequencer.close()
+        check_log(await read_chunks(inner))
+
+    virtual_time.run(main())
+    return inner
+
+
+async def opened(sequencer: Sequencer, lane: Lane = LANE, epoch: int = 1) -> Session:
+    session = Session(sequencer, lane, epoch, ["plant/{line}/t"])
+    assert await session.open()
+    return session
+
+
+def test_the_epoch_and_the_topics_are_durable_before_the_session_is_open() -> None:
+    async def story(sequencer: Sequencer, _: FaultyStore) -> None:
+        await opened(sequencer, epoch=5)
+        state = await sequencer.log.load()
+        assert state.lanes[LANE].epoch == 5
+        assert state.lanes[LANE].topics == ["plant/{line}/t"]
+        assert state.stream_fields("default", "telemetry") == ["line"]
+
+    play(story)
+
+
+def test_topics_are_told_again_only_when_they_changed() -> None:
+    async def story(sequencer: Sequencer, _: FaultyStore) -> None:
+        await opened(sequencer, epoch=1)
+        await opened(sequencer, epoch=2)
+        changed = Session(sequencer, LANE, 3, ["hall/{hall}"])
+        assert await changed.open()
+        told = [index.footer.lanes[0].topics async for index in sequencer.log.indexes(0)]
+        assert told == [["plant/{line}/t"], None, ["hall/{hall}"]]
+
+    play(story)
+
+
+def test_the_kind_of_payloads_is_told_again_only_when_it_changed() -> None:
+    async def story(sequencer: Sequencer, _: FaultyStore) -> None:
+        for epoch, payload in enumerate([0, 2, 2, 1, 0], 1):
+            assert await Session(sequencer, LANE, epoch, payload=payload).open()
+        told = [index.footer.lanes[0].payload async for index in sequencer.log.indexes(0)]
+        assert told == [None, 2, None, 1, 0]
+        assert (await sequencer.log.load()).lanes[LANE].payload == 0
+
+    play(story)
+
+
+def test_an_acknowledgement_comes_after_the_chunk_is_there() -> None:
+    async def story(sequencer: Sequencer, store: FaultyStore) -> None:
+        session = await opened(sequencer)
+        store.running.clear()
+        await session.send(0, 3)
+        await asyncio.sleep(60)
+        assert not session.acked
+        store.running.set()
+        await session.until_acked(0, 3)
+        assert (await sequencer.log.load()).lanes[LANE].ranges == RangeSet([(0, 3)])
+
+    play(story)
+
+
+def test_after_a_silence_a_batch_does_not_wait_and_in_a_stream_batches_share_chunks() -> None:
+    async def story(sequencer: Sequencer, _: FaultyStore) -> None:
+        loop = asyncio.get_running_loop()
+        session = await opened(sequencer)
+        await asyncio.sleep(10)
+        started = loop.time()
+        await session.send(0, 1)
+        await session.until_acked(0, 1)
+        assert loop.time() - started < 0.01
+        before = sequencer.counters.chunks
+        for seq in range(1, 101):
+            await session.send(seq, seq + 1)
+            await asyncio.sleep(0.01)
+        await session.until_acked(0, 101)
+        assert loop.time() - started < 1.2
+        assert 9 <= sequencer.counters.chunks - before <= 12  # a second's worth at ten chunks a second
+
+    play(story, commit_interval_s=0.1, chunk_bytes_max=1 << 20, pending_bytes_max=1 << 20)
+
+
+def test_a_full_chunk_is_written_without_waiting() -> None:
+    async def story(sequencer: Sequencer, _: FaultyStore) -> None:
+        loop = asyncio.get_running_loop()
+        session = await opened(sequencer)
+        started = loop.time()
+        for seq in range(0, 400, 10):
+            await session.send(seq, seq + 10)
+        await session.until_acked(0, 390)
+        assert loop.time() - started < 30
+
+    store = play(story, commit_interval_s=30.0, chunk_bytes_max=3000, pending_bytes_max=6000)
+    sizes = [len(store._objects[key].data) for key in store._keys if "/chunk/" in key]
+    assert max(sizes) < 3000 + 2 * 600
+
+
+def test_a_shard_that_cannot_commit_makes_its_links_wait() -> None:
+    async def story(sequencer: Sequencer, store: FaultyStore) -> None:
+        session, other = await opened(sequencer), await opened(sequencer, OTHER)
+        store.faults = replace(CALM, lost=1.0, latency_s=0.0)
+        sent = 0
+
+        async def flood() -> None:
+            nonlocal sent
+            for seq in range(0, 1000, 10):
+                await session.send(seq, seq + 10)
+                sent = seq + 10
+
+        task = asyncio.create_task(flood())
+        await asyncio.sleep(60)
+        assert 0 < sent < 200
+        assert sequencer.intakes.pending_bytes < 4000 + 600
+        assert sequencer.trouble
+        blocked = asyncio.create_task(other.send(0, 1))
+        await asyncio.sleep(10)
+        assert not blocked.done()
+        assert not session.acked
+        store.faults = replace(CALM, latency_s=0.0)
+        await task
+        await blocked
+        await session.until_acked(0, 1000)
+        await other.until_acked(0, 1)
+        assert sequencer.intakes.pending_bytes == 0
+        assert sequencer.trouble is None
+
+    play(story, pending_bytes_max=4000)
+
+
+def test_a_full_disk_is_named_once_and_tried_ever_more_rarely(caplog: pytest.LogCaptureFixture) -> None:
+    """It can still be read, which is no reason to forget that it cannot be written."""
+
+    async def story(sequencer: Sequencer, store: FaultyStore) -> None:
+        session = await opened(sequencer)
+        store.faults = replace(CALM, lost=1.0, latency_s=0.0)
+        await session.send(0, 10)
+        troubles = set()
+        for _ in range(600):
+            await asyncio.sleep(0.1)
+            troubles.add(sequencer.trouble)
+        assert troubles - {None} == {"chunk 1 could not be written: lost"}
+        assert sequencer.trouble
+        assert 60 / 5.0 < sequencer.retries < 60 / 2.5 + 20
+        store.faults = replace(CALM, latency_s=0.0)
+        await session.until_acked(0, 10)
+        assert sequencer.trouble is None
+
+    with caplog.at_level(logging.INFO, "cloud_hub"):
+        play(story, retry_min_s=0.05, retry_max_s=5.0)
+    assert [record.message for record in caplog.records] == [
+        "shard 0: trying again: chunk 1 could not be written: lost",
+        "shard 0: the store works again, after 63 seconds",
+    ]
+
+
+def test_what_is_held_already_is_acknowledged_again_and_not_stored_again() -> None:
+    async def story(sequencer: Sequencer, _: FaultyStore) -> None:
+        session = await opened(sequencer)
+        await session.send(0, 10)
+        await session.until_acked(0, 10)
+        chunks = sequencer.counters.chunks
+        session.acked = RangeSet()
+        await session.send(2, 9)
+        await session.until_acked(0, 10)
+        assert sequencer.counters.chunks == chunks
+        await session.send(5, 15)
+        await session.until_acked(0, 15)
+        assert sequencer.counters.records == 15
+
+    play(story)
+
+
+def test_a_hole_is_held_as_a_hole_and_its_filling_is_trimmed_to_it() -> None:
+    async def story(sequencer: Sequencer, _: FaultyStore) -> None:
+        session = await opened(sequencer)
+        await session.send(0, 5)
+        await session.send(10, 15)
+        await session.until_acked(10, 15)
+        assert list(sequencer.state.lanes[LANE].ranges) == [(0, 5), (10, 15)]
+        await sequencer.put_gap(session.intake, GapRange(3, 8, 2))
+        await session.until_acked(0, 8)
+        assert sequencer.state.lanes[LANE].gaps == [GapRange(5, 8, 2)]
+        # Out of order by the sender's own doing: the log shows the order of arrival.
+        state, held = sequencer.state.n, sequencer.state.lanes[LANE].ranges
+        assert (state, list(held)) == (sequencer.state.n, [(0, 8), (10, 15)])
+
+    play(story)
+
+
+def test_a_session_with_no_higher_epoch_is_refused() -> None:
+    async def story(sequencer: Sequencer, _: FaultyStore) -> None:
+        first = await opened(sequencer, epoch=5)
+        for epoch in (5, 4):
+            clone = Session(sequencer, LANE, epoch)
+            assert not await clone.open()
+            assert clone.refusal is RefuseCode.IDENTITY_CONFLICT
+        await first.send(0, 3)
+        await first.until_acked(0, 3)
+        assert first.refusal is None
+
+    play(story)
+
+
+def test_of_two_clones_that_open_at_once_one_gets_the_lane() -> None:
+    async def story(sequencer: Sequencer, _: FaultyStore) -> None:
+        clones = [Session(sequencer, LANE, 5) for _ in range(2)]
+        assert sorted(await asyncio.gather(*(clone.open() for clone in clones))) == [False, True]
+
+    play(story)
+
+
+def test_a_higher_epoch_ends_the_older_session_and_nothing_interleaves() -> None:
+    async def story(sequencer: Sequencer, _: FaultyStore) -> None:
+        old = await opened(sequencer, epoch=1)
+        await old.send(0, 3)
+        await opened(sequencer, epoch=2)
+        assert old.refusal is RefuseCode.IDENTITY_CONFLICT
+        await old.send(3, 6)
+        await asyncio.sleep(10)
+        assert sequencer.state.lanes[LANE].ranges == RangeSet([(0, 3)]), "what came before the new epoch is kept"
+        assert sequencer.intakes.pending_bytes == 0
+
+    play(story)
+
+
+def test_an_epoch_taken_at_another_node_ends_the_session_here() -> None:
+    async def story(sequencer: Sequencer, store: FaultyStore) -> None:
+        old = await opened(sequencer, epoch=1)
+        elsewhere = make_sequencer(store.inner, random.Random(3))
+        await elsewhere.start()
+        await opened(elsewhere, epoch=2)
+        await old.send(0, 3)  # this node does not know yet; the log will tell it
+        await asyncio.sleep(1)
+        assert old.refusal is RefuseCode.IDENTITY_CONFLICT
+        assert not old.acked
+        idle = await opened(sequencer, OTHER, epoch=1)
+        await opened(elsewhere, OTHER, epoch=2)
+        await asyncio.sleep(5)
+        assert idle.refusal is RefuseCode.IDENTITY_CONFLICT, "found by following the log, without any data"
+        await elsewhere.close()
+
+    play(story)
+
+
+def test_an_opening_whose_write_was_misreported_is_known_as_ones_own() -> None:
+    async def story(sequencer: Sequencer, store: FaultyStore) -> None:
+        store.faults = replace(CALM, misreported=1.0)
+        await opened(sequencer, epoch=1)
+        store.faults = replace(CALM, unreported=1.0)
+        session = await opened(sequencer, OTHER, epoch=1)
+        await session.send(0, 4)
+        await session.until_acked(0, 4)
+        assert sequencer.counters.unclear >= 3
+
+    play(story)
+
+
+def test_marks_travel_with_data_and_alone_seldom() -> None:
+    async def story(sequencer: Sequencer, _: FaultyStore) -> None:
+        session = await opened(sequencer)
+        sequencer.put_mark(session.intake, Mark(100, 3))
+        await session.send(0, 3)
+        await session.until_acked(0, 3)
+        assert sequencer.state.lanes[LANE].complete_up_to == 100
+        before = sequencer.counters.chunks
+        for moment in range(1000, 1600):
+            sequencer.put_mark(session.intake, Mark(moment, 3))
+            await asyncio.sleep(0.1)
+        await asyncio.sleep(3)
+        assert sequencer.state.lanes[LANE].complete_up_to == 1599
+        assert 25 <= sequencer.counters.chunks - before <= 32  # sixty seconds, one chunk every two
+
+    play(story, mark_interval_s=2.0)
+
+
+def test_a_sender_that_leaves_too_many_holes_is_sent_away() -> None:
+    async def story(sequencer: Sequencer, _: FaultyStore) -> None:
+        session = await opened(sequencer)
+        for seq in range(0, 100, 2):
+            await session.send(seq, seq + 1)
+        assert session.refusal is RefuseCode.OVERLOADED
+        assert sequencer.intakes.pending_bytes == 0
+        await asyncio.sleep(1)
+        assert len(sequencer.state.lanes[LANE].ranges) <= 10
+
+    play(story, ranges_per_lane_max=10)
+
+
+def test_gap_notices_and_lanes_are_bounded() -> None:
+    async def story(sequencer: Sequencer, _: FaultyStore) -> None:
+        session = await opened(sequencer)
+        for seq in range(10):
+            await sequencer.put_gap(session.intake, GapRange(seq, seq + 1, seq))
+            await asyncio.sleep(1)
+        assert session.refusal is RefuseCode.OVERLOADED
+        assert len(sequencer.state.lanes[LANE].gaps) == 5
+        assert sequencer.admits(LANE)
+        assert not sequencer.admits(OTHER)
+
+    play(story, gaps_per_lane_max=5, lanes_max=1)
+
+
+def test_what_a_lost_link_brought_is_committed_and_its_successor_need_not_send_it() -> None:
+    async def story(sequencer: Sequencer, _: FaultyStore) -> None:
+        session = await opened(sequencer)
+        await session.send(0, 7)
+        sequencer.leave(session.intake)
+        successor = await opened(sequencer, epoch=2)
+        assert successor.acked == RangeSet([(0, 7)])
+        assert sequencer.intakes.sessions == 1
+
+    play(story)
+
+
+def test_a_failure_that_nobody_foresaw_costs_the_sessions_and_not_the_shard() -> None:
+    async def story(sequencer: Sequencer, _: FaultyStore) -> None:
+        session = await opened(sequencer)
+        header, data = make_batch(LANE, 0, 3)
+        await sequencer.put(session.intake, [(header._replace(first_time=1 << 80), data)])  # fits no footer
+        await asyncio.sleep(5)
+        assert session.refusal is RefuseCode.OVERLOADED
+        successor = await opened(sequencer, epoch=2)
+        await successor.send(0, 3)
+        await successor.until_acked(0, 3)
+
+    play(story)
+
+
+def test_snapshots_are_made_by_count_and_by_time_and_a_new_node_starts_from_them() -> None:
+    async def story(sequencer: Sequencer, store: FaultyStore) -> None:
+        session = await opened(sequencer)
+        for seq in range(20):
+            await session.send(seq, seq + 1)
+            await session.until_acked(seq, seq + 1)
+            await asyncio.sleep(0.2)
+        numbers = [n for n, _ in await sequencer.log.snapshots()]
+        assert len(numbers) == 2
+        assert all(later - earlier >= 8 for earlier, later in zip([-1, *numbers], numbers, strict=False))
+        await session.send(20, 21)
+        await asyncio.sleep(70)
+        await session.send(21, 22)
+        await asyncio.sleep(1)
+        manifest, _ = await sequencer.log.manifest()
+        assert manifest.snapshot_n == sequencer.state.n
+        for n in range(manifest.snapshot_n):
+            await store.inner.delete(chunk_key(0, n))
+        late = await ShardLog(store.inner, CLUSTER, 0).load()
+        assert late.encode() == sequencer.state.encode()
+
+    inner = MemoryStore()
+
+    async def main() -> None:
+        store = FaultyStore(inner, random.Random(1), replace(CALM, latency_s=0.0))
+        settings = replace(SETTINGS, snapshot_chunks=8, snapshot_interval_s=60.0)
+        sequencer = make_sequencer(store, random.Random(2), settings)
+        await sequencer.start()
+        await story(sequencer, store)
+        await sequencer.close()
+
+    virtual_time.run(main())
+
+
+def test_a_commit_never_splits_the_order_of_a_lane_over_chunks() -> None:
+    async def story(sequencer: Sequencer, store: FaultyStore) -> None:
+        sessions = [await opened(sequencer, lane) for lane in (LANE, OTHER)]
+        rng = random.Random(4)
+        ends = [0, 0]
+        store.faults = replace(CALM, unreported=0.3, lost=0.2)
+        for _ in range(120):
+            i = rng.randrange(2)
+            first = max(0, ends[i] - rng.randrange(5))
+            ends[i] = ends[i] + rng.randrange(1, 30)
+            await sessions[i].send(first, ends[i])
+        store.faults = CALM
+        for session, end in zip(sessions, ends, strict=True):
+            await session.until_acked(0, end)
+
+    play(story)  # which checks the order of every lane in the log

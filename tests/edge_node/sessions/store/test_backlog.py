@@ -1,0 +1,165 @@
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import AsyncIterator
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from edge_node.broker_ports import LogRecord
+from edge_node.sessions.store.backlog import Backlog
+from edge_node.sessions.store.settings import StateCounters, StateSettings
+from protocols.batch import Flag
+from protocols.ranges import RangeSet
+from storage.segment_log import LogFailed, LogSettings, SegmentLog
+from tests.storage.fakes import FakeFileSystem, eio
+from tests.storage.segment_log.helpers import commit_all, open_log, put
+
+SMALL = LogSettings(segment_bytes=4096, budget_bytes=5 * 4096, tail_bytes=1500, pending_bytes_max=1 << 16)
+PAGES = StateSettings(backlog_page_records=7, backlog_page_bytes=2000, backlog_buffer_bytes=5000)
+
+
+def everything(_: bytes) -> bool:
+    return True
+
+
+def backlog_of(log: SegmentLog, settings: StateSettings = PAGES) -> tuple[Backlog, StateCounters]:
+    counters = StateCounters()
+    return Backlog(log, settings, counters), counters
+
+
+async def pages(backlog: Backlog, stream: int, seq: int = 0, wants=everything) -> AsyncIterator[LogRecord]:  # type: ignore[no-untyped-def]
+    while True:
+        page = await backlog.read(stream, seq, wants)
+        assert len(page.records) <= PAGES.backlog_page_records
+        for record in page.records:
+            assert seq <= record.seq < page.next_seq
+            yield record
+        if page.next_seq == seq:
+            return
+        seq = page.next_seq
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    runs=st.lists(
+        st.lists(st.tuples(st.sampled_from("abc"), st.integers(0, 600)), min_size=1, max_size=20), max_size=8
+    ),
+    start=st.floats(0, 1),
+    wanted=st.sets(st.sampled_from("abc")),
+)
+def test_every_wanted_record_comes_once_in_order(
+    runs: list[list[tuple[str, int]]], start: float, wanted: set[str]
+) -> None:
+    log = open_log(FakeFileSystem(), LogSettings(segment_bytes=4096, budget_bytes=1 << 20, tail_bytes=1500))
+    stream, expected = log.stream("s"), []
+    for run in runs:
+        payloads = [random.Random(size).randbytes(size) for _, size in run]
+        keys = [topic.encode() for topic, _ in run]
+        flags = {index: int(Flag.PUBLISHED_QOS2) for index in range(0, len(run), 3)}
+        headers = {index: (("n", str(index)),) for index in range(0, len(run), 4)}
+        base = log.append(stream, 1, list(keys), list(payloads), dict(headers), dict(flags))
+        for index, (key, payload) in enumerate(zip(keys, payloads, strict=True)):
+            expected.append(LogRecord(base + index, key, payload, flags.get(index, 0), headers.get(index, ())))
+        commit_all(log)
+    seq = int(len(expected) * start)
+    backlog, counters = backlog_of(log)
+
+    async def read() -> list[LogRecord]:
+        return [each async for each in pages(backlog, stream, seq, lambda topic: topic.decode() in wanted)]
+
+    assert asyncio.run(read()) == [each for each in expected[seq:] if each.topic.decode() in wanted]
+    assert counters.backlog_buffer_bytes <= PAGES.backlog_buffer_bytes
+    assert counters.backlog_lost == 0
+
+
+async def test_a_page_asks_once_per_topic_of_a_batch() -> None:
+    log = open_log(FakeFileSystem())
+    stream = log.stream("s")
+    log.append(stream, 1, [b"a", b"b"] * 50, [b""] * 100)
+    commit_all(log)
+    asked: list[bytes] = []
+    backlog, _ = backlog_of(log)
+    page = await backlog.read(stream, 0, lambda topic: bool(asked.append(topic)))
+    assert sorted(asked) == [b"a", b"b"]
+    assert page == ([], 100, 0)
+
+
+async def test_what_is_not_durable_is_not_there() -> None:
+    log = open_log(FakeFileSystem())
+    stream = log.stream("s")
+    log.append(stream, 1, [b"a"], [b"x"])
+    backlog, _ = backlog_of(log)
+    assert await backlog.read(stream, 0, everything) == ([], 0, 0)
+    assert await backlog.fetch(stream, [0]) == {}
+    commit_all(log)
+    assert [record.payload for record in (await backlog.read(stream, 0, everything)).records] == [b"x"]
+
+
+async def test_records_that_the_log_deleted_are_counted_once() -> None:
+    log = open_log(FakeFileSystem(), SMALL)
+    stream, seq = log.stream("s"), 0
+    for _ in range(80):
+        seq = put(log, stream, random.Random(seq).randbytes(300)) + 1
+        log.release(stream, RangeSet([(0, seq)]))
+    ((lost, end),) = log.ranges(stream)
+    assert lost
+    backlog, counters = backlog_of(log)
+    page = await backlog.read(stream, 2, everything)
+    assert page.lost == lost - 2 == counters.backlog_lost
+    assert page.records[0].seq == lost
+    assert (await backlog.read(stream, page.next_seq, everything)).lost == 0
+    assert set(await backlog.fetch(stream, [0, lost, end - 1, end])) == {lost, end - 1}
+
+
+async def test_nothing_left_of_a_stream() -> None:
+    log = open_log(FakeFileSystem(), SMALL)
+    gone, other = log.stream("gone"), log.stream("other")
+    put(log, gone, b"a", b"b", b"c")
+    log.release(gone, RangeSet([(0, 3)]))
+    for number in range(80):
+        end = put(log, other, random.Random(number).randbytes(400)) + 1
+        log.release(other, RangeSet([(0, end)]))
+    assert not log.ranges(gone)
+    backlog, _ = backlog_of(log)
+    assert await backlog.read(gone, 1, everything) == ([], 3, 2)
+    assert await backlog.read(gone, 3, everything) == ([], 3, 0)
+
+
+async def test_many_who_are_behind_share_a_read() -> None:
+    log = open_log(FakeFileSystem(), SMALL)
+    stream = log.stream("s")
+    for number in range(10):
+        put(log, stream, random.Random(number).randbytes(300))
+    backlog, counters = backlog_of(log, StateSettings())
+    found = await asyncio.gather(*(backlog.read(stream, 0, everything) for _ in range(50)))
+    assert len({tuple(page.records) for page in found}) == 1
+    assert counters.backlog_disk_reads == 1
+
+
+async def test_a_reader_that_gives_up_leaves_the_others_theirs() -> None:
+    log = open_log(FakeFileSystem(), SMALL)
+    stream = log.stream("s")
+    for number in range(10):
+        put(log, stream, random.Random(number).randbytes(300))
+    backlog, _ = backlog_of(log)
+    first, second = (asyncio.ensure_future(backlog.read(stream, 0, everything)) for _ in range(2))
+    await asyncio.sleep(0)
+    first.cancel()
+    assert (await second).records[0].seq == 0
+
+
+async def test_a_disk_that_cannot_be_read_is_told_and_asked_again_later() -> None:
+    disk = FakeFileSystem()
+    log = open_log(disk, SMALL)
+    stream = log.stream("s")
+    for number in range(10):
+        put(log, stream, random.Random(number).randbytes(300))
+    backlog, _ = backlog_of(log)
+    disk.fail = lambda call, path: eio() if call in ("open", "read_at") else None
+    with pytest.raises((OSError, LogFailed)):
+        await backlog.read(stream, 0, everything)
+    disk.fail = lambda call, path: None
+    assert (await backlog.read(stream, 0, everything)).records[0].seq == 0

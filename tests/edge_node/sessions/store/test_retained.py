@@ -1,0 +1,174 @@
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from edge_node.sessions.store.database import Database
+from edge_node.sessions.store.retained import RetainedMessages, create_tables
+from edge_node.sessions.store.settings import StateCounters, StateSettings
+from edge_node.sessions.store.topic_tree import TopicTree
+from protocols.mqtt.properties import NO_PROPERTIES, Properties
+from protocols.topics import matches
+from tests.edge_node.sessions.store.helpers import Owner
+
+SECOND = 1_000_000_000
+LEVELS = st.lists(st.sampled_from(["a", "b", "", "$x"]), min_size=1, max_size=4).map("/".join).filter(bool)
+FILTERS = st.tuples(
+    st.lists(st.sampled_from(["a", "b", "", "+", "$x"]), max_size=3), st.sampled_from([[], ["#"]])
+).map(lambda parts: "/".join([*parts[0], *parts[1]])).filter(bool)  # fmt: skip
+
+
+class Shelf:
+    """Retained messages over a real file, with a clock that stands."""
+
+    def __init__(self, directory: Path, settings: StateSettings | None = None) -> None:
+        self.now = 1_000 * SECOND
+        self.owner = Owner()
+        self.counters = StateCounters()
+        self.database = Database(str(directory), create_tables, self.owner.post)
+        self.messages = RetainedMessages(
+            self.database, settings or StateSettings(), self.counters, lambda: self.now
+        )  # fmt: skip
+
+    def set(self, topic: str, payload: bytes = b"x", properties: Properties = NO_PROPERTIES) -> bool:
+        return self.messages.set(topic.encode(), payload, 1, properties, self.now)
+
+    def topics(self, topic_filter: str = "#") -> set[str]:
+        return {message.topic.decode() for message in self.messages.match(topic_filter)}
+
+    def durable(self) -> BaseException | None:
+        return self.owner.outcome(self.messages.on_durable)
+
+
+@given(topics=st.sets(LEVELS, max_size=12), gone=st.sets(LEVELS, max_size=4), topic_filter=FILTERS)
+def test_a_filter_finds_what_it_matches(topics: set[str], gone: set[str], topic_filter: str) -> None:
+    tree = TopicTree()
+    for topic in topics | gone:
+        tree.add(topic.encode())
+    for topic in gone:
+        tree.remove(topic.encode())
+    kept = topics - gone
+    assert sorted(tree.match(topic_filter)) == sorted(t.encode() for t in kept if matches(topic_filter, t))
+
+
+def test_a_tree_forgets_what_was_taken_out() -> None:
+    tree = TopicTree()
+    for topic in (b"a/b/c", b"a/b", b"a/x"):
+        tree.add(topic)
+    for topic in (b"a/b", b"a/b/c", b"a/x"):
+        tree.remove(topic)
+    assert not tree._root.children
+
+
+def test_the_last_message_of_a_topic_survives_a_restart(tmp_path: Path) -> None:
+    shelf = Shelf(tmp_path)
+    properties = Properties(content_type="text/plain", user_properties=(("a", "b"),), correlation_data=b"\0\xff")
+    shelf.set("plant/1", b"old")
+    shelf.set("plant/1", b"\0new", properties)
+    shelf.set("plant/2")
+    shelf.set("plant/ü")
+    shelf.messages.clear(b"plant/2")
+    shelf.messages.clear(b"never/there")
+    assert shelf.durable() is None
+    again = Shelf(tmp_path)
+    (found,) = again.messages.match("plant/1")
+    assert (found.topic, found.payload, found.qos, found.properties) == (b"plant/1", b"\0new", 1, properties)
+    assert found.stored_ns == shelf.now
+    assert again.topics() == {"plant/1", "plant/ü"}
+    assert len(again.messages) == again.counters.retained == 2
+    assert again.counters.retained_bytes == shelf.counters.retained_bytes
+
+
+def test_durable_says_so_at_once_when_nothing_waits(tmp_path: Path) -> None:
+    shelf = Shelf(tmp_path)
+    told: list[object] = []
+    shelf.messages.on_durable(told.append)
+    assert told == [None]
+    shelf.set("a")
+    shelf.messages.on_durable(told.append)
+    assert told == [None]
+    shelf.owner.wait_for(lambda: len(told) == 2)
+    assert told == [None, None]
+
+
+def test_topics_of_the_server_are_not_found_by_a_wildcard(tmp_path: Path) -> None:
+    shelf = Shelf(tmp_path)
+    for topic in ("$SYS/uptime", "a", "a/$b"):
+        shelf.set(topic)
+    assert shelf.topics("#") == {"a", "a/$b"}
+    assert shelf.topics("+/uptime") == set()
+    assert shelf.topics("$SYS/#") == {"$SYS/uptime"}
+
+
+def test_expired_messages_are_gone_also_from_the_file(tmp_path: Path) -> None:
+    shelf = Shelf(tmp_path)
+    shelf.set("soon", properties=Properties(message_expiry_interval=10))
+    shelf.set("later", properties=Properties(message_expiry_interval=20))
+    shelf.set("renewed", properties=Properties(message_expiry_interval=10))
+    shelf.set("renewed")
+    shelf.now += 10 * SECOND
+    assert shelf.topics() == {"later", "renewed"}
+    assert shelf.counters.retained_expired == 1
+    assert shelf.durable() is None
+    assert Shelf(tmp_path).topics() == {"later", "renewed"}
+
+
+def test_many_renewals_of_a_message_that_expires_do_not_pile_up(tmp_path: Path) -> None:
+    shelf = Shelf(tmp_path)
+    for _ in range(1000):
+        shelf.now += 1
+        shelf.set("a", properties=Properties(message_expiry_interval=3600))
+    assert len(shelf.messages._deadlines) < 100
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [StateSettings(retained_messages_max=2, retained_bytes_max=9000), StateSettings(retained_bytes_max=1900)],
+)
+def test_a_limit_refuses_what_is_new_and_keeps_what_is_there(tmp_path: Path, settings: StateSettings) -> None:
+    shelf = Shelf(tmp_path, settings)
+    assert shelf.set("a")
+    assert shelf.set("b")
+    assert not shelf.set("c")
+    assert shelf.set("a", b"y")
+    assert shelf.counters.retained_refused == 1
+    shelf.messages.clear(b"b")
+    assert shelf.set("c")
+    assert shelf.topics() == {"a", "c"}
+    assert not shelf.set("a", bytes(10_000))
+    assert shelf.messages.match("a")[0].payload == b"y"
+
+
+def test_a_full_disk_is_told_to_whoever_waits_and_tried_again(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    shelf = Shelf(tmp_path)
+    shelf.database.run(lambda database: database.execute("PRAGMA max_page_count = 20"))
+    shelf.set("large", bytes(1 << 20))
+    error = shelf.durable()
+    assert "full" in str(error)
+    assert "cannot be written" in caplog.text
+    assert shelf.database.failed is None
+    shelf.database.run(lambda database: database.execute("PRAGMA max_page_count = 100000"))
+    shelf.set("small", b"kept with the large one")
+    assert shelf.durable() is None
+    assert "can be written again" in caplog.text
+    assert Shelf(tmp_path).topics() == {"large", "small"}
+
+
+def test_a_hundred_thousand_messages_load_in_a_second(tmp_path: Path) -> None:
+    settings = StateSettings(retained_messages_max=100_000, retained_bytes_max=128 << 20)
+    shelf = Shelf(tmp_path, settings)
+    for number in range(100_000):
+        shelf.set(f"plant/{number % 100}/machine/{number}", b"21.5" * 10)
+    assert shelf.durable() is None
+    shelf.database.close()
+    started, cpu = time.perf_counter(), time.process_time()
+    again = Shelf(tmp_path, settings)
+    seconds, cpu = time.perf_counter() - started, time.process_time() - cpu
+    assert len(again.messages) == 100_000
+    assert len(again.messages.match("plant/7/#")) == 1000
+    print(f"100,000 retained messages: {seconds:.2f} s, {cpu:.2f} s of them CPU")
+    assert cpu < 1  # the wall clock depends on what else the machine does

@@ -1,0 +1,220 @@
+"""Retained messages that take a while to be sent: what changes meanwhile, and who else has to wait."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Iterable
+from pathlib import Path
+
+import pytest
+
+from edge_node.sessions import retained_delivery
+from edge_node.sessions.client_window import Outbound
+from edge_node.sessions.packets_out import Wire
+from edge_node.sessions.retained_delivery import TURN_BYTES_MAX, TURN_MESSAGES_MAX, RetainedFeed
+from edge_node.subscriptions.message import Message
+from edge_node.subscriptions.subscriptions import Entry
+from protocols.mqtt.decoder import decode
+from protocols.mqtt.packets import PubAck, Publish, Subscription, Unsubscribe
+from protocols.mqtt.properties import Properties
+from tests.edge_node.mqtt.harness import Node, RawClient, running, until
+from tests.edge_node.sessions.test_client_window import Keeper, Socket
+
+TOPICS = 30
+WINDOW = 5
+
+
+async def rest(node: Node, client: RawClient, publisher: RawClient, first: list[Publish]) -> dict[bytes, list[bytes]]:
+    """Topic -> the payloads that a client is still sent, in order, as it acknowledges them."""
+
+    async def receive() -> dict[bytes, list[bytes]]:
+        found: dict[bytes, list[bytes]] = {}
+        while (message := await client.receive()).topic != b"end":
+            found.setdefault(message.topic, []).append(message.payload)
+            client.send(PubAck(message.packet_id))
+        return found
+
+    client.send(*(PubAck(message.packet_id) for message in first))
+    receiving = asyncio.create_task(receive())
+    (outbound,) = (session.outbound for session in node.broker.sessions.all() if session.client_id == "slow")
+    await until(lambda: outbound.feed is None and not outbound.inflight)
+    publisher.send(Publish(b"end", b"", 1, 1))
+    return await receiving
+
+
+async def begun(port: int, topic_filter: str = "t/+") -> tuple[RawClient, list[Publish]]:
+    """A client that has been sent the first few of the retained messages, and has not acknowledged them."""
+    client = await RawClient.connect5(port, "slow", receive_maximum=WINDOW)
+    await client.subscribe((topic_filter, 1), ("end", 1))
+    return client, [await client.receive() for _ in range(WINDOW)]
+
+
+async def publish(client: RawClient, payload: bytes, *, retain: bool = True, **properties: int) -> None:
+    for number in range(TOPICS):
+        client.send(Publish(b"t/%d" % number, payload, 1, number + 1, retain, False, Properties(**properties)))  # type: ignore[arg-type]
+    for _ in range(TOPICS):
+        assert isinstance(await client.receive(), PubAck)
+
+
+async def test_a_topic_ends_on_its_last_message(tmp_path: Path) -> None:
+    """[MQTT-4.6.0-6] [MQTT-3.3.1-9]: one that is published while the retained ones are sent is the newer one"""
+    async with running(tmp_path) as node:
+        publisher = await RawClient.connect5(node.port, "publisher")
+        await publish(publisher, b"old")
+        client, first = await begun(node.port)
+        await publish(publisher, b"new")
+        found = await rest(node, client, publisher, first)
+        assert len(found) == TOPICS
+        assert {payloads[-1] for payloads in found.values()} == {b"new"}
+
+
+@pytest.mark.parametrize("how", ["cleared", "expired"])
+async def test_what_is_gone_meanwhile_is_not_sent(tmp_path: Path, how: str) -> None:
+    """[MQTT-3.3.1-6] [MQTT-3.3.2-5]"""
+    later_ns = 0
+    async with running(tmp_path, wall_clock=lambda: time.time_ns() + later_ns) as node:
+        publisher = await RawClient.connect5(node.port, "publisher")
+        await publish(publisher, b"old", message_expiry_interval=1000)
+        client, first = await begun(node.port)
+        if how == "cleared":
+            await publish(publisher, b"")
+        else:
+            later_ns = 2000 * 10**9
+        found = await rest(node, client, publisher, first)
+        assert {payload for payloads in found.values() for payload in payloads} <= {b""}
+
+
+async def test_unsubscribing_ends_it(tmp_path: Path) -> None:
+    """[MQTT-3.10.4-2]: no message more for a filter that was taken out, though others go on"""
+    async with running(tmp_path) as node:
+        publisher = await RawClient.connect5(node.port, "publisher")
+        await publish(publisher, b"old")
+        client, first = await begun(node.port)
+        client.send(Unsubscribe(7, ("t/+",)))
+        await client.receive()
+        await client.subscribe(("t/29", 1))
+        assert await rest(node, client, publisher, first) == {b"t/29": [b"old"]}
+
+
+# --- turns
+
+
+class Slow:
+    """A feed of one client, and how much it has been sent."""
+
+    def __init__(self, count: int, payload: bytes = b"x") -> None:
+        self.keeper, self.link, self.matched = Keeper(), Socket(), list[str]()
+        self.outbound = Outbound("c", Wire(4), self.keeper, 10, 1 << 20)  # type: ignore[arg-type]
+        self.outbound.attach(self.link, Wire(4), 10)
+        self.messages = [Message(b"t/%d" % number, payload, 0, retain=True) for number in range(count)]
+        self.feed = self.outbound.feed = RetainedFeed(
+            self.outbound, self._match, lambda _, message: message, self.keeper.flush
+        )
+
+    def _match(self, topic_filter: str) -> Iterable[Message]:
+        self.matched.append(topic_filter)
+        return self.messages
+
+    def subscribe(self, *filters: str) -> None:
+        """As a read with SUBSCRIBE does."""
+        for text in filters:
+            self.feed.add(Entry(self.outbound, text, Subscription(text, 0), None))
+        self.read()
+
+    def read(self) -> None:
+        """As a read does whatever the client sends."""
+        self.outbound.pump()
+        self.keeper.flush()
+
+    @property
+    def sent(self) -> int:
+        data, at, count = b"".join(self.link), 0, 0
+        while at < len(data):
+            decoded = decode(data, at, 1 << 24, 4)
+            assert decoded is not None
+            at, count = decoded[1], count + 1
+        return count
+
+
+async def test_others_have_their_turn() -> None:
+    """A client that subscribes to fifty thousand messages does not keep all others waiting"""
+    slow = Slow(3 * TURN_MESSAGES_MAX)
+    slow.subscribe("#")
+    for turn in range(1, 4):
+        assert slow.sent == turn * TURN_MESSAGES_MAX
+        await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    assert slow.outbound.feed is None
+    assert slow.sent == len(slow.messages)
+
+
+async def test_a_turn_has_only_so_many_bytes() -> None:
+    slow = Slow(100, bytes(TURN_BYTES_MAX // 4))
+    slow.subscribe("#")
+    assert slow.sent == 4
+    await asyncio.sleep(0)
+    assert slow.sent == 8
+
+
+async def test_a_client_that_sends_much_meanwhile_is_sent_no_more() -> None:
+    slow = Slow(10 * TURN_MESSAGES_MAX)
+    slow.subscribe("#")
+    for _ in range(100):
+        slow.read()
+    assert slow.sent == TURN_MESSAGES_MAX
+    await asyncio.sleep(0)
+    assert slow.sent == 2 * TURN_MESSAGES_MAX, "one turn at a time, however often it was asked for"
+
+
+async def test_a_client_that_does_not_read_is_not_written_to() -> None:
+    slow = Slow(4 * TURN_MESSAGES_MAX)
+    slow.subscribe("#")
+    slow.outbound.live = False  # as by pause_writing
+    for _ in range(3):
+        await asyncio.sleep(0)
+    assert slow.sent == TURN_MESSAGES_MAX
+    slow.outbound.live = True
+    slow.read()
+    assert slow.sent == 2 * TURN_MESSAGES_MAX
+
+
+async def test_nothing_is_sent_to_a_client_that_has_gone() -> None:
+    slow = Slow(4 * TURN_MESSAGES_MAX)
+    slow.subscribe("#")
+    slow.outbound.detach()
+    slow.outbound.attach(Socket(), Wire(4), 10)
+    await asyncio.sleep(0)
+    assert not slow.outbound.out
+    assert slow.sent == TURN_MESSAGES_MAX
+
+
+async def test_a_filter_that_waits_is_not_sent_twice() -> None:
+    """A packet of 160 KB holds one filter forty thousand times"""
+    slow = Slow(1)
+    slow.subscribe(*["a", "#"] * 20_000)
+    await until(lambda: slow.outbound.feed is None)
+    assert slow.matched == ["a", "#"]
+    assert slow.sent == 2
+
+
+async def test_one_filter_is_looked_up_a_turn() -> None:
+    slow = Slow(0)
+    slow.subscribe("a", "b", "c")
+    for turn in range(1, 4):
+        assert len(slow.matched) == turn
+        await asyncio.sleep(0)
+    assert slow.outbound.feed is None
+
+
+async def test_what_would_wait_for_the_journal_waits_where_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(retained_delivery, "HELD_WAIT_S", 0)
+    slow = Slow(2 * TURN_MESSAGES_MAX)
+    slow.subscribe("#")
+    slow.outbound.held = 1
+    for _ in range(10):
+        await asyncio.sleep(0)
+    assert slow.sent == TURN_MESSAGES_MAX
+    slow.outbound.held = 0
+    await until(lambda: slow.outbound.feed is None)
+    assert slow.sent == len(slow.messages)

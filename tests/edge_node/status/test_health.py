@@ -1,0 +1,50 @@
+"""When a node says that it is not well, or not ready."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from config.load import parse
+from config.models import EdgeConfig
+from edge_node.check import check
+from edge_node.node import EdgeNode
+from edge_node.status.health import Health
+from tests.storage.fakes import FakeFileSystem
+from tests.storage.segment_log.helpers import open_log
+
+CONFIG = """\
+node: a
+data_dir: data
+http: null
+listeners: {mqtt: {bind: "127.0.0.1:0"}}
+streams: {t: {from: "t/#"}}
+"""
+
+
+def test_a_failed_log_is_a_reason_to_start_again() -> None:
+    log = open_log(FakeFileSystem())
+    health = Health(log, lambda: False, lambda: True)
+    assert (health.unhealthy(), health.unready()) == ([], [])
+    log.committer.poison(OSError("the disk is gone"))
+    (reason,) = health.unhealthy()
+    assert "a write to the log failed" in reason
+    assert health.unready() == [reason]
+    assert "/" not in reason, "a probe learns no paths"
+    log.close()
+
+
+def test_a_failed_database_is_a_reason_to_start_again() -> None:
+    log = open_log(FakeFileSystem())
+    assert "the database of sessions failed" in Health(log, lambda: True, lambda: True).unhealthy()[0]
+    log.close()
+
+
+async def test_a_node_is_ready_from_its_start_until_its_listeners_close(tmp_path: Path) -> None:
+    node = EdgeNode(parse(CONFIG, str(tmp_path / "edge.yaml"), EdgeConfig, check).config)
+    await node.start()
+    health = Health(node.log, lambda: False, lambda: node.front_door.is_open)
+    assert health.unready() == []
+    node.front_door.stop()
+    assert health.unready() == ["the listeners are not open"]
+    assert health.unhealthy() == []
+    await node.close()

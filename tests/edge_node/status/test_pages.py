@@ -1,0 +1,87 @@
+"""The node's own pages."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import aiohttp
+import pytest
+
+from edge_node.status.health import Health
+from edge_node.status.pages import Pages, page, trouble
+
+FACTS: dict[str, Any] = {
+    "node": "press-shop-7",
+    "tenant": "default",
+    "uptime_seconds": 7200.0,
+    "clock": "synchronised",
+    "log_error": None,
+    "log_full": None,
+    "log_low": None,
+    "disk": {"bytes": 64 << 20, "budget_bytes": 16 << 30, "outage_seconds_left": None, "bytes_per_second": None},
+    "streams": {"telemetry": {"next_seq": 12, "durable_end": 10, "lost": {"budget": 3}}},
+    "links": {
+        "cloud": {"state": "waiting", "pending_records": 10, "pending_seconds": 90.0, "last_error": "no <route>"}
+    },
+    "mqtt": {"connections": 3, "publishes_received": 12, "publishes_unrouted": 4},
+    "unrouted": {"policy": "keep", "messages": 4, "busiest": [{"topic": "test/<b>", "messages": 4}]},
+}
+
+
+def test_the_page_shows_what_people_ask_and_escapes_what_others_wrote() -> None:
+    text = page(FACTS)
+    for shown in (
+        "press-shop-7",
+        "2.0 hours",
+        "64 MiB of 16 GiB",
+        "unknown yet",
+        "telemetry",
+        "3 budget",
+        "90 seconds",
+        "no &lt;route&gt;",
+        "test/&lt;b&gt;",
+    ):
+        assert shown in text
+    assert "<route>" not in text
+    assert "<b>" not in text
+
+
+def test_an_error_that_is_over_is_not_trouble() -> None:
+    link = copy.deepcopy(FACTS["links"]["cloud"])
+    assert trouble(link) == "no <route>"
+    link["state"] = "connected"
+    assert trouble(link) == ""
+
+
+class Well(Health):
+    def __init__(self) -> None:
+        pass
+
+    def unhealthy(self) -> list[str]:
+        return []
+
+    def unready(self) -> list[str]:
+        return []
+
+
+@pytest.mark.parametrize(
+    ("path", "kind", "text"),
+    [
+        ("", "text/html", "press-shop-7"),
+        ("status", "application/json", '"node"'),
+        ("metrics", "text/plain", "weft_x 1"),
+        ("healthz", "text/plain", "healthy\n"),
+        ("readyz", "text/plain", "ready\n"),
+    ],
+)
+async def test_every_page_is_served(path: str, kind: str, text: str) -> None:
+    pages = Pages(lambda: FACTS, lambda: b"weft_x 1\n", Well())
+    await pages.start("127.0.0.1:0")
+    try:
+        async with aiohttp.ClientSession() as session, session.get(f"http://127.0.0.1:{pages.port}/{path}") as answer:
+            assert answer.status == 200
+            assert answer.content_type == kind
+            assert text in await answer.text()
+    finally:
+        await pages.close()

@@ -1,0 +1,61 @@
+from __future__ import annotations
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from edge_node.subscriptions.message_headers import USER_PROPERTIES_MAX, TooManyProperties, from_headers, to_headers
+from protocols.batch import HEADER_PAIRS_MAX
+from protocols.mqtt.properties import NO_PROPERTIES, Properties
+
+NOW = 1_700_000_000_000_000_000
+TEXT = st.text(max_size=8) | st.sampled_from(["mqtt.expires", "mqtt.user.", "mqtt.user.mqtt.", "mqtt.content-type"])
+PROPERTIES = st.builds(
+    Properties,
+    payload_format_indicator=st.none() | st.integers(0, 1),
+    message_expiry_interval=st.none() | st.integers(0, 0xFFFFFFFF),
+    content_type=st.none() | st.text(max_size=8),
+    response_topic=st.none() | st.text(max_size=8),
+    correlation_data=st.none() | st.binary(max_size=8),
+    user_properties=st.lists(st.tuples(TEXT, st.text(max_size=8)), max_size=4).map(tuple),
+)
+
+
+@given(PROPERTIES)
+def test_what_receivers_are_told_comes_back_whatever_names_people_choose(properties: Properties) -> None:
+    found, expires_ns = from_headers(to_headers(properties, NOW))
+    interval = properties.message_expiry_interval
+    assert found == msgspec.structs.replace(properties, message_expiry_interval=None)
+    assert expires_ns == (0 if interval is None else NOW + interval * 1_000_000_000)
+
+
+def test_user_properties_keep_names_and_order_where_people_look_for_them() -> None:
+    pairs = (("unit", "°C"), ("unit", "K"), ("a", ""))
+    assert to_headers(Properties(user_properties=pairs, content_type="text/plain"), NOW) == (
+        *pairs, ("mqtt.content-type", "text/plain"),
+    )  # fmt: skip
+
+
+def test_messages_without_properties_cost_nothing() -> None:
+    assert to_headers(NO_PROPERTIES, NOW) == ()
+    assert from_headers(())[0] is NO_PROPERTIES
+    assert from_headers((("mqtt.of-a-later-release", "x"),)) == (NO_PROPERTIES, 0)
+
+
+@pytest.mark.parametrize(
+    "pair", [("mqtt.expires", "soon"), ("mqtt.expires", "²"), ("mqtt.expires", "9" * 20),
+             ("mqtt.correlation-data", "%%"), ("mqtt.payload-format", "2")],
+)  # fmt: skip
+def test_nonsense_in_reserved_names_is_passed_over(pair: tuple[str, str]) -> None:
+    assert from_headers((pair,)) == (NO_PROPERTIES, 0)
+
+
+def test_more_user_properties_than_a_record_has_room_for() -> None:
+    every = Properties(
+        user_properties=(("n", "v"),) * USER_PROPERTIES_MAX, payload_format_indicator=1, message_expiry_interval=1,
+        content_type="", response_topic="r", correlation_data=b"",
+    )  # fmt: skip
+    assert len(to_headers(every, NOW)) == HEADER_PAIRS_MAX - 1, "one more says who published it, or who it is for"
+    with pytest.raises(TooManyProperties, match=f"{USER_PROPERTIES_MAX + 1} user properties"):
+        to_headers(Properties(user_properties=(("n", "v"),) * (USER_PROPERTIES_MAX + 1)), NOW)

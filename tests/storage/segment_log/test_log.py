@@ -1,0 +1,360 @@
+"""Appending, acknowledging and reading."""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from protocols.batch import HEADER_PAIRS_MAX, Flag, decode_header, records
+from protocols.ranges import RangeSet
+from protocols.segment import HEADER_BYTES, EntryKind
+from storage.filesystem import DirectoryInUse, OSFileSystem
+from storage.segment_log import LogFailed, LogFull, LogSettings, RecordTooLarge
+from storage.segment_log.walk.entries import inspect_log
+from tests.storage.fakes import FakeFileSystem, eio
+from tests.storage.segment_log.helpers import (
+    DIRECTORY,
+    SMALL,
+    Clock,
+    commit_all,
+    open_log,
+    put,
+    read_all,
+    segment_paths,
+)
+
+
+@pytest.fixture
+def disk() -> FakeFileSystem:
+    return FakeFileSystem()
+
+
+def syncs(disk: FakeFileSystem) -> int:
+    return sum(call == "sync" for call, _ in disk.calls)
+
+
+def test_one_commit_is_one_write_and_one_sync_for_all_streams(disk: FakeFileSystem) -> None:
+    log = open_log(disk)
+    one, two = log.stream("one"), log.stream("two")
+    disk.calls.clear()
+    for _ in range(20):
+        log.append(one, 5, [b"k"] * 3, [b"a", b"b", b"c"])
+        log.append(two, 5, [b"k"], [b"d"])
+    commit_all(log)
+    assert [call for call, _ in disk.calls if call in ("write_at", "sync")] == ["write_at", "sync"]
+    assert read_all(log, one) == {seq: b"abc"[seq % 3 : seq % 3 + 1] for seq in range(60)}
+    assert read_all(log, two) == dict.fromkeys(range(20), b"d")
+    assert len(log.read(one, 0, 1 << 20)) == 1
+
+
+def test_nothing_is_acknowledged_or_read_before_the_sync(disk: FakeFileSystem) -> None:
+    log = open_log(disk)
+    stream = log.stream("one")
+    told: list[str] = []
+    log.append(stream, 5, [b"k"], [b"a"])
+    log.on_durable(lambda error: told.append(f"first {error}"))
+    log.append(stream, 5, [b"k"], [b"b"])
+    log.on_durable(lambda error: told.append(f"second {error}"))
+    log.listen(lambda: told.append("listener"))
+    assert told == []
+    assert log.pending_bytes > 0
+    assert log.read(stream, 0, 1000) == []
+    assert not log.ranges(stream)
+    assert log.next_seq(stream) == 2
+    log.committer.run_once()
+    assert told == ["first None", "second None", "listener"]
+    assert log.pending_bytes == 0
+    assert log.durable_end(stream) == 2
+
+
+def test_a_callback_with_nothing_pending_comes_at_once(disk: FakeFileSystem) -> None:
+    log = open_log(disk)
+    before = syncs(disk)
+    told: list[BaseException | None] = []
+    log.on_durable(told.append)
+    assert told == [None]
+    assert syncs(disk) == before
+
+
+def test_a_callback_registered_by_a_callback_comes_after_the_others(disk: FakeFileSystem) -> None:
+    log = open_log(disk)
+    stream = log.stream("one")
+    told: list[int] = []
+    log.append(stream, 5, [b"k"], [b"a"])
+    log.on_durable(lambda error: log.on_durable(lambda error: told.append(3)))
+    log.on_durable(lambda error: 1 / 0)  # a mistake of one caller is nobody else's
+    log.on_durable(lambda error: told.append(2))
+    commit_all(log)
+    assert told == [2, 3]
+
+
+def test_everything_of_a_record_comes_back(disk: FakeFileSystem) -> None:
+    log = open_log(disk)
+    stream = log.stream("one")
+    log.append(stream, 10, [b"a/b"], [b"first"])
+    pairs = (("unit", "°C"), ("unit", "K"))
+    log.append(stream, 20, [b"c", b"d"], [b"second", b"third"], {1: pairs}, {0: Flag.DUPLICATE_SUSPECTED})
+    commit_all(log)
+    first, second, third = records(log.read(stream, 0, 1000)[0])
+    assert (first.time, first.key, first.payload, first.headers, first.flags) == (10, b"a/b", b"first", (), 0)
+    assert (second.time, second.key, second.flags) == (20, b"c", Flag.DUPLICATE_SUSPECTED)
+    assert (third.headers, third.flags) == (pairs, 0)
+
+
+def test_a_long_run_is_split_into_batches_and_commits(disk: FakeFileSystem) -> None:
+    log = open_log(disk, LogSettings(segment_bytes=1 << 20, budget_bytes=1 << 30))
+    stream = log.stream("one")
+    payloads = [random.Random(index).randbytes(30_000) for index in range(300)]
+    headers = {299: (("last", "yes"),)}
+    log.append(stream, 5, [b"k"] * 300, payloads, headers)
+    log.append(stream, 5, [b"k"] * 100_000, [b""] * 100_000)
+    commit_all(log)
+    assert read_all(log, stream) == dict(enumerate(payloads + [b""] * 100_000))
+    sizes = [decode_header(data).raw_length for data in log.read(stream, 0, 1 << 30)]
+    assert max(sizes) < 2 << 20
+    assert [r.headers for data in log.read(stream, 299, 1) for r in records(data) if r.seq == 299] == [headers[299]]
+
+
+def test_wrong_arguments_are_refused_and_take_no_number(disk: FakeFileSystem) -> None:
+    log = open_log(disk, LogSettings())
+    stream = log.stream("one")
+    with pytest.raises(ValueError, match="2 keys for 1 payloads"):
+        log.append(stream, 5, [b"a", b"b"], [b"x"])
+    with pytest.raises(ValueError, match="stream 99 was not declared"):
+        log.append(99, 5, [b"a"], [b"x"])
+    with pytest.raises(ValueError, match="cannot name a stream"):
+        log.stream("No Spaces")
+    with pytest.raises(RecordTooLarge, match="takes records of up to"):
+        log.append(stream, 5, [b"a"], [bytes(17 << 20)])
+    assert log.append(stream, 5, [], []) == 0
+    assert log.next_seq(stream) == 0
+
+
+def test_a_record_with_more_headers_than_a_batch_holds_is_refused_and_the_log_goes_on(disk: FakeFileSystem) -> None:
+    log = open_log(disk)
+    stream = log.stream("one")
+    pairs = tuple(("name", str(at)) for at in range(HEADER_PAIRS_MAX + 1))
+    assert len(pairs) == 1025
+    with pytest.raises(RecordTooLarge, match="a record with 1025 headers; the log takes up to 1024"):
+        log.append(stream, 5, [b"k"] * 2, [b"a", b"b"], {1: pairs})
+    assert log.append(stream, 5, [b"k"] * 2, [b"a", b"b"], {1: pairs[1:]}) == 0
+    commit_all(log)
+    assert log.failed is None
+    assert log.durable_end(stream) == 2
+    assert [len(record.headers) for data in log.read(stream, 0, 1) for record in records(data)] == [0, 1024]
+
+
+def test_mark_never_promises_more_than_is_durable(disk: FakeFileSystem) -> None:
+    log = open_log(disk)
+    stream = log.stream("one")
+    assert log.mark(stream, 100) == (100, 0)
+    put(log, stream, b"a", time=110)
+    log.append(stream, 200, [b"k"], [b"b"])
+    log.append(stream, 150, [b"k"], [b"c"])  # the wall clock stepped back
+    assert log.mark(stream, 300) == (149, 1)
+    commit_all(log)
+    assert log.mark(stream, 300) == (300, 3)
+
+
+def test_the_tail_serves_the_newest_from_memory(disk: FakeFileSystem) -> None:
+    log = open_log(disk)
+    stream, other = log.stream("one"), log.stream("two")
+    put(log, other, b"other")
+    for index in range(40):
+        put(log, stream, b"%d" % index)
+    disk.calls.clear()
+    found = log.read_tail(stream, 38, 1 << 20)
+    assert found is not None
+    assert [record.payload for data in found for record in records(data)] == [b"38", b"39"]
+    assert log.read_tail(stream, 40, 1000) == []
+    assert log.read_tail(stream, 0, 1000) is None
+    assert log.read_tail(other, 0, 1000) is None
+    assert disk.calls == []
+    assert read_all(log, other) == {0: b"other"}
+
+
+@pytest.mark.parametrize("bytes_max", [1, 700, 1 << 20])
+def test_a_read_begins_with_the_batch_of_the_seq_asked_for(disk: FakeFileSystem, bytes_max: int) -> None:
+    log = open_log(disk, LogSettings(segment_bytes=4096, budget_bytes=1 << 20, tail_bytes=0))
+    streams = [log.stream(name) for name in ("one", "two")]
+    for index in range(120):
+        put(log, streams[index % 2], b"%d" % index, b"x" * (index % 50))
+    assert len(segment_paths(disk)) > 3
+    for stream in streams:
+        for seq in range(120):
+            batches = log.read(stream, seq, bytes_max)
+            header = decode_header(batches[0])
+            assert header.stream == stream
+            assert header.base_seq <= seq < header.end_seq
+            assert len(batches) == 1 or sum(map(len, batches)) <= bytes_max
+        assert log.read(stream, 120, bytes_max) == []
+
+
+def test_streams_keep_their_numbers_across_restarts(disk: FakeFileSystem) -> None:
+    log = open_log(disk, log_id=1)
+    numbers = {name: log.stream(name) for name in ("b", "a", "c")}
+    put(log, numbers["a"], b"x")
+    log.close()
+    again = open_log(disk, log_id=2)
+    assert again.streams() == numbers
+    assert again.log_id == 1
+    assert not again.recovery.created
+    assert again.stream("d") == 4
+
+
+def test_a_failed_sync_poisons_the_log_until_it_is_opened_anew(disk: FakeFileSystem) -> None:
+    log = open_log(disk)
+    stream = log.stream("one")
+    put(log, stream, b"safe")
+    told: list[BaseException | None] = []
+    log.append(stream, 5, [b"k"], [b"lost"])
+    log.on_durable(told.append)
+    disk.fail = lambda call, path: eio() if call == "sync" else None
+    before = syncs(disk)
+    commit_all(log)
+    assert syncs(disk) == before + 1
+    assert isinstance(told[0], LogFailed)
+    disk.fail = lambda call, path: None
+    with pytest.raises(LogFailed):
+        log.append(stream, 5, [b"k"], [b"more"])
+    log.on_durable(told.append)
+    assert isinstance(told[1], LogFailed)
+    assert log.stats().failed is told[0]
+    assert syncs(disk) == before + 1
+    assert read_all(log, stream) == {0: b"safe"}
+    log.close()
+    again = open_log(disk)
+    # The bytes were there, so they were written again and may be relied on now.
+    survivors = read_all(again, stream)
+    after_cut = open_log(disk.power_cut(random.Random(1)))
+    assert read_all(after_cut, stream) == survivors
+
+
+def test_a_mistake_while_encoding_poisons_instead_of_ending_the_writer_in_silence(disk: FakeFileSystem) -> None:
+    log = open_log(disk)
+    told: list[BaseException | None] = []
+    log.append(log.stream("one"), 5, [b"k"], [b"x"], flags={0: 999})
+    log.on_durable(told.append)
+    commit_all(log)
+    assert isinstance(told[0], LogFailed)
+
+
+def test_pending_bytes_have_a_last_bound(disk: FakeFileSystem) -> None:
+    log = open_log(disk, LogSettings(segment_bytes=1 << 20, budget_bytes=1 << 30, pending_bytes_max=10_000))
+    stream = log.stream("one")
+    while log.pending_bytes < 18_000:
+        log.append(stream, 5, [b"k"], [bytes(900)])
+    with pytest.raises(LogFull, match="wait for the disk"):
+        log.append(stream, 5, [b"k"], [bytes(2000)])
+    taken = log.next_seq(stream)
+    commit_all(log)
+    log.append(stream, 5, [b"k"], [bytes(1000)])
+    assert log.next_seq(stream) == taken + 1
+
+
+def test_two_logs_on_one_directory_are_refused(tmp_path: Path) -> None:
+    directory = str(tmp_path / "log")
+    log = open_log(OSFileSystem(), directory=directory)
+    with pytest.raises(DirectoryInUse, match="in use by another process"):
+        open_log(OSFileSystem(), directory=directory)
+    log.close()
+    open_log(OSFileSystem(), directory=directory).close()
+
+
+def test_the_writer_thread_on_a_real_disk(tmp_path: Path) -> None:
+    directory = str(tmp_path / "log")
+    settings = LogSettings(segment_bytes=1 << 16, budget_bytes=1 << 26, tail_bytes=4096)
+    log = open_log(OSFileSystem(), settings, directory=directory, start_writer=True)
+    stream = log.stream("one")
+    payloads = [random.Random(index).randbytes(60) for index in range(5000)]
+    done, order = threading.Event(), []
+    for first in range(0, 5000, 50):
+        log.append(stream, 5, [b"k"] * 50, payloads[first : first + 50])
+        log.on_durable(lambda error, first=first: order.append((first, error)))
+    log.on_durable(lambda error: done.set())
+    assert done.wait(20)
+    assert order == [(first, None) for first in range(0, 5000, 50)]
+    assert read_all(log, stream) == dict(enumerate(payloads))
+    log.append(stream, 5, [b"k"], [b"at the close"])
+    log.close()
+    again = open_log(OSFileSystem(), settings, directory=directory)
+    assert read_all(again, stream)[5000] == b"at the close"
+    assert again.recovery.torn_bytes == 0
+    assert again.stats().segments > 1
+    again.close()
+
+
+def test_commit_interval_gathers_appends(tmp_path: Path) -> None:
+    settings = LogSettings(commit_interval_s=0.05)
+    log = open_log(OSFileSystem(), settings, directory=str(tmp_path), start_writer=True)
+    stream = log.stream("one")
+    started, done = time.monotonic(), threading.Event()
+    for _ in range(3):
+        done.clear()
+        for _ in range(50):
+            log.append(stream, 5, [b"k"], [b"x"])
+        log.on_durable(lambda error: done.set())
+        assert done.wait(5)
+    assert time.monotonic() - started >= 0.1
+    assert log.stats().commits <= 6
+    log.close()
+
+
+def test_closing_commits_what_is_pending_and_then_refuses(disk: FakeFileSystem) -> None:
+    log = open_log(disk)
+    told: list[BaseException | None] = []
+    stream = log.stream("one")
+    log.append(stream, 5, [b"k"], [b"x"])
+    log.on_durable(told.append)
+    log.close()
+    log.close()
+    assert told == [None]
+    with pytest.raises(LogFailed, match="is closed"):
+        log.append(stream, 5, [b"k"], [b"x"])
+    assert read_all(open_log(disk), stream) == {0: b"x"}
+
+
+def test_restarts_without_records_leave_no_files(disk: FakeFileSystem) -> None:
+    for _ in range(5):
+        open_log(disk).close()
+    assert len(segment_paths(disk)) == 1
+
+
+def test_stats_tell_what_is_there(disk: FakeFileSystem) -> None:
+    log = open_log(disk)
+    stream = log.stream("one")
+    put(log, stream, b"a", b"b", time=70)
+    put(log, stream, b"c", time=60)
+    stats = log.stats()
+    assert (stats.records, stats.commits, stats.oldest_time, stats.newest_time) == (3, 2, 60, 70)
+    assert stats.bytes_on_disk == SMALL.segment_bytes + len(disk.content(f"{DIRECTORY}/log-id"))
+    assert sum(stats.sync.counts) == 2
+    assert stats.sync.seconds > 0
+
+
+def test_inspection_shows_a_living_log(disk: FakeFileSystem) -> None:
+    log = open_log(disk)
+    stream = log.stream("one")
+    put(log, stream, b"a", b"b")
+    put(log, stream, b"c")
+    log.release(stream, RangeSet([(0, 3)]))
+    found = list(inspect_log(DIRECTORY, disk))
+    assert [item.problem for item in found] == [None] * len(found)
+    assert [item.kind for item in found] == [
+        None, EntryKind.STREAMS, EntryKind.KEPT, EntryKind.STREAMS,
+        EntryKind.STREAMS, EntryKind.BATCH, EntryKind.STREAMS, EntryKind.BATCH,
+    ]  # fmt: skip
+    assert found[1].offset == HEADER_BYTES
+    assert [r.payload for item in found if item.data for r in records(item.data)] == [b"a", b"b", b"c"]
+
+
+def test_a_clock_of_the_log_is_only_what_it_was_given(disk: FakeFileSystem) -> None:
+    log = open_log(disk, clock=Clock())
+    stream = log.stream("one")
+    put(log, stream, b"a")
+    header = decode_header(log.read(stream, 0, 1)[0])
+    assert (header.boot_id, header.first_time) == (7, 5)

@@ -1,0 +1,57 @@
+"""When a commit begins: at the end of the owner's turn, so that it carries all of it, or when enough is pending."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+from storage.filesystem import OSFileSystem
+from storage.segment_log import LogSettings, SegmentLog
+from storage.segment_log.settings import DUE_BYTES
+from tests.storage.segment_log.helpers import Clock
+
+PATIENCE_S = 10.0
+
+
+def open_log(directory: Path, soon: list[Callable[[], None]], settings: LogSettings = LogSettings()) -> SegmentLog:
+    return SegmentLog.open(
+        str(directory), settings, wall_clock=lambda: 0, clock_reading=Clock().reading, random_bits=lambda _: 7,
+        post=lambda callback: callback(), end_of_turn=soon.append, filesystem=OSFileSystem(),
+    )  # fmt: skip
+
+
+def test_the_appends_of_one_turn_are_one_commit(tmp_path: Path) -> None:
+    soon: list[Callable[[], None]] = []
+    log = open_log(tmp_path, soon)
+    stream, durable = log.stream("s"), threading.Event()
+    before = log.stats().commits
+    for number in range(20):
+        log.append(stream, 0, [b"k"], [b"%d" % number])
+        log.on_durable(lambda _: durable.set())
+    assert len(soon) == 1, "asked for once"
+    assert not log.ranges(stream)
+    soon.pop()()
+    assert durable.wait(PATIENCE_S)
+    assert log.stats().commits == before + 1
+    assert list(log.ranges(stream)) == [(0, 20)]
+    log.close()
+
+
+def test_a_long_turn_does_not_keep_the_disk_waiting(tmp_path: Path) -> None:
+    log, durable = open_log(tmp_path, []), threading.Event()
+    stream = log.stream("s")
+    log.append(stream, 0, [b"k"], [bytes(DUE_BYTES)])
+    log.on_durable(lambda _: durable.set())
+    assert durable.wait(PATIENCE_S), "the turn has not ended"
+    log.close()
+
+
+def test_closing_commits_what_the_turn_has_left(tmp_path: Path) -> None:
+    log = open_log(tmp_path, [])
+    stream = log.stream("s")
+    log.append(stream, 0, [b"k"], [b"v"])
+    log.close()
+    log = open_log(tmp_path, [])
+    assert list(log.ranges(stream)) == [(0, 1)]
+    log.close()

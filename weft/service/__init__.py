@@ -1,0 +1,1 @@
+"""Running a node or hub as a service: signals, reload, log lines."""

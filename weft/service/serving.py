@@ -1,0 +1,81 @@
+"""Running a node as a process: the event loop, and the signals that end it or make it read its files again."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import signal
+from collections.abc import AsyncIterator, Awaitable, Callable
+from importlib.metadata import version
+
+from weft.service.hang_up import hang_up_has_come
+
+logger = logging.getLogger(__name__)
+
+
+def software() -> str:
+    """Name and version, which nodes tell each other."""
+    return f"weft {version('weft-fabric')}"
+
+
+class Signals:
+    """What the process was told. Belongs to the event loop's thread."""
+
+    def __init__(self) -> None:
+        loop = asyncio.get_running_loop()
+        self.stop = asyncio.Event()
+        """SIGTERM or SIGINT has come."""
+        self._hang_up = asyncio.Event()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._stop, number)
+
+        def hang_up(_number: int, _frame: object) -> None:
+            loop.call_soon_threadsafe(self._hang_up.set)
+
+        # Not one of the loop's own: it takes those back when it closes, and a SIGHUP then would end the process.
+        signal.signal(signal.SIGHUP, hang_up)
+        if hang_up_has_come():
+            self._hang_up.set()
+
+    def _stop(self, number: signal.Signals) -> None:
+        logger.info("%s: stopping", number.name)
+        self.stop.set()
+
+    @contextlib.asynccontextmanager
+    async def reloading(self, reload: Callable[[], Awaitable[None]]) -> AsyncIterator[None]:
+        """Within this, call ``reload`` after each SIGHUP, and once for those that came before."""
+        task = asyncio.create_task(self._reload(reload), name="reload")
+        try:
+            yield
+        finally:
+            task.cancel()
+            await asyncio.wait([task])
+
+    async def _reload(self, reload: Callable[[], Awaitable[None]]) -> None:
+        while True:
+            await self._hang_up.wait()
+            self._hang_up.clear()
+            try:
+                await reload()
+            except Exception:
+                # A mistake of ours in reading files again must not end a node that runs well with those it has.
+                logger.exception("SIGHUP: reading again failed; what was read before stays in force")
+
+
+def run_until_stopped(serve: Callable[[Signals], Awaitable[None]]) -> None:
+    """Run ``serve`` on a fresh event loop; it is told of SIGTERM, SIGINT and SIGHUP."""
+    loop_factory: Callable[[], asyncio.AbstractEventLoop] | None = None
+    with contextlib.suppress(ImportError):  # Linux only
+        import uvloop
+
+        loop_factory = uvloop.new_event_loop
+
+    async def main() -> None:
+        try:
+            await serve(Signals())
+        finally:
+            signal.signal(signal.SIGHUP, signal.SIG_IGN)  # from here on it has no loop to tell
+
+    with asyncio.Runner(loop_factory=loop_factory) as runner:
+        runner.run(main())

@@ -1,0 +1,129 @@
+"""Records of a log for people and for programs. What devices sent is never trusted to be harmless on a terminal."""
+
+from __future__ import annotations
+
+import base64
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from edge_node.inspect.tail import Gap, Item, LogReplaced, Missing, Taken
+from edge_node.inspect.view import Damage
+from protocols.batch import Flag, HeaderPairs, Record
+from storage.segment_log.room.gaps import reason_name
+
+PAYLOAD_SHOWN_MAX = 1000
+"""Characters of a payload in a line for people; programs get all of it."""
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_SPACES = str.maketrans({"\n": "\\n", "\r": "\\r", "\t": "\\t"})
+_FLAGS = {
+    Flag.RETAINED: "retained",
+    Flag.DUPLICATE_SUSPECTED: "resent",
+    Flag.PUBLISHED_QOS0: "qos0",
+    Flag.PUBLISHED_QOS2: "qos2",
+}
+
+
+def line(item: Item) -> str:
+    """One line for people."""
+    if isinstance(item, Taken):
+        return record_line(item.record, item.stream)
+    if isinstance(item, Gap):
+        notice = item.notice
+        return (
+            f"-- {timestamp(notice.time)} {item.stream} {_span(notice.first, notice.end)} can never come: "
+            f"{reason_name(notice.reason)}"
+        )
+    if isinstance(item, Missing):
+        return f"-- {item.stream} {_span(item.first, item.end)}: no longer in the log"
+    if isinstance(item, Damage):
+        return f"-- {item.file} is damaged from byte {item.offset} to {item.end}"
+    return f"-- {item.directory} holds a new log from here on"
+
+
+def record_line(record: Record, *stream: str) -> str:
+    """A record in one line: time, stream where it is given, sequence number, topic, payload, headers, flags."""
+    parts = [timestamp(record.time), *stream, str(record.seq), shown(record.key.decode("utf-8", "backslashreplace"))]
+    parts.append(shown_payload(record.payload))
+    if record.headers:
+        parts.append(_headers(record.headers))
+    if names := flag_names(record.flags):
+        parts.append(f"({', '.join(names)})")
+    return " ".join(parts)
+
+
+def facts(item: Item) -> dict[str, Any]:
+    """One JSON object for programs."""
+    if isinstance(item, Taken):
+        return {"kind": "record", "stream": item.stream, **record_facts(item.record)}
+    if isinstance(item, Gap):
+        notice = item.notice
+        span = {"first": notice.first, "end": notice.end, "reason": reason_name(notice.reason)}
+        return {"kind": "gap", "stream": item.stream, "time": timestamp(notice.time), **span}
+    if isinstance(item, Missing):
+        return {"kind": "missing", "stream": item.stream, "first": item.first, "end": item.end}
+    if isinstance(item, Damage):
+        return {"kind": "damage", "file": item.file, "offset": item.offset, "end": item.end}
+    assert isinstance(item, LogReplaced)
+    return {"kind": "log_replaced", "directory": item.directory}
+
+
+def record_facts(record: Record) -> dict[str, Any]:
+    """A record as JSON has it: bytes that are not UTF-8 under a name that says so."""
+    known: dict[str, Any] = {"seq": record.seq, "time": timestamp(record.time), "time_ns": record.time}
+    known |= _text_or_base64("key", record.key) | _text_or_base64("payload", record.payload)
+    if record.headers:
+        known["headers"] = record.headers
+    if record.flags:
+        known["flags"] = flag_names(record.flags)
+    return known
+
+
+def timestamp(ns: int) -> str:
+    """A time in ISO 8601, UTC, to the nanosecond."""
+    second, rest = divmod(ns, 10**9)
+    try:
+        return f"{(_EPOCH + timedelta(seconds=second)).strftime('%Y-%m-%dT%H:%M:%S')}.{rest:09d}Z"
+    except OverflowError:
+        return f"{ns} ns"
+
+
+def shown(text: str) -> str:
+    """Text with everything escaped that is not to be seen, or would steer a terminal."""
+    if text.isprintable():
+        return text
+    escaped = text.translate(_SPACES)
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in escaped)
+
+
+def shown_payload(payload: bytes) -> str:
+    """A payload in a line: text where it is text, else ``hex:`` and its bytes; cut where it is long."""
+    head = payload[: 4 * PAYLOAD_SHOWN_MAX]
+    try:
+        text = payload.decode() if len(payload) == len(head) else head.decode(errors="ignore")
+        is_text = text.translate({ord(c): None for c in "\n\r\t"}).isprintable() and (text or not payload)
+    except UnicodeDecodeError:
+        is_text = False
+    cut = shown(text)[:PAYLOAD_SHOWN_MAX] if is_text else "hex:" + head[: PAYLOAD_SHOWN_MAX // 2].hex()
+    whole = len(shown(text)) if is_text else 4 + 2 * len(head)
+    return f"{cut}... ({len(payload)} bytes)" if len(head) < len(payload) or len(cut) < whole else cut
+
+
+def flag_names(flags: Flag) -> list[str]:
+    """What is special about a record, in words."""
+    return [name for flag, name in _FLAGS.items() if flags & flag]
+
+
+def _headers(headers: HeaderPairs) -> str:
+    text = "{" + ", ".join(f"{shown(name)}: {shown(value)}" for name, value in headers) + "}"
+    return text if len(text) <= PAYLOAD_SHOWN_MAX else text[:PAYLOAD_SHOWN_MAX] + "...}"
+
+
+def _span(first: int, end: int) -> str:
+    return f"seq {first}" if end == first + 1 else f"seq {first} to {end - 1} ({end - first} records)"
+
+
+def _text_or_base64(name: str, data: bytes) -> dict[str, str]:
+    try:
+        return {name: data.decode()}
+    except UnicodeDecodeError:
+        return {f"{name}_base64": base64.b64encode(data).decode()}

@@ -1,0 +1,161 @@
+"""What ``weft edge status`` tells people."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import click
+
+from config.units import YEAR_S, approximate_duration, approximate_size
+from edge_node.status.outage import outage_duration, outage_left
+from weft.output import counted, print_facts, print_table
+from weft.text.record import shown
+
+_RANGES_SHOWN_MAX = 5
+_UNROUTED = {"keep": "kept in the stream unrouted", "live": "sent to subscribers and not kept", "refuse": "refused"}
+
+
+def show_running(facts: dict[str, Any]) -> None:
+    """A node that answered for itself."""
+    disk = facts["disk"]
+    known = {
+        "node": f"{facts['tenant']}/{facts['node']} (log {facts['log_id']})",
+        "state": f"running for {approximate_duration(facts['uptime_seconds'])}",
+        "clock": facts["clock"],
+        "disk": _disk(disk),
+        "outage left": outage_left(facts),
+        "log": facts["log_error"] or facts["log_full"] or facts["log_low"] or "good",
+    }
+    if found := _last_start(facts["recovery"]):
+        known["last start"] = found
+    if unrouted := _unrouted(facts["unrouted"]):
+        known["unrouted"] = unrouted
+    print_facts(known)
+    print_table(
+        ("stream", "in the log", "next seq", "lost", "waiting for the disk"),
+        [(name, *_counts(s), s["next_seq"] - s["durable_end"]) for name, s in facts["streams"].items()],
+    )
+    now = time.time()
+    rows = [
+        (
+            name,
+            link["state"],
+            link["pending_records"],
+            approximate_duration(link["pending_seconds"]),
+            f"in {approximate_duration(max(link['next_try'] - now, 0))}" if link["next_try"] else "",
+            "" if link["state"] == "connected" else link["last_error"],
+        )
+        for name, link in facts["links"].items()
+    ]
+    if rows:
+        print_table(("link", "state", "records waiting", "behind by", "next try", "trouble"), rows)
+
+
+def show_files(facts: dict[str, Any]) -> None:
+    """A node that did not answer: what its files say."""
+    disk, lost = facts["disk"], facts["records_lost"]
+    owner = facts["owner"]
+    names = owner if facts["node"] is None and owner is not None else facts
+    known = {"node": f"{names['tenant']}/{names['node']}"} if names["node"] else {}
+    known |= {
+        "state": _state(facts),
+        "folder": f"{facts['data_dir']} (log {facts['log_id'] or 'without a sound header'})",
+        "disk": _disk(disk),
+        "newest record": _when(disk["newest"]),
+        "outage left": _outage_of_files(disk),
+        "lost": f"{counted(lost, 'record')}, under gap notices" if lost else "nothing",
+    }
+    if facts["wrong_name"] is not None:
+        known["next start"] = f"REFUSED: {facts['wrong_name']}"
+    elif facts["next_start"] is not None:
+        known["next start"] = _next_start(facts["next_start"])
+    print_facts(known)
+    for damage in facts["damage"]:
+        click.echo(f"damaged: {damage['file']} from byte {damage['offset']} to {damage['end']}")
+    print_table(
+        ("stream", "in the log", "next seq", "lost", "oldest", "newest"),
+        [(name, *_counts(s), _when(s["oldest"]), _when(s["newest"])) for name, s in facts["streams"].items()],
+    )
+
+
+def _counts(stream: dict[str, Any]) -> tuple[object, ...]:
+    lost = ", ".join(f"{count} {reason}" for reason, count in stream["lost"].items())
+    return stream["held"], stream["next_seq"], lost or 0
+
+
+def _disk(disk: dict[str, Any]) -> str:
+    used, budget = approximate_size(disk["bytes"]), disk["budget_bytes"]
+    return used if budget is None else f"{used} of {approximate_size(budget)}"
+
+
+def _outage_of_files(disk: dict[str, Any]) -> str:
+    if disk["outage_seconds_left"] is not None:
+        # What hubs have already could go, and only the running node learns of it.
+        left = disk["outage_seconds_left"]
+        at_least = "at least " if left <= YEAR_S else ""
+        return f"{at_least}{outage_duration(left)} at the rate of its last hour with records"
+    if disk["budget_bytes"] is None:
+        return "unknown: name the node by its configuration, which has the disk budget"
+    return "unknown: too few records"
+
+
+def _state(facts: dict[str, Any]) -> str:
+    why = facts["not_asked"].removesuffix("; is the node running?")
+    if facts["running"] is None:
+        return f"unknown: this system does not tell whether it runs. Its files answer for it: {why}"
+    return f"running; its files answer for it: {why}" if facts["running"] else "NOT RUNNING"
+
+
+def _unrouted(unrouted: dict[str, Any]) -> str:
+    """Nothing while all is as most people want it: no such messages, or they would be kept."""
+    if not unrouted["messages"] and unrouted["policy"] == "keep":
+        return ""
+    messages = counted(unrouted["messages"], "message")
+    told = [f"{messages} that no stream matches since the start: {_UNROUTED[unrouted['policy']]}"]
+    told += [f"{shown(each['topic'])}: {each['messages']}" for each in unrouted["busiest"]]
+    return "\n".join(told)
+
+
+def _last_start(recovery: dict[str, Any]) -> str:
+    found = []
+    if recovery["torn_bytes"]:
+        found.append(f"cut {counted(recovery['torn_bytes'], 'byte')} at the end: a commit that was never acknowledged")
+    if recovery["records_lost"]:
+        found.append(f"found {counted(recovery['records_lost'], 'record')} lost, which gap notices name")
+    found += [f"found damage in {file}, and kept it aside" for file in recovery["damaged_files"]]
+    return "\n".join(found)
+
+
+def _next_start(coming: dict[str, Any]) -> str:
+    told = []
+    if coming["torn_bytes"]:
+        told.append(f"cuts {counted(coming['torn_bytes'], 'byte')} at the end: a commit that was never acknowledged")
+    if coming["unreadable_bytes"]:
+        told.append(f"cannot read {counted(coming['unreadable_bytes'], 'byte')} where the newest records stood")
+    if coming["lost"]:
+        at_most = "up to " if coming["unreadable_bytes"] else ""
+        told.append(
+            f"finds {at_most}{counted(coming['records_lost'], 'record')} lost, and makes gap notices of "
+            f"{'it' if coming['records_lost'] == 1 else 'them'}: {_ranges(coming['lost'])}"
+        )
+    told += [f"keeps the damaged {file} aside" for file in coming["damaged_files"]]
+    told += [f"sets {file} aside, which may be another log's" for file in coming["strange_files"]]
+    # Of sealed segments the start reads the indexes only, and so does this.
+    return "\n".join(told) or "finds nothing to repair (weft log dump checks every byte)"
+
+
+def _ranges(lost: list[dict[str, Any]]) -> str:
+    shown = [f"{each['stream']} {_numbers(each['first'], each['end'])}" for each in lost[:_RANGES_SHOWN_MAX]]
+    more = len(lost) - len(shown)
+    return ", ".join(shown) + (f", and {counted(more, 'range')} more" if more else "")
+
+
+def _numbers(first: int, end: int) -> str:
+    return f"seq {first}" if end == first + 1 else f"seq {first} to {end - 1}"
+
+
+def _when(seconds: float | None) -> str:
+    if seconds is None:
+        return "none"
+    return time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(seconds))
