@@ -13,8 +13,8 @@ from typing import Any
 
 import zstandard
 
-from protocols import batch
-from protocols.batch import ClockReading, ClockState
+from weft.protocols import batch
+from weft.protocols.batch import ClockReading, ClockState
 
 RESULTS = Path(__file__).parent / "results"
 SERVER_CORE, LOAD_CORE = 0, 1

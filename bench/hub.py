@@ -27,17 +27,17 @@ import uvloop
 from crc32c import crc32c
 
 from bench.common import LOAD_CORE, PAYLOAD_BYTES, SERVER_CORE, encode_batch, pin, write_results
-from cloud_hub.hub import Hub
-from cloud_hub.settings import HubSettings
-from protocols.chunk import Mark
-from protocols.ranges import SEQ_END, RangeSet
-from protocols.shard_state import ShardState
-from replication.runner import LinkIdentity, LinkSettings, run_link
-from replication.sender import SenderSettings
-from replication.source import LaneState, OfferedLane
-from replication.status import LinkStatus
-from storage.chunk_log import ShardLog, open_cluster
-from storage.object_store import open_store
+from weft.cloud_hub.hub import Hub
+from weft.cloud_hub.settings import HubSettings
+from weft.protocols.chunk import Mark
+from weft.protocols.ranges import SEQ_END, RangeSet
+from weft.protocols.shard_state import ShardState
+from weft.replication.runner import LinkIdentity, LinkSettings, run_link
+from weft.replication.sender import SenderSettings
+from weft.replication.source import LaneState, OfferedLane
+from weft.replication.status import LinkStatus
+from weft.storage.chunk_log import ShardLog, open_cluster
+from weft.storage.object_store import open_store
 
 EDGES = 4
 BATCH_RECORDS = 5000

@@ -8,13 +8,13 @@ from typing import NamedTuple
 
 from crc32c import crc32c
 
-from protocols import batch, chunk
-from protocols.chunk import ChunkFooter, ChunkHeader, LaneUpdate, Mark, StreamSection
-from protocols.payloads import PayloadKind
-from protocols.shard_state import ShardState, shard_of
-from storage.chunk_log import ShardLog
-from storage.cluster import open_cluster
-from storage.object_store import open_store
+from weft.protocols import batch, chunk
+from weft.protocols.chunk import ChunkFooter, ChunkHeader, LaneUpdate, Mark, StreamSection
+from weft.protocols.payloads import PayloadKind
+from weft.protocols.shard_state import ShardState, shard_of
+from weft.storage.chunk_log import ShardLog
+from weft.storage.cluster import open_cluster
+from weft.storage.object_store import open_store
 
 
 class Delivery(NamedTuple):

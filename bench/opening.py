@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from bench.common import PAYLOAD_BYTES
-from edge_node.clock import clock_reader, wall_clock
-from storage.segment_log import LogSettings, SegmentLog
+from weft.edge_node.clock import clock_reader, wall_clock
+from weft.storage.segment_log import LogSettings, SegmentLog
 
 RECORDS_AT_ONCE = 5_000
 RUNS_PER_COMMIT = 8

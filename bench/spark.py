@@ -25,11 +25,11 @@ from pyspark.sql import functions as F  # noqa: N812
 
 from bench.common import PAYLOAD_BYTES, encode_batch, write_results
 from bench.log_writer import Delivery, LogWriter
-from cloud_hub.tables.shards import load_shards
-from cloud_hub.tables.tierer import Tierer
 from spark_sinks import read, session
-from storage.chunk_log import open_cluster, table_key
-from storage.object_store import open_store
+from weft.cloud_hub.tables.shards import load_shards
+from weft.cloud_hub.tables.tierer import Tierer
+from weft.storage.chunk_log import open_cluster, table_key
+from weft.storage.object_store import open_store
 
 BATCH_RECORDS = 5_000
 BATCHES_PER_CHUNK = 16

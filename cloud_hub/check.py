@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from config.errors import Finding
-from config.models import HubConfig
-from config.units import parse_bind
+from weft.config.errors import Finding
+from weft.config.models import HubConfig
+from weft.config.units import parse_bind
 
 
 def check(config: HubConfig) -> list[Finding]:

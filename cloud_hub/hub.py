@@ -16,31 +16,31 @@ from typing import TYPE_CHECKING
 import msgspec
 from aiohttp import web
 
-from cloud_hub.api.access import Access, ApiError
-from cloud_hub.api.application import Api
-from cloud_hub.api.idle import Connection, IdleConnections
-from cloud_hub.api.metrics import Metrics
-from cloud_hub.api.stream_figures import StreamFigures
-from cloud_hub.api.tokens import TokenFile
-from cloud_hub.api.views import View, moment
-from cloud_hub.links import link_log
-from cloud_hub.links.edge_link import EdgeLink
-from cloud_hub.links.link_log import HubLinkLog
-from cloud_hub.settings import HubSettings
-from cloud_hub.shard.sequencer import Sequencer
-from config.errors import SettingError
-from config.machine import why_not_listening
-from config.units import Address, approximate_duration
-from protocols.lane import format_log_id
-from protocols.payloads import PayloadKind
-from replication.log_lines import Throttle
-from replication.receiver import ReceiverSettings
-from replication.runner import serve_link
-from storage.chunk_log import Cluster, ShardLog, open_cluster
-from storage.object_store import ObjectStore, open_store, probe
+from weft.cloud_hub.api.access import Access, ApiError
+from weft.cloud_hub.api.application import Api
+from weft.cloud_hub.api.idle import Connection, IdleConnections
+from weft.cloud_hub.api.metrics import Metrics
+from weft.cloud_hub.api.stream_figures import StreamFigures
+from weft.cloud_hub.api.tokens import TokenFile
+from weft.cloud_hub.api.views import View, moment
+from weft.cloud_hub.links import link_log
+from weft.cloud_hub.links.edge_link import EdgeLink
+from weft.cloud_hub.links.link_log import HubLinkLog
+from weft.cloud_hub.settings import HubSettings
+from weft.cloud_hub.shard.sequencer import Sequencer
+from weft.config.errors import SettingError
+from weft.config.machine import why_not_listening
+from weft.config.units import Address, approximate_duration
+from weft.protocols.lane import format_log_id
+from weft.protocols.payloads import PayloadKind
+from weft.replication.log_lines import Throttle
+from weft.replication.receiver import ReceiverSettings
+from weft.replication.runner import serve_link
+from weft.storage.chunk_log import Cluster, ShardLog, open_cluster
+from weft.storage.object_store import ObjectStore, open_store, probe
 
 if TYPE_CHECKING:
-    from cloud_hub.tables.service import TableService, TableStatus
+    from weft.cloud_hub.tables.service import TableService, TableStatus
 
 logger = logging.getLogger(__name__)
 
@@ -144,8 +144,10 @@ class Hub:
 
     def _start_tables(self, store: ObjectStore) -> None:
         if self._settings.table_interval_s is not None:
-            from cloud_hub.tables.service import TableService  # pulls in pyarrow, which a node without tables spares
-            from cloud_hub.tables.settings import TableSettings
+            from weft.cloud_hub.tables.service import (
+                TableService,  # pulls in pyarrow, which a node without tables spares
+            )
+            from weft.cloud_hub.tables.settings import TableSettings
 
             settings = TableSettings(interval_s=self._settings.table_interval_s)
             self._tables = TableService(store, self.cluster, settings=settings, clock=self._wall_clock)

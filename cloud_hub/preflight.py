@@ -9,14 +9,14 @@ import urllib.error
 import urllib.request
 from dataclasses import dataclass, field
 
-from cloud_hub.api.tokens import TokensUnusable, read_tokens
-from config.errors import Finding
-from config.machine import folder, not_listening, too_readable, why_unreadable
-from config.models import HubConfig
-from config.units import Address, parse_bind
-from storage import hub_keys
-from storage.cluster import ClusterUnusable, open_cluster
-from storage.object_store import open_store
+from weft.cloud_hub.api.tokens import TokensUnusable, read_tokens
+from weft.config.errors import Finding
+from weft.config.machine import folder, not_listening, too_readable, why_unreadable
+from weft.config.models import HubConfig
+from weft.config.units import Address, parse_bind
+from weft.storage import hub_keys
+from weft.storage.cluster import ClusterUnusable, open_cluster
+from weft.storage.object_store import open_store
 
 ANSWER_S_MAX = 1.0
 _ANSWER_BYTES_MAX = 1 << 20

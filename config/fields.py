@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 import msgspec
 from msgspec import inspect
 
-from config import units
+from weft.config import units
 
 
 class Shape(NamedTuple):

@@ -6,7 +6,7 @@ from typing import Annotated
 
 from msgspec import Meta, field
 
-from config.values import Count, Duration, MiB, Section, Size
+from weft.config.values import Count, Duration, MiB, Section, Size
 
 
 class EdgeLimits(Section, frozen=True, kw_only=True):

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from msgspec import Meta
 
-from config.values import Anonymous, Bind, Listen, MqttAnonymous, Networks, Path, RefusedPublish, Section
+from weft.config.values import Anonymous, Bind, Listen, MqttAnonymous, Networks, Path, RefusedPublish, Section
 
 
 class Tls(Section, frozen=True, kw_only=True):

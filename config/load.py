@@ -10,11 +10,11 @@ from typing import Generic, TypeVar
 import msgspec
 import yaml
 
-from config.errors import ConfigError, Finding, KeyPath, Problem
-from config.fields import model_shape
-from config.machine import why_unreadable
-from config.reader import INVALID, Reader
-from config.yaml_words import explained
+from weft.config.errors import ConfigError, Finding, KeyPath, Problem
+from weft.config.fields import model_shape
+from weft.config.machine import why_unreadable
+from weft.config.reader import INVALID, Reader
+from weft.config.yaml_words import explained
 
 FILE_BYTES_MAX = 1 << 20
 """Longest configuration file that is read."""

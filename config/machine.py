@@ -8,7 +8,7 @@ import pwd
 import socket
 import stat
 
-from config.units import Address, UnixSocket, approximate_size, format_size
+from weft.config.units import Address, UnixSocket, approximate_size, format_size
 
 CREDENTIALS = "/run/credentials/"
 """Folder that systemd fills while a unit runs; at other times its files are not there."""

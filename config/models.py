@@ -12,10 +12,10 @@ from typing import Annotated
 
 from msgspec import Meta, field
 
-from config.limits import EdgeLimits, HubLimits, State
-from config.listeners import Auth, Http, MqttListener
-from config.streams import Disk, Link, Stream, Unrouted
-from config.values import Anonymous, Bind, Count, Duration, MiB, Path, Section, Size, Store
+from weft.config.limits import EdgeLimits, HubLimits, State
+from weft.config.listeners import Auth, Http, MqttListener
+from weft.config.streams import Disk, Link, Stream, Unrouted
+from weft.config.values import Anonymous, Bind, Count, Duration, MiB, Path, Section, Size, Store
 
 
 class EdgeConfig(Section, frozen=True, kw_only=True):

@@ -10,10 +10,10 @@ import msgspec
 import yaml
 from msgspec import inspect
 
-from config.errors import Finding, KeyPath
-from config.fields import UNITS, Shape, shape_of
-from config.schema import settings
-from config.units import quoted
+from weft.config.errors import Finding, KeyPath
+from weft.config.fields import UNITS, Shape, shape_of
+from weft.config.schema import settings
+from weft.config.units import quoted
 
 _TAG = "tag:yaml.org,2002:"
 _SECRETS = re.compile(r"password|passwd|secret|token|api_?key|credentials?|access_key", re.IGNORECASE)

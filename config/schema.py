@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import msgspec
 from msgspec import inspect
 
-from config.fields import UNITS, Shape, default_of, model_shape, shape_of
+from weft.config.fields import UNITS, Shape, default_of, model_shape, shape_of
 
 _NUMBER_KEYS = ("minimum", "maximum")
 

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from msgspec import Meta, field
 
-from config.values import Duration, Filters, MiB, Path, Section, Size, Urls
+from weft.config.values import Duration, Filters, MiB, Path, Section, Size, Urls
 
 
 class Disk(Section, frozen=True, kw_only=True):

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import yaml
 
-from config.units import quoted
+from weft.config.units import quoted
 
 _NEEDS_QUOTES = re.compile(r"found character '([^\\])' that cannot start any token")
 _MARKS = "*&!"

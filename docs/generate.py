@@ -10,10 +10,10 @@ from pathlib import Path
 
 import click
 
-from config.metrics import EDGE_METRICS, HUB_METRICS, PROCESS_METRICS
-from config.models import EdgeConfig, HubConfig
-from config.schema import settings
 from weft.cli import cli
+from weft.config.metrics import EDGE_METRICS, HUB_METRICS, PROCESS_METRICS
+from weft.config.models import EdgeConfig, HubConfig
+from weft.config.schema import settings
 from weft.output import EXIT_CODES
 
 _EXIT = """Commands print answers on standard output, and what went wrong on standard error."""

@@ -17,9 +17,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol
 
-from protocols.batch import HeaderPairs
-from protocols.mqtt.packets import Connect
-from protocols.mqtt.properties import Properties
+from weft.protocols.batch import HeaderPairs
+from weft.protocols.mqtt.packets import Connect
+from weft.protocols.mqtt.properties import Properties
 
 NEVER_EXPIRES = 0xFFFFFFFF
 """The session expiry interval, in seconds, of a session that is kept for ever (MQTT 5.0 section 3.1.2.11.2)."""

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from config.errors import Finding, KeyPath
-from config.listeners import MqttListener
-from config.models import EdgeConfig
-from config.streams import Link, Retain, Stream
-from config.units import UnixSocket, format_size, parse_bind, parse_listen, quoted
-from config.values import Anonymous
-from edge_node.broker_ports import SESSION_JOURNAL_STREAM, SESSION_TOPICS_STREAM
-from edge_node.ingest.unrouted import UNROUTED_STREAM
-from protocols.lane import NAME_RULE, valid_name
-from protocols.topics import compile_pattern
+from weft.config.errors import Finding, KeyPath
+from weft.config.listeners import MqttListener
+from weft.config.models import EdgeConfig
+from weft.config.streams import Link, Retain, Stream
+from weft.config.units import UnixSocket, format_size, parse_bind, parse_listen, quoted
+from weft.config.values import Anonymous
+from weft.edge_node.broker_ports import SESSION_JOURNAL_STREAM, SESSION_TOPICS_STREAM
+from weft.edge_node.ingest.unrouted import UNROUTED_STREAM
+from weft.protocols.lane import NAME_RULE, valid_name
+from weft.protocols.topics import compile_pattern
 
 TOPICS_LOG_SHARE = 4
 """Part of the disk budget, one in so many, by which the log may grow before what is kept for absent sessions goes."""

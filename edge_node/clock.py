@@ -12,7 +12,7 @@ import time
 import uuid
 from collections.abc import Callable
 
-from protocols.batch import ClockReading, ClockState
+from weft.protocols.batch import ClockReading, ClockState
 
 _BOOT_ID_FILE = "/proc/sys/kernel/random/boot_id"
 SYNC_KNOWN_NS = 100_000_000

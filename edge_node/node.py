@@ -8,32 +8,32 @@ import logging
 import random
 from collections.abc import Callable
 
-import edge_node.light_imports  # noqa: F401 - before edge_node.sessions.store
-from config.models import EdgeConfig
-from config.units import Address, UnixSocket, parse_bind
-from edge_node.check import carried_streams, segment_bytes, topics_log_bytes, unrouted_bytes
-from edge_node.clock import clock_reader, wall_clock
-from edge_node.control.server import Control
-from edge_node.counters import Counters
-from edge_node.ingest import unrouted
-from edge_node.ingest.unrouted import UNROUTED_STREAM, Unrouted
-from edge_node.links.links import Links
-from edge_node.listeners.counters import DoorCounters
-from edge_node.mqtt import connection as mqtt_connection
-from edge_node.mqtt.broker import Broker, BrokerSettings
-from edge_node.mqtt.listeners import FrontDoor
-from edge_node.sessions import deliveries
-from edge_node.sessions.limits import SessionLimits
-from edge_node.sessions.store import BrokerState, StateCounters, StateSettings
-from edge_node.status.facts import NodeStatus
-from edge_node.status.health import Health
-from edge_node.status.metrics import render
-from edge_node.status.outage import SAMPLE_INTERVAL_S
-from edge_node.status.pages import Pages
-from edge_node.status.shortage_log import ShortageLog
-from protocols.lane import NodeName
-from replication.log_lines import Throttle
-from storage.segment_log import LogSettings, SegmentLog, StreamPolicy
+import weft.edge_node.light_imports  # noqa: F401 - before edge_node.sessions.store
+from weft.config.models import EdgeConfig
+from weft.config.units import Address, UnixSocket, parse_bind
+from weft.edge_node.check import carried_streams, segment_bytes, topics_log_bytes, unrouted_bytes
+from weft.edge_node.clock import clock_reader, wall_clock
+from weft.edge_node.control.server import Control
+from weft.edge_node.counters import Counters
+from weft.edge_node.ingest import unrouted
+from weft.edge_node.ingest.unrouted import UNROUTED_STREAM, Unrouted
+from weft.edge_node.links.links import Links
+from weft.edge_node.listeners.counters import DoorCounters
+from weft.edge_node.mqtt import connection as mqtt_connection
+from weft.edge_node.mqtt.broker import Broker, BrokerSettings
+from weft.edge_node.mqtt.listeners import FrontDoor
+from weft.edge_node.sessions import deliveries
+from weft.edge_node.sessions.limits import SessionLimits
+from weft.edge_node.sessions.store import BrokerState, StateCounters, StateSettings
+from weft.edge_node.status.facts import NodeStatus
+from weft.edge_node.status.health import Health
+from weft.edge_node.status.metrics import render
+from weft.edge_node.status.outage import SAMPLE_INTERVAL_S
+from weft.edge_node.status.pages import Pages
+from weft.edge_node.status.shortage_log import ShortageLog
+from weft.protocols.lane import NodeName
+from weft.replication.log_lines import Throttle
+from weft.storage.segment_log import LogSettings, SegmentLog, StreamPolicy
 
 logger = logging.getLogger(__name__)
 

@@ -7,17 +7,17 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from urllib.parse import urlsplit
 
-from config.errors import Finding, KeyPath
-from config.machine import CREDENTIALS, folder, not_listening, too_readable, too_small, why_unreadable
-from config.models import EdgeConfig
-from config.streams import Link
-from config.units import Address, UnixSocket, parse_bind, parse_listen
-from edge_node.access import acl, users
-from edge_node.inspect.view import is_locked
-from edge_node.listeners.from_config import listener_settings
-from edge_node.listeners.settings import TlsFiles
-from edge_node.listeners.tls import TlsUnusable, expiry, server_context
-from replication.runner import read_token
+from weft.config.errors import Finding, KeyPath
+from weft.config.machine import CREDENTIALS, folder, not_listening, too_readable, too_small, why_unreadable
+from weft.config.models import EdgeConfig
+from weft.config.streams import Link
+from weft.config.units import Address, UnixSocket, parse_bind, parse_listen
+from weft.edge_node.access import acl, users
+from weft.edge_node.inspect.view import is_locked
+from weft.edge_node.listeners.from_config import listener_settings
+from weft.edge_node.listeners.settings import TlsFiles
+from weft.edge_node.listeners.tls import TlsUnusable, expiry, server_context
+from weft.replication.runner import read_token
 
 EXPIRES_SOON = timedelta(days=14)
 """How long before its certificate expires a listener is warned of."""

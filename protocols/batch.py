@@ -16,7 +16,7 @@ from typing import NamedTuple
 import zstandard
 from crc32c import crc32c
 
-from protocols.columns import (
+from weft.protocols.columns import (
     HEADER_PAIRS_MAX,
     Buffer,
     Columns,
@@ -29,8 +29,8 @@ from protocols.columns import (
     read_u32s,
     u32s,
 )
-from protocols.errors import Corrupt, Truncated, UnsupportedVersion
-from protocols.ranges import SEQ_END
+from weft.protocols.errors import Corrupt, Truncated, UnsupportedVersion
+from weft.protocols.ranges import SEQ_END
 
 __all__ = [
     "CLOCK_STEP_NS_MAX",

@@ -17,11 +17,11 @@ import msgspec
 from crc32c import crc32c
 from msgspec import Meta
 
-from protocols.batch import Buffer
-from protocols.batch import decode_header as batch_header
-from protocols.errors import Corrupt, Truncated, UnsupportedVersion
-from protocols.fields import LIST_ITEMS_MAX, U32, U64, Epoch, Nanoseconds, Seq, StoredRanges, Topics, unpack
-from protocols.ranges import SEQ_END
+from weft.protocols.batch import Buffer
+from weft.protocols.batch import decode_header as batch_header
+from weft.protocols.errors import Corrupt, Truncated, UnsupportedVersion
+from weft.protocols.fields import LIST_ITEMS_MAX, U32, U64, Epoch, Nanoseconds, Seq, StoredRanges, Topics, unpack
+from weft.protocols.ranges import SEQ_END
 
 MAGIC = b"WFC"
 TRAILER_MAGIC = b"WFCE"

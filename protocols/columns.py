@@ -15,8 +15,8 @@ from typing import Annotated, NamedTuple
 
 import msgspec
 
-from protocols.errors import Corrupt
-from protocols.fields import unpack
+from weft.protocols.errors import Corrupt
+from weft.protocols.fields import unpack
 
 Buffer = bytes | bytearray | memoryview
 

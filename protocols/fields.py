@@ -11,8 +11,8 @@ from typing import Annotated, TypeVar
 import msgspec
 from msgspec import Meta
 
-from protocols.errors import Corrupt
-from protocols.ranges import SEQ_END
+from weft.protocols.errors import Corrupt
+from weft.protocols.ranges import SEQ_END
 
 _INT64_MIN, _INT64_MAX = -(1 << 63), (1 << 63) - 1
 

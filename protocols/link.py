@@ -15,10 +15,10 @@ import msgspec
 import zstandard
 from msgspec import Meta
 
-from protocols.batch import HEADER_BYTES as BATCH_HEADER_BYTES
-from protocols.batch import BatchHeader, Buffer, decode_columns, decode_header, verify
-from protocols.errors import Corrupt, Truncated
-from protocols.fields import U32, U64, Epoch, Nanoseconds, Ranges, Seq, Topics, unpack
+from weft.protocols.batch import HEADER_BYTES as BATCH_HEADER_BYTES
+from weft.protocols.batch import BatchHeader, Buffer, decode_columns, decode_header, verify
+from weft.protocols.errors import Corrupt, Truncated
+from weft.protocols.fields import U32, U64, Epoch, Nanoseconds, Ranges, Seq, Topics, unpack
 
 PROTOCOL_VERSION = 1
 _FRAME = struct.Struct("<BI")

@@ -9,7 +9,7 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator
 
-from protocols.errors import Corrupt
+from weft.protocols.errors import Corrupt
 
 Range = tuple[int, int]
 

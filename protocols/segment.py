@@ -16,10 +16,10 @@ import msgspec
 from crc32c import crc32c
 from msgspec import Meta
 
-from protocols.batch import Buffer
-from protocols.errors import Corrupt, Truncated, UnsupportedVersion
-from protocols.fields import LIST_ITEMS_MAX, U32, U64, Nanoseconds, Seq, StoredRanges, unpack
-from protocols.lane import NodeName
+from weft.protocols.batch import Buffer
+from weft.protocols.errors import Corrupt, Truncated, UnsupportedVersion
+from weft.protocols.fields import LIST_ITEMS_MAX, U32, U64, Nanoseconds, Seq, StoredRanges, unpack
+from weft.protocols.lane import NodeName
 
 MAGIC = b"WFS"
 TRAILER_MAGIC = b"WFSE"

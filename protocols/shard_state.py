@@ -15,12 +15,12 @@ from hashlib import blake2b
 import msgspec
 from crc32c import crc32c
 
-from protocols.batch import Buffer
-from protocols.chunk import Chunk, GapRange, LaneUpdate, Mark
-from protocols.errors import Corrupt, Truncated, UnsupportedVersion
-from protocols.fields import unpack
-from protocols.lane import Lane
-from protocols.ranges import RangeSet
+from weft.protocols.batch import Buffer
+from weft.protocols.chunk import Chunk, GapRange, LaneUpdate, Mark
+from weft.protocols.errors import Corrupt, Truncated, UnsupportedVersion
+from weft.protocols.fields import unpack
+from weft.protocols.lane import Lane
+from weft.protocols.ranges import RangeSet
 
 MAGIC = b"WFN"
 VERSION = 1

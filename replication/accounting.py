@@ -6,8 +6,8 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from protocols.errors import Corrupt
-from protocols.ranges import Range, RangeSet
+from weft.protocols.errors import Corrupt
+from weft.protocols.ranges import Range, RangeSet
 
 RANGES_MAX = 1 << 16
 """Most ranges that one lane's set may have, and that one frame may carry."""

@@ -5,10 +5,10 @@ from __future__ import annotations
 from enum import Enum
 from typing import NamedTuple
 
-from protocols.batch import BatchHeader
-from protocols.chunk import GapRange, Mark
-from protocols.link import Hello
-from protocols.ranges import RangeSet
+from weft.protocols.batch import BatchHeader
+from weft.protocols.chunk import GapRange, Mark
+from weft.protocols.link import Hello
+from weft.protocols.ranges import RangeSet
 
 
 class Fault(Enum):

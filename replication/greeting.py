@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from protocols.errors import Corrupt
-from protocols.lane import NAME_RULE, valid_name
-from protocols.link import LANES_MAX, Hello
-from replication.accounting import RANGES_MAX, checked_ranges
+from weft.protocols.errors import Corrupt
+from weft.protocols.lane import NAME_RULE, valid_name
+from weft.protocols.link import LANES_MAX, Hello
+from weft.replication.accounting import RANGES_MAX, checked_ranges
 
 SOFTWARE_CHARACTERS_MAX = 256
 

@@ -6,8 +6,8 @@ from collections import deque
 from collections.abc import Callable
 from typing import NamedTuple
 
-from protocols.link import Frame, Ping, Pong
-from replication.events import Fault, Lost
+from weft.protocols.link import Frame, Ping, Pong
+from weft.replication.events import Fault, Lost
 
 SECOND = 1_000_000_000
 SAMPLES = 8

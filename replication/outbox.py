@@ -8,10 +8,10 @@ from typing import NamedTuple
 
 import zstandard
 
-from protocols.batch import BatchHeader, decode_header, merge, mergeable
-from protocols.link import Data, Frame
-from protocols.ranges import RangeSet
-from replication.accounting import InFlight, Sent
+from weft.protocols.batch import BatchHeader, decode_header, merge, mergeable
+from weft.protocols.link import Data, Frame
+from weft.protocols.ranges import RangeSet
+from weft.replication.accounting import InFlight, Sent
 
 MESSAGE_BYTES = 256 << 10
 """DATA of one message, or one batch if that is longer: a message costs the event loop a few ms."""

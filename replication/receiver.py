@@ -11,9 +11,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
-from protocols.chunk import GapRange, Mark
-from protocols.errors import CodecError, Corrupt
-from protocols.link import (
+from weft.protocols.chunk import GapRange, Mark
+from weft.protocols.errors import CodecError, Corrupt
+from weft.protocols.link import (
     PROTOCOL_VERSION,
     Ack,
     Data,
@@ -32,9 +32,9 @@ from protocols.link import (
     check_batch,
     split_batches,
 )
-from protocols.ranges import RangeSet
-from replication.accounting import InFlight, Sent
-from replication.events import (
+from weft.protocols.ranges import RangeSet
+from weft.replication.accounting import InFlight, Sent
+from weft.replication.events import (
     BatchesReceived,
     Fault,
     GapReceived,
@@ -43,8 +43,8 @@ from replication.events import (
     MarkReceived,
     ReceiverEvent,
 )
-from replication.greeting import check_hello
-from replication.liveness import SECOND, Liveness, PeerClock
+from weft.replication.greeting import check_hello
+from weft.replication.liveness import SECOND, Liveness, PeerClock
 
 RANGES_PER_ACK = 4096
 ACKS_PER_MESSAGE = 64

@@ -12,9 +12,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
-from protocols.batch import decode_header
-from protocols.errors import CodecError, Corrupt
-from protocols.link import (
+from weft.protocols.batch import decode_header
+from weft.protocols.errors import CodecError, Corrupt
+from weft.protocols.link import (
     PROTOCOL_VERSION,
     Ack,
     Frame,
@@ -27,13 +27,13 @@ from protocols.link import (
     RefuseCode,
     Welcome,
 )
-from protocols.ranges import RangeSet
-from replication.accounting import RANGES_MAX, checked_ranges
-from replication.events import Acked, Fault, Lost, ReadRequest, Refused, SenderEvent, Unreadable, Welcomed
-from replication.liveness import SECOND, Liveness, PeerClock
-from replication.outbox import Outbox
-from replication.sender_lane import SenderLane
-from replication.source import LaneState
+from weft.protocols.ranges import RangeSet
+from weft.replication.accounting import RANGES_MAX, checked_ranges
+from weft.replication.events import Acked, Fault, Lost, ReadRequest, Refused, SenderEvent, Unreadable, Welcomed
+from weft.replication.liveness import SECOND, Liveness, PeerClock
+from weft.replication.outbox import Outbox
+from weft.replication.sender_lane import SenderLane
+from weft.replication.source import LaneState
 
 GAPS_PER_MESSAGE = 1024
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from protocols.chunk import GapRange, Mark
-from protocols.errors import Corrupt
-from protocols.link import Frame, Gap, LaneMark
-from protocols.ranges import Range, RangeSet
-from replication.accounting import RANGES_MAX
-from replication.source import LaneState
+from weft.protocols.chunk import GapRange, Mark
+from weft.protocols.errors import Corrupt
+from weft.protocols.link import Frame, Gap, LaneMark
+from weft.protocols.ranges import Range, RangeSet
+from weft.replication.accounting import RANGES_MAX
+from weft.replication.source import LaneState
 
 
 class SenderLane:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import NamedTuple, Protocol
 
-from protocols.chunk import GapRange, Mark
-from protocols.payloads import PayloadKind
-from protocols.ranges import RangeSet
+from weft.protocols.chunk import GapRange, Mark
+from weft.protocols.payloads import PayloadKind
+from weft.protocols.ranges import RangeSet
 
 
 class OfferedLane(NamedTuple):

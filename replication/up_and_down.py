@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
-from replication.repeats import Repeats
+from weft.replication.repeats import Repeats
 
 STABLE_S = 60.0
 """A link that stayed up this long is well again: what happens then is news, not a repetition."""

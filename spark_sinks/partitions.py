@@ -13,18 +13,18 @@ import pyarrow.fs
 from deltalake.fs import DeltaStorageHandler
 from pyspark.sql.datasource import InputPartition
 
-from protocols.lane import Lane
-from protocols.payloads import PayloadKind
-from protocols.topics import InvalidTopic, compile_pattern
 from spark_sinks.blocking import run
 from spark_sinks.errors import ReadError
 from spark_sinks.options import ReadOptions
 from spark_sinks.stream_log import ChunkSlice
-from storage.chunk_log import ShardLog
-from storage.cluster import Cluster
-from storage.object_store import NotFound, ObjectStore, open_store
-from storage.table.columns import ROWS_MAX
-from storage.table.rows import row_schema, section_rows
+from weft.protocols.lane import Lane
+from weft.protocols.payloads import PayloadKind
+from weft.protocols.topics import InvalidTopic, compile_pattern
+from weft.storage.chunk_log import ShardLog
+from weft.storage.cluster import Cluster
+from weft.storage.object_store import NotFound, ObjectStore, open_store
+from weft.storage.table.columns import ROWS_MAX
+from weft.storage.table.rows import row_schema, section_rows
 
 FETCH_BYTES = 16 << 20
 """Sections fetched at once: hides a store's round trips behind each other and bounds what a task holds."""

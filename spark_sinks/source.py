@@ -18,7 +18,6 @@ from pyspark.sql.pandas.types import from_arrow_schema, from_arrow_type, to_arro
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
 from pyspark.sql.types import StructType
 
-from protocols.payloads import PayloadKind
 from spark_sinks.blocking import run
 from spark_sinks.errors import ReadError
 from spark_sinks.options import ReadOptions, parse_options
@@ -26,7 +25,8 @@ from spark_sinks.partitions import read_partition
 from spark_sinks.plan import plan, resolve
 from spark_sinks.positions import Offsets, check_offsets, from_json, limited, to_json
 from spark_sinks.stream_log import StreamLog, subset
-from storage.table.rows import row_schema
+from weft.protocols.payloads import PayloadKind
+from weft.storage.table.rows import row_schema
 
 _SYSTEM = [row_schema([], kind) for kind in PayloadKind]
 

@@ -10,18 +10,18 @@ from typing import NamedTuple
 import msgspec
 import pyarrow as pa
 
-from protocols.chunk import Chunk, LaneUpdate, StreamSection
-from protocols.lane import Lane
-from protocols.payloads import PayloadKind, strictest
-from protocols.shard_state import ShardState
 from spark_sinks.errors import ReadError
 from spark_sinks.options import ReadOptions
 from spark_sinks.positions import Offsets
 from spark_sinks.tables import TableSnapshot, open_table
-from storage.chunk_log import ShardLog, table_key
-from storage.cluster import Cluster, ClusterUnusable, open_cluster
-from storage.object_store import ObjectStore, StoreError, StoreUnfit, open_store
-from storage.table.rows import row_schema, usable_fields
+from weft.protocols.chunk import Chunk, LaneUpdate, StreamSection
+from weft.protocols.lane import Lane
+from weft.protocols.payloads import PayloadKind, strictest
+from weft.protocols.shard_state import ShardState
+from weft.storage.chunk_log import ShardLog, table_key
+from weft.storage.cluster import Cluster, ClusterUnusable, open_cluster
+from weft.storage.object_store import ObjectStore, StoreError, StoreUnfit, open_store
+from weft.storage.table.rows import row_schema, usable_fields
 
 RECENT_CHUNKS_MAX = 4096
 """Indexes of recent chunks that a running query keeps per shard, so that a micro-batch reads no index twice."""

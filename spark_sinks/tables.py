@@ -10,11 +10,11 @@ from urllib.parse import unquote
 from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError
 
-from protocols.payloads import PayloadKind
 from spark_sinks.errors import ReadError
 from spark_sinks.positions import Offsets
-from storage.cluster import Cluster
-from storage.table.names import app_id, table_payload
+from weft.protocols.payloads import PayloadKind
+from weft.storage.cluster import Cluster
+from weft.storage.table.names import app_id, table_payload
 
 READABLE_FEATURES = frozenset({"timestampNtz", "vacuumProtocolCheck", "v2Checkpoint"})
 """Reader features under which a live file still holds exactly its live rows, by their columns' own names. Deletion

@@ -13,15 +13,15 @@ from collections.abc import AsyncIterator, Iterator
 
 import msgspec
 
-from protocols import chunk as chunks
-from protocols.batch import Buffer
-from protocols.chunk import Chunk, StreamSection
-from protocols.errors import CodecError, Corrupt, UnsupportedVersion
-from protocols.shard_state import ShardState, StreamKey
-from storage import hub_keys
-from storage.cluster import Cluster, ClusterUnusable, open_cluster
-from storage.hub_keys import table_key
-from storage.object_store import AlreadyExists, NotFound, ObjectStore, PreconditionFailed
+from weft.protocols import chunk as chunks
+from weft.protocols.batch import Buffer
+from weft.protocols.chunk import Chunk, StreamSection
+from weft.protocols.errors import CodecError, Corrupt, UnsupportedVersion
+from weft.protocols.shard_state import ShardState, StreamKey
+from weft.storage import hub_keys
+from weft.storage.cluster import Cluster, ClusterUnusable, open_cluster
+from weft.storage.hub_keys import table_key
+from weft.storage.object_store import AlreadyExists, NotFound, ObjectStore, PreconditionFailed
 
 __all__ = ["Cluster", "ClusterUnusable", "Manifest", "ShardLog", "open_cluster", "table_key"]
 

@@ -8,8 +8,8 @@ from typing import NamedTuple
 
 import msgspec
 
-from storage import hub_keys
-from storage.object_store import AlreadyExists, NotFound, ObjectStore
+from weft.storage import hub_keys
+from weft.storage.object_store import AlreadyExists, NotFound, ObjectStore
 
 FORMAT = 1
 SHARDS_MAX = 1024

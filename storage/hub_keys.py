@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 
-from protocols import chunk
+from weft.protocols import chunk
 
 CLUSTER = "cluster.json"
 _SNAPSHOT = re.compile(r"shard-\d+/snapshot/(\d{20})-[0-9a-f]{16}")

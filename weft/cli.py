@@ -11,8 +11,8 @@ from typing import NoReturn
 
 import click
 
-from config.errors import ConfigError
-from config.machine import why_denied
+from weft.config.errors import ConfigError
+from weft.config.machine import why_denied
 from weft.output import FAILURE_EXIT_CODE, STOPPED_EXIT_CODE, Refused, print_error, print_error_json
 from weft.service.hang_up import hold_hang_ups
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import click
 
-from config.errors import Problem, format_path
+from weft.config.errors import Problem, format_path
 
 FAILURE_EXIT_CODE = 1
 USAGE_EXIT_CODE = 2

@@ -6,7 +6,7 @@ import ipaddress
 
 from aiohttp import web
 
-from cloud_hub.api.tokens import Identity, Scope, TokenFile
+from weft.cloud_hub.api.tokens import Identity, Scope, TokenFile
 
 
 class ApiError(Exception):

@@ -14,20 +14,20 @@ import msgspec
 from aiohttp import web
 from aiohttp.typedefs import Middleware
 
-from cloud_hub.api import views
-from cloud_hub.api.access import Access, ApiError
-from cloud_hub.api.metrics import Metrics
-from cloud_hub.api.records import RecordReader
-from cloud_hub.api.views import View
-from cloud_hub.shard.sequencer import Sequencer
-from config.exposition import CONTENT_TYPE
-from protocols.errors import CodecError
-from protocols.health import health_answer
-from protocols.payloads import PayloadKind
-from protocols.shard_state import ShardState, earliest
-from replication.repeats import Repeats, left_out
-from replication.runner import LINK_PATH
-from storage.object_store import NotFound, StoreError
+from weft.cloud_hub.api import views
+from weft.cloud_hub.api.access import Access, ApiError
+from weft.cloud_hub.api.metrics import Metrics
+from weft.cloud_hub.api.records import RecordReader
+from weft.cloud_hub.api.views import View
+from weft.cloud_hub.shard.sequencer import Sequencer
+from weft.config.exposition import CONTENT_TYPE
+from weft.protocols.errors import CodecError
+from weft.protocols.health import health_answer
+from weft.protocols.payloads import PayloadKind
+from weft.protocols.shard_state import ShardState, earliest
+from weft.replication.repeats import Repeats, left_out
+from weft.replication.runner import LINK_PATH
+from weft.storage.object_store import NotFound, StoreError
 
 logger = logging.getLogger(__name__)
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 
-from cloud_hub.api.stream_figures import StreamFigures
-from cloud_hub.shard.sequencer import Counters, Sequencer
-from config import exposition
-from config.exposition import AnySample, HistogramSample, Sample, build_info
-from config.metrics import HUB_METRICS
-from storage.histogram import Histogram
+from weft.cloud_hub.api.stream_figures import StreamFigures
+from weft.cloud_hub.shard.sequencer import Counters, Sequencer
+from weft.config import exposition
+from weft.config.exposition import AnySample, HistogramSample, Sample, build_info
+from weft.config.metrics import HUB_METRICS
+from weft.storage.histogram import Histogram
 
 _COUNTERS = ("chunks", "records", "bytes", "foreign_chunks", "unclear", "reloads")
 _NS = 1_000_000_000

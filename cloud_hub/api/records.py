@@ -8,14 +8,14 @@ from collections.abc import Iterator
 from itertools import islice
 from typing import NamedTuple
 
-from cloud_hub.api.views import View, moment
-from protocols import batch as batches
-from protocols.batch import Flag
-from protocols.chunk import LaneUpdate, StreamSection, section_entries
-from protocols.lane import format_log_id
-from protocols.payloads import PayloadKind, keeps
-from protocols.shard_state import ShardState, StreamKey
-from storage.chunk_log import ShardLog
+from weft.cloud_hub.api.views import View, moment
+from weft.protocols import batch as batches
+from weft.protocols.batch import Flag
+from weft.protocols.chunk import LaneUpdate, StreamSection, section_entries
+from weft.protocols.lane import format_log_id
+from weft.protocols.payloads import PayloadKind, keeps
+from weft.protocols.shard_state import ShardState, StreamKey
+from weft.storage.chunk_log import ShardLog
 
 CHUNKS_MAX = 64
 """Chunks that one request looks through once it has found a record; before that, until it finds one."""

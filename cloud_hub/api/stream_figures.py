@@ -12,8 +12,8 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
-from cloud_hub.shard.sequencer import Sequencer
-from protocols.shard_state import StreamKey
+from weft.cloud_hub.shard.sequencer import Sequencer
+from weft.protocols.shard_state import StreamKey
 
 REFRESH_S = 5.0
 """How old figures may be: less than the interval of any scraper."""

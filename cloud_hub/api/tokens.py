@@ -16,11 +16,11 @@ from hashlib import sha256
 import msgspec
 import yaml
 
-from config.machine import why_unreadable
-from config.yaml_words import explained
-from protocols.lane import NAME_RULE, valid_name
-from replication.repeats import Repeats, left_out
-from storage.private_file import replace_private_file
+from weft.config.machine import why_unreadable
+from weft.config.yaml_words import explained
+from weft.protocols.lane import NAME_RULE, valid_name
+from weft.replication.repeats import Repeats, left_out
+from weft.storage.private_file import replace_private_file
 
 logger = logging.getLogger(__name__)
 

@@ -6,11 +6,11 @@ from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
-from protocols.chunk import GapRange, Mark
-from protocols.lane import Lane, format_log_id
-from protocols.payloads import PayloadKind, label_of, strictest
-from protocols.segment import GapReason
-from protocols.shard_state import LaneState, ShardState, StreamKey, earliest
+from weft.protocols.chunk import GapRange, Mark
+from weft.protocols.lane import Lane, format_log_id
+from weft.protocols.payloads import PayloadKind, label_of, strictest
+from weft.protocols.segment import GapReason
+from weft.protocols.shard_state import LaneState, ShardState, StreamKey, earliest
 
 _NS = 1_000_000_000
 

@@ -14,8 +14,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from cloud_hub.audit.counts import Tally, coded, unsigned
-from cloud_hub.audit.report import (
+from weft.cloud_hub.audit.counts import Tally, coded, unsigned
+from weft.cloud_hub.audit.report import (
     DAMAGE_LISTED_MAX,
     HOLES_LISTED_MAX,
     AuditReport,
@@ -24,16 +24,16 @@ from cloud_hub.audit.report import (
     lane_problems,
     shard_problems,
 )
-from cloud_hub.tables.delta import DeltaHandle, in_thread
-from protocols.chunk import Chunk, GapRange, LaneUpdate
-from protocols.errors import CodecError
-from protocols.lane import format_log_id
-from protocols.ranges import RangeSet
-from protocols.segment import GapReason
-from storage.chunk_log import Cluster, ShardLog, open_cluster, table_key
-from storage.object_store import NotFound, ObjectStore, StoreUnfit
-from storage.table.names import app_id
-from storage.table.rows import section_rows
+from weft.cloud_hub.tables.delta import DeltaHandle, in_thread
+from weft.protocols.chunk import Chunk, GapRange, LaneUpdate
+from weft.protocols.errors import CodecError
+from weft.protocols.lane import format_log_id
+from weft.protocols.ranges import RangeSet
+from weft.protocols.segment import GapReason
+from weft.storage.chunk_log import Cluster, ShardLog, open_cluster, table_key
+from weft.storage.object_store import NotFound, ObjectStore, StoreUnfit
+from weft.storage.table.names import app_id
+from weft.storage.table.rows import section_rows
 
 LaneKey = tuple[str, str]
 """(edge, log id in hexadecimal): a lane within one stream."""

@@ -9,7 +9,7 @@ from typing import Any, Generic, TypeVar
 import numpy as np
 import pyarrow as pa
 
-from protocols.ranges import RangeSet
+from weft.protocols.ranges import RangeSet
 
 K = TypeVar("K", bound=Hashable)
 Array = np.ndarray[Any, np.dtype[Any]]

@@ -6,17 +6,17 @@ import asyncio
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from cloud_hub.api.tokens import Identity, Scope
-from cloud_hub.links.link_log import HubLinkLog
-from cloud_hub.shard.lane_session import LaneIntake, SessionRefused
-from cloud_hub.shard.sequencer import Sequencer
-from protocols.batch import BatchHeader
-from protocols.chunk import GapRange, Mark
-from protocols.lane import Lane, format_log_id
-from protocols.link import Hello, HelloLane, RefuseCode, WelcomeLane
-from protocols.ranges import RangeSet
-from protocols.shard_state import shard_of
-from replication.runner import LinkRefused, LinkSession
+from weft.cloud_hub.api.tokens import Identity, Scope
+from weft.cloud_hub.links.link_log import HubLinkLog
+from weft.cloud_hub.shard.lane_session import LaneIntake, SessionRefused
+from weft.cloud_hub.shard.sequencer import Sequencer
+from weft.protocols.batch import BatchHeader
+from weft.protocols.chunk import GapRange, Mark
+from weft.protocols.lane import Lane, format_log_id
+from weft.protocols.link import Hello, HelloLane, RefuseCode, WelcomeLane
+from weft.protocols.ranges import RangeSet
+from weft.protocols.shard_state import shard_of
+from weft.replication.runner import LinkRefused, LinkSession
 
 
 class _Session(NamedTuple):

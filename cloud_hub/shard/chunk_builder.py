@@ -7,13 +7,13 @@ from typing import NamedTuple
 
 from crc32c import crc32c
 
-from cloud_hub.shard.lane_session import LaneIntake, PendingBatch, bounds
-from protocols import chunk as chunks
-from protocols.batch import Buffer
-from protocols.chunk import Chunk, ChunkFooter, ChunkHeader, GapRange, LaneUpdate, Mark, StreamSection
-from protocols.lane import Lane
-from protocols.ranges import RangeSet
-from protocols.shard_state import LaneState, ShardState, StreamKey
+from weft.cloud_hub.shard.lane_session import LaneIntake, PendingBatch, bounds
+from weft.protocols import chunk as chunks
+from weft.protocols.batch import Buffer
+from weft.protocols.chunk import Chunk, ChunkFooter, ChunkHeader, GapRange, LaneUpdate, Mark, StreamSection
+from weft.protocols.lane import Lane
+from weft.protocols.ranges import RangeSet
+from weft.protocols.shard_state import LaneState, ShardState, StreamKey
 
 
 class Draft(NamedTuple):

@@ -7,12 +7,12 @@ from collections import deque
 from collections.abc import Callable
 from typing import NamedTuple
 
-from protocols.batch import BatchHeader
-from protocols.chunk import GapRange, Mark
-from protocols.lane import Lane
-from protocols.link import RefuseCode
-from protocols.ranges import RangeSet
-from protocols.shard_state import LaneState
+from weft.protocols.batch import BatchHeader
+from weft.protocols.chunk import GapRange, Mark
+from weft.protocols.lane import Lane
+from weft.protocols.link import RefuseCode
+from weft.protocols.ranges import RangeSet
+from weft.protocols.shard_state import LaneState
 
 GAP_BYTES = 64
 """What a gap notice counts as against the bounds on pending bytes."""

@@ -7,10 +7,10 @@ import logging
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
-from config.units import approximate_duration
-from protocols.errors import CodecError
-from replication.repeats import Repeats, left_out
-from storage.object_store import StoreError
+from weft.config.units import approximate_duration
+from weft.protocols.errors import CodecError
+from weft.replication.repeats import Repeats, left_out
+from weft.storage.object_store import StoreError
 
 logger = logging.getLogger(__name__)
 

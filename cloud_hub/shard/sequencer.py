@@ -15,22 +15,22 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from cloud_hub.settings import SequencerSettings
-from cloud_hub.shard.chunk_builder import ChunkBuilder, Draft
-from cloud_hub.shard.lane_session import LaneIntake, PendingBatch
-from cloud_hub.shard.retry import TROUBLE, Patience
-from cloud_hub.shard.shard_sessions import Intakes
-from cloud_hub.shard.snapshots import Snapshotter
-from cloud_hub.shard.watermark import WatermarkGuard
-from protocols.batch import BatchHeader
-from protocols.chunk import Chunk, GapRange, Mark
-from protocols.errors import CodecError
-from protocols.lane import Lane
-from protocols.link import RefuseCode
-from protocols.shard_state import ShardState, lane_of
-from storage.chunk_log import ShardLog
-from storage.histogram import Histogram
-from storage.object_store import AlreadyExists
+from weft.cloud_hub.settings import SequencerSettings
+from weft.cloud_hub.shard.chunk_builder import ChunkBuilder, Draft
+from weft.cloud_hub.shard.lane_session import LaneIntake, PendingBatch
+from weft.cloud_hub.shard.retry import TROUBLE, Patience
+from weft.cloud_hub.shard.shard_sessions import Intakes
+from weft.cloud_hub.shard.snapshots import Snapshotter
+from weft.cloud_hub.shard.watermark import WatermarkGuard
+from weft.protocols.batch import BatchHeader
+from weft.protocols.chunk import Chunk, GapRange, Mark
+from weft.protocols.errors import CodecError
+from weft.protocols.lane import Lane
+from weft.protocols.link import RefuseCode
+from weft.protocols.shard_state import ShardState, lane_of
+from weft.storage.chunk_log import ShardLog
+from weft.storage.histogram import Histogram
+from weft.storage.object_store import AlreadyExists
 
 logger = logging.getLogger(__name__)
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterable, Iterator
 
-from cloud_hub.shard.lane_session import LaneIntake, PendingItem, SessionRefused, bounds, weight
-from protocols.chunk import Mark
-from protocols.lane import Lane, format_log_id
-from protocols.link import RefuseCode
-from protocols.shard_state import LaneState, ShardState
+from weft.cloud_hub.shard.lane_session import LaneIntake, PendingItem, SessionRefused, bounds, weight
+from weft.protocols.chunk import Mark
+from weft.protocols.lane import Lane, format_log_id
+from weft.protocols.link import RefuseCode
+from weft.protocols.shard_state import LaneState, ShardState
 
 
 class Intakes:

@@ -7,10 +7,10 @@ import contextlib
 import logging
 from collections.abc import Callable
 
-from protocols.errors import CodecError
-from protocols.shard_state import ShardState
-from storage.chunk_log import Manifest, ShardLog
-from storage.object_store import AlreadyExists, StoreError
+from weft.protocols.errors import CodecError
+from weft.protocols.shard_state import ShardState
+from weft.storage.chunk_log import Manifest, ShardLog
+from weft.storage.object_store import AlreadyExists, StoreError
 
 logger = logging.getLogger(__name__)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from storage.chunk_log import ShardLog
+from weft.storage.chunk_log import ShardLog
 
 _NS = 1_000_000_000
 

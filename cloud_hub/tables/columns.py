@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable
 
 import pyarrow as pa
 
-from storage.table.rows import FIXED_COLUMNS, usable_fields
+from weft.storage.table.rows import FIXED_COLUMNS, usable_fields
 
 
 def level_columns(columns: Iterable[tuple[str, str]]) -> list[str]:

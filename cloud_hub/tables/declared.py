@@ -5,10 +5,10 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 
-from cloud_hub.tables.shards import ShardView
-from protocols.chunk import Chunk
-from protocols.lane import Lane
-from protocols.payloads import PayloadKind, strictest
+from weft.cloud_hub.tables.shards import ShardView
+from weft.protocols.chunk import Chunk
+from weft.protocols.lane import Lane
+from weft.protocols.payloads import PayloadKind, strictest
 
 _logger = logging.getLogger(__name__)
 

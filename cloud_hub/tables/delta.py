@@ -17,9 +17,9 @@ from deltalake.exceptions import CommitFailedError, TableNotFoundError
 from deltalake.schema import Field, PrimitiveType
 from deltalake.transaction import AddAction, RemoveAction
 
-from cloud_hub.tables.errors import TableConflict, TableError
-from protocols.payloads import PayloadKind
-from storage.table.names import table_payload
+from weft.cloud_hub.tables.errors import TableConflict, TableError
+from weft.protocols.payloads import PayloadKind
+from weft.storage.table.names import table_payload
 
 T = TypeVar("T")
 ACTIONS_KEY = "weftActions"

@@ -16,14 +16,14 @@ from operator import attrgetter
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from cloud_hub.tables.columns import level_columns
-from cloud_hub.tables.delta import DataFile, DeltaHandle, in_thread
-from cloud_hub.tables.errors import TableConflict
-from cloud_hub.tables.parquet_file import ParquetFile
-from cloud_hub.tables.settings import DEFAULTS, TableSettings
-from cloud_hub.tables.tierer import Tierer
-from storage.object_store import ObjectStore
-from storage.table.rows import row_schema
+from weft.cloud_hub.tables.columns import level_columns
+from weft.cloud_hub.tables.delta import DataFile, DeltaHandle, in_thread
+from weft.cloud_hub.tables.errors import TableConflict
+from weft.cloud_hub.tables.parquet_file import ParquetFile
+from weft.cloud_hub.tables.settings import DEFAULTS, TableSettings
+from weft.cloud_hub.tables.tierer import Tierer
+from weft.storage.object_store import ObjectStore
+from weft.storage.table.rows import row_schema
 
 _BATCH_ROWS = 64 << 10
 

@@ -7,10 +7,10 @@ from collections.abc import Iterable
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from cloud_hub.tables.columns import levels_of
-from cloud_hub.tables.delta import DataFile
-from cloud_hub.tables.statistics import FileStatistics, statistics_columns
-from storage.table.payload_columns import BYTES_COLUMN
+from weft.cloud_hub.tables.columns import levels_of
+from weft.cloud_hub.tables.delta import DataFile
+from weft.cloud_hub.tables.statistics import FileStatistics, statistics_columns
+from weft.storage.table.payload_columns import BYTES_COLUMN
 
 ROW_GROUP_ROWS_MAX = 128 << 10
 ROW_GROUP_BYTES_MAX = 64 << 20

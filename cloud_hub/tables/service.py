@@ -10,17 +10,17 @@ from collections.abc import Callable
 
 import msgspec
 
-from cloud_hub.tables.errors import TableError
-from cloud_hub.tables.maintenance import Maintenance
-from cloud_hub.tables.settings import DEFAULTS, TableSettings
-from cloud_hub.tables.shards import ShardView, load_shard
-from cloud_hub.tables.tierer import Tierer
-from protocols.errors import CodecError
-from protocols.payloads import PayloadKind
-from protocols.shard_state import StreamKey
-from replication.repeats import Repeats, left_out
-from storage.chunk_log import Cluster
-from storage.object_store import NotFound, ObjectStore, StoreError, StoreUnfit
+from weft.cloud_hub.tables.errors import TableError
+from weft.cloud_hub.tables.maintenance import Maintenance
+from weft.cloud_hub.tables.settings import DEFAULTS, TableSettings
+from weft.cloud_hub.tables.shards import ShardView, load_shard
+from weft.cloud_hub.tables.tierer import Tierer
+from weft.protocols.errors import CodecError
+from weft.protocols.payloads import PayloadKind
+from weft.protocols.shard_state import StreamKey
+from weft.replication.repeats import Repeats, left_out
+from weft.storage.chunk_log import Cluster
+from weft.storage.object_store import NotFound, ObjectStore, StoreError, StoreUnfit
 
 _logger = logging.getLogger(__name__)
 EXPECTED = (TableError, StoreError, StoreUnfit, NotFound, CodecError)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from protocols.shard_state import ShardState
-from storage.chunk_log import Cluster, ShardLog
-from storage.object_store import ObjectStore
+from weft.protocols.shard_state import ShardState
+from weft.storage.chunk_log import Cluster, ShardLog
+from weft.storage.object_store import ObjectStore
 
 
 class ShardView(NamedTuple):

@@ -12,8 +12,8 @@ import logging
 
 import msgspec
 
-from cloud_hub.tables.delta import whole_entry
-from storage.object_store import NotFound, ObjectStore
+from weft.cloud_hub.tables.delta import whole_entry
+from weft.storage.object_store import NotFound, ObjectStore
 
 _logger = logging.getLogger(__name__)
 _PARQUET_MAGIC = b"PAR1"

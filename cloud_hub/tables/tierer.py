@@ -15,22 +15,22 @@ from typing import NamedTuple
 
 import pyarrow as pa
 
-from cloud_hub.tables.columns import level_columns, levels_of, new_columns
-from cloud_hub.tables.declared import Declared
-from cloud_hub.tables.delta import DataFile, DeltaHandle, in_thread
-from cloud_hub.tables.errors import TableConflict, TableError
-from cloud_hub.tables.parquet_file import ParquetFile
-from cloud_hub.tables.settings import DEFAULTS, TableSettings
-from cloud_hub.tables.shards import ShardView
-from cloud_hub.tables.statistics import COMPLETE_EARLIER, EARLIER_COLUMNS, STATISTICS_PROPERTY, statistics_columns
-from cloud_hub.tables.table_log import TableLog
-from protocols.chunk import Chunk, StreamSection
-from protocols.errors import CodecError
-from protocols.payloads import PayloadKind
-from storage.chunk_log import Cluster, table_key
-from storage.object_store import NotFound, ObjectStore
-from storage.table.names import PAYLOAD_PROPERTY, app_id
-from storage.table.rows import row_schema, section_rows
+from weft.cloud_hub.tables.columns import level_columns, levels_of, new_columns
+from weft.cloud_hub.tables.declared import Declared
+from weft.cloud_hub.tables.delta import DataFile, DeltaHandle, in_thread
+from weft.cloud_hub.tables.errors import TableConflict, TableError
+from weft.cloud_hub.tables.parquet_file import ParquetFile
+from weft.cloud_hub.tables.settings import DEFAULTS, TableSettings
+from weft.cloud_hub.tables.shards import ShardView
+from weft.cloud_hub.tables.statistics import COMPLETE_EARLIER, EARLIER_COLUMNS, STATISTICS_PROPERTY, statistics_columns
+from weft.cloud_hub.tables.table_log import TableLog
+from weft.protocols.chunk import Chunk, StreamSection
+from weft.protocols.errors import CodecError
+from weft.protocols.payloads import PayloadKind
+from weft.storage.chunk_log import Cluster, table_key
+from weft.storage.object_store import NotFound, ObjectStore
+from weft.storage.table.names import PAYLOAD_PROPERTY, app_id
+from weft.storage.table.rows import row_schema, section_rows
 
 ATTEMPTS_MAX = 5
 """Times that a step starts over because another writer was first."""

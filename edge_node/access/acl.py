@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from enum import IntFlag
 from typing import NamedTuple
 
-from protocols.topics import InvalidTopic, check_filter
+from weft.protocols.topics import InvalidTopic, check_filter
 
 LINES_MAX = 100_000
 FILE_BYTES_MAX = 64 << 20

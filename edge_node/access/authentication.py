@@ -10,12 +10,12 @@ from concurrent.futures import ThreadPoolExecutor
 from hashlib import blake2b
 from typing import NoReturn
 
-from edge_node.access import users
-from edge_node.access.acl import AccessList
-from edge_node.listeners.counters import DoorCounters
-from protocols.mqtt.errors import ConnectRefused
-from protocols.mqtt.packets import Connect
-from protocols.mqtt.reason_codes import ReasonCode
+from weft.edge_node.access import users
+from weft.edge_node.access.acl import AccessList
+from weft.edge_node.listeners.counters import DoorCounters
+from weft.protocols.mqtt.errors import ConnectRefused
+from weft.protocols.mqtt.packets import Connect
+from weft.protocols.mqtt.reason_codes import ReasonCode
 
 THREADS = 2
 """That hash passwords at a time, each with the 19 MiB of ``users.HASHER``."""

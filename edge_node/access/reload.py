@@ -8,8 +8,8 @@ import os
 from collections.abc import Callable, Sequence
 from typing import Any, Generic, NamedTuple, TypeVar
 
-from config.machine import why_unreadable
-from edge_node.listeners.counters import DoorCounters
+from weft.config.machine import why_unreadable
+from weft.edge_node.listeners.counters import DoorCounters
 
 log = logging.getLogger(__name__)
 

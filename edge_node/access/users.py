@@ -10,8 +10,8 @@ import os
 from argon2 import PasswordHasher, Type, extract_parameters
 from argon2.exceptions import InvalidHashError, VerificationError
 
-from storage.filesystem import FileSystem, OSFileSystem
-from storage.private_file import replace_private_file
+from weft.storage.filesystem import FileSystem, OSFileSystem
+from weft.storage.private_file import replace_private_file
 
 HASHER = PasswordHasher(time_cost=2, memory_cost=19 << 10, parallelism=1, type=Type.ID)
 """19 MiB, two passes, one lane: the least that OWASP advises, as a Raspberry Pi must check many devices at once."""

@@ -9,9 +9,9 @@ from typing import Annotated
 
 import msgspec
 
-from config.machine import why_denied
-from protocols.errors import Corrupt
-from protocols.ranges import SEQ_END, RangeSet
+from weft.config.machine import why_denied
+from weft.protocols.errors import Corrupt
+from weft.protocols.ranges import SEQ_END, RangeSet
 
 SOCKET_NAME = "control.sock"
 """In the node's data_dir."""

@@ -17,11 +17,11 @@ import struct
 import msgspec
 from aiohttp import web
 
-from edge_node.control.client import DROP_PATH, REPLY_S_MAX, DropReply, DropRequest, socket_path
-from edge_node.sessions.store import INTERNAL_STREAMS
-from protocols.lane import format_log_id
-from protocols.ranges import RangeSet
-from storage.segment_log import LogError, LogFull, SegmentLog
+from weft.edge_node.control.client import DROP_PATH, REPLY_S_MAX, DropReply, DropRequest, socket_path
+from weft.edge_node.sessions.store import INTERNAL_STREAMS
+from weft.protocols.lane import format_log_id
+from weft.protocols.ranges import RangeSet
+from weft.storage.segment_log import LogError, LogFull, SegmentLog
 
 logger = logging.getLogger(__name__)
 

@@ -6,18 +6,18 @@ from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager
 from typing import Protocol
 
-from edge_node.broker_ports import Identity
-from edge_node.counters import Counters
-from edge_node.ingest.back_pressure import BackPressure, PendingLog
-from edge_node.ingest.router import Router
-from edge_node.ingest.unrouted import Unrouted
-from edge_node.subscriptions.fan_out import FanOut
-from edge_node.subscriptions.message import NOWHERE, PUBLISHER
-from edge_node.subscriptions.message_headers import to_headers
-from edge_node.subscriptions.subscriptions import Subscriptions
-from protocols.batch import Flag, HeaderPairs
-from protocols.mqtt.packets import Publish
-from protocols.mqtt.publish_run import PublishRun, Records
+from weft.edge_node.broker_ports import Identity
+from weft.edge_node.counters import Counters
+from weft.edge_node.ingest.back_pressure import BackPressure, PendingLog
+from weft.edge_node.ingest.router import Router
+from weft.edge_node.ingest.unrouted import Unrouted
+from weft.edge_node.subscriptions.fan_out import FanOut
+from weft.edge_node.subscriptions.message import NOWHERE, PUBLISHER
+from weft.edge_node.subscriptions.message_headers import to_headers
+from weft.edge_node.subscriptions.subscriptions import Subscriptions
+from weft.protocols.batch import Flag, HeaderPairs
+from weft.protocols.mqtt.packets import Publish
+from weft.protocols.mqtt.publish_run import PublishRun, Records
 
 TOPIC_LEVELS_MAX = 128
 """Deeper topics are refused. EMQX has the same default."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-from protocols.topics import TopicPattern, compile_pattern
+from weft.protocols.topics import TopicPattern, compile_pattern
 
 
 class Router:

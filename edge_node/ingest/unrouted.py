@@ -5,8 +5,8 @@ from __future__ import annotations
 import logging
 from typing import Any, Literal, Protocol
 
-from edge_node.counters import Counters
-from edge_node.ingest.busiest_topics import BusiestTopics
+from weft.edge_node.counters import Counters
+from weft.edge_node.ingest.busiest_topics import BusiestTopics
 
 UNROUTED_STREAM = "unrouted"
 """The stream that keeps them. The node defines it itself; no link carries it."""

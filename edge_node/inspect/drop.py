@@ -7,18 +7,18 @@ from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 
-from edge_node.control.client import DropRequest, ask_drop, check_listens
-from edge_node.inspect.exclusive_log import NotTheOwner, exclusive_log
-from edge_node.inspect.tail import INTERNAL_STREAMS
-from edge_node.inspect.view import Cursor, LogDirectory, NoLog, is_locked, summarise
-from protocols.batch import BatchHeader, decode_header
-from protocols.lane import format_log_id
-from protocols.ranges import RangeSet
-from protocols.segment import Footer
-from storage.filesystem import DirectoryInUse
-from storage.segment_log import LogSettings, SegmentLog
-from storage.segment_log.room.drop_backlog import whole_batches
-from storage.segment_log.room.retention import held_within
+from weft.edge_node.control.client import DropRequest, ask_drop, check_listens
+from weft.edge_node.inspect.exclusive_log import NotTheOwner, exclusive_log
+from weft.edge_node.inspect.tail import INTERNAL_STREAMS
+from weft.edge_node.inspect.view import Cursor, LogDirectory, NoLog, is_locked, summarise
+from weft.protocols.batch import BatchHeader, decode_header
+from weft.protocols.lane import format_log_id
+from weft.protocols.ranges import RangeSet
+from weft.protocols.segment import Footer
+from weft.storage.filesystem import DirectoryInUse
+from weft.storage.segment_log import LogSettings, SegmentLog
+from weft.storage.segment_log.room.drop_backlog import whole_batches
+from weft.storage.segment_log.room.retention import held_within
 
 _SEGMENT_BYTES = 64 << 10
 """Little is written, and half a segment of the node's own, far larger ones is always free within its budget."""

@@ -7,9 +7,9 @@ import random
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from config.machine import run_as, user
-from edge_node.clock import clock_reader, wall_clock
-from storage.segment_log import LogSettings, SegmentLog
+from weft.config.machine import run_as, user
+from weft.edge_node.clock import clock_reader, wall_clock
+from weft.storage.segment_log import LogSettings, SegmentLog
 
 
 class NotTheOwner(Exception):

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from config.errors import Finding, KeyPath
-from config.models import EdgeConfig
-from edge_node.inspect.view import LogDirectory
-from protocols.errors import UnsupportedVersion
-from protocols.lane import NodeName
+from weft.config.errors import Finding, KeyPath
+from weft.config.models import EdgeConfig
+from weft.edge_node.inspect.view import LogDirectory
+from weft.protocols.errors import UnsupportedVersion
+from weft.protocols.lane import NodeName
 
 
 def owner_of(directory: str) -> NodeName | None:

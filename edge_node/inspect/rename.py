@@ -15,15 +15,15 @@ from typing import NamedTuple
 
 import msgspec
 
-from config.models import EdgeConfig
-from edge_node.check import segment_bytes
-from edge_node.clock import wall_clock
-from edge_node.inspect.exclusive_log import exclusive_log
-from edge_node.inspect.view import LogDirectory
-from edge_node.links.links import Links
-from protocols.lane import NodeName
-from replication.status import LinkState
-from storage.segment_log import LogSettings, SegmentLog
+from weft.config.models import EdgeConfig
+from weft.edge_node.check import segment_bytes
+from weft.edge_node.clock import wall_clock
+from weft.edge_node.inspect.exclusive_log import exclusive_log
+from weft.edge_node.inspect.view import LogDirectory
+from weft.edge_node.links.links import Links
+from weft.protocols.lane import NodeName
+from weft.replication.status import LinkState
+from weft.storage.segment_log import LogSettings, SegmentLog
 
 _LOOK_INTERVAL_S = 0.1
 _REFUSALS = (LinkState.REFUSED, LinkState.CONFLICT)

@@ -6,14 +6,14 @@ import time
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
-from edge_node.broker_ports import SESSION_JOURNAL_STREAM, SESSION_TOPICS_STREAM
-from edge_node.inspect.tail_start import Start, find_beginning
-from edge_node.inspect.view import Commit, Cursor, Damage, Durability, Entry, LogDirectory
-from edge_node.inspect.view.records import choose
-from protocols.batch import BatchHeader, Record
-from protocols.errors import CodecError
-from protocols.ranges import RangeSet
-from protocols.segment import EntryKind, GapNotice
+from weft.edge_node.broker_ports import SESSION_JOURNAL_STREAM, SESSION_TOPICS_STREAM
+from weft.edge_node.inspect.tail_start import Start, find_beginning
+from weft.edge_node.inspect.view import Commit, Cursor, Damage, Durability, Entry, LogDirectory
+from weft.edge_node.inspect.view.records import choose
+from weft.protocols.batch import BatchHeader, Record
+from weft.protocols.errors import CodecError
+from weft.protocols.ranges import RangeSet
+from weft.protocols.segment import EntryKind, GapNotice
 
 POLL_INTERVAL_S = 0.25
 """How often a follower looks at the directory: one listing and one short read."""

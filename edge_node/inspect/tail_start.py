@@ -6,11 +6,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from edge_node.inspect.view import Entry, LogDirectory, Place, SegmentView
-from edge_node.inspect.view.records import Choice, choose
-from protocols.batch import BatchHeader
-from protocols.errors import CodecError
-from protocols.segment import HEADER_BYTES, EntryKind
+from weft.edge_node.inspect.view import Entry, LogDirectory, Place, SegmentView
+from weft.edge_node.inspect.view.records import Choice, choose
+from weft.protocols.batch import BatchHeader
+from weft.protocols.errors import CodecError
+from weft.protocols.segment import HEADER_BYTES, EntryKind
 
 LAST_MAX = 1_000_000
 """Most records that may be asked for by their number from the end."""

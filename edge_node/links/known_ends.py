@@ -32,8 +32,8 @@ from typing import Final
 import msgspec
 from crc32c import crc32c
 
-from protocols.lane import NodeName, format_log_id
-from storage.filesystem import FileSystem, write_atomically
+from weft.protocols.lane import NodeName, format_log_id
+from weft.storage.filesystem import FileSystem, write_atomically
 
 HUBS_MAX: Final = 16
 """Hubs that are told apart. Further ones share what is known of hubs in general: less is noticed, nothing wrongly."""

@@ -11,21 +11,21 @@ import ssl
 from collections.abc import Callable, Iterable, Mapping
 from typing import Final
 
-from config.models import EdgeConfig
-from config.streams import Link
-from edge_node.broker_ports import SESSION_JOURNAL_STREAM, SESSION_TOPICS_STREAM
-from edge_node.check import carried_streams
-from edge_node.ingest.unrouted import UNROUTED_STREAM
-from edge_node.links.known_ends import KnownEnds
-from edge_node.links.source import OfferedStream, SegmentLogSource
-from protocols.lane import NodeName
-from protocols.payloads import PayloadKind
-from protocols.ranges import Range, RangeSet
-from replication.runner import LinkIdentity, LinkSettings, no_token, read_token, run_link
-from replication.sender import SenderSettings
-from replication.status import LinkState, LinkStatus
-from storage.filesystem import FileSystem, OSFileSystem, write_atomically
-from storage.segment_log import SegmentLog
+from weft.config.models import EdgeConfig
+from weft.config.streams import Link
+from weft.edge_node.broker_ports import SESSION_JOURNAL_STREAM, SESSION_TOPICS_STREAM
+from weft.edge_node.check import carried_streams
+from weft.edge_node.ingest.unrouted import UNROUTED_STREAM
+from weft.edge_node.links.known_ends import KnownEnds
+from weft.edge_node.links.source import OfferedStream, SegmentLogSource
+from weft.protocols.lane import NodeName
+from weft.protocols.payloads import PayloadKind
+from weft.protocols.ranges import Range, RangeSet
+from weft.replication.runner import LinkIdentity, LinkSettings, no_token, read_token, run_link
+from weft.replication.sender import SenderSettings
+from weft.replication.status import LinkState, LinkStatus
+from weft.storage.filesystem import FileSystem, OSFileSystem, write_atomically
+from weft.storage.segment_log import SegmentLog
 
 EPOCH_BYTES_MAX: Final = 32
 INTERNAL_STREAMS: Final = frozenset({SESSION_JOURNAL_STREAM, SESSION_TOPICS_STREAM, UNROUTED_STREAM})

@@ -6,13 +6,13 @@ import asyncio
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
-from edge_node.links.known_ends import KnownEnds
-from protocols.chunk import GapRange, Mark
-from protocols.payloads import PayloadKind
-from protocols.ranges import RangeSet
-from protocols.segment import GapReason
-from replication.source import LaneState, OfferedLane
-from storage.segment_log import LogError, SegmentLog
+from weft.edge_node.links.known_ends import KnownEnds
+from weft.protocols.chunk import GapRange, Mark
+from weft.protocols.payloads import PayloadKind
+from weft.protocols.ranges import RangeSet
+from weft.protocols.segment import GapReason
+from weft.replication.source import LaneState, OfferedLane
+from weft.storage.segment_log import LogError, SegmentLog
 
 
 class OfferedStream(NamedTuple):

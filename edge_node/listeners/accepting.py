@@ -12,14 +12,14 @@ import ssl
 from collections.abc import Callable
 from typing import Any, cast
 
-from config.units import Address, UnixSocket
-from edge_node.listeners.admission import Admission, Visit
-from edge_node.listeners.binding import listening_sockets
-from edge_node.listeners.proxied import ProxiedTransport, read_header
-from edge_node.listeners.proxy_protocol import BadProxyHeader
-from edge_node.listeners.settings import ListenerSettings, Network
-from edge_node.listeners.shared_buffer import SharedBufferProtocol
-from edge_node.listeners.tls_alert import Alert
+from weft.config.units import Address, UnixSocket
+from weft.edge_node.listeners.admission import Admission, Visit
+from weft.edge_node.listeners.binding import listening_sockets
+from weft.edge_node.listeners.proxied import ProxiedTransport, read_header
+from weft.edge_node.listeners.proxy_protocol import BadProxyHeader
+from weft.edge_node.listeners.settings import ListenerSettings, Network
+from weft.edge_node.listeners.shared_buffer import SharedBufferProtocol
+from weft.edge_node.listeners.tls_alert import Alert
 
 log = logging.getLogger(__name__)
 

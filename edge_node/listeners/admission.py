@@ -7,10 +7,10 @@ import ipaddress
 import logging
 from typing import Protocol
 
-from edge_node.counters import Counters
-from edge_node.listeners.counters import DoorCounters
-from edge_node.listeners.places import Places
-from edge_node.listeners.settings import DoorLimits
+from weft.edge_node.counters import Counters
+from weft.edge_node.listeners.counters import DoorCounters
+from weft.edge_node.listeners.places import Places
+from weft.edge_node.listeners.settings import DoorLimits
 
 log = logging.getLogger(__name__)
 

@@ -9,8 +9,8 @@ import os
 import socket
 import stat
 
-from config.machine import why_not_listening
-from config.units import Address, UnixSocket
+from weft.config.machine import why_not_listening
+from weft.config.units import Address, UnixSocket
 
 BACKLOG = 1024
 """Connections that the kernel may hold before they are accepted: all devices of a plant reconnect at once."""

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from ipaddress import ip_network
 
-from config.listeners import MqttListener, Tls, WebSocket
-from config.models import EdgeConfig
-from config.units import parse_listen
-from edge_node.listeners.settings import DoorLimits, ListenerSettings, TlsFiles, WebSocketSettings
+from weft.config.listeners import MqttListener, Tls, WebSocket
+from weft.config.models import EdgeConfig
+from weft.config.units import parse_listen
+from weft.edge_node.listeners.settings import DoorLimits, ListenerSettings, TlsFiles, WebSocketSettings
 
 WEBSOCKET_NAMES = ("ws", "wss")
 """Listeners of these names speak WebSocket without a section that says so."""

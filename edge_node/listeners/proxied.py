@@ -6,8 +6,8 @@ import asyncio
 import socket
 from typing import Any
 
-from edge_node.listeners.admission import Visit
-from edge_node.listeners.proxy_protocol import PREFIX_BYTES, BadProxyHeader, Source, body_length, source
+from weft.edge_node.listeners.admission import Visit
+from weft.edge_node.listeners.proxy_protocol import PREFIX_BYTES, BadProxyHeader, Source, body_length, source
 
 
 class ProxiedTransport:

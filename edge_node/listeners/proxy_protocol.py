@@ -9,7 +9,7 @@ import ipaddress
 import struct
 from typing import NamedTuple
 
-from protocols.errors import CodecError
+from weft.protocols.errors import CodecError
 
 SIGNATURE = b"\r\n\r\n\0\r\nQUIT\n"
 PREFIX_BYTES = 16

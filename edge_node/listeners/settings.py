@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from ipaddress import IPv4Network, IPv6Network
 
-from config.units import Address, UnixSocket
+from weft.config.units import Address, UnixSocket
 
 Network = IPv4Network | IPv6Network
 LOOPBACK = Address("127.0.0.1", 1883)

@@ -7,9 +7,9 @@ import ssl
 from datetime import UTC, datetime
 from typing import Any
 
-from config.machine import unreadable
-from edge_node.listeners.settings import TlsFiles
-from edge_node.listeners.tls_alert import AlertingContext
+from weft.config.machine import unreadable
+from weft.edge_node.listeners.settings import TlsFiles
+from weft.edge_node.listeners.tls_alert import AlertingContext
 
 
 class TlsUnusable(OSError):

@@ -6,11 +6,11 @@ import asyncio
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from edge_node.listeners.admission import Admission, Visit
-from edge_node.listeners.settings import WebSocketSettings
+from weft.edge_node.listeners.admission import Admission, Visit
+from weft.edge_node.listeners.settings import WebSocketSettings
 
 if TYPE_CHECKING:
-    from edge_node.listeners.websocket_connection import WebSocket
+    from weft.edge_node.listeners.websocket_connection import WebSocket
 
 Connect = Callable[[asyncio.Transport, Visit], asyncio.Protocol]
 """Makes the MQTT connection of a WebSocket that is open."""
@@ -22,7 +22,7 @@ class WebSockets:
     def __init__(self, settings: WebSocketSettings, connect: Connect, admission: Admission) -> None:
         """Serve ``settings.path`` and nothing else."""
         # Here, so that a node without such a listener does not load the library.
-        from edge_node.listeners.websocket_connection import WebSocket
+        from weft.edge_node.listeners.websocket_connection import WebSocket
 
         self.settings = settings
         self.connect = connect

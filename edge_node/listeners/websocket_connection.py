@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any, cast
 from websockets.frames import CloseCode, Frame, Opcode
 from websockets.protocol import SEND_EOF, Protocol, Side, State
 
-from edge_node.listeners.admission import Visit
-from edge_node.listeners.websocket_handshake import END, HEAD_BYTES_MAX, Refused, silent, too_long, upgrade
+from weft.edge_node.listeners.admission import Visit
+from weft.edge_node.listeners.websocket_handshake import END, HEAD_BYTES_MAX, Refused, silent, too_long, upgrade
 
 if TYPE_CHECKING:
-    from edge_node.listeners.websocket import WebSockets
+    from weft.edge_node.listeners.websocket import WebSockets
 
 CLOSE_TIMEOUT_S = 2.0
 """How long a client may take to answer our closing frame, and to read what was sent before it."""

@@ -14,7 +14,7 @@ from websockets.http11 import Request, Response
 from websockets.server import ServerProtocol
 from websockets.typing import Subprotocol
 
-from edge_node.listeners.settings import WebSocketSettings
+from weft.edge_node.listeners.settings import WebSocketSettings
 
 PROTOCOLS = (Subprotocol("mqtt"), Subprotocol("mqttv3.1"))
 """The subprotocol [MQTT-6.0.0-3], and what clients of MQTT 3.1 ask for; the first one is preferred."""

@@ -8,31 +8,31 @@ from collections.abc import Callable, Coroutine, Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from edge_node.broker_ports import SESSION_TOPICS_STREAM, Arrival, Backlog, Door, Durable, Retained
-from edge_node.counters import Counters
-from edge_node.ingest.ingest import TOPIC_LEVELS_MAX, Ingest
-from edge_node.ingest.router import Router
-from edge_node.ingest.unrouted import Unrouted
-from edge_node.mqtt.connection import MqttConnection
-from edge_node.mqtt.publishes import retain
-from edge_node.sessions.keeping import Keeping
-from edge_node.sessions.limits import SessionLimits
-from edge_node.sessions.ports import Resent, SessionJournal
-from edge_node.sessions.session import Session
-from edge_node.sessions.sessions import Sessions
-from edge_node.sessions.sys_topics import INTERVAL_S, Facts, SysTopics
-from edge_node.sessions.wills import Wills
-from edge_node.sessions.window_ports import QueueBudget
-from edge_node.subscriptions.fan_out import FanOut
-from edge_node.subscriptions.message import Message, split_expiry
-from edge_node.subscriptions.subscriptions import Subscriptions
-from edge_node.timer_wheel import TimerWheel
-from protocols.mqtt.connection import ServerLimits
-from protocols.mqtt.packets import Publish, Subscription
-from protocols.mqtt.publish_run import SCAN_PACKET_BYTES_MIN
-from protocols.mqtt.reason_codes import ReasonCode
-from storage.segment_log import SegmentLog
-from storage.segment_log.settings import RECORD_BYTES_MAX
+from weft.edge_node.broker_ports import SESSION_TOPICS_STREAM, Arrival, Backlog, Door, Durable, Retained
+from weft.edge_node.counters import Counters
+from weft.edge_node.ingest.ingest import TOPIC_LEVELS_MAX, Ingest
+from weft.edge_node.ingest.router import Router
+from weft.edge_node.ingest.unrouted import Unrouted
+from weft.edge_node.mqtt.connection import MqttConnection
+from weft.edge_node.mqtt.publishes import retain
+from weft.edge_node.sessions.keeping import Keeping
+from weft.edge_node.sessions.limits import SessionLimits
+from weft.edge_node.sessions.ports import Resent, SessionJournal
+from weft.edge_node.sessions.session import Session
+from weft.edge_node.sessions.sessions import Sessions
+from weft.edge_node.sessions.sys_topics import INTERVAL_S, Facts, SysTopics
+from weft.edge_node.sessions.wills import Wills
+from weft.edge_node.sessions.window_ports import QueueBudget
+from weft.edge_node.subscriptions.fan_out import FanOut
+from weft.edge_node.subscriptions.message import Message, split_expiry
+from weft.edge_node.subscriptions.subscriptions import Subscriptions
+from weft.edge_node.timer_wheel import TimerWheel
+from weft.protocols.mqtt.connection import ServerLimits
+from weft.protocols.mqtt.packets import Publish, Subscription
+from weft.protocols.mqtt.publish_run import SCAN_PACKET_BYTES_MIN
+from weft.protocols.mqtt.reason_codes import ReasonCode
+from weft.storage.segment_log import SegmentLog
+from weft.storage.segment_log.settings import RECORD_BYTES_MAX
 
 log = logging.getLogger(__name__)
 

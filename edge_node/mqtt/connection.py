@@ -6,29 +6,29 @@ import asyncio
 import logging
 from typing import TYPE_CHECKING, cast
 
-from edge_node.broker_ports import Arrival, Door
-from edge_node.ingest.back_pressure import Pause
-from edge_node.mqtt import other_protocols
-from edge_node.mqtt.handshake import Handshake
-from edge_node.mqtt.packet_handlers import Conversation
-from edge_node.mqtt.publishes import Intake
-from edge_node.sessions.session import Session
-from protocols.mqtt.connection import Connection, State
-from protocols.mqtt.decoder import decode
-from protocols.mqtt.errors import MqttError
-from protocols.mqtt.packet_types import Version
-from protocols.mqtt.packets import (
+from weft.edge_node.broker_ports import Arrival, Door
+from weft.edge_node.ingest.back_pressure import Pause
+from weft.edge_node.mqtt import other_protocols
+from weft.edge_node.mqtt.handshake import Handshake
+from weft.edge_node.mqtt.packet_handlers import Conversation
+from weft.edge_node.mqtt.publishes import Intake
+from weft.edge_node.sessions.session import Session
+from weft.protocols.mqtt.connection import Connection, State
+from weft.protocols.mqtt.decoder import decode
+from weft.protocols.mqtt.errors import MqttError
+from weft.protocols.mqtt.packet_types import Version
+from weft.protocols.mqtt.packets import (
     ConnAck,
     Connect,
     Packet,
 )
-from protocols.mqtt.properties import Properties
-from protocols.mqtt.reason_codes import ReasonCode
-from protocols.mqtt.reassembly import Reassembly
-from storage.segment_log import LogError, LogFull
+from weft.protocols.mqtt.properties import Properties
+from weft.protocols.mqtt.reason_codes import ReasonCode
+from weft.protocols.mqtt.reassembly import Reassembly
+from weft.storage.segment_log import LogError, LogFull
 
 if TYPE_CHECKING:
-    from edge_node.mqtt.broker import Broker
+    from weft.edge_node.mqtt.broker import Broker
 
 log = logging.getLogger(__name__)
 

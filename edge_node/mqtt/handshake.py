@@ -9,19 +9,19 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from edge_node.broker_ports import Door, Identity
-from edge_node.mqtt.publishes import Intake
-from edge_node.sessions.packets_out import Wire
-from edge_node.sessions.session import Session
-from protocols.mqtt.connection import Connection, State
-from protocols.mqtt.errors import ConnectRefused
-from protocols.mqtt.packets import ConnAck, Connect
-from protocols.mqtt.reason_codes import ReasonCode
-from storage.segment_log import LogFailed, LogFull
+from weft.edge_node.broker_ports import Door, Identity
+from weft.edge_node.mqtt.publishes import Intake
+from weft.edge_node.sessions.packets_out import Wire
+from weft.edge_node.sessions.session import Session
+from weft.protocols.mqtt.connection import Connection, State
+from weft.protocols.mqtt.errors import ConnectRefused
+from weft.protocols.mqtt.packets import ConnAck, Connect
+from weft.protocols.mqtt.reason_codes import ReasonCode
+from weft.storage.segment_log import LogFailed, LogFull
 
 if TYPE_CHECKING:
-    from edge_node.mqtt.broker import Broker
-    from edge_node.mqtt.connection import MqttConnection
+    from weft.edge_node.mqtt.broker import Broker
+    from weft.edge_node.mqtt.connection import MqttConnection
 
 
 class Handshake:

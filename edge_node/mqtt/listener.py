@@ -7,17 +7,17 @@ import ssl
 from collections.abc import Callable
 from typing import Any
 
-from config.errors import SettingError
-from config.units import Address, UnixSocket
-from edge_node.access.authentication import Accounts, Identity
-from edge_node.broker_ports import Arrival, Door
-from edge_node.listeners.accepting import Acceptor
-from edge_node.listeners.admission import Admission, Visit, is_loopback
-from edge_node.listeners.binding import CannotListen
-from edge_node.listeners.settings import ListenerSettings
-from edge_node.listeners.tls import TlsUnusable, common_name, server_context
-from edge_node.listeners.websocket import WebSockets
-from protocols.mqtt.packets import Connect
+from weft.config.errors import SettingError
+from weft.config.units import Address, UnixSocket
+from weft.edge_node.access.authentication import Accounts, Identity
+from weft.edge_node.broker_ports import Arrival, Door
+from weft.edge_node.listeners.accepting import Acceptor
+from weft.edge_node.listeners.admission import Admission, Visit, is_loopback
+from weft.edge_node.listeners.binding import CannotListen
+from weft.edge_node.listeners.settings import ListenerSettings
+from weft.edge_node.listeners.tls import TlsUnusable, common_name, server_context
+from weft.edge_node.listeners.websocket import WebSockets
+from weft.protocols.mqtt.packets import Connect
 
 MakeConnection = Callable[[Door, Arrival], asyncio.Protocol]
 """Makes the MQTT side of a connection: ``Broker.connection``."""

@@ -7,17 +7,17 @@ import dataclasses
 import logging
 import resource
 
-from config.models import EdgeConfig
-from config.units import Address, UnixSocket
-from edge_node.access import acl, users
-from edge_node.access.authentication import Accounts
-from edge_node.access.reload import Reloads, Watched
-from edge_node.counters import Counters
-from edge_node.listeners.admission import Admission
-from edge_node.listeners.counters import DoorCounters
-from edge_node.listeners.from_config import door_limits, listener_settings
-from edge_node.listeners.settings import DoorLimits
-from edge_node.mqtt.listener import MakeConnection, MqttListener
+from weft.config.models import EdgeConfig
+from weft.config.units import Address, UnixSocket
+from weft.edge_node.access import acl, users
+from weft.edge_node.access.authentication import Accounts
+from weft.edge_node.access.reload import Reloads, Watched
+from weft.edge_node.counters import Counters
+from weft.edge_node.listeners.admission import Admission
+from weft.edge_node.listeners.counters import DoorCounters
+from weft.edge_node.listeners.from_config import door_limits, listener_settings
+from weft.edge_node.listeners.settings import DoorLimits
+from weft.edge_node.mqtt.listener import MakeConnection, MqttListener
 
 log = logging.getLogger(__name__)
 

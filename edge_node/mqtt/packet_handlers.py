@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from edge_node.ingest.back_pressure import Pause
-from edge_node.mqtt.publishes import Intake
-from edge_node.sessions.session import Session
-from protocols.batch import Flag
-from protocols.mqtt.connection import Connection
-from protocols.mqtt.encoder import PINGRESP, PUBACK, PUBREL
-from protocols.mqtt.packet_types import Version
-from protocols.mqtt.packets import (
+from weft.edge_node.ingest.back_pressure import Pause
+from weft.edge_node.mqtt.publishes import Intake
+from weft.edge_node.sessions.session import Session
+from weft.protocols.batch import Flag
+from weft.protocols.mqtt.connection import Connection
+from weft.protocols.mqtt.encoder import PINGRESP, PUBACK, PUBREL
+from weft.protocols.mqtt.packet_types import Version
+from weft.protocols.mqtt.packets import (
     Disconnect,
     Packet,
     PingReq,
@@ -26,13 +26,13 @@ from protocols.mqtt.packets import (
     UnsubAck,
     Unsubscribe,
 )
-from protocols.mqtt.publish_run import scan
-from protocols.mqtt.reason_codes import ReasonCode
-from storage.segment_log import LogError
+from weft.protocols.mqtt.publish_run import scan
+from weft.protocols.mqtt.reason_codes import ReasonCode
+from weft.storage.segment_log import LogError
 
 if TYPE_CHECKING:
-    from edge_node.mqtt.broker import Broker
-    from edge_node.mqtt.connection import MqttConnection
+    from weft.edge_node.mqtt.broker import Broker
+    from weft.edge_node.mqtt.connection import MqttConnection
 
 _QOS_FLAGS = (int(Flag.PUBLISHED_QOS0), 0, int(Flag.PUBLISHED_QOS2))
 

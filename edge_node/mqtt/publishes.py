@@ -9,21 +9,21 @@ from typing import Protocol
 
 import msgspec
 
-from edge_node.broker_ports import Retained
-from edge_node.counters import Counters
-from edge_node.ingest.back_pressure import Pause, Publisher
-from edge_node.ingest.ingest import Ingest, Target, Topics, flags_of
-from edge_node.sessions.ports import SessionJournal
-from edge_node.sessions.session import Session
-from edge_node.subscriptions.message_headers import USER_PROPERTIES_MAX
-from protocols.mqtt.encoder import PUBACK, PUBCOMP, encode
-from protocols.mqtt.errors import ProtocolViolation
-from protocols.mqtt.packet_types import Version
-from protocols.mqtt.packets import PubAck, Publish, PubRec
-from protocols.mqtt.properties import NO_PROPERTIES
-from protocols.mqtt.publish_run import PublishRun
-from protocols.mqtt.reason_codes import FAILED, ReasonCode
-from storage.segment_log import LogFailed, LogFull
+from weft.edge_node.broker_ports import Retained
+from weft.edge_node.counters import Counters
+from weft.edge_node.ingest.back_pressure import Pause, Publisher
+from weft.edge_node.ingest.ingest import Ingest, Target, Topics, flags_of
+from weft.edge_node.sessions.ports import SessionJournal
+from weft.edge_node.sessions.session import Session
+from weft.edge_node.subscriptions.message_headers import USER_PROPERTIES_MAX
+from weft.protocols.mqtt.encoder import PUBACK, PUBCOMP, encode
+from weft.protocols.mqtt.errors import ProtocolViolation
+from weft.protocols.mqtt.packet_types import Version
+from weft.protocols.mqtt.packets import PubAck, Publish, PubRec
+from weft.protocols.mqtt.properties import NO_PROPERTIES
+from weft.protocols.mqtt.publish_run import PublishRun
+from weft.protocols.mqtt.reason_codes import FAILED, ReasonCode
+from weft.storage.segment_log import LogFailed, LogFull
 
 ACK_BYTES = 4
 """A PUBACK or PUBREC that says nothing but success."""

@@ -6,23 +6,23 @@ from collections import deque
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from edge_node.broker_ports import Identity
-from edge_node.sessions.packets_out import OWN, Wire, shared_parts
-from edge_node.sessions.ports import Sent
-from edge_node.sessions.window_ports import MESSAGE_OVERHEAD_BYTES, Delivery, Keeper, Link
-from edge_node.subscriptions.message import NOWHERE, Message
-from edge_node.subscriptions.subscriptions import Grant
-from protocols.mqtt.encoder import PUBREL, encode
-from protocols.mqtt.errors import ProtocolViolation
-from protocols.mqtt.packet_ids import PACKET_IDS_MAX
-from protocols.mqtt.packet_types import Version
-from protocols.mqtt.packets import PubRel
-from protocols.mqtt.reason_codes import ReasonCode
+from weft.edge_node.broker_ports import Identity
+from weft.edge_node.sessions.packets_out import OWN, Wire, shared_parts
+from weft.edge_node.sessions.ports import Sent
+from weft.edge_node.sessions.window_ports import MESSAGE_OVERHEAD_BYTES, Delivery, Keeper, Link
+from weft.edge_node.subscriptions.message import NOWHERE, Message
+from weft.edge_node.subscriptions.subscriptions import Grant
+from weft.protocols.mqtt.encoder import PUBREL, encode
+from weft.protocols.mqtt.errors import ProtocolViolation
+from weft.protocols.mqtt.packet_ids import PACKET_IDS_MAX
+from weft.protocols.mqtt.packet_types import Version
+from weft.protocols.mqtt.packets import PubRel
+from weft.protocols.mqtt.reason_codes import ReasonCode
 
 if TYPE_CHECKING:
-    from edge_node.sessions.retained_delivery import RetainedFeed
-    from edge_node.subscriptions.catch_up import CatchUp
-    from edge_node.subscriptions.shared_subscription import Group
+    from weft.edge_node.sessions.retained_delivery import RetainedFeed
+    from weft.edge_node.subscriptions.catch_up import CatchUp
+    from weft.edge_node.subscriptions.shared_subscription import Group
 
 
 class Outbound:

@@ -7,17 +7,17 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING
 
-from edge_node.counters import Counters
-from edge_node.sessions.client_window import Outbound
-from edge_node.sessions.ports import Sent, SessionJournal
-from edge_node.sessions.window_ports import QueueBudget
-from edge_node.subscriptions.message import Message
-from protocols.mqtt.encoder import PUBREL
-from protocols.mqtt.reason_codes import ReasonCode
-from storage.segment_log import LogFailed, LogFull, SegmentLog
+from weft.edge_node.counters import Counters
+from weft.edge_node.sessions.client_window import Outbound
+from weft.edge_node.sessions.ports import Sent, SessionJournal
+from weft.edge_node.sessions.window_ports import QueueBudget
+from weft.edge_node.subscriptions.message import Message
+from weft.protocols.mqtt.encoder import PUBREL
+from weft.protocols.mqtt.reason_codes import ReasonCode
+from weft.storage.segment_log import LogFailed, LogFull, SegmentLog
 
 if TYPE_CHECKING:
-    from edge_node.subscriptions.shared_subscription import Group
+    from weft.edge_node.subscriptions.shared_subscription import Group
 
 log = logging.getLogger(__name__)
 

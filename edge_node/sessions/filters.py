@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from edge_node.counters import Counters
-from edge_node.sessions.keeping import Keeping
-from edge_node.sessions.limits import SessionLimits
-from edge_node.sessions.session import Session
-from edge_node.subscriptions.shared_subscription import Group
-from edge_node.subscriptions.shared_subscriptions import Shares
-from edge_node.subscriptions.subscriptions import Entry, Subscriptions
-from protocols.mqtt.packets import Subscription
-from protocols.mqtt.reason_codes import ReasonCode
-from protocols.topics import InvalidTopic, Share, split_share
+from weft.edge_node.counters import Counters
+from weft.edge_node.sessions.keeping import Keeping
+from weft.edge_node.sessions.limits import SessionLimits
+from weft.edge_node.sessions.session import Session
+from weft.edge_node.subscriptions.shared_subscription import Group
+from weft.edge_node.subscriptions.shared_subscriptions import Shares
+from weft.edge_node.subscriptions.subscriptions import Entry, Subscriptions
+from weft.protocols.mqtt.packets import Subscription
+from weft.protocols.mqtt.reason_codes import ReasonCode
+from weft.protocols.topics import InvalidTopic, Share, split_share
 
 LEVEL_BYTES = 400
 """Of a node of the tree of filters that no other filter has; measured 360 in Python 3.11."""

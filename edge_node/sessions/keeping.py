@@ -6,28 +6,28 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING
 
-from edge_node.broker_ports import Backlog
-from edge_node.counters import Counters
-from edge_node.ingest.ingest import Ingest
-from edge_node.sessions.client_window import Outbound
-from edge_node.sessions.deliveries import Deliveries, note
-from edge_node.sessions.ports import Sent, SessionJournal, SessionRecord
-from edge_node.sessions.reader import SessionReader
-from edge_node.sessions.redelivery import InFlight
-from edge_node.sessions.retained_delivery import Match, RetainedFeed
-from edge_node.sessions.session import Session
-from edge_node.sessions.stored_messages import StoredMessages
-from edge_node.sessions.window_ports import QueueBudget
-from edge_node.subscriptions.catch_up import CatchUp
-from edge_node.subscriptions.filter_starts import FilterStarts
-from edge_node.subscriptions.message import NOWHERE, Message
-from edge_node.subscriptions.shared_subscription import Group
-from edge_node.subscriptions.subscriptions import Entry, Subscriptions
-from protocols.topics import SHARE_PREFIX
-from storage.segment_log import SegmentLog
+from weft.edge_node.broker_ports import Backlog
+from weft.edge_node.counters import Counters
+from weft.edge_node.ingest.ingest import Ingest
+from weft.edge_node.sessions.client_window import Outbound
+from weft.edge_node.sessions.deliveries import Deliveries, note
+from weft.edge_node.sessions.ports import Sent, SessionJournal, SessionRecord
+from weft.edge_node.sessions.reader import SessionReader
+from weft.edge_node.sessions.redelivery import InFlight
+from weft.edge_node.sessions.retained_delivery import Match, RetainedFeed
+from weft.edge_node.sessions.session import Session
+from weft.edge_node.sessions.stored_messages import StoredMessages
+from weft.edge_node.sessions.window_ports import QueueBudget
+from weft.edge_node.subscriptions.catch_up import CatchUp
+from weft.edge_node.subscriptions.filter_starts import FilterStarts
+from weft.edge_node.subscriptions.message import NOWHERE, Message
+from weft.edge_node.subscriptions.shared_subscription import Group
+from weft.edge_node.subscriptions.subscriptions import Entry, Subscriptions
+from weft.protocols.topics import SHARE_PREFIX
+from weft.storage.segment_log import SegmentLog
 
 if TYPE_CHECKING:
-    from edge_node.sessions.sessions import Sessions
+    from weft.edge_node.sessions.sessions import Sessions
 
 
 class Keeping:

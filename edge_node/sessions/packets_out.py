@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import msgspec
 
-from edge_node.sessions.topic_aliases import SentAliases
-from edge_node.subscriptions.message import Message
-from protocols.mqtt.connection import PACKET_BYTES_MAX
-from protocols.mqtt.encoder import encode_publish, publish_parts
-from protocols.mqtt.packet_types import Version
-from protocols.mqtt.properties import NO_PROPERTIES
+from weft.edge_node.sessions.topic_aliases import SentAliases
+from weft.edge_node.subscriptions.message import Message
+from weft.protocols.mqtt.connection import PACKET_BYTES_MAX
+from weft.protocols.mqtt.encoder import encode_publish, publish_parts
+from weft.protocols.mqtt.packet_types import Version
+from weft.protocols.mqtt.properties import NO_PROPERTIES
 
 SHARED_V3, SHARED_V5, OWN = 0, 1, 2
 """How a client gets its packets: the same bytes as all clients of 3.1.1, or of 5.0, or made for it alone."""

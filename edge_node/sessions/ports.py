@@ -11,7 +11,7 @@ from typing import Protocol
 
 import msgspec
 
-from protocols.mqtt.packets import Subscription, Will
+from weft.protocols.mqtt.packets import Subscription, Will
 
 
 class Sent(msgspec.Struct, frozen=True, array_like=True):

@@ -6,15 +6,15 @@ import asyncio
 import logging
 from typing import TYPE_CHECKING, Protocol
 
-from edge_node.broker_ports import Backlog, LogRecord
-from edge_node.counters import Counters
-from edge_node.subscriptions.message import NOWHERE, PUBLISHER, Message
-from edge_node.subscriptions.subscriptions import Entry, Grant, Subscriptions
-from protocols.mqtt.reason_codes import ReasonCode
-from storage.segment_log import LogFailed
+from weft.edge_node.broker_ports import Backlog, LogRecord
+from weft.edge_node.counters import Counters
+from weft.edge_node.subscriptions.message import NOWHERE, PUBLISHER, Message
+from weft.edge_node.subscriptions.subscriptions import Entry, Grant, Subscriptions
+from weft.protocols.mqtt.reason_codes import ReasonCode
+from weft.storage.segment_log import LogFailed
 
 if TYPE_CHECKING:
-    from edge_node.sessions.client_window import Outbound
+    from weft.edge_node.sessions.client_window import Outbound
 
 
 log = logging.getLogger(__name__)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from edge_node.broker_ports import LogRecord
-from edge_node.sessions.client_window import Outbound
-from edge_node.sessions.packets_out import OWN
-from edge_node.sessions.stored_messages import StoredMessages, is_retained_copy
-from edge_node.subscriptions.message import Message
-from edge_node.subscriptions.subscriptions import Grant, Subscriptions
+from weft.edge_node.broker_ports import LogRecord
+from weft.edge_node.sessions.client_window import Outbound
+from weft.edge_node.sessions.packets_out import OWN
+from weft.edge_node.sessions.stored_messages import StoredMessages, is_retained_copy
+from weft.edge_node.subscriptions.message import Message
+from weft.edge_node.subscriptions.subscriptions import Grant, Subscriptions
 
 
 class InFlight:

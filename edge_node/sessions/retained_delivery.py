@@ -6,9 +6,9 @@ import asyncio
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator
 
-from edge_node.sessions.client_window import Outbound
-from edge_node.subscriptions.message import Message
-from edge_node.subscriptions.subscriptions import Entry, Grant
+from weft.edge_node.sessions.client_window import Outbound
+from weft.edge_node.subscriptions.message import Message
+from weft.edge_node.subscriptions.subscriptions import Entry, Grant
 
 Match = Callable[[str], Iterable[Message]]
 """Filter -> the retained messages to deliver, each with ``retain`` set, as they are when they are asked for."""

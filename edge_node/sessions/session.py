@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Protocol
 
-from edge_node.broker_ports import NEVER_EXPIRES, Identity
-from edge_node.sessions.client_window import Outbound
-from edge_node.sessions.ports import Sent, SessionRecord
-from edge_node.subscriptions.message import NOWHERE, Message
-from edge_node.subscriptions.shared_subscription import Group
-from edge_node.subscriptions.subscriptions import Entry, Grant
-from protocols.mqtt.packet_ids import PacketIds
-from protocols.mqtt.packets import Subscription, Will
+from weft.edge_node.broker_ports import NEVER_EXPIRES, Identity
+from weft.edge_node.sessions.client_window import Outbound
+from weft.edge_node.sessions.ports import Sent, SessionRecord
+from weft.edge_node.subscriptions.message import NOWHERE, Message
+from weft.edge_node.subscriptions.shared_subscription import Group
+from weft.edge_node.subscriptions.subscriptions import Entry, Grant
+from weft.protocols.mqtt.packet_ids import PacketIds
+from weft.protocols.mqtt.packets import Subscription, Will
 
 
 class Timer(Protocol):

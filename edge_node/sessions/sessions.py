@@ -5,23 +5,23 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from edge_node.broker_ports import Identity
-from edge_node.counters import Counters
-from edge_node.sessions.client_window import Outbound
-from edge_node.sessions.filters import SessionFilters
-from edge_node.sessions.keeping import Keeping
-from edge_node.sessions.limits import SessionLimits
-from edge_node.sessions.packets_out import Wire
-from edge_node.sessions.session import Session, restored, seconds_left
-from edge_node.sessions.wills import Wills
-from edge_node.sessions.window_ports import Link
-from edge_node.subscriptions.subscriptions import Subscriptions
-from edge_node.timer_wheel import TimerWheel
-from protocols.mqtt.errors import ConnectRefused
-from protocols.mqtt.packet_types import Version
-from protocols.mqtt.packets import Connect, Will
-from protocols.mqtt.reason_codes import ReasonCode
-from storage.segment_log import LogFailed, LogFull
+from weft.edge_node.broker_ports import Identity
+from weft.edge_node.counters import Counters
+from weft.edge_node.sessions.client_window import Outbound
+from weft.edge_node.sessions.filters import SessionFilters
+from weft.edge_node.sessions.keeping import Keeping
+from weft.edge_node.sessions.limits import SessionLimits
+from weft.edge_node.sessions.packets_out import Wire
+from weft.edge_node.sessions.session import Session, restored, seconds_left
+from weft.edge_node.sessions.wills import Wills
+from weft.edge_node.sessions.window_ports import Link
+from weft.edge_node.subscriptions.subscriptions import Subscriptions
+from weft.edge_node.timer_wheel import TimerWheel
+from weft.protocols.mqtt.errors import ConnectRefused
+from weft.protocols.mqtt.packet_types import Version
+from weft.protocols.mqtt.packets import Connect, Will
+from weft.protocols.mqtt.reason_codes import ReasonCode
+from weft.storage.segment_log import LogFailed, LogFull
 
 _OF_CONNECTION = (
     "disconnected_at", "expires_at", "expiry_s", "identity", "lost_at", "stopped", "username", "version", "will_at",

@@ -6,14 +6,14 @@ from collections.abc import Callable
 
 import msgspec
 
-from edge_node.broker_ports import SESSION_TOPICS_STREAM, LogRecord
-from edge_node.counters import Counters
-from edge_node.ingest.ingest import Ingest
-from edge_node.sessions.client_window import Outbound
-from edge_node.subscriptions.message import RECIPIENT, Message
-from edge_node.subscriptions.message_headers import EXPIRES, TooManyProperties, from_headers, to_headers
-from protocols.batch import Flag
-from storage.segment_log import LogError, SegmentLog
+from weft.edge_node.broker_ports import SESSION_TOPICS_STREAM, LogRecord
+from weft.edge_node.counters import Counters
+from weft.edge_node.ingest.ingest import Ingest
+from weft.edge_node.sessions.client_window import Outbound
+from weft.edge_node.subscriptions.message import RECIPIENT, Message
+from weft.edge_node.subscriptions.message_headers import EXPIRES, TooManyProperties, from_headers, to_headers
+from weft.protocols.batch import Flag
+from weft.storage.segment_log import LogError, SegmentLog
 
 
 class StoredMessages:

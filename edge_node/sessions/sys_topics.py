@@ -10,9 +10,9 @@ import math
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
-from edge_node.counters import Counters
-from edge_node.subscriptions.message import Message
-from protocols.topics import matches
+from weft.edge_node.counters import Counters
+from weft.edge_node.subscriptions.message import Message
+from weft.protocols.topics import matches
 
 INTERVAL_S = 10.0
 """Between two updates, as with Mosquitto."""

@@ -11,13 +11,13 @@ from typing import Protocol
 
 import msgspec
 
-from edge_node.broker_ports import NEVER_EXPIRES, Durable
-from edge_node.counters import Counters
-from edge_node.sessions.session import Session
-from edge_node.subscriptions.message_headers import USER_PROPERTIES_MAX
-from protocols.mqtt.packets import Publish, Will
-from protocols.mqtt.properties import NO_PROPERTIES, Properties
-from storage.segment_log import LogError
+from weft.edge_node.broker_ports import NEVER_EXPIRES, Durable
+from weft.edge_node.counters import Counters
+from weft.edge_node.sessions.session import Session
+from weft.edge_node.subscriptions.message_headers import USER_PROPERTIES_MAX
+from weft.protocols.mqtt.packets import Publish, Will
+from weft.protocols.mqtt.properties import NO_PROPERTIES, Properties
+from weft.storage.segment_log import LogError
 
 log = logging.getLogger(__name__)
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Protocol
 
-from edge_node.counters import Counters
-from edge_node.sessions.ports import Sent
-from edge_node.subscriptions.message import Message
-from edge_node.subscriptions.subscriptions import Grant
-from protocols.mqtt.reason_codes import ReasonCode
+from weft.edge_node.counters import Counters
+from weft.edge_node.sessions.ports import Sent
+from weft.edge_node.subscriptions.message import Message
+from weft.edge_node.subscriptions.subscriptions import Grant
+from weft.protocols.mqtt.reason_codes import ReasonCode
 
 if TYPE_CHECKING:
-    from edge_node.sessions.client_window import Outbound
+    from weft.edge_node.sessions.client_window import Outbound
 
 MESSAGE_OVERHEAD_BYTES = 200
 """What a waiting message takes besides its payload, roughly: its topic, tuple and places in the containers."""

@@ -7,17 +7,17 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from config.models import EdgeConfig
-from config.units import approximate_size
-from edge_node.counters import Counters
-from edge_node.inspect.view import lost_by_reason
-from edge_node.listeners.counters import DoorCounters
-from edge_node.sessions.store import INTERNAL_STREAMS, StateCounters
-from edge_node.status.outage import OutageEstimate
-from protocols.batch import ClockReading, ClockState
-from protocols.lane import format_log_id
-from replication.status import LinkStatus
-from storage.segment_log import LogStats, SegmentLog
+from weft.config.models import EdgeConfig
+from weft.config.units import approximate_size
+from weft.edge_node.counters import Counters
+from weft.edge_node.inspect.view import lost_by_reason
+from weft.edge_node.listeners.counters import DoorCounters
+from weft.edge_node.sessions.store import INTERNAL_STREAMS, StateCounters
+from weft.edge_node.status.outage import OutageEstimate
+from weft.protocols.batch import ClockReading, ClockState
+from weft.protocols.lane import format_log_id
+from weft.replication.status import LinkStatus
+from weft.storage.segment_log import LogStats, SegmentLog
 
 AnyCounters = Counters | DoorCounters | StateCounters
 

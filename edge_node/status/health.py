@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from storage.segment_log import SegmentLog
+from weft.storage.segment_log import SegmentLog
 
 
 class Health:

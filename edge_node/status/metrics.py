@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from config import exposition
-from config.exposition import AnySample, HistogramSample, Sample, build_info
-from config.metrics import EDGE_METRICS
-from edge_node.status.facts import NodeStatus, write_amplification
-from protocols.segment import GapReason
-from replication.status import LinkState
-from storage.histogram import Histogram
-from storage.segment_log.room.gaps import reason_name
+from weft.config import exposition
+from weft.config.exposition import AnySample, HistogramSample, Sample, build_info
+from weft.config.metrics import EDGE_METRICS
+from weft.edge_node.status.facts import NodeStatus, write_amplification
+from weft.protocols.segment import GapReason
+from weft.replication.status import LinkState
+from weft.storage.histogram import Histogram
+from weft.storage.segment_log.room.gaps import reason_name
 
 _PREFIX = "weft_edge_"
 _LOSSES = [reason for reason in GapReason if reason is not GapReason.RENAMED]

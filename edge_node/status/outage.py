@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Mapping
 from typing import Any
 
-from config.units import YEAR_S, approximate_duration
+from weft.config.units import YEAR_S, approximate_duration
 
 SAMPLE_INTERVAL_S = 10.0
 WINDOW_SAMPLES_MAX = 360

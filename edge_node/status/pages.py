@@ -12,13 +12,13 @@ from typing import Any
 import msgspec
 from aiohttp import web
 
-from config.errors import SettingError
-from config.exposition import CONTENT_TYPE
-from config.machine import why_not_listening
-from config.units import approximate_duration, approximate_size, parse_bind
-from edge_node.status.health import Health
-from edge_node.status.outage import outage_left
-from protocols.health import health_answer
+from weft.config.errors import SettingError
+from weft.config.exposition import CONTENT_TYPE
+from weft.config.machine import why_not_listening
+from weft.config.units import approximate_duration, approximate_size, parse_bind
+from weft.edge_node.status.health import Health
+from weft.edge_node.status.outage import outage_left
+from weft.protocols.health import health_answer
 
 _STYLE = (
     "body{font:15px/1.5 system-ui,sans-serif;max-width:60rem;margin:2rem auto;padding:0 1rem;color:#222}"

@@ -13,8 +13,8 @@ import logging
 from collections.abc import Callable
 from typing import Protocol
 
-from edge_node.broker_ports import Backlog, LogRecord
-from storage.segment_log import LogFailed
+from weft.edge_node.broker_ports import Backlog, LogRecord
+from weft.storage.segment_log import LogFailed
 
 log = logging.getLogger(__name__)
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-from edge_node.counters import Counters
-from edge_node.sessions.client_window import Outbound
-from edge_node.sessions.packets_out import OWN, shared_parts
-from edge_node.subscriptions.message import Message, split_expiry
-from edge_node.subscriptions.subscriptions import Grant, Subscriptions
-from protocols.batch import Flag
-from protocols.mqtt.packets import Publish
+from weft.edge_node.counters import Counters
+from weft.edge_node.sessions.client_window import Outbound
+from weft.edge_node.sessions.packets_out import OWN, shared_parts
+from weft.edge_node.subscriptions.message import Message, split_expiry
+from weft.edge_node.subscriptions.subscriptions import Grant, Subscriptions
+from weft.protocols.batch import Flag
+from weft.protocols.mqtt.packets import Publish
 
 # As plain integers: an IntFlag's arithmetic costs more than the rest of a message's turn.
 _QOS0, _QOS2, _RETAINED = int(Flag.PUBLISHED_QOS0), int(Flag.PUBLISHED_QOS2), int(Flag.RETAINED)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from edge_node.subscriptions.subscriptions import Entry
+from weft.edge_node.subscriptions.subscriptions import Entry
 
 
 class FilterStarts:

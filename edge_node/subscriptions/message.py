@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from protocols.mqtt.properties import NO_PROPERTIES, Properties
+from weft.protocols.mqtt.properties import NO_PROPERTIES, Properties
 
 NOWHERE = 0
 """The stream of a message that the log does not have; the log counts its streams from 1."""

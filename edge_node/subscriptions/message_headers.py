@@ -18,8 +18,8 @@ import base64
 import binascii
 from typing import Any
 
-from protocols.batch import HEADER_PAIRS_MAX, HeaderPairs
-from protocols.mqtt.properties import NO_PROPERTIES, Properties
+from weft.protocols.batch import HEADER_PAIRS_MAX, HeaderPairs
+from weft.protocols.mqtt.properties import NO_PROPERTIES, Properties
 
 RESERVED = "mqtt."
 USER = "mqtt.user."

@@ -12,16 +12,16 @@ from collections import deque
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Protocol
 
-from edge_node.broker_ports import LogRecord
-from edge_node.sessions.window_ports import MESSAGE_OVERHEAD_BYTES, QueueBudget
-from edge_node.subscriptions.message import NOWHERE, Message
-from edge_node.subscriptions.subscriptions import Entry, Grant
-from protocols.topics import SHARE_PREFIX, matches
+from weft.edge_node.broker_ports import LogRecord
+from weft.edge_node.sessions.window_ports import MESSAGE_OVERHEAD_BYTES, QueueBudget
+from weft.edge_node.subscriptions.message import NOWHERE, Message
+from weft.edge_node.subscriptions.subscriptions import Entry, Grant
+from weft.protocols.topics import SHARE_PREFIX, matches
 
 if TYPE_CHECKING:
-    from edge_node.counters import Counters
-    from edge_node.sessions.client_window import Outbound
-    from edge_node.subscriptions.catch_up import CatchUp
+    from weft.edge_node.counters import Counters
+    from weft.edge_node.sessions.client_window import Outbound
+    from weft.edge_node.subscriptions.catch_up import CatchUp
 
 RECORD_PREFIX = "\0" + SHARE_PREFIX
 """What the identifier of a group's session record begins with: no client's can."""

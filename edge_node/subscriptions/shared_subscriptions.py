@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from edge_node.sessions.keeping import Keeping
-from edge_node.sessions.session import Session
-from edge_node.subscriptions.shared_subscription import Group
-from edge_node.subscriptions.subscriptions import Entry, Subscriptions
-from protocols.topics import Share
+from weft.edge_node.sessions.keeping import Keeping
+from weft.edge_node.sessions.session import Session
+from weft.edge_node.subscriptions.shared_subscription import Group
+from weft.edge_node.subscriptions.subscriptions import Entry, Subscriptions
+from weft.protocols.topics import Share
 
 
 class Shares:

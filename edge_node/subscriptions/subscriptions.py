@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from edge_node.sessions.packets_out import OWN
-from protocols.mqtt.filter_tree import FilterTree
-from protocols.mqtt.packets import Subscription
+from weft.edge_node.sessions.packets_out import OWN
+from weft.protocols.mqtt.filter_tree import FilterTree
+from weft.protocols.mqtt.packets import Subscription
 
 if TYPE_CHECKING:
-    from edge_node.sessions.client_window import Outbound
-    from edge_node.subscriptions.shared_subscription import Group
+    from weft.edge_node.sessions.client_window import Outbound
+    from weft.edge_node.subscriptions.shared_subscription import Group
 
 PLANS_MAX = 10_000
 """Topics whose plans are remembered; when there are more, all are forgotten and made anew."""

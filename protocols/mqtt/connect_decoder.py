@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from protocols.mqtt.errors import ConnectRefused, MalformedPacket, MqttError, ReasonCode
-from protocols.mqtt.packet_types import BRIDGE_BIT, PacketType, Version
-from protocols.mqtt.packets import Connect, Will
-from protocols.mqtt.properties import NO_PROPERTIES
-from protocols.mqtt.property_codec import read_properties
-from protocols.mqtt.reader import Reader
+from weft.protocols.mqtt.errors import ConnectRefused, MalformedPacket, MqttError, ReasonCode
+from weft.protocols.mqtt.packet_types import BRIDGE_BIT, PacketType, Version
+from weft.protocols.mqtt.packets import Connect, Will
+from weft.protocols.mqtt.properties import NO_PROPERTIES
+from weft.protocols.mqtt.property_codec import read_properties
+from weft.protocols.mqtt.reader import Reader
 
 _NAMES = {
     (b"MQIsdp", 3): (Version.V31, False),

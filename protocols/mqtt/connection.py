@@ -6,9 +6,9 @@ from enum import Enum, auto
 
 import msgspec
 
-from protocols.mqtt.encoder import encode
-from protocols.mqtt.errors import ConnectRefused, MqttError, ProtocolViolation, ReasonCode
-from protocols.mqtt.limits import (
+from weft.protocols.mqtt.encoder import encode
+from weft.protocols.mqtt.errors import ConnectRefused, MqttError, ProtocolViolation, ReasonCode
+from weft.protocols.mqtt.limits import (
     CLIENT_ID_BYTES_MAX,
     DEFAULT_LIMITS,
     PACKET_BYTES_MAX,
@@ -17,9 +17,9 @@ from protocols.mqtt.limits import (
     check_subscribe,
     connect_refusal,
 )
-from protocols.mqtt.packet_ids import PACKET_IDS_MAX
-from protocols.mqtt.packet_types import Version
-from protocols.mqtt.packets import (
+from weft.protocols.mqtt.packet_ids import PACKET_IDS_MAX
+from weft.protocols.mqtt.packet_types import Version
+from weft.protocols.mqtt.packets import (
     Auth,
     ConnAck,
     Connect,
@@ -34,9 +34,9 @@ from protocols.mqtt.packets import (
     Subscribe,
     Unsubscribe,
 )
-from protocols.mqtt.properties import NO_PROPERTIES, Properties
-from protocols.mqtt.reason_codes import DISCONNECT_CODES_OF_CLIENTS
-from protocols.topics import SHARE_PREFIX
+from weft.protocols.mqtt.properties import NO_PROPERTIES, Properties
+from weft.protocols.mqtt.reason_codes import DISCONNECT_CODES_OF_CLIENTS
+from weft.protocols.topics import SHARE_PREFIX
 
 __all__ = ["CLIENT_ID_BYTES_MAX", "KEEP_ALIVE_GRACE", "PACKET_BYTES_MAX", "Connection", "ServerLimits", "State"]
 

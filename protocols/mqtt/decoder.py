@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from protocols.mqtt import reason_codes
-from protocols.mqtt.connect_decoder import decode_connect
-from protocols.mqtt.errors import MalformedPacket, ProtocolViolation, ReasonCode
-from protocols.mqtt.packet_types import Version
-from protocols.mqtt.packets import (
+from weft.protocols.mqtt import reason_codes
+from weft.protocols.mqtt.connect_decoder import decode_connect
+from weft.protocols.mqtt.errors import MalformedPacket, ProtocolViolation, ReasonCode
+from weft.protocols.mqtt.packet_types import Version
+from weft.protocols.mqtt.packets import (
     SUBSCRIBE_FAILED,
     Auth,
     ConnAck,
@@ -32,10 +32,10 @@ from protocols.mqtt.packets import (
     UnsubAck,
     Unsubscribe,
 )
-from protocols.mqtt.properties import NO_PROPERTIES, Properties
-from protocols.mqtt.property_codec import read_properties
-from protocols.mqtt.reader import Reader
-from protocols.topics import SHARE_PREFIX, InvalidTopic, split_share
+from weft.protocols.mqtt.properties import NO_PROPERTIES, Properties
+from weft.protocols.mqtt.property_codec import read_properties
+from weft.protocols.mqtt.reader import Reader
+from weft.protocols.topics import SHARE_PREFIX, InvalidTopic, split_share
 
 FIXED_HEADER_BYTES_MAX = 5
 _LENGTH_BYTES_MAX = 4

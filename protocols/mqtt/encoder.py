@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from protocols.mqtt.fields import VARIABLE_MAX, text, u16, variable
-from protocols.mqtt.packet_types import BRIDGE_BIT, Version
-from protocols.mqtt.packets import (
+from weft.protocols.mqtt.fields import VARIABLE_MAX, text, u16, variable
+from weft.protocols.mqtt.packet_types import BRIDGE_BIT, Version
+from weft.protocols.mqtt.packets import (
     Auth,
     ConnAck,
     Connect,
@@ -26,9 +26,9 @@ from protocols.mqtt.packets import (
     UnsubAck,
     Unsubscribe,
 )
-from protocols.mqtt.properties import NO_PROPERTIES, Properties
-from protocols.mqtt.property_codec import encode_properties
-from protocols.mqtt.reason_codes import FAILED, connect_code
+from weft.protocols.mqtt.properties import NO_PROPERTIES, Properties
+from weft.protocols.mqtt.property_codec import encode_properties
+from weft.protocols.mqtt.reason_codes import FAILED, connect_code
 
 REMAINING_LENGTH_MAX = VARIABLE_MAX
 """Largest remaining length (section 2.2.3)."""

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from protocols.errors import CodecError
-from protocols.mqtt.packet_types import Version
-from protocols.mqtt.reason_codes import ConnectCode, ReasonCode
+from weft.protocols.errors import CodecError
+from weft.protocols.mqtt.packet_types import Version
+from weft.protocols.mqtt.reason_codes import ConnectCode, ReasonCode
 
 __all__ = ["ConnectCode", "ConnectRefused", "MalformedPacket", "MqttError", "ProtocolViolation", "ReasonCode"]
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import msgspec
 
-from protocols.mqtt.errors import ConnectRefused, ProtocolViolation, ReasonCode
-from protocols.mqtt.packet_types import Version
-from protocols.mqtt.packets import Connect, Publish, Subscribe, Unsubscribe
-from protocols.topics import SHARE_PREFIX
+from weft.protocols.mqtt.errors import ConnectRefused, ProtocolViolation, ReasonCode
+from weft.protocols.mqtt.packet_types import Version
+from weft.protocols.mqtt.packets import Connect, Publish, Subscribe, Unsubscribe
+from weft.protocols.topics import SHARE_PREFIX
 
 CLIENT_ID_BYTES_MAX = 1024
 """Longer client identifiers are refused: the server keeps one for every session. 23 would be enough [MQTT-3.1.3-5]."""

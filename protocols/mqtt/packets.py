@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import msgspec
 
-from protocols.mqtt.packet_types import PacketType, Version
-from protocols.mqtt.properties import NO_PROPERTIES, Properties
-from protocols.mqtt.reason_codes import FAILED
+from weft.protocols.mqtt.packet_types import PacketType, Version
+from weft.protocols.mqtt.properties import NO_PROPERTIES, Properties
+from weft.protocols.mqtt.reason_codes import FAILED
 
 __all__ = [
     "Auth", "ConnAck", "Connect", "Disconnect", "Packet", "PacketType", "PingReq", "PingResp", "PubAck", "PubComp",

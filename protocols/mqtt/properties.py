@@ -6,7 +6,7 @@ from enum import Enum, auto
 
 import msgspec
 
-from protocols.mqtt.packet_types import PacketType
+from weft.protocols.mqtt.packet_types import PacketType
 
 
 class Properties(msgspec.Struct, frozen=True, repr_omit_defaults=True):

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from protocols.mqtt.errors import MalformedPacket, ProtocolViolation, ReasonCode
-from protocols.mqtt.fields import text, u16, variable
-from protocols.mqtt.packet_types import PacketType
-from protocols.mqtt.properties import NO_PROPERTIES, TABLE, Kind, Properties
-from protocols.mqtt.reader import Reader
+from weft.protocols.mqtt.errors import MalformedPacket, ProtocolViolation, ReasonCode
+from weft.protocols.mqtt.fields import text, u16, variable
+from weft.protocols.mqtt.packet_types import PacketType
+from weft.protocols.mqtt.properties import NO_PROPERTIES, TABLE, Kind, Properties
+from weft.protocols.mqtt.reader import Reader
 
 PROPERTIES_MAX = 1024
 """Most properties of one packet. A packet of 1 MiB has room for 170,000, whose decoding alone would keep all other

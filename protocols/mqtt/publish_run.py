@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Generic, TypeVar
 
-from protocols.mqtt.encoder import PUBACK, PUBREC
-from protocols.mqtt.packet_ids import PacketIds
-from protocols.mqtt.packet_types import PacketType, Version
+from weft.protocols.mqtt.encoder import PUBACK, PUBREC
+from weft.protocols.mqtt.packet_ids import PacketIds
+from weft.protocols.mqtt.packet_types import PacketType, Version
 
 Target = TypeVar("Target")
 

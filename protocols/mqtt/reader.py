@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from protocols.mqtt.errors import MalformedPacket, ProtocolViolation, ReasonCode
-from protocols.mqtt.packet_types import Version
-from protocols.topics import InvalidTopic, check_filter, check_topic
+from weft.protocols.mqtt.errors import MalformedPacket, ProtocolViolation, ReasonCode
+from weft.protocols.mqtt.packet_types import Version
+from weft.protocols.topics import InvalidTopic, check_filter, check_topic
 
 
 class Reader:

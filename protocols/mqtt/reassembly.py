@@ -6,7 +6,7 @@ and a large packet that comes in many reads is joined once.
 
 from __future__ import annotations
 
-from protocols.mqtt.decoder import FIXED_HEADER_BYTES_MAX, packet_end
+from weft.protocols.mqtt.decoder import FIXED_HEADER_BYTES_MAX, packet_end
 
 
 class Reassembly:

@@ -1,8 +1,8 @@
 """The link machines over aiohttp WebSockets: ``run_link`` at an edge, ``serve_link`` at a hub."""
 
-from replication.runner.connect import run_link
-from replication.runner.serve import LINK_PATH, LinkHandler, LinkRefused, LinkSession, serve_link
-from replication.runner.settings import EpochStore, LinkIdentity, LinkSettings, no_token, read_token
+from weft.replication.runner.connect import run_link
+from weft.replication.runner.serve import LINK_PATH, LinkHandler, LinkRefused, LinkSession, serve_link
+from weft.replication.runner.settings import EpochStore, LinkIdentity, LinkSettings, no_token, read_token
 
 __all__ = [
     "LINK_PATH",

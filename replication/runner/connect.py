@@ -12,16 +12,16 @@ from collections.abc import Callable
 
 import aiohttp
 
-from protocols.link import RefuseCode
-from replication.liveness import SECOND
-from replication.runner import connect_errors
-from replication.runner.connection import Connection, Outcome
-from replication.runner.link_log import LinkLog
-from replication.runner.progress import Progress
-from replication.runner.serve import CLOSE_TIMEOUT_S, LINK_PATH
-from replication.runner.settings import EpochStore, LinkIdentity, LinkSettings
-from replication.source import LogSource
-from replication.status import LinkState, LinkStatus
+from weft.protocols.link import RefuseCode
+from weft.replication.liveness import SECOND
+from weft.replication.runner import connect_errors
+from weft.replication.runner.connection import Connection, Outcome
+from weft.replication.runner.link_log import LinkLog
+from weft.replication.runner.progress import Progress
+from weft.replication.runner.serve import CLOSE_TIMEOUT_S, LINK_PATH
+from weft.replication.runner.settings import EpochStore, LinkIdentity, LinkSettings
+from weft.replication.source import LogSource
+from weft.replication.status import LinkState, LinkStatus
 
 log = logging.getLogger(__name__)
 

@@ -6,10 +6,10 @@ import os
 
 import aiohttp
 
-from config.machine import why_unreadable
-from replication.runner.connection import Outcome
-from replication.runner.serve import LINK_PATH
-from replication.status import LinkState
+from weft.config.machine import why_unreadable
+from weft.replication.runner.connection import Outcome
+from weft.replication.runner.serve import LINK_PATH
+from weft.replication.status import LinkState
 
 
 def no_token(error: OSError | ValueError) -> Outcome:

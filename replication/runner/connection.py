@@ -9,16 +9,16 @@ from typing import NamedTuple
 
 import aiohttp
 
-from protocols.errors import CodecError
-from protocols.link import PROTOCOL_VERSION, Hello, HelloLane, RefuseCode
-from replication.events import Acked, Lost, ReadRequest, Refused, SenderEvent, Unreadable, Welcomed
-from replication.liveness import SECOND
-from replication.runner.link_log import LinkLog
-from replication.runner.progress import Progress
-from replication.runner.settings import EpochStore, LinkIdentity
-from replication.sender import Sender, SenderSettings
-from replication.source import LaneState, LogSource
-from replication.status import LinkState
+from weft.protocols.errors import CodecError
+from weft.protocols.link import PROTOCOL_VERSION, Hello, HelloLane, RefuseCode
+from weft.replication.events import Acked, Lost, ReadRequest, Refused, SenderEvent, Unreadable, Welcomed
+from weft.replication.liveness import SECOND
+from weft.replication.runner.link_log import LinkLog
+from weft.replication.runner.progress import Progress
+from weft.replication.runner.settings import EpochStore, LinkIdentity
+from weft.replication.sender import Sender, SenderSettings
+from weft.replication.source import LaneState, LogSource
+from weft.replication.status import LinkState
 
 STATUS_INTERVAL = SECOND
 LAST_WORDS_S = 1.0

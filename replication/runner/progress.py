@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from protocols.batch import decode_header
-from protocols.errors import CodecError
-from protocols.ranges import RangeSet
-from replication.liveness import SECOND
-from replication.sender import Sender
-from replication.source import LogSource
-from replication.status import LinkStatus
+from weft.protocols.batch import decode_header
+from weft.protocols.errors import CodecError
+from weft.protocols.ranges import RangeSet
+from weft.replication.liveness import SECOND
+from weft.replication.sender import Sender
+from weft.replication.source import LogSource
+from weft.replication.status import LinkStatus
 
 
 class Progress:

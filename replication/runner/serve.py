@@ -12,13 +12,13 @@ from typing import Protocol
 import aiohttp
 from aiohttp import web
 
-from protocols.batch import BatchHeader
-from protocols.chunk import GapRange, Mark
-from protocols.link import Hello, RefuseCode, WelcomeLane
-from protocols.ranges import RangeSet
-from replication.events import BatchesReceived, GapReceived, HelloReceived, Lost, MarkReceived, ReceiverEvent
-from replication.liveness import SECOND
-from replication.receiver import Receiver, ReceiverSettings
+from weft.protocols.batch import BatchHeader
+from weft.protocols.chunk import GapRange, Mark
+from weft.protocols.link import Hello, RefuseCode, WelcomeLane
+from weft.protocols.ranges import RangeSet
+from weft.replication.events import BatchesReceived, GapReceived, HelloReceived, Lost, MarkReceived, ReceiverEvent
+from weft.replication.liveness import SECOND
+from weft.replication.receiver import Receiver, ReceiverSettings
 
 LINK_PATH = "/v1/link"
 MESSAGE_SLACK_BYTES = 2 << 20

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
-from replication.sender import SenderSettings
+from weft.replication.sender import SenderSettings
 
 TOKEN_BYTES_MAX = 4096
 

@@ -3,10 +3,10 @@
 ``open_store`` and ``probe`` are the way in; ``ObjectStore`` (protocol.py) says what each call promises.
 """
 
-from storage.object_store.errors import AlreadyExists, NotFound, PreconditionFailed, StoreError, StoreUnfit
-from storage.object_store.opening import open_store
-from storage.object_store.probe import probe
-from storage.object_store.protocol import Listed, Object, ObjectStore
+from weft.storage.object_store.errors import AlreadyExists, NotFound, PreconditionFailed, StoreError, StoreUnfit
+from weft.storage.object_store.opening import open_store
+from weft.storage.object_store.probe import probe
+from weft.storage.object_store.protocol import Listed, Object, ObjectStore
 
 __all__ = [
     "AlreadyExists",

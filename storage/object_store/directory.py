@@ -17,12 +17,12 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
-from config.machine import why_denied
-from storage.filesystem import DirectoryInUse, File, FileSystem, Lock, OSFileSystem
-from storage.object_store.directory_slot import HIDDEN, Slot, take_slot
-from storage.object_store.errors import AlreadyExists, NotFound, PreconditionFailed, StoreError
-from storage.object_store.memory import content_etag
-from storage.object_store.protocol import (
+from weft.config.machine import why_denied
+from weft.storage.filesystem import DirectoryInUse, File, FileSystem, Lock, OSFileSystem
+from weft.storage.object_store.directory_slot import HIDDEN, Slot, take_slot
+from weft.storage.object_store.errors import AlreadyExists, NotFound, PreconditionFailed, StoreError
+from weft.storage.object_store.memory import content_etag
+from weft.storage.object_store.protocol import (
     Buffer,
     Listed,
     Listing,

@@ -9,7 +9,7 @@ import contextlib
 import itertools
 import weakref
 
-from storage.filesystem import DirectoryInUse, FileSystem, Lock
+from weft.storage.filesystem import DirectoryInUse, FileSystem, Lock
 
 HIDDEN = ".weft"
 """Directory of a store's own files; no key starts with a dot."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 from bisect import bisect_right, insort
 from hashlib import blake2b
 
-from storage.object_store.errors import AlreadyExists, NotFound, PreconditionFailed, StoreUnfit
-from storage.object_store.protocol import Buffer, Listed, Listing, Object, check_key, check_prefix, clamp_range
+from weft.storage.object_store.errors import AlreadyExists, NotFound, PreconditionFailed, StoreUnfit
+from weft.storage.object_store.protocol import Buffer, Listed, Listing, Object, check_key, check_prefix, clamp_range
 
 
 def content_etag(data: Buffer) -> str:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from urllib.parse import urlsplit
 
-from storage.object_store.directory import DirectoryStore
-from storage.object_store.memory import MemoryStore
-from storage.object_store.protocol import ObjectStore
+from weft.storage.object_store.directory import DirectoryStore
+from weft.storage.object_store.memory import MemoryStore
+from weft.storage.object_store.protocol import ObjectStore
 
 _memory_stores: dict[str, MemoryStore] = {}
 
@@ -33,7 +33,7 @@ def open_store(uri: str, options: dict[str, str] | None = None) -> ObjectStore:
     if parts.scheme == "memory":
         return _memory_stores.setdefault(parts.netloc, MemoryStore()) if parts.netloc else MemoryStore()
     if parts.scheme == "s3" and parts.netloc:
-        from storage.object_store.s3 import S3Store
+        from weft.storage.object_store.s3 import S3Store
 
         return S3Store(parts.netloc, parts.path.strip("/"), options or {})
     raise ValueError(f"{uri!r} is no store: expected a path, file:///path, s3://bucket/prefix or memory://name")

@@ -8,8 +8,8 @@ from __future__ import annotations
 import contextlib
 import os
 
-from storage.object_store.errors import AlreadyExists, NotFound, PreconditionFailed, StoreError, StoreUnfit
-from storage.object_store.protocol import ObjectStore
+from weft.storage.object_store.errors import AlreadyExists, NotFound, PreconditionFailed, StoreError, StoreUnfit
+from weft.storage.object_store.protocol import ObjectStore
 
 PREFIX = "probe"
 _FIRST, _SECOND, _THIRD = b"weft probe: first", b"weft probe: second", b"weft probe: third"

@@ -12,9 +12,9 @@ from collections.abc import Iterator
 from datetime import timedelta
 from typing import Any
 
-from storage.object_store.errors import AlreadyExists, NotFound, PreconditionFailed, StoreError, StoreUnfit
-from storage.object_store.protocol import Buffer, Listed, Listing, Object, check_key, check_prefix, clamp_range
-from storage.object_store.s3_endpoint import ALLOW_HTTP, allows_http
+from weft.storage.object_store.errors import AlreadyExists, NotFound, PreconditionFailed, StoreError, StoreUnfit
+from weft.storage.object_store.protocol import Buffer, Listed, Listing, Object, check_key, check_prefix, clamp_range
+from weft.storage.object_store.s3_endpoint import ALLOW_HTTP, allows_http
 
 try:
     from obstore.exceptions import AlreadyExistsError, BaseError, PreconditionError

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from urllib.parse import urlsplit
 
-from storage.object_store.errors import StoreUnfit
+from weft.storage.object_store.errors import StoreUnfit
 
 ALLOW_HTTP = "AWS_ALLOW_HTTP"
 ENDPOINTS = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT")

@@ -1,11 +1,11 @@
 """The edge node's log: an append is durable before anybody is told so, and nothing told is ever lost in silence."""
 
-from storage.segment_log.errors import LogError, LogFailed, LogFull, LogVersionError, RecordTooLarge, WrongOwner
-from storage.segment_log.log import SegmentLog
-from storage.segment_log.read.stats import LogStats
-from storage.segment_log.recover.recovery import RecoveryReport
-from storage.segment_log.settings import LogSettings, StreamPolicy
-from storage.segment_log.state import SYNC_BUCKETS_S
+from weft.storage.segment_log.errors import LogError, LogFailed, LogFull, LogVersionError, RecordTooLarge, WrongOwner
+from weft.storage.segment_log.log import SegmentLog
+from weft.storage.segment_log.read.stats import LogStats
+from weft.storage.segment_log.recover.recovery import RecoveryReport
+from weft.storage.segment_log.settings import LogSettings, StreamPolicy
+from weft.storage.segment_log.state import SYNC_BUCKETS_S
 
 __all__ = [
     "SYNC_BUCKETS_S",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from protocols.lane import NodeName
+from weft.protocols.lane import NodeName
 
 
 class LogError(Exception):

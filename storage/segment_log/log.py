@@ -7,14 +7,14 @@ import errno
 import os
 from collections.abc import Callable, Iterable
 
-from protocols.batch import ClockReading, HeaderPairs
-from protocols.lane import NAME_RULE, NodeName, valid_name
-from protocols.ranges import RangeSet
-from protocols.segment import GapReason, Owner
-from storage.filesystem import FileSystem, OSFileSystem
-from storage.segment_log.commit.atomic_append import Together
-from storage.segment_log.commit.committer import Post
-from storage.segment_log.commit.pending import (
+from weft.protocols.batch import ClockReading, HeaderPairs
+from weft.protocols.lane import NAME_RULE, NodeName, valid_name
+from weft.protocols.ranges import RangeSet
+from weft.protocols.segment import GapReason, Owner
+from weft.storage.filesystem import FileSystem, OSFileSystem
+from weft.storage.segment_log.commit.atomic_append import Together
+from weft.storage.segment_log.commit.committer import Post
+from weft.storage.segment_log.commit.pending import (
     BATCH_OVERHEAD_BYTES,
     Callback,
     Run,
@@ -23,17 +23,17 @@ from storage.segment_log.commit.pending import (
     check_records,
     run_bytes,
 )
-from storage.segment_log.commit.writer import WriterThread
-from storage.segment_log.errors import LogFailed, LogFull
-from storage.segment_log.read.answers import LogAnswers
-from storage.segment_log.read.reader import LogReader
-from storage.segment_log.recover.identity import Identity, keep_identity
-from storage.segment_log.recover.open_log import Started, start
-from storage.segment_log.room.budget import admit, admit_to_stream, forget_released, shortage
-from storage.segment_log.room.drop_backlog import give_up, whole_batches
-from storage.segment_log.room.gaps import notices
-from storage.segment_log.settings import BATCH_BYTES_MAX, DUE_BYTES, RECORD_BYTES_MAX, LogSettings, StreamPolicy
-from storage.segment_log.state import LaneState
+from weft.storage.segment_log.commit.writer import WriterThread
+from weft.storage.segment_log.errors import LogFailed, LogFull
+from weft.storage.segment_log.read.answers import LogAnswers
+from weft.storage.segment_log.read.reader import LogReader
+from weft.storage.segment_log.recover.identity import Identity, keep_identity
+from weft.storage.segment_log.recover.open_log import Started, start
+from weft.storage.segment_log.room.budget import admit, admit_to_stream, forget_released, shortage
+from weft.storage.segment_log.room.drop_backlog import give_up, whole_batches
+from weft.storage.segment_log.room.gaps import notices
+from weft.storage.segment_log.settings import BATCH_BYTES_MAX, DUE_BYTES, RECORD_BYTES_MAX, LogSettings, StreamPolicy
+from weft.storage.segment_log.state import LaneState
 
 EndOfTurn = Callable[[Callable[[], None]], object]
 AskedRun = tuple[int, list[bytes], list[bytes], dict[int, HeaderPairs] | None]

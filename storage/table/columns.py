@@ -9,12 +9,12 @@ from typing import Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from protocols.batch import Buffer, ClockState, Columns, Flag, HeaderPairs
-from protocols.chunk import LaneUpdate
-from protocols.lane import Lane, format_log_id
-from protocols.payloads import PayloadKind
-from protocols.topics import InvalidTopic, TopicPattern, compile_pattern
-from storage.table.payload_columns import BYTES_COLUMN, payload_columns
+from weft.protocols.batch import Buffer, ClockState, Columns, Flag, HeaderPairs
+from weft.protocols.chunk import LaneUpdate
+from weft.protocols.lane import Lane, format_log_id
+from weft.protocols.payloads import PayloadKind
+from weft.protocols.topics import InvalidTopic, TopicPattern, compile_pattern
+from weft.storage.table.payload_columns import BYTES_COLUMN, payload_columns
 
 ROWS_MAX = 1 << 16
 """Rows of the record batches made here: neighbouring batches are joined up to this many, longer ones are cut."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from protocols.payloads import PayloadKind, kind_labelled
+from weft.protocols.payloads import PayloadKind, kind_labelled
 
 PAYLOAD_PROPERTY = "weft.payload"
 """The table property that says what the payloads are, from the table's first version on: `text` or `json`."""

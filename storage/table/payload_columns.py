@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from protocols.payloads import PayloadKind, is_json, keeps
+from weft.protocols.payloads import PayloadKind, is_json, keeps
 
 BYTES_COLUMN = "_payload_bytes"
 """Has the payloads that do not keep their stream's kind; null in all other rows."""

@@ -11,11 +11,11 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 
 import pyarrow as pa
 
-from protocols.batch import Buffer, decode_columns, decode_header
-from protocols.chunk import LaneUpdate, SectionEntry, StreamSection, section_entries
-from protocols.payloads import PayloadKind
-from storage.table.columns import BYTES_MAX, HEADERS, ROWS_MAX, TIMESTAMP, Levels, Piece, RowBuilder, Topics
-from storage.table.payload_columns import BYTES_COLUMN, payload_fields
+from weft.protocols.batch import Buffer, decode_columns, decode_header
+from weft.protocols.chunk import LaneUpdate, SectionEntry, StreamSection, section_entries
+from weft.protocols.payloads import PayloadKind
+from weft.storage.table.columns import BYTES_MAX, HEADERS, ROWS_MAX, TIMESTAMP, Levels, Piece, RowBuilder, Topics
+from weft.storage.table.payload_columns import BYTES_COLUMN, payload_fields
 
 _BEFORE = (
     pa.field("_offset", pa.int64(), nullable=False),

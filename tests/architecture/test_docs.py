@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from config.metrics import EDGE_METRICS, HUB_METRICS
 from docs.generate import REFERENCE, pages
+from weft.config.metrics import EDGE_METRICS, HUB_METRICS
 
 ROOT = Path(__file__).parents[2]
 

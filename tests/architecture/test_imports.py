@@ -61,7 +61,10 @@ class Import(NamedTuple):
 
     @property
     def top(self) -> str:
-        return self.module.partition(".")[0]
+        """The library, or the package of ours: folders at the top of the repository are imported as ``weft.NAME``."""
+        first, _, rest = self.module.partition(".")
+        second = rest.partition(".")[0]
+        return second if first == "weft" and second in ALLOWED else first
 
 
 def sources(*folders: str) -> list[Path]:
@@ -75,7 +78,7 @@ def imports(path: Path) -> Iterator[Import]:
                 yield Import(alias.name, node.lineno)
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{path}:{node.lineno}: imports are absolute"
-            yield Import(node.module or "", node.lineno)
+            yield from (Import(f"{node.module}.{alias.name}", node.lineno) for alias in node.names)
 
 
 def place(path: Path) -> str:
@@ -96,6 +99,20 @@ def test_packages_know_only_whom_they_may(package: str) -> None:
 def test_every_package_is_in_the_table() -> None:
     packages = {path.parent.name for path in ROOT.glob("*/__init__.py")} - {"tests", "bench"}
     assert packages == set(ALLOWED)
+
+
+def test_no_name_is_taken_that_others_may_have() -> None:
+    """Only ``weft``, ``spark_sinks`` and ``pyspark_weft`` are installed; the rest is imported as ``weft.NAME``."""
+    hidden = set(ALLOWED) - {"weft", "spark_sinks", "pyspark_weft"}
+    found = [
+        f"{place(path)}:{each.line}: import weft.{each.module}"
+        for path in sources(*ALLOWED, "tests", "bench", "docs")
+        for each in imports(path)
+        if each.module.partition(".")[0] in hidden
+    ]
+    assert found == []
+    links = {path.name: path.readlink().as_posix() for path in (ROOT / "weft").iterdir() if path.is_symlink()}
+    assert links == {name: f"../{name}" for name in hidden}
 
 
 @pytest.mark.parametrize("library", THIRD_PARTIES)

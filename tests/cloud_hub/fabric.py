@@ -7,21 +7,21 @@ import random
 import struct
 from collections import defaultdict
 
-from cloud_hub.settings import SequencerSettings
-from cloud_hub.shard.lane_session import LaneIntake, SessionRefused
-from cloud_hub.shard.sequencer import Sequencer
-from protocols import batch, chunk
-from protocols.batch import BatchHeader, ClockReading, ClockState
-from protocols.chunk import Chunk, GapRange, Mark
-from protocols.lane import Lane
-from protocols.link import RefuseCode
-from protocols.ranges import RangeSet
-from protocols.shard_state import ShardState, lane_of
-from storage.chunk_log import Cluster, ShardLog
-from storage.hub_keys import chunk_key
-from storage.object_store import NotFound, ObjectStore
 from tests.cloud_hub.faulty_store import FaultyStore
 from tests.cloud_hub.virtual_time import now_ns
+from weft.cloud_hub.settings import SequencerSettings
+from weft.cloud_hub.shard.lane_session import LaneIntake, SessionRefused
+from weft.cloud_hub.shard.sequencer import Sequencer
+from weft.protocols import batch, chunk
+from weft.protocols.batch import BatchHeader, ClockReading, ClockState
+from weft.protocols.chunk import Chunk, GapRange, Mark
+from weft.protocols.lane import Lane
+from weft.protocols.link import RefuseCode
+from weft.protocols.ranges import RangeSet
+from weft.protocols.shard_state import ShardState, lane_of
+from weft.storage.chunk_log import Cluster, ShardLog
+from weft.storage.hub_keys import chunk_key
+from weft.storage.object_store import NotFound, ObjectStore
 
 CLUSTER = Cluster(b"0123456789abcdef", 1)
 SETTINGS = SequencerSettings(

@@ -7,8 +7,8 @@ import random
 from dataclasses import dataclass
 from typing import TypeVar
 
-from storage.object_store import AlreadyExists, Object, ObjectStore, StoreError
-from storage.object_store.protocol import Buffer, Listing
+from weft.storage.object_store import AlreadyExists, Object, ObjectStore, StoreError
+from weft.storage.object_store.protocol import Buffer, Listing
 
 T = TypeVar("T")
 

@@ -11,16 +11,16 @@ from typing import Any
 
 import aiohttp
 
-from cloud_hub.hub import Hub
-from cloud_hub.settings import HubSettings, SequencerSettings
-from protocols.batch import BatchHeader
-from protocols.chunk import GapRange, Mark
-from protocols.payloads import PayloadKind
-from protocols.ranges import SEQ_END, RangeSet
-from replication.runner import LinkIdentity, LinkSettings, run_link
-from replication.source import LaneState, OfferedLane
-from replication.status import LinkStatus
-from storage.object_store import ObjectStore
+from weft.cloud_hub.hub import Hub
+from weft.cloud_hub.settings import HubSettings, SequencerSettings
+from weft.protocols.batch import BatchHeader
+from weft.protocols.chunk import GapRange, Mark
+from weft.protocols.payloads import PayloadKind
+from weft.protocols.ranges import SEQ_END, RangeSet
+from weft.replication.runner import LinkIdentity, LinkSettings, run_link
+from weft.replication.source import LaneState, OfferedLane
+from weft.replication.status import LinkStatus
+from weft.storage.object_store import ObjectStore
 
 TOPICS = ("plant/{line}/{machine}/telemetry",)
 

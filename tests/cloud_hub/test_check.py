@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from cloud_hub.check import check
-from config.errors import ConfigError
-from config.load import parse
-from config.models import HubConfig
+from weft.cloud_hub.check import check
+from weft.config.errors import ConfigError
+from weft.config.load import parse
+from weft.config.models import HubConfig
 
 
 def hub(text: str) -> HubConfig:

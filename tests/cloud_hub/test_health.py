@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from cloud_hub.api.tokens import Scope, create_token
-from storage.object_store.memory import MemoryStore
 from tests.cloud_hub.faulty_store import CALM, FaultyStore
 from tests.cloud_hub.live import eventually, get, running_hub
+from weft.cloud_hub.api.tokens import Scope, create_token
+from weft.storage.object_store.memory import MemoryStore
 
 
 async def test_a_hub_with_tokens_tells_probes_and_nothing_else(tmp_path: Path) -> None:
@@ -26,7 +26,7 @@ async def test_a_hub_with_tokens_tells_probes_and_nothing_else(tmp_path: Path) -
 async def test_a_store_that_does_not_answer_makes_it_not_ready_and_a_restart_would_not_help(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("cloud_hub.hub.STORE_SILENCE_S", 0.5)
+    monkeypatch.setattr("weft.cloud_hub.hub.STORE_SILENCE_S", 0.5)
     store = FaultyStore(MemoryStore(), random.Random(1), replace(CALM, latency_s=0.0))
     async with running_hub(store, shards=1) as hub:
         # Idle shards ask the store every 2 s; the bound here is shorter, so the moment after a look is waited for.

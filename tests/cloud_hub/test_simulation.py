@@ -7,12 +7,12 @@ import random
 
 import pytest
 
-from protocols.lane import Lane
-from protocols.shard_state import ShardState
-from storage.object_store.memory import MemoryStore
 from tests.cloud_hub import virtual_time
 from tests.cloud_hub.fabric import CLUSTER, Edge, Node, check_log, make_sequencer, read_chunks
 from tests.cloud_hub.faulty_store import CALM, STORM
+from weft.protocols.lane import Lane
+from weft.protocols.shard_state import ShardState
+from weft.storage.object_store.memory import MemoryStore
 
 STORM_S = 6.0
 DRAIN_S = 120.0

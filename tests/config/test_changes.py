@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from config.changes import changed_settings
-from config.load import parse
-from config.models import EdgeConfig
+from weft.config.changes import changed_settings
+from weft.config.load import parse
+from weft.config.models import EdgeConfig
 
 BASE = """\
 node: a

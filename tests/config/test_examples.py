@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from cloud_hub.check import check as check_hub
-from config.load import load, parse
-from config.models import EdgeConfig, HubConfig
-from edge_node.check import check as check_edge
+from weft.cloud_hub.check import check as check_hub
+from weft.config.load import load, parse
+from weft.config.models import EdgeConfig, HubConfig
+from weft.edge_node.check import check as check_edge
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = sorted((ROOT / "config/examples").glob("*.yaml"))
@@ -43,7 +43,7 @@ def test_there_are_examples_of_both_kinds() -> None:
 
 
 def test_the_full_example_shows_every_setting() -> None:
-    from config.schema import settings
+    from weft.config.schema import settings
 
     text = (ROOT / "config/examples/edge-full.yaml").read_text()
     keys = {setting.path.rpartition(".")[2] for setting in settings(EdgeConfig)} - {"<name>"}

@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from config.errors import ConfigError
-from config.load import FILE_BYTES_MAX, PROBLEMS_MAX, load, parse
-from config.models import EdgeConfig, HubConfig
-from config.streams import Unrouted
+from weft.config.errors import ConfigError
+from weft.config.load import FILE_BYTES_MAX, PROBLEMS_MAX, load, parse
+from weft.config.models import EdgeConfig, HubConfig
+from weft.config.streams import Unrouted
 
 MINIMAL = "node: a\ndata_dir: /data\n"
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from config.machine import run_as, user, why_denied
+from weft.config.machine import run_as, user, why_denied
 
 
 @pytest.fixture

@@ -7,13 +7,13 @@ import dataclasses
 import aiohttp
 from prometheus_client.parser import text_string_to_metric_families
 
-from cloud_hub.hub import Hub
-from cloud_hub.settings import HubSettings
-from config.limits import EdgeLimits, State
-from config.metrics import EDGE_METRICS, HUB_METRICS, PROCESS_METRICS
-from edge_node.counters import Counters
-from edge_node.listeners.counters import DoorCounters
-from edge_node.sessions.store import StateCounters
+from weft.cloud_hub.hub import Hub
+from weft.cloud_hub.settings import HubSettings
+from weft.config.limits import EdgeLimits, State
+from weft.config.metrics import EDGE_METRICS, HUB_METRICS, PROCESS_METRICS
+from weft.edge_node.counters import Counters
+from weft.edge_node.listeners.counters import DoorCounters
+from weft.edge_node.sessions.store import StateCounters
 
 
 async def test_a_hub_exports_its_catalogue() -> None:

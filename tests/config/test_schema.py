@@ -8,8 +8,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from config.models import EdgeConfig, HubConfig
-from config.schema import schema, settings
+from weft.config.models import EdgeConfig, HubConfig
+from weft.config.schema import schema, settings
 
 MODELS = pytest.mark.parametrize("model", [EdgeConfig, HubConfig])
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from config import units
+from weft.config import units
 
 
 @pytest.mark.parametrize(

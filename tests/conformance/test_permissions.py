@@ -6,7 +6,6 @@ from collections.abc import Iterator
 
 import pytest
 
-from edge_node.access.users import HASHER
 from tests.conformance.conftest import Broker, Connect
 from tests.conformance.raw_client import (
     CONNACK,
@@ -23,6 +22,7 @@ from tests.conformance.raw_client import (
     publish,
     subscribe,
 )
+from weft.edge_node.access.users import HASHER
 
 ACL = """\
 topic readwrite live/#

@@ -8,15 +8,15 @@ from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
 
-from edge_node.ingest.unrouted import UNROUTED_STREAM
-from protocols.batch import records
-from protocols.ranges import RangeSet
-from protocols.segment import GapReason
-from storage.filesystem import FileSystem
-from storage.segment_log import LogSettings, SegmentLog
 from tests.durability.devices import Device, Sent
 from tests.durability.nodes import STREAM
 from tests.storage.segment_log.helpers import open_log
+from weft.edge_node.ingest.unrouted import UNROUTED_STREAM
+from weft.protocols.batch import records
+from weft.protocols.ranges import RangeSet
+from weft.protocols.segment import GapReason
+from weft.storage.filesystem import FileSystem
+from weft.storage.segment_log import LogSettings, SegmentLog
 
 SETTINGS = LogSettings(segment_bytes=1 << 20, budget_bytes=64 << 20, tail_bytes=0)
 """Of the nodes under test."""

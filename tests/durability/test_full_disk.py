@@ -17,13 +17,13 @@ from pathlib import Path
 import psutil
 import pytest
 
-from cloud_hub.audit.audit import audit
-from storage.filesystem import OSFileSystem
-from storage.object_store import open_store
 from tests.durability.checks import check_all_there, check_rest_is_noticed, of_stream, open_after, read_stream
 from tests.durability.devices import Device
 from tests.durability.nodes import STREAM, Node
+from weft.cloud_hub.audit.audit import audit
 from weft.demo.fabric import Hub
+from weft.storage.filesystem import OSFileSystem
+from weft.storage.object_store import open_store
 
 pytestmark = pytest.mark.processes
 FULL_SECONDS = float(os.environ.get("WEFT_FULL_DISK_SECONDS", "4"))

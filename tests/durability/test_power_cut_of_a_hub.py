@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from cloud_hub.audit.audit import audit
-from cloud_hub.audit.report import AuditReport
-from storage.object_store import open_store
 from tests.durability.devices import Device
 from tests.durability.nodes import PATIENCE_S, STREAM, Node
 from tests.durability.recording import Replay, build_recorder, read_events, recorded, write_out
+from weft.cloud_hub.audit.audit import audit
+from weft.cloud_hub.audit.report import AuditReport
 from weft.demo.fabric import Hub
+from weft.storage.object_store import open_store
 
 pytestmark = pytest.mark.processes
 LOOKS = 8

@@ -18,12 +18,12 @@ from pathlib import Path
 
 import pytest
 
-from storage.filesystem import FileSystem, OSFileSystem
 from tests.durability.checks import check_all_there, check_unrouted_there, open_after, read_stream
 from tests.durability.devices import WINDOW, Device, puback_ids
 from tests.durability.nodes import PATIENCE_S, Client, Node
 from tests.durability.recording import Event, Kind, Replay, build_recorder, read_events, recorded, write_out
 from tests.storage.fakes import FakeFileSystem
+from weft.storage.filesystem import FileSystem, OSFileSystem
 
 pytestmark = pytest.mark.processes
 SECONDS = float(os.environ.get("WEFT_POWER_CUT_SECONDS", "2"))

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from config.errors import ConfigError
-from config.load import parse
-from config.models import EdgeConfig
-from edge_node.check import carried_streams, check, notes
-from edge_node.node import log_settings, state_settings, stream_policies, unrouted_policy
-from storage.segment_log import StreamPolicy
+from weft.config.errors import ConfigError
+from weft.config.load import parse
+from weft.config.models import EdgeConfig
+from weft.edge_node.check import carried_streams, check, notes
+from weft.edge_node.node import log_settings, state_settings, stream_policies, unrouted_policy
+from weft.storage.segment_log import StreamPolicy
 
 GOOD = "node: a\ndata_dir: /data\nstreams:\n  telemetry: {from: 'plant/{line}/#'}\n"
 

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from config.load import parse
-from config.models import EdgeConfig
-from edge_node import preflight
-from edge_node.check import check
+from weft.config.load import parse
+from weft.config.models import EdgeConfig
+from weft.edge_node import preflight
+from weft.edge_node.check import check
 
 DEFAULT_BUDGET = 16 << 30
 CONFIG = "node: a\ndata_dir: {data_dir}\nstreams: {{telemetry: {{from: '#'}}}}\nhttp: null\n"

@@ -9,7 +9,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edge_node.timer_wheel import SLOTS, TICK_S, TimerWheel
+from weft.edge_node.timer_wheel import SLOTS, TICK_S, TimerWheel
 
 TURN_S = TICK_S * SLOTS
 

@@ -13,10 +13,10 @@ from pathlib import Path
 
 import pytest
 
-from cloud_hub.audit.audit import audit
-from storage.chunk_log import table_key
-from storage.object_store import open_store
+from weft.cloud_hub.audit.audit import audit
 from weft.demo.fabric import Edge, Hub, Service
+from weft.storage.chunk_log import table_key
+from weft.storage.object_store import open_store
 
 pytestmark = pytest.mark.processes
 STREAM = "load"

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from cloud_hub.audit.audit import audit
-from storage.object_store import open_store
 from tests.end_to_end.test_kills import DRAIN_TIMEOUT_S, STREAM, Load, check_every_message, make_edge
+from weft.cloud_hub.audit.audit import audit
 from weft.demo.fabric import Edge, Hub
+from weft.storage.object_store import open_store
 
 pytestmark = pytest.mark.processes
 STOP_S = 22.0

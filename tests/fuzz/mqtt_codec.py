@@ -8,13 +8,13 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping
 
-from protocols.mqtt.connection import Connection, ServerLimits
-from protocols.mqtt.decoder import decode, packet_end
-from protocols.mqtt.encoder import encode
-from protocols.mqtt.errors import MqttError
-from protocols.mqtt.packet_ids import PacketIds
-from protocols.mqtt.packets import Packet
-from protocols.mqtt.publish_run import PublishRun, scan
+from weft.protocols.mqtt.connection import Connection, ServerLimits
+from weft.protocols.mqtt.decoder import decode, packet_end
+from weft.protocols.mqtt.encoder import encode
+from weft.protocols.mqtt.errors import MqttError
+from weft.protocols.mqtt.packet_ids import PacketIds
+from weft.protocols.mqtt.packets import Packet
+from weft.protocols.mqtt.publish_run import PublishRun, scan
 
 LIMIT = 4096
 TARGETS: Mapping[bytes, str] = {b"a": "one", b"a/b": "two"}

@@ -7,9 +7,9 @@ import struct
 import zstandard
 from hypothesis import strategies as st
 
-from protocols import batch, chunk, link, segment
-from protocols.batch import ClockReading, ClockState, Columns
-from protocols.ranges import SEQ_END
+from weft.protocols import batch, chunk, link, segment
+from weft.protocols.batch import ClockReading, ClockState, Columns
+from weft.protocols.ranges import SEQ_END
 
 INT64 = st.integers(-(1 << 63), (1 << 63) - 1)
 U64 = st.integers(0, (1 << 64) - 1)

@@ -10,11 +10,11 @@ import zstandard
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from protocols import batch
-from protocols.batch import ClockReading, ClockState, Codec, Column, Columns
-from protocols.errors import CodecError, Corrupt, Truncated, UnsupportedVersion
-from protocols.ranges import SEQ_END
 from tests.protocols.strategies import CLOCKS, COMPRESSORS, INT64, PAIRS, U32, batches, columns
+from weft.protocols import batch
+from weft.protocols.batch import ClockReading, ClockState, Codec, Column, Columns
+from weft.protocols.errors import CodecError, Corrupt, Truncated, UnsupportedVersion
+from weft.protocols.ranges import SEQ_END
 
 CLOCK = ClockReading(7, 1_000, ClockState.SYNCED)
 TIMES = struct.pack("<2q", 10, 20)

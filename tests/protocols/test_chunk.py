@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from protocols import batch, chunk
-from protocols.errors import CodecError, Corrupt, Truncated, UnsupportedVersion
-from protocols.ranges import SEQ_END
 from tests.protocols.strategies import CHUNK_HEADERS, LANE_UPDATES, batches, make_batch, make_chunk, make_section
+from weft.protocols import batch, chunk
+from weft.protocols.errors import CodecError, Corrupt, Truncated, UnsupportedVersion
+from weft.protocols.ranges import SEQ_END
 
 HEADER = chunk.ChunkHeader(b"c" * 16, 3, 4, 0, 5, 6)
 LANE = chunk.LaneUpdate("default", "pi", 1, "telemetry", 2, [(0, 3)], [], None, None)

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protocols import fields
-from protocols.errors import Corrupt
-from protocols.ranges import SEQ_END
+from weft.protocols import fields
+from weft.protocols.errors import Corrupt
+from weft.protocols.ranges import SEQ_END
 
 TYPES = [fields.U32, fields.U64, fields.Seq, fields.Epoch, fields.Nanoseconds, fields.Ranges, fields.Topics]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from protocols.health import REASONS_MAX, health_answer
+from weft.protocols.health import REASONS_MAX, health_answer
 
 
 def test_text_for_people_and_probes() -> None:

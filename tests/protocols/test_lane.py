@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from protocols.lane import NAME_CHARACTERS_MAX, Lane, format_log_id, valid_name
+from weft.protocols.lane import NAME_CHARACTERS_MAX, Lane, format_log_id, valid_name
 
 
 @pytest.mark.parametrize("name", ["a", "7", "line-4_press", "x" * NAME_CHARACTERS_MAX])

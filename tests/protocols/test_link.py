@@ -11,11 +11,11 @@ import zstandard
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from protocols import batch, link
-from protocols.errors import CodecError, Corrupt, Truncated, UnsupportedVersion
-from protocols.link import FrameType
-from protocols.ranges import SEQ_END
 from tests.protocols.strategies import DATA_FRAMES, FRAMES, make_batch
+from weft.protocols import batch, link
+from weft.protocols.errors import CodecError, Corrupt, Truncated, UnsupportedVersion
+from weft.protocols.link import FrameType
+from weft.protocols.ranges import SEQ_END
 
 
 def raw_frame(number: int, body: bytes) -> bytes:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from protocols import batch, chunk, link, payloads, segment, shard_state
+from weft.protocols import batch, chunk, link, payloads, segment, shard_state
 
 ENUMS = {
     batch.Codec: {"NONE": 0, "ZSTD": 1},

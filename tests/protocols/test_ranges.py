@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from protocols.errors import Corrupt
-from protocols.ranges import SEQ_END, RangeSet
+from weft.protocols.errors import Corrupt
+from weft.protocols.ranges import SEQ_END, RangeSet
 
 TOP = 24
 NUMBERS = st.integers(0, TOP)

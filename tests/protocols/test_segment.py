@@ -9,9 +9,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protocols import segment
-from protocols.errors import CodecError, Corrupt, Truncated, UnsupportedVersion
-from protocols.segment import EntryKind
 from tests.protocols.strategies import (
     CLOCK_NOTICES,
     FOOTERS,
@@ -24,6 +21,9 @@ from tests.protocols.strategies import (
     U64,
     make_batch,
 )
+from weft.protocols import segment
+from weft.protocols.errors import CodecError, Corrupt, Truncated, UnsupportedVersion
+from weft.protocols.segment import EntryKind
 
 POSITIONS = st.integers(0, segment.POSITION_MAX - (1 << 20))
 KINDS = st.sampled_from([kind for kind in EntryKind if kind is not EntryKind.END])

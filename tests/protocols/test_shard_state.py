@@ -7,11 +7,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protocols.chunk import Chunk, ChunkFooter, ChunkHeader, GapRange, LaneUpdate, Mark, StreamSection
-from protocols.errors import Corrupt, Truncated, UnsupportedVersion
-from protocols.lane import Lane
-from protocols.ranges import RangeSet
-from protocols.shard_state import (
+from weft.protocols.chunk import Chunk, ChunkFooter, ChunkHeader, GapRange, LaneUpdate, Mark, StreamSection
+from weft.protocols.errors import Corrupt, Truncated, UnsupportedVersion
+from weft.protocols.lane import Lane
+from weft.protocols.ranges import RangeSet
+from weft.protocols.shard_state import (
     FIELDS_MAX,
     HEADER_BYTES,
     PENDING_MARKS_MAX,

@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protocols.topics import (
+from weft.protocols.topics import (
     InvalidTopic,
     Share,
     check_filter,

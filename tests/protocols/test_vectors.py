@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from protocols import errors, link
 from tests.vectors import notation
+from weft.protocols import errors, link
 
 VECTORS = Path(notation.__file__).parent
 GOLDEN = sorted(VECTORS.glob("*/*.json"))

@@ -8,13 +8,13 @@ from collections.abc import Callable
 
 from aiohttp import web
 
-from protocols.batch import BatchHeader, records
-from protocols.chunk import GapRange, Mark
-from protocols.link import Hello, WelcomeLane
-from protocols.ranges import RangeSet
-from replication.liveness import SECOND
-from replication.receiver import ReceiverSettings
-from replication.runner import LINK_PATH, LinkRefused, LinkSession, serve_link
+from weft.protocols.batch import BatchHeader, records
+from weft.protocols.chunk import GapRange, Mark
+from weft.protocols.link import Hello, WelcomeLane
+from weft.protocols.ranges import RangeSet
+from weft.replication.liveness import SECOND
+from weft.replication.receiver import ReceiverSettings
+from weft.replication.runner import LINK_PATH, LinkRefused, LinkSession, serve_link
 
 
 class Hub:

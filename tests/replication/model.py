@@ -7,14 +7,14 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from protocols.batch import ClockReading, ClockState, columns_from_lists, decode_header, encode, records
-from protocols.chunk import GapRange, Mark
-from protocols.link import PROTOCOL_VERSION, Hello, HelloLane, WelcomeLane
-from protocols.ranges import SEQ_END, RangeSet
-from replication.events import Acked, BatchesReceived, GapReceived, HelloReceived, MarkReceived, ReadRequest
-from replication.receiver import Receiver, ReceiverSettings
-from replication.sender import Sender, SenderSettings
-from replication.source import LaneState, OfferedLane
+from weft.protocols.batch import ClockReading, ClockState, columns_from_lists, decode_header, encode, records
+from weft.protocols.chunk import GapRange, Mark
+from weft.protocols.link import PROTOCOL_VERSION, Hello, HelloLane, WelcomeLane
+from weft.protocols.ranges import SEQ_END, RangeSet
+from weft.replication.events import Acked, BatchesReceived, GapReceived, HelloReceived, MarkReceived, ReadRequest
+from weft.replication.receiver import Receiver, ReceiverSettings
+from weft.replication.sender import Sender, SenderSettings
+from weft.replication.source import LaneState, OfferedLane
 
 CLOCK = ClockReading(7, 1, ClockState.SYNCED)
 WALL = 1_700_000_000_000_000_000

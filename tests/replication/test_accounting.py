@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protocols.errors import Corrupt
-from protocols.ranges import RangeSet
-from replication.accounting import InFlight, Sent, checked_ranges
+from weft.protocols.errors import Corrupt
+from weft.protocols.ranges import RangeSet
+from weft.replication.accounting import InFlight, Sent, checked_ranges
 
 
 @given(st.lists(st.tuples(st.integers(0, 30), st.integers(1, 12))))

@@ -6,11 +6,11 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from protocols.ranges import RangeSet
-from replication.liveness import SECOND
-from replication.receiver import ReceiverSettings
-from replication.sender import SenderSettings
 from tests.replication.model import ModelHub, ModelLog, Pair
+from weft.protocols.ranges import RangeSet
+from weft.replication.liveness import SECOND
+from weft.replication.receiver import ReceiverSettings
+from weft.replication.sender import SenderSettings
 
 LANES = {1: "telemetry", 2: "alarms", 7: "machine_1m"}
 lanes = st.sampled_from(sorted(LANES))

@@ -8,7 +8,8 @@ import zstandard
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from protocols.link import (
+from tests.replication.model import WALL, make_batch
+from weft.protocols.link import (
     Ack,
     Data,
     Frame,
@@ -25,11 +26,10 @@ from protocols.link import (
     Welcome,
     WelcomeLane,
 )
-from protocols.ranges import RangeSet
-from replication.events import BatchesReceived, Fault, HelloReceived, Lost, ReceiverEvent
-from replication.liveness import SECOND
-from replication.receiver import Receiver, ReceiverSettings
-from tests.replication.model import WALL, make_batch
+from weft.protocols.ranges import RangeSet
+from weft.replication.events import BatchesReceived, Fault, HelloReceived, Lost, ReceiverEvent
+from weft.replication.liveness import SECOND
+from weft.replication.receiver import Receiver, ReceiverSettings
 
 HELLO = Hello(1, "default", "edge-1", 99, 1, [HelloLane(1, "telemetry", [(0, 10)]), HelloLane(2, "alarms", [])], 0, "t")
 

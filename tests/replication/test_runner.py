@@ -16,12 +16,14 @@ from collections.abc import AsyncIterator
 import pytest
 from aiohttp import web
 
-from protocols.batch import columns_from_lists, encode
-from protocols.chunk import GapRange
-from protocols.link import FrameEncoder, RefuseCode, Welcome
-from replication.liveness import SECOND
-from replication.receiver import ReceiverSettings
-from replication.runner import (
+from tests.replication.loopback import Hub, until
+from tests.replication.model import CLOCK, WALL, ModelLog
+from weft.protocols.batch import columns_from_lists, encode
+from weft.protocols.chunk import GapRange
+from weft.protocols.link import FrameEncoder, RefuseCode, Welcome
+from weft.replication.liveness import SECOND
+from weft.replication.receiver import ReceiverSettings
+from weft.replication.runner import (
     LINK_PATH,
     LinkIdentity,
     LinkRefused,
@@ -29,10 +31,8 @@ from replication.runner import (
     read_token,
     run_link,
 )
-from replication.sender import SenderSettings
-from replication.status import LinkState, LinkStatus
-from tests.replication.loopback import Hub, until
-from tests.replication.model import CLOCK, WALL, ModelLog
+from weft.replication.sender import SenderSettings
+from weft.replication.status import LinkState, LinkStatus
 
 IDENTITY = LinkIdentity("default", "edge-1", 99, "test")
 

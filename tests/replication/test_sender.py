@@ -6,8 +6,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from protocols.batch import decode_header
-from protocols.link import (
+from tests.replication.model import WALL, ModelHub, ModelLog, Pair, make_batch
+from weft.protocols.batch import decode_header
+from weft.protocols.link import (
     Ack,
     Data,
     Frame,
@@ -22,11 +23,10 @@ from protocols.link import (
     WelcomeLane,
     split_batches,
 )
-from protocols.ranges import RangeSet
-from replication.events import Acked, Fault, Lost, ReadRequest, Refused, SenderEvent, Unreadable, Welcomed
-from replication.liveness import SECOND
-from replication.sender import Sender, SenderSettings
-from tests.replication.model import WALL, ModelHub, ModelLog, Pair, make_batch
+from weft.protocols.ranges import RangeSet
+from weft.replication.events import Acked, Fault, Lost, ReadRequest, Refused, SenderEvent, Unreadable, Welcomed
+from weft.replication.liveness import SECOND
+from weft.replication.sender import Sender, SenderSettings
 
 
 class Peer:

@@ -12,13 +12,13 @@ from pyspark import SparkContext
 from pyspark.sql import DataFrame, SparkSession
 
 from bench.log_writer import Delivery, LogWriter
-from cloud_hub.tables.settings import TableSettings
-from cloud_hub.tables.shards import load_shards
-from cloud_hub.tables.tierer import Tierer
-from protocols import batch
-from protocols.batch import ClockReading, ClockState
-from protocols.payloads import PayloadKind
 from spark_sinks.session import session
+from weft.cloud_hub.tables.settings import TableSettings
+from weft.cloud_hub.tables.shards import load_shards
+from weft.cloud_hub.tables.tierer import Tierer
+from weft.protocols import batch
+from weft.protocols.batch import ClockReading, ClockState
+from weft.protocols.payloads import PayloadKind
 
 SECOND = 1_000_000_000
 START = 1_700_000_000 * SECOND

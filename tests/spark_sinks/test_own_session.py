@@ -84,6 +84,17 @@ def test_workers_run_where_the_script_runs(hub: Hub, other_python: Path, tmp_pat
     assert said.splitlines() == [*expected, "own function ['pyarrow']"]
 
 
+def test_a_job_may_have_modules_of_its_own_with_the_names_of_our_folders(
+    hub: Hub, other_python: Path, tmp_path: Path
+) -> None:
+    for name in ("cloud_hub", "config", "edge_node", "protocols", "replication", "storage"):
+        (tmp_path / f"{name}.py").write_text(f"MINE = {name!r}\n")
+    hub.write(1)
+    script = "import config, storage, protocols\nprint(config.MINE, storage.MINE, protocols.MINE)\n" + EVERY_WAY
+    said = run(script, hub, other_python, tmp_path)
+    assert said.splitlines()[:4] == ["config storage protocols", "read 40", "source 40", "stream 40"]
+
+
 def test_a_python_that_lacks_libraries_is_named_with_the_setting(hub: Hub, other_python: Path, tmp_path: Path) -> None:
     hub.write(1)
     chosen = {"PYSPARK_PYTHON": str(other_python), "PYTHONPATH": str(ROOT)}

@@ -9,9 +9,9 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from protocols.payloads import PayloadKind, keeps
 from spark_sinks import read, table
 from tests.spark_sinks.conftest import EDGES, STREAM, Hub
+from weft.protocols.payloads import PayloadKind, keeps
 
 pytestmark = pytest.mark.spark
 Found = list[tuple[str, int, str | None, bytes | None]]

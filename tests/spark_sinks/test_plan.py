@@ -9,7 +9,6 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from protocols.shard_state import shard_of
 from spark_sinks import plan as planning
 from spark_sinks.errors import ReadError
 from spark_sinks.options import parse_options
@@ -17,8 +16,9 @@ from spark_sinks.partitions import ChunkPartition, TablePartition, read_partitio
 from spark_sinks.positions import Offsets
 from spark_sinks.stream_log import StreamLog
 from spark_sinks.tables import TableFile, TableSnapshot
-from storage.table.rows import row_schema
 from tests.spark_sinks.conftest import EDGES, SHARDS, STREAM, Hub
+from weft.protocols.shard_state import shard_of
+from weft.storage.table.rows import row_schema
 
 SCHEMA = row_schema(["line", "machine"])
 

@@ -7,8 +7,8 @@ import os
 import random
 from collections.abc import Callable
 
-from storage.filesystem import Buffer, DirectoryInUse
 from tests.storage.fake_disk import Node, Resize, Write, survivors
+from weft.storage.filesystem import Buffer, DirectoryInUse
 
 FailureHook = Callable[[str, str], OSError | None]
 """(call, path) -> the error that the call shall raise, or None."""

@@ -3,15 +3,15 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from protocols import chunk
-from protocols.chunk import GapRange, LaneUpdate, Mark
-from protocols.errors import Corrupt
-from protocols.shard_state import ShardState
-from storage import hub_keys
-from storage.chunk_log import Cluster, ClusterUnusable, Manifest, ShardLog, open_cluster
-from storage.object_store import AlreadyExists, NotFound, StoreError
-from storage.object_store.memory import MemoryStore
 from tests.protocols.strategies import make_batch, make_section
+from weft.protocols import chunk
+from weft.protocols.chunk import GapRange, LaneUpdate, Mark
+from weft.protocols.errors import Corrupt
+from weft.protocols.shard_state import ShardState
+from weft.storage import hub_keys
+from weft.storage.chunk_log import Cluster, ClusterUnusable, Manifest, ShardLog, open_cluster
+from weft.storage.object_store import AlreadyExists, NotFound, StoreError
+from weft.storage.object_store.memory import MemoryStore
 
 CLUSTER = Cluster(b"c" * 16, 4)
 

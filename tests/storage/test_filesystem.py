@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from storage.filesystem import DirectoryInUse, FileSystem, OSFileSystem, write_atomically
 from tests.storage.fakes import FakeFileSystem, eio
+from weft.storage.filesystem import DirectoryInUse, FileSystem, OSFileSystem, write_atomically
 
 
 @pytest.fixture(params=["real", "fake"])
@@ -144,7 +144,7 @@ def test_a_directory_is_locked_once(place: tuple[FileSystem, str]) -> None:
 
 def test_another_process_is_kept_out(tmp_path: Path) -> None:
     lock = OSFileSystem().lock(str(tmp_path))
-    program = f"from storage.filesystem import OSFileSystem\nOSFileSystem().lock({str(tmp_path)!r})"
+    program = f"from weft.storage.filesystem import OSFileSystem\nOSFileSystem().lock({str(tmp_path)!r})"
     outcome = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
     assert "DirectoryInUse" in outcome.stderr
     lock.close()

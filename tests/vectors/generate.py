@@ -15,9 +15,9 @@ from pathlib import Path
 import msgspec
 import zstandard
 
-from protocols import batch, chunk, link, segment
 from tests.vectors import notation
 from tests.vectors.notation import Notation
+from weft.protocols import batch, chunk, link, segment
 
 HERE = Path(__file__).parent
 T = 1_700_000_000_000_000_000

@@ -12,11 +12,11 @@ from typing import Any
 
 import msgspec
 
-from protocols import batch, chunk, link, segment
-from protocols.batch import ClockReading, ClockState, Codec
-from protocols.lane import Lane
-from protocols.ranges import RangeSet
-from protocols.shard_state import LaneState, ShardState
+from weft.protocols import batch, chunk, link, segment
+from weft.protocols.batch import ClockReading, ClockState, Codec
+from weft.protocols.lane import Lane
+from weft.protocols.ranges import RangeSet
+from weft.protocols.shard_state import LaneState, ShardState
 
 Notation = dict[str, Any]
 

@@ -6,8 +6,8 @@ import itertools
 
 import pytest
 
-from cloud_hub.audit.report import AuditReport, LaneAudit
 from tests.weft.test_output import on_a_terminal
+from weft.cloud_hub.audit.report import AuditReport, LaneAudit
 from weft.commands.audit import _show
 
 COLUMNS = ("in the log", "in the table", "waiting", "doubled", "missing", "gaps", "holes", "sent again")

@@ -21,6 +21,8 @@ pytestmark = [pytest.mark.slow, pytest.mark.processes, pytest.mark.timeout(600)]
 
 ROOT = Path(__file__).parents[2]
 HEAVY = {"pyarrow", "numpy", "pandas", "deltalake", "obstore", "pyspark"}
+NAMES = {"weft", "spark_sinks", "pyspark_weft"}
+"""What may be imported once Weft is installed; the other packages are within `weft`."""
 PATTERNS = {"wheel": "*.whl", "source": "*.tar.gz"}
 OF_THE_CHECKOUT = {"tests", "bench"}
 """Packages that are not shipped."""
@@ -87,7 +89,7 @@ def installed(binaries: Path) -> Path:
 def config(installed: Path, tmp_path: Path) -> Path:
     """The least example, with ports that are free."""
     path = tmp_path / "edge.yaml"
-    path.write_text((installed / "config/examples/edge-minimal.yaml").read_text() + LOCAL)
+    path.write_text((installed / "weft/config/examples/edge-minimal.yaml").read_text() + LOCAL)
     return path
 
 
@@ -104,14 +106,14 @@ def test_it_says_its_version_and_nothing_heavy_is_installed(binaries: Path) -> N
 def test_data_and_examples_are_installed_and_no_tests(installed: Path) -> None:
     packages = {path.parent.name for path in ROOT.glob("*/__init__.py")} - OF_THE_CHECKOUT
     data = {
-        str(path.relative_to(ROOT))
+        str((Path() if package in NAMES else Path("weft")) / path.relative_to(ROOT))
         for package in packages
         for path in (ROOT / package).rglob("*")
         if path.is_file() and path.suffix not in (".py", ".pyc")
     }
-    assert {"weft/py.typed", "config/examples/edge-full.yaml", "weft/demo/data/LICENSE-nab.txt"} <= data
+    assert {"weft/py.typed", "weft/config/examples/edge-full.yaml", "weft/demo/data/LICENSE-nab.txt"} <= data
     assert sorted(name for name in data if not (installed / name).is_file()) == []
-    assert [name for name in OF_THE_CHECKOUT if (installed / name).exists()] == []
+    assert [name for name in packages - NAMES | OF_THE_CHECKOUT if (installed / name).exists()] == []
 
 
 def test_an_edge_node_takes_the_example_and_messages_and_keeps_them(binaries: Path, config: Path) -> None:

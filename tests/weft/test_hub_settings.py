@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from config.models import HubConfig
 from weft.commands.common import load_hub
 from weft.commands.hub import settings_of
+from weft.config.models import HubConfig
 
 YAML = """\
 listen: 127.0.0.1:7000

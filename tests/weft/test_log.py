@@ -17,17 +17,17 @@ from click.exceptions import Abort
 from click.testing import Result
 from paho.mqtt.enums import CallbackAPIVersion
 
-from edge_node.clock import clock_reader, wall_clock
-from edge_node.control.client import DropRequest, ask_drop
-from protocols.batch import BatchHeader
-from protocols.ranges import RangeSet
-from protocols.segment import GapReason
-from storage.filesystem import File, OSFileSystem
-from storage.segment_log import LogSettings, SegmentLog
-from storage.segment_log.walk.entries import inspect_segment
 from tests.weft.processes import Start, publish, wait_until, weft
 from weft.demo.fabric import free_port
+from weft.edge_node.clock import clock_reader, wall_clock
+from weft.edge_node.control.client import DropRequest, ask_drop
 from weft.output import Failed
+from weft.protocols.batch import BatchHeader
+from weft.protocols.ranges import RangeSet
+from weft.protocols.segment import GapReason
+from weft.storage.filesystem import File, OSFileSystem
+from weft.storage.segment_log import LogSettings, SegmentLog
+from weft.storage.segment_log.walk.entries import inspect_segment
 
 
 def open_log(folder: Path, settings: LogSettings) -> SegmentLog:
@@ -392,7 +392,7 @@ def test_a_node_that_is_killed_meanwhile_has_the_records_or_their_notice(
         asked.set()
         return ask_drop(directory, request)
 
-    monkeypatch.setattr("edge_node.inspect.drop.ask_drop", ask)
+    monkeypatch.setattr("weft.edge_node.inspect.drop.ask_drop", ask)
     folder = edge_yaml.parent / "data"
     node = start("edge", edge_yaml)
     for _ in range(10):

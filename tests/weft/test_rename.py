@@ -14,15 +14,15 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from edge_node.clock import clock_reader
-from protocols.chunk import Mark
-from protocols.lane import NodeName
-from replication.runner import LinkIdentity, LinkSettings, run_link
-from replication.source import LaneState, OfferedLane
-from replication.status import LinkStatus
-from storage.segment_log import LogSettings, SegmentLog
 from tests.weft.processes import Node, Start, free_port, publish, wait_until, weft
+from weft.edge_node.clock import clock_reader
 from weft.output import Failed, Refused
+from weft.protocols.chunk import Mark
+from weft.protocols.lane import NodeName
+from weft.replication.runner import LinkIdentity, LinkSettings, run_link
+from weft.replication.source import LaneState, OfferedLane
+from weft.replication.status import LinkStatus
+from weft.storage.segment_log import LogSettings, SegmentLog
 
 pytestmark = pytest.mark.processes
 

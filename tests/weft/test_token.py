@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from cloud_hub.api.tokens import TokenFile
 from weft.cli import cli
+from weft.cloud_hub.api.tokens import TokenFile
 from weft.output import Refused
 
 

@@ -13,7 +13,7 @@ from weft.output import FAILURE_EXIT_CODE, Failed, print_json, print_table
 from weft.text.lanes import Counted, print_counted, print_wrapped
 
 if TYPE_CHECKING:
-    from cloud_hub.audit.report import AuditReport, LaneAudit
+    from weft.cloud_hub.audit.report import AuditReport, LaneAudit
 
 
 @click.command("audit")
@@ -27,9 +27,9 @@ def command(stream: str, uri: str, tenant: str, as_json: bool) -> int:
     Exit status 1 when they disagree, or when there is no such stream. Reads the whole log of the stream and the columns
     of the table that name records. Nothing is changed, and the hub may go on meanwhile.
     """
-    from cloud_hub.audit.audit import audit
-    from storage.cluster import ClusterUnusable
-    from storage.object_store import StoreError
+    from weft.cloud_hub.audit.audit import audit
+    from weft.storage.cluster import ClusterUnusable
+    from weft.storage.object_store import StoreError
 
     store = open_hub_store(uri)
     try:

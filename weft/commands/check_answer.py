@@ -8,8 +8,8 @@ from typing import Any, TypeVar
 import click
 import msgspec
 
-from config.errors import ConfigError, Finding, Problem
-from config.load import Loaded
+from weft.config.errors import ConfigError, Finding, Problem
+from weft.config.load import Loaded
 from weft.output import USAGE_EXIT_CODE, Refused, print_error, print_json, problem_facts
 
 Config = TypeVar("Config", bound=msgspec.Struct)

@@ -13,15 +13,15 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 import msgspec
 
-from config.errors import ConfigError, Finding, Problem, SettingError
-from config.load import Loaded, load
-from config.machine import why_denied, why_unreadable
-from config.units import parse_bind
+from weft.config.errors import ConfigError, Finding, Problem, SettingError
+from weft.config.load import Loaded, load
+from weft.config.machine import why_denied, why_unreadable
+from weft.config.units import parse_bind
 from weft.output import Failed, Refused
 
 if TYPE_CHECKING:
-    from config.models import EdgeConfig, HubConfig
-    from storage.object_store import ObjectStore
+    from weft.config.models import EdgeConfig, HubConfig
+    from weft.storage.object_store import ObjectStore
 
 STATUS_TIMEOUT_S = 10.0
 STATUS_BYTES_MAX = 64 << 20
@@ -73,16 +73,16 @@ def load_hub(path: str) -> HubConfig:
 
 def located_edge(path: str) -> Loaded[EdgeConfig]:
     """Return an edge's checked configuration with the lines of its settings. ``Refused`` says what is wrong."""
-    from config.models import EdgeConfig
-    from edge_node.check import check
+    from weft.config.models import EdgeConfig
+    from weft.edge_node.check import check
 
     return _load(path, EdgeConfig, check, other="hub", only_there="store")
 
 
 def located_hub(path: str) -> Loaded[HubConfig]:
     """Return a hub's checked configuration with the lines of its settings. ``Refused`` says what is wrong."""
-    from cloud_hub.check import check
-    from config.models import HubConfig
+    from weft.cloud_hub.check import check
+    from weft.config.models import HubConfig
 
     return _load(path, HubConfig, check, other="edge", only_there="data_dir")
 
@@ -116,9 +116,9 @@ def located(loaded: Loaded[Config], directory: str, store: str = "") -> Iterator
         directory: the setting of its folder or store.
         store: a hub's store.
     """
-    from storage.cluster import ClusterUnusable
-    from storage.filesystem import DirectoryInUse
-    from storage.object_store import StoreError, StoreUnfit
+    from weft.storage.cluster import ClusterUnusable
+    from weft.storage.filesystem import DirectoryInUse
+    from weft.storage.object_store import StoreError, StoreUnfit
 
     try:
         yield
@@ -140,7 +140,7 @@ def store_trouble(uri: str, error: Exception) -> str:
 
 def open_hub_store(uri: str) -> ObjectStore:
     """The store at ``uri``. ``Refused`` when it is no store."""
-    from storage.object_store import StoreUnfit, open_store
+    from weft.storage.object_store import StoreUnfit, open_store
 
     try:
         return open_store(uri)

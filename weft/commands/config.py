@@ -16,7 +16,7 @@ def command() -> None:
 @click.argument("kind", type=click.Choice(["edge", "hub"]))
 def schema(kind: str) -> None:
     """Print the JSON Schema of an edge's or a hub's configuration, for editors."""
-    from config.models import EdgeConfig, HubConfig
-    from config.schema import schema as schema_of
+    from weft.config.models import EdgeConfig, HubConfig
+    from weft.config.schema import schema as schema_of
 
     print_json(schema_of(EdgeConfig if kind == "edge" else HubConfig))

@@ -8,8 +8,6 @@ from typing import TYPE_CHECKING
 
 import click
 
-from config.errors import Finding, format_path
-from edge_node.check import notes
 from weft.commands import edge_query, edge_rename, edge_status, edge_tail
 from weft.commands.check_answer import CheckAnswer
 from weft.commands.common import (
@@ -21,17 +19,19 @@ from weft.commands.common import (
     located_edge,
     log_level_option,
 )
+from weft.config.errors import Finding, format_path
+from weft.edge_node.check import notes
 from weft.output import Refused, counted
 from weft.service.log_format import log_to_stderr
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from config.load import Loaded
-    from config.models import EdgeConfig
-    from config.units import Address, UnixSocket
-    from edge_node.node import EdgeNode
-    from protocols.lane import NodeName
+    from weft.config.load import Loaded
+    from weft.config.models import EdgeConfig
+    from weft.config.units import Address, UnixSocket
+    from weft.edge_node.node import EdgeNode
+    from weft.protocols.lane import NodeName
     from weft.service.reload import RunningSettings
 
 _PROTOCOLS = ("mqtt", "mqtts", "ws", "wss")
@@ -53,7 +53,7 @@ def run(config_file: str, log_level: str) -> None:
     config = loaded.config
     log_to_stderr(log_level)
     logging.getLogger("weft").info("%s starts with %s, process %d", software(), config_file, os.getpid())
-    from edge_node import preflight
+    from weft.edge_node import preflight
 
     found = preflight.look(config, loaded.lines)
     if found.needed:
@@ -62,9 +62,9 @@ def run(config_file: str, log_level: str) -> None:
         logging.getLogger("weft").warning("%s: %s", format_path(finding.path), finding.message)
     for note in notes(config):
         logging.getLogger("weft").warning("%s", note)
-    from edge_node.node import EdgeNode
-    from storage.segment_log import WrongOwner
+    from weft.edge_node.node import EdgeNode
     from weft.service.reload import RunningSettings
+    from weft.storage.segment_log import WrongOwner
 
     settings = RunningSettings(config_file, config, load_edge)
 
@@ -96,7 +96,7 @@ async def _reload(node: EdgeNode, settings: RunningSettings) -> None:
 
 def _wrong_name(loaded: Loaded[EdgeConfig], owner: NodeName | None) -> Finding | None:
     """Return what is wrong with a configuration that names another node than the log in its data_dir belongs to."""
-    from edge_node.inspect.log_owner import wrong_name
+    from weft.edge_node.inspect.log_owner import wrong_name
 
     return wrong_name(loaded.config, owner, loaded.file) if owner is not None else None
 
@@ -117,8 +117,8 @@ def check(config_file: str, as_json: bool) -> int:
     Errors keep a node from its work: exit status 2. Warnings are on standard error, and leave exit status 0. Run it as
     the node's user: another may read other files. While the node runs its ports are not tried.
     """
-    from edge_node import preflight
-    from edge_node.inspect.log_owner import owner_of
+    from weft.edge_node import preflight
+    from weft.edge_node.inspect.log_owner import owner_of
 
     answer = CheckAnswer(config_file, as_json)
     loaded = answer.load(located_edge)

@@ -53,8 +53,8 @@ def command(
                                FROM telemetry GROUP BY machine" --since -1h
     weft edge query /var/lib/weft "SELECT * FROM weft_gaps" --json
     """
-    from config.units import parse_duration
-    from edge_node.inspect.query import (
+    from weft.config.units import parse_duration
+    from weft.edge_node.inspect.query import (
         FILE_BYTES_MAX,
         HEAP_BYTES_MAX,
         NoSuchTable,

@@ -14,8 +14,8 @@ from weft.commands.node_log import Target, readable
 from weft.output import Failed, Refused, counted, print_json
 
 if TYPE_CHECKING:
-    from config.models import EdgeConfig
-    from edge_node.inspect.rename import Renaming, Waiting
+    from weft.config.models import EdgeConfig
+    from weft.edge_node.inspect.rename import Renaming, Waiting
 
 
 @click.command("rename")
@@ -36,7 +36,7 @@ def command(config_file: str, wait: str, *, yes: bool, as_json: bool) -> None:
     weft edge rename edge.yaml
     weft edge rename edge.yaml --yes --json --wait 5m
     """
-    from config.units import parse_duration
+    from weft.config.units import parse_duration
 
     config = load_edge(config_file)
     try:
@@ -55,14 +55,14 @@ def command(config_file: str, wait: str, *, yes: bool, as_json: bool) -> None:
 
 
 def _rename(config: EdgeConfig, patience_s: float, *, yes: bool) -> dict[str, Any]:
-    from edge_node.inspect.exclusive_log import NotTheOwner
-    from edge_node.inspect.rename import NameUnknown, renaming
-    from storage.filesystem import DirectoryInUse
-    from storage.segment_log import LogError
+    from weft.edge_node.inspect.exclusive_log import NotTheOwner
+    from weft.edge_node.inspect.rename import NameUnknown, renaming
     from weft.service.serving import software
+    from weft.storage.filesystem import DirectoryInUse
+    from weft.storage.segment_log import LogError
 
     # What keeps a link from delivering is told at the end, once.
-    logging.getLogger("replication").addHandler(logging.NullHandler())
+    logging.getLogger("weft.replication").addHandler(logging.NullHandler())
     try:
         with readable(Target(config.data_dir, config)), renaming(config, software()) as log:
             facts = {"renamed": False, "from": str(log.former), "to": str(log.name), "waiting": []}

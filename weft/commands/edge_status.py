@@ -13,7 +13,7 @@ from weft.commands.node_log import Target, readable, target_argument
 from weft.output import FAILURE_EXIT_CODE, Failed, print_json
 
 if TYPE_CHECKING:
-    from edge_node.inspect.view import LogSummary
+    from weft.edge_node.inspect.view import LogSummary
 
 
 @click.command("status")
@@ -48,10 +48,10 @@ def command(target: str, *, as_json: bool) -> int:
 
 def _facts_of_files(found: Target, named: str, why_not_asked: str) -> dict[str, Any]:
     """What the files say; ``running`` is None where the system does not tell."""
-    from edge_node.inspect.log_owner import owner_of, wrong_name
-    from edge_node.inspect.tail import INTERNAL_STREAMS
-    from edge_node.inspect.view import NoLog, is_locked, lost_by_reason, summarise
-    from protocols.lane import format_log_id
+    from weft.edge_node.inspect.log_owner import owner_of, wrong_name
+    from weft.edge_node.inspect.tail import INTERNAL_STREAMS
+    from weft.edge_node.inspect.view import NoLog, is_locked, lost_by_reason, summarise
+    from weft.protocols.lane import format_log_id
 
     with readable(found):
         try:
@@ -95,10 +95,10 @@ def _facts_of_files(found: Target, named: str, why_not_asked: str) -> dict[str, 
 
 def _next_start(directory: str) -> dict[str, Any] | None:
     """What recovery will find; None when the files changed meanwhile: a node has started."""
-    from edge_node.inspect.view import forecast
+    from weft.edge_node.inspect.view import forecast
 
     # What recovery would say in the node's own log is in these facts.
-    logging.getLogger("storage").addHandler(logging.NullHandler())
+    logging.getLogger("weft.storage").addHandler(logging.NullHandler())
     try:
         coming = forecast(directory)
     except FileNotFoundError:

@@ -50,11 +50,11 @@ def command(
     weft edge tail edge.yaml --from -10m --filter 'plant/press/#'
     weft edge tail /var/lib/weft telemetry --seq 0 --json
     """
-    from edge_node.inspect.tail import Item, newest_records, sleep
-    from edge_node.inspect.tail import follow as follow_log
-    from edge_node.inspect.tail_start import Start
-    from edge_node.inspect.view.records import Choice
-    from protocols.topics import InvalidTopic, check_filter
+    from weft.edge_node.inspect.tail import Item, newest_records, sleep
+    from weft.edge_node.inspect.tail import follow as follow_log
+    from weft.edge_node.inspect.tail_start import Start
+    from weft.edge_node.inspect.view.records import Choice
+    from weft.protocols.topics import InvalidTopic, check_filter
     from weft.text.record import facts, line
 
     if sum(option is not None for option in (last, since, seq)) > 1:

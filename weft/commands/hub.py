@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 
 import click
 
-from config.errors import format_path
 from weft.commands.check_answer import CheckAnswer
 from weft.commands.common import (
     ExistingPath,
@@ -22,13 +21,14 @@ from weft.commands.common import (
     log_level_option,
     using,
 )
+from weft.config.errors import format_path
 from weft.output import print_facts, print_json, print_table
 from weft.service.log_format import log_to_stderr
 
 if TYPE_CHECKING:
-    from cloud_hub.hub import Hub
-    from cloud_hub.settings import HubSettings
-    from config.models import HubConfig
+    from weft.cloud_hub.hub import Hub
+    from weft.cloud_hub.settings import HubSettings
+    from weft.config.models import HubConfig
     from weft.service.reload import RunningSettings
 
 
@@ -48,8 +48,8 @@ def run(config_file: str, log_level: str) -> None:
     config = loaded.config
     log_to_stderr(log_level)
     logging.getLogger("weft").info("%s starts with %s, process %d", software(), config_file, os.getpid())
-    from cloud_hub import preflight
-    from cloud_hub.hub import Hub
+    from weft.cloud_hub import preflight
+    from weft.cloud_hub.hub import Hub
     from weft.service.reload import RunningSettings
 
     found = preflight.look(config)
@@ -89,7 +89,7 @@ def check(config_file: str, as_json: bool) -> int:
     Warnings are on standard error, and leave exit status 0. Run it as the hub's user: another may read other files.
     While the hub runs its port is not tried.
     """
-    from cloud_hub import preflight
+    from weft.cloud_hub import preflight
 
     answer = CheckAnswer(config_file, as_json)
     loaded = answer.load(located_hub)
@@ -133,8 +133,8 @@ def status(config_file: str, token_file: str | None, as_json: bool) -> None:
 
 def settings_of(config: HubConfig) -> HubSettings:
     """The hub's own settings from its configuration."""
-    from cloud_hub.settings import HubSettings, SequencerSettings
-    from config.units import parse_bind
+    from weft.cloud_hub.settings import HubSettings, SequencerSettings
+    from weft.config.units import parse_bind
 
     host, port = parse_bind(config.listen)
     return HubSettings(

@@ -11,16 +11,16 @@ from typing import Any
 import click
 import msgspec
 
-from protocols import batch, segment
-from protocols.batch import BatchHeader, Record
-from protocols.errors import CodecError
-from protocols.lane import format_log_id
-from protocols.segment import SegmentHeader
-from storage.segment_log import LogError
-from storage.segment_log.walk.entries import Inspected, inspect_segment
 from weft.commands.common import ExistingPath, json_option
 from weft.commands.node_log import Target, readable, target_argument
 from weft.output import FAILURE_EXIT_CODE, Failed, Refused, counted, print_json, print_json_line
+from weft.protocols import batch, segment
+from weft.protocols.batch import BatchHeader, Record
+from weft.protocols.errors import CodecError
+from weft.protocols.lane import format_log_id
+from weft.protocols.segment import SegmentHeader
+from weft.storage.segment_log import LogError
+from weft.storage.segment_log.walk.entries import Inspected, inspect_segment
 from weft.text.dump import entry_line, record_line_below
 from weft.text.record import record_facts
 
@@ -85,9 +85,9 @@ def drop(target: str, stream: str, *, below: int | None, everything: bool, yes: 
     weft log drop /var/lib/weft telemetry --below 1200000
     weft log drop edge.yaml telemetry --all --yes
     """
-    from edge_node.control.client import ControlFailed
-    from edge_node.inspect.drop import UnknownStream, opened_log
-    from edge_node.inspect.exclusive_log import NotTheOwner
+    from weft.edge_node.control.client import ControlFailed
+    from weft.edge_node.inspect.drop import UnknownStream, opened_log
+    from weft.edge_node.inspect.exclusive_log import NotTheOwner
 
     if (below is not None) == everything:
         raise Refused("say how much to give up: either --below SEQ or --all")

@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from config.machine import why_denied
-from config.units import parse_duration_ns
 from weft.commands.common import ExistingPath, get_status, load_edge
+from weft.config.machine import why_denied
+from weft.config.units import parse_duration_ns
 from weft.output import Failed, Refused
 
 if TYPE_CHECKING:
-    from config.models import EdgeConfig
-    from edge_node.inspect.view import Durability, LogDirectory
+    from weft.config.models import EdgeConfig
+    from weft.edge_node.inspect.view import Durability, LogDirectory
 
 target_argument = click.argument("target", metavar="CONFIG|DIR", type=ExistingPath())
 _DURATION = re.compile(r"-?\d[\d.]*[a-z].*")
@@ -43,13 +43,13 @@ class Target:
 
     def log(self) -> LogDirectory:
         """The files."""
-        from edge_node.inspect.view import LogDirectory
+        from weft.edge_node.inspect.view import LogDirectory
 
         return LogDirectory(self.directory)
 
     def durability(self) -> Durability:
         """What of the log's end may be shown."""
-        from edge_node.inspect.view import Durability
+        from weft.edge_node.inspect.view import Durability
 
         return Durability(self.directory, self._durable_ends if self.config and self.config.http else None)
 
@@ -59,7 +59,7 @@ class Target:
         Args:
             thorough: look for such streams in all of the log's newest segment.
         """
-        from edge_node.inspect.tail import INTERNAL_STREAMS
+        from weft.edge_node.inspect.tail import INTERNAL_STREAMS
 
         known: dict[str, tuple[str, ...]] = {}
         if self.config is not None:
@@ -69,7 +69,7 @@ class Target:
 
     def wanted(self, names: Sequence[str]) -> Callable[[str], bool]:
         """Tells the streams that were named, or all of devices. ``Refused`` when one is not there."""
-        from edge_node.inspect.tail import INTERNAL_STREAMS
+        from weft.edge_node.inspect.tail import INTERNAL_STREAMS
 
         if not names:
             return lambda name: name not in INTERNAL_STREAMS
@@ -94,7 +94,7 @@ class Target:
         return facts
 
     def _durable_ends(self) -> Mapping[str, int] | None:
-        from protocols.lane import format_log_id
+        from weft.protocols.lane import format_log_id
 
         log_id = self.log().log_id()
         try:
@@ -110,8 +110,8 @@ class Target:
 @contextmanager
 def readable(target: Target) -> Iterator[None]:
     """Says in a sentence what keeps a log from being read."""
-    from edge_node.inspect.view import NoLog
-    from protocols.errors import UnsupportedVersion
+    from weft.edge_node.inspect.view import NoLog
+    from weft.protocols.errors import UnsupportedVersion
 
     try:
         yield

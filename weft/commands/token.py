@@ -10,7 +10,7 @@ from weft.commands.common import json_option, using
 from weft.output import Refused, print_json, print_table
 
 if TYPE_CHECKING:
-    from cloud_hub.api.tokens import Identity
+    from weft.cloud_hub.api.tokens import Identity
 
 file_option = click.option(
     "--file",
@@ -38,7 +38,7 @@ def command() -> None:
 @json_option
 def create(name: str, path: str, *, scope: str, edge: str | None, tenant: str, as_json: bool) -> None:
     """Make a token called NAME and print it. It is shown this once and stored nowhere."""
-    from cloud_hub.api.tokens import Scope, TokensUnusable, create_token
+    from weft.cloud_hub.api.tokens import Scope, TokensUnusable, create_token
 
     if (scope == Scope.EDGE) != (edge is not None):
         advice = "Name it with --edge" if edge is None else "Leave out --edge"
@@ -63,7 +63,7 @@ def revoke(name: str, path: str, *, as_json: bool) -> None:
 
     A link that is open already stays open until it ends; to end it now, restart the hub.
     """
-    from cloud_hub.api.tokens import TokensUnusable, revoke_token
+    from weft.cloud_hub.api.tokens import TokensUnusable, revoke_token
 
     try:
         with using(path):
@@ -98,7 +98,7 @@ def _facts(identity: Identity) -> dict[str, str | None]:
 
 
 def _read(path: str) -> list[Identity]:
-    from cloud_hub.api.tokens import TokensUnusable, read_tokens
+    from weft.cloud_hub.api.tokens import TokensUnusable, read_tokens
 
     try:
         with using(path, makes="weft token create"), open(path, "rb") as file:

@@ -42,7 +42,7 @@ def command() -> None:
 @password_option
 def add(name: str, path: str, password_file: BinaryIO | None) -> None:
     """Add NAME to the file, which is made when missing, or give NAME a new password."""
-    from edge_node.access import users
+    from weft.edge_node.access import users
 
     try:
         users.check_name(name)
@@ -58,7 +58,7 @@ def add(name: str, path: str, password_file: BinaryIO | None) -> None:
 @file_option
 def remove(name: str, path: str) -> None:
     """Take NAME out of the file. Who is connected under that name stays so until the connection ends."""
-    from edge_node.access import users
+    from weft.edge_node.access import users
 
     try:
         with using(path, makes="weft user add"):
@@ -87,7 +87,7 @@ def list_users(path: str, as_json: bool) -> None:
 @password_option
 def check(name: str, path: str, password_file: BinaryIO | None) -> None:
     """Say whether the password is NAME's. Exit status 1 when it is not."""
-    from edge_node.access import users
+    from weft.edge_node.access import users
 
     hashed = _read(path).get(name)
     if hashed is None:
@@ -98,7 +98,7 @@ def check(name: str, path: str, password_file: BinaryIO | None) -> None:
 
 
 def _read(path: str) -> dict[str, str]:
-    from edge_node.access import users
+    from weft.edge_node.access import users
 
     try:
         with using(path, makes="weft user add"):

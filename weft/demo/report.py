@@ -10,7 +10,7 @@ from rich.markup import escape
 from rich.table import Table
 
 if TYPE_CHECKING:
-    from cloud_hub.audit.report import AuditReport
+    from weft.cloud_hub.audit.report import AuditReport
 
 HOURS_SHOWN = 4
 """Hours per device in the printed table; the job computes all of them."""

@@ -160,9 +160,9 @@ class Demo:
 
     def prove(self, acked: int, spark: Any) -> bool:
         """Run the Spark job and the audit. True when everything agrees."""
-        from cloud_hub.audit.audit import audit
         from spark_sinks import read
-        from storage.object_store import open_store
+        from weft.cloud_hub.audit.audit import audit
+        from weft.storage.object_store import open_store
 
         with self.console.status("Spark: statistics per device and hour"):
             frame = read(spark, STREAM, store=self.hub.store).cache()

@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from protocols.batch import Record
+from weft.protocols.batch import Record
 from weft.text.record import record_line, timestamp
 
 _TIMES = frozenset({"created", "first_time", "last_time"})

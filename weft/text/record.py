@@ -6,10 +6,10 @@ import base64
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from edge_node.inspect.tail import Gap, Item, LogReplaced, Missing, Taken
-from edge_node.inspect.view import Damage
-from protocols.batch import Flag, HeaderPairs, Record
-from storage.segment_log.room.gaps import reason_name
+from weft.edge_node.inspect.tail import Gap, Item, LogReplaced, Missing, Taken
+from weft.edge_node.inspect.view import Damage
+from weft.protocols.batch import Flag, HeaderPairs, Record
+from weft.storage.segment_log.room.gaps import reason_name
 
 PAYLOAD_SHOWN_MAX = 1000
 """Characters of a payload in a line for people; programs get all of it."""

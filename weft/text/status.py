@@ -7,8 +7,8 @@ from typing import Any
 
 import click
 
-from config.units import YEAR_S, approximate_duration, approximate_size
-from edge_node.status.outage import outage_duration, outage_left
+from weft.config.units import YEAR_S, approximate_duration, approximate_size
+from weft.edge_node.status.outage import outage_duration, outage_left
 from weft.output import counted, print_facts, print_table
 from weft.text.record import shown
 

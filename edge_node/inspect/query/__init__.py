@@ -1,7 +1,7 @@
 """SQL over a node's log, read only: what a query names is loaded into a database of its own, which goes with it."""
 
-from edge_node.inspect.query.engine import FILE_BYTES_MAX, HEAP_BYTES_MAX, Query, QuerySettings, Result
-from edge_node.inspect.query.errors import NoSuchTable, QueryRefused, QueryStopped
+from weft.edge_node.inspect.query.engine import FILE_BYTES_MAX, HEAP_BYTES_MAX, Query, QuerySettings, Result
+from weft.edge_node.inspect.query.errors import NoSuchTable, QueryRefused, QueryStopped
 
 __all__ = [
     "FILE_BYTES_MAX",

@@ -9,16 +9,16 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from edge_node.inspect.query import guard, own_tables, tables, tokens
-from edge_node.inspect.query.errors import TOO_LARGE, QueryRefused, QueryStopped, explained
-from edge_node.inspect.query.loading import StreamTable
-from edge_node.inspect.query.times import shifted, time_text
-from edge_node.inspect.tail import Wait, settled_commits, sleep
-from edge_node.inspect.tail_start import Start, find_beginning
-from edge_node.inspect.view import Commit, Cursor, Damage, Durability, LogDirectory, summarise
-from protocols.batch import BatchHeader
-from protocols.errors import CodecError
-from protocols.segment import Footer
+from weft.edge_node.inspect.query import guard, own_tables, tables, tokens
+from weft.edge_node.inspect.query.errors import TOO_LARGE, QueryRefused, QueryStopped, explained
+from weft.edge_node.inspect.query.loading import StreamTable
+from weft.edge_node.inspect.query.times import shifted, time_text
+from weft.edge_node.inspect.tail import Wait, settled_commits, sleep
+from weft.edge_node.inspect.tail_start import Start, find_beginning
+from weft.edge_node.inspect.view import Commit, Cursor, Damage, Durability, LogDirectory, summarise
+from weft.protocols.batch import BatchHeader
+from weft.protocols.errors import CodecError
+from weft.protocols.segment import Footer
 
 FILE_BYTES_MAX = 1 << 30
 HEAP_BYTES_MAX = 768 << 20

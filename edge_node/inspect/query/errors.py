@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from edge_node.inspect.query.tables import as_written, told
+from weft.edge_node.inspect.query.tables import as_written, told
 
 TOO_LARGE = (
     "the query needs more memory or temporary space than it may take: ask for fewer records with --since 10m, or name "

@@ -8,12 +8,12 @@ from array import array
 from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any
 
-from edge_node.inspect.query.tables import insert, level_names
-from edge_node.inspect.query.times import time_texts
-from protocols import batch
-from protocols.batch import Columns, Flag
-from protocols.columns import read_u32s
-from protocols.topics import TopicPattern, compile_pattern
+from weft.edge_node.inspect.query.tables import insert, level_names
+from weft.edge_node.inspect.query.times import time_texts
+from weft.protocols import batch
+from weft.protocols.batch import Columns, Flag
+from weft.protocols.columns import read_u32s
+from weft.protocols.topics import TopicPattern, compile_pattern
 
 Values = Sequence[Any]
 _HELD_ROWS_MAX = 10_000

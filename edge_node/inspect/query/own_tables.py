@@ -6,11 +6,11 @@ import sqlite3
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from edge_node.inspect.query.tables import GAPS, GAPS_TABLE, STREAMS, STREAMS_TABLE, insert
-from edge_node.inspect.query.times import time_text
-from edge_node.inspect.tail import INTERNAL_STREAMS
-from edge_node.inspect.view import StreamSummary
-from storage.segment_log.room.gaps import reason_name
+from weft.edge_node.inspect.query.tables import GAPS, GAPS_TABLE, STREAMS, STREAMS_TABLE, insert
+from weft.edge_node.inspect.query.times import time_text
+from weft.edge_node.inspect.tail import INTERNAL_STREAMS
+from weft.edge_node.inspect.view import StreamSummary
+from weft.storage.segment_log.room.gaps import reason_name
 
 
 def fill(

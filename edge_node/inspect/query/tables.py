@@ -5,7 +5,7 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
-from protocols.topics import compile_pattern
+from weft.protocols.topics import compile_pattern
 
 BEFORE_LEVELS = {"time": "TEXT", "time_ns": "INTEGER", "seq": "INTEGER PRIMARY KEY", "key": "TEXT"}
 AFTER_LEVELS = {"payload": "", "headers": "TEXT", "qos": "INTEGER", "retained": "INTEGER", "resent": "INTEGER"}

@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterable
 from datetime import UTC, datetime, timedelta
 
-from config.units import parse_duration_ns
+from weft.config.units import parse_duration_ns
 
 _SECOND_NS = 10**9
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)

@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
-from edge_node.inspect.query.errors import QueryRefused
-from edge_node.inspect.query.times import earliest_ns
+from weft.edge_node.inspect.query.errors import QueryRefused
+from weft.edge_node.inspect.query.times import earliest_ns
 
 _TOKEN = re.compile(
     r"\s+|--[^\n]*|/\*.*?\*/|'(?:[^']|'')*'|\"(?:[^\"]|\"\")*\"|`[^`]*`|\[[^\]]*\]"

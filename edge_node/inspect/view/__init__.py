@@ -1,12 +1,12 @@
 """A node's log as another process sees it, while the node runs or long after. Nothing is locked, nothing is written."""
 
-from edge_node.inspect.view.cursor import Commit, Cursor, Damage, Place
-from edge_node.inspect.view.directory import LogDirectory, NoLog
-from edge_node.inspect.view.durability import Durability, is_locked
-from edge_node.inspect.view.entries import Entry
-from edge_node.inspect.view.next_start import NextStart, forecast
-from edge_node.inspect.view.segment_view import SegmentView
-from edge_node.inspect.view.summary import LogSummary, StreamSummary, lost_by_reason, summarise
+from weft.edge_node.inspect.view.cursor import Commit, Cursor, Damage, Place
+from weft.edge_node.inspect.view.directory import LogDirectory, NoLog
+from weft.edge_node.inspect.view.durability import Durability, is_locked
+from weft.edge_node.inspect.view.entries import Entry
+from weft.edge_node.inspect.view.next_start import NextStart, forecast
+from weft.edge_node.inspect.view.segment_view import SegmentView
+from weft.edge_node.inspect.view.summary import LogSummary, StreamSummary, lost_by_reason, summarise
 
 __all__ = [
     "Commit",

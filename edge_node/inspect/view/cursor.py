@@ -6,12 +6,12 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from edge_node.inspect.view.directory import LogDirectory
-from edge_node.inspect.view.entries import Entry, Hole
-from edge_node.inspect.view.groups import Group, walk_groups
-from edge_node.inspect.view.segment_view import SegmentView
-from protocols.batch import BatchHeader
-from protocols.segment import HEADER_BYTES, Footer, GapNotice
+from weft.edge_node.inspect.view.directory import LogDirectory
+from weft.edge_node.inspect.view.entries import Entry, Hole
+from weft.edge_node.inspect.view.groups import Group, walk_groups
+from weft.edge_node.inspect.view.segment_view import SegmentView
+from weft.protocols.batch import BatchHeader
+from weft.protocols.segment import HEADER_BYTES, Footer, GapNotice
 
 
 class Place(NamedTuple):

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import os
 
-from edge_node.inspect.view.segment_view import SegmentView
-from protocols.lane import NodeName
-from protocols.segment import file_name, parse_file_name
-from storage.filesystem import FileSystem, OSFileSystem
+from weft.edge_node.inspect.view.segment_view import SegmentView
+from weft.protocols.lane import NodeName
+from weft.protocols.segment import file_name, parse_file_name
+from weft.storage.filesystem import FileSystem, OSFileSystem
 
 
 class NoLog(Exception):

@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from edge_node.inspect.view.cursor import Commit
+    from weft.edge_node.inspect.view.cursor import Commit
 
 SETTLED_S = 1.0
 """An fsync takes milliseconds; one that takes longer than this is a disk in trouble."""

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 
-from protocols import batch
-from protocols import segment as format_
-from protocols.batch import BatchHeader
-from protocols.errors import CodecError, UnsupportedVersion
-from protocols.segment import EntryKind, GapNotice, Owner, StreamEntry
-from storage.segment_log.walk.frames import Frame, SegmentBytes
+from weft.protocols import batch
+from weft.protocols import segment as format_
+from weft.protocols.batch import BatchHeader
+from weft.protocols.errors import CodecError, UnsupportedVersion
+from weft.protocols.segment import EntryKind, GapNotice, Owner, StreamEntry
+from weft.storage.segment_log.walk.frames import Frame, SegmentBytes
 
 BATCHES = frozenset({EntryKind.BATCH, EntryKind.MOVED})
 """Kinds of entries whose body is a batch."""

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from edge_node.inspect.view.entries import Entry, Hole, Wants
-from edge_node.inspect.view.segment_view import SegmentView
-from protocols.batch import BatchHeader
-from protocols.segment import EntryKind
+from weft.edge_node.inspect.view.entries import Entry, Hole, Wants
+from weft.edge_node.inspect.view.segment_view import SegmentView
+from weft.protocols.batch import BatchHeader
+from weft.protocols.segment import EntryKind
 
 _HELD_BYTES_MAX = 1 << 20
 _HELD_ITEMS_MAX = 1000

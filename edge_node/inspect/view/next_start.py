@@ -5,15 +5,15 @@ from __future__ import annotations
 import errno
 from typing import NamedTuple
 
-from protocols.batch import ClockReading, ClockState
-from protocols.segment import GapNotice
-from storage.filesystem import DirectoryInUse, File, FileSystem, Lock, OSFileSystem
-from storage.segment_log import LogSettings
-from storage.segment_log.recover.identity import read_identity
-from storage.segment_log.recover.loading import load_directory
-from storage.segment_log.recover.quarantine import aside_path
-from storage.segment_log.recover.recovery import find_losses, fold
-from storage.segment_log.state import LogState
+from weft.protocols.batch import ClockReading, ClockState
+from weft.protocols.segment import GapNotice
+from weft.storage.filesystem import DirectoryInUse, File, FileSystem, Lock, OSFileSystem
+from weft.storage.segment_log import LogSettings
+from weft.storage.segment_log.recover.identity import read_identity
+from weft.storage.segment_log.recover.loading import load_directory
+from weft.storage.segment_log.recover.quarantine import aside_path
+from weft.storage.segment_log.recover.recovery import find_losses, fold
+from weft.storage.segment_log.state import LogState
 
 
 class NextStart(NamedTuple):

@@ -6,10 +6,10 @@ from array import array
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from protocols import batch
-from protocols.batch import Flag, Record
-from protocols.columns import read_u32s
-from protocols.topics import matches
+from weft.protocols import batch
+from weft.protocols.batch import Flag, Record
+from weft.protocols.columns import read_u32s
+from weft.protocols.topics import matches
 
 
 @dataclass(frozen=True)

@@ -7,14 +7,14 @@ import os
 import time
 from collections.abc import Callable, Iterator
 
-from edge_node.inspect.view.entries import Entry, Hole, Wants, read_entry, wants_none
-from protocols import segment as format_
-from protocols.lane import NodeName
-from protocols.segment import HEADER_BYTES, EntryKind, Footer, Owner, StreamEntry
-from storage.filesystem import FileSystem
-from storage.segment_log.recover.loading import find_footer, find_header
-from storage.segment_log.walk.frames import SegmentBytes
-from storage.segment_log.walk.scan import find_entry
+from weft.edge_node.inspect.view.entries import Entry, Hole, Wants, read_entry, wants_none
+from weft.protocols import segment as format_
+from weft.protocols.lane import NodeName
+from weft.protocols.segment import HEADER_BYTES, EntryKind, Footer, Owner, StreamEntry
+from weft.storage.filesystem import FileSystem
+from weft.storage.segment_log.recover.loading import find_footer, find_header
+from weft.storage.segment_log.walk.frames import SegmentBytes
+from weft.storage.segment_log.walk.scan import find_entry
 
 _BLOCK_BYTES = 1 << 20
 _WINDOW_BYTES = 256 << 10

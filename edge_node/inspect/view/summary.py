@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from edge_node.inspect.view.cursor import Damage
-from edge_node.inspect.view.directory import LogDirectory
-from edge_node.inspect.view.entries import Hole, wants_none
-from edge_node.inspect.view.groups import walk_groups
-from edge_node.inspect.view.segment_view import SegmentView
-from protocols.batch import BatchHeader
-from protocols.ranges import RangeSet
-from protocols.segment import Footer, GapNotice
-from storage.segment_log.room.gaps import merged, reason_name
+from weft.edge_node.inspect.view.cursor import Damage
+from weft.edge_node.inspect.view.directory import LogDirectory
+from weft.edge_node.inspect.view.entries import Hole, wants_none
+from weft.edge_node.inspect.view.groups import walk_groups
+from weft.edge_node.inspect.view.segment_view import SegmentView
+from weft.protocols.batch import BatchHeader
+from weft.protocols.ranges import RangeSet
+from weft.protocols.segment import Footer, GapNotice
+from weft.storage.segment_log.room.gaps import merged, reason_name
 
 RATE_WINDOW_NS = 3_600 * 10**9
 """How much of a log's newest past says how fast it grew: the hour that a running node goes by too."""

@@ -8,9 +8,9 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from edge_node.broker_ports import LogRecord, Page
-from edge_node.sessions.store.batches import DecodedBatch
-from edge_node.sessions.store.settings import StateCounters, StateSettings
+from weft.edge_node.broker_ports import LogRecord, Page
+from weft.edge_node.sessions.store.batches import DecodedBatch
+from weft.edge_node.sessions.store.settings import StateCounters, StateSettings
 
 READ_BYTES = 256 << 10
 """Asked of the log at a time: many small batches, or one."""

@@ -5,10 +5,10 @@ from __future__ import annotations
 from array import array
 from collections.abc import Callable, Sequence
 
-from edge_node.broker_ports import LogRecord
-from protocols import batch
-from protocols.batch import HeaderPairs
-from protocols.columns import read_u32s
+from weft.edge_node.broker_ports import LogRecord
+from weft.protocols import batch
+from weft.protocols.batch import HeaderPairs
+from weft.protocols.columns import read_u32s
 
 _RECORD_BYTES = 8
 """Key index and payload offset of a record."""

@@ -8,17 +8,17 @@ from collections.abc import Callable
 
 import sqlite_utils
 
-from edge_node.broker_ports import SESSION_JOURNAL_STREAM, SESSION_TOPICS_STREAM
-from edge_node.sessions.store import retained, session_store
-from edge_node.sessions.store.backlog import Backlog
-from edge_node.sessions.store.compaction import Compaction
-from edge_node.sessions.store.database import Database, DatabaseFailed, Post
-from edge_node.sessions.store.journal import SessionJournal
-from edge_node.sessions.store.recovery import recover
-from edge_node.sessions.store.resent import Resent
-from edge_node.sessions.store.retained import RetainedMessages
-from edge_node.sessions.store.settings import StateCounters, StateSettings
-from storage.segment_log import SegmentLog
+from weft.edge_node.broker_ports import SESSION_JOURNAL_STREAM, SESSION_TOPICS_STREAM
+from weft.edge_node.sessions.store import retained, session_store
+from weft.edge_node.sessions.store.backlog import Backlog
+from weft.edge_node.sessions.store.compaction import Compaction
+from weft.edge_node.sessions.store.database import Database, DatabaseFailed, Post
+from weft.edge_node.sessions.store.journal import SessionJournal
+from weft.edge_node.sessions.store.recovery import recover
+from weft.edge_node.sessions.store.resent import Resent
+from weft.edge_node.sessions.store.retained import RetainedMessages
+from weft.edge_node.sessions.store.settings import StateCounters, StateSettings
+from weft.storage.segment_log import SegmentLog
 
 INTERNAL_STREAMS = (SESSION_JOURNAL_STREAM, SESSION_TOPICS_STREAM)
 """Streams of the log that are the node's own: no configuration names them and no link carries them."""

@@ -11,16 +11,16 @@ from typing import NamedTuple, Protocol
 import msgspec
 import sqlite_utils
 
-from edge_node.sessions.ports import SessionRecord
-from edge_node.sessions.store import session_store
-from edge_node.sessions.store.database import Database, Done
-from edge_node.sessions.store.folding import FoldedSession, fold
-from edge_node.sessions.store.journal import SessionJournal
-from edge_node.sessions.store.journal_reader import read_journal
-from edge_node.sessions.store.session_store import Meta
-from edge_node.sessions.store.settings import StateCounters, StateSettings
-from protocols.ranges import RangeSet
-from storage.segment_log import LogStats
+from weft.edge_node.sessions.ports import SessionRecord
+from weft.edge_node.sessions.store import session_store
+from weft.edge_node.sessions.store.database import Database, Done
+from weft.edge_node.sessions.store.folding import FoldedSession, fold
+from weft.edge_node.sessions.store.journal import SessionJournal
+from weft.edge_node.sessions.store.journal_reader import read_journal
+from weft.edge_node.sessions.store.session_store import Meta
+from weft.edge_node.sessions.store.settings import StateCounters, StateSettings
+from weft.protocols.ranges import RangeSet
+from weft.storage.segment_log import LogStats
 
 MARKS = 64
 """Marks of how the log grew that are kept per ``topics_log_bytes``."""

@@ -10,8 +10,8 @@ from collections.abc import Callable
 from contextlib import closing
 from typing import NamedTuple
 
-from edge_node.sessions.store.database_file import DAMAGED_CODES, FILE_NAME, Job, open_database, primary_code
-from storage.filesystem import FileSystem, OSFileSystem
+from weft.edge_node.sessions.store.database_file import DAMAGED_CODES, FILE_NAME, Job, open_database, primary_code
+from weft.storage.filesystem import FileSystem, OSFileSystem
 
 logger = logging.getLogger(__name__)
 

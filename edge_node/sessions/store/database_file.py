@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import sqlite_utils
 
-from storage.filesystem import FileSystem
+from weft.storage.filesystem import FileSystem
 
 FILE_NAME = "mqtt.sqlite3"
 DAMAGED = ".damaged"

@@ -12,9 +12,9 @@ from typing import NamedTuple
 
 import msgspec
 
-from edge_node.sessions.ports import Sent
-from protocols.fields import U32, Seq
-from protocols.mqtt.packets import Subscription
+from weft.edge_node.sessions.ports import Sent
+from weft.protocols.fields import U32, Seq
+from weft.protocols.mqtt.packets import Subscription
 
 Run = tuple[U32, Seq, U32]
 """(stream, first seq, count) of the records of one read."""

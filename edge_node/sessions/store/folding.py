@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from edge_node.sessions.ports import SessionRecord
-from edge_node.sessions.store.entries import (
+from weft.edge_node.sessions.ports import SessionRecord
+from weft.edge_node.sessions.store.entries import (
     Completed,
     Ended,
     Entry,
@@ -33,9 +33,9 @@ from edge_node.sessions.store.entries import (
     WillPublished,
     unpack_ids,
 )
-from edge_node.sessions.store.recent_publishes import RecentPublishes, clip_runs
-from edge_node.sessions.store.stored import unpack_record
-from protocols.mqtt.packets import Will
+from weft.edge_node.sessions.store.recent_publishes import RecentPublishes, clip_runs
+from weft.edge_node.sessions.store.stored import unpack_record
+from weft.protocols.mqtt.packets import Will
 
 
 class _PublishedWill(NamedTuple):

@@ -7,8 +7,8 @@ from contextlib import AbstractContextManager
 from types import MappingProxyType
 from typing import Protocol
 
-from edge_node.sessions.ports import Sent, SessionRecord
-from edge_node.sessions.store.entries import (
+from weft.edge_node.sessions.ports import Sent, SessionRecord
+from weft.edge_node.sessions.store.entries import (
     Completed,
     Ended,
     Entry,
@@ -28,11 +28,11 @@ from edge_node.sessions.store.entries import (
     ids_of_acks,
     pack_ids,
 )
-from edge_node.sessions.store.resent import Resent
-from edge_node.sessions.store.settings import StateCounters, StateSettings
-from edge_node.sessions.store.stored import pack_record
-from protocols.mqtt.packets import Subscription
-from storage.segment_log import LogFull, LogStats
+from weft.edge_node.sessions.store.resent import Resent
+from weft.edge_node.sessions.store.settings import StateCounters, StateSettings
+from weft.edge_node.sessions.store.stored import pack_record
+from weft.protocols.mqtt.packets import Subscription
+from weft.storage.segment_log import LogFull, LogStats
 
 RECORD_OVERHEAD_BYTES = 24
 """What a record of the log takes beside key and payload."""

@@ -8,9 +8,9 @@ from typing import Protocol
 
 import msgspec
 
-from edge_node.sessions.store.backlog import READ_BYTES
-from edge_node.sessions.store.batches import DecodedBatch
-from edge_node.sessions.store.entries import JournalRecord, decode_entry
+from weft.edge_node.sessions.store.backlog import READ_BYTES
+from weft.edge_node.sessions.store.batches import DecodedBatch
+from weft.edge_node.sessions.store.entries import JournalRecord, decode_entry
 
 logger = logging.getLogger(__name__)
 

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from edge_node.sessions.store.entries import Run
+from weft.edge_node.sessions.store.entries import Run
 
 
 class Found(NamedTuple):

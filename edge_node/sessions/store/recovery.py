@@ -9,14 +9,14 @@ from typing import NamedTuple, Protocol
 
 import sqlite_utils
 
-from edge_node.sessions.store import session_store
-from edge_node.sessions.store.database import Database, DatabaseFailed
-from edge_node.sessions.store.entries import Restarted, encode_entry
-from edge_node.sessions.store.folding import FoldedSession, clip_deliveries, fold
-from edge_node.sessions.store.journal_reader import read_journal
-from edge_node.sessions.store.recent_publishes import RecentPublishes
-from edge_node.sessions.store.session_store import Meta
-from storage.segment_log import LogError
+from weft.edge_node.sessions.store import session_store
+from weft.edge_node.sessions.store.database import Database, DatabaseFailed
+from weft.edge_node.sessions.store.entries import Restarted, encode_entry
+from weft.edge_node.sessions.store.folding import FoldedSession, clip_deliveries, fold
+from weft.edge_node.sessions.store.journal_reader import read_journal
+from weft.edge_node.sessions.store.recent_publishes import RecentPublishes
+from weft.edge_node.sessions.store.session_store import Meta
+from weft.storage.segment_log import LogError
 
 logger = logging.getLogger(__name__)
 

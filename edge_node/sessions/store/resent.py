@@ -23,11 +23,11 @@ from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
-from edge_node.broker_ports import Backlog, LogRecord
-from edge_node.sessions.store.entries import Run
-from edge_node.sessions.store.recent_publishes import Found, RecentPublishes
-from edge_node.sessions.store.settings import StateCounters, StateSettings
-from protocols.batch import Flag
+from weft.edge_node.broker_ports import Backlog, LogRecord
+from weft.edge_node.sessions.store.entries import Run
+from weft.edge_node.sessions.store.recent_publishes import Found, RecentPublishes
+from weft.edge_node.sessions.store.settings import StateCounters, StateSettings
+from weft.protocols.batch import Flag
 
 _QOS = Flag.PUBLISHED_QOS0 | Flag.PUBLISHED_QOS2
 _QOS_FLAGS = {1: 0, 2: int(Flag.PUBLISHED_QOS2)}

@@ -10,11 +10,11 @@ from collections.abc import Callable, Iterable, Sequence
 import msgspec
 import sqlite_utils
 
-from edge_node.sessions.store.database import Database, Done
-from edge_node.sessions.store.settings import StateCounters, StateSettings
-from edge_node.sessions.store.stored import pack_properties, unpack_properties
-from edge_node.sessions.store.topic_tree import TopicTree
-from protocols.mqtt.properties import NO_PROPERTIES, Properties
+from weft.edge_node.sessions.store.database import Database, Done
+from weft.edge_node.sessions.store.settings import StateCounters, StateSettings
+from weft.edge_node.sessions.store.stored import pack_properties, unpack_properties
+from weft.edge_node.sessions.store.topic_tree import TopicTree
+from weft.protocols.mqtt.properties import NO_PROPERTIES, Properties
 
 MESSAGE_OVERHEAD_BYTES = 850
 """What a retained message takes in memory beside its topic, payload and properties, measured: objects and tree."""

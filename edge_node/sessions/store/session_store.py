@@ -10,10 +10,10 @@ from collections.abc import Iterable
 import msgspec
 import sqlite_utils
 
-from edge_node.sessions.ports import SessionRecord
-from edge_node.sessions.store.folding import FoldedSession
-from edge_node.sessions.store.recent_publishes import RecentPublishes
-from edge_node.sessions.store.stored import pack_record, unpack_record
+from weft.edge_node.sessions.ports import SessionRecord
+from weft.edge_node.sessions.store.folding import FoldedSession
+from weft.edge_node.sessions.store.recent_publishes import RecentPublishes
+from weft.edge_node.sessions.store.stored import pack_record, unpack_record
 
 logger = logging.getLogger(__name__)
 

@@ -6,8 +6,8 @@ from typing import Any
 
 import msgspec
 
-from edge_node.sessions.ports import SessionRecord
-from protocols.mqtt.properties import NO_PROPERTIES, Properties
+from weft.edge_node.sessions.ports import SessionRecord
+from weft.protocols.mqtt.properties import NO_PROPERTIES, Properties
 
 _ENCODER = msgspec.json.Encoder()
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from storage.segment_log.commit.pending import batches_bytes
-from storage.segment_log.state import LogState
+from weft.storage.segment_log.commit.pending import batches_bytes
+from weft.storage.segment_log.state import LogState
 
 
 class Together:

@@ -8,18 +8,26 @@ from collections.abc import Callable
 
 import zstandard
 
-from protocols import batch
-from protocols.batch import ClockReading
-from protocols.segment import ENTRY_HEADER_BYTES, TRAILER_BYTES, EntryKind, Kept, encode_body, encode_streams, file_name
-from storage.segment_log.commit.pending import Callback, PendingCommit
-from storage.segment_log.commit.segment_file import NO_SPACE, Segment, SegmentWriter
-from storage.segment_log.errors import LogFailed
-from storage.segment_log.recover.quarantine import quarantine
-from storage.segment_log.room.budget import Room, forget_released, make_room, sure_room
-from storage.segment_log.room.new_segment import delete_free, kept_after, open_segment
-from storage.segment_log.room.relocation import UnmovableSegment
-from storage.segment_log.room.retention import Now, expire, forget_lost, free_segments, is_overdue
-from storage.segment_log.state import LogState
+from weft.protocols import batch
+from weft.protocols.batch import ClockReading
+from weft.protocols.segment import (
+    ENTRY_HEADER_BYTES,
+    TRAILER_BYTES,
+    EntryKind,
+    Kept,
+    encode_body,
+    encode_streams,
+    file_name,
+)
+from weft.storage.segment_log.commit.pending import Callback, PendingCommit
+from weft.storage.segment_log.commit.segment_file import NO_SPACE, Segment, SegmentWriter
+from weft.storage.segment_log.errors import LogFailed
+from weft.storage.segment_log.recover.quarantine import quarantine
+from weft.storage.segment_log.room.budget import Room, forget_released, make_room, sure_room
+from weft.storage.segment_log.room.new_segment import delete_free, kept_after, open_segment
+from weft.storage.segment_log.room.relocation import UnmovableSegment
+from weft.storage.segment_log.room.retention import Now, expire, forget_lost, free_segments, is_overdue
+from weft.storage.segment_log.state import LogState
 
 logger = logging.getLogger(__name__)
 

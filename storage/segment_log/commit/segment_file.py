@@ -9,8 +9,8 @@ import os
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from protocols.batch import decode_header
-from protocols.segment import (
+from weft.protocols.batch import decode_header
+from weft.protocols.segment import (
     ENTRY_HEADER_BYTES,
     HEADER_BYTES,
     TRAILER_BYTES,
@@ -29,8 +29,8 @@ from protocols.segment import (
     encode_trailer,
     file_name,
 )
-from storage.filesystem import File, FileSystem
-from storage.segment_log.read.index import SegmentIndex
+from weft.storage.filesystem import File, FileSystem
+from weft.storage.segment_log.read.index import SegmentIndex
 
 PAGE_BYTES = 4096
 """What flash is written in, at least: a commit that ends within a page has the next one write that page again."""

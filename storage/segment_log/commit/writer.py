@@ -5,9 +5,9 @@ from __future__ import annotations
 import threading
 import time
 
-from storage.segment_log.commit.committer import Committer
-from storage.segment_log.settings import COMMIT_BYTES_MAX, HOUSEKEEPING_INTERVAL_S, SPACE_INTERVAL_S
-from storage.segment_log.state import LogState
+from weft.storage.segment_log.commit.committer import Committer
+from weft.storage.segment_log.settings import COMMIT_BYTES_MAX, HOUSEKEEPING_INTERVAL_S, SPACE_INTERVAL_S
+from weft.storage.segment_log.state import LogState
 
 
 class WriterThread:

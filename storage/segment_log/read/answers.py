@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from protocols.lane import NodeName
-from protocols.ranges import RangeSet
-from protocols.segment import GapNotice
-from storage.segment_log.errors import LogFailed
-from storage.segment_log.read.reader import LogReader
-from storage.segment_log.read.stats import LogStats, Snapshot, take_stats
-from storage.segment_log.state import LaneState, LogState
+from weft.protocols.lane import NodeName
+from weft.protocols.ranges import RangeSet
+from weft.protocols.segment import GapNotice
+from weft.storage.segment_log.errors import LogFailed
+from weft.storage.segment_log.read.reader import LogReader
+from weft.storage.segment_log.read.stats import LogStats, Snapshot, take_stats
+from weft.storage.segment_log.state import LaneState, LogState
 
 
 class LogAnswers:

@@ -7,11 +7,11 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from protocols.batch import BatchHeader
-from protocols.ranges import Range, RangeSet
-from protocols.segment import Footer, GapNotice, KeptLane, LaneIndex, Owner, encode_body
-from storage.segment_log.room.gaps import add_merged
-from storage.segment_log.settings import POINT_SPACING_BYTES
+from weft.protocols.batch import BatchHeader
+from weft.protocols.ranges import Range, RangeSet
+from weft.protocols.segment import Footer, GapNotice, KeptLane, LaneIndex, Owner, encode_body
+from weft.storage.segment_log.room.gaps import add_merged
+from weft.storage.segment_log.settings import POINT_SPACING_BYTES
 
 _NAME_BYTES, _GAP_BYTES, _SPAN_BYTES, _RANGE_BYTES, _POINT_BYTES = 8, 48, 73, 19, 27
 """What each of these takes in an encoded footer, at most; a name beside its characters."""

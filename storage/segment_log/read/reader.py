@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
-from protocols.batch import decode_header
-from protocols.errors import CodecError, Corrupt
-from protocols.segment import ENTRY_HEADER_BYTES, EntryKind
-from storage.segment_log.commit.segment_file import Segment
-from storage.segment_log.errors import LogFailed
-from storage.segment_log.recover.quarantine import quarantine
-from storage.segment_log.state import LogState, next_held
-from storage.segment_log.walk.frames import SegmentBytes
+from weft.protocols.batch import decode_header
+from weft.protocols.errors import CodecError, Corrupt
+from weft.protocols.segment import ENTRY_HEADER_BYTES, EntryKind
+from weft.storage.segment_log.commit.segment_file import Segment
+from weft.storage.segment_log.errors import LogFailed
+from weft.storage.segment_log.recover.quarantine import quarantine
+from weft.storage.segment_log.state import LogState, next_held
+from weft.storage.segment_log.walk.frames import SegmentBytes
 
 _WINDOW_BYTES = 256 << 10
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from protocols.ranges import RangeSet
-from protocols.segment import GapNotice
-from storage.histogram import Histogram
-from storage.segment_log.errors import LogFailed
-from storage.segment_log.room.must_keep import unsafe_bytes
-from storage.segment_log.state import LogState
+from weft.protocols.ranges import RangeSet
+from weft.protocols.segment import GapNotice
+from weft.storage.histogram import Histogram
+from weft.storage.segment_log.errors import LogFailed
+from weft.storage.segment_log.room.must_keep import unsafe_bytes
+from weft.storage.segment_log.state import LogState
 
 
 class Snapshot(NamedTuple):

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from crc32c import crc32c
 
-from storage.filesystem import FileSystem, write_atomically
+from weft.storage.filesystem import FileSystem, write_atomically
 
 FILE = "log-id"
 IDENTITY_BYTES = 43

@@ -9,16 +9,16 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from protocols import segment as format_
-from protocols.errors import CodecError, Corrupt, UnsupportedVersion
-from protocols.segment import HEADER_BYTES, TRAILER_BYTES, EntryKind, Footer, SegmentHeader, StreamEntry
-from storage.filesystem import File, FileSystem
-from storage.segment_log.commit.segment_file import UNFINISHED, Segment
-from storage.segment_log.errors import LogVersionError
-from storage.segment_log.read.index import SegmentIndex
-from storage.segment_log.recover.quarantine import DAMAGED
-from storage.segment_log.walk.frames import SegmentBytes
-from storage.segment_log.walk.scan import Scan, scan_segment
+from weft.protocols import segment as format_
+from weft.protocols.errors import CodecError, Corrupt, UnsupportedVersion
+from weft.protocols.segment import HEADER_BYTES, TRAILER_BYTES, EntryKind, Footer, SegmentHeader, StreamEntry
+from weft.storage.filesystem import File, FileSystem
+from weft.storage.segment_log.commit.segment_file import UNFINISHED, Segment
+from weft.storage.segment_log.errors import LogVersionError
+from weft.storage.segment_log.read.index import SegmentIndex
+from weft.storage.segment_log.recover.quarantine import DAMAGED
+from weft.storage.segment_log.walk.frames import SegmentBytes
+from weft.storage.segment_log.walk.scan import Scan, scan_segment
 
 logger = logging.getLogger(__name__)
 

@@ -8,16 +8,16 @@ import os
 from collections.abc import Callable
 from typing import NamedTuple
 
-from protocols.batch import ClockReading
-from protocols.lane import NodeName
-from storage.filesystem import FileSystem, Lock
-from storage.segment_log.commit.committer import Committer, Post
-from storage.segment_log.errors import LogFailed
-from storage.segment_log.recover.identity import read_identity
-from storage.segment_log.recover.loading import load_directory
-from storage.segment_log.recover.recovery import RecoveryReport, recover
-from storage.segment_log.settings import LogSettings
-from storage.segment_log.state import LogState
+from weft.protocols.batch import ClockReading
+from weft.protocols.lane import NodeName
+from weft.storage.filesystem import FileSystem, Lock
+from weft.storage.segment_log.commit.committer import Committer, Post
+from weft.storage.segment_log.errors import LogFailed
+from weft.storage.segment_log.recover.identity import read_identity
+from weft.storage.segment_log.recover.loading import load_directory
+from weft.storage.segment_log.recover.recovery import RecoveryReport, recover
+from weft.storage.segment_log.settings import LogSettings
+from weft.storage.segment_log.state import LogState
 
 
 class Started(NamedTuple):

@@ -9,15 +9,15 @@ from __future__ import annotations
 import logging
 import os
 
-from protocols.errors import UnsupportedVersion
-from protocols.ranges import RangeSet
-from protocols.segment import GapNotice, GapReason
-from storage.filesystem import FileSystem
-from storage.segment_log.commit.segment_file import Segment
-from storage.segment_log.errors import LogVersionError
-from storage.segment_log.state import LogState
-from storage.segment_log.walk.frames import SegmentBytes
-from storage.segment_log.walk.scan import Scan, scan_segment
+from weft.protocols.errors import UnsupportedVersion
+from weft.protocols.ranges import RangeSet
+from weft.protocols.segment import GapNotice, GapReason
+from weft.storage.filesystem import FileSystem
+from weft.storage.segment_log.commit.segment_file import Segment
+from weft.storage.segment_log.errors import LogVersionError
+from weft.storage.segment_log.state import LogState
+from weft.storage.segment_log.walk.frames import SegmentBytes
+from weft.storage.segment_log.walk.scan import Scan, scan_segment
 
 logger = logging.getLogger(__name__)
 

@@ -13,20 +13,20 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
-from protocols.lane import NodeName
-from protocols.ranges import SEQ_END, RangeSet
-from protocols.segment import GapNotice, Owner
-from storage.filesystem import FileSystem
-from storage.segment_log.commit.segment_file import Segment, SegmentWriter
-from storage.segment_log.errors import WrongOwner
-from storage.segment_log.recover.identity import Identity, keep_identity
-from storage.segment_log.recover.loading import Loaded
-from storage.segment_log.recover.quarantine import DAMAGED, keep_aside, missing_gaps, report_damage
-from storage.segment_log.room.budget import Room
-from storage.segment_log.room.new_segment import open_segment
-from storage.segment_log.room.retention import forget_lost, held_within
-from storage.segment_log.state import LaneState, LogState, Plan
-from storage.segment_log.walk.scan import Scan
+from weft.protocols.lane import NodeName
+from weft.protocols.ranges import SEQ_END, RangeSet
+from weft.protocols.segment import GapNotice, Owner
+from weft.storage.filesystem import FileSystem
+from weft.storage.segment_log.commit.segment_file import Segment, SegmentWriter
+from weft.storage.segment_log.errors import WrongOwner
+from weft.storage.segment_log.recover.identity import Identity, keep_identity
+from weft.storage.segment_log.recover.loading import Loaded
+from weft.storage.segment_log.recover.quarantine import DAMAGED, keep_aside, missing_gaps, report_damage
+from weft.storage.segment_log.room.budget import Room
+from weft.storage.segment_log.room.new_segment import open_segment
+from weft.storage.segment_log.room.retention import forget_lost, held_within
+from weft.storage.segment_log.state import LaneState, LogState, Plan
+from weft.storage.segment_log.walk.scan import Scan
 
 logger = logging.getLogger(__name__)
 

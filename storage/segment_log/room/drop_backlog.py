@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from protocols.batch import decode_header
-from protocols.ranges import Range, RangeSet
-from protocols.segment import GapReason
-from storage.segment_log.room.budget import admit_notices
-from storage.segment_log.room.gaps import notices
-from storage.segment_log.room.must_keep import unreleased
-from storage.segment_log.room.retention import held_within
-from storage.segment_log.state import LaneState, LogState
+from weft.protocols.batch import decode_header
+from weft.protocols.ranges import Range, RangeSet
+from weft.protocols.segment import GapReason
+from weft.storage.segment_log.room.budget import admit_notices
+from weft.storage.segment_log.room.gaps import notices
+from weft.storage.segment_log.room.must_keep import unreleased
+from weft.storage.segment_log.room.retention import held_within
+from weft.storage.segment_log.state import LaneState, LogState
 
 
 def whole_batches(held: RangeSet, read: Callable[[int], list[bytes]], first: int, end: int) -> Range:

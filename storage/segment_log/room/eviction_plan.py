@@ -9,12 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from protocols.ranges import RangeSet
-from protocols.segment import ENTRY_HEADER_BYTES, encode_body
-from storage.segment_log.commit.segment_file import Segment
-from storage.segment_log.room.must_keep import GAP_BYTES, needed_bytes
-from storage.segment_log.settings import MOVE_SHARE
-from storage.segment_log.state import LogState, Plan
+from weft.protocols.ranges import RangeSet
+from weft.protocols.segment import ENTRY_HEADER_BYTES, encode_body
+from weft.storage.segment_log.commit.segment_file import Segment
+from weft.storage.segment_log.room.must_keep import GAP_BYTES, needed_bytes
+from weft.storage.segment_log.settings import MOVE_SHARE
+from weft.storage.segment_log.state import LogState, Plan
 
 _LANE_BYTES = 48
 """What a stream takes in the opening of a segment beside its name."""

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from protocols.ranges import Range, RangeSet
-from protocols.segment import GapNotice, GapReason
+from weft.protocols.ranges import Range, RangeSet
+from weft.protocols.segment import GapNotice, GapReason
 
 
 def add_merged(notices: list[GapNotice], gap: GapNotice) -> None:

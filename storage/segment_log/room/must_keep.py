@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from protocols.ranges import RangeSet
-from protocols.segment import ENTRY_HEADER_BYTES, GapNotice
-from storage.segment_log.commit.segment_file import Segment
-from storage.segment_log.read.index import LaneSpan
-from storage.segment_log.state import LaneState, LogState
+from weft.protocols.ranges import RangeSet
+from weft.protocols.segment import ENTRY_HEADER_BYTES, GapNotice
+from weft.storage.segment_log.commit.segment_file import Segment
+from weft.storage.segment_log.read.index import LaneSpan
+from weft.storage.segment_log.state import LaneState, LogState
 
 GAP_BYTES = ENTRY_HEADER_BYTES + 36
 """A gap notice's entry, at most."""

@@ -12,8 +12,8 @@ import logging
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from protocols.ranges import RangeSet
-from protocols.segment import (
+from weft.protocols.ranges import RangeSet
+from weft.protocols.segment import (
     ENTRY_HEADER_BYTES,
     EntryKind,
     GapNotice,
@@ -24,15 +24,15 @@ from protocols.segment import (
     encode_body,
     encode_streams,
 )
-from storage.segment_log.commit.segment_file import Segment, SegmentWriter
-from storage.segment_log.recover.quarantine import aside_path
-from storage.segment_log.room.budget import Room
-from storage.segment_log.room.eviction_plan import dropped
-from storage.segment_log.room.gaps import merged, notices
-from storage.segment_log.room.must_keep import needed_gaps, needed_records
-from storage.segment_log.room.relocation import Needed, moved_batches
-from storage.segment_log.room.retention import forget_lost, held_within
-from storage.segment_log.state import LogState, Plan
+from weft.storage.segment_log.commit.segment_file import Segment, SegmentWriter
+from weft.storage.segment_log.recover.quarantine import aside_path
+from weft.storage.segment_log.room.budget import Room
+from weft.storage.segment_log.room.eviction_plan import dropped
+from weft.storage.segment_log.room.gaps import merged, notices
+from weft.storage.segment_log.room.must_keep import needed_gaps, needed_records
+from weft.storage.segment_log.room.relocation import Needed, moved_batches
+from weft.storage.segment_log.room.retention import forget_lost, held_within
+from weft.storage.segment_log.state import LogState, Plan
 
 logger = logging.getLogger(__name__)
 

@@ -6,12 +6,12 @@ import contextlib
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from protocols.errors import CodecError, Corrupt
-from protocols.ranges import RangeSet
-from protocols.segment import ENTRY_HEADER_BYTES, EntryKind
-from storage.filesystem import FileSystem
-from storage.segment_log.commit.segment_file import Segment
-from storage.segment_log.walk.frames import SegmentBytes
+from weft.protocols.errors import CodecError, Corrupt
+from weft.protocols.ranges import RangeSet
+from weft.protocols.segment import ENTRY_HEADER_BYTES, EntryKind
+from weft.storage.filesystem import FileSystem
+from weft.storage.segment_log.commit.segment_file import Segment
+from weft.storage.segment_log.walk.frames import SegmentBytes
 
 
 class UnmovableSegment(Exception):

@@ -9,15 +9,15 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from protocols.batch import ClockReading, ClockState
-from protocols.ranges import Range, RangeSet
-from protocols.segment import GapReason
-from storage.segment_log.commit.segment_file import Segment
-from storage.segment_log.read.index import Chunk, LaneSpan
-from storage.segment_log.room.gaps import notices
-from storage.segment_log.room.must_keep import needed_gaps
-from storage.segment_log.settings import DROP_SHARE
-from storage.segment_log.state import LaneState, LogState
+from weft.protocols.batch import ClockReading, ClockState
+from weft.protocols.ranges import Range, RangeSet
+from weft.protocols.segment import GapReason
+from weft.storage.segment_log.commit.segment_file import Segment
+from weft.storage.segment_log.read.index import Chunk, LaneSpan
+from weft.storage.segment_log.room.gaps import notices
+from weft.storage.segment_log.room.must_keep import needed_gaps
+from weft.storage.segment_log.settings import DROP_SHARE
+from weft.storage.segment_log.state import LaneState, LogState
 
 
 class Now(NamedTuple):

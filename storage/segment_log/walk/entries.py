@@ -9,11 +9,11 @@ import os
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from protocols import batch
-from protocols import segment as format_
-from protocols.batch import BatchHeader
-from protocols.errors import CodecError, UnsupportedVersion
-from protocols.segment import (
+from weft.protocols import batch
+from weft.protocols import segment as format_
+from weft.protocols.batch import BatchHeader
+from weft.protocols.errors import CodecError, UnsupportedVersion
+from weft.protocols.segment import (
     HEADER_BYTES,
     ClockNotice,
     EntryKind,
@@ -24,10 +24,10 @@ from protocols.segment import (
     SegmentHeader,
     StreamEntry,
 )
-from storage.filesystem import File, FileSystem, OSFileSystem
-from storage.segment_log.recover.quarantine import DAMAGED
-from storage.segment_log.walk.frames import Frame, SegmentBytes
-from storage.segment_log.walk.scan import find_entry, hides_entries
+from weft.storage.filesystem import File, FileSystem, OSFileSystem
+from weft.storage.segment_log.recover.quarantine import DAMAGED
+from weft.storage.segment_log.walk.frames import Frame, SegmentBytes
+from weft.storage.segment_log.walk.scan import find_entry, hides_entries
 
 EntryValue = BatchHeader | dict[int, StreamEntry] | GapNotice | ClockNotice | Kept | Owner | Footer | None
 

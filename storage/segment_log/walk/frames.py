@@ -5,11 +5,11 @@ from __future__ import annotations
 import errno
 from typing import NamedTuple
 
-from protocols import batch
-from protocols.errors import Corrupt
-from protocols.ranges import RangeSet
-from protocols.segment import ENTRY_HEADER_BYTES, EntryHeader, EntryKind, decode_entry, peek_entry, sound_entry
-from storage.filesystem import File
+from weft.protocols import batch
+from weft.protocols.errors import Corrupt
+from weft.protocols.ranges import RangeSet
+from weft.protocols.segment import ENTRY_HEADER_BYTES, EntryHeader, EntryKind, decode_entry, peek_entry, sound_entry
+from weft.storage.filesystem import File
 
 _BLOCK_BYTES = 4096
 """What a device reads or cannot read as one: a page."""

@@ -27,10 +27,10 @@ import re
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from protocols import batch
-from protocols.batch import BatchHeader
-from protocols.errors import CodecError, UnsupportedVersion
-from protocols.segment import (
+from weft.protocols import batch
+from weft.protocols.batch import BatchHeader
+from weft.protocols.errors import CodecError, UnsupportedVersion
+from weft.protocols.segment import (
     ENTRY_HEADER_BYTES,
     HEADER_BYTES,
     EntryKind,
@@ -40,9 +40,9 @@ from protocols.segment import (
     StreamEntry,
     decode_body,
 )
-from storage.segment_log.read.index import SegmentIndex
-from storage.segment_log.settings import BATCH_RECORDS_MAX
-from storage.segment_log.walk.frames import Frame, SegmentBytes
+from weft.storage.segment_log.read.index import SegmentIndex
+from weft.storage.segment_log.settings import BATCH_RECORDS_MAX
+from weft.storage.segment_log.walk.frames import Frame, SegmentBytes
 
 _NO_BYTES = memoryview(b"")
 _BATCH_BYTES_MIN = ENTRY_HEADER_BYTES + batch.HEADER_BYTES

@@ -7,12 +7,12 @@ import re
 from pathlib import Path
 from typing import Any
 
-from cloud_hub.hub import Hub
-from protocols.chunk import GapRange
-from replication.runner import LinkIdentity
-from storage.object_store import open_store
 from tests.cloud_hub.api.test_application import records
 from tests.cloud_hub.live import EdgeLog, eventually, get, running_hub, running_link
+from weft.cloud_hub.hub import Hub
+from weft.protocols.chunk import GapRange
+from weft.replication.runner import LinkIdentity
+from weft.storage.object_store import open_store
 
 PAGE = (Path(__file__).parents[3] / "docs/reference/api.md").read_text("utf-8")
 SECTION = re.compile(r"^## `GET (\S+)`\n(.*?)(?=^## |\Z)", re.DOTALL | re.MULTILINE)

@@ -12,20 +12,20 @@ from typing import Any
 import aiohttp
 import pytest
 
-from cloud_hub.api.access import _is_loopback
-from cloud_hub.api.tokens import Scope, create_token
-from cloud_hub.api.views import moment, parse_moment
-from cloud_hub.hub import Hub
-from protocols import batch
-from protocols.batch import BatchHeader, ClockReading, ClockState, Flag
-from protocols.chunk import GapRange
-from protocols.payloads import PayloadKind
-from protocols.shard_state import shard_of
-from replication.runner import LinkIdentity
-from replication.status import LinkState
-from storage.object_store import open_store
-from storage.object_store.memory import MemoryStore
 from tests.cloud_hub.live import EdgeLog, Epochs, eventually, get, running_hub, running_link
+from weft.cloud_hub.api.access import _is_loopback
+from weft.cloud_hub.api.tokens import Scope, create_token
+from weft.cloud_hub.api.views import moment, parse_moment
+from weft.cloud_hub.hub import Hub
+from weft.protocols import batch
+from weft.protocols.batch import BatchHeader, ClockReading, ClockState, Flag
+from weft.protocols.chunk import GapRange
+from weft.protocols.payloads import PayloadKind
+from weft.protocols.shard_state import shard_of
+from weft.replication.runner import LinkIdentity
+from weft.replication.status import LinkState
+from weft.storage.object_store import open_store
+from weft.storage.object_store.memory import MemoryStore
 
 EDGE = LinkIdentity("default", "press-1", 0xABC, "test")
 T = 1_700_000_000_000_000_000

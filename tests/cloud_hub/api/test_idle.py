@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 
-from cloud_hub.api.idle import IDLE_MAX, IDLE_S_MAX, IdleConnections
-from cloud_hub.hub import Hub
-from storage.object_store.memory import MemoryStore
 from tests.cloud_hub.api.test_application import EDGE, records
 from tests.cloud_hub.live import EdgeLog, eventually, get, running_hub, running_link
+from weft.cloud_hub.api.idle import IDLE_MAX, IDLE_S_MAX, IdleConnections
+from weft.cloud_hub.hub import Hub
+from weft.storage.object_store.memory import MemoryStore
 
 HALF_A_REQUEST = b"GET /v1/streams HTTP/1.1\r\nHost: hub\r\nX-Slowly: "
 

@@ -9,15 +9,15 @@ from dataclasses import dataclass, field
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from cloud_hub.api import stream_figures
-from cloud_hub.api.stream_figures import NOTES_MAX, OTHERS, SLICE_LANES, StreamFigures, TableLag
-from protocols.chunk import Mark
-from protocols.lane import Lane
-from protocols.shard_state import LaneState, ShardState
-from replication.runner import LinkIdentity
-from storage.object_store import open_store
 from tests.cloud_hub.api.test_application import records
 from tests.cloud_hub.live import EdgeLog, eventually, get, running_hub, running_link
+from weft.cloud_hub.api import stream_figures
+from weft.cloud_hub.api.stream_figures import NOTES_MAX, OTHERS, SLICE_LANES, StreamFigures, TableLag
+from weft.protocols.chunk import Mark
+from weft.protocols.lane import Lane
+from weft.protocols.shard_state import LaneState, ShardState
+from weft.replication.runner import LinkIdentity
+from weft.storage.object_store import open_store
 
 NS = 1_000_000_000
 

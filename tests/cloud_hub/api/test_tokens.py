@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from cloud_hub.api.tokens import Identity, Scope, TokenFile, TokensUnusable, create_token, hash_token, read_tokens
+from weft.cloud_hub.api.tokens import Identity, Scope, TokenFile, TokensUnusable, create_token, hash_token, read_tokens
 
 
 @pytest.fixture

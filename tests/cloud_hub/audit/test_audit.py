@@ -11,16 +11,16 @@ from deltalake import DeltaTable, write_deltalake
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cloud_hub.audit.audit import audit
-from cloud_hub.audit.counts import Tally
-from cloud_hub.audit.report import AuditReport
-from protocols.chunk import GapRange
-from protocols.payloads import PayloadKind
-from protocols.segment import GapReason
-from storage.chunk_log import ClusterUnusable
-from storage.object_store import ObjectStore, open_store
 from tests.cloud_hub.tables.logs import LANE, OTHER, LogWriter, Run, rows, table
 from tests.cloud_hub.tables.test_tierer import drain, new_tierer
+from weft.cloud_hub.audit.audit import audit
+from weft.cloud_hub.audit.counts import Tally
+from weft.cloud_hub.audit.report import AuditReport
+from weft.protocols.chunk import GapRange
+from weft.protocols.payloads import PayloadKind
+from weft.protocols.segment import GapReason
+from weft.storage.chunk_log import ClusterUnusable
+from weft.storage.object_store import ObjectStore, open_store
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ import tracemalloc
 
 import pytest
 
-from cloud_hub.links.link_log import EDGES_MAX, HubLinkLog
+from weft.cloud_hub.links.link_log import EDGES_MAX, HubLinkLog
 
 CONFLICT = "refused: a connection with epoch 4 has taken over, this one has 3"
 

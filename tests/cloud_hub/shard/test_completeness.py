@@ -13,13 +13,13 @@ from dataclasses import replace
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cloud_hub.api.views import completeness_view, moment, stream_lanes, stream_view
-from protocols.chunk import GapRange, Mark
-from protocols.lane import Lane
-from protocols.shard_state import ShardState
-from storage.object_store.memory import MemoryStore
 from tests.cloud_hub import virtual_time
 from tests.cloud_hub.fabric import SETTINGS, Node, Session
+from weft.cloud_hub.api.views import completeness_view, moment, stream_lanes, stream_view
+from weft.protocols.chunk import GapRange, Mark
+from weft.protocols.lane import Lane
+from weft.protocols.shard_state import ShardState
+from weft.storage.object_store.memory import MemoryStore
 
 LANES = [Lane("default", "edge-1", 7, "telemetry"), Lane("default", "edge-2", 8, "telemetry")]
 ACTIONS = [

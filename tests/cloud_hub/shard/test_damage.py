@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from cloud_hub.hub import Hub
-from protocols.shard_state import shard_of
-from replication.runner import LinkIdentity
-from replication.status import LinkState
-from storage.object_store import ObjectStore, open_store
 from tests.cloud_hub.api.test_application import records
 from tests.cloud_hub.live import EdgeLog, Epochs, eventually, get, running_hub, running_link
+from weft.cloud_hub.hub import Hub
+from weft.protocols.shard_state import shard_of
+from weft.replication.runner import LinkIdentity
+from weft.replication.status import LinkState
+from weft.storage.object_store import ObjectStore, open_store
 
 EDGES = [f"press-{n}" for n in range(8)]
 NAMES = {shard_of("default", "telemetry", edge, 2): LinkIdentity("default", edge, 1, "test") for edge in EDGES}

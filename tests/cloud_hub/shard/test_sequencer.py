@@ -8,17 +8,17 @@ from dataclasses import replace
 
 import pytest
 
-from cloud_hub.shard.sequencer import Sequencer
-from protocols.chunk import GapRange, Mark
-from protocols.lane import Lane
-from protocols.link import RefuseCode
-from protocols.ranges import RangeSet
-from storage.chunk_log import ShardLog
-from storage.hub_keys import chunk_key
-from storage.object_store.memory import MemoryStore
 from tests.cloud_hub import virtual_time
 from tests.cloud_hub.fabric import CLUSTER, SETTINGS, Session, check_log, make_batch, make_sequencer, read_chunks
 from tests.cloud_hub.faulty_store import CALM, FaultyStore
+from weft.cloud_hub.shard.sequencer import Sequencer
+from weft.protocols.chunk import GapRange, Mark
+from weft.protocols.lane import Lane
+from weft.protocols.link import RefuseCode
+from weft.protocols.ranges import RangeSet
+from weft.storage.chunk_log import ShardLog
+from weft.storage.hub_keys import chunk_key
+from weft.storage.object_store.memory import MemoryStore
 
 LANE = Lane("default", "edge-1", 7, "telemetry")
 OTHER = Lane("default", "edge-2", 8, "telemetry")
@@ -181,7 +181,7 @@ def test_a_full_disk_is_named_once_and_tried_ever_more_rarely(caplog: pytest.Log
         await session.until_acked(0, 10)
         assert sequencer.trouble is None
 
-    with caplog.at_level(logging.INFO, "cloud_hub"):
+    with caplog.at_level(logging.INFO, "weft.cloud_hub"):
         play(story, retry_min_s=0.05, retry_max_s=5.0)
     assert [record.message for record in caplog.records] == [
         "shard 0: trying again: chunk 1 could not be written: lost",

@@ -8,17 +8,17 @@ from dataclasses import replace
 
 import pytest
 
-from cloud_hub.shard.watermark import WatermarkGuard
-from protocols.lane import Lane
-from protocols.ranges import RangeSet
-from storage.chunk_log import Manifest, ShardLog
-from storage.hub_keys import chunk_key
-from storage.object_store import StoreError
-from storage.object_store.memory import MemoryStore
 from tests.cloud_hub import virtual_time
 from tests.cloud_hub.fabric import CLUSTER, SETTINGS, Node, Session
 from tests.cloud_hub.faulty_store import CALM
 from tests.cloud_hub.virtual_time import NS, VirtualLoop, now_ns
+from weft.cloud_hub.shard.watermark import WatermarkGuard
+from weft.protocols.lane import Lane
+from weft.protocols.ranges import RangeSet
+from weft.storage.chunk_log import Manifest, ShardLog
+from weft.storage.hub_keys import chunk_key
+from weft.storage.object_store import StoreError
+from weft.storage.object_store.memory import MemoryStore
 
 DELETION_DELAY_S = 900.0
 """G of docs/architecture.md: between publishing the watermark and deleting."""

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from storage.object_store import ObjectStore, open_store
 from tests.storage.object_store.buckets import S3Endpoint, s3_endpoint
+from weft.storage.object_store import ObjectStore, open_store
 
 
 @pytest.fixture(scope="session")

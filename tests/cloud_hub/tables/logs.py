@@ -10,13 +10,13 @@ import pyarrow as pa
 from crc32c import crc32c
 from deltalake import DeltaTable
 
-from protocols import batch, chunk
-from protocols.batch import ClockReading, ClockState, Flag
-from protocols.chunk import ChunkFooter, ChunkHeader, GapRange, LaneUpdate, StreamSection
-from protocols.lane import Lane
-from protocols.shard_state import ShardState
-from storage.chunk_log import Cluster, ShardLog, open_cluster, table_key
-from storage.object_store import ObjectStore
+from weft.protocols import batch, chunk
+from weft.protocols.batch import ClockReading, ClockState, Flag
+from weft.protocols.chunk import ChunkFooter, ChunkHeader, GapRange, LaneUpdate, StreamSection
+from weft.protocols.lane import Lane
+from weft.protocols.shard_state import ShardState
+from weft.storage.chunk_log import Cluster, ShardLog, open_cluster, table_key
+from weft.storage.object_store import ObjectStore
 
 SECOND = 1_000_000_000
 START = 1_700_000_000 * SECOND

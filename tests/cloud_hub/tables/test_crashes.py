@@ -13,12 +13,12 @@ from typing import Any
 
 import pytest
 
-from cloud_hub.tables.delta import DeltaHandle
-from cloud_hub.tables.shards import load_shards
-from cloud_hub.tables.tierer import Tierer
-from storage.object_store import NotFound, ObjectStore, StoreError, open_store
 from tests.cloud_hub.tables.logs import LANE, OTHER, TOPICS, LogWriter, Run, contents, expected, table
 from tests.cloud_hub.tables.test_tierer import drain, new_tierer
+from weft.cloud_hub.tables.delta import DeltaHandle
+from weft.cloud_hub.tables.shards import load_shards
+from weft.cloud_hub.tables.tierer import Tierer
+from weft.storage.object_store import NotFound, ObjectStore, StoreError, open_store
 
 STORE_CALLS = ("create", "get", "get_range", "list", "sync", "delete")
 DELTA_CALLS = ("open", "create", "position", "columns", "add_columns", "commit")
@@ -240,11 +240,11 @@ class TestPowerCut:
 
 TIERER = """
 import asyncio, sys
-from cloud_hub.tables.settings import TableSettings
-from cloud_hub.tables.shards import load_shards
-from cloud_hub.tables.tierer import Tierer
-from storage.chunk_log import open_cluster
-from storage.object_store import open_store
+from weft.cloud_hub.tables.settings import TableSettings
+from weft.cloud_hub.tables.shards import load_shards
+from weft.cloud_hub.tables.tierer import Tierer
+from weft.storage.chunk_log import open_cluster
+from weft.storage.object_store import open_store
 
 async def main():
     store = open_store(sys.argv[1])

@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cloud_hub.tables.delta import DataFile
-from cloud_hub.tables.maintenance import Maintenance, small_runs
-from cloud_hub.tables.settings import TableSettings
-from storage.object_store import ObjectStore
 from tests.cloud_hub.tables.logs import LANE, OTHER, TOPICS, LogWriter, Run, contents, expected, rows, table
 from tests.cloud_hub.tables.test_tierer import drain, new_tierer
+from weft.cloud_hub.tables.delta import DataFile
+from weft.cloud_hub.tables.maintenance import Maintenance, small_runs
+from weft.cloud_hub.tables.settings import TableSettings
+from weft.storage.object_store import ObjectStore
 
 
 async def many_commits(store: ObjectStore, count: int, **bounds: Any) -> tuple[Any, Maintenance, dict[int, list[Run]]]:

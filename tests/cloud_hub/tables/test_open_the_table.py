@@ -15,12 +15,12 @@ from pathlib import Path
 import pytest
 
 from bench.log_writer import Delivery, LogWriter
-from cloud_hub.tables.service import TableService
-from config.load import parse
-from config.models import EdgeConfig
-from protocols import batch
-from protocols.batch import ClockReading, ClockState
-from protocols.payloads import PayloadKind
+from weft.cloud_hub.tables.service import TableService
+from weft.config.load import parse
+from weft.config.models import EdgeConfig
+from weft.protocols import batch
+from weft.protocols.batch import ClockReading, ClockState
+from weft.protocols.payloads import PayloadKind
 
 ROOT = Path(__file__).parents[3]
 PAGE = (ROOT / "docs/how-to/open-the-table.md").read_text("utf-8")

@@ -4,11 +4,11 @@ import asyncio
 
 import pytest
 
-from cloud_hub.tables.service import TableService
-from cloud_hub.tables.settings import TableSettings
-from cloud_hub.tables.tierer import Tierer
-from storage.object_store import ObjectStore, StoreError, open_store
 from tests.cloud_hub.tables.logs import LANE, OTHER, LogWriter, Run, contents, expected
+from weft.cloud_hub.tables.service import TableService
+from weft.cloud_hub.tables.settings import TableSettings
+from weft.cloud_hub.tables.tierer import Tierer
+from weft.storage.object_store import ObjectStore, StoreError, open_store
 
 
 @pytest.fixture

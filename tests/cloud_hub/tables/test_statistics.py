@@ -20,16 +20,16 @@ from deltalake.schema import Field, PrimitiveType
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cloud_hub.tables.delta import DataFile, DeltaHandle
-from cloud_hub.tables.maintenance import Maintenance
-from cloud_hub.tables.parquet_file import ParquetFile
-from cloud_hub.tables.settings import TableSettings
-from cloud_hub.tables.statistics import EARLIER_COLUMNS, STATISTICS_PROPERTY, FileStatistics, statistics_columns
-from storage.object_store import ObjectStore
-from storage.table.columns import TIMESTAMP
-from storage.table.rows import row_schema
 from tests.cloud_hub.tables.logs import LANE, OTHER, TOPICS, LogWriter, Run, contents, expected, table
 from tests.cloud_hub.tables.test_tierer import drain, new_tierer
+from weft.cloud_hub.tables.delta import DataFile, DeltaHandle
+from weft.cloud_hub.tables.maintenance import Maintenance
+from weft.cloud_hub.tables.parquet_file import ParquetFile
+from weft.cloud_hub.tables.settings import TableSettings
+from weft.cloud_hub.tables.statistics import EARLIER_COLUMNS, STATISTICS_PROPERTY, FileStatistics, statistics_columns
+from weft.storage.object_store import ObjectStore
+from weft.storage.table.columns import TIMESTAMP
+from weft.storage.table.rows import row_schema
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 LEVELS = ["line", "machine"]

@@ -9,14 +9,14 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
-from cloud_hub.tables.delta import DeltaHandle
-from cloud_hub.tables.errors import TableError
-from cloud_hub.tables.settings import TableSettings
-from cloud_hub.tables.shards import load_shards
-from cloud_hub.tables.tierer import Tierer
-from storage.object_store import ObjectStore
-from storage.table.names import app_id
 from tests.cloud_hub.tables.logs import LANE, OTHER, TOPICS, LogWriter, Run, contents, expected, rows, table
+from weft.cloud_hub.tables.delta import DeltaHandle
+from weft.cloud_hub.tables.errors import TableError
+from weft.cloud_hub.tables.settings import TableSettings
+from weft.cloud_hub.tables.shards import load_shards
+from weft.cloud_hub.tables.tierer import Tierer
+from weft.storage.object_store import ObjectStore
+from weft.storage.table.names import app_id
 
 
 @pytest.fixture

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edge_node.access.acl import AclUnusable, covers, parse
-from protocols.topics import compile_pattern, valid_filter
+from weft.edge_node.access.acl import AclUnusable, covers, parse
+from weft.protocols.topics import compile_pattern, valid_filter
 
 RULES = """\
 # what anybody may see

@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
-from edge_node.access import acl, users
-from edge_node.access.authentication import Accounts
-from edge_node.listeners.counters import DoorCounters
-from protocols.mqtt.errors import ConnectRefused
-from protocols.mqtt.packets import Connect
-from protocols.mqtt.properties import Properties
-from protocols.mqtt.reason_codes import ReasonCode
+from weft.edge_node.access import acl, users
+from weft.edge_node.access.authentication import Accounts
+from weft.edge_node.listeners.counters import DoorCounters
+from weft.protocols.mqtt.errors import ConnectRefused
+from weft.protocols.mqtt.packets import Connect
+from weft.protocols.mqtt.properties import Properties
+from weft.protocols.mqtt.reason_codes import ReasonCode
 
 NAMES = {"press-7": users.HASHER.hash(b"secret-of-press-7")}
 

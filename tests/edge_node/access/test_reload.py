@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from edge_node.access.reload import Reloads, Watched
-from edge_node.listeners.counters import DoorCounters
+from weft.edge_node.access.reload import Reloads, Watched
+from weft.edge_node.listeners.counters import DoorCounters
 
 
 def number(path: Path) -> int:

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from edge_node.access import users
-from edge_node.access.users import UsersUnusable
+from weft.edge_node.access import users
+from weft.edge_node.access.users import UsersUnusable
 
 
 def test_a_password_is_kept_as_an_argon2id_hash(tmp_path: Path) -> None:

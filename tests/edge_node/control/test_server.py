@@ -20,22 +20,22 @@ import msgspec
 import pytest
 from aiohttp import web
 
-from config.models import EdgeConfig
-from config.streams import Link as LinkConfig
-from config.streams import Stream
-from edge_node.broker_ports import SESSION_JOURNAL_STREAM
-from edge_node.clock import clock_reader, wall_clock
-from edge_node.control.client import ControlFailed, DropRequest, ask_drop, socket_path
-from edge_node.control.server import REQUEST_BYTES_MAX, Control
-from edge_node.inspect.drop import RunningLog, UnknownStream
-from edge_node.links.links import Links
-from edge_node.node import poster
-from protocols.lane import format_log_id
-from protocols.ranges import RangeSet
-from protocols.segment import GapReason
-from storage.object_store.memory import MemoryStore
-from storage.segment_log import LogFailed, LogFull, LogSettings, SegmentLog
 from tests.cloud_hub.live import eventually, get, running_hub
+from weft.config.models import EdgeConfig
+from weft.config.streams import Link as LinkConfig
+from weft.config.streams import Stream
+from weft.edge_node.broker_ports import SESSION_JOURNAL_STREAM
+from weft.edge_node.clock import clock_reader, wall_clock
+from weft.edge_node.control.client import ControlFailed, DropRequest, ask_drop, socket_path
+from weft.edge_node.control.server import REQUEST_BYTES_MAX, Control
+from weft.edge_node.inspect.drop import RunningLog, UnknownStream
+from weft.edge_node.links.links import Links
+from weft.edge_node.node import poster
+from weft.protocols.lane import format_log_id
+from weft.protocols.ranges import RangeSet
+from weft.protocols.segment import GapReason
+from weft.storage.object_store.memory import MemoryStore
+from weft.storage.segment_log import LogFailed, LogFull, LogSettings, SegmentLog
 
 LOG_ID = 0xABCD
 SETTINGS = LogSettings(segment_bytes=1 << 17, budget_bytes=4 << 20, tail_bytes=0)
@@ -278,7 +278,7 @@ ASK = """\
 import sys
 import os
 sys.path.insert(0, os.getcwd())
-from edge_node.control.client import ControlFailed, DropRequest, ask_drop
+from weft.edge_node.control.client import ControlFailed, DropRequest, ask_drop
 os.setuid(int(sys.argv[1]))
 try:
     ask_drop(sys.argv[2], DropRequest("000000000000abcd", "telemetry", 5))

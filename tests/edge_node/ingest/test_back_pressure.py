@@ -2,7 +2,7 @@ from collections.abc import Callable
 
 import pytest
 
-from edge_node.ingest.back_pressure import BackPressure, Pause
+from weft.edge_node.ingest.back_pressure import BackPressure, Pause
 
 
 class Disk:

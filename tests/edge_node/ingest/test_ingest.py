@@ -3,15 +3,15 @@ from pathlib import Path
 
 import pytest
 
-from edge_node.ingest import ingest
-from edge_node.subscriptions import subscriptions
-from edge_node.subscriptions.message import PUBLISHER
-from protocols.batch import Flag
-from protocols.mqtt.packets import PubAck, Publish, Subscription
-from protocols.mqtt.properties import Properties
-from protocols.mqtt.publish_run import PublishRun
-from storage.segment_log import LogFull, StreamPolicy
 from tests.edge_node.mqtt.harness import RawClient, Somebody, running, until
+from weft.edge_node.ingest import ingest
+from weft.edge_node.subscriptions import subscriptions
+from weft.edge_node.subscriptions.message import PUBLISHER
+from weft.protocols.batch import Flag
+from weft.protocols.mqtt.packets import PubAck, Publish, Subscription
+from weft.protocols.mqtt.properties import Properties
+from weft.protocols.mqtt.publish_run import PublishRun
+from weft.storage.segment_log import LogFull, StreamPolicy
 
 
 async def test_streams_that_share_topics_keep_their_records_apart(tmp_path: Path) -> None:

@@ -1,7 +1,7 @@
 import pytest
 
-from edge_node.ingest.router import Router
-from protocols.topics import InvalidTopic
+from weft.edge_node.ingest.router import Router
+from weft.protocols.topics import InvalidTopic
 
 NUMBERS = {"a": 1, "b": 2, "c": 3}
 

@@ -11,14 +11,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edge_node.broker_ports import SESSION_TOPICS_STREAM
-from edge_node.ingest import unrouted
-from edge_node.ingest.busiest_topics import TOPIC_BYTES_MAX, TOPICS_KEPT, BusiestTopics
-from edge_node.ingest.unrouted import Policy
-from protocols.mqtt.packets import Connect, PubAck, PubComp, Publish, PubRec, PubRel, Will
-from protocols.mqtt.reason_codes import ReasonCode
-from storage.segment_log import LogSettings, StreamPolicy
 from tests.edge_node.mqtt.harness import RawClient, SyncGate, running, until
+from weft.edge_node.broker_ports import SESSION_TOPICS_STREAM
+from weft.edge_node.ingest import unrouted
+from weft.edge_node.ingest.busiest_topics import TOPIC_BYTES_MAX, TOPICS_KEPT, BusiestTopics
+from weft.edge_node.ingest.unrouted import Policy
+from weft.protocols.mqtt.packets import Connect, PubAck, PubComp, Publish, PubRec, PubRel, Will
+from weft.protocols.mqtt.reason_codes import ReasonCode
+from weft.storage.segment_log import LogSettings, StreamPolicy
 
 NO_STREAM = ReasonCode.TOPIC_NAME_INVALID
 

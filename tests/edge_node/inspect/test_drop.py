@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from edge_node.inspect.drop import UnknownStream, stopped_log
-from edge_node.inspect.exclusive_log import NotTheOwner
-from edge_node.inspect.view import NoLog
-from protocols.segment import GapReason
-from storage.filesystem import DirectoryInUse, OSFileSystem
-from storage.segment_log import LogFull, LogSettings
 from tests.storage.segment_log.helpers import open_log, put, read_all
+from weft.edge_node.inspect.drop import UnknownStream, stopped_log
+from weft.edge_node.inspect.exclusive_log import NotTheOwner
+from weft.edge_node.inspect.view import NoLog
+from weft.protocols.segment import GapReason
+from weft.storage.filesystem import DirectoryInUse, OSFileSystem
+from weft.storage.segment_log import LogFull, LogSettings
 
 BUDGET_BYTES = 1 << 20
 SETTINGS = LogSettings(segment_bytes=1 << 17, budget_bytes=BUDGET_BYTES, tail_bytes=0)

@@ -11,12 +11,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edge_node.inspect.tail import Gap, Item, LogReplaced, Missing, Taken, follow, newest_records
-from edge_node.inspect.tail_start import Start
-from edge_node.inspect.view import Damage, Durability, LogDirectory
-from edge_node.inspect.view.records import Choice
-from protocols.segment import EntryKind, GapNotice, GapReason, encode_body
-from storage.segment_log import SegmentLog
 from tests.edge_node.inspect.view.logs import (
     T0,
     append,
@@ -27,6 +21,12 @@ from tests.edge_node.inspect.view.logs import (
     open_log,
     write_segment,
 )
+from weft.edge_node.inspect.tail import Gap, Item, LogReplaced, Missing, Taken, follow, newest_records
+from weft.edge_node.inspect.tail_start import Start
+from weft.edge_node.inspect.view import Damage, Durability, LogDirectory
+from weft.edge_node.inspect.view.records import Choice
+from weft.protocols.segment import EntryKind, GapNotice, GapReason, encode_body
+from weft.storage.segment_log import SegmentLog
 
 SECOND_NS = 10**9
 

@@ -9,9 +9,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from edge_node.links.known_ends import FILE_BYTES_MAX, HUBS_MAX, KnownEnds
-from protocols.lane import NodeName
 from tests.storage.fakes import MUTATING_CALLS, FakeFileSystem, injected, no_failure
+from weft.edge_node.links.known_ends import FILE_BYTES_MAX, HUBS_MAX, KnownEnds
+from weft.protocols.lane import NodeName
 
 NAME = NodeName("default", "edge-1")
 PATH = "/node/links/known-ends"

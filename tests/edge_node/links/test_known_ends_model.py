@@ -17,9 +17,9 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from edge_node.links.known_ends import KnownEnds
-from protocols.lane import NodeName
 from tests.storage.fakes import FakeFileSystem, injected, no_failure
+from weft.edge_node.links.known_ends import KnownEnds
+from weft.protocols.lane import NodeName
 
 PATH = "/node/links/known-ends"
 LINKS = {"both": ("a", ("s", "t")), "one": ("b", ("s",)), "same": ("a", ("t",))}

@@ -12,24 +12,24 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from config.models import EdgeConfig
-from config.streams import Link as LinkConfig
-from config.streams import Stream
-from edge_node.links.known_ends import KnownEnds
-from edge_node.links.links import EpochFile, Links, ReleaseLedger, intersection, link_settings
-from edge_node.links.source import OfferedStream, SegmentLogSource
-from protocols.batch import ClockReading, ClockState, decode_header
-from protocols.chunk import GapRange
-from protocols.lane import NodeName
-from protocols.link import RefuseCode
-from protocols.payloads import PayloadKind
-from protocols.ranges import RangeSet
-from protocols.segment import GapReason
-from replication.runner import LinkRefused
-from replication.status import LinkState
-from storage.filesystem import OSFileSystem
-from storage.segment_log import LogSettings, SegmentLog
 from tests.replication.loopback import Hub, until
+from weft.config.models import EdgeConfig
+from weft.config.streams import Link as LinkConfig
+from weft.config.streams import Stream
+from weft.edge_node.links.known_ends import KnownEnds
+from weft.edge_node.links.links import EpochFile, Links, ReleaseLedger, intersection, link_settings
+from weft.edge_node.links.source import OfferedStream, SegmentLogSource
+from weft.protocols.batch import ClockReading, ClockState, decode_header
+from weft.protocols.chunk import GapRange
+from weft.protocols.lane import NodeName
+from weft.protocols.link import RefuseCode
+from weft.protocols.payloads import PayloadKind
+from weft.protocols.ranges import RangeSet
+from weft.protocols.segment import GapReason
+from weft.replication.runner import LinkRefused
+from weft.replication.status import LinkState
+from weft.storage.filesystem import OSFileSystem
+from weft.storage.segment_log import LogSettings, SegmentLog
 
 NAME = NodeName("default", "edge-1")
 ticks = itertools.count(1_700_000_000_000_000_000, 1000)

@@ -9,20 +9,20 @@ from typing import Any
 
 import pytest
 
-from config.models import EdgeConfig
-from config.streams import Link as LinkConfig
-from config.streams import Stream
-from edge_node.links.links import Links
-from protocols.batch import ClockReading, ClockState
-from protocols.ranges import RangeSet
-from protocols.segment import EntryKind
-from replication.status import LinkState
-from storage.object_store.memory import MemoryStore
-from storage.segment_log import LogSettings, SegmentLog, StreamPolicy
-from storage.segment_log.walk.entries import inspect_log
 from tests.cloud_hub.live import eventually, get, running_hub
 from tests.storage.fakes import FakeFileSystem
 from tests.storage.segment_log.helpers import DIRECTORY, commit_all
+from weft.config.models import EdgeConfig
+from weft.config.streams import Link as LinkConfig
+from weft.config.streams import Stream
+from weft.edge_node.links.links import Links
+from weft.protocols.batch import ClockReading, ClockState
+from weft.protocols.ranges import RangeSet
+from weft.protocols.segment import EntryKind
+from weft.replication.status import LinkState
+from weft.storage.object_store.memory import MemoryStore
+from weft.storage.segment_log import LogSettings, SegmentLog, StreamPolicy
+from weft.storage.segment_log.walk.entries import inspect_log
 
 SETTINGS = LogSettings(segment_bytes=4096, budget_bytes=8 * 4096, tail_bytes=0)
 SECOND = 10**9

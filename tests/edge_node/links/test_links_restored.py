@@ -12,14 +12,14 @@ from pathlib import Path
 
 import pytest
 
-from config.models import Link as LinkConfig
-from edge_node.links.links import Links
-from protocols.ranges import RangeSet
-from replication.status import LinkState
-from storage.filesystem import File, OSFileSystem
-from storage.segment_log import SegmentLog, StreamPolicy
 from tests.edge_node.links.test_links import append, config, link_to, open_log, wall_clock
 from tests.replication.loopback import Hub, until
+from weft.config.models import Link as LinkConfig
+from weft.edge_node.links.links import Links
+from weft.protocols.ranges import RangeSet
+from weft.replication.status import LinkState
+from weft.storage.filesystem import File, OSFileSystem
+from weft.storage.segment_log import SegmentLog, StreamPolicy
 
 NOBODY = LinkConfig(to=("http://127.0.0.1:9",), retry_min_s=0.01, retry_max_s=0.05)
 
@@ -164,10 +164,10 @@ class FullDisk(OSFileSystem):
 async def test_a_full_disk_keeps_records_from_being_given_and_nothing_else(
     tmp_path: Path, hub: Hub, caplog: pytest.LogCaptureFixture
 ) -> None:
-    caplog.set_level(logging.WARNING, "edge_node.links.known_ends")
+    caplog.set_level(logging.WARNING, "weft.edge_node.links.known_ends")
     disk = FullDisk()
     async with Life(tmp_path, disk, cloud=link_to(hub)) as life:
-        (record,) = [record for record in caplog.records if record.name == "edge_node.links.known_ends"]
+        (record,) = [record for record in caplog.records if record.name == "weft.edge_node.links.known_ends"]
         assert "known-ends cannot be written" in record.getMessage()
         await life.append(50)
         await until(lambda: "no space left" in life.links.statuses[0].last_error)

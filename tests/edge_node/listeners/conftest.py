@@ -15,5 +15,5 @@ def pytest_asyncio_loop_factories() -> dict[str, Callable[[], asyncio.AbstractEv
 
 @pytest.fixture(autouse=True)
 def _sweep_soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("edge_node.listeners.admission.SWEEP_INTERVAL_S", 0.05)
-    monkeypatch.setattr("edge_node.listeners.accepting.ACCEPT_PAUSE_S", 0.1)
+    monkeypatch.setattr("weft.edge_node.listeners.admission.SWEEP_INTERVAL_S", 0.05)
+    monkeypatch.setattr("weft.edge_node.listeners.accepting.ACCEPT_PAUSE_S", 0.1)

@@ -9,13 +9,13 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any, cast
 
-from config.units import Address
-from edge_node.counters import Counters
-from edge_node.listeners.accepting import Acceptor
-from edge_node.listeners.admission import Admission, Visit
-from edge_node.listeners.counters import DoorCounters
-from edge_node.listeners.settings import DoorLimits, ListenerSettings
-from edge_node.listeners.websocket import WebSockets
+from weft.config.units import Address
+from weft.edge_node.counters import Counters
+from weft.edge_node.listeners.accepting import Acceptor
+from weft.edge_node.listeners.admission import Admission, Visit
+from weft.edge_node.listeners.counters import DoorCounters
+from weft.edge_node.listeners.settings import DoorLimits, ListenerSettings
+from weft.edge_node.listeners.websocket import WebSockets
 
 PATIENCE_S = 10.0
 

@@ -19,12 +19,12 @@ from typing import Any
 
 import pytest
 
-from config.units import UnixSocket
-from edge_node.listeners.settings import DoorLimits, TlsFiles
-from edge_node.listeners.tls import TlsUnusable, common_name, server_context
 from tests.edge_node.listeners.certificates import Authority, Pem
 from tests.edge_node.listeners.echo import PATIENCE_S, Door, echoing, until
 from tests.edge_node.listeners.test_proxy_protocol import header
+from weft.config.units import UnixSocket
+from weft.edge_node.listeners.settings import DoorLimits, TlsFiles
+from weft.edge_node.listeners.tls import TlsUnusable, common_name, server_context
 
 LOOPBACK = (ip_network("127.0.0.0/8"),)
 
@@ -72,7 +72,7 @@ async def test_tcp() -> None:
 
 
 async def test_a_host_name_is_bound_at_every_address_of_it_on_one_port() -> None:
-    from config.units import Address
+    from weft.config.units import Address
 
     async with echoing(bind=Address("localhost", 0)) as door:
         assert await door.works()
@@ -357,7 +357,7 @@ async def test_addresses_of_one_ipv6_network_are_one() -> None:
 
 
 async def test_rates_of_many_addresses_take_little_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("edge_node.listeners.admission.ADDRESSES_MAX", 100)
+    monkeypatch.setattr("weft.edge_node.listeners.admission.ADDRESSES_MAX", 100)
     async with echoing() as door:
         for number in range(1000):
             visit = door.admission.arrive(f"10.0.{number >> 8}.{number & 255}", "x")

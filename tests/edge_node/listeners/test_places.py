@@ -6,8 +6,8 @@ import asyncio
 
 import pytest
 
-from edge_node.listeners import places
-from edge_node.listeners.places import Places
+from weft.edge_node.listeners import places
+from weft.edge_node.listeners.places import Places
 
 LONG_S = 10.0
 

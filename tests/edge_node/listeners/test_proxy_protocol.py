@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edge_node.listeners.proxy_protocol import (
+from weft.edge_node.listeners.proxy_protocol import (
     PREFIX_BYTES,
     SIGNATURE,
     BadProxyHeader,

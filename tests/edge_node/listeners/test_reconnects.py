@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from config.units import Address
-from edge_node.listeners import places
-from edge_node.node import EdgeNode
-from protocols.mqtt.packets import ConnAck, Connect, Disconnect, PingReq, PingResp
-from protocols.mqtt.reason_codes import ReasonCode
 from tests.edge_node.mqtt.harness import RawClient, until
 from tests.edge_node.mqtt.test_listeners import running
+from weft.config.units import Address
+from weft.edge_node.listeners import places
+from weft.edge_node.node import EdgeNode
+from weft.protocols.mqtt.packets import ConnAck, Connect, Disconnect, PingReq, PingResp
+from weft.protocols.mqtt.reason_codes import ReasonCode
 
 CLIENTS, HALF_OPEN = 10, 5
 TEXT = f"""

@@ -13,10 +13,10 @@ from pathlib import Path
 
 import pytest
 
-from edge_node.listeners.settings import TlsFiles
-from edge_node.listeners.tls import server_context
 from tests.edge_node.listeners.certificates import Authority, Pem
 from tests.edge_node.listeners.echo import PATIENCE_S, Door, echoing, until
+from weft.edge_node.listeners.settings import TlsFiles
+from weft.edge_node.listeners.tls import server_context
 
 FIRST_PACKET = b"\x10\x0c\x00\x04MQTT\x04\x02\x00<\x00\x00" * 1000
 """Clients send CONNECT before they know whether their certificate is good: with TLS 1.3 the server answers later."""
@@ -109,7 +109,7 @@ async def test_who_fails_and_stays_is_closed_and_leaves_nothing(
     authority: Authority, tls: ssl.SSLContext, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A flood of failing handshakes holds connections for a moment and not longer."""
-    monkeypatch.setattr("edge_node.listeners.tls_alert.LINGER_S", 0.2)
+    monkeypatch.setattr("weft.edge_node.listeners.tls_alert.LINGER_S", 0.2)
     files = len(os.listdir("/proc/self/fd"))
     async with echoing(tls=tls) as door:
         context = ssl.create_default_context(cafile=authority.path)

@@ -12,8 +12,8 @@ import aiohttp
 import pytest
 from aiohttp import WSMsgType
 
-from edge_node.listeners.settings import DoorLimits, WebSocketSettings
 from tests.edge_node.listeners.echo import PATIENCE_S, Door, echoing, until
+from weft.edge_node.listeners.settings import DoorLimits, WebSocketSettings
 
 MESSAGE_BYTES_MAX = 64 << 10
 LIMITS = DoorLimits(websocket_message_bytes_max=MESSAGE_BYTES_MAX, connect_timeout_s=0.5)

@@ -13,8 +13,8 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from edge_node.listeners.settings import DoorLimits, WebSocketSettings
 from tests.edge_node.listeners.echo import PATIENCE_S, Door, echoing, until
+from weft.edge_node.listeners.settings import DoorLimits, WebSocketSettings
 
 MESSAGE_BYTES_MAX = 64 << 10
 LIMITS = DoorLimits(websocket_message_bytes_max=MESSAGE_BYTES_MAX)
@@ -165,7 +165,7 @@ async def test_after_our_closing_frame_nothing_is_answered(door: Door) -> None:
 async def test_who_does_not_answer_a_closing_frame_is_not_waited_for(
     door: Door, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("edge_node.listeners.websocket_connection.CLOSE_TIMEOUT_S", 0.05)
+    monkeypatch.setattr("weft.edge_node.listeners.websocket_connection.CLOSE_TIMEOUT_S", 0.05)
     reader, _ = await raw(door)
     door.echoes[0].transport.close()
     door.echoes[0].transport.write(b"too late")
@@ -177,7 +177,7 @@ async def test_who_does_not_answer_a_closing_frame_is_not_waited_for(
 async def test_who_does_not_read_to_the_end_is_not_waited_for(
     door: Door, monkeypatch: pytest.MonkeyPatch, last: bytes
 ) -> None:
-    monkeypatch.setattr("edge_node.listeners.websocket_connection.CLOSE_TIMEOUT_S", 0.05)
+    monkeypatch.setattr("weft.edge_node.listeners.websocket_connection.CLOSE_TIMEOUT_S", 0.05)
     _, writer = await raw(door)
     (echo,) = door.echoes
     writer.transport.pause_reading()  # type: ignore[attr-defined]
@@ -225,7 +225,7 @@ async def test_a_bad_frame_ends_its_connection_and_no_other(
     good_writer.write(frame(b"still"))
     assert await received(good_reader) == (BINARY, b"still")
     assert [(each.name, each.exc_info) for each in caplog.records if each.levelno >= logging.WARNING] == [
-        ("edge_node.listeners.admission", None)
+        ("weft.edge_node.listeners.admission", None)
     ]
 
 

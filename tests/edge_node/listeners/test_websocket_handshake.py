@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edge_node.listeners.settings import WebSocketSettings
-from edge_node.listeners.websocket_handshake import END, REASON_LENGTH_MAX, Refused, too_long, upgrade
+from weft.edge_node.listeners.settings import WebSocketSettings
+from weft.edge_node.listeners.websocket_handshake import END, REASON_LENGTH_MAX, Refused, too_long, upgrade
 
 SETTINGS = WebSocketSettings()
 FIELDS = {

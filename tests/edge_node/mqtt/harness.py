@@ -16,20 +16,20 @@ from typing import Any
 import paho.mqtt.client as paho
 from paho.mqtt.enums import CallbackAPIVersion
 
-from edge_node.broker_ports import Identity
-from edge_node.counters import Counters
-from edge_node.ingest.unrouted import Policy, Unrouted
-from edge_node.mqtt.broker import Broker, BrokerSettings
-from edge_node.sessions.limits import SessionLimits
-from edge_node.sessions.store.broker_state import BrokerState
-from edge_node.sessions.store.settings import StateCounters, StateSettings
-from protocols.batch import ClockReading, ClockState, Record, records
-from protocols.mqtt.decoder import decode
-from protocols.mqtt.encoder import encode
-from protocols.mqtt.packets import ConnAck, Connect, Packet, SubAck, Subscribe, Subscription
-from protocols.mqtt.properties import NO_PROPERTIES, Properties
-from storage.filesystem import File, OSFileSystem
-from storage.segment_log import LogSettings, SegmentLog
+from weft.edge_node.broker_ports import Identity
+from weft.edge_node.counters import Counters
+from weft.edge_node.ingest.unrouted import Policy, Unrouted
+from weft.edge_node.mqtt.broker import Broker, BrokerSettings
+from weft.edge_node.sessions.limits import SessionLimits
+from weft.edge_node.sessions.store.broker_state import BrokerState
+from weft.edge_node.sessions.store.settings import StateCounters, StateSettings
+from weft.protocols.batch import ClockReading, ClockState, Record, records
+from weft.protocols.mqtt.decoder import decode
+from weft.protocols.mqtt.encoder import encode
+from weft.protocols.mqtt.packets import ConnAck, Connect, Packet, SubAck, Subscribe, Subscription
+from weft.protocols.mqtt.properties import NO_PROPERTIES, Properties
+from weft.storage.filesystem import File, OSFileSystem
+from weft.storage.segment_log import LogSettings, SegmentLog
 
 PATTERNS = {"telemetry": ["plant/{line}/#"], "alarms": ["alarm/+"]}
 PATIENCE_S = 10.0

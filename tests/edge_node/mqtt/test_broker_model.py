@@ -24,13 +24,14 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from edge_node.broker_ports import SESSION_TOPICS_STREAM
-from edge_node.ingest.unrouted import UNROUTED_STREAM
-from edge_node.sessions.limits import SessionLimits
-from edge_node.sessions.store.settings import StateSettings
-from edge_node.sessions.window_ports import MESSAGE_OVERHEAD_BYTES
-from protocols.batch import records
-from protocols.mqtt.packets import (
+from tests.edge_node.mqtt.harness import Node, RawClient, running, until
+from weft.edge_node.broker_ports import SESSION_TOPICS_STREAM
+from weft.edge_node.ingest.unrouted import UNROUTED_STREAM
+from weft.edge_node.sessions.limits import SessionLimits
+from weft.edge_node.sessions.store.settings import StateSettings
+from weft.edge_node.sessions.window_ports import MESSAGE_OVERHEAD_BYTES
+from weft.protocols.batch import records
+from weft.protocols.mqtt.packets import (
     Disconnect,
     PingReq,
     PingResp,
@@ -44,9 +45,8 @@ from protocols.mqtt.packets import (
     Unsubscribe,
     Will,
 )
-from protocols.mqtt.properties import Properties
-from protocols.topics import matches
-from tests.edge_node.mqtt.harness import Node, RawClient, running, until
+from weft.protocols.mqtt.properties import Properties
+from weft.protocols.topics import matches
 
 T = TypeVar("T")
 

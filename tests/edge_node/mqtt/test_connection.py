@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from protocols.batch import Flag
-from protocols.mqtt.encoder import encode, encode_publish
-from protocols.mqtt.packets import (
+from tests.edge_node.mqtt.harness import PATIENCE_S, PahoClient, RawClient, SyncGate, running, until
+from weft.protocols.batch import Flag
+from weft.protocols.mqtt.encoder import encode, encode_publish
+from weft.protocols.mqtt.packets import (
     ConnAck,
     Connect,
     Disconnect,
@@ -29,10 +30,9 @@ from protocols.mqtt.packets import (
     Unsubscribe,
     Will,
 )
-from protocols.mqtt.properties import Properties
-from protocols.mqtt.reason_codes import ReasonCode
-from storage.segment_log import LogFull, LogSettings
-from tests.edge_node.mqtt.harness import PATIENCE_S, PahoClient, RawClient, SyncGate, running, until
+from weft.protocols.mqtt.properties import Properties
+from weft.protocols.mqtt.reason_codes import ReasonCode
+from weft.storage.segment_log import LogFull, LogSettings
 
 TOPIC = b"plant/a/t"
 

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from config.units import Address
-from edge_node.mqtt.broker import BrokerSettings
 from tests.edge_node.mqtt.test_listeners import Client, running, stored
+from weft.config.units import Address
+from weft.edge_node.mqtt.broker import BrokerSettings
 
 
 async def test_the_end_of_the_node_ends_every_connection_and_publishes_no_will(tmp_path: Path) -> None:

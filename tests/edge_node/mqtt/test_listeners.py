@@ -21,16 +21,16 @@ from paho.mqtt.enums import CallbackAPIVersion
 from paho.mqtt.packettypes import PacketTypes
 from paho.mqtt.properties import Properties
 
-from config.load import parse
-from config.models import EdgeConfig
-from config.units import Address, UnixSocket
-from edge_node.access import users
-from edge_node.check import check
-from edge_node.listeners.settings import DoorLimits
-from edge_node.mqtt.listeners import with_files_for
-from edge_node.node import EdgeNode
 from tests.edge_node.listeners.certificates import Authority, Pem
 from tests.edge_node.listeners.echo import until
+from weft.config.load import parse
+from weft.config.models import EdgeConfig
+from weft.config.units import Address, UnixSocket
+from weft.edge_node.access import users
+from weft.edge_node.check import check
+from weft.edge_node.listeners.settings import DoorLimits
+from weft.edge_node.mqtt.listeners import with_files_for
+from weft.edge_node.node import EdgeNode
 from weft.service.serving import Signals
 
 PATIENCE_S = 10.0
@@ -39,8 +39,8 @@ PASSWORD = "a secret of press-7"
 
 @pytest.fixture(autouse=True)
 def _look_soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("edge_node.node.LOG_CHECK_INTERVAL_S", 0.1)
-    monkeypatch.setattr("edge_node.listeners.admission.SWEEP_INTERVAL_S", 0.05)
+    monkeypatch.setattr("weft.edge_node.node.LOG_CHECK_INTERVAL_S", 0.1)
+    monkeypatch.setattr("weft.edge_node.listeners.admission.SWEEP_INTERVAL_S", 0.05)
 
 
 @pytest.fixture

@@ -9,8 +9,9 @@ from paho.mqtt.enums import CallbackAPIVersion
 from paho.mqtt.packettypes import PacketTypes
 from paho.mqtt.properties import Properties as PahoProperties
 
-from protocols.mqtt.errors import ConnectRefused
-from protocols.mqtt.packets import (
+from tests.edge_node.mqtt.harness import PATIENCE_S, Node, RawClient, SyncGate, running, until
+from weft.protocols.mqtt.errors import ConnectRefused
+from weft.protocols.mqtt.packets import (
     ConnAck,
     Connect,
     Disconnect,
@@ -25,9 +26,8 @@ from protocols.mqtt.packets import (
     Subscription,
     Will,
 )
-from protocols.mqtt.properties import Properties
-from protocols.mqtt.reason_codes import ReasonCode
-from tests.edge_node.mqtt.harness import PATIENCE_S, Node, RawClient, SyncGate, running, until
+from weft.protocols.mqtt.properties import Properties
+from weft.protocols.mqtt.reason_codes import ReasonCode
 
 
 async def gone(node: Node, *clients: RawClient) -> None:

@@ -2,17 +2,17 @@
 
 import pytest
 
-from edge_node.counters import Counters
-from edge_node.sessions.client_window import Outbound
-from edge_node.sessions.packets_out import Wire
-from edge_node.sessions.window_ports import MESSAGE_OVERHEAD_BYTES, QueueBudget
-from edge_node.subscriptions.fan_out import FanOut
-from edge_node.subscriptions.message import NOWHERE, Message
-from edge_node.subscriptions.subscriptions import Entry, Subscriptions
-from protocols.mqtt.encoder import PUBREL, encode_publish
-from protocols.mqtt.errors import ProtocolViolation
-from protocols.mqtt.packets import Subscription
-from protocols.mqtt.reason_codes import ReasonCode
+from weft.edge_node.counters import Counters
+from weft.edge_node.sessions.client_window import Outbound
+from weft.edge_node.sessions.packets_out import Wire
+from weft.edge_node.sessions.window_ports import MESSAGE_OVERHEAD_BYTES, QueueBudget
+from weft.edge_node.subscriptions.fan_out import FanOut
+from weft.edge_node.subscriptions.message import NOWHERE, Message
+from weft.edge_node.subscriptions.subscriptions import Entry, Subscriptions
+from weft.protocols.mqtt.encoder import PUBREL, encode_publish
+from weft.protocols.mqtt.errors import ProtocolViolation
+from weft.protocols.mqtt.packets import Subscription
+from weft.protocols.mqtt.reason_codes import ReasonCode
 
 ROOM = MESSAGE_OVERHEAD_BYTES + 1
 

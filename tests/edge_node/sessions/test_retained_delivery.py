@@ -9,17 +9,17 @@ from pathlib import Path
 
 import pytest
 
-from edge_node.sessions import retained_delivery
-from edge_node.sessions.client_window import Outbound
-from edge_node.sessions.packets_out import Wire
-from edge_node.sessions.retained_delivery import TURN_BYTES_MAX, TURN_MESSAGES_MAX, RetainedFeed
-from edge_node.subscriptions.message import Message
-from edge_node.subscriptions.subscriptions import Entry
-from protocols.mqtt.decoder import decode
-from protocols.mqtt.packets import PubAck, Publish, Subscription, Unsubscribe
-from protocols.mqtt.properties import Properties
 from tests.edge_node.mqtt.harness import Node, RawClient, running, until
 from tests.edge_node.sessions.test_client_window import Keeper, Socket
+from weft.edge_node.sessions import retained_delivery
+from weft.edge_node.sessions.client_window import Outbound
+from weft.edge_node.sessions.packets_out import Wire
+from weft.edge_node.sessions.retained_delivery import TURN_BYTES_MAX, TURN_MESSAGES_MAX, RetainedFeed
+from weft.edge_node.subscriptions.message import Message
+from weft.edge_node.subscriptions.subscriptions import Entry
+from weft.protocols.mqtt.decoder import decode
+from weft.protocols.mqtt.packets import PubAck, Publish, Subscription, Unsubscribe
+from weft.protocols.mqtt.properties import Properties
 
 TOPICS = 30
 WINDOW = 5

@@ -4,9 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from edge_node.sessions.limits import SessionLimits
-from protocols.mqtt.packet_ids import PacketIds
-from protocols.mqtt.packets import (
+from tests.edge_node.mqtt.harness import Node, RawClient, SyncGate, running, until
+from weft.edge_node.sessions.limits import SessionLimits
+from weft.protocols.mqtt.packet_ids import PacketIds
+from weft.protocols.mqtt.packets import (
     ConnAck,
     Connect,
     PingReq,
@@ -21,9 +22,8 @@ from protocols.mqtt.packets import (
     Unsubscribe,
     Will,
 )
-from protocols.mqtt.properties import Properties
-from protocols.mqtt.reason_codes import ReasonCode
-from tests.edge_node.mqtt.harness import Node, RawClient, SyncGate, running, until
+from weft.protocols.mqtt.properties import Properties
+from weft.protocols.mqtt.reason_codes import ReasonCode
 
 
 async def stay(node: Node, client_id: str, *filters: tuple[str, int]) -> RawClient:

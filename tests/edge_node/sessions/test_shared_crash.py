@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from edge_node.sessions.limits import SessionLimits
-from protocols.mqtt.packets import PubAck, PubComp, Publish, PubRec, PubRel
 from tests.edge_node.mqtt.harness import Node, RawClient, running, until
+from weft.edge_node.sessions.limits import SessionLimits
+from weft.protocols.mqtt.packets import PubAck, PubComp, Publish, PubRec, PubRel
 
 SHARED = "$share/g/plant/+"
 SELDOM_S = 1e9

@@ -10,14 +10,14 @@ from typing import Any
 
 import pytest
 
-from edge_node.sessions.limits import SessionLimits
-from edge_node.sessions.store.settings import StateSettings
-from edge_node.subscriptions.message_headers import USER_PROPERTIES_MAX
-from protocols.mqtt.packets import ConnAck, Connect, Disconnect, PubAck, Publish, Will
-from protocols.mqtt.properties import Properties
-from protocols.mqtt.reason_codes import ReasonCode
-from storage.segment_log import LogFull
 from tests.edge_node.mqtt.harness import Node, RawClient, SyncGate, running, until
+from weft.edge_node.sessions.limits import SessionLimits
+from weft.edge_node.sessions.store.settings import StateSettings
+from weft.edge_node.subscriptions.message_headers import USER_PROPERTIES_MAX
+from weft.protocols.mqtt.packets import ConnAck, Connect, Disconnect, PubAck, Publish, Will
+from weft.protocols.mqtt.properties import Properties
+from weft.protocols.mqtt.reason_codes import ReasonCode
+from weft.storage.segment_log import LogFull
 
 GONE = Will(b"alarm/gone", b"gone", 1)
 ENDS = pytest.mark.parametrize("kill", [False, True], ids=["stop", "kill"])

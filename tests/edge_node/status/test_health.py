@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from config.load import parse
-from config.models import EdgeConfig
-from edge_node.check import check
-from edge_node.node import EdgeNode
-from edge_node.status.health import Health
 from tests.storage.fakes import FakeFileSystem
 from tests.storage.segment_log.helpers import open_log
+from weft.config.load import parse
+from weft.config.models import EdgeConfig
+from weft.edge_node.check import check
+from weft.edge_node.node import EdgeNode
+from weft.edge_node.status.health import Health
 
 CONFIG = """\
 node: a

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from config.units import YEAR_S, approximate_duration
-from edge_node.status.outage import SAMPLE_INTERVAL_S, WINDOW_SAMPLES_MAX, OutageEstimate, outage_left
+from weft.config.units import YEAR_S, approximate_duration
+from weft.edge_node.status.outage import SAMPLE_INTERVAL_S, WINDOW_SAMPLES_MAX, OutageEstimate, outage_left
 from weft.text.status import show_files
 
 

@@ -8,8 +8,8 @@ from typing import Any
 import aiohttp
 import pytest
 
-from edge_node.status.health import Health
-from edge_node.status.pages import Pages, page, trouble
+from weft.edge_node.status.health import Health
+from weft.edge_node.status.pages import Pages, page, trouble
 
 FACTS: dict[str, Any] = {
     "node": "press-shop-7",

@@ -5,9 +5,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edge_node.subscriptions.message_headers import USER_PROPERTIES_MAX, TooManyProperties, from_headers, to_headers
-from protocols.batch import HEADER_PAIRS_MAX
-from protocols.mqtt.properties import NO_PROPERTIES, Properties
+from weft.edge_node.subscriptions.message_headers import (
+    USER_PROPERTIES_MAX,
+    TooManyProperties,
+    from_headers,
+    to_headers,
+)
+from weft.protocols.batch import HEADER_PAIRS_MAX
+from weft.protocols.mqtt.properties import NO_PROPERTIES, Properties
 
 NOW = 1_700_000_000_000_000_000
 TEXT = st.text(max_size=8) | st.sampled_from(["mqtt.expires", "mqtt.user.", "mqtt.user.mqtt.", "mqtt.content-type"])

@@ -2,9 +2,9 @@
 
 from hypothesis import strategies as st
 
-from protocols.mqtt import reason_codes
-from protocols.mqtt.packet_types import PacketType, Version
-from protocols.mqtt.packets import (
+from weft.protocols.mqtt import reason_codes
+from weft.protocols.mqtt.packet_types import PacketType, Version
+from weft.protocols.mqtt.packets import (
     Auth,
     ConnAck,
     Connect,
@@ -24,7 +24,7 @@ from protocols.mqtt.packets import (
     Unsubscribe,
     Will,
 )
-from protocols.mqtt.properties import NO_PROPERTIES, TABLE, Kind, Properties
+from weft.protocols.mqtt.properties import NO_PROPERTIES, TABLE, Kind, Properties
 
 IDS = st.integers(1, 65_535)
 QOS = st.integers(0, 2)

@@ -4,11 +4,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from protocols.mqtt.connection import Connection, ServerLimits, State
-from protocols.mqtt.decoder import decode
-from protocols.mqtt.encoder import encode
-from protocols.mqtt.errors import ConnectRefused, MalformedPacket, MqttError, ProtocolViolation, ReasonCode
-from protocols.mqtt.packets import (
+from tests.protocols.mqtt.strategies import VECTORS, packets
+from weft.protocols.mqtt.connection import Connection, ServerLimits, State
+from weft.protocols.mqtt.decoder import decode
+from weft.protocols.mqtt.encoder import encode
+from weft.protocols.mqtt.errors import ConnectRefused, MalformedPacket, MqttError, ProtocolViolation, ReasonCode
+from weft.protocols.mqtt.packets import (
     Auth,
     ConnAck,
     Connect,
@@ -28,8 +29,7 @@ from protocols.mqtt.packets import (
     Unsubscribe,
     Will,
 )
-from protocols.mqtt.properties import NO_PROPERTIES, Properties
-from tests.protocols.mqtt.strategies import VECTORS, packets
+from weft.protocols.mqtt.properties import NO_PROPERTIES, Properties
 
 MAY_COME = (Publish, PubAck, PubRec, PubRel, PubComp, Subscribe, Unsubscribe, PingReq, Disconnect)
 LIMIT = 1 << 20

@@ -4,11 +4,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from protocols.mqtt.decoder import FILTERS_MAX, decode, packet_end
-from protocols.mqtt.encoder import REMAINING_LENGTH_MAX, encode, encode_length
-from protocols.mqtt.errors import ConnectRefused, MalformedPacket, MqttError, ProtocolViolation, ReasonCode
-from protocols.mqtt.packet_types import PacketType
-from protocols.mqtt.packets import (
+from tests.protocols.mqtt.strategies import VECTORS, VECTORS_5, VERSIONS, packets
+from weft.protocols.mqtt.decoder import FILTERS_MAX, decode, packet_end
+from weft.protocols.mqtt.encoder import REMAINING_LENGTH_MAX, encode, encode_length
+from weft.protocols.mqtt.errors import ConnectRefused, MalformedPacket, MqttError, ProtocolViolation, ReasonCode
+from weft.protocols.mqtt.packet_types import PacketType
+from weft.protocols.mqtt.packets import (
     ConnAck,
     Connect,
     Disconnect,
@@ -21,9 +22,8 @@ from protocols.mqtt.packets import (
     Subscription,
     Unsubscribe,
 )
-from protocols.mqtt.properties import NO_PROPERTIES, TABLE, Properties
-from protocols.mqtt.property_codec import PROPERTIES_MAX
-from tests.protocols.mqtt.strategies import VECTORS, VECTORS_5, VERSIONS, packets
+from weft.protocols.mqtt.properties import NO_PROPERTIES, TABLE, Properties
+from weft.protocols.mqtt.property_codec import PROPERTIES_MAX
 
 LIMIT = 1 << 20
 ALL_VECTORS = [(text, packet, 4) for text, packet in VECTORS] + [(text, packet, 5) for text, packet in VECTORS_5]

@@ -2,13 +2,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from protocols.mqtt.decoder import decode
-from protocols.mqtt.encoder import encode, encode_publish, publish_parts
-from protocols.mqtt.fields import variable
-from protocols.mqtt.packets import Packet, PubAck, Publish, Unsubscribe
-from protocols.mqtt.properties import NO_PROPERTIES, Properties
-from protocols.mqtt.property_codec import encode_properties, property_body
 from tests.protocols.mqtt.strategies import IDS, TOPICS, VERSIONS, publishes
+from weft.protocols.mqtt.decoder import decode
+from weft.protocols.mqtt.encoder import encode, encode_publish, publish_parts
+from weft.protocols.mqtt.fields import variable
+from weft.protocols.mqtt.packets import Packet, PubAck, Publish, Unsubscribe
+from weft.protocols.mqtt.properties import NO_PROPERTIES, Properties
+from weft.protocols.mqtt.property_codec import encode_properties, property_body
 
 
 @given(VERSIONS, st.data())

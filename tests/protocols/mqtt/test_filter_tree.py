@@ -2,8 +2,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from protocols.mqtt.filter_tree import FilterTree
 from tests.protocols.test_topics import TOPICS, filters, naive_match
+from weft.protocols.mqtt.filter_tree import FilterTree
 
 ENTRIES = st.sampled_from("xyz")
 

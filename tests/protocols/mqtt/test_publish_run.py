@@ -2,14 +2,14 @@ import msgspec
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from protocols.mqtt.decoder import decode
-from protocols.mqtt.encoder import encode, encode_publish
-from protocols.mqtt.errors import MqttError
-from protocols.mqtt.packet_ids import PacketIds
-from protocols.mqtt.packets import Publish
-from protocols.mqtt.properties import NO_PROPERTIES
-from protocols.mqtt.publish_run import PublishRun, scan
 from tests.protocols.mqtt.strategies import VERSIONS, packets, publishes
+from weft.protocols.mqtt.decoder import decode
+from weft.protocols.mqtt.encoder import encode, encode_publish
+from weft.protocols.mqtt.errors import MqttError
+from weft.protocols.mqtt.packet_ids import PacketIds
+from weft.protocols.mqtt.packets import Publish
+from weft.protocols.mqtt.properties import NO_PROPERTIES
+from weft.protocols.mqtt.publish_run import PublishRun, scan
 
 LIMIT = 1 << 20
 TARGETS = {b"a": "one", b"b": "two", b"c": "one"}

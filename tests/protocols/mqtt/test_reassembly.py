@@ -2,12 +2,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from protocols.mqtt.decoder import decode
-from protocols.mqtt.encoder import encode
-from protocols.mqtt.errors import MalformedPacket
-from protocols.mqtt.packets import Packet
-from protocols.mqtt.reassembly import Reassembly
 from tests.protocols.mqtt.strategies import PACKETS
+from weft.protocols.mqtt.decoder import decode
+from weft.protocols.mqtt.encoder import encode
+from weft.protocols.mqtt.errors import MalformedPacket
+from weft.protocols.mqtt.packets import Packet
+from weft.protocols.mqtt.reassembly import Reassembly
 
 LIMIT = 1 << 20
 

@@ -7,7 +7,7 @@ import os
 
 import pytest
 
-from storage.object_store import AlreadyExists, NotFound, ObjectStore, PreconditionFailed, probe
+from weft.storage.object_store import AlreadyExists, NotFound, ObjectStore, PreconditionFailed, probe
 
 
 async def outcome(call) -> object:

@@ -14,9 +14,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from storage.object_store import AlreadyExists, NotFound, StoreError, open_store, probe
-from storage.object_store.directory import DirectoryStore
 from tests.storage.fakes import FakeFileSystem
+from weft.storage.object_store import AlreadyExists, NotFound, StoreError, open_store, probe
+from weft.storage.object_store.directory import DirectoryStore
 
 ROOT = "/store"
 KEYS = ["a", "shard-0/chunk/0", "shard-0/chunk/1", "shard-0/manifest"]
@@ -177,7 +177,7 @@ async def test_it_is_made_where_nothing_was(tmp_path: Path) -> None:
 
 COUNTER = """
 import asyncio, sys
-from storage.object_store import PreconditionFailed, AlreadyExists, open_store
+from weft.storage.object_store import PreconditionFailed, AlreadyExists, open_store
 
 async def main():
     store, made = open_store(sys.argv[1]), 0

@@ -4,8 +4,8 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable
 
-from storage.object_store import NotFound, StoreError, StoreUnfit, open_store, probe
 from tests.storage.object_store.buckets import S3Endpoint
+from weft.storage.object_store import NotFound, StoreError, StoreUnfit, open_store, probe
 
 
 async def test_a_named_store_in_memory_is_one_per_process() -> None:

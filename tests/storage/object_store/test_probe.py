@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from storage.object_store import AlreadyExists, NotFound, PreconditionFailed, StoreUnfit, probe
-from storage.object_store.memory import MemoryStore
-from storage.object_store.protocol import Buffer, Listing
+from weft.storage.object_store import AlreadyExists, NotFound, PreconditionFailed, StoreUnfit, probe
+from weft.storage.object_store.memory import MemoryStore
+from weft.storage.object_store.protocol import Buffer, Listing
 
 
 class OverwritingCreate(MemoryStore):

@@ -6,12 +6,12 @@ import itertools
 import random
 from dataclasses import dataclass, field
 
-from protocols.batch import ClockReading, ClockState, decode_header, records
-from protocols.lane import NodeName
-from protocols.segment import GapReason
-from storage.filesystem import FileSystem
-from storage.segment_log import LogFull, LogSettings, SegmentLog
 from tests.storage.fakes import FakeFileSystem
+from weft.protocols.batch import ClockReading, ClockState, decode_header, records
+from weft.protocols.lane import NodeName
+from weft.protocols.segment import GapReason
+from weft.storage.filesystem import FileSystem
+from weft.storage.segment_log import LogFull, LogSettings, SegmentLog
 
 DIRECTORY = "/node/log"
 SMALL = LogSettings(segment_bytes=4096, budget_bytes=1 << 20, tail_bytes=2000, pending_bytes_max=1 << 20)

@@ -8,13 +8,13 @@ from array import array
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from protocols import batch
-from protocols.batch import HeaderPairs
-from protocols.lane import NodeName
-from protocols.ranges import RangeSet
-from protocols.segment import GapNotice, GapReason
-from storage.segment_log import SegmentLog
-from storage.segment_log.settings import DEFAULT_POLICY, StreamPolicy
+from weft.protocols import batch
+from weft.protocols.batch import HeaderPairs
+from weft.protocols.lane import NodeName
+from weft.protocols.ranges import RangeSet
+from weft.protocols.segment import GapNotice, GapReason
+from weft.storage.segment_log import SegmentLog
+from weft.storage.segment_log.settings import DEFAULT_POLICY, StreamPolicy
 
 
 class Violation(BaseException):

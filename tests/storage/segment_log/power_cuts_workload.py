@@ -14,16 +14,16 @@ from collections.abc import Collection, Iterator
 from typing import NamedTuple
 from unittest.mock import patch
 
-from protocols.batch import ClockState
-from protocols.lane import NodeName
-from storage.segment_log import LogFailed, LogSettings, SegmentLog
-from storage.segment_log.commit import pending
-from storage.segment_log.read import index
-from storage.segment_log.settings import StreamPolicy
 from tests.storage.fakes import CALLS, ERRNOS, MUTATING_CALLS, FailureHook, FakeFileSystem, injected, no_failure
 from tests.storage.segment_log.helpers import Clock, open_log
 from tests.storage.segment_log.power_cuts_machine import STREAMS, Machine, act
 from tests.storage.segment_log.power_cuts_oracle import Oracle, Violation, demand
+from weft.protocols.batch import ClockState
+from weft.protocols.lane import NodeName
+from weft.storage.segment_log import LogFailed, LogSettings, SegmentLog
+from weft.storage.segment_log.commit import pending
+from weft.storage.segment_log.read import index
+from weft.storage.segment_log.settings import StreamPolicy
 
 STEPS = 60
 DEPTH_MAX = 3

@@ -7,11 +7,6 @@ import random
 
 import pytest
 
-from protocols.ranges import RangeSet
-from protocols.segment import EntryKind
-from storage.segment_log import LogFull, LogSettings, SegmentLog
-from storage.segment_log.commit import pending
-from storage.segment_log.walk.entries import inspect_log
 from tests.storage.fakes import FakeFileSystem
 from tests.storage.segment_log.helpers import (
     DIRECTORY,
@@ -23,6 +18,11 @@ from tests.storage.segment_log.helpers import (
     read_all,
     segment_paths,
 )
+from weft.protocols.ranges import RangeSet
+from weft.protocols.segment import EntryKind
+from weft.storage.segment_log import LogFull, LogSettings, SegmentLog
+from weft.storage.segment_log.commit import pending
+from weft.storage.segment_log.walk.entries import inspect_log
 
 SETTINGS = LogSettings(segment_bytes=4096, budget_bytes=8 * 4096, tail_bytes=0)
 

@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from protocols.ranges import RangeSet
-from storage.filesystem import OSFileSystem
-from storage.segment_log import LogFailed, LogFull, LogSettings, SegmentLog, StreamPolicy
 from tests.storage.segment_log.helpers import commit_all, open_log, put, read_all
+from weft.protocols.ranges import RangeSet
+from weft.storage.filesystem import OSFileSystem
+from weft.storage.segment_log import LogFailed, LogFull, LogSettings, SegmentLog, StreamPolicy
 
 DISK_BYTES = 2 << 20
 SETTINGS = LogSettings(segment_bytes=1 << 17, budget_bytes=64 << 20, tail_bytes=0)

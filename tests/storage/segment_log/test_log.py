@@ -9,12 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from protocols.batch import HEADER_PAIRS_MAX, Flag, decode_header, records
-from protocols.ranges import RangeSet
-from protocols.segment import HEADER_BYTES, EntryKind
-from storage.filesystem import DirectoryInUse, OSFileSystem
-from storage.segment_log import LogFailed, LogFull, LogSettings, RecordTooLarge
-from storage.segment_log.walk.entries import inspect_log
 from tests.storage.fakes import FakeFileSystem, eio
 from tests.storage.segment_log.helpers import (
     DIRECTORY,
@@ -26,6 +20,12 @@ from tests.storage.segment_log.helpers import (
     read_all,
     segment_paths,
 )
+from weft.protocols.batch import HEADER_PAIRS_MAX, Flag, decode_header, records
+from weft.protocols.ranges import RangeSet
+from weft.protocols.segment import HEADER_BYTES, EntryKind
+from weft.storage.filesystem import DirectoryInUse, OSFileSystem
+from weft.storage.segment_log import LogFailed, LogFull, LogSettings, RecordTooLarge
+from weft.storage.segment_log.walk.entries import inspect_log
 
 
 @pytest.fixture

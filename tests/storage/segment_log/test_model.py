@@ -10,11 +10,11 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from protocols.ranges import RangeSet
-from protocols.segment import GapReason
-from storage.segment_log import LogFailed, LogFull, LogSettings, StreamPolicy
 from tests.storage.fakes import FakeFileSystem, eio
 from tests.storage.segment_log.helpers import Clock, commit_all, open_log, read_all
+from weft.protocols.ranges import RangeSet
+from weft.protocols.segment import GapReason
+from weft.storage.segment_log import LogFailed, LogFull, LogSettings, StreamPolicy
 
 SECOND = 10**9
 SETTINGS = LogSettings(segment_bytes=4096, budget_bytes=5 * 4096, tail_bytes=1500, pending_bytes_max=1 << 16)

@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from protocols.ranges import RangeSet
-from protocols.segment import GapReason
-from storage.segment_log import LogFailed, LogSettings, SegmentLog, StreamPolicy
 from tests.storage.fakes import FakeFileSystem, injected, no_failure
 from tests.storage.segment_log.helpers import DIRECTORY, add, commit_all, lost, open_log, read_all, segment_paths
+from weft.protocols.ranges import RangeSet
+from weft.protocols.segment import GapReason
+from weft.storage.segment_log import LogFailed, LogSettings, SegmentLog, StreamPolicy
 
 SETTINGS = LogSettings(segment_bytes=4096, budget_bytes=8 * 4096, tail_bytes=0)
 DROP = StreamPolicy(when_full="drop_oldest")

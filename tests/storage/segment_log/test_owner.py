@@ -7,11 +7,6 @@ import random
 
 import pytest
 
-from protocols.lane import NodeName
-from protocols.ranges import RangeSet
-from protocols.segment import EntryKind, Owner, decode_body, encode_body
-from storage.segment_log import LogFull, LogSettings, SegmentLog, WrongOwner
-from storage.segment_log.walk.entries import inspect_log
 from tests.storage.fakes import MUTATING_CALLS, FakeFileSystem, injected
 from tests.storage.segment_log.helpers import (
     DIRECTORY,
@@ -23,6 +18,11 @@ from tests.storage.segment_log.helpers import (
     read_all,
     segment_paths,
 )
+from weft.protocols.lane import NodeName
+from weft.protocols.ranges import RangeSet
+from weft.protocols.segment import EntryKind, Owner, decode_body, encode_body
+from weft.storage.segment_log import LogFull, LogSettings, SegmentLog, WrongOwner
+from weft.storage.segment_log.walk.entries import inspect_log
 
 PRESS, OVEN = NodeName("default", "press-1"), NodeName("default", "oven-1")
 IDENTITY = f"{DIRECTORY}/log-id"

@@ -13,19 +13,19 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from protocols.ranges import RangeSet
-from storage.segment_log import LogFailed, LogSettings, SegmentLog
-from storage.segment_log.commit.committer import Committer
-from storage.segment_log.recover import recovery
-from storage.segment_log.room import must_keep as needs
-from storage.segment_log.room import new_segment as opening
-from storage.segment_log.room.gaps import notices
 from tests.storage.fakes import ERRNOS, FailureHook, FakeFile, FakeFileSystem, injected
 from tests.storage.segment_log.helpers import Clock, commit_all, open_log, read_all, segment_paths
 from tests.storage.segment_log.power_cuts import run_cuts, shrink
 from tests.storage.segment_log.power_cuts_machine import Machine, act
 from tests.storage.segment_log.power_cuts_oracle import Oracle, Violation
 from tests.storage.segment_log.power_cuts_workload import PowerCuts
+from weft.protocols.ranges import RangeSet
+from weft.storage.segment_log import LogFailed, LogSettings, SegmentLog
+from weft.storage.segment_log.commit.committer import Committer
+from weft.storage.segment_log.recover import recovery
+from weft.storage.segment_log.room import must_keep as needs
+from weft.storage.segment_log.room import new_segment as opening
+from weft.storage.segment_log.room.gaps import notices
 
 SETTINGS = LogSettings(segment_bytes=4096, budget_bytes=5 * 4096, tail_bytes=1500, pending_bytes_max=1 << 16)
 

@@ -11,8 +11,11 @@ from crc32c import crc32c
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from protocols import segment
-from protocols.segment import (
+from tests.protocols.strategies import make_batch
+from tests.storage.fakes import FakeFileSystem, eio, injected
+from tests.storage.segment_log.helpers import DIRECTORY, commit_all, open_log, put, read_all, segment_paths
+from weft.protocols import segment
+from weft.protocols.segment import (
     HEADER_BYTES,
     EntryKind,
     Footer,
@@ -28,12 +31,9 @@ from protocols.segment import (
     encode_trailer,
     file_name,
 )
-from storage.segment_log import LogFailed, LogSettings, LogVersionError, SegmentLog
-from storage.segment_log.walk import scan
-from storage.segment_log.walk.entries import Inspected, inspect_log
-from tests.protocols.strategies import make_batch
-from tests.storage.fakes import FakeFileSystem, eio, injected
-from tests.storage.segment_log.helpers import DIRECTORY, commit_all, open_log, put, read_all, segment_paths
+from weft.storage.segment_log import LogFailed, LogSettings, LogVersionError, SegmentLog
+from weft.storage.segment_log.walk import scan
+from weft.storage.segment_log.walk.entries import Inspected, inspect_log
 
 NO_TAIL = LogSettings(segment_bytes=4096, budget_bytes=1 << 20, tail_bytes=0)
 

@@ -7,14 +7,6 @@ import tracemalloc
 
 import pytest
 
-from protocols.batch import ClockState
-from protocols.ranges import RangeSet
-from protocols.segment import GapReason
-from storage.segment_log import LogFull, LogSettings, SegmentLog, StreamPolicy
-from storage.segment_log.commit import pending
-from storage.segment_log.commit.pending import BATCH_OVERHEAD_BYTES
-from storage.segment_log.commit.segment_file import ZEROED_BYTES
-from storage.segment_log.read import index
 from tests.storage.fakes import FailureHook, FakeFileSystem
 from tests.storage.segment_log.helpers import (
     DIRECTORY,
@@ -27,6 +19,14 @@ from tests.storage.segment_log.helpers import (
     read_all,
     segment_paths,
 )
+from weft.protocols.batch import ClockState
+from weft.protocols.ranges import RangeSet
+from weft.protocols.segment import GapReason
+from weft.storage.segment_log import LogFull, LogSettings, SegmentLog, StreamPolicy
+from weft.storage.segment_log.commit import pending
+from weft.storage.segment_log.commit.pending import BATCH_OVERHEAD_BYTES
+from weft.storage.segment_log.commit.segment_file import ZEROED_BYTES
+from weft.storage.segment_log.read import index
 
 SETTINGS = LogSettings(segment_bytes=4096, budget_bytes=8 * 4096, tail_bytes=0)
 SECOND = 10**9

@@ -7,11 +7,11 @@ import threading
 
 import pytest
 
-from protocols.ranges import RangeSet
-from storage.segment_log import LogFailed, LogSettings, SegmentLog, StreamPolicy
-from storage.segment_log.commit import writer
 from tests.storage.fakes import FakeFileSystem
 from tests.storage.segment_log.helpers import add, commit_all, open_log, over_budget, put, read_all
+from weft.protocols.ranges import RangeSet
+from weft.storage.segment_log import LogFailed, LogSettings, SegmentLog, StreamPolicy
+from weft.storage.segment_log.commit import writer
 
 SETTINGS = LogSettings(segment_bytes=4096, budget_bytes=20 * 4096, tail_bytes=0, compression_level=None)
 

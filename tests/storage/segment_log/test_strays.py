@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from protocols.segment import file_name
-from storage.filesystem import OSFileSystem
-from storage.segment_log import LogSettings, SegmentLog
 from tests.storage.fakes import FakeFileSystem
 from tests.storage.segment_log.helpers import DIRECTORY, commit_all, open_log, put, read_all, segment_paths
+from weft.protocols.segment import file_name
+from weft.storage.filesystem import OSFileSystem
+from weft.storage.segment_log import LogSettings, SegmentLog
 
 SETTINGS = LogSettings(segment_bytes=1 << 16, budget_bytes=1 << 20, tail_bytes=0, compression_level=None)
 LATER = 99_999_999

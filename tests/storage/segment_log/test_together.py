@@ -6,12 +6,12 @@ import threading
 
 import pytest
 
-from protocols.batch import decode_header
-from storage.segment_log import LogFailed, LogFull, LogSettings, SegmentLog
-from storage.segment_log.settings import COMMIT_BYTES_MAX
-from storage.segment_log.walk.entries import inspect_log
 from tests.storage.fakes import FakeFileSystem, eio
 from tests.storage.segment_log.helpers import DIRECTORY, commit_all, open_log, put, read_all
+from weft.protocols.batch import decode_header
+from weft.storage.segment_log import LogFailed, LogFull, LogSettings, SegmentLog
+from weft.storage.segment_log.settings import COMMIT_BYTES_MAX
+from weft.storage.segment_log.walk.entries import inspect_log
 
 ROOMY = LogSettings(segment_bytes=32 << 20, budget_bytes=256 << 20)
 

@@ -6,10 +6,10 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
-from storage.filesystem import OSFileSystem
-from storage.segment_log import LogSettings, SegmentLog
-from storage.segment_log.settings import DUE_BYTES
 from tests.storage.segment_log.helpers import Clock
+from weft.storage.filesystem import OSFileSystem
+from weft.storage.segment_log import LogSettings, SegmentLog
+from weft.storage.segment_log.settings import DUE_BYTES
 
 PATIENCE_S = 10.0
 

@@ -8,13 +8,13 @@ import random
 import pytest
 from crc32c import crc32c
 
-from protocols.ranges import RangeSet
-from protocols.segment import EntryKind, GapReason
-from storage.segment_log import LogFull, LogSettings, SegmentLog
-from storage.segment_log.recover.identity import FILE, Identity, read_identity
-from storage.segment_log.walk.entries import inspect_log
 from tests.storage.fakes import FakeFileSystem
 from tests.storage.segment_log.helpers import DIRECTORY, commit_all, open_log, put, read_all, segment_paths
+from weft.protocols.ranges import RangeSet
+from weft.protocols.segment import EntryKind, GapReason
+from weft.storage.segment_log import LogFull, LogSettings, SegmentLog
+from weft.storage.segment_log.recover.identity import FILE, Identity, read_identity
+from weft.storage.segment_log.walk.entries import inspect_log
 
 SETTINGS = LogSettings(segment_bytes=1 << 16, budget_bytes=1 << 20, tail_bytes=0)
 PAYLOADS = [random.Random(index).randbytes(900) for index in range(20)]

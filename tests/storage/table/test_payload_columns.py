@@ -11,8 +11,17 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from protocols.payloads import NESTING_MAX, PayloadKind, is_json, is_text, keeps, kind_labelled, label_of, strictest
-from storage.table.payload_columns import BYTES_COLUMN, payload_columns, payload_fields
+from weft.protocols.payloads import (
+    NESTING_MAX,
+    PayloadKind,
+    is_json,
+    is_text,
+    keeps,
+    kind_labelled,
+    label_of,
+    strictest,
+)
+from weft.storage.table.payload_columns import BYTES_COLUMN, payload_columns, payload_fields
 
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(max_size=8),

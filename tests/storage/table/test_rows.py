@@ -15,13 +15,13 @@ from crc32c import crc32c
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from protocols import batch
-from protocols.batch import ClockReading, ClockState, Flag
-from protocols.chunk import LaneUpdate, StreamSection, encode_entry_header
-from protocols.errors import Corrupt
-from protocols.lane import Lane
-from storage.table import columns as row_columns
-from storage.table.rows import LEVELS_MAX, row_schema, section_rows, usable_fields
+from weft.protocols import batch
+from weft.protocols.batch import ClockReading, ClockState, Flag
+from weft.protocols.chunk import LaneUpdate, StreamSection, encode_entry_header
+from weft.protocols.errors import Corrupt
+from weft.protocols.lane import Lane
+from weft.storage.table import columns as row_columns
+from weft.storage.table.rows import LEVELS_MAX, row_schema, section_rows, usable_fields
 
 LANES = [
     LaneUpdate("default", edge, log_id, "telemetry", 1, [], [], None, None)

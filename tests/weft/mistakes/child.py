@@ -9,11 +9,11 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-import config
-import edge_node
-import replication
-import storage
 import weft.commands
+import weft.config
+import weft.edge_node
+import weft.replication
+import weft.storage
 from weft.cli import main
 
 NOBODY = 65_534
@@ -28,10 +28,15 @@ BUCKET = {
 
 def import_everything() -> None:
     """Import what commands import when they are called: a user without rights may not be able to read it later."""
-    for package in (config, edge_node, replication, storage, weft.commands):
+    for package in (weft.config, weft.edge_node, weft.replication, weft.storage, weft.commands):
         for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
             importlib.import_module(module.name)
-    for name in ("cloud_hub.hub", "cloud_hub.preflight", "cloud_hub.audit.audit", "cloud_hub.tables.service"):
+    for name in (
+        "weft.cloud_hub.hub",
+        "weft.cloud_hub.preflight",
+        "weft.cloud_hub.audit.audit",
+        "weft.cloud_hub.tables.service",
+    ):
         importlib.import_module(name)
     for name in ("encodings.ascii", "encodings.idna", "encodings.latin_1", "encodings.punycode", "stringprep"):
         importlib.import_module(name)

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from protocols.mqtt.encoder import encode
-from protocols.mqtt.packets import Connect
 from tests.weft.mistakes import surroundings
 from tests.weft.mistakes.place import Place, made
 from tests.weft.processes import wait_until
+from weft.protocols.mqtt.encoder import encode
+from weft.protocols.mqtt.packets import Connect
 
 CLIENTS = [
     (

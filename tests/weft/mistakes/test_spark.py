@@ -11,8 +11,8 @@ pytest.importorskip("pyspark")
 
 from spark_sinks.errors import ReadError
 from spark_sinks.source import WeftSource
-from storage.cluster import open_cluster
-from storage.object_store import open_store
+from weft.storage.cluster import open_cluster
+from weft.storage.object_store import open_store
 
 GOOD = {"store": "<store>", "stream": "telemetry"}
 POSITION = (

@@ -14,10 +14,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edge_node.inspect.query import Query, QueryRefused, QuerySettings, QueryStopped
-from edge_node.inspect.view import Durability, LogDirectory
-from protocols.segment import EntryKind
-from storage.segment_log import SegmentLog
 from tests.edge_node.inspect.view.logs import (
     T0,
     append,
@@ -28,6 +24,10 @@ from tests.edge_node.inspect.view.logs import (
     open_log,
     write_segment,
 )
+from weft.edge_node.inspect.query import Query, QueryRefused, QuerySettings, QueryStopped
+from weft.edge_node.inspect.view import Durability, LogDirectory
+from weft.protocols.segment import EntryKind
+from weft.storage.segment_log import SegmentLog
 
 SECOND_NS = 10**9
 STREAMS = {"telemetry": ("plant/{line}/{machine}", "site/{machine}/#"), "press-shop": ("{Key}/{line}",)}

@@ -6,10 +6,10 @@ import sqlite3
 
 import pytest
 
-from edge_node.inspect.query.errors import QueryRefused
-from edge_node.inspect.query.times import earliest_ns, time_text, time_texts
-from edge_node.inspect.query.tokens import earliest_wanted, few_wanted, refuse_other_times, words
 from tests.edge_node.inspect.view.logs import T0
+from weft.edge_node.inspect.query.errors import QueryRefused
+from weft.edge_node.inspect.query.times import earliest_ns, time_text, time_texts
+from weft.edge_node.inspect.query.tokens import earliest_wanted, few_wanted, refuse_other_times, words
 
 T0_TEXT = "2023-11-14 22:13:20.000000000"
 

@@ -6,11 +6,11 @@ import random
 from array import array
 from pathlib import Path
 
-from edge_node.clock import clock_reader
-from protocols import batch, segment
-from protocols.batch import ClockReading, ClockState, HeaderPairs, columns_from_lists
-from protocols.segment import EntryKind, SegmentHeader, StreamEntry
-from storage.segment_log import LogSettings, SegmentLog
+from weft.edge_node.clock import clock_reader
+from weft.protocols import batch, segment
+from weft.protocols.batch import ClockReading, ClockState, HeaderPairs, columns_from_lists
+from weft.protocols.segment import EntryKind, SegmentHeader, StreamEntry
+from weft.storage.segment_log import LogSettings, SegmentLog
 
 T0 = 1_700_000_000_000_000_000
 """2023-11-14 22:13:20 UTC."""

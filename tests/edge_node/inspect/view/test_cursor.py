@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from edge_node.inspect.view import Commit, Cursor, Damage, LogDirectory, NoLog
-from protocols import batch
-from storage.filesystem import File, OSFileSystem
-from storage.segment_log import SegmentLog
 from tests.edge_node.inspect.view.logs import append, corrupt, newest_segment, open_log
+from weft.edge_node.inspect.view import Commit, Cursor, Damage, LogDirectory, NoLog
+from weft.protocols import batch
+from weft.storage.filesystem import File, OSFileSystem
+from weft.storage.segment_log import SegmentLog
 
 
 @pytest.fixture

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from edge_node.inspect.view import Commit, Durability, is_locked
-from storage.filesystem import OSFileSystem
+from weft.edge_node.inspect.view import Commit, Durability, is_locked
+from weft.storage.filesystem import OSFileSystem
 
 COMMIT = Commit(0, "file", ends={"telemetry": 5}, end=100, is_proven=False)
 

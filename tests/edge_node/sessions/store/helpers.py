@@ -12,11 +12,11 @@ from dataclasses import dataclass, field
 import pytest
 import sqlite_utils
 
-from edge_node.sessions.ports import SessionRecord
-from edge_node.sessions.store import BrokerState, StateCounters, StateSettings, broker_state
-from storage.segment_log import LogSettings, SegmentLog
 from tests.storage.fakes import FakeFileSystem
 from tests.storage.segment_log.helpers import Clock, commit_all, open_log
+from weft.edge_node.sessions.ports import SessionRecord
+from weft.edge_node.sessions.store import BrokerState, StateCounters, StateSettings, broker_state
+from weft.storage.segment_log import LogSettings, SegmentLog
 
 LOG = LogSettings(segment_bytes=1 << 16, budget_bytes=8 << 20, tail_bytes=4000, pending_bytes_max=1 << 20)
 SETTINGS = StateSettings(reserve_bytes=4096, save_interval_s=3600)

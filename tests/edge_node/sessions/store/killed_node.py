@@ -8,13 +8,13 @@ import os
 import random
 import sys
 
-import edge_node.light_imports  # noqa: F401 - before edge_node.sessions.store
-from edge_node.clock import clock_reader, wall_clock
-from edge_node.sessions.ports import SessionRecord
-from edge_node.sessions.store import BrokerState, StateCounters, StateSettings
-from protocols.batch import Flag
-from protocols.mqtt.properties import NO_PROPERTIES
-from storage.segment_log import LogSettings, SegmentLog
+import weft.edge_node.light_imports  # noqa: F401 - before edge_node.sessions.store
+from weft.edge_node.clock import clock_reader, wall_clock
+from weft.edge_node.sessions.ports import SessionRecord
+from weft.edge_node.sessions.store import BrokerState, StateCounters, StateSettings
+from weft.protocols.batch import Flag
+from weft.protocols.mqtt.properties import NO_PROPERTIES
+from weft.storage.segment_log import LogSettings, SegmentLog
 
 LOG = LogSettings(segment_bytes=1 << 20, budget_bytes=64 << 20)
 SETTINGS = StateSettings(save_interval_s=0.08, save_bytes=1)

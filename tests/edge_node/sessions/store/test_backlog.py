@@ -8,14 +8,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edge_node.broker_ports import LogRecord
-from edge_node.sessions.store.backlog import Backlog
-from edge_node.sessions.store.settings import StateCounters, StateSettings
-from protocols.batch import Flag
-from protocols.ranges import RangeSet
-from storage.segment_log import LogFailed, LogSettings, SegmentLog
 from tests.storage.fakes import FakeFileSystem, eio
 from tests.storage.segment_log.helpers import commit_all, open_log, put
+from weft.edge_node.broker_ports import LogRecord
+from weft.edge_node.sessions.store.backlog import Backlog
+from weft.edge_node.sessions.store.settings import StateCounters, StateSettings
+from weft.protocols.batch import Flag
+from weft.protocols.ranges import RangeSet
+from weft.storage.segment_log import LogFailed, LogSettings, SegmentLog
 
 SMALL = LogSettings(segment_bytes=4096, budget_bytes=5 * 4096, tail_bytes=1500, pending_bytes_max=1 << 16)
 PAGES = StateSettings(backlog_page_records=7, backlog_page_bytes=2000, backlog_buffer_bytes=5000)

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from edge_node.clock import clock_reader, wall_clock
-from edge_node.sessions.store import BrokerState, StateCounters, StateSettings
-from protocols.mqtt.packets import Subscription
-from protocols.mqtt.properties import NO_PROPERTIES
-from storage.segment_log import LogSettings, SegmentLog
 from tests.edge_node.sessions.store.helpers import record
+from weft.edge_node.clock import clock_reader, wall_clock
+from weft.edge_node.sessions.store import BrokerState, StateCounters, StateSettings
+from weft.protocols.mqtt.packets import Subscription
+from weft.protocols.mqtt.properties import NO_PROPERTIES
+from weft.storage.segment_log import LogSettings, SegmentLog
 
 QUICK = StateSettings(save_interval_s=0.02)
 

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 import sqlite_utils
 
-from edge_node.sessions.store.database import Database, DatabaseFailed
 from tests.edge_node.sessions.store.helpers import Owner
+from weft.edge_node.sessions.store.database import Database, DatabaseFailed
 
 
 def schema(database: sqlite_utils.Database) -> None:

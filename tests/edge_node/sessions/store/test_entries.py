@@ -7,14 +7,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edge_node.sessions.ports import Sent
-from edge_node.sessions.store import entries
-from edge_node.sessions.store.entries import Entry, decode_entry, encode_entry, ids_of_acks, pack_ids, unpack_ids
-from edge_node.sessions.store.stored import pack_properties, pack_record, unpack_properties, unpack_record
-from protocols.mqtt.encoder import PUBACK
-from protocols.mqtt.packets import Subscription, Will
-from protocols.mqtt.properties import NO_PROPERTIES, Properties
 from tests.edge_node.sessions.store.helpers import record
+from weft.edge_node.sessions.ports import Sent
+from weft.edge_node.sessions.store import entries
+from weft.edge_node.sessions.store.entries import Entry, decode_entry, encode_entry, ids_of_acks, pack_ids, unpack_ids
+from weft.edge_node.sessions.store.stored import pack_properties, pack_record, unpack_properties, unpack_record
+from weft.protocols.mqtt.encoder import PUBACK
+from weft.protocols.mqtt.packets import Subscription, Will
+from weft.protocols.mqtt.properties import NO_PROPERTIES, Properties
 
 PINNED: list[tuple[Entry, str]] = [
     (entries.Restarted({1: 2}), "9201810102"),

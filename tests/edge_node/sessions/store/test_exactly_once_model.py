@@ -15,13 +15,13 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
-from edge_node.sessions.ports import SessionRecord
-from edge_node.sessions.store import StateSettings
-from protocols.batch import Flag, records
-from protocols.mqtt.encoder import PUBACK
-from storage.segment_log import LogFailed, LogFull, LogSettings
 from tests.edge_node.sessions.store.helpers import Node, record
 from tests.storage.fakes import eio
+from weft.edge_node.sessions.ports import SessionRecord
+from weft.edge_node.sessions.store import StateSettings
+from weft.protocols.batch import Flag, records
+from weft.protocols.mqtt.encoder import PUBACK
+from weft.storage.segment_log import LogFailed, LogFull, LogSettings
 
 CLIENTS = ("a", "b")
 STREAMS = ("one", "two", "three")

@@ -9,8 +9,8 @@ from typing import Any
 
 import msgspec
 
-from edge_node.sessions.store.entries import Entry, decode_entry, encode_entry, unpack_ids
 from tests.edge_node.sessions.store.helpers import Node
+from weft.edge_node.sessions.store.entries import Entry, decode_entry, encode_entry, unpack_ids
 
 PAGE = (Path(__file__).parents[4] / "docs/reference/formats/mqtt-state.md").read_text("utf-8")
 

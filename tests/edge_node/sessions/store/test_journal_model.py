@@ -12,13 +12,13 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
-from edge_node.sessions.ports import Sent, SessionRecord
-from edge_node.sessions.store import StateSettings
-from protocols.mqtt.packets import Subscription, Will
-from storage.segment_log import LogFailed, LogFull, LogSettings
 from tests.edge_node.sessions.store.helpers import Node, record
 from tests.storage.fakes import eio
 from tests.storage.segment_log.helpers import commit_all
+from weft.edge_node.sessions.ports import Sent, SessionRecord
+from weft.edge_node.sessions.store import StateSettings
+from weft.protocols.mqtt.packets import Subscription, Will
+from weft.storage.segment_log import LogFailed, LogFull, LogSettings
 
 CLIENTS = st.sampled_from(["a", "b", "c"])
 IDS = st.lists(st.integers(1, 9), min_size=1, max_size=3, unique=True)

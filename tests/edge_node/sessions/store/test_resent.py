@@ -2,12 +2,12 @@ from __future__ import annotations
 
 import pytest
 
-from edge_node.sessions.ports import SessionJournal
-from edge_node.sessions.store import StateSettings
-from edge_node.sessions.store.recent_publishes import RecentPublishes
-from protocols.batch import Flag
-from protocols.mqtt.encoder import PUBACK
 from tests.edge_node.sessions.store.helpers import Node, record
+from weft.edge_node.sessions.ports import SessionJournal
+from weft.edge_node.sessions.store import StateSettings
+from weft.edge_node.sessions.store.recent_publishes import RecentPublishes
+from weft.protocols.batch import Flag
+from weft.protocols.mqtt.encoder import PUBACK
 
 
 @pytest.fixture

@@ -6,17 +6,17 @@ import random
 
 import pytest
 
-from edge_node.sessions.ports import Sent
-from edge_node.sessions.store import INTERNAL_STREAMS, StateSettings
-from edge_node.sessions.store.entries import Subscribed
-from edge_node.sessions.store.folding import FoldedSession
-from edge_node.sessions.store.recent_publishes import RecentPublishes
-from protocols.mqtt.packets import Subscription, Will
-from protocols.mqtt.properties import Properties
-from protocols.ranges import RangeSet
-from storage.segment_log import LogFull, LogSettings
 from tests.edge_node.sessions.store.helpers import Node, record
 from tests.storage.segment_log.helpers import put
+from weft.edge_node.sessions.ports import Sent
+from weft.edge_node.sessions.store import INTERNAL_STREAMS, StateSettings
+from weft.edge_node.sessions.store.entries import Subscribed
+from weft.edge_node.sessions.store.folding import FoldedSession
+from weft.edge_node.sessions.store.recent_publishes import RecentPublishes
+from weft.protocols.mqtt.packets import Subscription, Will
+from weft.protocols.mqtt.properties import Properties
+from weft.protocols.ranges import RangeSet
+from weft.storage.segment_log import LogFull, LogSettings
 
 
 @pytest.fixture

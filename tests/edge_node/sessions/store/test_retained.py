@@ -7,13 +7,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edge_node.sessions.store.database import Database
-from edge_node.sessions.store.retained import RetainedMessages, create_tables
-from edge_node.sessions.store.settings import StateCounters, StateSettings
-from edge_node.sessions.store.topic_tree import TopicTree
-from protocols.mqtt.properties import NO_PROPERTIES, Properties
-from protocols.topics import matches
 from tests.edge_node.sessions.store.helpers import Owner
+from weft.edge_node.sessions.store.database import Database
+from weft.edge_node.sessions.store.retained import RetainedMessages, create_tables
+from weft.edge_node.sessions.store.settings import StateCounters, StateSettings
+from weft.edge_node.sessions.store.topic_tree import TopicTree
+from weft.protocols.mqtt.properties import NO_PROPERTIES, Properties
+from weft.protocols.topics import matches
 
 SECOND = 1_000_000_000
 LEVELS = st.lists(st.sampled_from(["a", "b", "", "$x"]), min_size=1, max_size=4).map("/".join).filter(bool)

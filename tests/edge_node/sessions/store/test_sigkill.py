@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from protocols.batch import records
 from tests.edge_node.sessions.store.helpers import Owner
 from tests.edge_node.sessions.store.killed_node import open_state
+from weft.protocols.batch import records
 
 ROOT = Path(__file__).parents[4]
 KILLS = 6

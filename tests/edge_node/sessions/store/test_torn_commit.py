@@ -9,11 +9,11 @@ from collections.abc import Iterator
 
 import pytest
 
-from protocols.batch import Flag, records
-from protocols.mqtt.encoder import PUBACK
-from protocols.mqtt.packets import Will
 from tests.edge_node.sessions.store.helpers import Node, record
 from tests.storage.segment_log.helpers import put
+from weft.protocols.batch import Flag, records
+from weft.protocols.mqtt.encoder import PUBACK
+from weft.protocols.mqtt.packets import Will
 
 STEP_BYTES = 7
 GONE = Will(b"t", b"gone", 1)
