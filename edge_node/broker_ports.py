@@ -24,12 +24,6 @@ from weft.protocols.mqtt.properties import Properties
 NEVER_EXPIRES = 0xFFFFFFFF
 """The session expiry interval, in seconds, of a session that is kept for ever (MQTT 5.0 section 3.1.2.11.2)."""
 
-SESSION_TOPICS_STREAM = "mqtt-sessions-topics"
-"""The internal stream of messages that only persistent sessions want: no ``from`` pattern matches their topics."""
-
-SESSION_JOURNAL_STREAM = "mqtt-sessions"
-"""The internal stream of what changed in persistent sessions."""
-
 Durable = Callable[[BaseException | None], None]
 """Called back once something is durable (None), or can never be (the error)."""
 

@@ -10,8 +10,7 @@ from weft.config.models import EdgeConfig
 from weft.config.streams import Link, Retain, Stream
 from weft.config.units import UnixSocket, format_size, parse_bind, parse_listen, quoted
 from weft.config.values import Anonymous
-from weft.edge_node.broker_ports import SESSION_JOURNAL_STREAM, SESSION_TOPICS_STREAM
-from weft.edge_node.ingest.unrouted import UNROUTED_STREAM
+from weft.edge_node.streams import SESSION_STREAMS, UNROUTED_STREAM
 from weft.protocols.lane import NAME_RULE, valid_name
 from weft.protocols.topics import compile_pattern
 
@@ -124,7 +123,7 @@ def _names(config: EdgeConfig) -> Iterator[Finding]:
     named += [(("streams", name), name) for name in config.streams]
     named += [(("links", name), name) for name in config.links]
     for name in config.streams:
-        if name in (SESSION_JOURNAL_STREAM, SESSION_TOPICS_STREAM):
+        if name in SESSION_STREAMS:
             yield Finding(("streams", name), "is the name of a stream that the node keeps for itself; choose another")
         if name == UNROUTED_STREAM:
             yield Finding(

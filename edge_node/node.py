@@ -11,41 +11,42 @@ from collections.abc import Callable
 import weft.edge_node.light_imports  # noqa: F401 - before edge_node.sessions.store
 from weft.config.models import EdgeConfig
 from weft.config.units import Address, UnixSocket, parse_bind
-from weft.edge_node.check import carried_streams, segment_bytes, topics_log_bytes, unrouted_bytes
 from weft.edge_node.clock import clock_reader, wall_clock
 from weft.edge_node.control.server import Control
 from weft.edge_node.counters import Counters
+from weft.edge_node.from_config import (
+    broker_settings,
+    log_settings,
+    session_limits,
+    state_settings,
+    stream_policies,
+    unrouted_policy,
+)
 from weft.edge_node.ingest import unrouted
-from weft.edge_node.ingest.unrouted import UNROUTED_STREAM, Unrouted
+from weft.edge_node.ingest.unrouted import Unrouted
 from weft.edge_node.links.links import Links
 from weft.edge_node.listeners.counters import DoorCounters
 from weft.edge_node.mqtt import connection as mqtt_connection
-from weft.edge_node.mqtt.broker import Broker, BrokerSettings
+from weft.edge_node.mqtt.broker import Broker
 from weft.edge_node.mqtt.listeners import FrontDoor
 from weft.edge_node.sessions import deliveries
-from weft.edge_node.sessions.limits import SessionLimits
-from weft.edge_node.sessions.store import BrokerState, StateCounters, StateSettings
+from weft.edge_node.sessions.store import BrokerState, StateCounters
 from weft.edge_node.status.facts import NodeStatus
 from weft.edge_node.status.health import Health
 from weft.edge_node.status.metrics import render
 from weft.edge_node.status.outage import SAMPLE_INTERVAL_S
 from weft.edge_node.status.pages import Pages
 from weft.edge_node.status.shortage_log import ShortageLog
+from weft.edge_node.streams import UNROUTED_STREAM
 from weft.protocols.lane import NodeName
 from weft.replication.log_lines import Throttle
-from weft.storage.segment_log import LogSettings, SegmentLog, StreamPolicy
+from weft.storage.segment_log import SegmentLog
 
 logger = logging.getLogger(__name__)
 
 LOG_CHECK_INTERVAL_S = 1.0
 """How soon a failed log ends the process, so that the service manager starts it anew and recovery reopens the log; how
 soon a full one is told of; and how soon changed files are noticed."""
-READ_BYTES_MAX = 1 << 20
-"""More than asyncio and uvloop read from a socket at a time (256 KiB), and what that becomes in the log."""
-PENDING_READS_MIN = 3
-"""Longest reads that may wait for the disk at least, whatever ``limits.pending`` says."""
-KEEP_ALIVE_S_MAX = 65_535
-"""The longest that two bytes can say: as a limit, it is none."""
 
 
 class EdgeNode:
@@ -193,100 +194,3 @@ def poster(loop: asyncio.AbstractEventLoop) -> Callable[[Callable[[], None]], No
         loop.call_soon_threadsafe(callback)
 
     return post
-
-
-def log_settings(config: EdgeConfig) -> LogSettings:
-    """The log's settings from the node's configuration."""
-    return LogSettings(
-        segment_bytes=segment_bytes(config),
-        budget_bytes=config.disk.budget_bytes,
-        tail_bytes=config.limits.tail_bytes,
-        # The log takes up to twice this, and a read of a persistent session asks for room for the longest one. A bound
-        # in which that never fits would refuse each such session whenever anything waits for the disk.
-        pending_bytes_max=max(config.limits.pending_bytes, PENDING_READS_MIN * read_reserve_bytes(config)),
-        commit_interval_s=config.commit_interval_s,
-        compression_level=config.disk.compression_level if config.disk.compression == "zstd" else None,
-    )
-
-
-def read_reserve_bytes(config: EdgeConfig) -> int:
-    """Room that is made sure of before a read of a persistent session is stored."""
-    return READ_BYTES_MAX + config.limits.packet_bytes
-
-
-def stream_policies(config: EdgeConfig) -> dict[str, StreamPolicy]:
-    """How long each stream's records stay, from the node's configuration."""
-    carried = {name for link in config.links.values() for name in carried_streams(link, config)}
-    return {
-        name: StreamPolicy(stream.when_full, stream.retain.time_s, stream.retain.size_bytes, replicated=name in carried)
-        for name, stream in config.streams.items()
-    }
-
-
-def unrouted_policy(config: EdgeConfig) -> StreamPolicy:
-    """Return how long the stream `unrouted` keeps records, from the node's configuration."""
-    return StreamPolicy("drop_oldest", config.unrouted.time_s, unrouted_bytes(config), replicated=False)
-
-
-def session_limits(config: EdgeConfig) -> SessionLimits:
-    """The bounds on MQTT sessions from the node's configuration."""
-    limits = config.limits
-    expiry_s = round(limits.session_expiry_s)
-    return SessionLimits(
-        sessions_max=limits.sessions,
-        filters_max=limits.subscriptions,
-        filters_total_max=limits.subscriptions_total,
-        filter_levels_max=limits.topic_levels,
-        inflight_max=limits.inflight,
-        queue_bytes_max=limits.session_queue_bytes,
-        queue_bytes_total_max=limits.session_queues_bytes,
-        filter_bytes_max=limits.filter_bytes,
-        filters_bytes_max=limits.filters_bytes,
-        filters_bytes_total_max=limits.filters_total_bytes,
-        will_bytes_max=limits.wills_bytes,
-        expiry_s_max=expiry_s,
-        expiry_s_of_old_versions=expiry_s,
-    )
-
-
-def broker_settings(config: EdgeConfig, software: str) -> BrokerSettings:
-    """The bounds on MQTT connections from the node's configuration."""
-    limits = config.limits
-    keep_alive_s = round(limits.keep_alive_s)
-    return BrokerSettings(
-        packet_bytes_max=limits.packet_bytes,
-        write_timeout_s=limits.write_timeout_s,
-        send_queue_bytes_max=limits.send_queue_bytes,
-        receive_maximum=limits.receive_maximum,
-        topic_alias_maximum=limits.topic_alias_maximum,
-        topic_levels_max=limits.topic_levels,
-        closes_on_refusal=config.auth.refused_publish == "close",
-        positions_interval_s=config.state.positions_interval_s,
-        keep_alive_s_max=0 if keep_alive_s == KEEP_ALIVE_S_MAX else keep_alive_s,
-        software=software,
-    )
-
-
-def state_settings(config: EdgeConfig, suppressed: frozenset[int]) -> StateSettings:
-    """The bounds on what is kept for MQTT clients, from the node's configuration.
-
-    Args:
-        suppressed: numbers of the streams that say ``resent: suppress``.
-    """
-    limits, state = config.limits, config.state
-    return StateSettings(
-        retained_messages_max=limits.retained,
-        retained_bytes_max=limits.retained_bytes,
-        save_interval_s=state.save_interval_s,
-        save_bytes=state.save_bytes,
-        journal_bytes_max=state.journal_bytes,
-        reserve_bytes=read_reserve_bytes(config),
-        resent_window=state.resent_window,
-        resent_total_max=state.resent_total,
-        backlog_buffer_bytes=state.backlog_buffer_bytes,
-        backlog_page_records=state.backlog_page_records,
-        backlog_page_bytes=state.backlog_page_bytes,
-        backlog_reads=state.backlog_reads,
-        topics_log_bytes=topics_log_bytes(config),
-        suppressed=suppressed,
-    )

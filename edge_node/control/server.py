@@ -18,7 +18,7 @@ import msgspec
 from aiohttp import web
 
 from weft.edge_node.control.client import DROP_PATH, REPLY_S_MAX, DropReply, DropRequest, socket_path
-from weft.edge_node.sessions.store import INTERNAL_STREAMS
+from weft.edge_node.streams import SESSION_STREAMS
 from weft.protocols.lane import format_log_id
 from weft.protocols.ranges import RangeSet
 from weft.storage.segment_log import LogError, LogFull, SegmentLog
@@ -94,7 +94,7 @@ class Control:
         log = self._log
         if order.log_id != format_log_id(log.log_id):
             raise Refused(409, f"the node writes log {format_log_id(log.log_id)}, not {order.log_id}: run this again")
-        number = None if order.stream in INTERNAL_STREAMS else log.streams().get(order.stream)
+        number = None if order.stream in SESSION_STREAMS else log.streams().get(order.stream)
         if number is None:
             raise Refused(404, f"the log has no stream {order.stream}")
         if self._work is not None and not self._work.done():

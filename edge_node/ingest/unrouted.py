@@ -7,9 +7,8 @@ from typing import Any, Literal, Protocol
 
 from weft.edge_node.counters import Counters
 from weft.edge_node.ingest.busiest_topics import BusiestTopics
+from weft.edge_node.streams import UNROUTED_STREAM
 
-UNROUTED_STREAM = "unrouted"
-"""The stream that keeps them. The node defines it itself; no link carries it."""
 TOPICS_NAMED_MAX = 1_000
 """Topics that get a line in the node's log; the next one's line says that no more will be named."""
 TOPICS_SHOWN = 10

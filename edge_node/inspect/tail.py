@@ -6,7 +6,6 @@ import time
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
-from weft.edge_node.broker_ports import SESSION_JOURNAL_STREAM, SESSION_TOPICS_STREAM
 from weft.edge_node.inspect.tail_start import Start, find_beginning
 from weft.edge_node.inspect.view import Commit, Cursor, Damage, Durability, Entry, LogDirectory
 from weft.edge_node.inspect.view.records import choose
@@ -20,8 +19,6 @@ POLL_INTERVAL_S = 0.25
 UNPROVEN_WAIT_S_MAX = 3.0
 """How long a reader that does not follow waits for the last commit to be durable before it ends without it."""
 _CLOCK_STEP_NS = 10 * 10**9
-INTERNAL_STREAMS = frozenset({SESSION_JOURNAL_STREAM, SESSION_TOPICS_STREAM})
-"""Streams that the node keeps for itself: never shown as records of devices."""
 
 
 class Taken(NamedTuple):

@@ -8,110 +8,25 @@ import logging
 import os
 import random
 import ssl
-from collections.abc import Callable, Iterable, Mapping
-from typing import Final
+from collections.abc import Callable
 
 from weft.config.models import EdgeConfig
 from weft.config.streams import Link
-from weft.edge_node.broker_ports import SESSION_JOURNAL_STREAM, SESSION_TOPICS_STREAM
 from weft.edge_node.check import carried_streams
-from weft.edge_node.ingest.unrouted import UNROUTED_STREAM
 from weft.edge_node.links.known_ends import KnownEnds
 from weft.edge_node.links.source import OfferedStream, SegmentLogSource
+from weft.edge_node.streams import STREAMS_THAT_STAY
 from weft.protocols.lane import NodeName
 from weft.protocols.payloads import PayloadKind
-from weft.protocols.ranges import Range, RangeSet
+from weft.replication.epochs import Epochs
+from weft.replication.release import ReleaseLedger
 from weft.replication.runner import LinkIdentity, LinkSettings, no_token, read_token, run_link
 from weft.replication.sender import SenderSettings
 from weft.replication.status import LinkState, LinkStatus
 from weft.storage.filesystem import FileSystem, OSFileSystem, write_atomically
 from weft.storage.segment_log import SegmentLog
 
-EPOCH_BYTES_MAX: Final = 32
-INTERNAL_STREAMS: Final = frozenset({SESSION_JOURNAL_STREAM, SESSION_TOPICS_STREAM, UNROUTED_STREAM})
-"""Streams of the node's own: they never leave it, whatever a configuration says."""
-
 logger = logging.getLogger(__name__)
-
-
-class EpochFile:
-    """A link's epoch (``replication.runner.EpochStore``) in ``<data_dir>/links/<name>.epoch``, in decimal."""
-
-    def __init__(self, filesystem: FileSystem, path: str) -> None:
-        self._filesystem = filesystem
-        self._path = path
-
-    def propose(self) -> int:
-        """The next epoch, durable when this returns.
-
-        Raises:
-            OSError: the file cannot be read or replaced.
-            ValueError: it holds no number.
-        """
-        epoch = self._read() + 1
-        self._write(epoch)
-        return epoch
-
-    def withdraw(self, epoch: int) -> None:
-        """Propose ``epoch`` again the next time, unless a higher one was proposed since. Raises as ``propose``."""
-        if self._read() == epoch:
-            self._write(epoch - 1)
-
-    def _write(self, epoch: int) -> None:
-        self._filesystem.make_directory(os.path.dirname(self._path))
-        write_atomically(self._filesystem, self._path, b"%d\n" % epoch)
-
-    def _read(self) -> int:
-        try:
-            data = self._filesystem.read(self._path)
-        except FileNotFoundError:
-            return 0
-        if len(data) > EPOCH_BYTES_MAX or not data.strip().isdigit():
-            raise ValueError(
-                f"{self._path} holds no epoch; if no copy of this node runs elsewhere, start a new data_dir"
-            )
-        return int(data)
-
-
-class ReleaseLedger:
-    """A record may go once every link that carries its stream has it. Streams that no link carries are not spoken of.
-
-    Args:
-        carriers: stream number -> names of the links that carry it.
-        release: told what every carrier has.
-    """
-
-    def __init__(self, carriers: Mapping[int, Iterable[str]], release: Callable[[int, RangeSet], None]) -> None:
-        self._release = release
-        self._has = {stream: {link: RangeSet() for link in links} for stream, links in carriers.items()}
-
-    def released(self, link: str, stream: int, ranges: RangeSet) -> None:
-        """``link`` has ``ranges`` of ``stream`` at its hub, durably."""
-        carriers = self._has[stream]
-        carriers[link].update(ranges)
-        common = ranges
-        for other, has in carriers.items():
-            if other != link:
-                common = intersection(common, has)
-        if len(common):
-            self._release(stream, common)
-
-    def lacks(self, link: str, stream: int, ranges: Iterable[Range]) -> int:
-        """Return how many of these numbers ``link`` is not known to have at its hub."""
-        has = self._has[stream][link]
-        return sum(end - first for run in ranges for first, end in has.missing(*run))
-
-
-def intersection(left: Iterable[Range], right: RangeSet) -> RangeSet:
-    """What both sets hold."""
-    common = RangeSet()
-    for first, end in left:
-        at = first
-        for missing_first, missing_end in right.missing(first, end):
-            common.add(at, missing_first)
-            at = missing_end
-        common.add(at, end)
-    return common
 
 
 class Links:
@@ -144,7 +59,7 @@ class Links:
         self._rng = rng or random.Random()
         self._tasks: list[asyncio.Task[None]] = []
         self._carried = {
-            name: tuple(stream for stream in carried_streams(link, config) if stream not in INTERNAL_STREAMS)
+            name: tuple(stream for stream in carried_streams(link, config) if stream not in STREAMS_THAT_STAY)
             for name, link in config.links.items()
         }
         self._known = self._known_ends()
@@ -218,7 +133,7 @@ class Links:
 
     async def _run(self, status: LinkStatus, source: SegmentLogSource) -> None:
         link = self._config.links[status.name]
-        epochs = EpochFile(self._filesystem, os.path.join(self._config.data_dir, "links", f"{status.name}.epoch"))
+        epochs = epoch_file(self._filesystem, os.path.join(self._config.data_dir, "links", f"{status.name}.epoch"))
         settings = link_settings(link)
         while True:
             try:
@@ -232,6 +147,16 @@ class Links:
                 status.state, status.last_error = LinkState.WAITING, f"internal fault: {error!r}"
                 status.last_error_time = self._wall_clock()
             await asyncio.sleep(settings.retry_max_s)
+
+
+def epoch_file(filesystem: FileSystem, path: str) -> Epochs:
+    """Return a link's epoch as ``<data_dir>/links/<name>.epoch`` keeps it, in decimal."""
+
+    def write(data: bytes) -> None:
+        filesystem.make_directory(os.path.dirname(path))
+        write_atomically(filesystem, path, data)
+
+    return Epochs(path, functools.partial(filesystem.read, path), write)
 
 
 def link_settings(link: Link) -> LinkSettings:

@@ -22,18 +22,16 @@ class WebSockets:
     def __init__(self, settings: WebSocketSettings, connect: Connect, admission: Admission) -> None:
         """Serve ``settings.path`` and nothing else."""
         # Here, so that a node without such a listener does not load the library.
-        from weft.edge_node.listeners.websocket_connection import WebSocket
+        from weft.edge_node.listeners.websocket_connection import WebSocket, WebSocketShared
 
-        self.settings = settings
-        self.connect = connect
-        self.admission = admission
         self._make = WebSocket
+        self._shared = WebSocketShared(settings, connect, admission, self._opened, self._ended)
         self._open: set[WebSocket] = set()
         self._all_left: asyncio.Future[None] | None = None
 
     def welcome(self, _transport: asyncio.Transport, visit: Visit) -> asyncio.Protocol:
         """Speak HTTP with a new connection."""
-        return self._make(self, visit)
+        return self._make(self._shared, visit)
 
     async def close(self) -> None:
         """End all connections; clients have ``CLOSE_TIMEOUT_S`` to answer a closing frame."""
@@ -43,12 +41,10 @@ class WebSockets:
                 each.go_away()
             await self._all_left
 
-    def arrived(self, connection: WebSocket) -> None:
-        """A connection was made; it has not asked for its upgrade yet."""
+    def _opened(self, connection: WebSocket) -> None:
         self._open.add(connection)
 
-    def left(self, connection: WebSocket) -> None:
-        """A connection has ended."""
+    def _ended(self, connection: WebSocket) -> None:
         self._open.discard(connection)
         if not self._open and self._all_left is not None and not self._all_left.done():
             self._all_left.set_result(None)

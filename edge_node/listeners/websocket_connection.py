@@ -3,21 +3,34 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Any, cast
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, cast
 
 from websockets.frames import CloseCode, Frame, Opcode
 from websockets.protocol import SEND_EOF, Protocol, Side, State
 
-from weft.edge_node.listeners.admission import Visit
+from weft.edge_node.listeners.admission import Admission, Visit
+from weft.edge_node.listeners.settings import WebSocketSettings
 from weft.edge_node.listeners.websocket_handshake import END, HEAD_BYTES_MAX, Refused, silent, too_long, upgrade
-
-if TYPE_CHECKING:
-    from weft.edge_node.listeners.websocket import WebSockets
 
 CLOSE_TIMEOUT_S = 2.0
 """How long a client may take to answer our closing frame, and to read what was sent before it."""
 
 _BINARY, _CONTINUATION, _TEXT = Opcode.BINARY, Opcode.CONT, Opcode.TEXT
+
+
+@dataclass(frozen=True, slots=True)
+class WebSocketShared:
+    """What all connections of a listener share."""
+
+    settings: WebSocketSettings
+    connect: Callable[[asyncio.Transport, Visit], asyncio.Protocol]
+    """Makes the MQTT connection of a WebSocket that is open."""
+    admission: Admission
+    opened: Callable[[WebSocket], None]
+    """Called when a connection was made; it has not asked for its upgrade yet."""
+    ended: Callable[[WebSocket], None]
 
 
 class WebSocket(asyncio.Transport, asyncio.Protocol):
@@ -27,11 +40,11 @@ class WebSocket(asyncio.Transport, asyncio.Protocol):
     with messages [MQTT-6.0.0-2], so fragments are passed on as they come.
     """
 
-    __slots__ = ("_head", "_library", "_owner", "_protocol", "_timer", "_transport", "_visit")
+    __slots__ = ("_head", "_library", "_protocol", "_shared", "_timer", "_transport", "_visit")
 
-    def __init__(self, owner: WebSockets, visit: Visit) -> None:
+    def __init__(self, shared: WebSocketShared, visit: Visit) -> None:
         super().__init__()
-        self._owner = owner
+        self._shared = shared
         self._visit = visit
         self._transport: asyncio.Transport
         self._head = b""
@@ -48,7 +61,7 @@ class WebSocket(asyncio.Transport, asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Wait for the request; the admission minds how long."""
         self._transport = cast(asyncio.Transport, transport)
-        self._owner.arrived(self)
+        self._shared.opened(self)
 
     def data_received(self, data: bytes) -> None:
         """Handle one read."""
@@ -75,7 +88,7 @@ class WebSocket(asyncio.Transport, asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         """The socket is closed, whoever closed it."""
-        self._owner.left(self)
+        self._shared.ended(self)
         if self._timer is not None:
             self._timer.cancel()
         library, self._library = self._library, None
@@ -154,9 +167,9 @@ class WebSocket(asyncio.Transport, asyncio.Protocol):
             if not end:
                 self._head = head
                 return
-            answer = upgrade(head + end, self._owner.settings)
+            answer = upgrade(head + end, self._shared.settings)
         except Refused as error:
-            admission = self._owner.admission
+            admission = self._shared.admission
             admission.door_counters.handshakes_failed += 1
             admission.complain("websocket", "no WebSocket with %s: %s", self._visit.name, error)
             self._transport.write(error.answer)
@@ -164,9 +177,9 @@ class WebSocket(asyncio.Transport, asyncio.Protocol):
             return
         self._head = b""
         self._transport.write(answer)
-        bytes_max = self._owner.admission.limits.websocket_message_bytes_max
+        bytes_max = self._shared.admission.limits.websocket_message_bytes_max
         self._library = Protocol(Side.SERVER, max_size=bytes_max, logger=silent)
-        self._protocol = self._owner.connect(self, self._visit)
+        self._protocol = self._shared.connect(self, self._visit)
         self._protocol.connection_made(self)
         if rest:
             self.data_received(rest)
@@ -214,4 +227,4 @@ class WebSocket(asyncio.Transport, asyncio.Protocol):
             self._timer = asyncio.get_running_loop().call_later(CLOSE_TIMEOUT_S, self._transport.abort)
 
     def _complain(self, what: str) -> None:
-        self._owner.admission.complain("frame", "closed WebSocket of %s: %s", self._visit.name, what)
+        self._shared.admission.complain("frame", "closed WebSocket of %s: %s", self._visit.name, what)

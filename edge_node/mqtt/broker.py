@@ -8,7 +8,7 @@ from collections.abc import Callable, Coroutine, Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from weft.edge_node.broker_ports import SESSION_TOPICS_STREAM, Arrival, Backlog, Door, Durable, Retained
+from weft.edge_node.broker_ports import Arrival, Backlog, Door, Durable, Retained
 from weft.edge_node.counters import Counters
 from weft.edge_node.ingest.ingest import TOPIC_LEVELS_MAX, Ingest
 from weft.edge_node.ingest.router import Router
@@ -23,6 +23,7 @@ from weft.edge_node.sessions.sessions import Sessions
 from weft.edge_node.sessions.sys_topics import INTERVAL_S, Facts, SysTopics
 from weft.edge_node.sessions.wills import Wills
 from weft.edge_node.sessions.window_ports import QueueBudget
+from weft.edge_node.streams import SESSION_TOPICS_STREAM
 from weft.edge_node.subscriptions.fan_out import FanOut
 from weft.edge_node.subscriptions.message import Message, split_expiry
 from weft.edge_node.subscriptions.subscriptions import Subscriptions

@@ -10,14 +10,15 @@ from typing import Any
 from weft.config.models import EdgeConfig
 from weft.config.units import approximate_size
 from weft.edge_node.counters import Counters
-from weft.edge_node.inspect.view import lost_by_reason
 from weft.edge_node.listeners.counters import DoorCounters
-from weft.edge_node.sessions.store import INTERNAL_STREAMS, StateCounters
+from weft.edge_node.sessions.store import StateCounters
 from weft.edge_node.status.outage import OutageEstimate
+from weft.edge_node.streams import SESSION_STREAMS
 from weft.protocols.batch import ClockReading, ClockState
 from weft.protocols.lane import format_log_id
 from weft.replication.status import LinkStatus
 from weft.storage.segment_log import LogStats, SegmentLog
+from weft.storage.segment_log.room.gaps import lost_by_reason
 
 AnyCounters = Counters | DoorCounters | StateCounters
 
@@ -58,7 +59,7 @@ class NodeStatus:
 
     def streams(self) -> dict[str, int]:
         """Name and number of each stream of the log, but for those that the node keeps for itself."""
-        return {name: number for name, number in self.log.streams().items() if name not in INTERNAL_STREAMS}
+        return {name: number for name, number in self.log.streams().items() if name not in SESSION_STREAMS}
 
     def counted(self) -> dict[str, int]:
         """Every counter of the MQTT side by its name."""

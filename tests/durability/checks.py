@@ -11,7 +11,7 @@ from typing import NamedTuple
 from tests.durability.devices import Device, Sent
 from tests.durability.nodes import STREAM
 from tests.storage.segment_log.helpers import open_log
-from weft.edge_node.ingest.unrouted import UNROUTED_STREAM
+from weft.edge_node.streams import UNROUTED_STREAM
 from weft.protocols.batch import records
 from weft.protocols.ranges import RangeSet
 from weft.protocols.segment import GapReason

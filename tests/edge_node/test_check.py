@@ -8,7 +8,7 @@ from weft.config.errors import ConfigError
 from weft.config.load import parse
 from weft.config.models import EdgeConfig
 from weft.edge_node.check import carried_streams, check, notes
-from weft.edge_node.node import log_settings, state_settings, stream_policies, unrouted_policy
+from weft.edge_node.from_config import log_settings, state_settings, stream_policies, unrouted_policy
 from weft.storage.segment_log import StreamPolicy
 
 GOOD = "node: a\ndata_dir: /data\nstreams:\n  telemetry: {from: 'plant/{line}/#'}\n"

@@ -49,9 +49,10 @@ def command(target: str, *, as_json: bool) -> int:
 def _facts_of_files(found: Target, named: str, why_not_asked: str) -> dict[str, Any]:
     """What the files say; ``running`` is None where the system does not tell."""
     from weft.edge_node.inspect.log_owner import owner_of, wrong_name
-    from weft.edge_node.inspect.tail import INTERNAL_STREAMS
-    from weft.edge_node.inspect.view import NoLog, is_locked, lost_by_reason, summarise
+    from weft.edge_node.inspect.view import NoLog, is_locked, summarise
+    from weft.edge_node.streams import SESSION_STREAMS
     from weft.protocols.lane import format_log_id
+    from weft.storage.segment_log.room.gaps import lost_by_reason
 
     with readable(found):
         try:
@@ -88,7 +89,7 @@ def _facts_of_files(found: Target, named: str, why_not_asked: str) -> dict[str, 
                 "newest": _seconds(stream.last_time),
             }
             for name, stream in summary.streams.items()
-            if name not in INTERNAL_STREAMS
+            if name not in SESSION_STREAMS
         },
     }
 

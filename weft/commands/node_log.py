@@ -59,20 +59,20 @@ class Target:
         Args:
             thorough: look for such streams in all of the log's newest segment.
         """
-        from weft.edge_node.inspect.tail import INTERNAL_STREAMS
+        from weft.edge_node.streams import SESSION_STREAMS
 
         known: dict[str, tuple[str, ...]] = {}
         if self.config is not None:
             known = {name: stream.from_ for name, stream in self.config.streams.items()}
-        others = sorted(set(self.log().names(thorough=thorough).values()) - known.keys() - INTERNAL_STREAMS)
+        others = sorted(set(self.log().names(thorough=thorough).values()) - known.keys() - SESSION_STREAMS)
         return known | dict.fromkeys(others, ())
 
     def wanted(self, names: Sequence[str]) -> Callable[[str], bool]:
         """Tells the streams that were named, or all of devices. ``Refused`` when one is not there."""
-        from weft.edge_node.inspect.tail import INTERNAL_STREAMS
+        from weft.edge_node.streams import SESSION_STREAMS
 
         if not names:
-            return lambda name: name not in INTERNAL_STREAMS
+            return lambda name: name not in SESSION_STREAMS
         known: Mapping[str, object] = self.config.streams if self.config is not None else {}
         for thorough in (False, True):
             if not known.keys() >= set(names):

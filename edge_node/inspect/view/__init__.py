@@ -6,7 +6,7 @@ from weft.edge_node.inspect.view.durability import Durability, is_locked
 from weft.edge_node.inspect.view.entries import Entry
 from weft.edge_node.inspect.view.next_start import NextStart, forecast
 from weft.edge_node.inspect.view.segment_view import SegmentView
-from weft.edge_node.inspect.view.summary import LogSummary, StreamSummary, lost_by_reason, summarise
+from weft.edge_node.inspect.view.summary import LogSummary, StreamSummary, summarise
 
 __all__ = [
     "Commit",
@@ -23,6 +23,5 @@ __all__ = [
     "StreamSummary",
     "forecast",
     "is_locked",
-    "lost_by_reason",
     "summarise",
 ]

@@ -13,7 +13,7 @@ from weft.edge_node.inspect.view.segment_view import SegmentView
 from weft.protocols.batch import BatchHeader
 from weft.protocols.ranges import RangeSet
 from weft.protocols.segment import Footer, GapNotice
-from weft.storage.segment_log.room.gaps import merged, reason_name
+from weft.storage.segment_log.room.gaps import merged
 
 RATE_WINDOW_NS = 3_600 * 10**9
 """How much of a log's newest past says how fast it grew: the hour that a running node goes by too."""
@@ -99,15 +99,6 @@ def summarise(directory: LogDirectory) -> LogSummary:
         for gap in stream.gaps:
             stream.held.remove(gap.first, gap.end)
     return summary
-
-
-def lost_by_reason(gaps: list[GapNotice]) -> dict[str, int]:
-    """How many records are under gap notices, by reason."""
-    lost: dict[str, int] = {}
-    for gap in gaps:
-        reason = reason_name(gap.reason)
-        lost[reason] = lost.get(reason, 0) + gap.end - gap.first
-    return lost
 
 
 def _add(summary: LogSummary, view: SegmentView, *, is_newest: bool) -> None:

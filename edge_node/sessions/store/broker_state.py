@@ -8,7 +8,6 @@ from collections.abc import Callable
 
 import sqlite_utils
 
-from weft.edge_node.broker_ports import SESSION_JOURNAL_STREAM, SESSION_TOPICS_STREAM
 from weft.edge_node.sessions.store import retained, session_store
 from weft.edge_node.sessions.store.backlog import Backlog
 from weft.edge_node.sessions.store.compaction import Compaction
@@ -18,10 +17,8 @@ from weft.edge_node.sessions.store.recovery import recover
 from weft.edge_node.sessions.store.resent import Resent
 from weft.edge_node.sessions.store.retained import RetainedMessages
 from weft.edge_node.sessions.store.settings import StateCounters, StateSettings
+from weft.edge_node.streams import SESSION_JOURNAL_STREAM, SESSION_TOPICS_STREAM
 from weft.storage.segment_log import SegmentLog
-
-INTERNAL_STREAMS = (SESSION_JOURNAL_STREAM, SESSION_TOPICS_STREAM)
-"""Streams of the log that are the node's own: no configuration names them and no link carries them."""
 
 CHECKS = 8
 """How often within ``save_interval_s`` is looked whether ``save_bytes`` are reached."""

@@ -44,3 +44,12 @@ def reason_name(reason: int) -> str:
         return GapReason(reason).name.lower()
     except ValueError:
         return f"reason {reason}"
+
+
+def lost_by_reason(gaps: Iterable[GapNotice]) -> dict[str, int]:
+    """Return how many records are under gap notices, by reason."""
+    lost: dict[str, int] = {}
+    for gap in gaps:
+        reason = reason_name(gap.reason)
+        lost[reason] = lost.get(reason, 0) + gap.end - gap.first
+    return lost

@@ -12,10 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.edge_node.mqtt.harness import RawClient, SyncGate, running, until
-from weft.edge_node.broker_ports import SESSION_TOPICS_STREAM
 from weft.edge_node.ingest import unrouted
 from weft.edge_node.ingest.busiest_topics import TOPIC_BYTES_MAX, TOPICS_KEPT, BusiestTopics
 from weft.edge_node.ingest.unrouted import Policy
+from weft.edge_node.streams import SESSION_TOPICS_STREAM
 from weft.protocols.mqtt.packets import Connect, PubAck, PubComp, Publish, PubRec, PubRel, Will
 from weft.protocols.mqtt.reason_codes import ReasonCode
 from weft.storage.segment_log import LogSettings, StreamPolicy

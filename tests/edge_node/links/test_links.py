@@ -17,7 +17,7 @@ from weft.config.models import EdgeConfig
 from weft.config.streams import Link as LinkConfig
 from weft.config.streams import Stream
 from weft.edge_node.links.known_ends import KnownEnds
-from weft.edge_node.links.links import EpochFile, Links, ReleaseLedger, intersection, link_settings
+from weft.edge_node.links.links import Links, epoch_file, link_settings
 from weft.edge_node.links.source import OfferedStream, SegmentLogSource
 from weft.protocols.batch import ClockReading, ClockState, decode_header
 from weft.protocols.chunk import GapRange
@@ -26,6 +26,7 @@ from weft.protocols.link import RefuseCode
 from weft.protocols.payloads import PayloadKind
 from weft.protocols.ranges import RangeSet
 from weft.protocols.segment import GapReason
+from weft.replication.release import ReleaseLedger, intersection
 from weft.replication.runner import LinkRefused
 from weft.replication.status import LinkState
 from weft.storage.filesystem import OSFileSystem
@@ -230,8 +231,8 @@ async def test_a_mark_covers_no_record_that_comes_in_the_same_instant(tmp_path: 
 
 def test_epochs_rise_across_restarts(tmp_path: Path) -> None:
     path = str(tmp_path / "links" / "cloud.epoch")
-    assert [EpochFile(OSFileSystem(), path).propose() for _ in range(3)] == [1, 2, 3]
-    epochs = EpochFile(OSFileSystem(), path)
+    assert [epoch_file(OSFileSystem(), path).propose() for _ in range(3)] == [1, 2, 3]
+    epochs = epoch_file(OSFileSystem(), path)
     epochs.withdraw(3)
     assert epochs.propose() == 3
     epochs.withdraw(2)
@@ -242,7 +243,7 @@ def test_an_epoch_file_that_holds_no_number_is_told(tmp_path: Path) -> None:
     path = tmp_path / "cloud.epoch"
     path.write_text("seven\n")
     with pytest.raises(ValueError, match=r"cloud\.epoch holds no epoch"):
-        EpochFile(OSFileSystem(), str(path)).propose()
+        epoch_file(OSFileSystem(), str(path)).propose()
 
 
 def test_the_ledger_releases_the_intersection_in_any_order() -> None:

@@ -25,11 +25,10 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from tests.edge_node.mqtt.harness import Node, RawClient, running, until
-from weft.edge_node.broker_ports import SESSION_TOPICS_STREAM
-from weft.edge_node.ingest.unrouted import UNROUTED_STREAM
 from weft.edge_node.sessions.limits import SessionLimits
 from weft.edge_node.sessions.store.settings import StateSettings
 from weft.edge_node.sessions.window_ports import MESSAGE_OVERHEAD_BYTES
+from weft.edge_node.streams import SESSION_TOPICS_STREAM, UNROUTED_STREAM
 from weft.protocols.batch import records
 from weft.protocols.mqtt.packets import (
     Disconnect,

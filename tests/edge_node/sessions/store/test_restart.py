@@ -9,10 +9,11 @@ import pytest
 from tests.edge_node.sessions.store.helpers import Node, record
 from tests.storage.segment_log.helpers import put
 from weft.edge_node.sessions.ports import Sent
-from weft.edge_node.sessions.store import INTERNAL_STREAMS, StateSettings
+from weft.edge_node.sessions.store import StateSettings
 from weft.edge_node.sessions.store.entries import Subscribed
 from weft.edge_node.sessions.store.folding import FoldedSession
 from weft.edge_node.sessions.store.recent_publishes import RecentPublishes
+from weft.edge_node.streams import SESSION_JOURNAL_STREAM
 from weft.protocols.mqtt.packets import Subscription, Will
 from weft.protocols.mqtt.properties import Properties
 from weft.protocols.ranges import RangeSet
@@ -97,7 +98,7 @@ def test_an_ended_session_is_gone_for_good(node: Node) -> None:
 
 
 def test_a_journal_in_the_database_is_released(node: Node) -> None:
-    stream = node.log.stream(INTERNAL_STREAMS[0])
+    stream = node.log.stream(SESSION_JOURNAL_STREAM)
     node.state.journal.opened(record())
     node.commit()
     assert node.log._state.lanes[stream].released == RangeSet()

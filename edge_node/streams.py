@@ -1,0 +1,16 @@
+"""Names of the node's internal streams. Configurations cannot use them."""
+
+from __future__ import annotations
+
+from typing import Final
+
+SESSION_TOPICS_STREAM: Final = "mqtt-sessions-topics"
+"""Stream of messages that only persistent sessions want: no ``from`` pattern matches their topics."""
+SESSION_JOURNAL_STREAM: Final = "mqtt-sessions"
+"""Stream of what changed in persistent sessions."""
+UNROUTED_STREAM: Final = "unrouted"
+"""Stream of messages whose topic no configured stream matches."""
+SESSION_STREAMS: Final = frozenset({SESSION_JOURNAL_STREAM, SESSION_TOPICS_STREAM})
+"""Streams that commands and status pages do not show: they hold the state of sessions, not data."""
+STREAMS_THAT_STAY: Final = SESSION_STREAMS | {UNROUTED_STREAM}
+"""Streams that never leave the node, whatever a configuration says."""
