@@ -273,8 +273,8 @@ def _shard_status(sequencer: Sequencer) -> View:
         "shard": sequencer.log.shard,
         "chunk": sequencer.state.n,
         "lanes": len(sequencer.state.lanes),
-        "sessions": sequencer.intakes.sessions,
-        "pending_bytes": sequencer.intakes.pending_bytes,
+        "sessions": sequencer.sessions.count,
+        "pending_bytes": sequencer.sessions.pending_bytes,
         "trouble": sequencer.trouble,
         "written": {"chunks": counters.chunks, "records": counters.records, "bytes": counters.bytes},
     }

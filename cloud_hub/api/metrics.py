@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 
 from weft.cloud_hub.api.stream_figures import StreamFigures
-from weft.cloud_hub.shard.sequencer import Counters, Sequencer
+from weft.cloud_hub.shard.sequencer import Sequencer, ShardCounters
 from weft.config import exposition
 from weft.config.exposition import AnySample, HistogramSample, Sample, build_info
 from weft.config.metrics import HUB_METRICS
@@ -55,13 +55,13 @@ def _shard(sequencer: Sequencer) -> Iterator[Sample]:
     for name in _COUNTERS:
         yield Sample(f"weft_hub_{name}_total", _value(sequencer.counters, name), labels)
     yield Sample("weft_hub_retries_total", sequencer.retries, labels)
-    yield Sample("weft_hub_sessions_refused_total", sequencer.intakes.refused, labels)
-    yield Sample("weft_hub_pending_bytes", sequencer.intakes.pending_bytes, labels)
+    yield Sample("weft_hub_sessions_refused_total", sequencer.sessions.refused, labels)
+    yield Sample("weft_hub_pending_bytes", sequencer.sessions.pending_bytes, labels)
     yield Sample("weft_hub_chunk", sequencer.state.n, labels)
     yield Sample("weft_hub_store_trouble", sequencer.trouble is not None, labels)
 
 
-def _value(counters: Counters, name: str) -> int:
+def _value(counters: ShardCounters, name: str) -> int:
     return int(getattr(counters, name))
 
 

@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from weft.cloud_hub.audit.counts import Tally, coded, unsigned
+from weft.cloud_hub.audit.counts import SeqCounts, coded, unsigned
 from weft.cloud_hub.audit.report import (
     DAMAGE_LISTED_MAX,
     HOLES_LISTED_MAX,
@@ -61,9 +61,9 @@ class _Comparison:
         self._cluster, self._tenant, self._stream = cluster, tenant, stream
         self._version: int | None = None
         self._positions: dict[int, int] = dict.fromkeys(range(cluster.shards), 0)
-        self._table: Tally[LaneKey] = Tally()
-        self._offsets: Tally[int] = Tally()
-        self._log: Tally[LaneKey] = Tally()
+        self._table: SeqCounts[LaneKey] = SeqCounts()
+        self._offsets: SeqCounts[int] = SeqCounts()
+        self._log: SeqCounts[LaneKey] = SeqCounts()
         self._below: dict[LaneKey, RangeSet] = defaultdict(RangeSet)
         self._indexed: dict[LaneKey, RangeSet] = defaultdict(RangeSet)
         self._named: dict[str, dict[str, RangeSet]] = defaultdict(lambda: defaultdict(RangeSet))
@@ -147,7 +147,7 @@ class _Comparison:
             seqs = unsigned(batch.column("_seq"))
             self._log.add_rows(keys, codes, seqs)
             below = unsigned(batch.column("_offset")) < self._positions[shard]
-            moved: Tally[LaneKey] = Tally()
+            moved: SeqCounts[LaneKey] = SeqCounts()
             moved.add_rows(keys, codes[below], seqs[below])
             for key, ranges in moved.held.items():
                 self._below[key].update(ranges)

@@ -15,8 +15,8 @@ K = TypeVar("K", bound=Hashable)
 Array = np.ndarray[Any, np.dtype[Any]]
 
 
-class Tally(Generic[K]):
-    """Per key the numbers seen, and how many were seen again."""
+class SeqCounts(Generic[K]):
+    """Per key the sequence numbers (or offsets) that were seen, and how many were seen again."""
 
     def __init__(self) -> None:
         self.held: dict[K, RangeSet] = defaultdict(RangeSet)

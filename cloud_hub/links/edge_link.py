@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from weft.cloud_hub.api.tokens import Identity, Scope
 from weft.cloud_hub.links.link_log import HubLinkLog
-from weft.cloud_hub.shard.lane_session import LaneIntake, SessionRefused
+from weft.cloud_hub.shard.lane_session import LaneSession, SessionRefused
 from weft.cloud_hub.shard.sequencer import Sequencer
 from weft.protocols.batch import BatchHeader
 from weft.protocols.chunk import GapRange, Mark
@@ -19,8 +19,8 @@ from weft.protocols.shard_state import shard_of
 from weft.replication.runner import LinkRefused, LinkSession
 
 
-class _Session(NamedTuple):
-    intake: LaneIntake
+class _OpenedLane(NamedTuple):
+    session: LaneSession
     sequencer: Sequencer
 
 
@@ -49,12 +49,12 @@ class EdgeLink:
         self._log = log
         self._peer = peer
         self._is_taken = False
-        self._sessions: dict[int, _Session] = {}
+        self._lanes: dict[int, _OpenedLane] = {}
         self.hello: Hello | None = None
         """What the edge said of itself, for status pages."""
 
-    async def open(self, hello: Hello, session: LinkSession) -> list[WelcomeLane]:
-        """Make the epoch durable in every lane's shard, then say what is held.
+    async def open(self, hello: Hello, link: LinkSession) -> list[WelcomeLane]:
+        """Make the epoch durable in every lane's shard, then return what is held.
 
         Raises:
             LinkRefused: the token is for another edge, the hub has no room, or another session has the identity.
@@ -62,16 +62,16 @@ class EdgeLink:
         self._authorise(hello)
         self.hello = hello
         for offered in hello.lanes:
-            self._sessions[offered.lane] = self._session(hello, offered, session)
-        for intake, sequencer in self._sessions.values():
-            sequencer.open(intake)
+            self._lanes[offered.lane] = self._open_lane(hello, offered, link)
+        for session, sequencer in self._lanes.values():
+            sequencer.open(session)
         try:
-            held = await asyncio.gather(*(opening.intake.opened for opening in self._sessions.values()))
+            held = await asyncio.gather(*(opening.session.opened for opening in self._lanes.values()))
         except SessionRefused as refusal:
             raise LinkRefused(refusal.code, refusal.message, refusal.advice) from refusal
         self._is_taken = True
         self._log.connected(_named(hello), self._peer, format_log_id(hello.log_id), hello.software)
-        return [WelcomeLane(lane, list(ranges)) for lane, ranges in zip(self._sessions, held, strict=True)]
+        return [WelcomeLane(lane, list(ranges)) for lane, ranges in zip(self._lanes, held, strict=True)]
 
     def _authorise(self, hello: Hello) -> None:
         identity = self._identity
@@ -84,7 +84,7 @@ class EdgeLink:
                 "give the link this edge's own token, or set node and tenant as the token says",
             )
 
-    def _session(self, hello: Hello, offered: HelloLane, session: LinkSession) -> _Session:
+    def _open_lane(self, hello: Hello, offered: HelloLane, link: LinkSession) -> _OpenedLane:
         lane = Lane(hello.tenant, hello.edge, hello.log_id, offered.stream)
         shard = shard_of(lane.tenant, lane.stream, lane.edge, len(self._sequencers))
         sequencer = self._sequencers[shard]
@@ -102,20 +102,20 @@ class EdgeLink:
             )
 
         def acknowledge(ranges: RangeSet) -> None:
-            session.acknowledge(offered.lane, ranges)
+            link.acknowledge(offered.lane, ranges)
 
-        intake = LaneIntake(lane, hello.epoch, offered.topics, acknowledge, session.refuse, payload=offered.payload)
-        return _Session(intake, sequencer)
+        session = LaneSession(lane, hello.epoch, offered.topics, acknowledge, link.refuse, payload=offered.payload)
+        return _OpenedLane(session, sequencer)
 
     async def data(self, lane: int, batches: list[tuple[BatchHeader, memoryview]]) -> None:
         """Hand verified batches to the lane's shard; returns when it can take more."""
-        intake, sequencer = self._sessions[lane]
-        await sequencer.put(intake, batches)
+        session, sequencer = self._lanes[lane]
+        await sequencer.put(session, batches)
 
     async def gap(self, lane: int, gap: GapRange) -> None:
         """Hand a gap notice to the lane's shard."""
-        intake, sequencer = self._sessions[lane]
-        await sequencer.put_gap(intake, gap)
+        session, sequencer = self._lanes[lane]
+        await sequencer.put_gap(session, gap)
 
     async def mark(self, lane: int, mark: Mark) -> None:
         """Hand a mark to the lane's shard.
@@ -123,8 +123,8 @@ class EdgeLink:
         A mark for a moment that has not come yet is taken as one for now, which it includes: an edge whose clock runs
         ahead must not promise that the future is complete.
         """
-        intake, sequencer = self._sessions[lane]
-        sequencer.put_mark(intake, Mark(min(mark.time, self._wall_clock()), mark.seq))
+        session, sequencer = self._lanes[lane]
+        sequencer.put_mark(session, Mark(min(mark.time, self._wall_clock()), mark.seq))
 
     def closed(self, reason: str) -> None:
         """The connection is over."""
@@ -134,8 +134,8 @@ class EdgeLink:
             self._log.disconnected(_named(self.hello), self._peer, reason)
         else:
             self._log.refused(_named(self.hello), self._peer, reason)
-        for intake, sequencer in self._sessions.values():
-            sequencer.leave(intake)
+        for session, sequencer in self._lanes.values():
+            sequencer.leave(session)
 
 
 def _named(hello: Hello) -> str:

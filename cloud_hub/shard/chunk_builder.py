@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from crc32c import crc32c
 
-from weft.cloud_hub.shard.lane_session import LaneIntake, PendingBatch, bounds
+from weft.cloud_hub.shard.lane_session import LaneSession, ReceivedBatch, bounds
 from weft.protocols import chunk as chunks
 from weft.protocols.batch import Buffer
 from weft.protocols.chunk import Chunk, ChunkFooter, ChunkHeader, GapRange, LaneUpdate, Mark, StreamSection
@@ -21,7 +21,7 @@ class Draft(NamedTuple):
 
     data: bytes
     chunk: Chunk
-    openings: list[LaneIntake]
+    openings: list[LaneSession]
     """Sessions whose epoch the chunk makes their lane's."""
 
 
@@ -34,7 +34,7 @@ class _Section:
     first_time: int = 0
     last_time: int = 0
 
-    def add(self, lane: int, skip: int, take: int, batch: PendingBatch) -> None:
+    def add(self, lane: int, skip: int, take: int, batch: ReceivedBatch) -> None:
         head = chunks.encode_entry_header(lane, skip, take, len(batch.data), batch.received)
         self.crc = crc32c(batch.data, crc32c(head, self.crc))
         self.parts += (head, batch.data)
@@ -47,7 +47,7 @@ class _Section:
 
 @dataclass(slots=True)
 class _LaneDraft:
-    intake: LaneIntake
+    session: LaneSession
     index: int
     ranges: RangeSet = field(default_factory=RangeSet)
     gaps: list[GapRange] = field(default_factory=list)
@@ -69,33 +69,33 @@ class ChunkBuilder:
         self._epochs: dict[Lane, int] = {}
         self._substantial = False
 
-    def add(self, intake: LaneIntake) -> None:
+    def add(self, session: LaneSession) -> None:
         """Take what the state lacks, as far as the chunk has room.
 
         Several sessions may add to one lane: what an older one left, then a newer one's epoch. Never the other way
         round, and never two that want the same epoch: the second is left out, and finds itself fenced by the first.
         """
-        taken = self._epochs.get(intake.lane, -1)
-        if intake.epoch < taken or (intake.epoch == taken and intake.ungranted):
+        taken = self._epochs.get(session.lane, -1)
+        if session.epoch < taken or (session.epoch == taken and session.ungranted):
             return
-        held = self._state.lanes.get(intake.lane, _NOTHING)
-        draft = _LaneDraft(intake, len(self._lanes))
-        for item in intake.items:
+        held = self._state.lanes.get(session.lane, _NOTHING)
+        draft = _LaneDraft(session, len(self._lanes))
+        for item in session.items:
             first, end = bounds(item)
-            for piece in self._missing(held, intake.lane, first, end):
+            for piece in self._missing(held, session.lane, first, end):
                 if self._bytes >= self._bytes_max:
                     break
                 self._take(draft, item, piece)
         newest = held.newest_mark
-        if intake.mark is not None and (newest is None or newest.time < intake.mark.time):
-            draft.mark = intake.mark
-        if intake.ungranted and intake.topics != held.topics:
-            draft.topics = intake.topics
-        if intake.ungranted and intake.payload != held.payload:
-            draft.payload = intake.payload
-        substantial = bool(draft.ranges) or bool(draft.gaps) or intake.ungranted
+        if session.mark is not None and (newest is None or newest.time < session.mark.time):
+            draft.mark = session.mark
+        if session.ungranted and session.topics != held.topics:
+            draft.topics = session.topics
+        if session.ungranted and session.payload != held.payload:
+            draft.payload = session.payload
+        substantial = bool(draft.ranges) or bool(draft.gaps) or session.ungranted
         if substantial or draft.mark is not None:
-            self._epochs[intake.lane] = intake.epoch
+            self._epochs[session.lane] = session.epoch
             self._lanes.append(draft)
             self._substantial |= substantial
 
@@ -104,9 +104,9 @@ class ChunkBuilder:
         added = self._added.get(lane)
         return missing if added is None else [piece for part in missing for piece in added.missing(*part)]
 
-    def _take(self, draft: _LaneDraft, item: PendingBatch | GapRange, piece: tuple[int, int]) -> None:
+    def _take(self, draft: _LaneDraft, item: ReceivedBatch | GapRange, piece: tuple[int, int]) -> None:
         first, end = piece
-        lane = draft.intake.lane
+        lane = draft.session.lane
         self._added.setdefault(lane, RangeSet()).add(first, end)
         if isinstance(item, GapRange):
             draft.gaps.append(GapRange(first, end, item.reason))
@@ -132,7 +132,7 @@ class ChunkBuilder:
         footer = ChunkFooter(self._place_sections(parts), [self._update(draft) for draft in self._lanes])
         tail, footer_crc = chunks.encode_footer(footer)
         parts.append(tail)
-        openings = [draft.intake for draft in self._lanes if draft.intake.ungranted]
+        openings = [draft.session for draft in self._lanes if draft.session.ungranted]
         return Draft(b"".join(parts), Chunk(header, footer, footer_crc), openings)
 
     def _place_sections(self, parts: list[Buffer]) -> list[StreamSection]:
@@ -152,9 +152,9 @@ class ChunkBuilder:
 
     @staticmethod
     def _update(draft: _LaneDraft) -> LaneUpdate:
-        intake = draft.intake
+        session = draft.session
         told = draft.mark, draft.topics, draft.payload
-        return LaneUpdate(*intake.lane, intake.epoch, list(draft.ranges), draft.gaps, *told)
+        return LaneUpdate(*session.lane, session.epoch, list(draft.ranges), draft.gaps, *told)
 
 
 _NOTHING = LaneState()

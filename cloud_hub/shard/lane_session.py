@@ -1,4 +1,4 @@
-"""What one link has handed over of one lane and the shard has not committed yet."""
+"""One lane of one link: its epoch, and what was handed over and is not committed yet."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from weft.protocols.ranges import RangeSet
 from weft.protocols.shard_state import LaneState
 
 GAP_BYTES = 64
-"""What a gap notice counts as against the bounds on pending bytes."""
+"""Bytes that a gap notice counts as against the bounds on pending bytes."""
 
 Acknowledge = Callable[[RangeSet], None]
 Refuse = Callable[[RefuseCode, str, str], None]
 
 
 class SessionRefused(Exception):
-    """What ``LaneIntake.opened`` ends with when the session does not get its lane."""
+    """The session does not get its lane: ``LaneSession.opened`` ends with this."""
 
     def __init__(self, code: RefuseCode, message: str, advice: str) -> None:
         super().__init__(message)
@@ -31,7 +31,7 @@ class SessionRefused(Exception):
         self.advice = advice
 
 
-class PendingBatch(NamedTuple):
+class ReceivedBatch(NamedTuple):
     """A batch as received, verified."""
 
     header: BatchHeader
@@ -40,20 +40,20 @@ class PendingBatch(NamedTuple):
     """Nanoseconds since 1970 by the hub's clock."""
 
 
-PendingItem = PendingBatch | GapRange
+PendingItem = ReceivedBatch | GapRange
 
 
 def bounds(item: PendingItem) -> tuple[int, int]:
-    """The sequence numbers that an item accounts for, half-open."""
+    """Return the sequence numbers that an item accounts for, half-open."""
     return (item.first, item.end) if isinstance(item, GapRange) else (item.header.base_seq, item.header.end_seq)
 
 
 def weight(item: PendingItem) -> int:
-    """Bytes that an item counts as."""
+    """Return the bytes that an item counts as."""
     return GAP_BYTES if isinstance(item, GapRange) else len(item.data)
 
 
-class LaneIntake:
+class LaneSession:
     """One lane of one link session. Items are committed in the order in which they came.
 
     Args:
@@ -88,26 +88,26 @@ class LaneIntake:
 
     @property
     def opening(self) -> bool:
-        """Whether somebody still waits to hear that the epoch is taken."""
+        """Return whether the link still waits to hear that the epoch is taken."""
         return not self.opened.done()
 
     @property
     def ungranted(self) -> bool:
-        """Whether a chunk has yet to make the epoch the lane's."""
+        """Return whether a chunk has yet to make the epoch the lane's."""
         return self.opening and not self.granted
 
     @property
     def pending(self) -> bool:
-        """Whether a commit has something to do here."""
+        """Return whether a commit has something to do here."""
         return bool(self.items) or self.mark is not None or self.opening
 
     @property
     def urgent(self) -> bool:
-        """Whether there is more than a mark, which can wait."""
+        """Return whether there is more than a mark, which can wait."""
         return bool(self.items) or self.opening
 
     def settle(self, held: LaneState | None) -> int:
-        """Let go of what the state accounts for.
+        """Remove the items and the mark that the state accounts for.
 
         Returns:
             The bytes that this freed; more than 0 calls for an acknowledgement.

@@ -1,4 +1,4 @@
-"""Asking a store in trouble again and again: bounded waits, a word in the log, and never giving up."""
+"""Calls to a store in trouble, repeated without end: bounded waits, and log lines that grow rarer."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 TROUBLE = (StoreError, CodecError)
-"""What a store call may end with besides its answers: nobody knows what happened. Stores bound their calls in time."""
+"""Errors after which the outcome of a store call is unknown. Stores bound their calls in time."""
 
 
-class Patience:
-    """Retries of one shard.
+class RetryLoop:
+    """The retries of one shard: waits that double, with jitter, and no last attempt.
 
     Args:
-        name: who waits, for the log.
+        name: the shard, for log lines.
         retry_min_s, retry_max_s: waits double from the one to the other, with jitter.
         random_bits: for the jitter.
     """
@@ -44,8 +44,11 @@ class Patience:
         self.answered_at = self._now()
         """When the store last did all that it should, by the loop's clock; at first, when the waiting began."""
 
-    async def insist(self, call: Callable[[], Awaitable[T]]) -> T:
-        """Call until the store answers. Trouble that there was before stays: a full disk can still be read."""
+    async def run(self, call: Callable[[], Awaitable[T]]) -> T:
+        """Call until the store answers, and return its answer.
+
+        An answer does not end trouble that there was before: a full disk can still be read.
+        """
         before = self._failures, self.trouble
         while True:
             try:
@@ -57,7 +60,7 @@ class Patience:
             return result
 
     def answered(self) -> None:
-        """The store does all that it should: trouble from now on is new trouble."""
+        """Note that the store does all that it should: trouble from now on is new trouble."""
         self.answered_at = self._now()
         if self.trouble is not None:
             away = approximate_duration(self.answered_at - self._trouble_since)

@@ -17,9 +17,9 @@ from typing import NamedTuple
 
 from weft.cloud_hub.settings import SequencerSettings
 from weft.cloud_hub.shard.chunk_builder import ChunkBuilder, Draft
-from weft.cloud_hub.shard.lane_session import LaneIntake, PendingBatch
-from weft.cloud_hub.shard.retry import TROUBLE, Patience
-from weft.cloud_hub.shard.shard_sessions import Intakes
+from weft.cloud_hub.shard.lane_session import LaneSession, ReceivedBatch
+from weft.cloud_hub.shard.retry import TROUBLE, RetryLoop
+from weft.cloud_hub.shard.shard_sessions import ShardSessions
 from weft.cloud_hub.shard.snapshots import Snapshotter
 from weft.cloud_hub.shard.watermark import WatermarkGuard
 from weft.protocols.batch import BatchHeader
@@ -38,12 +38,12 @@ logger = logging.getLogger(__name__)
 class _Attempt(NamedTuple):
     """What this node remembers of a chunk whose fate it does not know."""
 
-    openings: list[LaneIntake]
+    openings: list[LaneSession]
     bytes: int
 
 
 @dataclass(slots=True)
-class Counters:
+class ShardCounters:
     """Since the start of this node."""
 
     chunks: int = 0
@@ -85,13 +85,13 @@ class Sequencer:
         random_bits: Callable[[int], int],
     ) -> None:
         self.log = log
-        self.counters = Counters()
+        self.counters = ShardCounters()
         self._settings = settings
         self._wall_clock = wall_clock
         self._random_bits = random_bits
         self._now = asyncio.get_running_loop().time
         self._wake = asyncio.Event()
-        self._patience = Patience(f"shard {log.shard}", settings.retry_min_s, settings.retry_max_s, random_bits)
+        self._retry_loop = RetryLoop(f"shard {log.shard}", settings.retry_min_s, settings.retry_max_s, random_bits)
         self._guard = WatermarkGuard(log, boot_clock, settings.watermark_validity_s)
         self._snapshots = Snapshotter(
             log, settings.snapshot_interval_s, settings.snapshot_chunks, self._now, random_bits
@@ -99,7 +99,7 @@ class Sequencer:
         self._state = ShardState(log.cluster.cluster_id, log.shard)
         self.loaded = False
         """Whether ``state`` is the log's. While it is not, the shard takes nothing and nothing can be said of it."""
-        self.intakes = Intakes(settings.pending_bytes_max, settings.ranges_per_lane_max, self._wake.set)
+        self.sessions = ShardSessions(settings.pending_bytes_max, settings.ranges_per_lane_max, self._wake.set)
         self._attempts: dict[int, _Attempt] = {}
         """By nonce, each attempt at chunk ``n + 1``: so a node knows its own chunk when it reads it."""
         self._last_commit = self._last_chunk = self._last_look = float("-inf")
@@ -115,12 +115,12 @@ class Sequencer:
     @property
     def trouble(self) -> str | None:
         """The store's last failure; None while it works."""
-        return self._patience.trouble
+        return self._retry_loop.trouble
 
     @property
     def silent_s(self) -> float:
         """Seconds since the store last did all that this shard asked of it."""
-        return self._now() - self._patience.answered_at
+        return self._now() - self._retry_loop.answered_at
 
     @property
     def is_running(self) -> bool:
@@ -130,7 +130,7 @@ class Sequencer:
     @property
     def retries(self) -> int:
         """Times that the store gave no answer and was asked again."""
-        return self._patience.retries
+        return self._retry_loop.retries
 
     async def start(self) -> None:
         """Load the state and begin to commit.
@@ -157,7 +157,7 @@ class Sequencer:
             self._task.cancel()
             await asyncio.wait([self._task])
         await self._snapshots.close()
-        self.intakes.refuse_all(
+        self.sessions.refuse_all(
             RefuseCode.OVERLOADED, "the hub is shutting down", "connect to another node, or try again"
         )
 
@@ -167,58 +167,58 @@ class Sequencer:
         """Whether the state has room for this lane."""
         return lane in self._state.lanes or len(self._state.lanes) < self._settings.lanes_max
 
-    def open(self, intake: LaneIntake) -> None:
-        """Begin a session: ``intake.opened`` gets the lane's ranges once its epoch is durable.
+    def open(self, session: LaneSession) -> None:
+        """Begin a session: ``session.opened`` gets the lane's ranges once its epoch is durable.
 
         When the epoch is not higher than the lane's, the session is refused instead (IDENTITY_CONFLICT).
         """
-        self.intakes.add(intake)
+        self.sessions.add(session)
 
-    async def put(self, intake: LaneIntake, batches: Iterable[tuple[BatchHeader, memoryview]]) -> None:
+    async def put(self, session: LaneSession, batches: Iterable[tuple[BatchHeader, memoryview]]) -> None:
         """Take verified batches. Returns when the shard can take more; their commit is acknowledged later."""
         received = self._wall_clock()
         if self._waiting_since is None:
             self._waiting_since = self._now()
-        await self.intakes.take(intake, [PendingBatch(header, data, received) for header, data in batches])
+        await self.sessions.take(session, [ReceivedBatch(header, data, received) for header, data in batches])
 
-    async def put_gap(self, intake: LaneIntake, gap: GapRange) -> None:
+    async def put_gap(self, session: LaneSession, gap: GapRange) -> None:
         """Take a gap notice; it is committed and acknowledged as records are."""
-        held = self._state.lanes.get(intake.lane)
+        held = self._state.lanes.get(session.lane)
         if held is not None and len(held.gaps) >= self._settings.gaps_per_lane_max:
-            message = f"lane {intake.lane} has {len(held.gaps)} gaps, the most that the hub keeps"
-            self.intakes.refuse(
-                intake, RefuseCode.OVERLOADED, message, "raise the hub's limit, or give the edge a new log"
+            message = f"lane {session.lane} has {len(held.gaps)} gaps, the most that the hub keeps"
+            self.sessions.refuse(
+                session, RefuseCode.OVERLOADED, message, "raise the hub's limit, or give the edge a new log"
             )
             return
-        await self.intakes.take(intake, [gap])
+        await self.sessions.take(session, [gap])
 
-    def put_mark(self, intake: LaneIntake, mark: Mark) -> None:
+    def put_mark(self, session: LaneSession, mark: Mark) -> None:
         """Take a mark; it is committed with the shard's next data, or alone every ``mark_interval_s``."""
-        self.intakes.mark(intake, mark)
+        self.sessions.mark(session, mark)
 
-    def leave(self, intake: LaneIntake) -> None:
+    def leave(self, session: LaneSession) -> None:
         """The link is gone."""
-        self.intakes.leave(intake)
+        self.sessions.leave(session)
 
     # -- the loop
 
     async def _run(self) -> None:
         if not self.loaded:
-            await self._patience.insist(self._load)
-            self._patience.answered()
+            await self._retry_loop.run(self._load)
+            self._retry_loop.answered()
         while True:
             try:
                 if await self._work_is_due():
                     await self._commit()
                 else:
                     await self._follow()
-                self._patience.answered()
+                self._retry_loop.answered()
             except Exception:
                 # A bug, or input that nobody foresaw. Forgetting everything equals a restart of the process: what was
                 # not acknowledged comes again, and one bad link cannot stop the shard for the others.
                 logger.exception("shard %d: unexpected failure, starting anew from the store", self.log.shard)
-                self.intakes.refuse_all(RefuseCode.OVERLOADED, "the hub met an internal error", "connect again later")
-                await self._patience.wait("an unexpected failure, see the log")
+                self.sessions.refuse_all(RefuseCode.OVERLOADED, "the hub met an internal error", "connect again later")
+                await self._retry_loop.wait("an unexpected failure, see the log")
                 await self._reload()
 
     async def _work_is_due(self) -> bool:
@@ -237,11 +237,11 @@ class Sequencer:
 
     def _commit_due(self) -> float:
         settings = self._settings
-        if self.intakes.pending_bytes >= settings.chunk_bytes_max:
+        if self.sessions.pending_bytes >= settings.chunk_bytes_max:
             return float("-inf")
-        if self.intakes.urgent:
+        if self.sessions.urgent:
             return self._last_commit + settings.commit_interval_s
-        return self._marks_due_at() if self.intakes.pending else float("inf")
+        return self._marks_due_at() if self.sessions.pending else float("inf")
 
     def _marks_due_at(self) -> float:
         return self._last_chunk + self._settings.mark_interval_s
@@ -253,23 +253,23 @@ class Sequencer:
             while (draft := self._draft()) is not None:
                 if await self._place(draft):
                     break
-            if not await self._patience.insist(lambda: self._guard.passed(self._state.n)):
+            if not await self._retry_loop.run(lambda: self._guard.passed(self._state.n)):
                 break
             await self._reload()
         # Nothing waits between the check above and the acknowledgements.
-        self.intakes.settle(self._state)
+        self.sessions.settle(self._state)
         self._snapshots.consider(self._state)
         self._last_commit = self._last_look = now = self._now()
         if since is not None:
             self.counters.commit.observe(now - since)
-            if self.intakes.pending_bytes and self._waiting_since is None:
+            if self.sessions.pending_bytes and self._waiting_since is None:
                 self._waiting_since = since
 
     def _draft(self) -> Draft | None:
-        self.intakes.fence(self._state, {intake.lane for intake in self.intakes})
+        self.sessions.fence(self._state, {session.lane for session in self.sessions})
         builder = ChunkBuilder(self._state, self._settings.chunk_bytes_max)
-        for intake in self.intakes:
-            builder.add(intake)
+        for session in self.sessions:
+            builder.add(session)
         marks_due = self._marks_due_at() <= self._now()
         return builder.finish(self._wall_clock(), self._random_bits(64), marks_due)
 
@@ -290,9 +290,9 @@ class Sequencer:
         else:
             self.counters.put.observe(self._now() - started)
             return self._apply(draft.chunk)
-        own = await self._patience.insist(self._read_on)
+        own = await self._retry_loop.run(self._read_on)
         if self._state.n < n:
-            await self._patience.wait(f"chunk {n} could not be written: {trouble}")
+            await self._retry_loop.wait(f"chunk {n} could not be written: {trouble}")
         return own
 
     async def _read_on(self) -> bool:
@@ -308,9 +308,9 @@ class Sequencer:
         self._state.apply(chunk)
         attempt = self._attempts.get(chunk.header.nonce)
         self._attempts.clear()  # this position is decided: no attempt at it can land any more
-        for intake in attempt.openings if attempt else ():
-            intake.granted = True
-        self.intakes.fence(self._state, {lane_of(update) for update in chunk.footer.lanes})
+        for session in attempt.openings if attempt else ():
+            session.granted = True
+        self.sessions.fence(self._state, {lane_of(update) for update in chunk.footer.lanes})
         self._count(chunk, attempt)
         return attempt is not None
 
@@ -325,15 +325,15 @@ class Sequencer:
 
     async def _follow(self) -> None:
         """While there is nothing to commit: keep up with other nodes, which serves readers and fences old sessions."""
-        await self._patience.insist(self._read_on)
-        if await self._patience.insist(lambda: self._guard.passed(self._state.n)):
+        await self._retry_loop.run(self._read_on)
+        if await self._retry_loop.run(lambda: self._guard.passed(self._state.n)):
             await self._reload()
 
     async def _reload(self) -> None:
         """Forget the state and load the newest. Sessions that were not open yet cannot be told from others': refuse."""
         self.counters.reloads += 1
         self._attempts.clear()
-        self.intakes.refuse_all(
+        self.sessions.refuse_all(
             RefuseCode.OVERLOADED, "this hub node was paused and starts anew", "connect again", opening_only=True
         )
-        await self._patience.insist(self._load)
+        await self._retry_loop.run(self._load)

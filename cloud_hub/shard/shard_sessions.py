@@ -5,14 +5,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterable, Iterator
 
-from weft.cloud_hub.shard.lane_session import LaneIntake, PendingItem, SessionRefused, bounds, weight
+from weft.cloud_hub.shard.lane_session import LaneSession, PendingItem, SessionRefused, bounds, weight
 from weft.protocols.chunk import Mark
 from weft.protocols.lane import Lane, format_log_id
 from weft.protocols.link import RefuseCode
 from weft.protocols.shard_state import LaneState, ShardState
 
 
-class Intakes:
+class ShardSessions:
     """Sessions of one shard and their pending items.
 
     Args:
@@ -25,136 +25,136 @@ class Intakes:
         self._bytes_max = bytes_max
         self._ranges_per_lane_max = ranges_per_lane_max
         self._wake = wake
-        self._lanes: dict[Lane, list[LaneIntake]] = {}
-        self._active: dict[LaneIntake, None] = {}
+        self._lanes: dict[Lane, list[LaneSession]] = {}
+        self._active: dict[LaneSession, None] = {}
         self._room = asyncio.Event()
         self.pending_bytes = 0
         """Bytes taken from links and not committed yet."""
         self.refused = 0
-        """Sessions that were sent away."""
+        """Sessions that were refused, since the start."""
 
-    def __iter__(self) -> Iterator[LaneIntake]:
-        """The sessions with something pending, longest waiting first."""
+    def __iter__(self) -> Iterator[LaneSession]:
+        """Iterate over the sessions with something pending, longest waiting first."""
         return iter(list(self._active))
 
     @property
-    def sessions(self) -> int:
-        """How many there are, pending or not."""
+    def count(self) -> int:
+        """Return the number of sessions, with and without something pending."""
         return sum(map(len, self._lanes.values()))
 
     @property
     def urgent(self) -> bool:
-        """Whether more than marks is pending."""
-        return any(intake.urgent for intake in self._active)
+        """Return whether more than marks is pending."""
+        return any(session.urgent for session in self._active)
 
     @property
     def pending(self) -> bool:
-        """Whether anything is pending."""
+        """Return whether anything is pending."""
         return bool(self._active)
 
-    def add(self, intake: LaneIntake) -> None:
-        """A session begins: its epoch is to be committed."""
-        self._lanes.setdefault(intake.lane, []).append(intake)
-        self._touch(intake)
+    def add(self, session: LaneSession) -> None:
+        """Begin a session: its epoch is to be committed."""
+        self._lanes.setdefault(session.lane, []).append(session)
+        self._touch(session)
 
-    async def take(self, intake: LaneIntake, items: Iterable[PendingItem]) -> None:
+    async def take(self, session: LaneSession, items: Iterable[PendingItem]) -> None:
         """Add pending items; returns when there is room for more. Items of a refused session are dropped."""
-        if not self._registered(intake):
+        if not self._registered(session):
             return
         for item in items:
-            intake.known.add(*bounds(item))
-            intake.items.append(item)
+            session.known.add(*bounds(item))
+            session.items.append(item)
             self.pending_bytes += weight(item)
-        if len(intake.known) > self._ranges_per_lane_max:
-            message = f"lane {intake.lane} would have more than {self._ranges_per_lane_max} separate ranges"
-            self.refuse(intake, RefuseCode.OVERLOADED, message, "send the oldest missing records first")
+        if len(session.known) > self._ranges_per_lane_max:
+            message = f"lane {session.lane} would have more than {self._ranges_per_lane_max} separate ranges"
+            self.refuse(session, RefuseCode.OVERLOADED, message, "send the oldest missing records first")
             return
-        self._touch(intake)
-        while self.pending_bytes >= self._bytes_max and self._registered(intake):
+        self._touch(session)
+        while self.pending_bytes >= self._bytes_max and self._registered(session):
             self._room.clear()
             await self._room.wait()
 
-    def mark(self, intake: LaneIntake, mark: Mark) -> None:
+    def mark(self, session: LaneSession, mark: Mark) -> None:
         """Take a mark; the newest of a session is the one that is committed."""
-        if self._registered(intake):
-            intake.mark = mark
-            self._touch(intake)
+        if self._registered(session):
+            session.mark = mark
+            self._touch(session)
 
-    def leave(self, intake: LaneIntake) -> None:
-        """The link is gone. What it brought is still committed, unless the edge opens a new session first."""
-        intake.closed = True
-        intake.opened.cancel()
-        if not intake.items:
-            self._forget(intake)
+    def leave(self, session: LaneSession) -> None:
+        """Note that the link is gone. What it brought is still committed, unless a new session opens first."""
+        session.closed = True
+        session.opened.cancel()
+        if not session.items:
+            self._forget(session)
 
     def fence(self, state: ShardState, lanes: Iterable[Lane]) -> None:
         """Refuse the sessions that lost their lane: a higher epoch came, or another session took the same one."""
         for lane in lanes:
-            for intake in list(self._lanes.get(lane, ())):
+            for session in list(self._lanes.get(lane, ())):
                 held = state.lanes.get(lane)
                 if held is not None and (
-                    held.epoch > intake.epoch or (held.epoch == intake.epoch and not intake.granted)
+                    held.epoch > session.epoch or (held.epoch == session.epoch and not session.granted)
                 ):
-                    self._refuse_fenced(intake, held)
+                    self._refuse_fenced(session, held)
 
-    def _refuse_fenced(self, intake: LaneIntake, held: LaneState) -> None:
-        lane = intake.lane
+    def _refuse_fenced(self, session: LaneSession, held: LaneState) -> None:
+        lane = session.lane
         self.refuse(
-            intake,
+            session,
             RefuseCode.IDENTITY_CONFLICT,
             f"edge {lane.edge}, log {format_log_id(lane.log_id)}: a connection with epoch {held.epoch} has taken over, "
-            f"this one has {intake.epoch}",
+            f"this one has {session.epoch}",
             "if the log was copied to a second node, give that node an empty data_dir; otherwise connect again",
         )
 
     def settle(self, state: ShardState) -> None:
         """Answer every session from the state: its opening, and what was committed of its items."""
-        for intake in self:
-            held = state.lanes.get(intake.lane)
-            freed = intake.settle(held)
+        for session in self:
+            held = state.lanes.get(session.lane)
+            freed = session.settle(held)
             self.pending_bytes -= freed
-            if held is not None and intake.granted and intake.opening:
-                intake.known = held.ranges.copy()
-                intake.opened.set_result(held.ranges.copy())
-            elif held is not None and freed and not intake.closed:
-                intake.acknowledge(held.ranges.copy())
-            del self._active[intake]
-            if intake.pending:
-                self._active[intake] = None  # behind those that have not had their turn
-            elif intake.closed:
-                self._forget(intake)
+            if held is not None and session.granted and session.opening:
+                session.known = held.ranges.copy()
+                session.opened.set_result(held.ranges.copy())
+            elif held is not None and freed and not session.closed:
+                session.acknowledge(held.ranges.copy())
+            del self._active[session]
+            if session.pending:
+                self._active[session] = None  # behind those that have not had their turn
+            elif session.closed:
+                self._forget(session)
         self._room.set()
 
-    def refuse(self, intake: LaneIntake, code: RefuseCode, message: str, advice: str) -> None:
+    def refuse(self, session: LaneSession, code: RefuseCode, message: str, advice: str) -> None:
         """End a session and drop what it has pending."""
-        self._forget(intake)
+        self._forget(session)
         self.refused += 1
-        if intake.opening:
-            intake.opened.set_exception(SessionRefused(code, message, advice))
-        elif not intake.closed:
-            intake.refuse(code, message, advice)
-        intake.closed = True
+        if session.opening:
+            session.opened.set_exception(SessionRefused(code, message, advice))
+        elif not session.closed:
+            session.refuse(code, message, advice)
+        session.closed = True
 
     def refuse_all(self, code: RefuseCode, message: str, advice: str, *, opening_only: bool = False) -> None:
         """End every session, or every one that is not open yet."""
-        for intake in [intake for lane in list(self._lanes.values()) for intake in lane]:
-            if intake.opening or not opening_only:
-                self.refuse(intake, code, message, advice)
+        for session in [session for lane in list(self._lanes.values()) for session in lane]:
+            if session.opening or not opening_only:
+                self.refuse(session, code, message, advice)
 
-    def _registered(self, intake: LaneIntake) -> bool:
-        return intake in self._lanes.get(intake.lane, ())
+    def _registered(self, session: LaneSession) -> bool:
+        return session in self._lanes.get(session.lane, ())
 
-    def _touch(self, intake: LaneIntake) -> None:
-        self._active[intake] = None
+    def _touch(self, session: LaneSession) -> None:
+        self._active[session] = None
         self._wake()
 
-    def _forget(self, intake: LaneIntake) -> None:
-        if not self._registered(intake):
+    def _forget(self, session: LaneSession) -> None:
+        if not self._registered(session):
             return
-        self._lanes[intake.lane].remove(intake)
-        if not self._lanes[intake.lane]:
-            del self._lanes[intake.lane]
-        self._active.pop(intake, None)
-        self.pending_bytes -= sum(map(weight, intake.items))
-        intake.items.clear()
+        self._lanes[session.lane].remove(session)
+        if not self._lanes[session.lane]:
+            del self._lanes[session.lane]
+        self._active.pop(session, None)
+        self.pending_bytes -= sum(map(weight, session.items))
+        session.items.clear()
         self._room.set()

@@ -10,7 +10,7 @@ from collections import defaultdict
 from tests.cloud_hub.faulty_store import FaultyStore
 from tests.cloud_hub.virtual_time import now_ns
 from weft.cloud_hub.settings import SequencerSettings
-from weft.cloud_hub.shard.lane_session import LaneIntake, SessionRefused
+from weft.cloud_hub.shard.lane_session import LaneSession, SessionRefused
 from weft.cloud_hub.shard.sequencer import Sequencer
 from weft.protocols import batch, chunk
 from weft.protocols.batch import BatchHeader, ClockReading, ClockState
@@ -84,7 +84,7 @@ class Session:
         self.acked = RangeSet()
         self.news = asyncio.Event()
         self.refusal: RefuseCode | None = None
-        self.intake = LaneIntake(lane, epoch, topics or [], self._acknowledge, self._refuse, payload=payload)
+        self.lane_session = LaneSession(lane, epoch, topics or [], self._acknowledge, self._refuse, payload=payload)
 
     def _acknowledge(self, ranges: RangeSet) -> None:
         self.acked.update(ranges)
@@ -97,16 +97,16 @@ class Session:
         self.news.set()
 
     async def open(self) -> bool:
-        self.sequencer.open(self.intake)
+        self.sequencer.open(self.lane_session)
         try:
-            self.acked.update(await self.intake.opened)
+            self.acked.update(await self.lane_session.opened)
         except SessionRefused as refusal:
             self.refusal = refusal.code
             return False
         return True
 
     async def send(self, first: int, end: int) -> None:
-        await self.sequencer.put(self.intake, [make_batch(self.intake.lane, first, end)])
+        await self.sequencer.put(self.lane_session, [make_batch(self.lane_session.lane, first, end)])
 
     async def until_acked(self, first: int, end: int) -> None:
         while not self.acked.covers(first, end):
@@ -141,7 +141,7 @@ class Edge:
                 pass
             finally:
                 self.acked.update(session.acked)
-                session.sequencer.leave(session.intake)
+                session.sequencer.leave(session.lane_session)
             await asyncio.sleep(self.rng.random() * 0.2)
 
     async def send_mark(self, node: Node) -> None:
@@ -150,7 +150,7 @@ class Edge:
         self.epoch += 1
         session = Session(node.sequencer, self.lane, self.epoch, ["plant/{line}"])
         assert await session.open()
-        node.sequencer.put_mark(session.intake, Mark(1000 + self.records, self.records))
+        node.sequencer.put_mark(session.lane_session, Mark(1000 + self.records, self.records))
 
     async def _session(self, session: Session) -> None:
         if not await session.open():
@@ -162,11 +162,11 @@ class Edge:
             end = min(self.records, at + self.rng.randrange(1, 12))
             if self.rng.random() < 0.05:
                 self.gaps.add(at, end)
-                await session.sequencer.put_gap(session.intake, GapRange(at, end, 1))
+                await session.sequencer.put_gap(session.lane_session, GapRange(at, end, 1))
             else:
                 await session.send(first, end)
             at = end
-            session.sequencer.put_mark(session.intake, Mark(1000 + at, at))
+            session.sequencer.put_mark(session.lane_session, Mark(1000 + at, at))
             if self.rng.random() < 0.3:
                 await asyncio.sleep(self.rng.random() * 0.2)
         while session.refusal is None and not session.acked.covers(0, self.records):

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from tests.cloud_hub.tables.logs import LANE, OTHER, LogWriter, Run, rows, table
 from tests.cloud_hub.tables.test_tierer import drain, new_tierer
 from weft.cloud_hub.audit.audit import audit
-from weft.cloud_hub.audit.counts import Tally
+from weft.cloud_hub.audit.counts import SeqCounts
 from weft.cloud_hub.audit.report import AuditReport
 from weft.protocols.chunk import GapRange
 from weft.protocols.payloads import PayloadKind
@@ -215,13 +215,13 @@ async def test_a_store_without_a_hub(store: ObjectStore) -> None:
 
 
 @given(st.lists(st.tuples(st.integers(0, 2), st.integers(0, 30)), max_size=60), st.integers(1, 60))
-def test_a_tally_counts_like_a_counter(numbers: list[tuple[int, int]], batch: int) -> None:
-    tally: Tally[str] = Tally()
+def test_seq_counts_count_like_a_counter(numbers: list[tuple[int, int]], batch: int) -> None:
+    counts: SeqCounts[str] = SeqCounts()
     for start in range(0, len(numbers), batch):
         part = numbers[start : start + batch]
         codes, values = (np.array([pair[i] for pair in part]) for i in (0, 1))
-        tally.add_rows(["a", "b", "c"], codes, values.astype(np.uint64))
+        counts.add_rows(["a", "b", "c"], codes, values.astype(np.uint64))
     for code, key in enumerate("abc"):
         mine = [value for other, value in numbers if other == code]
-        assert {n for first, end in tally.held[key] for n in range(first, end)} == set(mine)
-        assert tally.doubled[key] == len(mine) - len(set(mine))
+        assert {n for first, end in counts.held[key] for n in range(first, end)} == set(mine)
+        assert counts.doubled[key] == len(mine) - len(set(mine))

@@ -96,15 +96,15 @@ async def _act(action: str, edge: OracleEdge, node: Node, chance: random.Random)
         await node.start()
         edge.session = None
     elif action == "leave" and edge.session is not None:
-        sequencer.leave(edge.session.intake)
+        sequencer.leave(edge.session.lane_session)
     elif action == "session" or edge.session is None or edge.session.sequencer is not sequencer:
         await edge.connect(node)
     elif action == "send" and first < last:
         await edge.session.send(first, last)
     elif action == "gap" and first < last:
-        await sequencer.put_gap(edge.session.intake, GapRange(first, last, 1))
+        await sequencer.put_gap(edge.session.lane_session, GapRange(first, last, 1))
     elif action == "tell":
-        sequencer.put_mark(edge.session.intake, chance.choice(edge.marks))
+        sequencer.put_mark(edge.session.lane_session, chance.choice(edge.marks))
 
 
 async def _history(actions: list[tuple[str, int]], seed: int) -> None:
@@ -132,7 +132,7 @@ async def _history(actions: list[tuple[str, int]], seed: int) -> None:
         if edge.times:
             await session.send(0, len(edge.times))
         assert node.sequencer is not None
-        node.sequencer.put_mark(session.intake, mark)
+        node.sequencer.put_mark(session.lane_session, mark)
     await asyncio.sleep(LONGER_THAN_MARKS_WAIT_S)
     check()
     state = await node.sequencer.log.load()

@@ -146,7 +146,7 @@ def test_a_shard_that_cannot_commit_makes_its_links_wait() -> None:
         task = asyncio.create_task(flood())
         await asyncio.sleep(60)
         assert 0 < sent < 200
-        assert sequencer.intakes.pending_bytes < 4000 + 600
+        assert sequencer.sessions.pending_bytes < 4000 + 600
         assert sequencer.trouble
         blocked = asyncio.create_task(other.send(0, 1))
         await asyncio.sleep(10)
@@ -157,7 +157,7 @@ def test_a_shard_that_cannot_commit_makes_its_links_wait() -> None:
         await blocked
         await session.until_acked(0, 1000)
         await other.until_acked(0, 1)
-        assert sequencer.intakes.pending_bytes == 0
+        assert sequencer.sessions.pending_bytes == 0
         assert sequencer.trouble is None
 
     play(story, pending_bytes_max=4000)
@@ -213,7 +213,7 @@ def test_a_hole_is_held_as_a_hole_and_its_filling_is_trimmed_to_it() -> None:
         await session.send(10, 15)
         await session.until_acked(10, 15)
         assert list(sequencer.state.lanes[LANE].ranges) == [(0, 5), (10, 15)]
-        await sequencer.put_gap(session.intake, GapRange(3, 8, 2))
+        await sequencer.put_gap(session.lane_session, GapRange(3, 8, 2))
         await session.until_acked(0, 8)
         assert sequencer.state.lanes[LANE].gaps == [GapRange(5, 8, 2)]
         # Out of order by the sender's own doing: the log shows the order of arrival.
@@ -254,7 +254,7 @@ def test_a_higher_epoch_ends_the_older_session_and_nothing_interleaves() -> None
         await old.send(3, 6)
         await asyncio.sleep(10)
         assert sequencer.state.lanes[LANE].ranges == RangeSet([(0, 3)]), "what came before the new epoch is kept"
-        assert sequencer.intakes.pending_bytes == 0
+        assert sequencer.sessions.pending_bytes == 0
 
     play(story)
 
@@ -294,13 +294,13 @@ def test_an_opening_whose_write_was_misreported_is_known_as_ones_own() -> None:
 def test_marks_travel_with_data_and_alone_seldom() -> None:
     async def story(sequencer: Sequencer, _: FaultyStore) -> None:
         session = await opened(sequencer)
-        sequencer.put_mark(session.intake, Mark(100, 3))
+        sequencer.put_mark(session.lane_session, Mark(100, 3))
         await session.send(0, 3)
         await session.until_acked(0, 3)
         assert sequencer.state.lanes[LANE].complete_up_to == 100
         before = sequencer.counters.chunks
         for moment in range(1000, 1600):
-            sequencer.put_mark(session.intake, Mark(moment, 3))
+            sequencer.put_mark(session.lane_session, Mark(moment, 3))
             await asyncio.sleep(0.1)
         await asyncio.sleep(3)
         assert sequencer.state.lanes[LANE].complete_up_to == 1599
@@ -315,7 +315,7 @@ def test_a_sender_that_leaves_too_many_holes_is_sent_away() -> None:
         for seq in range(0, 100, 2):
             await session.send(seq, seq + 1)
         assert session.refusal is RefuseCode.OVERLOADED
-        assert sequencer.intakes.pending_bytes == 0
+        assert sequencer.sessions.pending_bytes == 0
         await asyncio.sleep(1)
         assert len(sequencer.state.lanes[LANE].ranges) <= 10
 
@@ -326,7 +326,7 @@ def test_gap_notices_and_lanes_are_bounded() -> None:
     async def story(sequencer: Sequencer, _: FaultyStore) -> None:
         session = await opened(sequencer)
         for seq in range(10):
-            await sequencer.put_gap(session.intake, GapRange(seq, seq + 1, seq))
+            await sequencer.put_gap(session.lane_session, GapRange(seq, seq + 1, seq))
             await asyncio.sleep(1)
         assert session.refusal is RefuseCode.OVERLOADED
         assert len(sequencer.state.lanes[LANE].gaps) == 5
@@ -340,10 +340,10 @@ def test_what_a_lost_link_brought_is_committed_and_its_successor_need_not_send_i
     async def story(sequencer: Sequencer, _: FaultyStore) -> None:
         session = await opened(sequencer)
         await session.send(0, 7)
-        sequencer.leave(session.intake)
+        sequencer.leave(session.lane_session)
         successor = await opened(sequencer, epoch=2)
         assert successor.acked == RangeSet([(0, 7)])
-        assert sequencer.intakes.sessions == 1
+        assert sequencer.sessions.count == 1
 
     play(story)
 
@@ -352,7 +352,7 @@ def test_a_failure_that_nobody_foresaw_costs_the_sessions_and_not_the_shard() ->
     async def story(sequencer: Sequencer, _: FaultyStore) -> None:
         session = await opened(sequencer)
         header, data = make_batch(LANE, 0, 3)
-        await sequencer.put(session.intake, [(header._replace(first_time=1 << 80), data)])  # fits no footer
+        await sequencer.put(session.lane_session, [(header._replace(first_time=1 << 80), data)])  # fits no footer
         await asyncio.sleep(5)
         assert session.refusal is RefuseCode.OVERLOADED
         successor = await opened(sequencer, epoch=2)
