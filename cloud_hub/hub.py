@@ -29,11 +29,11 @@ from weft.cloud_hub.links.link_log import HubLinkLog
 from weft.cloud_hub.settings import HubSettings
 from weft.cloud_hub.shard.sequencer import Sequencer
 from weft.config.errors import SettingError
+from weft.config.log_lines.throttle import Throttle
 from weft.config.machine import why_not_listening
 from weft.config.units import Address, approximate_duration
 from weft.protocols.lane import format_log_id
 from weft.protocols.payloads import PayloadKind
-from weft.replication.log_lines import Throttle
 from weft.replication.receiver import ReceiverSettings
 from weft.replication.runner import serve_link
 from weft.storage.chunk_log import Cluster, ShardLog, open_cluster

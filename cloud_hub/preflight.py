@@ -24,8 +24,8 @@ _DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
 
 @dataclass
-class Found:
-    """Findings by what becomes of the hub."""
+class HubFindings:
+    """Findings about a hub's machine, by what becomes of the hub."""
 
     needed: list[Finding] = field(default_factory=list)
     """The hub does not start."""
@@ -33,9 +33,9 @@ class Found:
     """The hub works, perhaps not as it was meant."""
 
 
-def look(config: HubConfig) -> Found:
+def look(config: HubConfig) -> HubFindings:
     """Open what the configuration names, except the port and stores in a bucket. Blocks; nothing is changed."""
-    found = Found()
+    found = HubFindings()
     if config.tokens_file is None:
         if not parse_bind(config.listen).is_loopback:
             message = "is missing: every program that reaches the port may link and read. `weft token create` makes one"
@@ -61,7 +61,7 @@ def port(config: HubConfig) -> tuple[list[Finding], list[Finding]]:
     return [Finding(("listen",), problem)], []
 
 
-def _look_at_tokens(path: str, found: Found) -> None:
+def _look_at_tokens(path: str, found: HubFindings) -> None:
     try:
         with open(path, "rb") as file:
             tokens = read_tokens(file.read(), path)
@@ -80,7 +80,7 @@ def _look_at_tokens(path: str, found: Found) -> None:
             found.doubtful.append(Finding(("tokens_file",), problem))
 
 
-def _look_at_store(config: HubConfig, found: Found) -> None:
+def _look_at_store(config: HubConfig, found: HubFindings) -> None:
     path = config.store.removeprefix("file://")
     if "://" in path:
         return

@@ -9,6 +9,7 @@ import random
 from collections.abc import Callable
 
 import weft.edge_node.light_imports  # noqa: F401 - before edge_node.sessions.store
+from weft.config.log_lines.throttle import Throttle
 from weft.config.models import EdgeConfig
 from weft.config.units import Address, UnixSocket, parse_bind
 from weft.edge_node.clock import clock_reader, wall_clock
@@ -39,7 +40,6 @@ from weft.edge_node.status.pages import Pages
 from weft.edge_node.status.shortage_log import ShortageLog
 from weft.edge_node.streams import UNROUTED_STREAM
 from weft.protocols.lane import NodeName
-from weft.replication.log_lines import Throttle
 from weft.storage.segment_log import SegmentLog
 
 logger = logging.getLogger(__name__)

@@ -25,8 +25,8 @@ _BUDGET: KeyPath = ("disk", "budget")
 
 
 @dataclass
-class Found:
-    """Findings by what becomes of the node."""
+class EdgeFindings:
+    """Findings about an edge's machine, by what becomes of the node."""
 
     needed: list[Finding] = field(default_factory=list)
     """The node does not start."""
@@ -36,13 +36,13 @@ class Found:
     """The node works, perhaps not as it was meant."""
 
 
-def look(config: EdgeConfig, written: Container[KeyPath] = ()) -> Found:
+def look(config: EdgeConfig, written: Container[KeyPath] = ()) -> EdgeFindings:
     """Open what the configuration names, except ports. Blocks; nothing is changed.
 
     Args:
         written: settings that stand in the file. A default that does not fit the machine is only doubtful.
     """
-    found = Found()
+    found = EdgeFindings()
     _look_at_disk(config, written, found)
     _look_at_accounts(config, found)
     for listener in listener_settings(config):
@@ -76,7 +76,7 @@ def _binds(config: EdgeConfig) -> Iterator[tuple[KeyPath, Address | UnixSocket]]
         yield ("http", "bind"), parse_bind(config.http.bind)
 
 
-def _look_at_disk(config: EdgeConfig, written: Container[KeyPath], found: Found) -> None:
+def _look_at_disk(config: EdgeConfig, written: Container[KeyPath], found: EdgeFindings) -> None:
     problem = folder(config.data_dir)
     if problem:
         found.needed.append(Finding(("data_dir",), problem))
@@ -88,7 +88,7 @@ def _look_at_disk(config: EdgeConfig, written: Container[KeyPath], found: Found)
         found.doubtful.append(Finding(_BUDGET, beyond_free))
 
 
-def _look_at_accounts(config: EdgeConfig, found: Found) -> None:
+def _look_at_accounts(config: EdgeConfig, found: EdgeFindings) -> None:
     auth, names = config.auth, frozenset[str]()
     if auth.users_file is not None:
         path: KeyPath = ("auth", "users_file")
@@ -107,7 +107,7 @@ def _look_at_accounts(config: EdgeConfig, found: Found) -> None:
         _look_at_acl(auth.acl_file, names if auth.users_file is not None else None, found)
 
 
-def _look_at_acl(file: str, names: frozenset[str] | None, found: Found) -> None:
+def _look_at_acl(file: str, names: frozenset[str] | None, found: EdgeFindings) -> None:
     path: KeyPath = ("auth", "acl_file")
     try:
         named = acl.read(file).users
@@ -123,7 +123,7 @@ def _look_at_acl(file: str, names: frozenset[str] | None, found: Found) -> None:
         )
 
 
-def _look_at_tls(path: KeyPath, files: TlsFiles, found: Found) -> None:
+def _look_at_tls(path: KeyPath, files: TlsFiles, found: EdgeFindings) -> None:
     try:
         server_context(files)
     except TlsUnusable as error:
@@ -138,7 +138,7 @@ def _look_at_tls(path: KeyPath, files: TlsFiles, found: Found) -> None:
     found.doubtful += _too_readable((*path, "key"), files.key)
 
 
-def _look_at_link(path: KeyPath, link: Link, found: Found) -> None:
+def _look_at_link(path: KeyPath, link: Link, found: EdgeFindings) -> None:
     at, file = (*path, "token_file"), link.token_file
     distant = [url for url in map(urlsplit, link.to) if not Address(url.hostname or "", 0).is_loopback]
     if file is None:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import TypedDict
 
 import msgspec
 
@@ -11,27 +11,32 @@ REASONS_MAX = 10
 """Reasons in one answer. A hub may have a thousand shards, and a probe's log need not name all of them."""
 
 
-class HealthAnswer(NamedTuple):
-    """An HTTP answer."""
+class HealthAnswer(TypedDict):
+    """The arguments of an HTTP response, as ``aiohttp.web.Response`` takes them."""
 
     status: int
     content_type: str
     body: bytes
+    headers: Mapping[str, str]
 
 
-def health_answer(word: str, reasons: Sequence[str], accept: str) -> HealthAnswer:
+def health_answer(word: str, reasons: Sequence[str], headers: Mapping[str, str]) -> HealthAnswer:
     """Return what a probe gets: 200 without reasons, else 503 with them.
+
+    Probes carry no token, because service managers and load balancers have none.
 
     Args:
         word: ``healthy`` or ``ready``.
         reasons: why not, one sentence each, without names or paths: everyone who reaches the port may read them.
-        accept: the request's Accept header; ``application/json`` in it asks for JSON, anything else gets text.
+        headers: the request's; ``application/json`` in Accept asks for JSON, anything else gets text.
     """
     shown = list(reasons[:REASONS_MAX])
     if len(reasons) > REASONS_MAX:
         shown.append(f"and {len(reasons) - REASONS_MAX} more")
     status = 503 if reasons else 200
-    if "application/json" in accept:
-        return HealthAnswer(status, "application/json", msgspec.json.encode({word: not reasons, "reasons": shown}))
-    text = f"not {word}: {'; '.join(shown)}\n" if reasons else f"{word}\n"
-    return HealthAnswer(status, "text/plain", text.encode())
+    if "application/json" in headers.get("Accept", ""):
+        content_type, body = "application/json", msgspec.json.encode({word: not reasons, "reasons": shown})
+    else:
+        text = f"not {word}: {'; '.join(shown)}\n" if reasons else f"{word}\n"
+        content_type, body = "text/plain", text.encode()
+    return HealthAnswer(status=status, content_type=content_type, body=body, headers={"Cache-Control": "no-store"})

@@ -21,11 +21,11 @@ from weft.cloud_hub.api.records import RecordReader
 from weft.cloud_hub.api.views import View
 from weft.cloud_hub.shard.sequencer import Sequencer
 from weft.config.exposition import CONTENT_TYPE
+from weft.config.log_lines.repeats import Repeats, left_out
 from weft.protocols.errors import CodecError
 from weft.protocols.health import health_answer
 from weft.protocols.payloads import PayloadKind
 from weft.protocols.shard_state import ShardState, earliest
-from weft.replication.repeats import Repeats, left_out
 from weft.replication.runner import LINK_PATH
 from weft.storage.object_store import NotFound, StoreError
 
@@ -144,10 +144,10 @@ class Api:
         return web.Response(body=await self._metrics.text(), headers={"Content-Type": CONTENT_TYPE})
 
     async def _get_healthz(self, request: web.Request) -> web.Response:
-        return _probed(request, "healthy", self._node.unhealthy())
+        return web.Response(**health_answer("healthy", self._node.unhealthy(), request.headers))
 
     async def _get_readyz(self, request: web.Request) -> web.Response:
-        return _probed(request, "ready", self._node.unready())
+        return web.Response(**health_answer("ready", self._node.unready(), request.headers))
 
     async def _get_status(self, request: web.Request) -> web.Response:
         self._access.operate(request)
@@ -231,12 +231,6 @@ class Api:
         if stream not in views.stream_keys(self._states, tenant):
             raise ApiError(404, f"tenant {tenant} has no stream {stream!r}", "GET /v1/streams lists the streams")
         return tenant, stream
-
-
-def _probed(request: web.Request, word: str, reasons: Sequence[str]) -> web.Response:
-    # No token: service managers and load balancers have none, and the answer holds nothing but the node's state.
-    status, content_type, body = health_answer(word, reasons, request.headers.get("Accept", ""))
-    return web.Response(body=body, status=status, content_type=content_type, headers={"Cache-Control": "no-store"})
 
 
 def _integer(request: web.Request, name: str, default: int, least: int, most: int) -> int:

@@ -10,9 +10,9 @@ import logging
 from collections import OrderedDict
 from collections.abc import Callable
 
+from weft.config.log_lines.repeats import Repeats, left_out
+from weft.config.log_lines.up_and_down import UpAndDown
 from weft.config.units import approximate_duration
-from weft.replication.repeats import Repeats, left_out
-from weft.replication.up_and_down import UpAndDown
 
 logger = logging.getLogger(__name__)
 

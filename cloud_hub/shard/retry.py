@@ -7,9 +7,9 @@ import logging
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
+from weft.config.log_lines.repeats import Repeats, left_out
 from weft.config.units import approximate_duration
 from weft.protocols.errors import CodecError
-from weft.replication.repeats import Repeats, left_out
 from weft.storage.object_store import StoreError
 
 logger = logging.getLogger(__name__)

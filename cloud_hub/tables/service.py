@@ -15,10 +15,10 @@ from weft.cloud_hub.tables.maintenance import Maintenance
 from weft.cloud_hub.tables.settings import DEFAULTS, TableSettings
 from weft.cloud_hub.tables.shards import ShardView, load_shard
 from weft.cloud_hub.tables.tierer import Tierer
+from weft.config.log_lines.repeats import Repeats, left_out
 from weft.protocols.errors import CodecError
 from weft.protocols.payloads import PayloadKind
 from weft.protocols.shard_state import StreamKey
-from weft.replication.repeats import Repeats, left_out
 from weft.storage.chunk_log import Cluster
 from weft.storage.object_store import NotFound, ObjectStore, StoreError, StoreUnfit
 

@@ -5,7 +5,7 @@ Service managers and load balancers ask ``/healthz`` and ``/readyz``.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from html import escape
 from typing import Any
 
@@ -77,18 +77,13 @@ class Pages:
         return web.Response(body=self._metrics(), headers={"Content-Type": CONTENT_TYPE})
 
     async def _healthz(self, request: web.Request) -> web.Response:
-        return _probed(request, "healthy", self._health.unhealthy())
+        return web.Response(**health_answer("healthy", self._health.unhealthy(), request.headers))
 
     async def _readyz(self, request: web.Request) -> web.Response:
-        return _probed(request, "ready", self._health.unready())
+        return web.Response(**health_answer("ready", self._health.unready(), request.headers))
 
     async def _page(self, _request: web.Request) -> web.Response:
         return web.Response(text=page(self._status()), content_type="text/html", headers=_HEADERS)
-
-
-def _probed(request: web.Request, word: str, reasons: Sequence[str]) -> web.Response:
-    status, content_type, body = health_answer(word, reasons, request.headers.get("Accept", ""))
-    return web.Response(body=body, status=status, content_type=content_type, headers={"Cache-Control": "no-store"})
 
 
 def page(facts: dict[str, Any]) -> str:

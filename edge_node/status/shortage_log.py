@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import logging
 
+from weft.config.log_lines.repeats import Repeats
+from weft.config.log_lines.up_and_down import STABLE_S, UpAndDown
 from weft.config.units import approximate_duration
-from weft.replication.repeats import Repeats
-from weft.replication.up_and_down import STABLE_S, UpAndDown
 
 logger = logging.getLogger(__name__)
 

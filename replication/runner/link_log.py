@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import logging
 
+from weft.config.log_lines.repeats import left_out
+from weft.config.log_lines.up_and_down import UpAndDown
 from weft.config.units import approximate_duration
-from weft.replication.repeats import left_out
 from weft.replication.status import LinkState
-from weft.replication.up_and_down import UpAndDown
 
 log = logging.getLogger(__name__)
 

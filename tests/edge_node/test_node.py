@@ -16,8 +16,8 @@ from paho.mqtt.enums import CallbackAPIVersion
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests.weft.processes import STOP_S_MAX, Node, publish, wait_until
+from weft.config.log_lines.throttle import LINES_MAX
 from weft.config.metrics import EDGE_METRICS, PROCESS_METRICS
-from weft.replication.log_lines import LINES_MAX
 
 pytestmark = pytest.mark.processes
 

@@ -18,7 +18,7 @@ DEFAULT_BUDGET = 16 << 30
 CONFIG = "node: a\ndata_dir: {data_dir}\nstreams: {{telemetry: {{from: '#'}}}}\nhttp: null\n"
 
 
-def loaded(data_dir: object, more: str = "") -> tuple[EdgeConfig, preflight.Found]:
+def loaded(data_dir: object, more: str = "") -> tuple[EdgeConfig, preflight.EdgeFindings]:
     found = parse(CONFIG.format(data_dir=data_dir) + more, "edge.yaml", EdgeConfig, check)
     return found.config, preflight.look(found.config, found.lines)
 
@@ -40,7 +40,7 @@ def writable_disk_below(size: int) -> str | None:
 
 def test_a_good_configuration_has_nothing_wrong_and_nothing_is_made(tmp_path: Path) -> None:
     config, found = loaded(tmp_path / "data", "disk: {budget: 16MiB}\nlisteners: {mqtt: {bind: '127.0.0.1:0'}}\n")
-    assert found == preflight.Found()
+    assert found == preflight.EdgeFindings()
     assert preflight.ports(config) == ([], [])
     assert not (tmp_path / "data").exists()
 

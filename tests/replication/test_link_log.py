@@ -7,9 +7,9 @@ import random
 
 import pytest
 
+from weft.config.log_lines.up_and_down import STABLE_S
 from weft.replication.runner.link_log import LinkLog
 from weft.replication.status import LinkState
-from weft.replication.up_and_down import STABLE_S
 
 URL = "https://hub.example.com"
 DOWN = f"{URL}: cannot connect (Connection refused)"

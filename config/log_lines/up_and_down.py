@@ -1,22 +1,22 @@
-"""Which of a link's ups and downs the log is told: every change once, repetitions ever more rarely."""
+"""The log lines of a thing that goes up and down: each change once, repetitions ever more rarely."""
 
 from __future__ import annotations
 
 import re
 from typing import NamedTuple
 
-from weft.replication.repeats import Repeats
+from weft.config.log_lines.repeats import Repeats
 
 STABLE_S = 60.0
-"""A link that stayed up this long is well again: what happens then is news, not a repetition."""
+"""A thing that stayed up this long is well again: what happens then is news, not a repetition."""
 KEY_CHARACTERS_MAX = 300
 KEYS_MAX = 32
-"""Kinds of trouble told apart for one link."""
+"""Kinds of trouble told apart for one thing."""
 _NUMBERS = re.compile(r"\d+")
 
 
 class Up(NamedTuple):
-    """A line is due: the link is up."""
+    """A line is due: the thing is up."""
 
     again: bool
     """Whether it was up before."""
@@ -27,7 +27,7 @@ class Up(NamedTuple):
 
 
 class Down(NamedTuple):
-    """A line is due: the link is not up."""
+    """A line is due: the thing is not up."""
 
     was_up: bool
     """Whether it was until now; else one more attempt has failed."""
@@ -40,9 +40,9 @@ class Down(NamedTuple):
 
 
 class UpAndDown:
-    """One link. ``now`` is monotonic seconds throughout.
+    """One thing that is up or down: a link, or the room in a log. ``now`` is monotonic seconds throughout.
 
-    Two rules hold whatever is left out: a trouble's first line is written, and the newest line tells whether the link
+    Two rules hold whatever is left out: a trouble's first line is written, and the newest line tells whether the thing
     is up, at the latest with the first attempt ``STABLE_S`` after that has changed.
     """
 
@@ -55,16 +55,16 @@ class UpAndDown:
         self._failures = 0
 
     def up(self, now: float) -> Up | None:
-        """Note that the link is up; None when no line is due."""
+        """Note that the thing is up; None when no line is due."""
         told = Up(self._ever_up, now - self._changed_at, self._failures)
-        # While a link goes up and down, its downs are said rarely; an up is said only after a down that was.
+        # While a thing goes up and down, its downs are said rarely; an up is said only after a down that was.
         is_due = not self._said_up
         self._is_up = self._ever_up = self._said_up = True
         self._changed_at, self._failures = now, 0
         return told if is_due else None
 
     def down(self, reason: str, now: float) -> Down | None:
-        """Note that the link was lost, or that an attempt failed; None when no line is due.
+        """Note that the thing went down, or that an attempt to bring it up failed; None when no line is due.
 
         Args:
             reason: two that differ in numbers only are one and the same.
