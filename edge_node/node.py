@@ -26,10 +26,10 @@ from weft.edge_node.from_config import (
 from weft.edge_node.ingest import unrouted
 from weft.edge_node.ingest.unrouted import Unrouted
 from weft.edge_node.links.links import Links
-from weft.edge_node.listeners.counters import DoorCounters
+from weft.edge_node.listeners.counters import ListenerCounters
 from weft.edge_node.mqtt import connection as mqtt_connection
 from weft.edge_node.mqtt.broker import Broker
-from weft.edge_node.mqtt.listeners import FrontDoor
+from weft.edge_node.mqtt.listeners import Listeners
 from weft.edge_node.sessions import deliveries
 from weft.edge_node.sessions.store import BrokerState, StateCounters
 from weft.edge_node.status.facts import NodeStatus
@@ -61,10 +61,10 @@ class EdgeNode:
         self.config = config
         self._software = software
         self.counters = Counters()
-        self.door_counters = DoorCounters()
+        self.listener_counters = ListenerCounters()
         self.state_counters = StateCounters()
         self._closing = contextlib.AsyncExitStack()
-        self.listeners: dict[str, Address | UnixSocket] = {}
+        self.addresses: dict[str, Address | UnixSocket] = {}
         """Where MQTT clients connect, by the listener's name."""
         self.http: Address | None = None
         """Where the node's pages are; None without them."""
@@ -84,7 +84,7 @@ class EdgeNode:
             self.unrouted = Unrouted(self.config.unrouted.policy, self.log, self.counters)
             links = Links(self.config, self.log, wall_clock=wall_clock, software=self._software)
             self.status = NodeStatus(
-                self.config, self.log, (self.state_counters, self.door_counters, self.counters), links.statuses,
+                self.config, self.log, (self.state_counters, self.listener_counters, self.counters), links.statuses,
                 clock_reader(), unrouted=self.unrouted.facts,
             )  # fmt: skip
             await self._start_mqtt(stack)
@@ -112,7 +112,7 @@ class EdgeNode:
             if failed is not None:
                 raise failed
             shortages.full(self.log.shortage(), loop.time())
-            await self.front_door.check_files()
+            await self.listeners.check_files()
             if loop.time() >= next_sample:
                 self.status.sample()
                 shortages.low(self.status.low_water(), loop.time())
@@ -122,9 +122,9 @@ class EdgeNode:
 
     async def reload(self) -> None:
         """Read users, access rules and certificates again, changed or not. What cannot be used is told in the log."""
-        watched = self.front_door.watched
+        watched = self.listeners.watched
         logger.info("SIGHUP: reading again: %s", ", ".join(watched) or "no users, access rules or certificates are set")
-        await self.front_door.check_files(all_of_them=True)
+        await self.listeners.check_files(all_of_them=True)
 
     async def close(self) -> None:
         """Stop accepting, end links and clients, make what was taken in durable, release the log's directory."""
@@ -161,26 +161,26 @@ class EdgeNode:
             wall_clock=wall_clock, post=poster(asyncio.get_running_loop()),
         )  # fmt: skip
         stack.push_async_callback(state.close)
-        self.front_door = FrontDoor(config, self.counters, self.door_counters)
-        stack.push_async_callback(self.front_door.close)
+        self.listeners = Listeners(config, self.counters, self.listener_counters)
+        stack.push_async_callback(self.listeners.close)
         broker = Broker(
             log, {name: stream.from_ for name, stream in config.streams.items()},
             broker_settings(config, self._software), session_limits(config), self.counters, wall_clock,
             retained=state.retained, journal=state.journal, backlog=state.backlog, resent=state.resent,
             unrouted=self.unrouted, pending_bytes_max=config.limits.pending_bytes,
         )  # fmt: skip
-        self.front_door.accounts.watch(broker.permissions_changed)
+        self.listeners.accounts.watch(broker.permissions_changed)
         broker.start()
         state.start()
         stack.callback(broker.close)
-        stack.callback(self.front_door.stop)  # first: nobody comes in while the broker closes
-        await self.front_door.open(broker.connection)
-        self.listeners = self.front_door.addresses
+        stack.callback(self.listeners.stop)  # first: nobody comes in while the broker closes
+        await self.listeners.open(broker.connection)
+        self.addresses = self.listeners.addresses
 
     async def _start_pages(self, stack: contextlib.AsyncExitStack) -> None:
         if self.config.http is None:
             return
-        health = Health(self.log, lambda: self._state.failed is not None, lambda: self.front_door.is_open)
+        health = Health(self.log, lambda: self._state.failed is not None, lambda: self.listeners.is_open)
         pages = Pages(self.status.facts, lambda: render(self.status), health)
         await pages.start(self.config.http.bind)
         stack.push_async_callback(pages.close)

@@ -31,7 +31,7 @@ class AclUnusable(ValueError):
     """The file is no access list. The sentence names file, line and what was expected."""
 
 
-class Access(IntFlag):
+class Permission(IntFlag):
     """What a rule is about."""
 
     READ = 1
@@ -39,17 +39,17 @@ class Access(IntFlag):
 
 
 _WORDS = {
-    "read": Access.READ,
-    "write": Access.WRITE,
-    "readwrite": Access.READ | Access.WRITE,
-    "deny": Access(0),
+    "read": Permission.READ,
+    "write": Permission.WRITE,
+    "readwrite": Permission.READ | Permission.WRITE,
+    "deny": Permission(0),
 }
 
 
 class Rule(NamedTuple):
     """One line. ``levels`` of a pattern may hold ``%u`` and ``%c``."""
 
-    access: Access
+    permission: Permission
     """Nothing for a rule that denies."""
     levels: tuple[str, ...]
     is_pattern: bool = False
@@ -68,7 +68,7 @@ class Rule(NamedTuple):
                 if variable not in level:
                     continue
                 if not name or not _UNSAFE.isdisjoint(name):
-                    return None if self.access or not name else (*filled, "#")
+                    return None if self.permission or not name else (*filled, "#")
                 level = level.replace(variable, name.replace("%", "\0"))  # noqa: PLW2901 - a name's own % is no variable
             filled.append(level.replace("\0", "%"))
         return tuple(filled)
@@ -106,27 +106,27 @@ class AccessList:
 
     def may_publish(self, username: str | None, client_id: str, topic: str) -> bool:
         """Whether a client may publish to a topic."""
-        return self._grants(Access.WRITE, username, client_id, topic.split("/"))
+        return self._grants(Permission.WRITE, username, client_id, topic.split("/"))
 
     def may_read(self, username: str | None, client_id: str, topic: str) -> bool:
         """Whether a client may be sent messages of a topic."""
-        return self._grants(Access.READ, username, client_id, topic.split("/"))
+        return self._grants(Permission.READ, username, client_id, topic.split("/"))
 
     def may_subscribe(self, username: str | None, client_id: str, topic_filter: str) -> bool:
         """Whether a client may subscribe: one rule grants the whole filter, and none denies the whole of it.
 
         A rule that denies part of it lets it pass; ``may_read`` then says no for the topics of that part.
         """
-        return self._grants(Access.READ, username, client_id, topic_filter.split("/"))
+        return self._grants(Permission.READ, username, client_id, topic_filter.split("/"))
 
-    def _grants(self, access: Access, username: str | None, client_id: str, wanted: Sequence[str]) -> bool:
+    def _grants(self, permission: Permission, username: str | None, client_id: str, wanted: Sequence[str]) -> bool:
         granted = False
         for rule in (*self._by_user.get(username, ()), *self._everybody):
-            if rule.access and (granted or not rule.access & access):
+            if rule.permission and (granted or not rule.permission & permission):
                 continue
             levels = rule.for_client(username, client_id)
             if levels is not None and covers(levels, wanted):
-                if not rule.access:
+                if not rule.permission:
                     return False
                 granted = True
         return granted
@@ -194,4 +194,4 @@ def _rule(text: str, *, is_pattern: bool) -> Rule:
         raise ValueError(str(error)) from None
     if not is_pattern and ("%u" in topic_filter or "%c" in topic_filter):
         raise ValueError("%u and %c stand for names in `pattern` lines alone: write `pattern` in place of `topic`")
-    return Rule(_WORDS.get(word, Access.READ | Access.WRITE), tuple(topic_filter.split("/")), is_pattern)
+    return Rule(_WORDS.get(word, Permission.READ | Permission.WRITE), tuple(topic_filter.split("/")), is_pattern)

@@ -12,7 +12,7 @@ from typing import NoReturn
 
 from weft.edge_node.access import users
 from weft.edge_node.access.acl import AccessList
-from weft.edge_node.listeners.counters import DoorCounters
+from weft.edge_node.listeners.counters import ListenerCounters
 from weft.protocols.mqtt.errors import ConnectRefused
 from weft.protocols.mqtt.packets import Connect
 from weft.protocols.mqtt.reason_codes import ReasonCode
@@ -76,7 +76,7 @@ class Accounts:
         names: dict[str, str] | None = None,
         acl: AccessList | None = None,
         *,
-        counters: DoorCounters | None = None,
+        counters: ListenerCounters | None = None,
         waiting_max: int = WAITING_MAX,
     ) -> None:
         """Start with what the files say.
@@ -88,7 +88,7 @@ class Accounts:
         """
         self.acl = acl
         self._names = names
-        self._counters = counters or DoorCounters()
+        self._counters = counters or ListenerCounters()
         self._waiting_max = waiting_max
         self._pool = ThreadPoolExecutor(THREADS, "weft-passwords")
         self._known: dict[bytes, None] = {}

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from weft.config.machine import why_unreadable
-from weft.edge_node.listeners.counters import DoorCounters
+from weft.edge_node.listeners.counters import ListenerCounters
 
 log = logging.getLogger(__name__)
 
@@ -31,7 +31,7 @@ class Watched(NamedTuple, Generic[Content]):
 class Reloads:
     """Looks after watched files. What cannot be used is told once, and what was read before stays in force."""
 
-    def __init__(self, counters: DoorCounters) -> None:
+    def __init__(self, counters: ListenerCounters) -> None:
         self._counters = counters
         self._watched: list[Watched[Any]] = []
         self._states: list[object] = []

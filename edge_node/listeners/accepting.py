@@ -1,4 +1,4 @@
-"""What becomes of the connections that a listening socket brings."""
+"""Connections from accepting to their protocol: proxy header, TLS handshake, admission."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import Any, cast
 
 from weft.config.units import Address, UnixSocket
-from weft.edge_node.listeners.admission import Admission, Visit
+from weft.edge_node.listeners.admission import Admission, NetworkConnection
 from weft.edge_node.listeners.binding import listening_sockets
 from weft.edge_node.listeners.proxied import ProxiedTransport, read_header
 from weft.edge_node.listeners.proxy_protocol import BadProxyHeader
@@ -29,22 +29,22 @@ ACCEPT_PAUSE_S = 1.0
 """How long nothing is accepted after the process ran out of file descriptors; asyncio waits as long."""
 _EXHAUSTED = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 
-Welcome = Callable[[asyncio.Transport, Visit], asyncio.Protocol]
+MakeProtocol = Callable[[asyncio.Transport, NetworkConnection], asyncio.Protocol]
 """Makes the protocol of a connection whose transport is ready."""
 
 
 class Acceptor:
     """Accepts on one address, and brings each connection through proxy header and TLS handshake to its protocol."""
 
-    def __init__(self, settings: ListenerSettings, admission: Admission, welcome: Welcome) -> None:
+    def __init__(self, settings: ListenerSettings, admission: Admission, make_protocol: MakeProtocol) -> None:
         self._settings = settings
         self._admission = admission
-        self._welcome = welcome
+        self._make_protocol = make_protocol
         self.tls: ssl.SSLContext | None = None
         """For handshakes from now on; None for none."""
         self._loop = asyncio.get_running_loop()
         self._sockets: list[socket.socket] = []
-        self._entering: set[asyncio.Task[None]] = set()
+        self._handshakes: set[asyncio.Task[None]] = set()
         self._pause: asyncio.TimerHandle | None = None
         self.bound: Address | UnixSocket = settings.bind
         """The address with the port that was found for port 0."""
@@ -71,13 +71,13 @@ class Acceptor:
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(self.bound.path)
         self._sockets.clear()
-        for task in self._entering:
+        for task in self._handshakes:
             task.cancel()
 
     def _accept(self, listening: socket.socket) -> None:
         for _ in range(ACCEPTS_MAX):
             try:
-                connection, address = listening.accept()
+                sock, address = listening.accept()
             except (BlockingIOError, InterruptedError):
                 return
             except ConnectionAbortedError:
@@ -87,75 +87,78 @@ class Acceptor:
                     raise
                 self._exhausted(error)
                 return
-            self._arrive(connection, address)
+            self._begin(sock, address)
 
-    def _arrive(self, connection: socket.socket, address: Any) -> None:
+    def _begin(self, sock: socket.socket, address: Any) -> None:
         host, name = ("", str(self.bound)) if not isinstance(address, tuple) else (address[0], shown(address))
         proxies = self._settings.proxies
         if proxies is not None and not _is_trusted(host, proxies):
-            self._admission.door_counters.proxy_headers_refused += 1
+            self._admission.listener_counters.proxy_headers_refused += 1
             self._complain("untrusted", "refused %s at listener %s: it is no trusted proxy", name)
-            connection.close()
+            sock.close()
             return
-        visit = self._admission.arrive(host, name, via_proxy=proxies is not None)
-        if visit is None:
-            connection.close()
+        connection = self._admission.arrive(host, name, via_proxy=proxies is not None)
+        if connection is None:
+            sock.close()
             return
-        task = self._loop.create_task(self._enter(connection, visit))
-        visit.ending = _Entering(task)
-        self._entering.add(task)
-        task.add_done_callback(self._entering.discard)
+        task = self._loop.create_task(self._set_up(sock, connection))
+        connection.transport = _PendingTransport(task)
+        self._handshakes.add(task)
+        task.add_done_callback(self._handshakes.discard)
 
-    async def _enter(self, connection: socket.socket, visit: Visit) -> None:
-        """Up to ``welcome``. The admission's deadline holds for all of it: past it the task is cancelled."""
-        connection.setblocking(False)
+    async def _set_up(self, sock: socket.socket, connection: NetworkConnection) -> None:
+        """Bring a connection to its protocol. Past the admission's deadline the task is cancelled."""
+        sock.setblocking(False)
         if self.tls is None:
-            await self._bring_in(connection, visit, None)
+            await self._shake_hands(sock, connection, None)
             return
-        with Alert(connection) as alert:
-            await self._bring_in(connection, visit, alert)
+        with Alert(sock) as alert:
+            await self._shake_hands(sock, connection, alert)
 
-    async def _bring_in(self, connection: socket.socket, visit: Visit, alert: Alert | None) -> None:
+    async def _shake_hands(self, sock: socket.socket, connection: NetworkConnection, alert: Alert | None) -> None:
         try:
-            if self._settings.proxies is not None and not await self._enter_by_proxy(connection, visit):
+            if self._settings.proxies is not None and not await self._read_proxy_header(sock, connection):
                 raise ConnectionAbortedError
             # The deadline is the admission's; asyncio wants one of its own.
             timeout_s = self._admission.limits.connect_timeout_s if self.tls is not None else None
             await self._loop.connect_accepted_socket(
-                lambda: _Entrance(self._welcome, visit), connection, ssl=self.tls, ssl_handshake_timeout=timeout_s
+                lambda: _ProtocolSwitch(self._make_protocol, connection),
+                sock,
+                ssl=self.tls,
+                ssl_handshake_timeout=timeout_s,
             )
         except BadProxyHeader as error:
-            self._admission.door_counters.proxy_headers_refused += 1
-            self._complain("no header", "refused %s at listener %s: %s", visit.name, error)
-            self._end(connection, visit)
+            self._admission.listener_counters.proxy_headers_refused += 1
+            self._complain("no header", "refused %s at listener %s: %s", connection.name, error)
+            self._end(sock, connection)
         except OSError as error:  # ssl.SSLError is one
             if self.tls is not None:
-                self._admission.door_counters.handshakes_failed += 1
-            self._complain("handshake", "no connection with %s at listener %s: %s", visit.name, error)
+                self._admission.listener_counters.handshakes_failed += 1
+            self._complain("handshake", "no connection with %s at listener %s: %s", connection.name, error)
             try:
                 if alert is not None:
                     await alert.send()
             finally:
-                self._end(connection, visit)
+                self._end(sock, connection)
         except asyncio.CancelledError:
-            self._end(connection, visit)
+            self._end(sock, connection)
             raise
 
-    async def _enter_by_proxy(self, connection: socket.socket, visit: Visit) -> bool:
-        source = await read_header(self._loop, connection)
+    async def _read_proxy_header(self, sock: socket.socket, connection: NetworkConnection) -> bool:
+        source = await read_header(self._loop, sock)
         if source is None:  # the proxy speaks for itself
-            return self._admission.named(visit, visit.host, visit.name)
-        return self._admission.named(visit, source.host, shown(source))
+            return self._admission.set_address(connection, connection.host, connection.name)
+        return self._admission.set_address(connection, source.host, shown(source))
 
-    def _end(self, connection: socket.socket, visit: Visit) -> None:
-        self._admission.leave(visit)
-        connection.close()
+    def _end(self, sock: socket.socket, connection: NetworkConnection) -> None:
+        self._admission.leave(connection)
+        sock.close()
 
     def _complain(self, what: str, message: str, name: str, *arguments: object) -> None:
         self._admission.complain(f"{self._settings.name} {what}", message, name, self._settings.name, *arguments)
 
     def _exhausted(self, error: OSError) -> None:
-        self._admission.door_counters.accept_pauses += 1
+        self._admission.listener_counters.accept_pauses += 1
         if self._pause is not None:
             return
         log.error("listener %s accepts nothing for now: %s; raise the process's limit of open files, or lower "
@@ -176,7 +179,7 @@ class Acceptor:
             self._loop.add_reader(each, self._accept, each)
 
 
-class _Entering:
+class _PendingTransport:
     """Stands for the transport while there is none."""
 
     __slots__ = ("_task",)
@@ -191,25 +194,25 @@ class _Entering:
         return False
 
 
-class _Entrance(asyncio.Protocol):
-    """Takes a transport that is ready to the protocol it is for, and is gone."""
+class _ProtocolSwitch(asyncio.Protocol):
+    """Hands a transport that is ready to the protocol that it is for."""
 
-    __slots__ = ("_visit", "_welcome")
+    __slots__ = ("_connection", "_make_protocol")
 
-    def __init__(self, welcome: Welcome, visit: Visit) -> None:
-        self._welcome = welcome
-        self._visit = visit
+    def __init__(self, make_protocol: MakeProtocol, connection: NetworkConnection) -> None:
+        self._make_protocol = make_protocol
+        self._connection = connection
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        visit, real = self._visit, cast(asyncio.Transport, transport)
-        if visit.is_over:  # given up during the handshake
+        connection, real = self._connection, cast(asyncio.Transport, transport)
+        if connection.is_over:  # given up during the handshake
             real.abort()
             return
         peername = real.get_extra_info("peername")
-        is_proxied = isinstance(peername, tuple) and shown(peername) != visit.name
-        facade = cast(asyncio.Transport, ProxiedTransport(real, visit)) if is_proxied else real
-        visit.ending = facade
-        protocol = self._welcome(facade, visit)
+        is_proxied = isinstance(peername, tuple) and shown(peername) != connection.name
+        facade = cast(asyncio.Transport, ProxiedTransport(real, connection)) if is_proxied else real
+        connection.transport = facade
+        protocol = self._make_protocol(facade, connection)
         is_tls = real.get_extra_info("sslcontext") is not None
         real.set_protocol(SharedBufferProtocol(protocol) if is_tls else protocol)
         protocol.connection_made(facade)

@@ -1,4 +1,4 @@
-"""Who is let through to the protocol: bounds on connections as a whole, per address, and on those half open."""
+"""Admission of connections to the protocol: bounds on connections as a whole, per address, and on those half open."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ import logging
 from typing import Protocol
 
 from weft.edge_node.counters import Counters
-from weft.edge_node.listeners.counters import DoorCounters
-from weft.edge_node.listeners.places import Places
-from weft.edge_node.listeners.settings import DoorLimits
+from weft.edge_node.listeners.client_slots import ClientSlots
+from weft.edge_node.listeners.counters import ListenerCounters
+from weft.edge_node.listeners.settings import AdmissionLimits
 
 log = logging.getLogger(__name__)
 
@@ -23,21 +23,26 @@ IPV6_PREFIX = 64
 """A customer has a whole /64 of IPv6, so that is what counts as one address."""
 
 
-class Ending(Protocol):
-    """What can be cut off: a transport, or what stands for one during a handshake."""
+class Abortable(Protocol):
+    """A transport, or what stands for one during a handshake."""
 
     def abort(self) -> None:
         """Close at once."""
 
     def is_closing(self) -> bool:
-        """Whether it is closed, or being closed."""
+        """Return whether it is closed, or being closed."""
         ...
 
 
-class Visit:
-    """One connection from accepting to its end; the ``Arrival`` of its MQTT side."""
+class NetworkConnection:
+    """One network connection (MQTT 5.0 section 1.2), from accepting to its end; the ``Arrival`` of its MQTT side.
 
-    __slots__ = ("_admission", "counted_as", "deadline", "ending", "host", "is_half_open", "is_over", "name", "origin")
+    It is counted all the time: as half open until its client is admitted, and as a client from then on.
+    """
+
+    __slots__ = (
+        "_admission", "counted_as", "deadline", "host", "is_half_open", "is_over", "name", "origin", "transport",
+    )  # fmt: skip
 
     def __init__(self, admission: Admission, host: str, name: str, deadline: float) -> None:
         self._admission = admission
@@ -50,13 +55,13 @@ class Visit:
         self.counted_as = ""
         """The address it is counted for, if it is."""
         self.deadline = deadline
-        self.ending: Ending | None = None
-        """The transport, once there is one."""
+        self.transport: Abortable | None = None
+        """What ``abort`` closes; None for a moment after accepting."""
         self.is_half_open = True
         self.is_over = False
 
     def opened(self) -> None:
-        """The client was let in: nobody minds its time any more."""
+        """Note that the client was admitted: the deadline no longer holds."""
         self._admission.opened(self)
 
     async def room(self) -> bool:
@@ -64,7 +69,7 @@ class Visit:
         return await self._admission.room(self)
 
     def closed(self) -> None:
-        """The connection has ended; nothing happens the second time."""
+        """Note that the connection has ended; nothing happens the second time."""
         self._admission.leave(self)
 
     @property
@@ -77,19 +82,19 @@ class Admission:
     """Keeps the number of connections within bounds, for all listeners. Belongs to the event loop's thread.
 
     Connections that are not let in yet and clients that are have a bound each, ``half_open_max`` and
-    ``connections_max``: a flood of the first takes no place of the second, and a client that comes back to a full node
+    ``connections_max``: a flood of the first takes no slot of the second, and a client that comes back to a full node
     can say who it is.
     """
 
-    def __init__(self, limits: DoorLimits, counters: Counters, door_counters: DoorCounters) -> None:
+    def __init__(self, limits: AdmissionLimits, counters: Counters, listener_counters: ListenerCounters) -> None:
         self.limits = limits
         self.counters = counters
-        self.door_counters = door_counters
+        self.listener_counters = listener_counters
         self._loop = asyncio.get_running_loop()
-        self._visits: set[Visit] = set()
-        self._places: Places[Visit] = Places(limits.connections_max)
+        self._connections: set[NetworkConnection] = set()
+        self._slots: ClientSlots[NetworkConnection] = ClientSlots(limits.connections_max)
         """Of those let in."""
-        self._half_open: dict[Visit, None] = {}
+        self._half_open: dict[NetworkConnection, None] = {}
         """Those not let in yet, first come first."""
         self._by_origin: dict[str, int] = {}
         self._due: dict[str, float] = {}
@@ -97,62 +102,64 @@ class Admission:
         self._timer: asyncio.TimerHandle | None = None
         self._said: dict[str, float] = {}
 
-    def arrive(self, host: str, name: str, *, via_proxy: bool = False) -> Visit | None:
-        """Count a new connection in; None when a bound forbids it.
+    def arrive(self, host: str, name: str, *, via_proxy: bool = False) -> NetworkConnection | None:
+        """Count a new connection; None when a bound forbids it.
 
-        Behind a proxy the host is not known yet: ``named`` checks it once it is.
+        Behind a proxy the host is not known yet: ``set_address`` checks it once it is.
         """
         if len(self._half_open) >= self.limits.half_open_max:
             self._evict()
-        visit = Visit(self, host, name, self._loop.time() + self.limits.connect_timeout_s)
-        if not via_proxy and not self._may_come(visit):
+        connection = NetworkConnection(self, host, name, self._loop.time() + self.limits.connect_timeout_s)
+        if not via_proxy and not self._may_come(connection):
             return None
-        self._visits.add(visit)
-        self._half_open[visit] = None
+        self._connections.add(connection)
+        self._half_open[connection] = None
         if not via_proxy:
-            self._count(visit)
+            self._count(connection)
         self.counters.connections_accepted += 1
         self._show()
         if self._timer is None:
             self._timer = self._loop.call_later(SWEEP_INTERVAL_S, self._sweep)
-        return visit
+        return connection
 
-    def named(self, visit: Visit, host: str, name: str) -> bool:
-        """A proxy said where the connection comes from. Whether it may go on."""
-        visit.host, visit.name, visit.origin = host, name, _origin(host)
-        may_come = self._may_come(visit)
-        self._count(visit)
+    def set_address(self, connection: NetworkConnection, host: str, name: str) -> bool:
+        """Take the address that a proxy gave. Returns whether the connection may go on."""
+        connection.host, connection.name, connection.origin = host, name, _origin(host)
+        may_come = self._may_come(connection)
+        self._count(connection)
         return may_come
 
-    async def room(self, visit: Visit) -> bool:
-        """Whether there is room for one more client; waits a moment for one that leaves. Not to be asked for a client
-        that takes over the connection of another."""
-        if await self._places.get(visit):
+    async def room(self, connection: NetworkConnection) -> bool:
+        """Return whether there is room for one more client; wait a moment for one that leaves.
+
+        Not to be asked for a client that takes over the connection of another.
+        """
+        if await self._slots.get(connection):
             return True
         self.counters.connections_refused += 1
         self.complain("full", "refused %s: %d connections are open, the limit; raise limits.connections for more",
-                       visit.name, len(self._places))  # fmt: skip
+                       connection.name, len(self._slots))  # fmt: skip
         return False
 
-    def opened(self, visit: Visit) -> None:
-        """The client was let in."""
-        if visit.is_over:  # given up in the same turn; its transport is being closed
+    def opened(self, connection: NetworkConnection) -> None:
+        """Note that the client was admitted."""
+        if connection.is_over:  # given up in the same turn; its transport is being closed
             return
-        self._places.take(visit)
-        if self._half_open.pop(visit, self) is None:
-            visit.is_half_open = False
+        self._slots.take(connection)
+        if self._half_open.pop(connection, self) is None:
+            connection.is_half_open = False
             self._show()
 
-    def leave(self, visit: Visit) -> None:
-        """The connection has ended; nothing happens the second time."""
-        if visit.is_over:
+    def leave(self, connection: NetworkConnection) -> None:
+        """Note that the connection has ended; nothing happens the second time."""
+        if connection.is_over:
             return
-        visit.is_over = True
-        self._visits.discard(visit)
-        self._places.leave(visit)
-        self._half_open.pop(visit, None)
-        if visit.counted_as:
-            self._discount(visit.counted_as)
+        connection.is_over = True
+        self._connections.discard(connection)
+        self._slots.leave(connection)
+        self._half_open.pop(connection, None)
+        if connection.counted_as:
+            self._discount(connection.counted_as)
         self._show()
 
     def complain(self, what: str, message: str, *arguments: object) -> None:
@@ -168,15 +175,17 @@ class Admission:
             self._timer.cancel()
             self._timer = None
 
-    def _may_come(self, visit: Visit) -> bool:
-        """Whether its address has not too many connections, and not too fast. This machine's own may always."""
-        if visit.is_local:
+    def _may_come(self, connection: NetworkConnection) -> bool:
+        """Return whether its address has not too many connections, and not too fast. This machine's own may always."""
+        if connection.is_local:
             return True
         most = self.limits.connections_per_address_max
-        if (most is not None and self._by_origin.get(visit.origin, 0) >= most) or not self._in_time(visit.origin):
-            self.door_counters.connections_rate_limited += 1
+        if (most is not None and self._by_origin.get(connection.origin, 0) >= most) or not self._in_time(
+            connection.origin
+        ):
+            self.listener_counters.connections_rate_limited += 1
             self.complain("rate", "refused %s: more connections from this address than limits.connections_per_address "
-                           "or limits.connection_rate allow", visit.name)  # fmt: skip
+                           "or limits.connection_rate allow", connection.name)  # fmt: skip
             return False
         return True
 
@@ -189,10 +198,10 @@ class Admission:
         self._due[origin] = due if is_in_time else due - interval
         return is_in_time
 
-    def _count(self, visit: Visit) -> None:
-        if self.limits.connections_per_address_max is not None and not visit.is_local:
-            visit.counted_as = visit.origin
-            self._by_origin[visit.origin] = self._by_origin.get(visit.origin, 0) + 1
+    def _count(self, connection: NetworkConnection) -> None:
+        if self.limits.connections_per_address_max is not None and not connection.is_local:
+            connection.counted_as = connection.origin
+            self._by_origin[connection.origin] = self._by_origin.get(connection.origin, 0) + 1
 
     def _discount(self, origin: str) -> None:
         left = self._by_origin.pop(origin, 0) - 1
@@ -201,31 +210,33 @@ class Admission:
 
     def _evict(self) -> None:
         """A good client is let in within milliseconds, so the one that has taken longest is the least likely one."""
-        visit = next(iter(self._half_open))
-        self.door_counters.half_open_evicted += 1
+        connection = next(iter(self._half_open))
+        self.listener_counters.half_open_evicted += 1
         self.complain("half open", "gave up %s: more than %d connections are half open (limits.half_open)",
-                       visit.name, self.limits.half_open_max)  # fmt: skip
-        self._give_up(visit)
+                       connection.name, self.limits.half_open_max)  # fmt: skip
+        self._give_up(connection)
 
-    def _give_up(self, visit: Visit) -> None:
-        self.leave(visit)
-        if visit.ending is not None:
-            visit.ending.abort()
+    def _give_up(self, connection: NetworkConnection) -> None:
+        self.leave(connection)
+        if connection.transport is not None:
+            connection.transport.abort()
 
     def _sweep(self) -> None:
         now = self._loop.time()
-        for visit in list(self._half_open):
-            if visit.deadline <= now:
+        for connection in list(self._half_open):
+            if connection.deadline <= now:
                 self.counters.connect_timeouts += 1
-                self.complain("late", "closed %s: not let in within %g s", visit.name, self.limits.connect_timeout_s)
-                self._give_up(visit)
-            elif visit.ending is not None and visit.ending.is_closing():
-                self.leave(visit)
+                self.complain(
+                    "late", "closed %s: not let in within %g s", connection.name, self.limits.connect_timeout_s
+                )
+                self._give_up(connection)
+            elif connection.transport is not None and connection.transport.is_closing():
+                self.leave(connection)
         self._timer = self._loop.call_later(SWEEP_INTERVAL_S, self._sweep) if self._half_open else None
 
     def _show(self) -> None:
-        self.counters.connections = len(self._visits)
-        self.door_counters.connections_half_open = len(self._half_open)
+        self.counters.connections = len(self._connections)
+        self.listener_counters.connections_half_open = len(self._half_open)
 
 
 def is_loopback(host: str) -> bool:

@@ -1,4 +1,4 @@
-"""What the door counts. Plain integers that only the event loop's thread changes; /metrics reads them."""
+"""Counters of listeners, admission, authentication and reloads. The event loop's thread changes them."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 
 @dataclass(slots=True)
-class DoorCounters:
+class ListenerCounters:
     """Totals since the start, except where a line says "now"."""
 
     connections_rate_limited: int = 0

@@ -8,7 +8,7 @@ from ipaddress import ip_network
 from weft.config.listeners import MqttListener, Tls, WebSocket
 from weft.config.models import EdgeConfig
 from weft.config.units import parse_listen
-from weft.edge_node.listeners.settings import DoorLimits, ListenerSettings, TlsFiles, WebSocketSettings
+from weft.edge_node.listeners.settings import AdmissionLimits, ListenerSettings, TlsFiles, WebSocketSettings
 
 WEBSOCKET_NAMES = ("ws", "wss")
 """Listeners of these names speak WebSocket without a section that says so."""
@@ -30,10 +30,10 @@ def listener_settings(config: EdgeConfig) -> Iterator[ListenerSettings]:
         )
 
 
-def door_limits(config: EdgeConfig) -> DoorLimits:
+def admission_limits(config: EdgeConfig) -> AdmissionLimits:
     """The bounds on connections."""
     limits = config.limits
-    return DoorLimits(
+    return AdmissionLimits(
         connections_max=limits.connections,
         connections_per_address_max=limits.connections_per_address,
         connection_rate_per_address=limits.connection_rate,

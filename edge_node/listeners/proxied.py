@@ -6,7 +6,7 @@ import asyncio
 import socket
 from typing import Any
 
-from weft.edge_node.listeners.admission import Visit
+from weft.edge_node.listeners.admission import NetworkConnection
 from weft.edge_node.listeners.proxy_protocol import PREFIX_BYTES, BadProxyHeader, Source, body_length, source
 
 
@@ -15,9 +15,9 @@ class ProxiedTransport:
 
     __slots__ = ("_peername", "_transport", "write")
 
-    def __init__(self, transport: asyncio.Transport, visit: Visit) -> None:
+    def __init__(self, transport: asyncio.Transport, connection: NetworkConnection) -> None:
         self._transport = transport
-        self._peername = (visit.host, int(visit.name.rpartition(":")[2]))
+        self._peername = (connection.host, int(connection.name.rpartition(":")[2]))
         self.write = transport.write
         """Bound once: it is what connections call most."""
 

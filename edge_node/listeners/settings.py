@@ -48,7 +48,7 @@ class ListenerSettings:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DoorLimits:
+class AdmissionLimits:
     """Bounds on connections, over all listeners."""
 
     connections_max: int = 16_384

@@ -6,13 +6,13 @@ import asyncio
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from weft.edge_node.listeners.admission import Admission, Visit
+from weft.edge_node.listeners.admission import Admission, NetworkConnection
 from weft.edge_node.listeners.settings import WebSocketSettings
 
 if TYPE_CHECKING:
-    from weft.edge_node.listeners.websocket_connection import WebSocket
+    from weft.edge_node.listeners.websocket_connection import WebSocketTransport
 
-Connect = Callable[[asyncio.Transport, Visit], asyncio.Protocol]
+Connect = Callable[[asyncio.Transport, NetworkConnection], asyncio.Protocol]
 """Makes the MQTT connection of a WebSocket that is open."""
 
 
@@ -22,16 +22,16 @@ class WebSockets:
     def __init__(self, settings: WebSocketSettings, connect: Connect, admission: Admission) -> None:
         """Serve ``settings.path`` and nothing else."""
         # Here, so that a node without such a listener does not load the library.
-        from weft.edge_node.listeners.websocket_connection import WebSocket, WebSocketShared
+        from weft.edge_node.listeners.websocket_connection import WebSocketShared, WebSocketTransport
 
-        self._make = WebSocket
+        self._make = WebSocketTransport
         self._shared = WebSocketShared(settings, connect, admission, self._opened, self._ended)
-        self._open: set[WebSocket] = set()
+        self._open: set[WebSocketTransport] = set()
         self._all_left: asyncio.Future[None] | None = None
 
-    def welcome(self, _transport: asyncio.Transport, visit: Visit) -> asyncio.Protocol:
+    def make_protocol(self, _transport: asyncio.Transport, connection: NetworkConnection) -> asyncio.Protocol:
         """Speak HTTP with a new connection."""
-        return self._make(self._shared, visit)
+        return self._make(self._shared, connection)
 
     async def close(self) -> None:
         """End all connections; clients have ``CLOSE_TIMEOUT_S`` to answer a closing frame."""
@@ -41,10 +41,10 @@ class WebSockets:
                 each.go_away()
             await self._all_left
 
-    def _opened(self, connection: WebSocket) -> None:
+    def _opened(self, connection: WebSocketTransport) -> None:
         self._open.add(connection)
 
-    def _ended(self, connection: WebSocket) -> None:
+    def _ended(self, connection: WebSocketTransport) -> None:
         self._open.discard(connection)
         if not self._open and self._all_left is not None and not self._all_left.done():
             self._all_left.set_result(None)

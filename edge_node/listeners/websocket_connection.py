@@ -10,9 +10,9 @@ from typing import Any, cast
 from websockets.frames import CloseCode, Frame, Opcode
 from websockets.protocol import SEND_EOF, Protocol, Side, State
 
-from weft.edge_node.listeners.admission import Admission, Visit
+from weft.edge_node.listeners.admission import Admission, NetworkConnection
 from weft.edge_node.listeners.settings import WebSocketSettings
-from weft.edge_node.listeners.websocket_handshake import END, HEAD_BYTES_MAX, Refused, silent, too_long, upgrade
+from weft.edge_node.listeners.websocket_handshake import END, HEAD_BYTES_MAX, UpgradeRefused, silent, too_long, upgrade
 
 CLOSE_TIMEOUT_S = 2.0
 """How long a client may take to answer our closing frame, and to read what was sent before it."""
@@ -25,27 +25,27 @@ class WebSocketShared:
     """What all connections of a listener share."""
 
     settings: WebSocketSettings
-    connect: Callable[[asyncio.Transport, Visit], asyncio.Protocol]
+    connect: Callable[[asyncio.Transport, NetworkConnection], asyncio.Protocol]
     """Makes the MQTT connection of a WebSocket that is open."""
     admission: Admission
-    opened: Callable[[WebSocket], None]
+    opened: Callable[[WebSocketTransport], None]
     """Called when a connection was made; it has not asked for its upgrade yet."""
-    ended: Callable[[WebSocket], None]
+    ended: Callable[[WebSocketTransport], None]
 
 
-class WebSocket(asyncio.Transport, asyncio.Protocol):
+class WebSocketTransport(asyncio.Transport, asyncio.Protocol):
     """One connection: the protocol of its socket, and the transport of its MQTT side.
 
     What is written goes out as binary messages [MQTT-6.0.0-1]. What comes is a stream of bytes: packets need not begin
     with messages [MQTT-6.0.0-2], so fragments are passed on as they come.
     """
 
-    __slots__ = ("_head", "_library", "_protocol", "_shared", "_timer", "_transport", "_visit")
+    __slots__ = ("_connection", "_head", "_library", "_protocol", "_shared", "_timer", "_transport")
 
-    def __init__(self, shared: WebSocketShared, visit: Visit) -> None:
+    def __init__(self, shared: WebSocketShared, connection: NetworkConnection) -> None:
         super().__init__()
         self._shared = shared
-        self._visit = visit
+        self._connection = connection
         self._transport: asyncio.Transport
         self._head = b""
         """Of the HTTP request, until it is whole."""
@@ -97,7 +97,7 @@ class WebSocket(asyncio.Transport, asyncio.Protocol):
         if self._protocol is not None:
             self._protocol.connection_lost(exc)
         else:
-            self._visit.closed()
+            self._connection.closed()
 
     # --- asyncio.Transport, of the MQTT connection
 
@@ -168,10 +168,10 @@ class WebSocket(asyncio.Transport, asyncio.Protocol):
                 self._head = head
                 return
             answer = upgrade(head + end, self._shared.settings)
-        except Refused as error:
+        except UpgradeRefused as error:
             admission = self._shared.admission
-            admission.door_counters.handshakes_failed += 1
-            admission.complain("websocket", "no WebSocket with %s: %s", self._visit.name, error)
+            admission.listener_counters.handshakes_failed += 1
+            admission.complain("websocket", "no WebSocket with %s: %s", self._connection.name, error)
             self._transport.write(error.answer)
             self._transport.close()
             return
@@ -179,7 +179,7 @@ class WebSocket(asyncio.Transport, asyncio.Protocol):
         self._transport.write(answer)
         bytes_max = self._shared.admission.limits.websocket_message_bytes_max
         self._library = Protocol(Side.SERVER, max_size=bytes_max, logger=silent)
-        self._protocol = self._shared.connect(self, self._visit)
+        self._protocol = self._shared.connect(self, self._connection)
         self._protocol.connection_made(self)
         if rest:
             self.data_received(rest)
@@ -227,4 +227,4 @@ class WebSocket(asyncio.Transport, asyncio.Protocol):
             self._timer = asyncio.get_running_loop().call_later(CLOSE_TIMEOUT_S, self._transport.abort)
 
     def _complain(self, what: str) -> None:
-        self._shared.admission.complain("frame", "closed WebSocket of %s: %s", self._visit.name, what)
+        self._shared.admission.complain("frame", "closed WebSocket of %s: %s", self._connection.name, what)

@@ -34,7 +34,7 @@ _READ = (
 """Header fields that matter here. They are ASCII; cookies, which do not matter, may be anything."""
 
 
-class Refused(Exception):
+class UpgradeRefused(Exception):
     """The request is not one that may become a WebSocket of MQTT. ``answer`` says so in HTTP."""
 
     def __init__(self, response: Response, reason: str) -> None:
@@ -53,7 +53,7 @@ def upgrade(head: bytes, settings: WebSocketSettings) -> bytes:
         head: the request with its empty line; nothing may follow.
 
     Raises:
-        Refused: it is to be closed instead.
+        UpgradeRefused: it is to be closed instead.
     """
     library = ServerProtocol(subprotocols=PROTOCOLS, logger=silent)
     library.receive_data(head)
@@ -66,21 +66,21 @@ def upgrade(head: bytes, settings: WebSocketSettings) -> bytes:
         raise _refused(library, HTTPStatus.BAD_REQUEST, "header fields of the upgrade are not ASCII")
     response = library.accept(request)
     if response.status_code != HTTPStatus.SWITCHING_PROTOCOLS:
-        raise Refused(response, str(library.handshake_exc))
+        raise UpgradeRefused(response, str(library.handshake_exc))
     if not _is_welcome(request, settings.origins):
         reason = "pages of this origin may not connect; `origins` says which may"
         raise _refused(library, HTTPStatus.FORBIDDEN, reason)
     return response.serialize()
 
 
-def too_long() -> Refused:
+def too_long() -> UpgradeRefused:
     """A request that has not ended after ``HEAD_BYTES_MAX`` bytes."""
     reason = f"a request of more than {HEAD_BYTES_MAX} bytes"
     return _refused(ServerProtocol(logger=silent), HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, reason)
 
 
-def _refused(library: ServerProtocol, status: HTTPStatus, reason: str) -> Refused:
-    return Refused(library.reject(status, f"{reason}\n"), reason)
+def _refused(library: ServerProtocol, status: HTTPStatus, reason: str) -> UpgradeRefused:
+    return UpgradeRefused(library.reject(status, f"{reason}\n"), reason)
 
 
 def _is_welcome(request: Request, origins: tuple[str, ...] | None) -> bool:

@@ -12,7 +12,7 @@ from weft.config.units import Address, UnixSocket
 from weft.edge_node.access.authentication import Accounts, Identity
 from weft.edge_node.broker_ports import Arrival, Door
 from weft.edge_node.listeners.accepting import Acceptor
-from weft.edge_node.listeners.admission import Admission, Visit, is_loopback
+from weft.edge_node.listeners.admission import Admission, NetworkConnection, is_loopback
 from weft.edge_node.listeners.binding import CannotListen
 from weft.edge_node.listeners.settings import ListenerSettings
 from weft.edge_node.listeners.tls import TlsUnusable, common_name, server_context
@@ -23,7 +23,7 @@ MakeConnection = Callable[[Door, Arrival], asyncio.Protocol]
 """Makes the MQTT side of a connection: ``Broker.connection``."""
 
 
-class MqttListener:
+class Listener:
     """Listens on one address; the ``Door`` of its connections. Everything happens on the event loop's thread."""
 
     def __init__(
@@ -37,8 +37,8 @@ class MqttListener:
         self._websockets: WebSockets | None = None
         if settings.websocket is not None:
             self._websockets = WebSockets(settings.websocket, self._connect, admission)
-        welcome = self._connect if self._websockets is None else self._websockets.welcome
-        self._acceptor = Acceptor(settings, admission, welcome)
+        make_protocol = self._connect if self._websockets is None else self._websockets.make_protocol
+        self._acceptor = Acceptor(settings, admission, make_protocol)
 
     async def start(self) -> None:
         """Bind and accept.
@@ -100,7 +100,7 @@ class MqttListener:
         """For handshakes from now on."""
         self._acceptor.tls = context
 
-    # --- what a connection asks of its door
+    # --- what a connection asks of its listener
 
     async def authenticate(self, connect: Connect, transport: Any) -> Identity:
         """Who a client is, if it may come in.
@@ -123,6 +123,6 @@ class MqttListener:
         peername = transport.get_extra_info("peername")
         return is_loopback(peername[0] if isinstance(peername, tuple) else "")
 
-    def _connect(self, transport: asyncio.Transport, visit: Visit) -> asyncio.Protocol:
-        visit.ending = transport
-        return self._make_connection(self, visit)
+    def _connect(self, transport: asyncio.Transport, connection: NetworkConnection) -> asyncio.Protocol:
+        connection.transport = transport
+        return self._make_connection(self, connection)

@@ -1,4 +1,4 @@
-"""The node's way in for MQTT clients: every listener, who may come in, and what is read again while they stay."""
+"""All MQTT listeners of a node, the accounts that they ask, and the files that are read again."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from weft.edge_node.access.authentication import Accounts
 from weft.edge_node.access.reload import Reloads, Watched
 from weft.edge_node.counters import Counters
 from weft.edge_node.listeners.admission import Admission
-from weft.edge_node.listeners.counters import DoorCounters
-from weft.edge_node.listeners.from_config import door_limits, listener_settings
-from weft.edge_node.listeners.settings import DoorLimits
-from weft.edge_node.mqtt.listener import MakeConnection, MqttListener
+from weft.edge_node.listeners.counters import ListenerCounters
+from weft.edge_node.listeners.from_config import admission_limits, listener_settings
+from weft.edge_node.listeners.settings import AdmissionLimits
+from weft.edge_node.mqtt.listener import Listener, MakeConnection
 
 log = logging.getLogger(__name__)
 
@@ -27,10 +27,10 @@ HALF_OPEN_PART = 8
 """Where files are short, one in so many of the rest is for connections that are not let in yet."""
 
 
-class FrontDoor:
+class Listeners:
     """All listeners of a node. ``open`` and ``close`` once each, on the event loop's thread."""
 
-    def __init__(self, config: EdgeConfig, counters: Counters, door_counters: DoorCounters) -> None:
+    def __init__(self, config: EdgeConfig, counters: Counters, listener_counters: ListenerCounters) -> None:
         """Read users and access rules; blocks.
 
         Raises:
@@ -42,12 +42,12 @@ class FrontDoor:
         self.accounts = Accounts(
             None if auth.users_file is None else users.read(auth.users_file),
             None if auth.acl_file is None else acl.read(auth.acl_file),
-            counters=door_counters,
+            counters=listener_counters,
             waiting_max=config.limits.authentications,
         )
-        self._admission = Admission(with_files_for(door_limits(config)), counters, door_counters)
-        self._listeners: list[MqttListener] = []
-        self._reloads = Reloads(door_counters)
+        self._admission = Admission(with_files_for(admission_limits(config)), counters, listener_counters)
+        self._listeners: list[Listener] = []
+        self._reloads = Reloads(listener_counters)
         self.is_open = False
         """Whether all listeners accept."""
 
@@ -69,7 +69,7 @@ class FrontDoor:
         """
         try:
             for settings in listener_settings(self._config):
-                listener = MqttListener(make_connection, settings, self._admission, self.accounts)
+                listener = Listener(make_connection, settings, self._admission, self.accounts)
                 await listener.start()
                 self._listeners.append(listener)
                 if listener.tls_files:
@@ -111,7 +111,7 @@ class FrontDoor:
             )
 
 
-def with_files_for(limits: DoorLimits) -> DoorLimits:
+def with_files_for(limits: AdmissionLimits) -> AdmissionLimits:
     """The limits, with as many connections as the process may have files open for.
 
     The soft limit is raised to the hard one first: systemd's 1,024 is meant for programs that use ``select``.

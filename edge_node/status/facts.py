@@ -10,7 +10,7 @@ from typing import Any
 from weft.config.models import EdgeConfig
 from weft.config.units import approximate_size
 from weft.edge_node.counters import Counters
-from weft.edge_node.listeners.counters import DoorCounters
+from weft.edge_node.listeners.counters import ListenerCounters
 from weft.edge_node.sessions.store import StateCounters
 from weft.edge_node.status.outage import OutageEstimate
 from weft.edge_node.streams import SESSION_STREAMS
@@ -20,7 +20,7 @@ from weft.replication.status import LinkStatus
 from weft.storage.segment_log import LogStats, SegmentLog
 from weft.storage.segment_log.room.gaps import lost_by_reason
 
-AnyCounters = Counters | DoorCounters | StateCounters
+AnyCounters = Counters | ListenerCounters | StateCounters
 
 
 class NodeStatus:

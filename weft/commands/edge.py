@@ -72,7 +72,7 @@ def run(config_file: str, log_level: str) -> None:
         node = EdgeNode(config, software())
         await node.start()
         try:
-            click.echo(f"{config.tenant}/{config.node} is ready: {_addresses(node.listeners, node.http)}")
+            click.echo(f"{config.tenant}/{config.node} is ready: {_addresses(node.addresses, node.http)}")
             async with signals.reloading(lambda: _reload(node, settings)):
                 await node.run(signals.stop)
         finally:

@@ -11,7 +11,7 @@ import pytest
 
 from weft.edge_node.access import acl, users
 from weft.edge_node.access.authentication import Accounts
-from weft.edge_node.listeners.counters import DoorCounters
+from weft.edge_node.listeners.counters import ListenerCounters
 from weft.protocols.mqtt.errors import ConnectRefused
 from weft.protocols.mqtt.packets import Connect
 from weft.protocols.mqtt.properties import Properties
@@ -25,12 +25,12 @@ def connect(username: str | None = None, password: bytes | None = None, **fields
 
 
 @pytest.fixture
-def counters() -> DoorCounters:
-    return DoorCounters()
+def counters() -> ListenerCounters:
+    return ListenerCounters()
 
 
 @pytest.fixture
-def accounts(counters: DoorCounters) -> Iterator[Accounts]:
+def accounts(counters: ListenerCounters) -> Iterator[Accounts]:
     made = Accounts(NAMES, acl.parse("pattern write devices/%u/%c\n", "acl"), counters=counters, waiting_max=2)
     yield made
     made.close()
@@ -43,7 +43,7 @@ async def refusal(accounts: Accounts, packet: Connect, *, may_be_anonymous: bool
     return caught.value.code
 
 
-async def test_the_right_password_lets_in(accounts: Accounts, counters: DoorCounters) -> None:
+async def test_the_right_password_lets_in(accounts: Accounts, counters: ListenerCounters) -> None:
     for _ in range(2):  # the second time the answer is remembered
         packet = connect("press-7", b"secret-of-press-7")
         identity = await accounts.identify(packet, None, may_be_anonymous=False)
@@ -112,7 +112,7 @@ async def test_enhanced_authentication_is_refused(accounts: Accounts) -> None:
     assert await refusal(accounts, packet, may_be_anonymous=True) is ReasonCode.BAD_AUTHENTICATION_METHOD
 
 
-async def test_too_many_at_once_are_told_to_come_again(accounts: Accounts, counters: DoorCounters) -> None:
+async def test_too_many_at_once_are_told_to_come_again(accounts: Accounts, counters: ListenerCounters) -> None:
     async def attempt(number: int) -> ReasonCode:
         return await refusal(accounts, connect("press-7", b"secret %d" % number))
 
@@ -122,7 +122,7 @@ async def test_too_many_at_once_are_told_to_come_again(accounts: Accounts, count
     assert counters.authentications_waiting == 0
 
 
-async def test_who_goes_away_is_taken_off_the_list(accounts: Accounts, counters: DoorCounters) -> None:
+async def test_who_goes_away_is_taken_off_the_list(accounts: Accounts, counters: ListenerCounters) -> None:
     waiting = asyncio.ensure_future(
         accounts.identify(connect("press-7", b"secret-of-press-7"), None, may_be_anonymous=False)
     )

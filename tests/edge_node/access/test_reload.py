@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from weft.edge_node.access.reload import Reloads, Watched
-from weft.edge_node.listeners.counters import DoorCounters
+from weft.edge_node.listeners.counters import ListenerCounters
 
 
 def number(path: Path) -> int:
@@ -17,7 +17,7 @@ def number(path: Path) -> int:
 async def test_what_changes_is_read_again_and_what_is_bad_is_not_used(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    counters, path, used = DoorCounters(), tmp_path / "file", list[int]()
+    counters, path, used = ListenerCounters(), tmp_path / "file", list[int]()
     path.write_text("1")
     reloads = Reloads(counters)
     reloads.add(Watched("numbers", [str(path)], lambda: number(path), used.append))

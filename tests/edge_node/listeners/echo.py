@@ -12,9 +12,9 @@ from typing import Any, cast
 from weft.config.units import Address
 from weft.edge_node.counters import Counters
 from weft.edge_node.listeners.accepting import Acceptor
-from weft.edge_node.listeners.admission import Admission, Visit
-from weft.edge_node.listeners.counters import DoorCounters
-from weft.edge_node.listeners.settings import DoorLimits, ListenerSettings
+from weft.edge_node.listeners.admission import Admission, NetworkConnection
+from weft.edge_node.listeners.counters import ListenerCounters
+from weft.edge_node.listeners.settings import AdmissionLimits, ListenerSettings
 from weft.edge_node.listeners.websocket import WebSockets
 
 PATIENCE_S = 10.0
@@ -30,19 +30,19 @@ async def until(condition: Callable[[], bool]) -> None:
 class Echo(asyncio.Protocol):
     """Sends back what comes, and is let in with the first byte, as with a CONNECT."""
 
-    def __init__(self, door: Door, visit: Visit) -> None:
-        self.door, self.visit = door, visit
+    def __init__(self, listener: EchoListener, connection: NetworkConnection) -> None:
+        self.listener, self.connection = listener, connection
         self.transport: asyncio.Transport = None  # type: ignore[assignment]
         self.received = b""
         self.calls: list[str] = []
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast(asyncio.Transport, transport)
-        self.visit.ending = self.transport
-        self.door.echoes.append(self)
+        self.connection.transport = self.transport
+        self.listener.echoes.append(self)
 
     def data_received(self, data: bytes) -> None:
-        self.visit.opened()
+        self.connection.opened()
         self.received += data
         self.transport.write(data)
 
@@ -54,16 +54,16 @@ class Echo(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.calls.append("lost")
-        self.visit.closed()
+        self.connection.closed()
 
 
 @dataclass
-class Door:
+class EchoListener:
     """One listener and what is behind it."""
 
     admission: Admission
     counters: Counters
-    door_counters: DoorCounters
+    listener_counters: ListenerCounters
     acceptor: Acceptor = None  # type: ignore[assignment]
     echoes: list[Echo] = field(default_factory=list)
     clients: list[asyncio.StreamWriter] = field(default_factory=list)
@@ -92,28 +92,28 @@ class Door:
 
 @asynccontextmanager
 async def echoing(
-    *, tls: ssl.SSLContext | None = None, limits: DoorLimits = DoorLimits(), **listener: Any
-) -> AsyncIterator[Door]:
-    settings = ListenerSettings(**{"bind": Address("127.0.0.1", 0)} | listener)
-    counters, door_counters = Counters(), DoorCounters()
-    door = Door(Admission(limits, counters, door_counters), counters, door_counters)
+    *, tls: ssl.SSLContext | None = None, limits: AdmissionLimits = AdmissionLimits(), **options: Any
+) -> AsyncIterator[EchoListener]:
+    settings = ListenerSettings(**{"bind": Address("127.0.0.1", 0)} | options)
+    counters, listener_counters = Counters(), ListenerCounters()
+    listener = EchoListener(Admission(limits, counters, listener_counters), counters, listener_counters)
     websockets = None
-    welcome: Any = lambda _transport, visit: Echo(door, visit)  # noqa: E731
+    make_protocol: Any = lambda _transport, connection: Echo(listener, connection)  # noqa: E731
     if settings.websocket is not None:
-        websockets = WebSockets(settings.websocket, welcome, door.admission)
-        welcome = websockets.welcome
-    door.acceptor = Acceptor(settings, door.admission, welcome)
-    door.acceptor.tls = tls
-    await door.acceptor.start()
+        websockets = WebSockets(settings.websocket, make_protocol, listener.admission)
+        make_protocol = websockets.make_protocol
+    listener.acceptor = Acceptor(settings, listener.admission, make_protocol)
+    listener.acceptor.tls = tls
+    await listener.acceptor.start()
     try:
-        yield door
+        yield listener
     finally:
-        door.acceptor.stop()
-        for client in door.clients:
+        listener.acceptor.stop()
+        for client in listener.clients:
             client.transport.abort()
-        for echo in door.echoes:
+        for echo in listener.echoes:
             echo.transport.abort()
         if websockets is not None:
             await websockets.close()
-        door.admission.close()
-        await until(lambda: all("lost" in echo.calls for echo in door.echoes))
+        listener.admission.close()
+        await until(lambda: all("lost" in echo.calls for echo in listener.echoes))

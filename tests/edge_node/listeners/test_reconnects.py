@@ -12,7 +12,7 @@ import pytest
 from tests.edge_node.mqtt.harness import RawClient, until
 from tests.edge_node.mqtt.test_listeners import running
 from weft.config.units import Address
-from weft.edge_node.listeners import places
+from weft.edge_node.listeners import client_slots
 from weft.edge_node.node import EdgeNode
 from weft.protocols.mqtt.packets import ConnAck, Connect, Disconnect, PingReq, PingResp
 from weft.protocols.mqtt.reason_codes import ReasonCode
@@ -28,7 +28,7 @@ ATTEMPTS = 10
 @asynccontextmanager
 async def full_node(directory: Path, text: str = TEXT) -> AsyncIterator[tuple[EdgeNode, int, list[RawClient]]]:
     async with running(directory, text) as node:
-        address = node.listeners["mqtt"]
+        address = node.addresses["mqtt"]
         assert isinstance(address, Address)
         clients = [await RawClient.connect5(address.port, f"c{n}") for n in range(CLIENTS)]
         yield node, address.port, clients
@@ -71,12 +71,12 @@ async def test_all_take_over_their_old_connections(tmp_path: Path) -> None:
 
 
 async def test_one_more_waits_a_moment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(places, "WAIT_S", 10.0)
+    monkeypatch.setattr(client_slots, "WAIT_S", 10.0)
     async with full_node(tmp_path) as (node, port, clients):
         late = await RawClient.open(port)
         late.version = 5
         late.send(Connect("late", version=5))
-        await until(lambda: node.door_counters.connections_half_open == 1)
+        await until(lambda: node.listener_counters.connections_half_open == 1)
         assert await late.silent()
         clients.pop().writer.close()
         assert (await late.receive()).code == ReasonCode.SUCCESS
@@ -120,7 +120,7 @@ async def test_a_flood_of_silent_connections_takes_no_place(tmp_path: Path) -> N
             clients.pop(0).writer.close()
             clients.append(await RawClient.connect5(port, f"again-{n}"))
         assert node.counters.connections_refused == 0
-        assert node.door_counters.half_open_evicted >= ATTEMPTS * (CLIENTS - HALF_OPEN)
+        assert node.listener_counters.half_open_evicted >= ATTEMPTS * (CLIENTS - HALF_OPEN)
         assert all([await is_there(client) for client in clients])
         for _, writer in flood:
             writer.transport.abort()

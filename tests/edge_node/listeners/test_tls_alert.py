@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from tests.edge_node.listeners.certificates import Authority, Pem
-from tests.edge_node.listeners.echo import PATIENCE_S, Door, echoing, until
+from tests.edge_node.listeners.echo import PATIENCE_S, EchoListener, echoing, until
 from weft.edge_node.listeners.settings import TlsFiles
 from weft.edge_node.listeners.tls import server_context
 
@@ -41,13 +41,13 @@ def tls(authority: Authority) -> ssl.SSLContext:
     return server_context(TlsFiles(certificate=server.certificate, key=server.key, client_ca=authority.path))
 
 
-def reason(door: Door, authority: Authority, version: str, client: Pem | None) -> str:
+def reason(listener: EchoListener, authority: Authority, version: str, client: Pem | None) -> str:
     """What a blocking client of Python's ``ssl`` is told."""
     context = ssl.create_default_context(cafile=authority.path)
     context.minimum_version = context.maximum_version = VERSIONS[version]
     if client is not None:
         context.load_cert_chain(client.certificate, client.key)
-    with socket.create_connection(("127.0.0.1", door.port), timeout=PATIENCE_S) as connection:
+    with socket.create_connection(("127.0.0.1", listener.port), timeout=PATIENCE_S) as connection:
         try:
             with context.wrap_socket(connection, server_hostname="127.0.0.1") as secured:
                 secured.sendall(FIRST_PACKET)
@@ -58,19 +58,19 @@ def reason(door: Door, authority: Authority, version: str, client: Pem | None) -
             return repr(error)
 
 
-async def ask(door: Door, authority: Authority, version: str, client: Pem | None) -> list[str]:
+async def ask(listener: EchoListener, authority: Authority, version: str, client: Pem | None) -> list[str]:
     """Several at a time, so that a reset which overtakes an alert would show."""
-    said = await asyncio.gather(*(asyncio.to_thread(reason, door, authority, version, client) for _ in range(8)))
-    await until(lambda: door.counters.connections == 0)
+    said = await asyncio.gather(*(asyncio.to_thread(reason, listener, authority, version, client) for _ in range(8)))
+    await until(lambda: listener.counters.connections == 0)
     return list(set(said))
 
 
 @pytest.mark.parametrize("version", VERSIONS)
 async def test_a_client_without_a_certificate(authority: Authority, tls: ssl.SSLContext, version: str) -> None:
-    async with echoing(tls=tls) as door:
-        assert await ask(door, authority, version, None) == [MISSING[version]]
-        assert door.door_counters.handshakes_failed == 8
-        assert await door.works(ssl=good(authority)), "others are let in"
+    async with echoing(tls=tls) as listener:
+        assert await ask(listener, authority, version, None) == [MISSING[version]]
+        assert listener.listener_counters.handshakes_failed == 8
+        assert await listener.works(ssl=good(authority)), "others are let in"
 
 
 @pytest.mark.parametrize("version", VERSIONS)
@@ -79,8 +79,8 @@ async def test_a_client_with_a_bad_certificate(
     authority: Authority, tls: ssl.SSLContext, tmp_path: Path, bad: str, version: str
 ) -> None:
     make, expected = BAD[bad]
-    async with echoing(tls=tls) as door:
-        assert await ask(door, authority, version, make(authority, tmp_path)) == [expected]
+    async with echoing(tls=tls) as listener:
+        assert await ask(listener, authority, version, make(authority, tmp_path)) == [expected]
 
 
 def good(authority: Authority) -> ssl.SSLContext:
@@ -95,8 +95,8 @@ async def test_openssl(authority: Authority, tls: ssl.SSLContext, version: str, 
     openssl = shutil.which("openssl")
     if openssl is None:
         pytest.skip("openssl is not installed")
-    async with echoing(tls=tls) as door:
-        address, version = f"127.0.0.1:{door.port}", f"-tls{version}"
+    async with echoing(tls=tls) as listener:
+        address, version = f"127.0.0.1:{listener.port}", f"-tls{version}"
         command = [openssl, "s_client", "-connect", address, version, "-CAfile", authority.path, "-quiet"]
         done = await asyncio.to_thread(
             subprocess.run, command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=PATIENCE_S,
@@ -111,22 +111,24 @@ async def test_who_fails_and_stays_is_closed_and_leaves_nothing(
     """A flood of failing handshakes holds connections for a moment and not longer."""
     monkeypatch.setattr("weft.edge_node.listeners.tls_alert.LINGER_S", 0.2)
     files = len(os.listdir("/proc/self/fd"))
-    async with echoing(tls=tls) as door:
+    async with echoing(tls=tls) as listener:
         context = ssl.create_default_context(cafile=authority.path)
 
         def stay() -> ssl.SSLSocket:  # with TLS 1.3 its handshake is done before the server has said no
-            return context.wrap_socket(socket.create_connection(("127.0.0.1", door.port)), server_hostname="127.0.0.1")
+            return context.wrap_socket(
+                socket.create_connection(("127.0.0.1", listener.port)), server_hostname="127.0.0.1"
+            )
 
         clients = [await asyncio.to_thread(stay) for _ in range(20)]
-        assert await door.works(ssl=good(authority))
-        await until(lambda: door.counters.connections == 0)
-        assert door.door_counters.handshakes_failed == 20
+        assert await listener.works(ssl=good(authority))
+        await until(lambda: listener.counters.connections == 0)
+        assert listener.listener_counters.handshakes_failed == 20
         for client in clients:
             client.close()
     await until(lambda: len(os.listdir("/proc/self/fd")) <= files + 1)
 
 
 async def test_what_is_no_tls_at_all(tls: ssl.SSLContext) -> None:
-    async with echoing(tls=tls) as door:
-        assert not await door.works()
-        await until(lambda: door.counters.connections == 0)
+    async with echoing(tls=tls) as listener:
+        assert not await listener.works()
+        await until(lambda: listener.counters.connections == 0)

@@ -12,15 +12,15 @@ import aiohttp
 import pytest
 from aiohttp import WSMsgType
 
-from tests.edge_node.listeners.echo import PATIENCE_S, Door, echoing, until
-from weft.edge_node.listeners.settings import DoorLimits, WebSocketSettings
+from tests.edge_node.listeners.echo import PATIENCE_S, EchoListener, echoing, until
+from weft.edge_node.listeners.settings import AdmissionLimits, WebSocketSettings
 
 MESSAGE_BYTES_MAX = 64 << 10
-LIMITS = DoorLimits(websocket_message_bytes_max=MESSAGE_BYTES_MAX, connect_timeout_s=0.5)
+LIMITS = AdmissionLimits(websocket_message_bytes_max=MESSAGE_BYTES_MAX, connect_timeout_s=0.5)
 
 
 @pytest.fixture
-async def door() -> AsyncIterator[Door]:
+async def listener() -> AsyncIterator[EchoListener]:
     async with echoing(websocket=WebSocketSettings(), limits=LIMITS) as opened:
         yield opened
 
@@ -31,17 +31,21 @@ async def http() -> AsyncIterator[aiohttp.ClientSession]:
         yield session
 
 
-def url(door: Door, path: str = "/mqtt") -> str:
-    return f"http://127.0.0.1:{door.port}{path}"
+def url(listener: EchoListener, path: str = "/mqtt") -> str:
+    return f"http://127.0.0.1:{listener.port}{path}"
 
 
-async def connect(http: aiohttp.ClientSession, door: Door, **options: Any) -> aiohttp.ClientWebSocketResponse:
-    return await http.ws_connect(url(door), **{"protocols": ("mqtt",)} | options)
+async def connect(
+    http: aiohttp.ClientSession, listener: EchoListener, **options: Any
+) -> aiohttp.ClientWebSocketResponse:
+    return await http.ws_connect(url(listener), **{"protocols": ("mqtt",)} | options)
 
 
-async def test_messages_become_bytes_and_bytes_become_messages(door: Door, http: aiohttp.ClientSession) -> None:
+async def test_messages_become_bytes_and_bytes_become_messages(
+    listener: EchoListener, http: aiohttp.ClientSession
+) -> None:
     for protocol in ("mqtt", "mqttv3.1"):
-        async with await connect(http, door, protocols=("other", protocol)) as client:
+        async with await connect(http, listener, protocols=("other", protocol)) as client:
             assert client.protocol == protocol
             await client.send_bytes(b"hel")
             await client.send_bytes(b"lo")
@@ -49,28 +53,28 @@ async def test_messages_become_bytes_and_bytes_become_messages(door: Door, http:
             while len(received) < 5:
                 received += await client.receive_bytes()
             assert received == b"hello"
-            assert door.counters.connections == 1
-            assert door.door_counters.connections_half_open == 0
-        await until(lambda: door.counters.connections == 0)
+            assert listener.counters.connections == 1
+            assert listener.listener_counters.connections_half_open == 0
+        await until(lambda: listener.counters.connections == 0)
 
 
-async def test_the_server_closes_with_a_closing_frame(door: Door, http: aiohttp.ClientSession) -> None:
-    async with await connect(http, door) as client:
+async def test_the_server_closes_with_a_closing_frame(listener: EchoListener, http: aiohttp.ClientSession) -> None:
+    async with await connect(http, listener) as client:
         await client.send_bytes(b"hello")
         assert await client.receive_bytes() == b"hello"
-        door.echoes[0].transport.write(b"the last words")
-        door.echoes[0].transport.close()
+        listener.echoes[0].transport.write(b"the last words")
+        listener.echoes[0].transport.close()
         assert await client.receive_bytes() == b"the last words"
         assert (await client.receive()).type is WSMsgType.CLOSE
-    await until(lambda: "lost" in door.echoes[0].calls)
+    await until(lambda: "lost" in listener.echoes[0].calls)
 
 
-async def test_text_is_no_mqtt(door: Door, http: aiohttp.ClientSession) -> None:
-    async with await connect(http, door) as client:
+async def test_text_is_no_mqtt(listener: EchoListener, http: aiohttp.ClientSession) -> None:
+    async with await connect(http, listener) as client:
         await client.send_str("hello")
         message = await client.receive()
         assert (message.type, message.data) == (WSMsgType.CLOSE, 1003)
-        assert door.echoes[0].received == b""
+        assert listener.echoes[0].received == b""
 
 
 @pytest.mark.parametrize(
@@ -85,7 +89,7 @@ async def test_text_is_no_mqtt(door: Door, http: aiohttp.ClientSession) -> None:
     ],
 )
 async def test_other_requests_are_told_what_is_wrong(
-    door: Door, http: aiohttp.ClientSession, path: str, headers: dict[str, str], status: int
+    listener: EchoListener, http: aiohttp.ClientSession, path: str, headers: dict[str, str], status: int
 ) -> None:
     asked = {
         "Upgrade": "websocket",
@@ -94,46 +98,48 @@ async def test_other_requests_are_told_what_is_wrong(
         "Sec-WebSocket-Protocol": "mqtt",
         "Sec-WebSocket-Key": base64.b64encode(os.urandom(16)).decode(),
     }
-    async with http.get(url(door, path), headers=asked | headers) as answer:
+    async with http.get(url(listener, path), headers=asked | headers) as answer:
         assert answer.status == status
-    await until(lambda: door.counters.connections == 0)
-    assert door.echoes == []
+    await until(lambda: listener.counters.connections == 0)
+    assert listener.echoes == []
 
 
 async def test_pages_of_the_same_host_and_those_named_may_connect(http: aiohttp.ClientSession) -> None:
-    async with echoing(websocket=WebSocketSettings()) as door:
-        async with await connect(http, door, origin="http://127.0.0.1:3000") as client:
+    async with echoing(websocket=WebSocketSettings()) as listener:
+        async with await connect(http, listener, origin="http://127.0.0.1:3000") as client:
             await client.send_bytes(b"hello")
             assert await client.receive_bytes() == b"hello"
     settings = WebSocketSettings(origins=("https://dash.example.com",))
-    async with echoing(websocket=settings) as door:
-        async with await connect(http, door, origin="https://dash.example.com"):
+    async with echoing(websocket=settings) as listener:
+        async with await connect(http, listener, origin="https://dash.example.com"):
             pass
         with pytest.raises(aiohttp.WSServerHandshakeError):
-            await connect(http, door, origin="http://127.0.0.1:3000")
+            await connect(http, listener, origin="http://127.0.0.1:3000")
 
 
 async def test_who_never_upgrades_or_never_says_who_it_is_is_closed_in_time(
-    door: Door, http: aiohttp.ClientSession
+    listener: EchoListener, http: aiohttp.ClientSession
 ) -> None:
-    reader, writer = await door.open()
+    reader, writer = await listener.open()
     writer.write(b"GET /mqtt HTTP/1.1\r\nHost: x\r\n")
-    slow_reader, slow_writer = await door.open()
-    async with await connect(http, door) as client:
+    slow_reader, slow_writer = await listener.open()
+    async with await connect(http, listener) as client:
         assert (await client.receive()).type in (WSMsgType.CLOSED, WSMsgType.CLOSE, WSMsgType.ERROR)
     for each in (reader, slow_reader):
         assert await asyncio.wait_for(each.read(), PATIENCE_S) == b""
-    await until(lambda: door.counters.connections == 0)
-    assert door.counters.connect_timeouts == 3
+    await until(lambda: listener.counters.connections == 0)
+    assert listener.counters.connect_timeouts == 3
     writer.close()
     slow_writer.close()
 
 
-async def test_a_slow_reader_pauses_writing_and_memory_stays_bounded(door: Door, http: aiohttp.ClientSession) -> None:
-    async with await connect(http, door, max_msg_size=0) as client:
+async def test_a_slow_reader_pauses_writing_and_memory_stays_bounded(
+    listener: EchoListener, http: aiohttp.ClientSession
+) -> None:
+    async with await connect(http, listener, max_msg_size=0) as client:
         await client.send_bytes(b"hello")
         await client.receive_bytes()
-        (echo,) = door.echoes
+        (echo,) = listener.echoes
         transport, sent = echo.transport, 0
         client._response.connection.transport.pause_reading()  # type: ignore[union-attr]
         while "pause" not in echo.calls:
@@ -148,11 +154,11 @@ async def test_a_slow_reader_pauses_writing_and_memory_stays_bounded(door: Door,
         await until(lambda: echo.calls == ["pause", "resume"])
 
 
-async def test_reading_pauses(door: Door, http: aiohttp.ClientSession) -> None:
-    async with await connect(http, door) as client:
+async def test_reading_pauses(listener: EchoListener, http: aiohttp.ClientSession) -> None:
+    async with await connect(http, listener) as client:
         await client.send_bytes(b"a")
         await client.receive_bytes()
-        (echo,) = door.echoes
+        (echo,) = listener.echoes
         echo.transport.pause_reading()
         await client.send_bytes(b"b")  # the reader was waiting for this one
         await client.send_bytes(b"c")

@@ -13,11 +13,11 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from tests.edge_node.listeners.echo import PATIENCE_S, Door, echoing, until
-from weft.edge_node.listeners.settings import DoorLimits, WebSocketSettings
+from tests.edge_node.listeners.echo import PATIENCE_S, EchoListener, echoing, until
+from weft.edge_node.listeners.settings import AdmissionLimits, WebSocketSettings
 
 MESSAGE_BYTES_MAX = 64 << 10
-LIMITS = DoorLimits(websocket_message_bytes_max=MESSAGE_BYTES_MAX)
+LIMITS = AdmissionLimits(websocket_message_bytes_max=MESSAGE_BYTES_MAX)
 CONTINUATION, TEXT, BINARY, CLOSE, PING, PONG = 0, 1, 2, 8, 9, 10
 UPGRADE = (
     b"GET /mqtt HTTP/1.1\r\nHost: 127.0.0.1\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
@@ -28,7 +28,7 @@ Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 
 @pytest.fixture
-async def door() -> AsyncIterator[Door]:
+async def listener() -> AsyncIterator[EchoListener]:
     async with echoing(websocket=WebSocketSettings(), limits=LIMITS) as opened:
         yield opened
 
@@ -49,10 +49,10 @@ def frame(
     return head + mask + (bytes(byte ^ mask[at % 4] for at, byte in enumerate(payload)) if any(mask) else payload)
 
 
-async def raw(door: Door) -> Streams:
+async def raw(listener: EchoListener) -> Streams:
     """An open WebSocket whose frames the test makes."""
-    reader, writer = await door.open()
-    door.clients.append(writer)
+    reader, writer = await listener.open()
+    listener.clients.append(writer)
     writer.write(UPGRADE)
     answer = await reader.readuntil(b"\r\n\r\n")
     assert answer.startswith(b"HTTP/1.1 101")
@@ -92,9 +92,9 @@ async def until_closed(reader: asyncio.StreamReader) -> tuple[bytes, int]:
     ],
     ids=["binary", "ping", "close", "close 1000"],
 )
-async def test_the_examples_of_the_standard(door: Door, sent: str, answered: str) -> None:
+async def test_the_examples_of_the_standard(listener: EchoListener, sent: str, answered: str) -> None:
     """RFC 6455 section 5.7, with binary in place of text."""
-    reader, writer = await raw(door)
+    reader, writer = await raw(listener)
     writer.write(bytes.fromhex(sent))
     expected = bytes.fromhex(answered)
     assert await asyncio.wait_for(reader.readexactly(len(expected)), PATIENCE_S) == expected
@@ -104,15 +104,15 @@ async def test_the_examples_of_the_standard(door: Door, sent: str, answered: str
     ("size", "head"),
     [(125, "82 7d"), (126, "82 7e 00 7e"), (65_535, "82 7e ff ff"), (65_536, "82 7f 00 00 00 00 00 01 00 00")],
 )
-async def test_lengths_have_their_shortest_form(door: Door, size: int, head: str) -> None:
-    reader, _ = await raw(door)
-    door.echoes[0].transport.write(bytes(size))
+async def test_lengths_have_their_shortest_form(listener: EchoListener, size: int, head: str) -> None:
+    reader, _ = await raw(listener)
+    listener.echoes[0].transport.write(bytes(size))
     expected = bytes.fromhex(head) + bytes(size)
     assert await asyncio.wait_for(reader.readexactly(len(expected)), PATIENCE_S) == expected
 
 
 @pytest.mark.parametrize("seed", range(5))
-async def test_bytes_come_whole_however_frames_and_reads_cut_them(door: Door, seed: int) -> None:
+async def test_bytes_come_whole_however_frames_and_reads_cut_them(listener: EchoListener, seed: int) -> None:
     chance = random.Random(seed)
     sent, data, pings = b"", b"", 0
     for _ in range(20):
@@ -123,7 +123,7 @@ async def test_bytes_come_whole_however_frames_and_reads_cut_them(door: Door, se
             data += frame(b"?", PING, mask=mask)
             pings += 1
         sent += b"".join(fragments)
-    reader, writer = await raw(door)
+    reader, writer = await raw(listener)
     while data:
         size = chance.randint(1, 60)
         writer.write(data[:size])
@@ -137,56 +137,56 @@ async def test_bytes_come_whole_however_frames_and_reads_cut_them(door: Door, se
     assert (got, pongs) == (sent, pings)
 
 
-async def test_who_does_not_wait_for_the_answer_is_answered_in_order(door: Door) -> None:
-    reader, writer = await door.open()
+async def test_who_does_not_wait_for_the_answer_is_answered_in_order(listener: EchoListener) -> None:
+    reader, writer = await listener.open()
     data = UPGRADE + frame(b"hel") + frame(b"?", PING) + frame(b"lo") + frame(b"\x03\xe8", CLOSE)
     writer.write(data[:100])
     await asyncio.sleep(0)
     writer.write(data[100:])
     assert (await reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 101")
     assert (await until_closed(reader))[1] == 1000
-    await until(lambda: door.counters.connections == 0)
-    assert door.echoes[0].received == b"hello"
+    await until(lambda: listener.counters.connections == 0)
+    assert listener.echoes[0].received == b"hello"
     writer.close()
 
 
-async def test_after_our_closing_frame_nothing_is_answered(door: Door) -> None:
+async def test_after_our_closing_frame_nothing_is_answered(listener: EchoListener) -> None:
     """Nor passed on; the client's closing frame ends the connection."""
-    reader, writer = await raw(door)
-    door.echoes[0].transport.close()
+    reader, writer = await raw(listener)
+    listener.echoes[0].transport.close()
     writer.write(frame(b"?", PING) + frame(b"ignored") + frame(b"\x03\xe8", CLOSE))
     assert await until_closed(reader) == (b"", 1000)
-    assert door.echoes[0].received == b"hello"
+    assert listener.echoes[0].received == b"hello"
 
 
 # --- ends
 
 
 async def test_who_does_not_answer_a_closing_frame_is_not_waited_for(
-    door: Door, monkeypatch: pytest.MonkeyPatch
+    listener: EchoListener, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("weft.edge_node.listeners.websocket_connection.CLOSE_TIMEOUT_S", 0.05)
-    reader, _ = await raw(door)
-    door.echoes[0].transport.close()
-    door.echoes[0].transport.write(b"too late")
+    reader, _ = await raw(listener)
+    listener.echoes[0].transport.close()
+    listener.echoes[0].transport.write(b"too late")
     assert await received(reader) == (CLOSE, b"\x03\xe8")
-    await until(lambda: "lost" in door.echoes[0].calls)
+    await until(lambda: "lost" in listener.echoes[0].calls)
 
 
 @pytest.mark.parametrize("last", [frame(b"\x03\xe8", CLOSE), frame(b"x", 3)], ids=["closed", "broken"])
 async def test_who_does_not_read_to_the_end_is_not_waited_for(
-    door: Door, monkeypatch: pytest.MonkeyPatch, last: bytes
+    listener: EchoListener, monkeypatch: pytest.MonkeyPatch, last: bytes
 ) -> None:
     monkeypatch.setattr("weft.edge_node.listeners.websocket_connection.CLOSE_TIMEOUT_S", 0.05)
-    _, writer = await raw(door)
-    (echo,) = door.echoes
+    _, writer = await raw(listener)
+    (echo,) = listener.echoes
     writer.transport.pause_reading()  # type: ignore[attr-defined]
     while "pause" not in echo.calls:
         echo.transport.write(bytes(1 << 20))
         await asyncio.sleep(0)
     writer.write(last)
     await until(lambda: "lost" in echo.calls)
-    assert door.counters.connections == 0
+    assert listener.counters.connections == 0
 
 
 # --- bad frames
@@ -213,15 +213,15 @@ async def test_who_does_not_read_to_the_end_is_not_waited_for(
          "cut ping", "text", "text and opcode", "short close", "close not in UTF-8"],
 )  # fmt: skip
 async def test_a_bad_frame_ends_its_connection_and_no_other(
-    door: Door, data: bytes, code: int, caplog: pytest.LogCaptureFixture
+    listener: EchoListener, data: bytes, code: int, caplog: pytest.LogCaptureFixture
 ) -> None:
-    good_reader, good_writer = await raw(door)
-    reader, writer = await raw(door)
+    good_reader, good_writer = await raw(listener)
+    reader, writer = await raw(listener)
     writer.write(frame(b" and more") + data)
     with contextlib.suppress(ConnectionResetError):  # where more was sent than was read
         assert await until_closed(reader) in ((b" and more", code), (b"", code))
-    await until(lambda: door.counters.connections == 1)
-    assert door.echoes[1].received == b"hello and more", "what came before it is good"
+    await until(lambda: listener.counters.connections == 1)
+    assert listener.echoes[1].received == b"hello and more", "what came before it is good"
     good_writer.write(frame(b"still"))
     assert await received(good_reader) == (BINARY, b"still")
     assert [(each.name, each.exc_info) for each in caplog.records if each.levelno >= logging.WARNING] == [
@@ -229,8 +229,8 @@ async def test_a_bad_frame_ends_its_connection_and_no_other(
     ]
 
 
-async def test_a_message_is_bounded_however_many_fragments_it_has(door: Door) -> None:
-    reader, writer = await raw(door)
+async def test_a_message_is_bounded_however_many_fragments_it_has(listener: EchoListener) -> None:
+    reader, writer = await raw(listener)
     for at in range(MESSAGE_BYTES_MAX // 1000):
         writer.write(frame(b"x" * 1000, CONTINUATION if at else BINARY, final=False))
         assert await received(reader) == (BINARY, b"x" * 1000)
@@ -238,26 +238,28 @@ async def test_a_message_is_bounded_however_many_fragments_it_has(door: Door) ->
     assert await until_closed(reader) == (b"", 1009)
 
 
-async def test_a_fragment_is_followed_by_nothing_but_another(door: Door) -> None:
-    reader, writer = await raw(door)
+async def test_a_fragment_is_followed_by_nothing_but_another(listener: EchoListener) -> None:
+    reader, writer = await raw(listener)
     writer.write(frame(b"x", final=False) + frame(b"x"))
     assert (await until_closed(reader))[1] == 1002
 
 
-async def test_a_message_in_many_small_fragments_is_whole(door: Door) -> None:
-    reader, writer = await raw(door)
+async def test_a_message_in_many_small_fragments_is_whole(listener: EchoListener) -> None:
+    reader, writer = await raw(listener)
     writer.write(frame(b"a", final=False) + frame(b"b", 0, final=False) * 1000 + frame(b"?", PING) + frame(b"c", 0))
     data = b""
     while len(data) < 1003:
         data += (await received(reader))[1]
     assert sorted(data) == sorted(b"a" + b"b" * 1000 + b"c" + b"?")
-    assert door.echoes[0].received == b"hello" + b"a" + b"b" * 1000 + b"c"
+    assert listener.echoes[0].received == b"hello" + b"a" + b"b" * 1000 + b"c"
 
 
 # --- the rest of the node
 
 
-async def test_refusals_are_counted_and_make_one_line_in_the_log(door: Door, caplog: pytest.LogCaptureFixture) -> None:
+async def test_refusals_are_counted_and_make_one_line_in_the_log(
+    listener: EchoListener, caplog: pytest.LogCaptureFixture
+) -> None:
     caplog.set_level(logging.DEBUG)
     requests = [
         UPGRADE.replace(b"/mqtt", b"/other"),
@@ -270,13 +272,13 @@ async def test_refusals_are_counted_and_make_one_line_in_the_log(door: Door, cap
         b"x" * 9000,
     ]
     for request in requests:
-        reader, writer = await door.open()
+        reader, writer = await listener.open()
         writer.write(request)
         answer = await asyncio.wait_for(reader.read(), PATIENCE_S)
         assert answer.startswith(b"HTTP/1.1 4"), request
         writer.close()
-    await until(lambda: door.counters.connections == 0)
-    assert door.door_counters.handshakes_failed == len(requests)
+    await until(lambda: listener.counters.connections == 0)
+    assert listener.listener_counters.handshakes_failed == len(requests)
     (line,) = (each for each in caplog.records if each.levelno >= logging.INFO)
     assert "no WebSocket with 127.0.0.1:" in line.message
     assert line.exc_info is None

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from weft.edge_node.listeners.settings import WebSocketSettings
-from weft.edge_node.listeners.websocket_handshake import END, REASON_LENGTH_MAX, Refused, too_long, upgrade
+from weft.edge_node.listeners.websocket_handshake import END, REASON_LENGTH_MAX, UpgradeRefused, too_long, upgrade
 
 SETTINGS = WebSocketSettings()
 FIELDS = {
@@ -99,7 +99,7 @@ WRONG_METHOD, WRONG_VERSION, WRONG_PATH = (400, 405), (400, 505), (404, 400)
     ],
 )
 def test_what_is_refused(bad: bytes, status: int | tuple[int, int]) -> None:
-    with pytest.raises(Refused) as caught:
+    with pytest.raises(UpgradeRefused) as caught:
         upgrade(bad, SETTINGS)
     assert caught.value.status in (status if isinstance(status, tuple) else (status,))
     is_whole(caught.value)
@@ -111,7 +111,7 @@ def test_what_goes_on_too_long() -> None:
 
 
 def test_a_log_line_about_a_refusal_is_short() -> None:
-    with pytest.raises(Refused) as caught:
+    with pytest.raises(UpgradeRefused) as caught:
         upgrade(request(Sec_WebSocket_Version="1" * 5000), SETTINGS)
     assert len(str(caught.value)) < REASON_LENGTH_MAX + 10
 
@@ -128,7 +128,7 @@ def test_nothing_else_comes_of_any_bytes(data: bytes) -> None:
         refused = None
         try:
             answer = upgrade(head.partition(END)[0] + END, SETTINGS)
-        except Refused as error:
+        except UpgradeRefused as error:
             refused = error
         if refused is None:
             assert answer.startswith(b"HTTP/1.1 101 ")
@@ -138,7 +138,7 @@ def test_nothing_else_comes_of_any_bytes(data: bytes) -> None:
             is_whole(refused)
 
 
-def is_whole(refused: Refused) -> None:
+def is_whole(refused: UpgradeRefused) -> None:
     """Whether a client that reads the answer knows when it ends, and that the connection ends with it."""
     head, _, body = refused.answer.partition(b"\r\n\r\n")
     assert head.startswith(b"HTTP/1.1 %d " % refused.status)

@@ -21,7 +21,7 @@ async def test_the_end_of_the_node_ends_every_connection_and_publishes_no_will(t
             client.paho.will_set("t/will", "gone")
             assert await client.connect() == "Success"
             clients.append(client)
-        address = node.listeners["mqtt"]
+        address = node.addresses["mqtt"]
     for client in clients:
         assert await asyncio.to_thread(client.lost.wait, 10)
         await client.close()

@@ -28,7 +28,7 @@ from weft.config.models import EdgeConfig
 from weft.config.units import Address, UnixSocket
 from weft.edge_node.access import users
 from weft.edge_node.check import check
-from weft.edge_node.listeners.settings import DoorLimits
+from weft.edge_node.listeners.settings import AdmissionLimits
 from weft.edge_node.mqtt.listeners import with_files_for
 from weft.edge_node.node import EdgeNode
 from weft.service.serving import Signals
@@ -69,7 +69,7 @@ class Client:
     """paho-mqtt, whose thread is not the node's. A connection that is lost or refused stays so."""
 
     def __init__(self, node: EdgeNode, listener: str, **options: Any) -> None:
-        self.address = node.listeners[listener]
+        self.address = node.addresses[listener]
         transport = {"ws": "websockets", "wss": "websockets"}.get(listener, "tcp")
         if isinstance(self.address, UnixSocket):
             transport = "unix"
@@ -150,8 +150,8 @@ listeners:
   off: null
 """
     async with running(tmp_path, text) as node:
-        assert list(node.listeners) == ["mqtt", "second", "mqtts", "ws", "wss", "local"]
-        for name in node.listeners:
+        assert list(node.addresses) == ["mqtt", "second", "mqtts", "ws", "wss", "local"]
+        for name in node.addresses:
             for version in (paho.MQTTv31, paho.MQTTv311, paho.MQTTv5):
                 client = Client(node, name, protocol=version, client_id=f"{name}-{int(version)}")
                 if name in ("mqtts", "wss"):
@@ -160,7 +160,7 @@ listeners:
                 assert await client.works(), name
                 await client.close()
         assert stored(node) == 18
-        await until(lambda: node.counters.connections == node.door_counters.connections_half_open == 0)
+        await until(lambda: node.counters.connections == node.listener_counters.connections_half_open == 0)
 
 
 async def test_large_messages_pass_websockets_and_tls(tmp_path: Path, authority: Authority) -> None:
@@ -202,7 +202,7 @@ auth: {users_file: users}
         anonymous = Client(node, "open")
         assert await anonymous.connect() == "Success"
         await anonymous.close()
-        assert node.door_counters.authentications_refused == 6
+        assert node.listener_counters.authentications_refused == 6
 
 
 async def test_enhanced_authentication_is_refused(tmp_path: Path) -> None:
@@ -210,7 +210,7 @@ async def test_enhanced_authentication_is_refused(tmp_path: Path) -> None:
         client = Client(node, "mqtt", protocol=paho.MQTTv5)
         properties = Properties(PacketTypes.CONNECT)
         properties.AuthenticationMethod = "SCRAM-SHA-256"
-        address = node.listeners["mqtt"]
+        address = node.addresses["mqtt"]
         assert isinstance(address, Address)
         await asyncio.to_thread(client.paho.connect, "127.0.0.1", address.port, properties=properties)
         client.paho.loop_start()
@@ -278,9 +278,9 @@ def write(path: Path, text: str) -> None:
 
 async def changed(node: EdgeNode, change: Callable[[], object]) -> None:
     """Change a file and wait until the node has taken it up."""
-    before = node.door_counters.reloads
+    before = node.listener_counters.reloads
     change()
-    await until(lambda: node.door_counters.reloads > before)
+    await until(lambda: node.listener_counters.reloads > before)
 
 
 async def test_users_and_rules_change_while_clients_stay(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -309,15 +309,15 @@ auth: {users_file: users, acl_file: acl}
         assert stored(node) == 2
 
         write(rules, "nonsense\n")
-        await until(lambda: node.door_counters.reload_failures == 1)
+        await until(lambda: node.listener_counters.reload_failures == 1)
         assert "the access rules cannot be used, those read before stay in force" in caplog.text
         await client.publish("t/press-7/x", "3")
         assert stored(node) == 3
 
-        before = node.door_counters.reloads
+        before = node.listener_counters.reloads
         write(rules, "")
         os.kill(os.getpid(), signal.SIGHUP)
-        await until(lambda: node.door_counters.reloads >= before + 1)
+        await until(lambda: node.listener_counters.reloads >= before + 1)
         assert not client.lost.is_set()
         assert not other.lost.is_set()
         await client.close()
@@ -381,7 +381,7 @@ limits: {half_open: 50, connections: 200, connect_timeout: 5s}
     async with running(tmp_path, text) as node:
         client = Client(node, "mqtt")
         await client.connect()
-        address = node.listeners["mqtt"]
+        address = node.addresses["mqtt"]
         assert isinstance(address, Address)
         # paho waits with select(), which knows no file descriptor from 1024 on.
         flood = [await asyncio.open_connection("127.0.0.1", address.port) for _ in range(400)]
@@ -390,7 +390,7 @@ limits: {half_open: 50, connections: 200, connect_timeout: 5s}
         assert await late.connect() == "Success"
         await until(lambda: node.counters.connections_accepted >= 400)
         assert node.counters.connections <= 52
-        assert node.door_counters.half_open_evicted >= 350
+        assert node.listener_counters.half_open_evicted >= 350
         for reader, writer in flood:
             writer.transport.abort()
         await client.close()
@@ -407,7 +407,7 @@ limits: {connect_timeout: 2s}
         assert await client.connect() == "Success"
         slow = []
         for name, data in (("mqtt", b"\x10\xff\x7f\x00\x04MQTT"), ("ws", b"GET /mqtt HTTP/1.1\r\nHost: a\r\nX: ")):
-            address = node.listeners[name]
+            address = node.addresses[name]
             assert isinstance(address, Address)
             for _ in range(20):
                 reader, writer = await asyncio.open_connection("127.0.0.1", address.port)
@@ -436,7 +436,7 @@ async def test_secrets_are_never_logged(tmp_path: Path, caplog: pytest.LogCaptur
             await client.close()
         await changed(node, lambda: users.add(str(tmp_path / "users"), "press-8", b"third secret"))
         write(tmp_path / "users", "press-7:a secret in the clear\n")
-        await until(lambda: node.door_counters.reload_failures == 1)
+        await until(lambda: node.listener_counters.reload_failures == 1)
         assert "press-7" in caplog.text
         logged = caplog.text.replace(str(tmp_path), "")
         assert "secret" not in logged
@@ -460,13 +460,13 @@ def test_no_more_connections_than_files_may_be_open(
     asked: list[tuple[int, int]] = []
     monkeypatch.setattr(resource, "setrlimit", lambda _, limits: asked.append(limits))
     monkeypatch.setattr(resource, "getrlimit", lambda _: (1024, 1_048_576))
-    assert with_files_for(DoorLimits(connections_max=10_000)).connections_max == 10_000
+    assert with_files_for(AdmissionLimits(connections_max=10_000)).connections_max == 10_000
     assert asked == [(11_152, 1_048_576)], "systemd's 1,024 is only the soft limit"
     monkeypatch.setattr(resource, "getrlimit", lambda _: (1024, 4096))
-    taken = with_files_for(DoorLimits(connections_max=10_000))
+    taken = with_files_for(AdmissionLimits(connections_max=10_000))
     assert (taken.connections_max, taken.half_open_max) == (3472, 496)
     assert "takes 3472 connections and not the 10000 of limits.connections, and 496 half open" in caplog.text
-    taken = with_files_for(DoorLimits(connections_max=3000))
+    taken = with_files_for(AdmissionLimits(connections_max=3000))
     assert (taken.connections_max, taken.half_open_max) == (3000, 968)
 
 

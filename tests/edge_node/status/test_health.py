@@ -42,9 +42,9 @@ def test_a_failed_database_is_a_reason_to_start_again() -> None:
 async def test_a_node_is_ready_from_its_start_until_its_listeners_close(tmp_path: Path) -> None:
     node = EdgeNode(parse(CONFIG, str(tmp_path / "edge.yaml"), EdgeConfig, check).config)
     await node.start()
-    health = Health(node.log, lambda: False, lambda: node.front_door.is_open)
+    health = Health(node.log, lambda: False, lambda: node.listeners.is_open)
     assert health.unready() == []
-    node.front_door.stop()
+    node.listeners.stop()
     assert health.unready() == ["the listeners are not open"]
     assert health.unhealthy() == []
     await node.close()

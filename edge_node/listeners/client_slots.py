@@ -1,4 +1,4 @@
-"""Places for clients that are let in: at most ``limits.connections``, and a moment's wait when all are taken.
+"""Slots for admitted clients: at most ``limits.connections``, and a moment's wait when all are taken.
 
 Clients that lose their connection come back at once, and often before their old connection is seen to end: its end may
 wait behind a pause in reading, a closing TLS or WebSocket connection, or a proxy. A node at its limit that refused them
@@ -12,16 +12,16 @@ import contextlib
 from typing import Generic, TypeVar
 
 WAIT_S = 0.5
-"""How long a client waits for the place of one that leaves."""
+"""How long a client waits for the slot of one that leaves."""
 
 Holder = TypeVar("Holder")
 
 
-class Places(Generic[Holder]):
-    """Who has a place. Belongs to the event loop's thread."""
+class ClientSlots(Generic[Holder]):
+    """Holders of slots, and those that wait for one. Belongs to the event loop's thread."""
 
-    def __init__(self, places_max: int) -> None:
-        self._places_max = places_max
+    def __init__(self, slots_max: int) -> None:
+        self._slots_max = slots_max
         self._holders: set[Holder] = set()
         self._waiting: dict[Holder, asyncio.Future[None]] = {}
         """First come first."""
@@ -30,24 +30,24 @@ class Places(Generic[Holder]):
         return len(self._holders)
 
     def take(self, holder: Holder) -> None:
-        """Have a place, free or not: for a holder that ``get`` gave one, or that has just displaced another."""
+        """Take a slot, free or not: for a holder that ``get`` gave one, or that has just displaced another."""
         self._holders.add(holder)
 
     def leave(self, holder: Holder) -> None:
-        """Give up a place, or waiting for one; nothing happens without either."""
+        """Give up a slot, or waiting for one; nothing happens without either."""
         waits = self._waiting.pop(holder, None)
         if waits is not None and not waits.done():
             waits.set_result(None)
         if holder in self._holders:
             self._holders.discard(holder)
             if self._waiting:
-                # Not at once: a client that displaces another takes that one's place right after it was left. If it was
+                # Not at once: a client that displaces another takes that one's slot right after it was left. If it was
                 # given away in between, the number of clients would grow with each that does so.
                 asyncio.get_running_loop().call_soon(self._hand_out)
 
     async def get(self, holder: Holder) -> bool:
-        """Take a place; False when none became free within ``WAIT_S``, or the holder has left meanwhile."""
-        if len(self._holders) < self._places_max and not self._waiting:
+        """Take a slot; False when none became free within ``WAIT_S``, or the holder has left meanwhile."""
+        if len(self._holders) < self._slots_max and not self._waiting:
             self._holders.add(holder)
             return True
         granted = self._waiting[holder] = asyncio.get_running_loop().create_future()
@@ -60,7 +60,7 @@ class Places(Generic[Holder]):
         return holder in self._holders
 
     def _hand_out(self) -> None:
-        while self._waiting and len(self._holders) < self._places_max:
+        while self._waiting and len(self._holders) < self._slots_max:
             holder = next(iter(self._waiting))
             granted = self._waiting.pop(holder)
             if not granted.done():

@@ -1,4 +1,4 @@
-"""Places and those who wait for one. Holders are numbers here."""
+"""ClientSlots and those who wait for one. Holders are numbers here."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ import asyncio
 
 import pytest
 
-from weft.edge_node.listeners import places
-from weft.edge_node.listeners.places import Places
+from weft.edge_node.listeners import client_slots
+from weft.edge_node.listeners.client_slots import ClientSlots
 
 LONG_S = 10.0
 
 
 @pytest.fixture
-def full() -> Places[int]:
-    """Two places, of 1 and 2."""
-    made: Places[int] = Places(2)
+def full() -> ClientSlots[int]:
+    """Two slots, of 1 and 2."""
+    made: ClientSlots[int] = ClientSlots(2)
     made.take(1)
     made.take(2)
     return made
@@ -27,10 +27,10 @@ async def turns() -> None:
         await asyncio.sleep(0)
 
 
-async def test_who_waits_gets_the_places_that_become_free_in_order(
-    full: Places[int], monkeypatch: pytest.MonkeyPatch
+async def test_who_waits_gets_the_slots_that_become_free_in_order(
+    full: ClientSlots[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(places, "WAIT_S", LONG_S)
+    monkeypatch.setattr(client_slots, "WAIT_S", LONG_S)
     waiting = [asyncio.create_task(full.get(holder)) for holder in (3, 4, 5)]
     await turns()
     full.leave(2)
@@ -42,8 +42,8 @@ async def test_who_waits_gets_the_places_that_become_free_in_order(
     assert len(full) == 2
 
 
-async def test_without_a_place_in_time_the_answer_is_no(full: Places[int], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(places, "WAIT_S", 0.01)
+async def test_without_a_slot_in_time_the_answer_is_no(full: ClientSlots[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(client_slots, "WAIT_S", 0.01)
     assert not await full.get(3)
     full.leave(1)
     await turns()
@@ -51,11 +51,11 @@ async def test_without_a_place_in_time_the_answer_is_no(full: Places[int], monke
     assert await full.get(4)
 
 
-async def test_who_is_displaced_leaves_its_place_to_its_successor(
-    full: Places[int], monkeypatch: pytest.MonkeyPatch
+async def test_who_is_displaced_leaves_its_slot_to_its_successor(
+    full: ClientSlots[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """However many wait, the number of holders does not grow."""
-    monkeypatch.setattr(places, "WAIT_S", LONG_S)
+    monkeypatch.setattr(client_slots, "WAIT_S", LONG_S)
     waiting = asyncio.create_task(full.get(3))
     await turns()
     for holder in range(10, 20):
@@ -68,8 +68,8 @@ async def test_who_is_displaced_leaves_its_place_to_its_successor(
     assert await waiting
 
 
-async def test_who_left_while_it_waited_gets_none(full: Places[int], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(places, "WAIT_S", LONG_S)
+async def test_who_left_while_it_waited_gets_none(full: ClientSlots[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(client_slots, "WAIT_S", LONG_S)
     gone, stays = asyncio.create_task(full.get(3)), asyncio.create_task(full.get(4))
     await turns()
     full.leave(3)
@@ -79,8 +79,8 @@ async def test_who_left_while_it_waited_gets_none(full: Places[int], monkeypatch
     assert len(full) == 2
 
 
-async def test_a_cancelled_wait_is_passed_over(full: Places[int], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(places, "WAIT_S", LONG_S)
+async def test_a_cancelled_wait_is_passed_over(full: ClientSlots[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(client_slots, "WAIT_S", LONG_S)
     cancelled, stays = asyncio.create_task(full.get(3)), asyncio.create_task(full.get(4))
     await turns()
     full.leave(1)
