@@ -34,7 +34,7 @@ from weft.protocols.ranges import SEQ_END, RangeSet
 from weft.protocols.shard_state import ShardState
 from weft.replication.runner import LinkIdentity, LinkSettings, run_link
 from weft.replication.sender import SenderSettings
-from weft.replication.source import LaneState, OfferedLane
+from weft.replication.source import LaneSnapshot, OfferedLane
 from weft.replication.status import LinkStatus
 from weft.storage.chunk_log import ShardLog, open_cluster
 from weft.storage.object_store import open_store
@@ -96,19 +96,19 @@ class EndlessLog:
     def lanes(self) -> list[OfferedLane]:
         return [OfferedLane(1, "telemetry", ("plant/{line}/{machine}/telemetry",))]
 
-    def state(self, lane: int) -> LaneState:  # noqa: ARG002
+    def state(self, lane: int) -> LaneSnapshot:  # noqa: ARG002
         end = self.acked.end + 1000 * BATCH_RECORDS
-        return LaneState(RangeSet([(0, end)]), end, [], Mark(time.time_ns(), end))
+        return LaneSnapshot(RangeSet([(0, end)]), end, [], Mark(time.time_ns(), end))
 
     async def read(self, lane: int, seq: int, bytes_max: int) -> list[bytes]:  # noqa: ARG002
         first = seq // BATCH_RECORDS
         count = max(1, int(bytes_max / self.batch_bytes))
         return [stamp(self._templates[n % TEMPLATES], n * BATCH_RECORDS) for n in range(first, first + count)]
 
-    def known_end(self, hub: str, lane: int) -> int:  # noqa: ARG002
+    def high_watermark(self, hub: str, lane: int) -> int:  # noqa: ARG002
         return SEQ_END
 
-    async def give(self, hub: str, ends: Mapping[int, int]) -> None:
+    async def prepare_to_send(self, hub: str, ends: Mapping[int, int]) -> None:
         pass
 
     def released(self, lane: int, ranges: RangeSet) -> None:  # noqa: ARG002

@@ -24,7 +24,7 @@ def checked_ranges(pairs: Sequence[Range], limit: int = RANGES_MAX) -> RangeSet:
     return RangeSet.from_wire(pairs)
 
 
-class Sent(NamedTuple):
+class SentBatch(NamedTuple):
     """One batch on the way."""
 
     first: int
@@ -35,7 +35,7 @@ class Sent(NamedTuple):
     """Its first record's wall clock time, ns."""
 
 
-class InFlight:
+class SentBatches:
     """Batches that were sent and are not acknowledged yet: the sender fills a window by it, the receiver checks it.
 
     The window's rule is the same on both ends: the sum of the sizes stays within ``window_bytes``, except that one
@@ -44,7 +44,7 @@ class InFlight:
 
     def __init__(self) -> None:
         self.bytes = 0
-        self._lanes: dict[int, tuple[list[int], list[Sent]]] = {}
+        self._lanes: dict[int, tuple[list[int], list[SentBatch]]] = {}
 
     def __len__(self) -> int:
         return sum(len(entries) for _, entries in self._lanes.values())
@@ -53,7 +53,7 @@ class InFlight:
         """Whether a batch of ``size`` bytes may go now."""
         return self.bytes == 0 or self.bytes + size <= window_bytes
 
-    def add(self, lane: int, sent: Sent) -> None:
+    def add(self, lane: int, sent: SentBatch) -> None:
         """Count a batch that goes out."""
         firsts, entries = self._lanes.setdefault(lane, ([], []))
         at = bisect_right(firsts, sent.first)

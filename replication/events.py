@@ -19,7 +19,7 @@ class Fault(Enum):
     LOCAL = "local"
 
 
-class Lost(NamedTuple):
+class ConnectionLost(NamedTuple):
     """The connection is over and the machine takes nothing more. The owner closes the socket."""
 
     fault: Fault
@@ -33,7 +33,7 @@ class Welcomed(NamedTuple):
     window_bytes: int
 
 
-class Refused(NamedTuple):
+class Refusal(NamedTuple):
     """The receiver (or this end, code IDENTITY_CONFLICT) does not want the link. The machine is closed."""
 
     code: int
@@ -96,5 +96,5 @@ class MarkReceived(NamedTuple):
     mark: Mark
 
 
-SenderEvent = Welcomed | Refused | ReadRequest | Acked | Unreadable | Lost
-ReceiverEvent = HelloReceived | BatchesReceived | GapReceived | MarkReceived | Lost
+SenderEvent = Welcomed | Refusal | ReadRequest | Acked | Unreadable | ConnectionLost
+ReceiverEvent = HelloReceived | BatchesReceived | GapReceived | MarkReceived | ConnectionLost

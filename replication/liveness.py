@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from weft.protocols.link import Frame, Ping, Pong
-from weft.replication.events import Fault, Lost
+from weft.replication.events import ConnectionLost, Fault
 
 SECOND = 1_000_000_000
 SAMPLES = 8
@@ -66,11 +66,13 @@ class Liveness:
         """When ``handle_timeout`` has something to do."""
         return self._next_ping if self._paused else min(self._next_ping, self._heard + self._silence)
 
-    def handle_timeout(self, now: int) -> Lost | None:
+    def handle_timeout(self, now: int) -> ConnectionLost | None:
         """Queue a PING when one is due; say so when the peer was silent for too long."""
         if not self._paused and now >= self._heard + self._silence:
             seconds = self._silence / SECOND
-            return Lost(Fault.NETWORK, f"the peer said nothing for {seconds:g} s; the network between may be cut")
+            return ConnectionLost(
+                Fault.NETWORK, f"the peer said nothing for {seconds:g} s; the network between may be cut"
+            )
         if now >= self._next_ping:
             self._next_ping = now + self._ping_interval
             # Asked again though the last PING was not answered: to a peer that waits for us it says that we live.

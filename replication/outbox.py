@@ -11,7 +11,7 @@ import zstandard
 from weft.protocols.batch import BatchHeader, decode_header, merge, mergeable
 from weft.protocols.link import Data, Frame
 from weft.protocols.ranges import RangeSet
-from weft.replication.accounting import InFlight, Sent
+from weft.replication.accounting import SentBatch, SentBatches
 
 MESSAGE_BYTES = 256 << 10
 """DATA of one message, or one batch if that is longer: a message costs the event loop a few ms."""
@@ -32,7 +32,7 @@ class Outbox:
         self.window_bytes = 0
         self.batch_bytes_max = 0
         self._compressor = zstandard.ZstdCompressor(level=compression_level)
-        self._in_flight = InFlight()
+        self._in_flight = SentBatches()
         self._waiting: deque[_Waiting] = deque()
 
     @property
@@ -86,7 +86,7 @@ class Outbox:
             if not self._in_flight.room(len(data), self.window_bytes) or (total and total + len(data) > MESSAGE_BYTES):
                 break
             self._waiting.popleft()
-            self._in_flight.add(lane, Sent(header.base_seq, header.end_seq, len(data), header.first_time))
+            self._in_flight.add(lane, SentBatch(header.base_seq, header.end_seq, len(data), header.first_time))
             total += len(data)
             if batches and lane != current:
                 frames.append(Data(current, b"".join(batches)))

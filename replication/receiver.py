@@ -33,13 +33,13 @@ from weft.protocols.link import (
     split_batches,
 )
 from weft.protocols.ranges import RangeSet
-from weft.replication.accounting import InFlight, Sent
+from weft.replication.accounting import SentBatch, SentBatches
 from weft.replication.events import (
     BatchesReceived,
+    ConnectionLost,
     Fault,
     GapReceived,
     HelloReceived,
-    Lost,
     MarkReceived,
     ReceiverEvent,
 )
@@ -95,7 +95,7 @@ class Receiver:
         self._hello_due = now + settings.silence
         self._lanes: dict[int, RangeSet] = {}
         """Lane -> what was acknowledged."""
-        self._in_flight = InFlight()
+        self._in_flight = SentBatches()
         self._acks: dict[int, RangeSet] = {}
         self._answers: list[Frame] = []
         self._events: list[ReceiverEvent] = []
@@ -220,7 +220,7 @@ class Receiver:
             if not self._in_flight.room(len(batch), self._settings.window_bytes):
                 raise Corrupt(f"more than the window of {self._settings.window_bytes} bytes without an ACK")
             check_batch(batch)
-            self._in_flight.add(data.lane, Sent(header.base_seq, header.end_seq, len(batch), header.first_time))
+            self._in_flight.add(data.lane, SentBatch(header.base_seq, header.end_seq, len(batch), header.first_time))
         self._events.append(BatchesReceived(data.lane, batches))
 
     def _known(self, lane: int) -> None:
@@ -231,7 +231,7 @@ class Receiver:
         self.refuse(
             code, reason, "run the same release on edge and hub; if they do, report this as a fault of the edge"
         )
-        self._events.append(Lost(Fault.PEER, reason))
+        self._events.append(ConnectionLost(Fault.PEER, reason))
 
     # -- what comes out
 
@@ -274,7 +274,7 @@ class Receiver:
         self._now = now
         lost = self._live.handle_timeout(now)
         if lost is None and self._state is _State.STARTED and now >= self._hello_due:
-            lost = Lost(Fault.PEER, "no HELLO came in time")
+            lost = ConnectionLost(Fault.PEER, "no HELLO came in time")
         if lost is not None:
             self._state = _State.CLOSED
             self._acks.clear()

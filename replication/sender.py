@@ -29,11 +29,20 @@ from weft.protocols.link import (
 )
 from weft.protocols.ranges import RangeSet
 from weft.replication.accounting import RANGES_MAX, checked_ranges
-from weft.replication.events import Acked, Fault, Lost, ReadRequest, Refused, SenderEvent, Unreadable, Welcomed
+from weft.replication.events import (
+    Acked,
+    ConnectionLost,
+    Fault,
+    ReadRequest,
+    Refusal,
+    SenderEvent,
+    Unreadable,
+    Welcomed,
+)
 from weft.replication.liveness import SECOND, Liveness, PeerClock
 from weft.replication.outbox import Outbox
 from weft.replication.sender_lane import SenderLane
-from weft.replication.source import LaneState
+from weft.replication.source import LaneSnapshot
 
 GAPS_PER_MESSAGE = 1024
 
@@ -71,21 +80,21 @@ class Sender:
         states: what the log has of each of the hello's lanes.
         wall_clock: ns since 1970, for answering the receiver's PING.
         now: monotonic ns, as everywhere in this class.
-        known_end: (cluster id, lane) -> what ``LogSource.known_end`` says when the WELCOME has come.
+        high_watermark: (cluster id, lane) -> what ``LogSource.high_watermark`` says when the WELCOME has come.
     """
 
     def __init__(
         self,
         hello: Hello,
-        states: Mapping[int, LaneState],
+        states: Mapping[int, LaneSnapshot],
         settings: SenderSettings,
         wall_clock: Callable[[], int],
         now: int,
         *,
-        known_end: Callable[[str, int], int],
+        high_watermark: Callable[[str, int], int],
     ) -> None:
         self._settings = settings
-        self._known_end = known_end
+        self._high_watermark = high_watermark
         self._streams = {lane.lane: lane.stream for lane in hello.lanes}
         self._now = now
         self._state = _State.GREETING
@@ -133,12 +142,15 @@ class Sender:
         return self._lanes[lane].safe
 
     def named_ends(self) -> dict[int, int]:
-        """Lane -> one past the highest number that the next message may name: ``LogSource.give`` comes before it."""
+        """Return, by lane, one past the highest number that the next message may name.
+
+        The owner calls ``LogSource.prepare_to_send`` with it before it sends the message.
+        """
         return {number: lane.named_end() for number, lane in self._lanes.items()}
 
     # -- the owner's side
 
-    def offer(self, lane: int, state: LaneState) -> None:
+    def offer(self, lane: int, state: LaneSnapshot) -> None:
         """Say what the log has of a lane now. Call it after commits, and whenever ``handle_timeout`` was due."""
         self._lanes[lane].offer(state)
 
@@ -193,7 +205,7 @@ class Sender:
             case Ping() | Pong():
                 self._live.receive(frame, self._now)
             case Refuse():
-                self._close(Refused(frame.code, frame.message, frame.advice))
+                self._close(Refusal(frame.code, frame.message, frame.advice))
             case Welcome() if self._state is _State.GREETING:
                 self._welcome(frame)
             case Ack() if self._state is _State.OPEN:
@@ -209,9 +221,9 @@ class Sender:
             lane = self._known(offered.lane)
             held = checked_ranges(offered.ranges, left)
             left -= len(held)
-            known_end = min(lane.end, self._known_end(welcome.cluster_id, offered.lane))
-            if held.end > known_end:
-                self._close(_rolled_back(self._streams[offered.lane], held.end, known_end))
+            high_watermark = min(lane.end, self._high_watermark(welcome.cluster_id, offered.lane))
+            if held.end > high_watermark:
+                self._close(_rolled_back(self._streams[offered.lane], held.end, high_watermark))
                 return
             lane.welcome(held)
         self._state = _State.OPEN
@@ -314,7 +326,7 @@ class Sender:
                 lane.mark_due = True
 
     def _lose(self, fault: Fault, reason: str) -> None:
-        self._close(Lost(fault, reason))
+        self._close(ConnectionLost(fault, reason))
 
     def _close(self, event: SenderEvent) -> None:
         self._state = _State.CLOSED
@@ -322,10 +334,10 @@ class Sender:
         self._events.append(event)
 
 
-def _rolled_back(stream: str, end: int, known_end: int) -> Refused:
-    return Refused(
+def _rolled_back(stream: str, end: int, high_watermark: int) -> Refusal:
+    return Refusal(
         RefuseCode.IDENTITY_CONFLICT,
-        f"the hub holds records of stream {stream} up to seq {end}, but this log knows of none beyond {known_end} "
+        f"the hub holds records of stream {stream} up to seq {end}, but this log knows of none beyond {high_watermark} "
         "that it was given: the log was restored from an old copy, or its disk lost what it had acknowledged",
         "stop the node, keep its data directory aside (weft edge query reads the records that only it has), and start "
         "with an empty data directory: it gets a new log id, and nothing is numbered twice",

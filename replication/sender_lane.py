@@ -7,13 +7,13 @@ from weft.protocols.errors import Corrupt
 from weft.protocols.link import Frame, Gap, LaneMark
 from weft.protocols.ranges import Range, RangeSet
 from weft.replication.accounting import RANGES_MAX
-from weft.replication.source import LaneState
+from weft.replication.source import LaneSnapshot
 
 
 class SenderLane:
     """The state of one lane on one connection."""
 
-    def __init__(self, number: int, state: LaneState) -> None:
+    def __init__(self, number: int, state: LaneSnapshot) -> None:
         self.number = number
         self.end = 0
         """One past the last sequence number that the log assigned, as far as this end has seen."""
@@ -29,7 +29,7 @@ class SenderLane:
         self._gaps: list[GapRange]
         self.offer(state)
 
-    def offer(self, state: LaneState) -> None:
+    def offer(self, state: LaneSnapshot) -> None:
         """Take the log's present state."""
         self._held = state.held
         self.end = max(self.end, state.end)

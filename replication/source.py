@@ -1,4 +1,4 @@
-"""What a sender needs of a log. ``edge_node/links/links.py`` joins it to the segment log."""
+"""The contract between a sender and the log that it replicates."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class OfferedLane(NamedTuple):
     """What the stream's payloads are said to be."""
 
 
-class LaneState(NamedTuple):
+class LaneSnapshot(NamedTuple):
     """What a log says of one lane at one instant."""
 
     held: RangeSet
@@ -33,13 +33,16 @@ class LaneState(NamedTuple):
 
 
 class LogSource(Protocol):
-    """A log to replicate. Everything but ``read`` and ``give`` must not block; all on the event loop's thread."""
+    """A log to replicate (``edge_node.links.source.SegmentLogSource``, which may not be imported here).
+
+    Everything but ``read`` and ``prepare_to_send`` must not block. All calls come on the event loop's thread.
+    """
 
     def lanes(self) -> list[OfferedLane]:
         """The lanes to carry; the same for as long as the link runs."""
         ...
 
-    def state(self, lane: int) -> LaneState:
+    def state(self, lane: int) -> LaneSnapshot:
         """What the log has of ``lane`` now."""
         ...
 
@@ -47,20 +50,20 @@ class LogSource(Protocol):
         """Durable batches as stored: the first one holds ``seq`` or, when that is in a hole, what comes next.
 
         At least one batch if anything is held from ``seq`` on, about ``bytes_max`` bytes of them. Raises ``OSError``
-        or ``CodecError`` when the log cannot be read. To read is not yet to give: see ``give``.
+        or ``CodecError`` when the log cannot be read. What was read is sent after ``prepare_to_send``.
         """
         ...
 
-    def known_end(self, hub: str, lane: int) -> int:
-        """One past the last number of ``lane`` that the hub can hold; more only if this log has forgotten some.
+    def high_watermark(self, hub: str, lane: int) -> int:
+        """Return one past the last number of ``lane`` that the hub can hold, unless this log has forgotten some.
 
         ``hub`` is what its WELCOME calls ``cluster_id``, which the hub's store keeps for ever.
         """
         ...
 
-    async def give(self, hub: str, ends: Mapping[int, int]) -> None:
-        """The next message may name records or gaps to ``hub`` up to these ends: lane -> one past the last, for all
-        lanes of the connection.
+    async def prepare_to_send(self, hub: str, ends: Mapping[int, int]) -> None:
+        """Prepare to send records or gaps up to these ends to ``hub``: lane -> one past the last, for all lanes of the
+        connection.
 
         Returns once a later opening of the log is certain to know of it. Raises ``OSError`` when that cannot be made
         durable: nothing may be sent then.

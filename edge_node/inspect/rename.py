@@ -103,7 +103,7 @@ class Renaming:
             LogError: it did not become durable; a later try starts over.
         """
         self._log.rename(self.name, from_now_on=not self.is_unsent)
-        self._links.begin_name(self.name)
+        self._links.record_new_name(self.name)
 
 
 def _trouble(state: LinkState, error: str) -> str:

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from weft.config.models import EdgeConfig
 from weft.config.streams import Link
 from weft.edge_node.check import carried_streams
-from weft.edge_node.links.known_ends import KnownEnds
+from weft.edge_node.links.hub_high_watermarks import HubHighWatermarks
 from weft.edge_node.links.source import OfferedStream, SegmentLogSource
 from weft.edge_node.streams import STREAMS_THAT_STAY
 from weft.protocols.lane import NodeName
@@ -32,8 +32,8 @@ logger = logging.getLogger(__name__)
 class Links:
     """All links of a node. Event loop's thread only.
 
-    Make it before anything is appended to the log that was just opened: up to where hubs were given its records is
-    settled then, in a small file (``edge_node.links.known_ends``). It blocks on the disk, and never fails for it.
+    Make it before anything is appended to the log that was just opened: it settles then up to where hubs were given
+    records (``edge_node.links.hub_high_watermarks``). It blocks on the disk, and a disk error does not make it fail.
 
     Args:
         tls: for ``https`` hubs; without it the system's certificate authorities are trusted.
@@ -62,7 +62,7 @@ class Links:
             name: tuple(stream for stream in carried_streams(link, config) if stream not in STREAMS_THAT_STAY)
             for name, link in config.links.items()
         }
-        self._known = self._known_ends()
+        self._watermarks = self._high_watermarks()
         self.statuses = [LinkStatus(name) for name in config.links]
         """One per link, kept up to date while it runs."""
         carriers = {
@@ -76,7 +76,7 @@ class Links:
         for status in self.statuses:
             streams = {stream: self._offered(stream) for stream in self._carried[status.name]}
             released = functools.partial(self._ledger.released, status.name)
-            source = SegmentLogSource(self._log, streams, released, self._wall_clock, self._known)
+            source = SegmentLogSource(self._log, streams, released, self._wall_clock, self._watermarks)
             self._tasks.append(asyncio.create_task(self._run(status, source)))
 
     async def close(self) -> None:
@@ -85,7 +85,7 @@ class Links:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         self._tasks.clear()
-        await asyncio.to_thread(self._known.close)
+        await asyncio.to_thread(self._watermarks.close)
 
     def _offered(self, stream: str) -> OfferedStream:
         settings = self._config.streams[stream]
@@ -94,12 +94,12 @@ class Links:
     @property
     def is_unsent(self) -> bool:
         """Return whether no hub has anything of this log under the node's name; False also when that is unknown."""
-        return self._known.is_unsent
+        return self._watermarks.is_unsent
 
-    def begin_name(self, name: NodeName) -> None:
+    def record_new_name(self, name: NodeName) -> None:
         """Note that the log was given a name. Blocks on the disk; the program's log tells of one that fails."""
         try:
-            self._known.begin_name(name)
+            self._watermarks.record_new_name(name)
         except OSError as error:
             logger.warning("another rename will need the hubs, also if they get nothing until then: %s", error)
 
@@ -123,13 +123,13 @@ class Links:
     def _streams(self) -> set[str]:
         return {stream for streams in self._carried.values() for stream in streams}
 
-    def _known_ends(self) -> KnownEnds:
+    def _high_watermarks(self) -> HubHighWatermarks:
         # A stream that the log does not know begins where its numbers cannot have been given out before.
         opened = {stream: self._log.next_seq(self._log.stream(stream)) for stream in self._streams()}
         opened.update(self._log.recovery.lanes)
         path = os.path.join(self._config.data_dir, "links", "known-ends")
         name = NodeName(self._config.tenant, self._config.node)
-        return KnownEnds(self._filesystem, path, self._log.log_id, opened, name=name)
+        return HubHighWatermarks(self._filesystem, path, self._log.log_id, opened, name=name)
 
     async def _run(self, status: LinkStatus, source: SegmentLogSource) -> None:
         link = self._config.links[status.name]

@@ -6,12 +6,12 @@ import asyncio
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
-from weft.edge_node.links.known_ends import KnownEnds
+from weft.edge_node.links.hub_high_watermarks import HubHighWatermarks
 from weft.protocols.chunk import GapRange, Mark
 from weft.protocols.payloads import PayloadKind
 from weft.protocols.ranges import RangeSet
 from weft.protocols.segment import GapReason
-from weft.replication.source import LaneState, OfferedLane
+from weft.replication.source import LaneSnapshot, OfferedLane
 from weft.storage.segment_log import LogError, SegmentLog
 
 
@@ -31,15 +31,15 @@ class SegmentLogSource:
         streams: Mapping[str, OfferedStream],
         released: Callable[[int, RangeSet], None],
         wall_clock: Callable[[], int],
-        known: KnownEnds,
+        watermarks: HubHighWatermarks,
     ) -> None:
         """Offer ``streams`` by their names.
 
         Args:
-            known: shared by all links of the log.
+            watermarks: shared by all links of the log.
         """
         self._log = log
-        self._known = known
+        self._watermarks = watermarks
         self._lanes = [OfferedLane(log.stream(name), name, *offered) for name, offered in streams.items()]
         self._begins = log.begins()
         self._streams = {lane.lane: lane.stream for lane in self._lanes}
@@ -50,7 +50,7 @@ class SegmentLogSource:
         """The link's streams."""
         return self._lanes
 
-    def state(self, lane: int) -> LaneState:
+    def state(self, lane: int) -> LaneSnapshot:
         """What the log has now."""
         # A record may still come with the time that the clock shows now, but none with an earlier one.
         mark = Mark(*self._log.mark(lane, self._wall_clock() - 1))
@@ -58,7 +58,7 @@ class SegmentLogSource:
         gaps = [GapRange(gap.first, gap.end, gap.reason) for gap in now.gaps]
         # A hub that never had what was deleted after others had it, or by retention, would wait for it for ever.
         gaps += [GapRange(first, end, GapReason.EXPIRED) for first, end in now.gone]
-        return _from(self._begins.get(lane, 0), LaneState(now.held, now.next_seq, gaps, mark))
+        return _from(self._begins.get(lane, 0), LaneSnapshot(now.held, now.next_seq, gaps, mark))
 
     async def read(self, lane: int, seq: int, bytes_max: int) -> list[bytes]:
         """From memory at once; from the disk in a thread.
@@ -74,29 +74,29 @@ class SegmentLogSource:
                 raise OSError(str(error)) from error
         return batches
 
-    def known_end(self, hub: str, lane: int) -> int:
-        """Up to where any link of this log ever gave the hub records of the lane."""
-        return self._known.end(hub, self._streams[lane])
+    def high_watermark(self, hub: str, lane: int) -> int:
+        """Return up to where any link of this log ever sent the hub records of the lane."""
+        return self._watermarks.get(hub, self._streams[lane])
 
-    async def give(self, hub: str, ends: Mapping[int, int]) -> None:
+    async def prepare_to_send(self, hub: str, ends: Mapping[int, int]) -> None:
         """At once, but for the first time in a life of the node: that is written to the disk, in a thread.
 
         Raises:
             OSError: the disk did not take it.
         """
-        if self._known.is_unsent and any(ends.values()):
-            await asyncio.to_thread(self._known.begin_sending)
+        if self._watermarks.is_unsent and any(ends.values()):
+            await asyncio.to_thread(self._watermarks.record_first_send)
         named = {self._streams[lane]: end for lane, end in ends.items()}
-        if self._known.stand(hub, named):
-            await asyncio.to_thread(self._known.pass_ends, hub, named)
-        self._known.given(hub, named)
+        if self._watermarks.blocks(hub, named):
+            await asyncio.to_thread(self._watermarks.record_passed, hub, named)
+        self._watermarks.raise_to(hub, named)
 
     def listen(self, callback: Callable[[], None]) -> Callable[[], None]:
         """Called after each commit."""
         return self._log.listen(callback)
 
 
-def _from(begin: int, state: LaneState) -> LaneState:
+def _from(begin: int, state: LaneSnapshot) -> LaneSnapshot:
     """The state of a lane that begins there: what lies before belongs to the lane of the node's earlier name.
 
     Hubs have it there. Offered under this name too, it would stand in the table twice.

@@ -15,7 +15,7 @@ import aiohttp
 from weft.protocols.link import RefuseCode
 from weft.replication.liveness import SECOND
 from weft.replication.runner import connect_errors
-from weft.replication.runner.connection import Connection, Outcome
+from weft.replication.runner.connection import Outcome, SenderConnection
 from weft.replication.runner.link_log import LinkLog
 from weft.replication.runner.progress import Progress
 from weft.replication.runner.serve import CLOSE_TIMEOUT_S, LINK_PATH
@@ -76,7 +76,7 @@ async def run_link(
                 url = settings.urls[attempt % len(settings.urls)]
                 attempt += 1
                 status.state, status.url, status.next_try = LinkState.CONNECTING, url, None
-                connection = Connection(
+                connection = SenderConnection(
                     source,
                     identity,
                     settings.sender,
@@ -102,7 +102,7 @@ async def run_link(
 
 async def _attempt(
     session: aiohttp.ClientSession,
-    connection: Connection,
+    connection: SenderConnection,
     url: str,
     settings: LinkSettings,
     tls: ssl.SSLContext | None,

@@ -11,13 +11,13 @@ import aiohttp
 
 from weft.protocols.errors import CodecError
 from weft.protocols.link import PROTOCOL_VERSION, Hello, HelloLane, RefuseCode
-from weft.replication.events import Acked, Lost, ReadRequest, Refused, SenderEvent, Unreadable, Welcomed
+from weft.replication.events import Acked, ConnectionLost, ReadRequest, Refusal, SenderEvent, Unreadable, Welcomed
 from weft.replication.liveness import SECOND
 from weft.replication.runner.link_log import LinkLog
 from weft.replication.runner.progress import Progress
 from weft.replication.runner.settings import EpochStore, LinkIdentity
 from weft.replication.sender import Sender, SenderSettings
-from weft.replication.source import LaneState, LogSource
+from weft.replication.source import LaneSnapshot, LogSource
 from weft.replication.status import LinkState
 
 STATUS_INTERVAL = SECOND
@@ -33,8 +33,8 @@ class Outcome(NamedTuple):
     """The REFUSE's code, 0 without one."""
 
 
-class Connection:
-    """Runs once."""
+class SenderConnection:
+    """One connection of a link at the sending end. Runs once."""
 
     def __init__(
         self,
@@ -78,7 +78,7 @@ class Connection:
         states = {lane.lane: self._source.state(lane.lane) for lane in self._source.lanes()}
         hello = self._hello(epoch, states)
         sender = Sender(
-            hello, states, self._settings, self._wall_clock, self._clock(), known_end=self._source.known_end
+            hello, states, self._settings, self._wall_clock, self._clock(), high_watermark=self._source.high_watermark
         )
         unsubscribe = self._source.listen(self._on_commit)
         reader = asyncio.create_task(self._read(socket, sender))
@@ -100,7 +100,7 @@ class Connection:
             await asyncio.to_thread(self._epochs.withdraw, epoch)
         return outcome
 
-    def _hello(self, epoch: int, states: dict[int, LaneState]) -> Hello:
+    def _hello(self, epoch: int, states: dict[int, LaneSnapshot]) -> Hello:
         tenant, edge, log_id, software = self._identity
         lanes = [
             HelloLane(lane.lane, lane.stream, list(states[lane.lane].held), list(lane.topics), lane.payload)
@@ -150,7 +150,7 @@ class Connection:
                     return
             if sender.connected:
                 try:
-                    await self._source.give(sender.cluster_id, sender.named_ends())
+                    await self._source.prepare_to_send(sender.cluster_id, sender.named_ends())
                 except OSError as error:
                     self._outcome = Outcome(LinkState.WAITING, f"what this hub is given cannot be noted: {error}")
                     return
@@ -203,7 +203,7 @@ class Connection:
                 status.connected_since = self._wall_clock()
                 status.connections += 1
                 self._link_log.connected(status.url, event.cluster_id, self._welcomed / SECOND)
-            case Refused(code, message, advice, by_peer):
+            case Refusal(code, message, advice, by_peer):
                 self._withdraw = by_peer and code == RefuseCode.IDENTITY_CONFLICT
                 state = _REFUSED_STATE.get(code, LinkState.REFUSED)
                 self._outcome = Outcome(state, f"{message}; {advice}", code)
@@ -211,7 +211,7 @@ class Connection:
                 self._progress.failed(
                     f"the log does not give seq {first} to {end} of lane {lane}, though it holds them"
                 )
-            case Lost(_, reason):
+            case ConnectionLost(_, reason):
                 self._outcome = Outcome(LinkState.WAITING, reason)
 
 

@@ -16,7 +16,14 @@ from weft.protocols.batch import BatchHeader
 from weft.protocols.chunk import GapRange, Mark
 from weft.protocols.link import Hello, RefuseCode, WelcomeLane
 from weft.protocols.ranges import RangeSet
-from weft.replication.events import BatchesReceived, GapReceived, HelloReceived, Lost, MarkReceived, ReceiverEvent
+from weft.replication.events import (
+    BatchesReceived,
+    ConnectionLost,
+    GapReceived,
+    HelloReceived,
+    MarkReceived,
+    ReceiverEvent,
+)
 from weft.replication.liveness import SECOND
 from weft.replication.receiver import Receiver, ReceiverSettings
 
@@ -39,18 +46,10 @@ class LinkRefused(Exception):
         self.advice = advice
 
 
-class LinkSession(Protocol):
-    """What a handler may do with its connection. Event loop's thread only; nothing happens once it is closed."""
-
-    def acknowledge(self, lane: int, ranges: RangeSet) -> None:
-        """``ranges`` of ``lane`` (records or gaps) are durable: tell the edge."""
-
-    def refuse(self, code: RefuseCode, message: str, advice: str) -> None:
-        """Tell the edge why, and close."""
-
-
 class LinkHandler(Protocol):
-    """What a hub does with one connection. Calls come one at a time, in the order of the frames.
+    """A hub's part of one connection (``cloud_hub.links.edge_link.EdgeLink``, which may not be imported here).
+
+    Calls come one at a time, in the order of the frames.
 
     Every call may raise ``LinkRefused``. Any other exception closes the link as OVERLOADED: the edge comes again.
     """
@@ -79,8 +78,11 @@ class LinkHandler(Protocol):
         """
 
 
-class _Session:
-    """Machine, handler and socket of one connection."""
+class LinkSession:
+    """Machine, handler and socket of one connection.
+
+    A handler calls ``acknowledge`` and ``refuse``, on the event loop's thread; they do nothing once it is closed.
+    """
 
     def __init__(
         self,
@@ -99,16 +101,18 @@ class _Session:
         self._reason = ""
 
     def acknowledge(self, lane: int, ranges: RangeSet) -> None:
+        """Tell the edge that ``ranges`` of ``lane`` (records or gaps) are durable."""
         self._receiver.acknowledge(lane, ranges)
         self._wake.set()
 
     def refuse(self, code: RefuseCode, message: str, advice: str) -> None:
+        """Tell the edge why, and close."""
         self._ended(f"refused: {message}; {advice}")
         self._receiver.refuse(code, message, advice)
         self._wake.set()
 
     async def run(self) -> None:
-        """Until either side is done. The writer ends when the machine is closed and has nothing left to say."""
+        """Run until either side is done. The writer ends when the machine is closed and has nothing left to say."""
         reader = asyncio.create_task(self._read())
         writer = asyncio.create_task(self._write())
         try:
@@ -129,7 +133,7 @@ class _Session:
 
     def _look_back(self, results: Iterable[BaseException | None]) -> None:
         for event in self._receiver.events():
-            if isinstance(event, Lost):
+            if isinstance(event, ConnectionLost):
                 self._ended(event.reason)
         for result in results:
             if isinstance(result, aiohttp.ClientError | ConnectionError):
@@ -178,7 +182,7 @@ class _Session:
             case HelloReceived():
                 self._receiver.welcome(await self._handler.open(event.hello, self))
                 self._wake.set()
-            case Lost():
+            case ConnectionLost():
                 self._ended(event.reason)
 
     async def _write(self) -> None:
@@ -223,7 +227,7 @@ async def serve_link(
         return web.Response(status=400)
     receiver = Receiver(settings, cluster_id, software, wall_clock, clock())
     try:
-        await _Session(socket, handler, receiver, settings.silence / SECOND, clock).run()
+        await LinkSession(socket, handler, receiver, settings.silence / SECOND, clock).run()
     finally:
         with contextlib.suppress(TimeoutError, ConnectionError, aiohttp.ClientError):
             await asyncio.wait_for(socket.close(), 2 * CLOSE_TIMEOUT_S)

@@ -18,7 +18,7 @@ from weft.protocols.chunk import GapRange, Mark
 from weft.protocols.payloads import PayloadKind
 from weft.protocols.ranges import SEQ_END, RangeSet
 from weft.replication.runner import LinkIdentity, LinkSettings, run_link
-from weft.replication.source import LaneState, OfferedLane
+from weft.replication.source import LaneSnapshot, OfferedLane
 from weft.replication.status import LinkStatus
 from weft.storage.object_store import ObjectStore
 
@@ -59,18 +59,18 @@ class EdgeLog:
     def lanes(self) -> list[OfferedLane]:
         return [OfferedLane(1, self.stream, TOPICS, self.payload)]
 
-    def state(self, lane: int) -> LaneState:
+    def state(self, lane: int) -> LaneSnapshot:
         held = RangeSet((header.base_seq, header.end_seq) for header, _ in self.batches)
         end = max([held.end, *(gap.end for gap in self.gaps)])
-        return LaneState(held, end, self.gaps, Mark(time.time_ns(), end))
+        return LaneSnapshot(held, end, self.gaps, Mark(time.time_ns(), end))
 
     async def read(self, lane: int, seq: int, bytes_max: int) -> list[bytes]:
         return [data for header, data in self.batches if header.end_seq > seq][:4]
 
-    def known_end(self, hub: str, lane: int) -> int:
+    def high_watermark(self, hub: str, lane: int) -> int:
         return SEQ_END
 
-    async def give(self, hub: str, ends: Mapping[int, int]) -> None:
+    async def prepare_to_send(self, hub: str, ends: Mapping[int, int]) -> None:
         pass
 
     def released(self, lane: int, ranges: RangeSet) -> None:

@@ -14,7 +14,7 @@ from weft.protocols.ranges import SEQ_END, RangeSet
 from weft.replication.events import Acked, BatchesReceived, GapReceived, HelloReceived, MarkReceived, ReadRequest
 from weft.replication.receiver import Receiver, ReceiverSettings
 from weft.replication.sender import Sender, SenderSettings
-from weft.replication.source import LaneState, OfferedLane
+from weft.replication.source import LaneSnapshot, OfferedLane
 
 CLOCK = ClockReading(7, 1, ClockState.SYNCED)
 WALL = 1_700_000_000_000_000_000
@@ -37,7 +37,7 @@ class ModelLog:
         self.ends = dict.fromkeys(streams, 0)
         self.safe = {lane: RangeSet() for lane in streams}
         self.listeners: list[Callable[[], None]] = []
-        self.known_ends: dict[tuple[str, int], int] = {}
+        self.high_watermarks: dict[tuple[str, int], int] = {}
         """(hub, lane) -> what it can hold; without an entry anything."""
         self.given: dict[str, dict[int, int]] = {}
         self.give_error: OSError | None = None
@@ -60,9 +60,9 @@ class ModelLog:
         headers = [decode_header(batch) for batch in self.batches[lane]]
         return RangeSet((header.base_seq, header.end_seq) for header in headers)
 
-    def state(self, lane: int) -> LaneState:
+    def state(self, lane: int) -> LaneSnapshot:
         mark = Mark(WALL + self.ends[lane] - 1, self.ends[lane])
-        return LaneState(self.held(lane), self.ends[lane], list(self.gap_list[lane]), mark)
+        return LaneSnapshot(self.held(lane), self.ends[lane], list(self.gap_list[lane]), mark)
 
     def read_now(self, lane: int, seq: int, bytes_max: int) -> list[bytes]:
         found: list[bytes] = []
@@ -74,10 +74,10 @@ class ModelLog:
     async def read(self, lane: int, seq: int, bytes_max: int) -> list[bytes]:
         return self.read_now(lane, seq, bytes_max)
 
-    def known_end(self, hub: str, lane: int) -> int:
-        return self.known_ends.get((hub, lane), SEQ_END)
+    def high_watermark(self, hub: str, lane: int) -> int:
+        return self.high_watermarks.get((hub, lane), SEQ_END)
 
-    async def give(self, hub: str, ends: Mapping[int, int]) -> None:
+    async def prepare_to_send(self, hub: str, ends: Mapping[int, int]) -> None:
         if self.give_error is not None:
             raise self.give_error
         self.given[hub] = dict(ends)
@@ -142,7 +142,7 @@ class Pair:
         states = {lane: log.state(lane) for lane in log.streams}
         self.sender = Sender(
             log.hello(epoch), states, sending or SenderSettings(), lambda: WALL + self.now, now,
-            known_end=log.known_end,
+            high_watermark=log.high_watermark,
         )  # fmt: skip
         self.receiver = Receiver(self.receiving, "cluster", "test", lambda: WALL + 500 + self.now, now)
         self.upward: list[bytes] = []

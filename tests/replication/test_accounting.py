@@ -8,13 +8,13 @@ from hypothesis import strategies as st
 
 from weft.protocols.errors import Corrupt
 from weft.protocols.ranges import RangeSet
-from weft.replication.accounting import InFlight, Sent, checked_ranges
+from weft.replication.accounting import SentBatch, SentBatches, checked_ranges
 
 
 @given(st.lists(st.tuples(st.integers(0, 30), st.integers(1, 12))))
 def test_bytes_are_freed_exactly_when_every_record_of_a_batch_was_acknowledged(acks: list[tuple[int, int]]) -> None:
-    in_flight = InFlight()
-    batches = [Sent(first, first + 5, 100, first) for first in range(0, 40, 5)]
+    in_flight = SentBatches()
+    batches = [SentBatch(first, first + 5, 100, first) for first in range(0, 40, 5)]
     for batch in batches:
         in_flight.add(1, batch)
     covered = RangeSet()
@@ -25,9 +25,9 @@ def test_bytes_are_freed_exactly_when_every_record_of_a_batch_was_acknowledged(a
 
 
 def test_one_batch_may_be_longer_than_the_window() -> None:
-    in_flight = InFlight()
+    in_flight = SentBatches()
     assert in_flight.room(1000, window_bytes=10)
-    in_flight.add(1, Sent(0, 1, 1000, 0))
+    in_flight.add(1, SentBatch(0, 1, 1000, 0))
     assert not in_flight.room(1, window_bytes=10)
     assert in_flight.oldest_time() == 0
 

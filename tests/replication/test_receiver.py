@@ -27,7 +27,7 @@ from weft.protocols.link import (
     WelcomeLane,
 )
 from weft.protocols.ranges import RangeSet
-from weft.replication.events import BatchesReceived, Fault, HelloReceived, Lost, ReceiverEvent
+from weft.replication.events import BatchesReceived, ConnectionLost, Fault, HelloReceived, ReceiverEvent
 from weft.replication.liveness import SECOND
 from weft.replication.receiver import Receiver, ReceiverSettings
 
@@ -60,7 +60,7 @@ class Peer:
 
     def assert_refused(self, events: list[ReceiverEvent], code: RefuseCode, word: str) -> None:
         lost = events[-1]
-        assert isinstance(lost, Lost)
+        assert isinstance(lost, ConnectionLost)
         assert lost.fault is Fault.PEER
         assert self.receiver.closed
         refusal = self.heard()[-1]
@@ -145,7 +145,7 @@ def test_a_sender_that_ignores_the_window_is_refused() -> None:
     peer = Peer(ReceiverSettings(window_bytes=2 * len(batch))).opened()
     assert [type(event) for event in peer.say(Data(1, batch), Data(1, make_batch(1, 5, 1)))] == [BatchesReceived] * 2
     peer.receiver.acknowledge(1, RangeSet([(4, 5)]))
-    assert not isinstance(peer.say(Data(1, make_batch(1, 6, 1)))[-1], Lost)
+    assert not isinstance(peer.say(Data(1, make_batch(1, 6, 1)))[-1], ConnectionLost)
     peer.assert_refused(peer.say(Data(1, make_batch(1, 7, 1))), RefuseCode.PROTOCOL_ERROR, "window")
 
 
@@ -184,7 +184,7 @@ def test_silence_ends_the_link_but_not_while_the_owner_does_not_read() -> None:
     assert not peer.receiver.closed
     peer.receiver.handle_timeout(120 * SECOND)
     (lost,) = peer.receiver.events()
-    assert isinstance(lost, Lost)
+    assert isinstance(lost, ConnectionLost)
     assert lost.fault is Fault.NETWORK
 
 
@@ -207,7 +207,7 @@ def test_garbage_closes_the_link_and_nothing_else(messages: list[bytes], opened:
     for message in messages:
         peer.receiver.receive_data(message, 1)
     for event in peer.receiver.events():
-        assert isinstance(event, Lost | HelloReceived | BatchesReceived)
+        assert isinstance(event, ConnectionLost | HelloReceived | BatchesReceived)
     peer.receiver.data_to_send()
 
 

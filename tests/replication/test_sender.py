@@ -24,7 +24,16 @@ from weft.protocols.link import (
     split_batches,
 )
 from weft.protocols.ranges import RangeSet
-from weft.replication.events import Acked, Fault, Lost, ReadRequest, Refused, SenderEvent, Unreadable, Welcomed
+from weft.replication.events import (
+    Acked,
+    ConnectionLost,
+    Fault,
+    ReadRequest,
+    Refusal,
+    SenderEvent,
+    Unreadable,
+    Welcomed,
+)
 from weft.replication.liveness import SECOND
 from weft.replication.sender import Sender, SenderSettings
 
@@ -35,7 +44,7 @@ class Peer:
     def __init__(self, log: ModelLog, settings: SenderSettings | None = None) -> None:
         states = {lane: log.state(lane) for lane in log.streams}
         self.sender = Sender(
-            log.hello(1), states, settings or SenderSettings(), lambda: WALL, 0, known_end=log.known_end
+            log.hello(1), states, settings or SenderSettings(), lambda: WALL, 0, high_watermark=log.high_watermark
         )
         self._encoder, self._decoder = FrameEncoder(), FrameDecoder()
         assert isinstance(self.heard()[0], Hello)
@@ -71,7 +80,7 @@ def test_welcome_releases_what_is_held_and_asks_for_the_rest(log: ModelLog) -> N
 
 def test_a_hub_that_holds_more_than_the_log_ever_had_is_a_conflict(log: ModelLog) -> None:
     (event,) = Peer(log).say(welcome(WelcomeLane(1, [(0, 11)])))
-    assert isinstance(event, Refused)
+    assert isinstance(event, Refusal)
     assert event.code == RefuseCode.IDENTITY_CONFLICT
     assert not event.by_peer
     assert "old copy" in event.message
@@ -79,9 +88,9 @@ def test_a_hub_that_holds_more_than_the_log_ever_had_is_a_conflict(log: ModelLog
 
 
 def test_a_hub_that_holds_more_than_it_was_ever_given_is_a_conflict(log: ModelLog) -> None:
-    log.known_ends = {("cluster", 1): 4, ("another", 1): 0}
+    log.high_watermarks = {("cluster", 1): 4, ("another", 1): 0}
     (event,) = Peer(log).say(welcome(WelcomeLane(1, [(0, 5)])))
-    assert isinstance(event, Refused)
+    assert isinstance(event, Refusal)
     assert event.code == RefuseCode.IDENTITY_CONFLICT
     assert "records of stream telemetry up to seq 5, but this log knows of none beyond 4" in event.message
     assert isinstance(Peer(log).say(welcome(WelcomeLane(1, [(0, 4)])))[0], Welcomed)
@@ -115,14 +124,14 @@ def test_what_the_next_message_may_name_is_told_before_gaps_too(log: ModelLog) -
 def test_a_hub_that_breaks_the_protocol_is_left(log: ModelLog, frames: list[Frame]) -> None:
     peer = Peer(log)
     lost = peer.say(*frames)[-1]
-    assert isinstance(lost, Lost)
+    assert isinstance(lost, ConnectionLost)
     assert lost.fault is Fault.PEER
     assert peer.sender.closed
     assert peer.sender.data_to_send() == b""
 
 
 def test_a_refusal_is_told_with_its_advice(log: ModelLog) -> None:
-    assert Peer(log).say(Refuse(5, "too many", "wait")) == [Refused(5, "too many", "wait")]
+    assert Peer(log).say(Refuse(5, "too many", "wait")) == [Refusal(5, "too many", "wait")]
 
 
 def test_a_batch_that_the_hub_does_not_take_is_told(log: ModelLog) -> None:
@@ -130,7 +139,7 @@ def test_a_batch_that_the_hub_does_not_take_is_told(log: ModelLog) -> None:
     peer.say(welcome(batch=100))
     peer.sender.feed(1, log.read_now(1, 0, 1000))
     lost = peer.sender.events()[-1]
-    assert isinstance(lost, Lost)
+    assert isinstance(lost, ConnectionLost)
     assert lost.fault is Fault.LOCAL
     assert "limits.batch" in lost.reason
 
@@ -159,7 +168,7 @@ def test_a_damaged_batch_from_the_log_ends_the_link_as_a_local_fault(log: ModelL
     peer.say(welcome())
     peer.sender.feed(1, [b"not a batch at all" * 10])
     lost = peer.sender.events()[-1]
-    assert isinstance(lost, Lost)
+    assert isinstance(lost, ConnectionLost)
     assert lost.fault is Fault.LOCAL
 
 
@@ -217,7 +226,7 @@ def test_a_silent_hub_is_lost_at_the_deadline_that_was_named(log: ModelLog) -> N
         peer.heard()
     assert now == 20 * SECOND
     lost = peer.sender.events()[-1]
-    assert isinstance(lost, Lost)
+    assert isinstance(lost, ConnectionLost)
     assert lost.fault is Fault.NETWORK
 
 

@@ -20,7 +20,7 @@ from weft.output import Failed, Refused
 from weft.protocols.chunk import Mark
 from weft.protocols.lane import NodeName
 from weft.replication.runner import LinkIdentity, LinkSettings, run_link
-from weft.replication.source import LaneState, OfferedLane
+from weft.replication.source import LaneSnapshot, OfferedLane
 from weft.replication.status import LinkStatus
 from weft.storage.segment_log import LogSettings, SegmentLog
 
@@ -428,17 +428,17 @@ class _WholeLog:
     def lanes(self) -> list[OfferedLane]:
         return [OfferedLane(self._stream, "telemetry", ("plant/{line}/{machine}/telemetry",))]
 
-    def state(self, lane: int) -> LaneState:
+    def state(self, lane: int) -> LaneSnapshot:
         now = self._log.snapshot(lane)
-        return LaneState(now.held, now.next_seq, [], Mark(time.time_ns(), now.next_seq))
+        return LaneSnapshot(now.held, now.next_seq, [], Mark(time.time_ns(), now.next_seq))
 
     async def read(self, lane: int, seq: int, bytes_max: int) -> list[bytes]:
         return self._log.read(lane, seq, bytes_max)
 
-    def known_end(self, hub: str, lane: int) -> int:
+    def high_watermark(self, hub: str, lane: int) -> int:
         return self._log.next_seq(lane)
 
-    async def give(self, hub: str, ends: Mapping[int, int]) -> None:
+    async def prepare_to_send(self, hub: str, ends: Mapping[int, int]) -> None:
         pass
 
     def released(self, lane: int, ranges: object) -> None:

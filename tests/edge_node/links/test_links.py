@@ -16,7 +16,7 @@ from tests.replication.loopback import Hub, until
 from weft.config.models import EdgeConfig
 from weft.config.streams import Link as LinkConfig
 from weft.config.streams import Stream
-from weft.edge_node.links.known_ends import KnownEnds
+from weft.edge_node.links.hub_high_watermarks import HubHighWatermarks
 from weft.edge_node.links.links import Links, epoch_file, link_settings
 from weft.edge_node.links.source import OfferedStream, SegmentLogSource
 from weft.protocols.batch import ClockReading, ClockState, decode_header
@@ -74,10 +74,10 @@ def link_to(hub: Hub, streams: tuple[str, ...] | None = None) -> LinkConfig:
 
 
 def source_of(log: SegmentLog, directory: Path, clock: Callable[[], int] = wall_clock) -> SegmentLogSource:
-    known = KnownEnds(
+    watermarks = HubHighWatermarks(
         OSFileSystem(), str(directory / "links" / "known-ends"), log.log_id, log.recovery.lanes, name=NAME
     )
-    return SegmentLogSource(log, {"telemetry": OfferedStream(("a/+",))}, lambda _lane, _ranges: None, clock, known)
+    return SegmentLogSource(log, {"telemetry": OfferedStream(("a/+",))}, lambda _lane, _ranges: None, clock, watermarks)
 
 
 @pytest.fixture

@@ -152,7 +152,7 @@ async def test_a_hub_that_was_given_only_gaps_is_no_conflict_when_the_link_comes
 
 
 class FullDisk(OSFileSystem):
-    """No new file can be made for the known ends; the epochs find room."""
+    """No new file can be made for the high watermarks; the epochs find room."""
 
     full = True
 
@@ -165,10 +165,10 @@ class FullDisk(OSFileSystem):
 async def test_a_full_disk_keeps_records_from_being_given_and_nothing_else(
     tmp_path: Path, hub: Hub, caplog: pytest.LogCaptureFixture
 ) -> None:
-    caplog.set_level(logging.WARNING, "weft.edge_node.links.known_ends")
+    caplog.set_level(logging.WARNING, "weft.edge_node.links.hub_high_watermarks")
     disk = FullDisk()
     async with Life(tmp_path, disk, cloud=link_to(hub)) as life:
-        (record,) = [record for record in caplog.records if record.name == "weft.edge_node.links.known_ends"]
+        (record,) = [record for record in caplog.records if record.name == "weft.edge_node.links.hub_high_watermarks"]
         assert "known-ends cannot be written" in record.getMessage()
         await life.append(50)
         await until(lambda: "no space left" in life.links.statuses[0].last_error)

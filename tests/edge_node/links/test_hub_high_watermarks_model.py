@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from tests.storage.fakes import FakeFileSystem, injected, no_failure
-from weft.edge_node.links.known_ends import KnownEnds
+from weft.edge_node.links.hub_high_watermarks import HubHighWatermarks
 from weft.protocols.lane import NodeName
 
 PATH = "/node/links/known-ends"
@@ -60,7 +60,7 @@ class Walk:
         self.node = Node()
         self.backups: list[Node] = []
         self.hubs: dict[str, Streams] = {"a": {}, "b": {}}
-        self.known: KnownEnds | None = None
+        self.watermarks: HubHighWatermarks | None = None
         self.records = 0
         self.conflicts = 0
 
@@ -68,15 +68,15 @@ class Walk:
         steps = (self.link_up, self.restart, self.append, self.back_up, self.restore, self.lose_records, self.power_cut)
         self.chance.choices(steps, (12, 8, 8, 2, 2, 1, 1))[0]()
 
-    def run(self) -> KnownEnds:
+    def run(self) -> HubHighWatermarks:
         """The node, started if it does not run."""
-        if self.known is None:
+        if self.watermarks is None:
             ends = {stream: len(records) for stream, records in self.node.log.items()}
-            self.known = KnownEnds(self.node.disk, PATH, 7, ends, name=NodeName("default", "press-1"))
-        return self.known
+            self.watermarks = HubHighWatermarks(self.node.disk, PATH, 7, ends, name=NodeName("default", "press-1"))
+        return self.watermarks
 
     def die(self) -> None:
-        self.known = None
+        self.watermarks = None
         self.node.disk.kill_process()
 
     def interrupt(self, act: Callable[[], object]) -> None:
@@ -97,8 +97,8 @@ class Walk:
         self.node.disk.fail = no_failure
 
     def restart(self) -> None:
-        if self.known is not None and self.chance.random() < 0.5:
-            self.known.close()
+        if self.watermarks is not None and self.chance.random() < 0.5:
+            self.watermarks.close()
         self.die()
         self.interrupt(self.run)
         self.run()
@@ -110,11 +110,11 @@ class Walk:
             self.node.log.setdefault(self.chance.choice("st"), []).append(self.records)
 
     def link_up(self) -> None:
-        known = self.run()
+        watermarks = self.run()
         hub, streams = LINKS[self.chance.choice(sorted(LINKS))]
         lanes = [(s, self.hubs[hub].setdefault(s, []), self.node.log.get(s, [])) for s in streams]
         same = all(held == log[: len(held)] for _, held, log in lanes)
-        if any(len(held) > min(len(log), known.end(hub, s)) for s, held, log in lanes):
+        if any(len(held) > min(len(log), watermarks.get(hub, s)) for s, held, log in lanes):
             assert not same or any(held != self.node.gave[hub].get(s, []) for s, held, _ in lanes)
             self.conflicts += 1
             return
@@ -123,9 +123,9 @@ class Walk:
         ends = {s: len(records) for s, records in sent.items()}
 
         def give() -> None:
-            if known.stand(hub, ends):
-                known.pass_ends(hub, ends)
-            known.given(hub, ends)
+            if watermarks.blocks(hub, ends):
+                watermarks.record_passed(hub, ends)
+            watermarks.raise_to(hub, ends)
             for s, held, _ in lanes:
                 held[:] = sent[s]
                 self.node.gave[hub][s] = sent[s]

@@ -1,23 +1,26 @@
-"""What each hub may hold of this log at the most, remembered across restarts: so links notice a log that has forgotten.
+"""Hubs' high watermarks: the most that each hub can hold of this log, kept across restarts.
+
+Links notice by them a log that has forgotten records.
 
 A log that was restored from an old copy, or whose disk lost its last commit, gives numbers out again that a hub holds
 already with other records. The hub's WELCOME tells, as long as the node knows up to where that hub was ever given
-anything: its *known end* of each stream. The log's own end does not say it, because it grows while nobody is connected.
+anything: its *high watermark* of each stream. The log's own end does not say it, because it grows while no link is
+connected.
 
-``<data_dir>/links/known-ends`` holds the known ends by hub (its cluster id) and stream, or that one was passed:
+``<data_dir>/links/known-ends`` holds the high watermarks by hub (its cluster id) and stream, or that one was passed:
 
-- At each start of the node, before anything is appended, a known end that was passed becomes the log's end at its
+- At each start of the node, before anything is appended, a high watermark that was passed becomes the log's end at its
   opening; and none stays above the log's end, because what lies there is about to be given out again.
-- Before the first number at or beyond a known end is sent to a hub, the file says durably that it was passed; all
+- Before the first number at or beyond a high watermark is sent to a hub, the file says durably that it was passed; all
   streams of that connection together, as the hub's WELCOME has just been held against each of them.
 
 The file also says under which name the log was never replicated (``unsent``): a log of which no hub has anything can be
 renamed without asking one (``edge_node.inspect.rename``). The file stops saying so before the first number is sent.
 
 No hub is ever taken for one that holds too much while the log has forgotten nothing, at whatever point the node was
-killed: below a known end that stands nothing was sent beyond it, and one that was passed is taken anew from a log that
-has everything that was ever sent, because only what is durable is. Neither does a write that failed matter, or whose
-name did not reach the disk: nothing was sent on the strength of it.
+killed. Beyond a high watermark that was not passed nothing was sent. One that was passed is taken again from a log that
+has everything that was ever sent, because only what is durable is sent. A write that failed, or whose name did not
+reach the disk, does no harm: nothing was sent on the strength of it.
 """
 
 from __future__ import annotations
@@ -50,13 +53,15 @@ logger = logging.getLogger(__name__)
 class _File(msgspec.Struct):
     log_id: str
     hubs: dict[str, dict[str, int | None]]
-    """Hub -> stream -> its known end; None once it was passed."""
+    """Hub -> stream -> its high watermark; None once it was passed."""
     unsent: str = ""
     """A name (tenant/edge) under which no hub was ever given anything; empty when that is not known."""
 
 
-class KnownEnds:
-    """The known ends of one opened log, for all its links. Event loop's thread, but for ``pass_ends`` and ``close``.
+class HubHighWatermarks:
+    """The high watermarks of one opened log, for all its links.
+
+    Belongs to the event loop's thread, except ``record_first_send``, ``record_passed`` and ``close``.
 
     Args:
         opened: stream -> where the log found it to end when it was opened.
@@ -95,8 +100,8 @@ class KnownEnds:
                 path, error,
             )  # fmt: skip
 
-    def end(self, hub: str, stream: str) -> int:
-        """One past the last number that ``hub`` may hold of the stream, unless this log has forgotten some.
+    def get(self, hub: str, stream: str) -> int:
+        """Return one past the last number that ``hub`` may hold of the stream, unless this log has forgotten some.
 
         Args:
             hub: the cluster id that it told.
@@ -105,19 +110,22 @@ class KnownEnds:
 
     @property
     def is_unsent(self) -> bool:
-        """True if no hub was ever given anything of this log under the node's name; False also when that is unknown."""
+        """Return whether no hub was ever sent anything under the node's name; False also when that is unknown."""
         return bool(self._unsent)
 
-    def begin_sending(self) -> None:
-        """Say durably that hubs are given something from now on. Blocks on the disk; any thread. Raises as
-        ``pass_ends``."""
+    def record_first_send(self) -> None:
+        """Record durably that hubs are sent something from now on. Blocks on the disk; any thread.
+
+        Raises:
+            OSError: as ``record_passed``.
+        """
         with self._lock:
             self._check_open()
             self._write(self._passed, unsent="")
             self._unsent = ""
 
-    def begin_name(self, name: NodeName) -> None:
-        """Say that the log was just given a name, under which no hub has anything. Blocks on the disk.
+    def record_new_name(self, name: NodeName) -> None:
+        """Record that the log was just given a name, under which no hub has anything. Blocks on the disk.
 
         Raises:
             OSError: the disk did not take it. Then the next rename asks the hubs, which is always right.
@@ -125,13 +133,13 @@ class KnownEnds:
         with self._lock:
             self._write(self._passed, unsent=str(name))
 
-    def stand(self, hub: str, ends: Mapping[str, int]) -> bool:
-        """Whether ``hub`` must not be sent numbers up to these ends, by stream, before ``pass_ends`` has returned."""
-        beyond = any(end > self.end(hub, stream) for stream, end in ends.items())
+    def blocks(self, hub: str, ends: Mapping[str, int]) -> bool:
+        """Return whether numbers up to these ends, by stream, must wait until ``record_passed`` returns."""
+        beyond = any(end > self.get(hub, stream) for stream, end in ends.items())
         return beyond and not ends.keys() <= self._passed.get(self._key(hub), frozenset())
 
-    def pass_ends(self, hub: str, ends: Mapping[str, int]) -> None:
-        """Say durably that ``hub`` may be sent more of these streams than it ever was. Blocks on the disk; any thread.
+    def record_passed(self, hub: str, ends: Mapping[str, int]) -> None:
+        """Record durably that ``hub`` may be sent more of these streams than ever. Blocks on the disk; any thread.
 
         Raises:
             OSError: the disk did not take it, or the links are closed. Nothing may be sent.
@@ -144,20 +152,20 @@ class KnownEnds:
                 self._write(passed)
                 self._passed = passed
 
-    def given(self, hub: str, ends: Mapping[str, int]) -> None:
-        """From now on ``hub`` may hold numbers up to these ends, by stream. Only where no known end stands before them.
+    def raise_to(self, hub: str, ends: Mapping[str, int]) -> None:
+        """Raise the high watermarks of ``hub`` to these ends, by stream. Only where none blocks them.
 
         Raises:
-            ValueError: one stands.
+            ValueError: one does.
         """
-        if self.stand(hub, ends):
-            raise ValueError(f"{ends} would pass known ends of {hub} that stand")
-        beyond = {stream: end for stream, end in ends.items() if end > self.end(hub, stream)}
+        if self.blocks(hub, ends):
+            raise ValueError(f"{ends} would pass high watermarks of {hub} that block them")
+        beyond = {stream: end for stream, end in ends.items() if end > self.get(hub, stream)}
         if beyond:
             self._ends.setdefault(self._key(hub), dict(self._ends[OTHER_HUBS])).update(beyond)
 
     def close(self) -> None:
-        """Wait for a write that is under way; ``pass_ends`` fails from now on. Blocks."""
+        """Wait for a write that is under way; ``record_passed`` fails from now on. Blocks."""
         with self._lock:
             self._closed = True
 
