@@ -18,7 +18,7 @@ from aiohttp import web
 
 from weft.cloud_hub.api.access import Access, ApiError
 from weft.cloud_hub.api.application import Api
-from weft.cloud_hub.api.idle import Connection, IdleConnections
+from weft.cloud_hub.api.idle import IdleConnections
 from weft.cloud_hub.api.metrics import Metrics
 from weft.cloud_hub.api.stream_figures import StreamFigures
 from weft.cloud_hub.api.tokens import TokenFile
@@ -171,7 +171,7 @@ class Hub:
         except OSError as error:
             raise SettingError(("listen",), why_not_listening(error, Address(host, port))) from None
 
-    def _connections(self) -> Iterable[Connection]:
+    def _connections(self) -> Iterable[web.RequestHandler]:
         server = self._runner.server if self._runner else None
         return server.connections if server else []
 

@@ -6,7 +6,7 @@ import ipaddress
 
 from aiohttp import web
 
-from weft.cloud_hub.api.tokens import Identity, Scope, TokenFile
+from weft.cloud_hub.api.tokens import Scope, TokenFile, TokenIdentity
 
 
 class ApiError(Exception):
@@ -30,7 +30,7 @@ class Access:
         self._tokens = tokens
         self._open_to_network = open_to_network
 
-    def link(self, request: web.Request) -> Identity | None:
+    def link(self, request: web.Request) -> TokenIdentity | None:
         """The edge's identity for a link; None when the hub has no tokens, then HELLO is taken at its word.
 
         Raises:
@@ -72,7 +72,7 @@ class Access:
         if identity is not None and identity.scope is not Scope.ADMIN:
             raise ApiError(403, f"the token {identity.name!r} has the scope {identity.scope}", "use an admin token")
 
-    def _identity(self, request: web.Request) -> Identity | None:
+    def _identity(self, request: web.Request) -> TokenIdentity | None:
         if self._tokens is None:
             if not self._open_to_network and not _is_loopback(request.remote):
                 raise ApiError(

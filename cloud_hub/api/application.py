@@ -39,7 +39,7 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 class Node(Protocol):
-    """What the API asks of the hub node besides its shards."""
+    """The hub node besides its shards: ``cloud_hub.hub.Hub``, which makes the API and so is not imported here."""
 
     def status(self) -> View:
         """The node, its shards and its links."""

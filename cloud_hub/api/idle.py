@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable
-from typing import Protocol
 
 from aiohttp import web
 
@@ -18,12 +17,6 @@ IDLE_MAX = 256
 LOOK_INTERVAL_S = 1.0
 
 
-class Connection(Protocol):
-    """What aiohttp's ``RequestHandler`` is to us."""
-
-    transport: asyncio.Transport | None
-
-
 class IdleConnections:
     """Closes connections that have been idle for too long, or are too many. One per server.
 
@@ -32,7 +25,7 @@ class IdleConnections:
         monotonic: seconds.
     """
 
-    def __init__(self, connections: Callable[[], Iterable[Connection]], monotonic: Callable[[], float]) -> None:
+    def __init__(self, connections: Callable[[], Iterable[web.RequestHandler]], monotonic: Callable[[], float]) -> None:
         self._connections = connections
         self._monotonic = monotonic
         self._busy: set[asyncio.BaseTransport] = set()

@@ -46,7 +46,7 @@ class TokensUnusable(ValueError):
     """The tokens file is not valid, or a token cannot be made as asked. The sentence says where and why."""
 
 
-class Identity(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+class TokenIdentity(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """One line of the tokens file."""
 
     name: str
@@ -59,7 +59,7 @@ class Identity(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_def
 
 
 class _TokensFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    tokens: list[Identity] = []
+    tokens: list[TokenIdentity] = []
 
 
 def hash_token(token: str) -> str:
@@ -67,7 +67,7 @@ def hash_token(token: str) -> str:
     return sha256(token.encode()).hexdigest()
 
 
-def read_tokens(data: bytes, path: str) -> list[Identity]:
+def read_tokens(data: bytes, path: str) -> list[TokenIdentity]:
     """The identities of a tokens file.
 
     Raises:
@@ -91,7 +91,7 @@ def read_tokens(data: bytes, path: str) -> list[Identity]:
     return identities
 
 
-def _check(identity: Identity, path: str) -> None:
+def _check(identity: TokenIdentity, path: str) -> None:
     where = f"{path}: token {identity.name!r}"
     if not 0 < len(identity.name) <= NAME_CHARACTERS_MAX or not identity.name.isprintable():
         raise TokensUnusable(f"{where}: a name needs 1 to {NAME_CHARACTERS_MAX} printable characters")
@@ -117,13 +117,13 @@ def create_token(path: str, name: str, scope: Scope, tenant: str = "default", ed
     if any(identity.name == name for identity in known):
         raise TokensUnusable(f"{path}: there is a token {name!r} already; revoke it first, or choose another name")
     token = secrets.token_urlsafe(TOKEN_BYTES)
-    identity = Identity(name, hash_token(token), scope, tenant, edge)
+    identity = TokenIdentity(name, hash_token(token), scope, tenant, edge)
     _check(identity, path)
     _replace(path, [*known, identity])
     return token
 
 
-def revoke_token(path: str, name: str) -> Identity:
+def revoke_token(path: str, name: str) -> TokenIdentity:
     """Take a token out of a file, durably. A running hub takes it up by itself: nobody gets in with it any more.
 
     A link that is open already stays open until it ends.
@@ -144,7 +144,7 @@ def revoke_token(path: str, name: str) -> Identity:
     return revoked
 
 
-def _known(path: str) -> list[Identity]:
+def _known(path: str) -> list[TokenIdentity]:
     try:
         with open(path, "rb") as file:
             return read_tokens(file.read(), path)
@@ -152,7 +152,7 @@ def _known(path: str) -> list[Identity]:
         return []
 
 
-def _replace(path: str, identities: list[Identity]) -> None:
+def _replace(path: str, identities: list[TokenIdentity]) -> None:
     content = yaml.safe_dump(msgspec.to_builtins(_TokensFile(identities)), sort_keys=False)
     replace_private_file(path, content.encode())
 
@@ -170,7 +170,7 @@ class TokenFile:
         self._version: tuple[int, int, int] | None = self._stat()
         self._identities = self._read()
 
-    def identify(self, token: str | None) -> Identity | None:
+    def identify(self, token: str | None) -> TokenIdentity | None:
         """Whose token this is, or None. Takes the same time for every wrong token."""
         if not token or len(token) > TOKEN_CHARACTERS_MAX:
             return None
@@ -219,6 +219,6 @@ class TokenFile:
         stat = os.stat(self._path)
         return stat.st_mtime_ns, stat.st_size, stat.st_ino
 
-    def _read(self) -> list[Identity]:
+    def _read(self) -> list[TokenIdentity]:
         with open(self._path, "rb") as file:
             return read_tokens(file.read(), self._path)

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from weft.cloud_hub.api.tokens import Identity, Scope
+from weft.cloud_hub.api.tokens import Scope, TokenIdentity
 from weft.cloud_hub.links.link_log import HubLinkLog
 from weft.cloud_hub.shard.lane_session import LaneSession, SessionRefused
 from weft.cloud_hub.shard.sequencer import Sequencer
@@ -38,7 +38,7 @@ class EdgeLink:
     def __init__(
         self,
         sequencers: Sequence[Sequencer],
-        identity: Identity | None,
+        identity: TokenIdentity | None,
         wall_clock: Callable[[], int],
         log: HubLinkLog,
         peer: str,

@@ -32,7 +32,7 @@ _UCRED = struct.Struct("3i")
 """struct ucred of unix(7): process, user, group."""
 
 
-class Refused(Exception):
+class OrderRefused(Exception):
     """A request that is not done: the status and a sentence."""
 
     def __init__(self, status: int, sentence: str) -> None:
@@ -87,34 +87,36 @@ class Control:
             _check_peer(request)
             ranges = await self._give_up(_decode(await request.read()))
             return _reply(200, DropReply([*ranges]))
-        except Refused as error:
+        except OrderRefused as error:
             return _reply(error.status, DropReply(error=str(error)))
 
     async def _give_up(self, order: DropRequest) -> RangeSet:
         log = self._log
         if order.log_id != format_log_id(log.log_id):
-            raise Refused(409, f"the node writes log {format_log_id(log.log_id)}, not {order.log_id}: run this again")
+            raise OrderRefused(
+                409, f"the node writes log {format_log_id(log.log_id)}, not {order.log_id}: run this again"
+            )
         number = None if order.stream in SESSION_STREAMS else log.streams().get(order.stream)
         if number is None:
-            raise Refused(404, f"the log has no stream {order.stream}")
+            raise OrderRefused(404, f"the log has no stream {order.stream}")
         if self._work is not None and not self._work.done():
-            raise Refused(503, "the node is still giving up records for an earlier request: run this again later")
+            raise OrderRefused(503, "the node is still giving up records for an earlier request: run this again later")
         work = self._work = asyncio.create_task(self._work_on(number, order))
         done, _ = await asyncio.wait({work}, timeout=self._reply_s_max)
         if not done:
-            raise Refused(
+            raise OrderRefused(
                 504,
                 "the disk has not taken the notices yet, so that the records are still there: they go as soon as it "
                 "has; see with weft edge status what keeps it",
             )
         if work.cancelled():
-            raise Refused(503, "the node ends: the records are either given up under a notice or still there")
+            raise OrderRefused(503, "the node ends: the records are either given up under a notice or still there")
         try:
             return work.result()
         except LogFull as error:
-            raise Refused(507, str(error)) from None
+            raise OrderRefused(507, str(error)) from None
         except (LogError, OSError) as error:
-            raise Refused(500, f"nothing is given up for certain: {error}") from None
+            raise OrderRefused(500, f"nothing is given up for certain: {error}") from None
 
     async def _work_on(self, number: int, order: DropRequest) -> RangeSet:
         # In a thread: it looks for the ends of batches, on the disk.
@@ -165,24 +167,24 @@ def _check_peer(request: web.Request) -> None:
     """The socket's mode lets in nobody else already; but modes can be changed.
 
     Raises:
-        Refused: another user asks.
+        OrderRefused: another user asks.
     """
     if not hasattr(socket, "SO_PEERCRED"):
         return
     connected = request.transport.get_extra_info("socket") if request.transport is not None else None
     if connected is None:
-        raise Refused(403, "nobody knows who asks")
+        raise OrderRefused(403, "nobody knows who asks")
     with socket.socket(fileno=os.dup(connected.fileno())) as own:
         _, user, _ = _UCRED.unpack(own.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size))
     if user not in (0, os.geteuid()):
-        raise Refused(403, f"the node takes orders from its own user alone, not from the user with the id {user}")
+        raise OrderRefused(403, f"the node takes orders from its own user alone, not from the user with the id {user}")
 
 
 def _decode(body: bytes) -> DropRequest:
     try:
         return msgspec.json.decode(body, type=DropRequest)
     except msgspec.MsgspecError as error:
-        raise Refused(400, f"expected log_id, stream and below: {error}") from None
+        raise OrderRefused(400, f"expected log_id, stream and below: {error}") from None
 
 
 def _reply(status: int, reply: DropReply) -> web.Response:

@@ -30,7 +30,7 @@ class UnknownStream(ValueError):
 
 
 @dataclass(frozen=True)
-class Backlog:
+class DropPreview:
     """What would be given up."""
 
     numbers: RangeSet
@@ -46,7 +46,7 @@ class StoppedLog:
         """Not for callers."""
         self._log = log
 
-    def backlog(self, stream: str, end: int | None = None) -> Backlog:
+    def backlog(self, stream: str, end: int | None = None) -> DropPreview:
         """What ``give_up`` would give up.
 
         Raises:
@@ -59,9 +59,9 @@ class StoppedLog:
         first, end = whole_batches(held, lambda seq: self._log.read(number, seq, 1), 0, end)
         numbers = RangeSet(held_within(held, first, end))
         if not numbers:
-            return Backlog(numbers)
+            return DropPreview(numbers)
         first_batch, last_batch = (self._log.read(number, seq, 1)[0] for seq in (next(iter(numbers))[0], end - 1))
-        return Backlog(numbers, decode_header(first_batch).first_time, decode_header(last_batch).last_time)
+        return DropPreview(numbers, decode_header(first_batch).first_time, decode_header(last_batch).last_time)
 
     def give_up(self, stream: str, end: int | None = None) -> RangeSet:
         """Give up a stream's records that no hub is known to have, under a notice; durable when this returns.
@@ -108,7 +108,7 @@ class RunningLog:
             raise NoLog(f"{directory} holds no file that says which log it is of")
         self._log_id = format_log_id(log_id)
 
-    def backlog(self, stream: str, end: int | None = None) -> Backlog:
+    def backlog(self, stream: str, end: int | None = None) -> DropPreview:
         """What ``give_up`` would give up at most: hubs may have some of it, which only the node knows.
 
         Raises:
@@ -124,12 +124,12 @@ class RunningLog:
         cut = self._batch(stream, end) if end in held else None
         numbers = RangeSet(held_within(held, 0, end if cut is None else cut.base_seq))
         if not numbers:
-            return Backlog(numbers)
+            return DropPreview(numbers)
         # Those that were deleted since the summary was made leave the times of the stream as a whole.
         first, last = self._batch(stream, next(iter(numbers))[0]), self._batch(stream, numbers.end - 1)
         first_time = found.streams[stream].first_time if first is None else first.first_time
         last_time = found.streams[stream].last_time if last is None else last.last_time
-        return Backlog(numbers, first_time or 0, last_time or 0)
+        return DropPreview(numbers, first_time or 0, last_time or 0)
 
     def give_up(self, stream: str, end: int) -> RangeSet:
         """Have the node give up what of the numbers below ``end`` no hub has; durable when this returns.

@@ -8,7 +8,7 @@ from typing import Literal
 import click
 
 from weft.commands.common import json_option
-from weft.commands.node_log import Target, parse_since, readable, target_argument
+from weft.commands.node_log import NodeLog, parse_since, readable, target_argument
 from weft.output import Failed, Refused
 
 
@@ -74,7 +74,7 @@ def command(
     except ValueError as error:
         raise Refused(f"--timeout: {error}") from None
     style: Literal["csv", "json", "table"] = "csv" if as_csv else "json" if as_json else "table"
-    found = Target.of(target)
+    found = NodeLog.of(target)
     since_ns = None if since is None else parse_since("--since", since, now_ns)
     with readable(found):
         settings = QuerySettings(

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from weft.commands.common import config_argument, json_option, load_edge
-from weft.commands.node_log import Target, readable
+from weft.commands.node_log import NodeLog, readable
 from weft.output import Failed, Refused, counted, print_json
 
 if TYPE_CHECKING:
@@ -64,7 +64,7 @@ def _rename(config: EdgeConfig, patience_s: float, *, yes: bool) -> dict[str, An
     # What keeps a link from delivering is told at the end, once.
     logging.getLogger("weft.replication").addHandler(logging.NullHandler())
     try:
-        with readable(Target(config.data_dir, config)), renaming(config, software()) as log:
+        with readable(NodeLog(config.data_dir, config)), renaming(config, software()) as log:
             facts = {"renamed": False, "from": str(log.former), "to": str(log.name), "waiting": []}
             if log.former == log.name:
                 return facts

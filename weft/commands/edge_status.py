@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from weft.commands.common import json_option
-from weft.commands.node_log import Target, readable, target_argument
+from weft.commands.node_log import NodeLog, readable, target_argument
 from weft.output import FAILURE_EXIT_CODE, Failed, print_json
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ def command(target: str, *, as_json: bool) -> int:
     """
     from weft.text.status import show_files, show_running
 
-    found = Target.of(target)
+    found = NodeLog.of(target)
     try:
         facts = {"running": True, **found.status()}
     except Failed as error:
@@ -46,7 +46,7 @@ def command(target: str, *, as_json: bool) -> int:
     return 0 if facts["running"] else FAILURE_EXIT_CODE
 
 
-def _facts_of_files(found: Target, named: str, why_not_asked: str) -> dict[str, Any]:
+def _facts_of_files(found: NodeLog, named: str, why_not_asked: str) -> dict[str, Any]:
     """What the files say; ``running`` is None where the system does not tell."""
     from weft.edge_node.inspect.log_owner import owner_of, wrong_name
     from weft.edge_node.inspect.view import NoLog, is_locked, summarise
@@ -114,7 +114,7 @@ def _next_start(directory: str) -> dict[str, Any] | None:
     }
 
 
-def _disk(found: Target, summary: LogSummary) -> dict[str, Any]:
+def _disk(found: NodeLog, summary: LogSummary) -> dict[str, Any]:
     """Sizes in bytes. What hubs have already, and so may go, only the running node learns: this is the least left."""
     stat = os.statvfs(found.directory)
     free = stat.f_bavail * stat.f_frsize

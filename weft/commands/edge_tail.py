@@ -9,7 +9,7 @@ import click
 import msgspec
 
 from weft.commands.common import json_option
-from weft.commands.node_log import Target, parse_since, readable, target_argument
+from weft.commands.node_log import NodeLog, parse_since, readable, target_argument
 from weft.output import Refused
 
 LAST_DEFAULT = 10
@@ -63,7 +63,7 @@ def command(
         check_filter(topic_filter) if topic_filter is not None else None
     except InvalidTopic as error:
         raise Refused(f"--filter: {error}") from None
-    found = Target.of(target)
+    found = NodeLog.of(target)
     with readable(found):
         wants = found.wanted(streams)
         if seq is not None and len(streams) != 1:

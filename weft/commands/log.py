@@ -12,7 +12,7 @@ import click
 import msgspec
 
 from weft.commands.common import ExistingPath, json_option
-from weft.commands.node_log import Target, readable, target_argument
+from weft.commands.node_log import NodeLog, readable, target_argument
 from weft.output import FAILURE_EXIT_CODE, Failed, Refused, counted, print_json, print_json_line
 from weft.protocols import batch, segment
 from weft.protocols.batch import BatchHeader, Record
@@ -50,7 +50,7 @@ def dump(path: str, records: bool, as_json: bool) -> int:
     weft log dump 00000000000067108864.seg.damaged
     """
     is_config = path.endswith((".yaml", ".yml"))
-    target = Target.of(path) if is_config or os.path.isdir(path) else Target(os.path.dirname(path) or ".", None)
+    target = NodeLog.of(path) if is_config or os.path.isdir(path) else NodeLog(os.path.dirname(path) or ".", None)
     is_good = True
     with readable(target):
         files = _segment_files(target.directory) if is_config or os.path.isdir(path) else [path]
@@ -91,7 +91,7 @@ def drop(target: str, stream: str, *, below: int | None, everything: bool, yes: 
 
     if (below is not None) == everything:
         raise Refused("say how much to give up: either --below SEQ or --all")
-    found = Target.of(target)
+    found = NodeLog.of(target)
     try:
         with readable(found), opened_log(found.directory) as log:
             backlog = log.backlog(stream, below)

@@ -26,7 +26,7 @@ _DURATION = re.compile(r"-?\d[\d.]*[a-z].*")
 
 
 @dataclass(frozen=True)
-class Target:
+class NodeLog:
     """The log of a node, named by its configuration or by its data_dir."""
 
     directory: str
@@ -34,7 +34,7 @@ class Target:
     """None when the folder was named: then nobody knows topic patterns, budget, or where to ask the node."""
 
     @classmethod
-    def of(cls, path: str) -> Target:
+    def of(cls, path: str) -> NodeLog:
         """From the command line. ``Refused`` when the configuration is wrong."""
         if os.path.isdir(path):
             return cls(path, None)
@@ -108,7 +108,7 @@ class Target:
 
 
 @contextmanager
-def readable(target: Target) -> Iterator[None]:
+def readable(target: NodeLog) -> Iterator[None]:
     """Says in a sentence what keeps a log from being read."""
     from weft.edge_node.inspect.view import NoLog
     from weft.protocols.errors import UnsupportedVersion

@@ -10,7 +10,7 @@ from weft.commands.common import json_option, using
 from weft.output import Refused, print_json, print_table
 
 if TYPE_CHECKING:
-    from weft.cloud_hub.api.tokens import Identity
+    from weft.cloud_hub.api.tokens import TokenIdentity
 
 file_option = click.option(
     "--file",
@@ -91,13 +91,13 @@ def list_tokens(path: str, as_json: bool) -> None:
         )
 
 
-def _facts(identity: Identity) -> dict[str, str | None]:
+def _facts(identity: TokenIdentity) -> dict[str, str | None]:
     return {
         "name": identity.name, "scope": str(identity.scope), "tenant": identity.tenant, "edge": identity.edge
     }  # fmt: skip
 
 
-def _read(path: str) -> list[Identity]:
+def _read(path: str) -> list[TokenIdentity]:
     from weft.cloud_hub.api.tokens import TokensUnusable, read_tokens
 
     try:

@@ -165,7 +165,7 @@ class Edge(Service):
         self.config_path.write_text(text)
 
 
-class Hub(Service):
+class DemoHub(Service):
     """The demo's hub node, with its configuration."""
 
     def __init__(self, directory: Path) -> None:

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
-from weft.demo.fabric import STREAM, DeviceProcess, Edge, FabricError, Hub
+from weft.demo.fabric import STREAM, DemoHub, DeviceProcess, Edge, FabricError
 from weft.demo.network import Relay
 from weft.demo.report import count_messages, hourly_statistics, show_audit, show_statistics
 from weft.demo.spark import SparkStart, stderr_to
@@ -61,7 +61,7 @@ class Demo:
 
     def __init__(self, directory: Path, console: Console) -> None:
         self.console = console
-        self.hub = Hub(directory)
+        self.hub = DemoHub(directory)
         self._relay = Relay(self.hub.port)
         self.shop = Edge(directory, "press-shop", self._relay.port)
         self.greenhouse = Edge(directory, "greenhouse", self.hub.port)

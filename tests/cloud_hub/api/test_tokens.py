@@ -5,7 +5,15 @@ from pathlib import Path
 
 import pytest
 
-from weft.cloud_hub.api.tokens import Identity, Scope, TokenFile, TokensUnusable, create_token, hash_token, read_tokens
+from weft.cloud_hub.api.tokens import (
+    Scope,
+    TokenFile,
+    TokenIdentity,
+    TokensUnusable,
+    create_token,
+    hash_token,
+    read_tokens,
+)
 
 
 @pytest.fixture
@@ -17,8 +25,8 @@ def test_a_token_opens_what_it_was_made_for_and_the_file_does_not_hold_it(path: 
     edge = create_token(path, "press 7", Scope.EDGE, "acme", "press-7")
     reader = create_token(path, "anna", Scope.READER, "acme")
     tokens = TokenFile(path)
-    assert tokens.identify(edge) == Identity("press 7", hash_token(edge), Scope.EDGE, "acme", "press-7")
-    assert tokens.identify(reader) == Identity("anna", hash_token(reader), Scope.READER, "acme")
+    assert tokens.identify(edge) == TokenIdentity("press 7", hash_token(edge), Scope.EDGE, "acme", "press-7")
+    assert tokens.identify(reader) == TokenIdentity("anna", hash_token(reader), Scope.READER, "acme")
     content = Path(path).read_text()
     assert edge not in content
     assert reader not in content
