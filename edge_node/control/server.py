@@ -85,12 +85,12 @@ class Control:
     async def _drop(self, request: web.Request) -> web.Response:
         try:
             _check_peer(request)
-            ranges = await self._give_up(_decode(await request.read()))
+            ranges = await self._drop_backlog(_decode(await request.read()))
             return _reply(200, DropReply([*ranges]))
         except OrderRefused as error:
             return _reply(error.status, DropReply(error=str(error)))
 
-    async def _give_up(self, order: DropRequest) -> RangeSet:
+    async def _drop_backlog(self, order: DropRequest) -> RangeSet:
         log = self._log
         if order.log_id != format_log_id(log.log_id):
             raise OrderRefused(

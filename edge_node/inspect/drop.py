@@ -47,7 +47,7 @@ class StoppedLog:
         self._log = log
 
     def backlog(self, stream: str, end: int | None = None) -> DropPreview:
-        """What ``give_up`` would give up.
+        """Return what ``drop_backlog`` would drop.
 
         Raises:
             UnknownStream: the log has no such stream of devices.
@@ -63,7 +63,7 @@ class StoppedLog:
         first_batch, last_batch = (self._log.read(number, seq, 1)[0] for seq in (next(iter(numbers))[0], end - 1))
         return DropPreview(numbers, decode_header(first_batch).first_time, decode_header(last_batch).last_time)
 
-    def give_up(self, stream: str, end: int | None = None) -> RangeSet:
+    def drop_backlog(self, stream: str, end: int | None = None) -> RangeSet:
         """Give up a stream's records that no hub is known to have, under a notice; durable when this returns.
 
         A stopped node does not know what hubs have: they say so when the links connect again, and take the notices only
@@ -109,7 +109,7 @@ class RunningLog:
         self._log_id = format_log_id(log_id)
 
     def backlog(self, stream: str, end: int | None = None) -> DropPreview:
-        """What ``give_up`` would give up at most: hubs may have some of it, which only the node knows.
+        """Return what ``drop_backlog`` would drop at most: hubs may have some of it, which only the node knows.
 
         Raises:
             NoLog: there is none.
@@ -131,7 +131,7 @@ class RunningLog:
         last_time = found.streams[stream].last_time if last is None else last.last_time
         return DropPreview(numbers, first_time or 0, last_time or 0)
 
-    def give_up(self, stream: str, end: int) -> RangeSet:
+    def drop_backlog(self, stream: str, end: int) -> RangeSet:
         """Have the node give up what of the numbers below ``end`` no hub has; durable when this returns.
 
         Returns:

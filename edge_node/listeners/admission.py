@@ -214,9 +214,9 @@ class Admission:
         self.listener_counters.half_open_evicted += 1
         self.complain("half open", "gave up %s: more than %d connections are half open (limits.half_open)",
                        connection.name, self.limits.half_open_max)  # fmt: skip
-        self._give_up(connection)
+        self._abort(connection)
 
-    def _give_up(self, connection: NetworkConnection) -> None:
+    def _abort(self, connection: NetworkConnection) -> None:
         self.leave(connection)
         if connection.transport is not None:
             connection.transport.abort()
@@ -229,7 +229,7 @@ class Admission:
                 self.complain(
                     "late", "closed %s: not let in within %g s", connection.name, self.limits.connect_timeout_s
                 )
-                self._give_up(connection)
+                self._abort(connection)
             elif connection.transport is not None and connection.transport.is_closing():
                 self.leave(connection)
         self._timer = self._loop.call_later(SWEEP_INTERVAL_S, self._sweep) if self._half_open else None
