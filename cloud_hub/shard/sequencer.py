@@ -19,6 +19,7 @@ from weft.cloud_hub.settings import SequencerSettings
 from weft.cloud_hub.shard.chunk_builder import ChunkBuilder, Draft
 from weft.cloud_hub.shard.lane_session import LaneSession, ReceivedBatch
 from weft.cloud_hub.shard.retry import TROUBLE, RetryLoop
+from weft.cloud_hub.shard.schedule import CommitSchedule
 from weft.cloud_hub.shard.shard_sessions import ShardSessions
 from weft.cloud_hub.shard.snapshots import Snapshotter
 from weft.cloud_hub.shard.watermark import WatermarkGuard
@@ -102,9 +103,7 @@ class Sequencer:
         self.sessions = ShardSessions(settings.pending_bytes_max, settings.ranges_per_lane_max, self._wake.set)
         self._attempts: dict[int, _Attempt] = {}
         """By nonce, each attempt at chunk ``n + 1``: so a node knows its own chunk when it reads it."""
-        self._last_commit = self._last_chunk = self._last_look = float("-inf")
-        self._waiting_since: float | None = None
-        """When the oldest records came that no commit has begun to write."""
+        self._schedule = CommitSchedule(settings)
         self._task: asyncio.Task[None] | None = None
 
     @property
@@ -149,7 +148,7 @@ class Sequencer:
         state = await self.log.load()
         self._snapshots.loaded((await self.log.manifest())[0].snapshot_n)
         self._state, self.loaded = state, True
-        self._last_look = self._now()
+        self._schedule.looked(self._now())
 
     async def close(self) -> None:
         """Stop. What is pending was not acknowledged, and its senders will offer it again."""
@@ -177,8 +176,7 @@ class Sequencer:
     async def put(self, session: LaneSession, batches: Iterable[tuple[BatchHeader, memoryview]]) -> None:
         """Take verified batches. Returns when the shard can take more; their commit is acknowledged later."""
         received = self._wall_clock()
-        if self._waiting_since is None:
-            self._waiting_since = self._now()
+        self._schedule.records_came(self._now())
         await self.sessions.take(session, [ReceivedBatch(header, data, received) for header, data in batches])
 
     async def put_gap(self, session: LaneSession, gap: GapRange) -> None:
@@ -224,7 +222,10 @@ class Sequencer:
     async def _work_is_due(self) -> bool:
         """Wait until a commit is due (True), or a look at what other nodes wrote (False)."""
         while True:
-            commit_at, look_at = self._commit_due(), self._last_look + self._settings.follow_interval_s
+            sessions, look_at = self.sessions, self._schedule.look_at
+            commit_at = self._schedule.commit_at(
+                sessions.pending_bytes, urgent=sessions.urgent, pending=sessions.pending
+            )
             wait = min(commit_at, look_at) - self._now()
             if wait <= 0:
                 return commit_at <= look_at
@@ -235,20 +236,9 @@ class Sequencer:
             except TimeoutError:
                 continue
 
-    def _commit_due(self) -> float:
-        settings = self._settings
-        if self.sessions.pending_bytes >= settings.chunk_bytes_max:
-            return float("-inf")
-        if self.sessions.urgent:
-            return self._last_commit + settings.commit_interval_s
-        return self._marks_due_at() if self.sessions.pending else float("inf")
-
-    def _marks_due_at(self) -> float:
-        return self._last_chunk + self._settings.mark_interval_s
-
     async def _commit(self) -> None:
         """Write what is pending (at most one chunk of this node's own), check the watermark, acknowledge from state."""
-        since, self._waiting_since = self._waiting_since, None
+        since = self._schedule.begin_commit()
         while True:
             while (draft := self._draft()) is not None:
                 if await self._place(draft):
@@ -259,18 +249,17 @@ class Sequencer:
         # Nothing waits between the check above and the acknowledgements.
         self.sessions.settle(self._state)
         self._snapshots.consider(self._state)
-        self._last_commit = self._last_look = now = self._now()
+        now = self._now()
+        self._schedule.end_commit(since, now, records_left=self.sessions.pending_bytes > 0)
         if since is not None:
             self.counters.commit.observe(now - since)
-            if self.sessions.pending_bytes and self._waiting_since is None:
-                self._waiting_since = since
 
     def _draft(self) -> Draft | None:
         self.sessions.fence(self._state, {session.lane for session in self.sessions})
         builder = ChunkBuilder(self._state, self._settings.chunk_bytes_max)
         for session in self.sessions:
             builder.add(session)
-        marks_due = self._marks_due_at() <= self._now()
+        marks_due = self._schedule.marks_are_due(self._now())
         return builder.finish(self._wall_clock(), self._random_bits(64), marks_due)
 
     async def _place(self, draft: Draft) -> bool:
@@ -300,7 +289,7 @@ class Sequencer:
         own = False
         async for chunk in self.log.indexes(self._state.n + 1):
             own |= self._apply(chunk)
-        self._last_look = self._now()
+        self._schedule.looked(self._now())
         return own
 
     def _apply(self, chunk: Chunk) -> bool:
@@ -318,7 +307,7 @@ class Sequencer:
         if attempt is None:
             self.counters.foreign_chunks += 1
             return
-        self._last_chunk = self._now()
+        self._schedule.wrote_chunk(self._now())
         self.counters.chunks += 1
         self.counters.records += sum(section.count for section in chunk.footer.streams)
         self.counters.bytes += attempt.bytes

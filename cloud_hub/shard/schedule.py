@@ -1,0 +1,71 @@
+"""The times at which a shard commits and looks for chunks of other nodes. Pure: the time is an argument."""
+
+from __future__ import annotations
+
+from weft.cloud_hub.settings import SequencerSettings
+
+
+class CommitSchedule:
+    """When one shard's next commit and next look are due. Times are seconds of one monotonic clock."""
+
+    def __init__(self, settings: SequencerSettings) -> None:
+        self._settings = settings
+        self._last_commit = self._last_chunk = self._last_look = float("-inf")
+        self._waiting_since: float | None = None
+        """When the oldest records came that no commit has begun to write."""
+
+    @property
+    def look_at(self) -> float:
+        """The time at which the shard looks for chunks of other nodes."""
+        return self._last_look + self._settings.follow_interval_s
+
+    def commit_at(self, pending_bytes: int, *, urgent: bool, pending: bool) -> float:
+        """Return the time at which a commit is due; infinity while nothing is pending.
+
+        Args:
+            urgent: more than marks is pending.
+            pending: anything is pending.
+        """
+        if pending_bytes >= self._settings.chunk_bytes_max:
+            return float("-inf")
+        if urgent:
+            # From the last commit, not from the first batch: after a longer silence a batch does not wait.
+            return self._last_commit + self._settings.commit_interval_s
+        return self._marks_at if pending else float("inf")
+
+    def marks_are_due(self, now: float) -> bool:
+        """Return whether marks alone are reason enough for a chunk."""
+        return self._marks_at <= now
+
+    def records_came(self, now: float) -> None:
+        """Note that records wait for a commit."""
+        if self._waiting_since is None:
+            self._waiting_since = now
+
+    def looked(self, now: float) -> None:
+        """Note that the log was read up to its head."""
+        self._last_look = now
+
+    def wrote_chunk(self, now: float) -> None:
+        """Note that a chunk of this node is in the log: marks that are pending went with it."""
+        self._last_chunk = now
+
+    def begin_commit(self) -> float | None:
+        """Return when the oldest records came that wait for this commit; None when none do."""
+        since, self._waiting_since = self._waiting_since, None
+        return since
+
+    def end_commit(self, since: float | None, now: float, *, records_left: bool) -> None:
+        """Note the end of a commit.
+
+        Args:
+            since: what ``begin_commit`` returned.
+            records_left: the chunk had no room for all records, so the oldest of them wait since then.
+        """
+        self._last_commit = self._last_look = now
+        if records_left and self._waiting_since is None:
+            self._waiting_since = since
+
+    @property
+    def _marks_at(self) -> float:
+        return self._last_chunk + self._settings.mark_interval_s
