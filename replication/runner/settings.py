@@ -21,7 +21,7 @@ class LinkIdentity(NamedTuple):
 
 
 class EpochStore(Protocol):
-    """The epoch of a link's sender, durable. Calls block on the disk and are made in a thread."""
+    """The epoch of a link's sender, durable (``replication.epochs.Epochs``). Calls block, and are made in a thread."""
 
     def propose(self) -> int:
         """The next epoch: higher than every one proposed before, durable when this returns."""
