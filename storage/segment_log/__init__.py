@@ -5,7 +5,7 @@ from weft.storage.segment_log.log import SegmentLog
 from weft.storage.segment_log.read.stats import LogStats
 from weft.storage.segment_log.recover.recovery import RecoveryReport
 from weft.storage.segment_log.settings import LogSettings, StreamPolicy
-from weft.storage.segment_log.state import SYNC_BUCKETS_S
+from weft.storage.segment_log.state.log_state import SYNC_BUCKETS_S
 
 __all__ = [
     "SYNC_BUCKETS_S",

@@ -14,15 +14,6 @@ from weft.protocols.segment import GapReason, Owner
 from weft.storage.filesystem import FileSystem, OSFileSystem
 from weft.storage.segment_log.commit.atomic_append import Together
 from weft.storage.segment_log.commit.committer import Post
-from weft.storage.segment_log.commit.pending import (
-    BATCH_OVERHEAD_BYTES,
-    Callback,
-    Run,
-    batches_bytes,
-    check_headers,
-    check_records,
-    run_bytes,
-)
 from weft.storage.segment_log.commit.writer import WriterThread
 from weft.storage.segment_log.errors import LogFailed, LogFull
 from weft.storage.segment_log.read.answers import LogAnswers
@@ -31,9 +22,18 @@ from weft.storage.segment_log.recover.identity import Identity, keep_identity
 from weft.storage.segment_log.recover.open_log import Started, start
 from weft.storage.segment_log.room.budget import admit, admit_to_stream, forget_released, shortage
 from weft.storage.segment_log.room.drop_backlog import give_up, whole_batches
-from weft.storage.segment_log.room.gaps import notices
 from weft.storage.segment_log.settings import BATCH_BYTES_MAX, DUE_BYTES, RECORD_BYTES_MAX, LogSettings, StreamPolicy
-from weft.storage.segment_log.state import LaneState
+from weft.storage.segment_log.state.gaps import notices
+from weft.storage.segment_log.state.log_state import LaneState
+from weft.storage.segment_log.state.pending import (
+    BATCH_OVERHEAD_BYTES,
+    Callback,
+    Run,
+    batches_bytes,
+    check_headers,
+    check_records,
+    run_bytes,
+)
 
 EndOfTurn = Callable[[Callable[[], None]], object]
 AskedRun = tuple[int, list[bytes], list[bytes], dict[int, HeaderPairs] | None]

@@ -9,7 +9,7 @@ from typing import Any
 from weft.edge_node.inspect.tail import Gap, Item, LogReplaced, Missing, Taken
 from weft.edge_node.inspect.view import Damage
 from weft.protocols.batch import Flag, HeaderPairs, Record
-from weft.storage.segment_log.room.gaps import reason_name
+from weft.storage.segment_log.state.gaps import reason_name
 
 PAYLOAD_SHOWN_MAX = 1000
 """Characters of a payload in a line for people; programs get all of it."""

@@ -13,7 +13,7 @@ from weft.edge_node.inspect.view.segment_view import SegmentView
 from weft.protocols.batch import BatchHeader
 from weft.protocols.ranges import RangeSet
 from weft.protocols.segment import Footer, GapNotice
-from weft.storage.segment_log.room.gaps import merged
+from weft.storage.segment_log.state.gaps import merged
 
 RATE_WINDOW_NS = 3_600 * 10**9
 """How much of a log's newest past says how fast it grew: the hour that a running node goes by too."""

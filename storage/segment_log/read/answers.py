@@ -8,7 +8,7 @@ from weft.protocols.segment import GapNotice
 from weft.storage.segment_log.errors import LogFailed
 from weft.storage.segment_log.read.reader import LogReader
 from weft.storage.segment_log.read.stats import LogStats, Snapshot, take_stats
-from weft.storage.segment_log.state import LaneState, LogState
+from weft.storage.segment_log.state.log_state import LaneState, LogState
 
 
 class LogAnswers:

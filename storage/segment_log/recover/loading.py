@@ -13,17 +13,15 @@ from weft.protocols import segment as format_
 from weft.protocols.errors import CodecError, Corrupt, UnsupportedVersion
 from weft.protocols.segment import HEADER_BYTES, TRAILER_BYTES, EntryKind, Footer, SegmentHeader, StreamEntry
 from weft.storage.filesystem import File, FileSystem
-from weft.storage.segment_log.commit.segment_file import UNFINISHED, Segment
 from weft.storage.segment_log.errors import LogVersionError
-from weft.storage.segment_log.read.index import SegmentIndex
-from weft.storage.segment_log.recover.quarantine import DAMAGED
+from weft.storage.segment_log.names import DAMAGED, STRANGE, UNFINISHED
+from weft.storage.segment_log.state.index import SegmentIndex
+from weft.storage.segment_log.state.segment import Segment
 from weft.storage.segment_log.walk.frames import SegmentBytes
 from weft.storage.segment_log.walk.scan import Scan, scan_segment
 
 logger = logging.getLogger(__name__)
 
-STRANGE = ".strange"
-"""Suffix of what has a segment's name and is no file."""
 _WINDOW_BYTES = 16 << 10
 """Both ends of a sealed segment are all that is read of it."""
 

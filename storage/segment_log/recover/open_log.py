@@ -17,7 +17,7 @@ from weft.storage.segment_log.recover.identity import read_identity
 from weft.storage.segment_log.recover.loading import load_directory
 from weft.storage.segment_log.recover.recovery import RecoveryReport, recover
 from weft.storage.segment_log.settings import LogSettings
-from weft.storage.segment_log.state import LogState
+from weft.storage.segment_log.state.log_state import LogState
 
 
 class Started(NamedTuple):

@@ -17,15 +17,17 @@ from weft.protocols.lane import NodeName
 from weft.protocols.ranges import SEQ_END, RangeSet
 from weft.protocols.segment import GapNotice, Owner
 from weft.storage.filesystem import FileSystem
-from weft.storage.segment_log.commit.segment_file import Segment, SegmentWriter
+from weft.storage.segment_log.commit.new_segment import open_segment
+from weft.storage.segment_log.commit.segment_file import SegmentWriter
 from weft.storage.segment_log.errors import WrongOwner
+from weft.storage.segment_log.names import DAMAGED
 from weft.storage.segment_log.recover.identity import Identity, keep_identity
 from weft.storage.segment_log.recover.loading import Loaded
-from weft.storage.segment_log.recover.quarantine import DAMAGED, keep_aside, missing_gaps, report_damage
 from weft.storage.segment_log.room.budget import Room
-from weft.storage.segment_log.room.new_segment import open_segment
+from weft.storage.segment_log.room.quarantine import keep_aside, missing_gaps, report_damage
 from weft.storage.segment_log.room.retention import forget_lost, held_within
-from weft.storage.segment_log.state import LaneState, LogState, Plan
+from weft.storage.segment_log.state.log_state import LaneState, LogState, Plan
+from weft.storage.segment_log.state.segment import Segment
 from weft.storage.segment_log.walk.scan import Scan
 
 logger = logging.getLogger(__name__)

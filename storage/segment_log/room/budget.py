@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from weft.storage.segment_log.commit.pending import BATCH_OVERHEAD_BYTES
 from weft.storage.segment_log.errors import LogFull
 from weft.storage.segment_log.room.eviction_plan import make_plan, opening_bytes, renewed
 from weft.storage.segment_log.room.retention import shrink
 from weft.storage.segment_log.settings import SEGMENT_SHARE_MIN, SURE_ROOM_MARGIN_BYTES
-from weft.storage.segment_log.state import LaneState, LogState, Plan
+from weft.storage.segment_log.state.log_state import LaneState, LogState, Plan
+from weft.storage.segment_log.state.pending import BATCH_OVERHEAD_BYTES
 
 LONG_NOTICES = 2
 """So many gap notices for whole files find room when short ones have used up theirs."""

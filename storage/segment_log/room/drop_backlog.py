@@ -8,10 +8,10 @@ from weft.protocols.batch import decode_header
 from weft.protocols.ranges import Range, RangeSet
 from weft.protocols.segment import GapReason
 from weft.storage.segment_log.room.budget import admit_notices
-from weft.storage.segment_log.room.gaps import notices
 from weft.storage.segment_log.room.must_keep import unreleased
 from weft.storage.segment_log.room.retention import held_within
-from weft.storage.segment_log.state import LaneState, LogState
+from weft.storage.segment_log.state.gaps import notices
+from weft.storage.segment_log.state.log_state import LaneState, LogState
 
 
 def whole_batches(held: RangeSet, read: Callable[[int], list[bytes]], first: int, end: int) -> Range:

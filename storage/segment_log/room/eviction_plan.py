@@ -11,10 +11,10 @@ from collections.abc import Sequence
 
 from weft.protocols.ranges import RangeSet
 from weft.protocols.segment import ENTRY_HEADER_BYTES, encode_body
-from weft.storage.segment_log.commit.segment_file import Segment
 from weft.storage.segment_log.room.must_keep import GAP_BYTES, needed_bytes
 from weft.storage.segment_log.settings import MOVE_SHARE
-from weft.storage.segment_log.state import LogState, Plan
+from weft.storage.segment_log.state.log_state import LogState, Plan
+from weft.storage.segment_log.state.segment import Segment
 
 _LANE_BYTES = 48
 """What a stream takes in the opening of a segment beside its name."""

@@ -12,12 +12,12 @@ from typing import NamedTuple
 from weft.protocols.batch import ClockReading, ClockState
 from weft.protocols.ranges import Range, RangeSet
 from weft.protocols.segment import GapReason
-from weft.storage.segment_log.commit.segment_file import Segment
-from weft.storage.segment_log.read.index import Chunk, LaneSpan
-from weft.storage.segment_log.room.gaps import notices
 from weft.storage.segment_log.room.must_keep import needed_gaps
 from weft.storage.segment_log.settings import DROP_SHARE
-from weft.storage.segment_log.state import LaneState, LogState
+from weft.storage.segment_log.state.gaps import notices
+from weft.storage.segment_log.state.index import Chunk, LaneSpan
+from weft.storage.segment_log.state.log_state import LaneState, LogState
+from weft.storage.segment_log.state.segment import Segment
 
 
 class Now(NamedTuple):

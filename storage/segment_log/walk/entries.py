@@ -25,7 +25,7 @@ from weft.protocols.segment import (
     StreamEntry,
 )
 from weft.storage.filesystem import File, FileSystem, OSFileSystem
-from weft.storage.segment_log.recover.quarantine import DAMAGED
+from weft.storage.segment_log.names import DAMAGED
 from weft.storage.segment_log.walk.frames import Frame, SegmentBytes
 from weft.storage.segment_log.walk.scan import find_entry, hides_entries
 

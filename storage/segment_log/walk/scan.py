@@ -40,8 +40,8 @@ from weft.protocols.segment import (
     StreamEntry,
     decode_body,
 )
-from weft.storage.segment_log.read.index import SegmentIndex
 from weft.storage.segment_log.settings import BATCH_RECORDS_MAX
+from weft.storage.segment_log.state.index import SegmentIndex
 from weft.storage.segment_log.walk.frames import Frame, SegmentBytes
 
 _NO_BYTES = memoryview(b"")

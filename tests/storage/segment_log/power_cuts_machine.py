@@ -12,9 +12,9 @@ from tests.storage.segment_log.power_cuts_oracle import Known, Oracle, demand
 from weft.protocols.lane import NodeName
 from weft.protocols.ranges import RangeSet
 from weft.storage.segment_log import LogFailed, LogFull, SegmentLog
-from weft.storage.segment_log.commit.pending import BATCH_OVERHEAD_BYTES, run_bytes
 from weft.storage.segment_log.log import AskedRun
 from weft.storage.segment_log.settings import DEFAULT_POLICY
+from weft.storage.segment_log.state.pending import BATCH_OVERHEAD_BYTES, run_bytes
 
 STREAMS = ("alpha", "beta", "gamma", "delta")
 KEYS = (b"press/1", b"press/2", b"", b"line/7/oven")

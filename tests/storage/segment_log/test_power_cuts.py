@@ -25,7 +25,7 @@ from weft.storage.segment_log.commit.committer import Committer
 from weft.storage.segment_log.recover import recovery
 from weft.storage.segment_log.room import must_keep as needs
 from weft.storage.segment_log.room import new_segment as opening
-from weft.storage.segment_log.room.gaps import notices
+from weft.storage.segment_log.state.gaps import notices
 
 SETTINGS = LogSettings(segment_bytes=4096, budget_bytes=5 * 4096, tail_bytes=1500, pending_bytes_max=1 << 16)
 

@@ -24,15 +24,16 @@ from weft.protocols.segment import (
     encode_body,
     encode_streams,
 )
-from weft.storage.segment_log.commit.segment_file import Segment, SegmentWriter
-from weft.storage.segment_log.recover.quarantine import aside_path
+from weft.storage.segment_log.commit.segment_file import SegmentWriter
+from weft.storage.segment_log.names import aside_path
 from weft.storage.segment_log.room.budget import Room
 from weft.storage.segment_log.room.eviction_plan import dropped
-from weft.storage.segment_log.room.gaps import merged, notices
 from weft.storage.segment_log.room.must_keep import needed_gaps, needed_records
 from weft.storage.segment_log.room.relocation import Needed, moved_batches
 from weft.storage.segment_log.room.retention import forget_lost, held_within
-from weft.storage.segment_log.state import LogState, Plan
+from weft.storage.segment_log.state.gaps import merged, notices
+from weft.storage.segment_log.state.log_state import LogState, Plan
+from weft.storage.segment_log.state.segment import Segment
 
 logger = logging.getLogger(__name__)
 

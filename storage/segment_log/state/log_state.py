@@ -12,13 +12,12 @@ from weft.protocols.ranges import RangeSet
 from weft.protocols.segment import GapNotice, Owner, StreamEntry
 from weft.storage.filesystem import FileSystem
 from weft.storage.histogram import Histogram
-from weft.storage.segment_log.commit.pending import PendingQueue
-from weft.storage.segment_log.commit.segment_file import Segment
 from weft.storage.segment_log.errors import LogFailed
-from weft.storage.segment_log.read.tail import MemoryTail
-from weft.storage.segment_log.recover.identity import IDENTITY_BYTES
-from weft.storage.segment_log.room.gaps import merged
-from weft.storage.segment_log.settings import DEFAULT_POLICY, LogSettings, StreamPolicy
+from weft.storage.segment_log.settings import DEFAULT_POLICY, IDENTITY_BYTES, LogSettings, StreamPolicy
+from weft.storage.segment_log.state.gaps import merged
+from weft.storage.segment_log.state.pending import PendingQueue
+from weft.storage.segment_log.state.segment import Segment
+from weft.storage.segment_log.state.tail import MemoryTail
 
 SYNC_BUCKETS_S = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 5.0)
 """Upper bounds of the histogram of write + sync times; one more bucket counts what took longer."""
