@@ -1,4 +1,4 @@
-"""The rooms of the segment log stand in an order (``docs/decisions/0032-rooms-and-one-walker-of-the-segment-log.md``): each knows only those before it."""
+"""The rooms of the segment log stand in an order: each knows only those before it (decision record 0032)."""
 
 from __future__ import annotations
 
