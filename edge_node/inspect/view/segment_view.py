@@ -15,10 +15,9 @@ from weft.storage.filesystem import FileSystem
 from weft.storage.segment_log.walk.ends import find_footer, find_header
 from weft.storage.segment_log.walk.entry import Entry, read_entry
 from weft.storage.segment_log.walk.frames import SegmentBytes
-from weft.storage.segment_log.walk.search import find_entry
+from weft.storage.segment_log.walk.search import find_entry, last_nonzero
 from weft.storage.segment_log.walk.walker import Item, Torn, walk
 
-_BLOCK_BYTES = 1 << 20
 _WINDOW_BYTES = 256 << 10
 _EARLY_BYTES = 256 << 10
 _CHUNK_BYTES = 256 << 10
@@ -147,19 +146,8 @@ class SegmentView:
                 end = start
 
     def written_end(self) -> int:
-        """One past the last byte that is not zero: the space behind it is reserved, not written."""
-        low, high = 0, -(-self.end // _BLOCK_BYTES)
-        while low < high:
-            middle = (low + high) // 2
-            low, high = (middle + 1, high) if self._block(middle) else (low, middle)
-        # Zeros may stand in the midst of what is written, where the disk lost a block.
-        for at in range(low, -(-self.end // _BLOCK_BYTES)):
-            low = at + 1 if self._block(at) else low
-        return (low - 1) * _BLOCK_BYTES + len(self._block(low - 1)) if low else 0
-
-    def _block(self, number: int) -> bytes:
-        """A block without the zeros at its end."""
-        return bytes(self.source().piece(number * _BLOCK_BYTES, _BLOCK_BYTES)).rstrip(b"\0")
+        """Return the offset behind the last byte that is not zero: the space from there on is reserved, not written."""
+        return last_nonzero(self.source(), 0)
 
     def names(self) -> dict[int, str]:
         """The streams that the index and the segment's first entry name. Later marks may name more."""

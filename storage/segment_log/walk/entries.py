@@ -116,7 +116,7 @@ def _inspect_entries(file: File, position: int, name: str, *, is_newest: bool, h
     if footer is not None:
         yield Inspected(name, footer[0], position + footer[0], EntryKind.FOOTER, footer[1], b"", None)
     elif not is_newest and has_header:
-        yield Inspected(name, end, position + end, None, None, b"", "no footer ends this file, although the log goes on")
+        yield Inspected(name, end, position + end, None, None, b"", "no footer ends the file, but the log goes on")
 
 
 def _inspect_entry(name: str, position: int, entry: Entry) -> Inspected:
