@@ -1,4 +1,4 @@
-"""Giving up a backlog by an operator's word, on a node that is stopped or runs (``weft log drop``)."""
+"""Dropping a backlog by an operator's word, on a node that is stopped or runs (``weft log drop``)."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class UnknownStream(ValueError):
 
 @dataclass(frozen=True)
 class Backlog:
-    """What would be given up."""
+    """What would be dropped."""
 
     numbers: RangeSet
     first_time: int = 0
@@ -47,7 +47,7 @@ class StoppedLog:
         self._log = log
 
     def backlog(self, stream: str, end: int | None = None) -> Backlog:
-        """What ``give_up`` would give up.
+        """What ``drop_backlog`` would drop.
 
         Raises:
             UnknownStream: the log has no such stream of devices.
@@ -63,23 +63,23 @@ class StoppedLog:
         first_batch, last_batch = (self._log.read(number, seq, 1)[0] for seq in (next(iter(numbers))[0], end - 1))
         return Backlog(numbers, decode_header(first_batch).first_time, decode_header(last_batch).last_time)
 
-    def give_up(self, stream: str, end: int | None = None) -> RangeSet:
-        """Give up a stream's records that no hub is known to have, under a notice; durable when this returns.
+    def drop_backlog(self, stream: str, end: int | None = None) -> RangeSet:
+        """Drop a stream's records that no hub is known to have, under a notice; durable when this returns.
 
         A stopped node does not know what hubs have: they say so when the links connect again, and take the notices only
-        for what they lack. On a running node it is ``SegmentLog.give_up``.
+        for what they lack. On a running node it is ``SegmentLog.drop_backlog``.
 
         Args:
-            end: one past the last number to give up, batches as a whole; None for all that there is.
+            end: one past the last number to drop, batches as a whole; None for all that there is.
 
         Returns:
-            What was given up.
+            What was dropped.
 
         Raises:
             UnknownStream: the log has no such stream of devices.
             LogError: the log cannot be read or written; the sentence says why.
         """
-        numbers = self._log.give_up(self._number(stream), 0, end)
+        numbers = self._log.drop_backlog(self._number(stream), 0, end)
         while self._log.committer.run_once():
             pass
         if self._log.failed is not None:
@@ -109,7 +109,7 @@ class RunningLog:
         self._log_id = format_log_id(log_id)
 
     def backlog(self, stream: str, end: int | None = None) -> Backlog:
-        """What ``give_up`` would give up at most: hubs may have some of it, which only the node knows.
+        """What ``drop_backlog`` would drop at most: hubs may have some of it, which only the node knows.
 
         Raises:
             NoLog: there is none.
@@ -131,11 +131,11 @@ class RunningLog:
         last_time = found.streams[stream].last_time if last is None else last.last_time
         return Backlog(numbers, first_time or 0, last_time or 0)
 
-    def give_up(self, stream: str, end: int) -> RangeSet:
-        """Have the node give up what of the numbers below ``end`` no hub has; durable when this returns.
+    def drop_backlog(self, stream: str, end: int) -> RangeSet:
+        """Have the node drop what of the numbers below ``end`` no hub has; durable when this returns.
 
         Returns:
-            What was given up.
+            What was dropped.
 
         Raises:
             ControlFailed: it was not, or not as far as anybody knows. To repeat it is harmless.

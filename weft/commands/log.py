@@ -103,15 +103,15 @@ def drop(target: str, stream: str, *, below: int | None, everything: bool, yes: 
                     f"{_time(backlog.last_time)}? Those that no hub has are lost for good"
                 )
             # Up to a number, never "all": what a running node took in since the question stays.
-            given_up = log.give_up(stream, backlog.numbers.end) if count else backlog.numbers
+            dropped = log.drop_backlog(stream, backlog.numbers.end) if count else backlog.numbers
     except UnknownStream as error:
         raise Refused(str(error)) from None
     except (LogError, NotTheOwner, ControlFailed, OSError) as error:
         raise Failed(str(error)) from None
     if as_json:
-        print_json({"stream": stream, "records": given_up.count(), "ranges": given_up.to_wire()})
-    elif given_up:
-        gone = counted(given_up.count(), "record")
+        print_json({"stream": stream, "records": dropped.count(), "ranges": dropped.to_wire()})
+    elif dropped:
+        gone = counted(dropped.count(), "record")
         click.echo(f"gave up {gone} of {stream}; the hubs are told when their links connect")
     elif count:
         click.echo(f"nothing was lost: hubs have these records of {stream}, or they were given up before")

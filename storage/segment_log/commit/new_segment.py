@@ -169,7 +169,7 @@ def _prepare(state: LogState, plan: Plan, now: int) -> _Opening:
 
 
 def _without(gone: dict[int, RangeSet], drops: list[GapNotice]) -> dict[int, RangeSet]:
-    """What goes and gets no notice: what is given up stays accounted for."""
+    """What goes and gets no notice: what is dropped stays accounted for."""
     result = {stream: ranges.copy() for stream, ranges in gone.items()}
     for gap in drops:
         if gap.stream in result:
@@ -211,4 +211,4 @@ def _publish(state: LogState, opening: _Opening, plan: Plan, writer: SegmentWrit
     state.collect_gaps()
     if opening.drops:
         lost = ", ".join(f"{state.lanes[gap.stream].name} {gap.first} to {gap.end - 1}" for gap in opening.drops)
-        logger.warning("the log is full and gave up the oldest records, recorded as gap notices: %s", lost)
+        logger.warning("the log is full and dropped the oldest records, recorded as gap notices: %s", lost)

@@ -47,7 +47,7 @@ def admit_to_stream(state: LogState, stream: int, lane: LaneState, length: int, 
         return
     if lane.full_since == state.changes or (
         shrink(state, stream, excess, now) > 0
-        # What waits for the disk cannot be given up. Of a stream that drops its oldest it may exceed the size until it
+        # What waits for the disk cannot be dropped. Of a stream that drops its oldest it may exceed the size until it
         # is written, which ``admit`` bounds: devices are not refused for what they have just sent.
         and not (lane.policy.when_full == "drop_oldest" and lane.bytes <= 0)
     ):
@@ -79,7 +79,7 @@ def admit_notices(state: LogState, count: int, *, frees_files: bool) -> None:
     wanted = 2 * opening_bytes(state) - free
     if wanted > 0 and make_plan(state, state.segments[:-1], wanted, free).freed_bytes < wanted:
         raise LogFull(
-            f"the log in {state.directory} has no room to note what is given up: give up a longer range at once, so "
+            f"the log in {state.directory} has no room to note what is dropped: drop a longer range at once, so "
             "that whole files can go, or raise the disk budget"
         )
 
@@ -155,7 +155,7 @@ class Room(NamedTuple):
 
 
 def make_room(state: LogState, commit_bytes: int, *, sealing_frees: int = 0) -> Room:
-    """What to delete, move and give up for a segment that begins with a commit of that length. Call with the lock.
+    """What to delete, move and drop for a segment that begins with a commit of that length. Call with the lock.
 
     Args:
         commit_bytes: 0 for a segment that only retention asks for: it never takes more than the budget. (A commit was

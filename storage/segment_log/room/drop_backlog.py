@@ -1,4 +1,4 @@
-"""Giving up records by an operator's word."""
+"""Dropping records by an operator's word."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ def _batch(held: RangeSet, read: Callable[[int], list[bytes]], seq: int) -> Rang
     return seq, seq
 
 
-def give_up(  # noqa: PLR0917 - what, of what, and when
+def drop_backlog(  # noqa: PLR0917 - what, of what, and when
     state: LogState, stream: int, lane: LaneState, first: int, end: int, now: int
 ) -> RangeSet:
     """Queue notices for what of ``[first, end)`` no hub has. Call with the lock.
 
     Raises:
-        LogFull: there is no room for the notices. Nothing is given up.
+        LogFull: there is no room for the notices. Nothing is dropped.
         OSError: the disk does not say how much is free.
     """
     numbers = RangeSet()

@@ -32,7 +32,7 @@ def needed_records(state: LogState, segment: Segment, starts: dict[int, int]) ->
     """What must stay of a segment, by (stream, moved before).
 
     Args:
-        starts: stream -> records below this are about to be given up.
+        starts: stream -> records below this are about to be dropped.
     """
     found = {}
     for moved, lanes in ((True, segment.index.moved), (False, segment.index.lanes)):

@@ -1,7 +1,7 @@
 """Retention by time and size: what streams no longer keep, although there would be room.
 
 Released records and those of streams that nobody replicates are forgotten: that is no loss. Records that still wait for
-a hub are given up under a gap notice, which is durable before they stop to be readable. Everything here but ``expire``
+a hub are dropped under a gap notice, which is durable before they stop to be readable. Everything here but ``expire``
 is called with the log's lock.
 """
 
@@ -34,7 +34,7 @@ class Now(NamedTuple):
 
 
 def expire(state: LogState, now: Now) -> None:
-    """Forget or give up, in sealed segments, what streams no longer keep; notices are queued. For the writer thread.
+    """Forget or drop, in sealed segments, what streams no longer keep; notices are queued. For the writer thread.
 
     Takes the lock for one segment at a time, so that a long backlog that is over at once does not hold up devices.
     """

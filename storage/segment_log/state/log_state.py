@@ -77,7 +77,7 @@ class Plan:
     asides: list[str] = field(default_factory=list)
     victims: list[Segment] = field(default_factory=list)
     drop_ends: dict[int, int] = field(default_factory=dict)
-    """Stream -> records below this are given up."""
+    """Stream -> records below this are dropped."""
     moved_bytes: int = 0
     """At most this much is moved."""
     freed_bytes: int = 0
@@ -120,7 +120,7 @@ class LogState:
         self.refused_bytes = 0
         """The longest append that was refused for want of disk since the last one that found room."""
         self.changes = 0
-        """Counts what may turn a refusal into room: releases, deletions, records given up."""
+        """Counts what may turn a refusal into room: releases, deletions, records dropped."""
         self.room_bytes = 0
         """Uncompressed bytes that may be pending without a closer look: the newest segment takes them."""
         self.refusal: tuple[int, int, str] | None = None
@@ -146,6 +146,17 @@ class LogState:
         return {
             stream: StreamEntry(self.lanes[stream].name, self.lanes[stream].durable_end) for stream in self.unmarked
         }
+
+    def lane(self, stream: int) -> LaneState:
+        """Return a stream by its number.
+
+        Raises:
+            ValueError: it was not declared.
+        """
+        lane = self.lanes.get(stream)
+        if lane is None:
+            raise ValueError(f"stream {stream} was not declared: get its number from stream(name)")
+        return lane
 
     def declare(self, name: str) -> int:
         """The number of a stream, a new one if the name is new. Below ``first_seq`` it needs a notice then."""

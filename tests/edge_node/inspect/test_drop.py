@@ -34,11 +34,11 @@ def test_a_backlog_is_given_up_for_good(tmp_path: Path) -> None:
     log.close()
     with stopped_log(directory) as stopped:
         with pytest.raises(UnknownStream, match="has no stream vibration; it has alarms, telemetry"):
-            stopped.give_up("vibration")
+            stopped.drop_backlog("vibration")
         backlog = stopped.backlog("telemetry", 8)
         assert (list(backlog.numbers), backlog.first_time, backlog.last_time) == ([(0, 8)], 0, 7)
         assert list(stopped.backlog("telemetry", 1000).numbers) == [(0, 10)]
-        assert list(stopped.give_up("telemetry", 8)) == [(0, 8)]
+        assert list(stopped.drop_backlog("telemetry", 8)) == [(0, 8)]
         assert list(stopped.backlog("telemetry", 8).numbers) == []
     log = open_log(OSFileSystem(), directory=directory)
     assert [(gap.first, gap.end, gap.reason) for gap in log.gaps(telemetry)] == [(0, 8, GapReason.OPERATOR)]
@@ -65,7 +65,7 @@ def test_a_full_log_stays_within_its_budget_while_a_backlog_is_given_up(tmp_path
             put(log, stream, log.next_seq(stream).to_bytes(4, "big") * 500)
     log.close()
     with stopped_log(directory) as stopped:
-        stopped.give_up("telemetry")
+        stopped.drop_backlog("telemetry")
         used = sum(path.stat().st_size for path in (tmp_path / "data").iterdir())
         assert used <= BUDGET_BYTES
     log = open_log(OSFileSystem(), SETTINGS, directory=directory)
