@@ -19,6 +19,7 @@ from weft.storage.segment_log.commit.rename import rename
 from weft.storage.segment_log.commit.writer import WriterThread
 from weft.storage.segment_log.errors import LogFailed
 from weft.storage.segment_log.read.answers import LogAnswers
+from weft.storage.segment_log.read.pages import READS_MAX, PageReader
 from weft.storage.segment_log.read.reader import LogReader
 from weft.storage.segment_log.recover.identity import Identity, keep_identity
 from weft.storage.segment_log.recover.open_log import OpenedLog, open_log
@@ -272,6 +273,14 @@ class SegmentLog(LogAnswers, LogRoom):
                 self.committer.listeners.remove(callback)
 
         return unsubscribe
+
+    def page_reader(self, reads_max: int = READS_MAX) -> PageReader:
+        """Return a reader of durable records by pages, for the owner's loop.
+
+        Args:
+            reads_max: how many of its reads may be at the disk at one time.
+        """
+        return PageReader(self, self.listen, reads_max)
 
     def drop_backlog(self, stream: int, first: int = 0, end: int | None = None) -> RangeSet:
         """Drop durable records that no hub has acknowledged, by an operator's word: they get gap notices.

@@ -2,13 +2,25 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from weft.protocols.lane import NodeName
 from weft.protocols.ranges import RangeSet
 from weft.protocols.segment import GapNotice
 from weft.storage.segment_log.errors import LogFailed
 from weft.storage.segment_log.read.reader import LogReader
 from weft.storage.segment_log.read.stats import LogStats, Snapshot, take_stats
+from weft.storage.segment_log.room.retention import held_within
 from weft.storage.segment_log.state.log_state import LogState
+
+
+class Gone(NamedTuple):
+    """Records ``[first, end)`` that the log no longer has."""
+
+    first: int
+    end: int
+    reason: int | None
+    """The ``GapReason`` of their notice. None without one: hubs had them, or their retention was over."""
 
 
 class LogAnswers:
@@ -48,6 +60,18 @@ class LogAnswers:
         """Durable notices of records that can never come."""
         with self._state.changed:
             return list(self._state.lane(stream).gaps)
+
+    def why_gone(self, stream: int, numbers: RangeSet) -> list[Gone]:
+        """Return why the log has none of ``numbers``, in their order."""
+        with self._state.changed:
+            gaps = [*self._state.lane(stream).gaps]
+            gaps += [gap for gap in self._state.queue.waiting_gaps() if gap.stream == stream]
+        found: list[Gone] = []
+        left = numbers.copy()
+        for gap in gaps:
+            found += [Gone(*part, gap.reason) for part in held_within(left, gap.first, gap.end)]
+            left.remove(gap.first, gap.end)
+        return sorted([*found, *(Gone(*part, None) for part in left)])
 
     def stream_bytes(self, stream: int) -> int:
         """Bytes of the entries that hold the stream's records, as ``retain_bytes`` counts them."""
