@@ -279,7 +279,7 @@ def test_an_operator_who_gives_up_record_by_record_is_refused_before_the_budget_
     stream = log.stream("one")
     taken = add(log, stream, 1000)
     dropped = []
-    with pytest.raises(LogFull, match="give up a longer range at once"):  # noqa: PT012 - which one, nobody says
+    with pytest.raises(LogFull, match="drop a longer range at once"):  # noqa: PT012 - which one, nobody says
         for first in range(0, taken, 2):
             log.drop_backlog(stream, first, first + 1)
             dropped.append(first)
