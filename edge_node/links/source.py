@@ -39,6 +39,7 @@ class SegmentLogSource:
             known: shared by all links of the log.
         """
         self._log = log
+        self._pages = log.page_reader()
         self._known = known
         self._lanes = [OfferedLane(log.stream(name), name, *offered) for name, offered in streams.items()]
         self._begins = log.begins()
@@ -66,13 +67,10 @@ class SegmentLogSource:
         Raises:
             OSError: the log cannot be read.
         """
-        batches = self._log.read_tail(lane, seq, bytes_max)
-        if batches is None:
-            try:
-                batches = await asyncio.to_thread(self._log.read, lane, seq, bytes_max)
-            except LogError as error:
-                raise OSError(str(error)) from error
-        return batches
+        try:
+            return (await self._pages.read(lane, seq, bytes_max)).batches
+        except LogError as error:
+            raise OSError(str(error)) from error
 
     def known_end(self, hub: str, lane: int) -> int:
         """Up to where any link of this log ever gave the hub records of the lane."""
