@@ -120,19 +120,8 @@ class Control:
 
     async def _work_on(self, number: int, order: DropRequest) -> RangeSet:
         # In a thread: it looks for the ends of batches, on the disk.
-        ranges = await asyncio.to_thread(self._log.give_up, number, 0, order.below)
-        durable: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-
-        def settle(error: BaseException | None) -> None:
-            if durable.cancelled():
-                return
-            if error is None:
-                durable.set_result(None)
-            else:
-                durable.set_exception(error)
-
-        self._log.on_durable(settle)
-        await durable
+        ranges = await asyncio.to_thread(self._log.drop_backlog, number, 0, order.below)
+        await self._log.durable()
         if ranges:
             logger.warning("gave up %d records of %s by an operator's word", ranges.count(), order.stream)
         return ranges

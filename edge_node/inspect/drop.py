@@ -1,4 +1,4 @@
-"""Giving up a backlog by an operator's word, on a node that is stopped or runs (``weft log drop``)."""
+"""Dropping a backlog by an operator's word, on a node that is stopped or runs (``weft log drop``)."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class UnknownStream(ValueError):
 
 @dataclass(frozen=True)
 class DropPreview:
-    """What would be given up."""
+    """What would be dropped."""
 
     numbers: RangeSet
     first_time: int = 0
@@ -64,22 +64,22 @@ class StoppedLog:
         return DropPreview(numbers, decode_header(first_batch).first_time, decode_header(last_batch).last_time)
 
     def drop_backlog(self, stream: str, end: int | None = None) -> RangeSet:
-        """Give up a stream's records that no hub is known to have, under a notice; durable when this returns.
+        """Drop a stream's records that no hub is known to have, under a notice; durable when this returns.
 
         A stopped node does not know what hubs have: they say so when the links connect again, and take the notices only
-        for what they lack. On a running node it is ``SegmentLog.give_up``.
+        for what they lack. On a running node it is ``SegmentLog.drop_backlog``.
 
         Args:
-            end: one past the last number to give up, batches as a whole; None for all that there is.
+            end: one past the last number to drop, batches as a whole; None for all that there is.
 
         Returns:
-            What was given up.
+            What was dropped.
 
         Raises:
             UnknownStream: the log has no such stream of devices.
             LogError: the log cannot be read or written; the sentence says why.
         """
-        numbers = self._log.give_up(self._number(stream), 0, end)
+        numbers = self._log.drop_backlog(self._number(stream), 0, end)
         while self._log.committer.run_once():
             pass
         if self._log.failed is not None:
@@ -132,10 +132,10 @@ class RunningLog:
         return DropPreview(numbers, first_time or 0, last_time or 0)
 
     def drop_backlog(self, stream: str, end: int) -> RangeSet:
-        """Have the node give up what of the numbers below ``end`` no hub has; durable when this returns.
+        """Have the node drop what of the numbers below ``end`` no hub has; durable when this returns.
 
         Returns:
-            What was given up.
+            What was dropped.
 
         Raises:
             ControlFailed: it was not, or not as far as anybody knows. To repeat it is harmless.

@@ -7,12 +7,13 @@ from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 from weft.edge_node.inspect.tail_start import Start, find_beginning
-from weft.edge_node.inspect.view import Commit, Cursor, Damage, Durability, Entry, LogDirectory
+from weft.edge_node.inspect.view import Commit, Cursor, DamagedBytes, Durability, LogDirectory
 from weft.edge_node.inspect.view.records import choose
 from weft.protocols.batch import BatchHeader, Record
 from weft.protocols.errors import CodecError
 from weft.protocols.ranges import RangeSet
 from weft.protocols.segment import EntryKind, GapNotice
+from weft.storage.segment_log.walk.entry import Entry
 
 POLL_INTERVAL_S = 0.25
 """How often a follower looks at the directory: one listing and one short read."""
@@ -49,7 +50,7 @@ class LogReplaced(NamedTuple):
     directory: str
 
 
-Item = Taken | Gap | Missing | Damage | LogReplaced
+Item = Taken | Gap | Missing | DamagedBytes | LogReplaced
 Wait = Callable[[float], bool]
 """Waits for some seconds; False when it is time to end."""
 
@@ -143,7 +144,7 @@ class _Tail:
             yield LogReplaced(self._directory.path)
         self._was_overtaken = self._was_overtaken or commit.was_overtaken
         for item in commit.items:
-            if isinstance(item, Damage):
+            if isinstance(item, DamagedBytes):
                 yield item
                 continue
             stream, entry = item
@@ -179,6 +180,6 @@ class _Tail:
                     continue
                 yield Taken(stream, record)
         except CodecError:
-            yield Damage(file, entry.offset, entry.end)
+            yield DamagedBytes(file, entry.offset, entry.end)
         seen.add(header.base_seq, header.end_seq)
         self._newest_ns = max(self._newest_ns, header.last_time)

@@ -6,11 +6,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from weft.edge_node.inspect.view import Entry, LogDirectory, Place, SegmentView
+from weft.edge_node.inspect.view import LogDirectory, Place, SegmentView
 from weft.edge_node.inspect.view.records import Choice, choose
-from weft.protocols.batch import BatchHeader
+from weft.protocols.batch import BatchHeader, Buffer
 from weft.protocols.errors import CodecError
 from weft.protocols.segment import HEADER_BYTES, EntryKind
+from weft.storage.segment_log.walk.entry import Entry
+from weft.storage.segment_log.walk.walker import Torn
 
 LAST_MAX = 1_000_000
 """Most records that may be asked for by their number from the end."""
@@ -50,7 +52,7 @@ def find_beginning(directory: LogDirectory, wants: Callable[[str], bool], start:
         if view is None:
             continue
         try:
-            offset = search.look_through(view)
+            offset = search.look_through(view, is_newest=position == positions[-1])
         finally:
             view.close()
         if offset is not None:
@@ -73,7 +75,7 @@ class _Search:
     def surplus(self) -> int:
         return max(0, self._found - self._start.last) if self._start.last is not None else 0
 
-    def look_through(self, view: SegmentView) -> int | None:
+    def look_through(self, view: SegmentView, *, is_newest: bool) -> int | None:
         """Offset from which everything asked for follows; None when more of it may stand before this segment."""
         if view.footer is not None:
             lanes = (*view.footer.lanes, *view.footer.moved)
@@ -82,7 +84,7 @@ class _Search:
         if self._start.last == 0:
             return view.end if view.footer is not None else self._end(view)
         for first, end in view.chunks_backward():
-            if self._is_far_enough(view, first, end):
+            if self._is_far_enough(view, first, end, is_newest=is_newest):
                 return first
         return None
 
@@ -90,16 +92,16 @@ class _Search:
     def _end(view: SegmentView) -> int:
         end = HEADER_BYTES
         for first, limit in view.chunks_backward():
-            for entry in view.walk(first, lambda _: False, end=limit):
-                end = entry.end
+            for item in view.walk(first, end=limit):
+                end = item.offset if isinstance(item, Torn) else item.end
             if end > HEADER_BYTES:
                 break
         return end
 
-    def _is_far_enough(self, view: SegmentView, first: int, end: int) -> bool:
+    def _is_far_enough(self, view: SegmentView, first: int, end: int, *, is_newest: bool) -> bool:
         choice, is_older = self._start.choice, False
         needs_bodies = self._start.last is not None and choice.topic_filter is not None
-        for entry in view.walk(first, lambda _: needs_bodies, end=end):
+        for entry in view.walk(first, lambda _: needs_bodies, is_newest=is_newest, end=end):
             if not isinstance(entry, Entry) or entry.kind is not EntryKind.BATCH:
                 continue
             header = entry.value
@@ -113,7 +115,7 @@ class _Search:
         return is_older if self._start.last is None else self._found >= self._start.last
 
 
-def _count(body: bytes, choice: Choice) -> int:
+def _count(body: Buffer, choice: Choice) -> int:
     try:
         return sum(1 for _ in choose(body, choice))
     except CodecError:

@@ -40,6 +40,7 @@ class SegmentLogSource:
         """
         self._log = log
         self._watermarks = watermarks
+        self._pages = log.page_reader()
         self._lanes = [OfferedLane(log.stream(name), name, *offered) for name, offered in streams.items()]
         self._begins = log.begins()
         self._streams = {lane.lane: lane.stream for lane in self._lanes}
@@ -66,13 +67,10 @@ class SegmentLogSource:
         Raises:
             OSError: the log cannot be read.
         """
-        batches = self._log.read_tail(lane, seq, bytes_max)
-        if batches is None:
-            try:
-                batches = await asyncio.to_thread(self._log.read, lane, seq, bytes_max)
-            except LogError as error:
-                raise OSError(str(error)) from error
-        return batches
+        try:
+            return (await self._pages.read(lane, seq, bytes_max)).batches
+        except LogError as error:
+            raise OSError(str(error)) from error
 
     def high_watermark(self, hub: str, lane: int) -> int:
         """Return up to where any link of this log ever sent the hub records of the lane."""

@@ -18,7 +18,7 @@ from weft.protocols.batch import ClockReading, ClockState
 from weft.protocols.lane import format_log_id
 from weft.replication.status import LinkStatus
 from weft.storage.segment_log import LogStats, SegmentLog
-from weft.storage.segment_log.room.gaps import lost_by_reason
+from weft.storage.segment_log.state.gaps import lost_by_reason
 
 AnyCounters = Counters | ListenerCounters | StateCounters
 

@@ -11,7 +11,7 @@ from weft.edge_node.status.facts import NodeStatus, write_amplification
 from weft.protocols.segment import GapReason
 from weft.replication.status import LinkState
 from weft.storage.histogram import Histogram
-from weft.storage.segment_log.room.gaps import reason_name
+from weft.storage.segment_log.state.gaps import reason_name
 
 _PREFIX = "weft_edge_"
 _LOSSES = [reason for reason in GapReason if reason is not GapReason.RENAMED]

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
 from typing import Protocol
 
 from weft.edge_node.broker_ports import Backlog, LogRecord
@@ -64,8 +63,8 @@ class Streams(Protocol):
         """One past the last durable record."""
         ...
 
-    def on_durable(self, callback: Callable[[BaseException | None], None]) -> None:
-        """Call back once everything appended so far is durable."""
+    async def durable(self) -> None:
+        """Return once everything appended so far is durable."""
 
 
 class CatchUp:
@@ -140,7 +139,7 @@ class CatchUp:
             if self.level:
                 return True
         if not moved:
-            await self._durable()
+            await self._log.durable()
         return False
 
     async def _read(self, stream: int) -> bool:
@@ -162,17 +161,3 @@ class CatchUp:
             self.positions[stream] = record.seq + 1
         self.positions[stream] = max(self.positions[stream], page.next_seq)
         return page.next_seq > seq
-
-    async def _durable(self) -> None:
-        done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-
-        def durable(error: BaseException | None) -> None:
-            if done.done():
-                return
-            if error is None:
-                done.set_result(None)
-            else:
-                done.set_exception(error)
-
-        self._log.on_durable(durable)
-        await done

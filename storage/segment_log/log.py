@@ -2,19 +2,32 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import errno
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 
 from weft.protocols.batch import ClockReading, HeaderPairs
 from weft.protocols.lane import NAME_RULE, NodeName, valid_name
 from weft.protocols.ranges import RangeSet
-from weft.protocols.segment import GapReason, Owner
+from weft.protocols.segment import GapReason
 from weft.storage.filesystem import FileSystem, OSFileSystem
 from weft.storage.segment_log.commit.atomic_append import Together
 from weft.storage.segment_log.commit.committer import Post
-from weft.storage.segment_log.commit.pending import (
+from weft.storage.segment_log.commit.rename import rename
+from weft.storage.segment_log.commit.writer import WriterThread
+from weft.storage.segment_log.errors import LogFailed
+from weft.storage.segment_log.read.answers import LogAnswers
+from weft.storage.segment_log.read.pages import READS_MAX, PageReader
+from weft.storage.segment_log.read.reader import LogReader
+from weft.storage.segment_log.recover.identity import Identity, keep_identity
+from weft.storage.segment_log.recover.open_log import OpenedLog, open_log
+from weft.storage.segment_log.room.drop_backlog import drop_backlog, whole_batches
+from weft.storage.segment_log.room.log_room import LogRoom
+from weft.storage.segment_log.settings import BATCH_BYTES_MAX, DUE_BYTES, RECORD_BYTES_MAX, LogSettings
+from weft.storage.segment_log.state.gaps import notices
+from weft.storage.segment_log.state.pending import (
     BATCH_OVERHEAD_BYTES,
     Callback,
     Run,
@@ -23,24 +36,13 @@ from weft.storage.segment_log.commit.pending import (
     check_records,
     run_bytes,
 )
-from weft.storage.segment_log.commit.writer import WriterThread
-from weft.storage.segment_log.errors import LogFailed, LogFull
-from weft.storage.segment_log.read.answers import LogAnswers
-from weft.storage.segment_log.read.reader import LogReader
-from weft.storage.segment_log.recover.identity import Identity, keep_identity
-from weft.storage.segment_log.recover.open_log import Started, start
-from weft.storage.segment_log.room.budget import admit, admit_to_stream, forget_released, shortage
-from weft.storage.segment_log.room.drop_backlog import give_up, whole_batches
-from weft.storage.segment_log.room.gaps import notices
-from weft.storage.segment_log.settings import BATCH_BYTES_MAX, DUE_BYTES, RECORD_BYTES_MAX, LogSettings, StreamPolicy
-from weft.storage.segment_log.state import LaneState
 
 EndOfTurn = Callable[[Callable[[], None]], object]
 AskedRun = tuple[int, list[bytes], list[bytes], dict[int, HeaderPairs] | None]
 """(stream, keys, payloads, headers) as for ``SegmentLog.append``."""
 
 
-class SegmentLog(LogAnswers):
+class SegmentLog(LogAnswers, LogRoom):
     """An open log.
 
     The owner's thread appends; a writer thread makes everything that was appended while it synced durable with the next
@@ -49,11 +51,12 @@ class SegmentLog(LogAnswers):
     is right because nobody was told about them.
     """
 
-    def __init__(self, started: Started, wall_clock: Callable[[], int], end_of_turn: EndOfTurn | None) -> None:
+    def __init__(self, opened: OpenedLog, wall_clock: Callable[[], int], end_of_turn: EndOfTurn | None) -> None:
         """Not for callers: use ``open``."""
-        committer = started.committer
-        super().__init__(started.state, LogReader(started.state, wall_clock, committer.poison))
-        self._lock = started.lock
+        committer = opened.committer
+        super().__init__(opened.state, LogReader(opened.state, wall_clock, committer.poison))
+        LogRoom.__init__(self, opened.state, committer.poison)
+        self._lock = opened.lock
         self._wall_clock = wall_clock
         self._writer: WriterThread | None = None
         self._closed = False
@@ -62,7 +65,7 @@ class SegmentLog(LogAnswers):
         self._settled = False
         self.committer = committer
         """Without a writer thread, ``committer.run_once()`` makes commits."""
-        self.recovery = started.recovery
+        self.recovery = opened.recovery
         """What opening the log found."""
 
     @classmethod
@@ -100,13 +103,13 @@ class SegmentLog(LogAnswers):
             LogVersionError: a later release wrote it.
             LogFailed: the disk refused a read or write that opening needs.
         """
-        started = start(
+        opened = open_log(
             directory, settings, wall_clock=wall_clock, clock_reading=clock_reading, random_bits=random_bits,
             post=post, filesystem=filesystem or OSFileSystem(), owner=owner,
         )  # fmt: skip
-        log = cls(started, wall_clock, end_of_turn)
+        log = cls(opened, wall_clock, end_of_turn)
         if start_writer:
-            log._writer = WriterThread(started.state, started.committer)
+            log._writer = WriterThread(opened.state, opened.committer)
         return log
 
     def stream(self, name: str) -> int:
@@ -167,7 +170,7 @@ class SegmentLog(LogAnswers):
             check_headers(headers)
         state = self._state
         with state.lock:
-            lane = self._lane(stream)
+            lane = state.lane(stream)
             if state.failed:
                 raise state.failed
             base_seq = lane.next_seq
@@ -182,7 +185,7 @@ class SegmentLog(LogAnswers):
                 if state.queue.raw_bytes + needed > state.room_bytes:
                     self._admit(needed)
             if lane.policy.retain_bytes is not None:
-                # Last, because it may give up the oldest: never for a run that is then refused.
+                # Last, because it may drop the oldest: never for a run that is then refused.
                 self._admit_to_stream(stream, lane, needed, time)
             state.queue.add(stream, base_seq, Run(time, keys, payloads, headers, flags, size))
             if state.queue.together is not None:
@@ -193,12 +196,6 @@ class SegmentLog(LogAnswers):
             if not state.queue.due:
                 self._make_due()
         return base_seq
-
-    def set_policy(self, stream: int, policy: StreamPolicy) -> None:
-        """How long the stream's records stay; the default keeps everything until it is released, and then refuses."""
-        with self._state.changed:
-            self._lane(stream).policy = policy
-            self._state.changes += 1
 
     def lead(self, stream: int) -> None:
         """From now on this stream's batches stand first in each commit.
@@ -224,29 +221,6 @@ class SegmentLog(LogAnswers):
         """
         return Together(self._state, reserve_bytes, self._admit)
 
-    def ask_room(self, runs: Iterable[AskedRun], time: int) -> None:
-        """Make sure that streams with a size of their own take all of these runs; within ``together``, before the first
-        is appended. Owner's thread only.
-
-        Args:
-            time: ns since 1970.
-
-        Raises:
-            LogFull: one of the streams is full. Nothing was changed: append none of them.
-        """
-        sizes: dict[int, int] = {}
-        for stream, keys, payloads, headers in runs:
-            if keys and self._lane(stream).policy.retain_bytes is not None:
-                size = run_bytes(keys, payloads, headers) + BATCH_OVERHEAD_BYTES
-                sizes[stream] = sizes.get(stream, 0) + size
-        with self._state.lock:
-            for refusing in (True, False):
-                # Those that refuse first: nobody's records are dropped for a run that is not taken.
-                for stream, size in sizes.items():
-                    lane = self._lane(stream)
-                    if (lane.policy.when_full == "refuse") is refusing:
-                        admit_to_stream(self._state, stream, lane, size, time)
-
     def appended_together(self) -> list[tuple[int, int, int]] | None:
         """(stream, first seq, count) of each append of the context ``together`` so far; None outside of one."""
         return self._state.queue.together
@@ -266,6 +240,25 @@ class SegmentLog(LogAnswers):
         if not queued:
             self.committer.post(lambda: callback(failed))
 
+    async def durable(self) -> None:
+        """Return once everything appended so far is durable. On the owner's loop, whose thread appends.
+
+        Raises:
+            LogFailed: it never can be.
+        """
+        done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+        def settle(error: BaseException | None) -> None:
+            if done.done():
+                return  # who waited was cancelled
+            if error is None:
+                done.set_result(None)
+            else:
+                done.set_exception(error)
+
+        self.on_durable(settle)
+        await done
+
     @property
     def pending_bytes(self) -> int:
         """Uncompressed bytes appended and not durable: stop reading sockets at ``pending_bytes_max``."""
@@ -281,34 +274,29 @@ class SegmentLog(LogAnswers):
 
         return unsubscribe
 
-    def mark(self, stream: int, now: int) -> tuple[int, int]:
-        """(T, N): every record of the stream taken in up to time T has a seq below N. Owner's thread only.
+    def page_reader(self, reads_max: int = READS_MAX) -> PageReader:
+        """Return a reader of durable records by pages, for the owner's loop.
 
         Args:
-            now: the wall clock, no earlier than any time given to ``append``.
+            reads_max: how many of its reads may be at the disk at one time.
         """
-        with self._state.changed:
-            lane = self._lane(stream)
-            first = self._state.queue.first_time(stream)
-            if first is None:
-                return now, lane.next_seq
-            return min(first - 1, now), lane.durable_end
+        return PageReader(self, self.listen, reads_max)
 
-    def give_up(self, stream: int, first: int = 0, end: int | None = None) -> RangeSet:
-        """Give up durable records that no hub has acknowledged, by an operator's word: they get gap notices.
+    def drop_backlog(self, stream: int, first: int = 0, end: int | None = None) -> RangeSet:
+        """Drop durable records that no hub has acknowledged, by an operator's word: they get gap notices.
 
-        They stay readable until the notices are durable, which ``on_durable`` tells. What hubs have of the range goes
+        They stay readable until the notices are durable, which ``durable`` tells. What hubs have of the range goes
         without a notice. Whole batches go, so a few records at both ends may stay. May block on the disk.
 
         Args:
-            first: the first number to give up.
+            first: the first number to drop.
             end: one past the last; None for everything that is durable now.
 
         Returns:
-            What is given up.
+            What is dropped.
 
         Raises:
-            LogFull: there is no room for the notices, which only many short ranges need. Nothing is given up.
+            LogFull: there is no room for the notices, which only many short ranges need. Nothing is dropped.
             OSError, LogFailed: as ``read``; or the log takes nothing more.
         """
         if end is None:
@@ -317,17 +305,7 @@ class SegmentLog(LogAnswers):
         with self._state.changed:
             if self._state.failed:
                 raise self._state.failed
-            return give_up(self._state, stream, self._lane(stream), first, end, self._wall_clock())
-
-    def release(self, stream: int, ranges: RangeSet) -> None:
-        """These records and gap notices are safe elsewhere: they go once the budget needs it or retention says so.
-
-        Not remembered across restarts; the hub's next WELCOME says it again.
-        """
-        with self._state.changed:
-            self._lane(stream).released.update(ranges)
-            self._state.changes += 1
-            forget_released(self._state)
+            return drop_backlog(self._state, stream, self._state.lane(stream), first, end, self._wall_clock())
 
     def rename(self, owner: NodeName, *, from_now_on: bool) -> None:
         """Give the log to another name, durably when this returns. Only for a log that was opened without its writer.
@@ -336,35 +314,11 @@ class SegmentLog(LogAnswers):
             from_now_on: what it holds stays known under the former name; else what that name began with goes along.
 
         Raises:
-            LogFull: there is no room on the disk. Nothing was changed.
-            LogFailed: a write failed; which name counts shows when it is opened the next time.
+            LogFull, LogFailed: as ``commit.rename``.
         """
         if self._writer is not None:
             raise RuntimeError("a log is renamed without its writer thread")
-        state = self._state
-        while self.committer.run_once():
-            pass
-        no_room = LogFull(f"the disk of {state.directory} has no room to note the new name: make space on it")
-        if not state.queue.idle:
-            # A power cut would take these records back, and their numbers must not be out of every name's reach then.
-            raise state.failed or no_room
-        former = state.owner
-        begins = former.begins if former is not None else []
-        if from_now_on:
-            begins = [(stream, lane.durable_end) for stream, lane in state.lanes.items() if lane.durable_end]
-        state.owner = Owner(*owner, begins)
-        if not self.committer.state_owner():
-            state.owner = former
-            raise state.failed or no_room
-
-    def shortage(self) -> str | None:
-        """Why the log refuses records for want of disk, and what to do; None while it has room. Owner's thread only."""
-        with self._state.changed:
-            try:
-                return shortage(self._state)
-            except OSError as error:
-                self.committer.poison(error)
-                return None
+        rename(self._state, self.committer, owner, from_now_on=from_now_on)
 
     def close(self) -> None:
         """Commit what is pending, seal the segment, release the directory. Reading and appending end here.
@@ -405,17 +359,3 @@ class SegmentLog(LogAnswers):
         with self._state.changed:
             self._state.queue.due = True
             self._state.changed.notify()
-
-    def _admit(self, length: int) -> None:
-        try:
-            admit(self._state, length)
-        except OSError as error:
-            raise self.committer.poison(error) from error
-
-    def _admit_to_stream(self, stream: int, lane: LaneState, length: int, now: int) -> None:
-        try:
-            admit_to_stream(self._state, stream, lane, length, now)
-        except LogFull:
-            # What belongs together is taken as a whole: a stream may grow beyond its own size by it, not the log.
-            if self._state.queue.together is None:
-                raise

@@ -33,6 +33,8 @@ SEGMENT_SHARE_MIN = 4
 """A log that cannot win the place of a whole segment goes on with smaller ones, down to this part."""
 DROP_SHARE = 64
 """A stream over its own size loses at least this part of it at a time, so that notices stay few."""
+IDENTITY_BYTES = 43
+"""Length of the file with the log's id (``recover.identity``), which the budget counts."""
 HOUSEKEEPING_INTERVAL_S = 30.0
 """How often retention is looked after; nothing is written unless something has expired."""
 SPACE_INTERVAL_S = 0.5

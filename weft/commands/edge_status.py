@@ -52,7 +52,7 @@ def _facts_of_files(found: NodeLog, named: str, why_not_asked: str) -> dict[str,
     from weft.edge_node.inspect.view import NoLog, is_locked, summarise
     from weft.edge_node.streams import SESSION_STREAMS
     from weft.protocols.lane import format_log_id
-    from weft.storage.segment_log.room.gaps import lost_by_reason
+    from weft.storage.segment_log.state.gaps import lost_by_reason
 
     with readable(found):
         try:

@@ -20,6 +20,7 @@ from weft.protocols.errors import CodecError
 from weft.protocols.lane import format_log_id
 from weft.protocols.segment import SegmentHeader
 from weft.storage.segment_log import LogError
+from weft.storage.segment_log.names import DAMAGED
 from weft.storage.segment_log.walk.entries import Inspected, inspect_segment
 from weft.text.dump import entry_line, record_line_below
 from weft.text.record import record_facts
@@ -148,48 +149,42 @@ def _segment_names(directory: str) -> list[str]:
     return sorted(name for name in os.listdir(directory) if segment.parse_file_name(name) is not None)
 
 
-def _is_newest(path: str) -> bool:
-    return os.path.basename(path) in _segment_names(os.path.dirname(path) or ".")[-1:]
+def _may_end_torn(path: str) -> bool:
+    """Return whether no later segment of the log stands beside the file."""
+    folder, name = os.path.split(path)
+    if segment.parse_file_name(name) is None:
+        return not name.endswith(DAMAGED)
+    # The node may have deleted some since they were listed.
+    return not any(os.path.exists(os.path.join(folder, each)) for each in _segment_names(folder or ".") if each > name)
 
 
 def _segment(path: str, with_records: bool) -> Iterator[Facts]:
-    """What a file holds. ``is_damage`` stands in the line that makes an error certain, ``record`` alone in its own."""
-    torn_at: int | None = None
-    may_be_torn = _is_newest(path)
+    """What a file holds. ``is_damage`` stands in the line of an error that is damage, ``record`` alone in its own."""
+    names: dict[int, str] = {}
     try:
-        for facts in _entries(path, with_records):
-            is_bad = "error" in facts
-            if is_bad and (not may_be_torn or facts["offset"] < segment.HEADER_BYTES):
-                facts["is_damage"] = True
-            elif is_bad and torn_at is None and "is_damage" not in facts:
-                torn_at = facts["offset"]
-            elif torn_at is not None and facts.get("kind") in ("streams", "footer"):
-                # A commit mark proves that what stands before it was synced: storage.segment_log.walk.scan.
-                facts["is_damage"], torn_at = True, None
-            yield facts
+        size = os.path.getsize(path)
+        for found in inspect_segment(path, is_newest=_may_end_torn(path)):
+            if isinstance(found.value, dict):
+                names |= {number: stream.name for number, stream in found.value.items()}
+            if found.problem is not None:
+                yield from _problem(path, found)
+            elif isinstance(found.value, SegmentHeader):
+                yield {
+                    "file": path, "log_id": format_log_id(found.value.log_id), "created": found.value.created,
+                    "bytes": size,
+                }  # fmt: skip
+            elif found.kind is not None:
+                place = {"position": found.position, "kind": found.kind.name.lower()}
+                yield from _entry(place, found, names, with_records)
     except FileNotFoundError:
         yield {"file": path, "deleted": "since the files were listed"}
-    if torn_at is not None:
-        yield {"file": path, "offset": torn_at, "torn": "from here on nothing was acknowledged"}
 
 
-def _entries(path: str, with_records: bool) -> Iterator[Facts]:
-    size = os.path.getsize(path)
-    names: dict[int, str] = {}
-    for found in inspect_segment(path):
-        if isinstance(found.value, dict):
-            names |= {number: stream.name for number, stream in found.value.items()}
-        if found.problem is not None:
-            yield {"file": path, "offset": found.offset, "error": found.problem} | (
-                {"is_damage": True} if found.is_unreadable else {}
-            )
-        elif isinstance(found.value, SegmentHeader):
-            yield {
-                "file": path, "log_id": format_log_id(found.value.log_id), "created": found.value.created, "bytes": size
-            }  # fmt: skip
-        elif found.kind is not None:
-            place = {"position": found.position, "kind": found.kind.name.lower()}
-            yield from _entry(place, found, names, with_records)
+def _problem(path: str, found: Inspected) -> Iterator[Facts]:
+    place = {"file": path, "offset": found.offset}
+    yield place | {"error": found.problem} | ({} if found.is_torn else {"is_damage": True})
+    if found.is_torn:
+        yield place | {"torn": "from here on nothing was acknowledged"}
 
 
 def _entry(place: Facts, found: Inspected, names: Mapping[int, str], with_records: bool) -> Iterator[Facts]:
@@ -201,7 +196,7 @@ def _entry(place: Facts, found: Inspected, names: Mapping[int, str], with_record
         yield place | {"stream": header.stream, "name": names.get(header.stream)} | _batch(header, len(found.data))
         yield from ({"record": record} for record in batch.records(found.data)) if with_records else ()
     except CodecError as error:
-        yield {"file": found.segment, "offset": found.offset} | place | {"error": str(error)}
+        yield {"file": found.segment, "offset": found.offset} | place | {"error": str(error), "is_damage": True}
 
 
 def _plain(value: Any) -> Any:

@@ -7,9 +7,9 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from weft.edge_node.inspect.tail import Gap, Item, LogReplaced, Missing, Taken
-from weft.edge_node.inspect.view import Damage
+from weft.edge_node.inspect.view import DamagedBytes
 from weft.protocols.batch import Flag, HeaderPairs, Record
-from weft.storage.segment_log.room.gaps import reason_name
+from weft.storage.segment_log.state.gaps import reason_name
 
 PAYLOAD_SHOWN_MAX = 1000
 """Characters of a payload in a line for people; programs get all of it."""
@@ -35,7 +35,7 @@ def line(item: Item) -> str:
         )
     if isinstance(item, Missing):
         return f"-- {item.stream} {_span(item.first, item.end)}: no longer in the log"
-    if isinstance(item, Damage):
+    if isinstance(item, DamagedBytes):
         return f"-- {item.file} is damaged from byte {item.offset} to {item.end}"
     return f"-- {item.directory} holds a new log from here on"
 
@@ -61,7 +61,7 @@ def facts(item: Item) -> dict[str, Any]:
         return {"kind": "gap", "stream": item.stream, "time": timestamp(notice.time), **span}
     if isinstance(item, Missing):
         return {"kind": "missing", "stream": item.stream, "first": item.first, "end": item.end}
-    if isinstance(item, Damage):
+    if isinstance(item, DamagedBytes):
         return {"kind": "damage", "file": item.file, "offset": item.offset, "end": item.end}
     assert isinstance(item, LogReplaced)
     return {"kind": "log_replaced", "directory": item.directory}

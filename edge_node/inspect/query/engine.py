@@ -15,7 +15,7 @@ from weft.edge_node.inspect.query.loading import StreamTable
 from weft.edge_node.inspect.query.times import shifted, time_text
 from weft.edge_node.inspect.tail import Wait, settled_commits, sleep
 from weft.edge_node.inspect.tail_start import Start, find_beginning
-from weft.edge_node.inspect.view import Commit, Cursor, Damage, Durability, LogDirectory, summarise
+from weft.edge_node.inspect.view import Commit, Cursor, DamagedBytes, Durability, LogDirectory, summarise
 from weft.protocols.batch import BatchHeader
 from weft.protocols.errors import CodecError
 from weft.protocols.segment import Footer
@@ -81,7 +81,7 @@ class Query:
         self._deadline = monotonic() + settings.timeout_s
         self._loaded = 0
         self._function_error: Exception | None = None
-        self.damage: list[Damage] = []
+        self.damage: list[DamagedBytes] = []
         """Bytes of the log that could not be read: their records are in no row."""
         self._tables = tables.columns_of(streams)
         self._connection = sqlite3.connect("", isolation_level=None)
@@ -162,7 +162,7 @@ class Query:
         for item in commit.items:
             if self._loaded >= enough:
                 return
-            if isinstance(item, Damage):
+            if isinstance(item, DamagedBytes):
                 self.damage.append(item)
                 continue
             name, entry = item
@@ -172,7 +172,7 @@ class Query:
             try:
                 self._loaded += fills[name].add(entry.body, since)
             except CodecError:
-                self.damage.append(Damage(commit.file, entry.offset, entry.end))
+                self.damage.append(DamagedBytes(commit.file, entry.offset, entry.end))
             if self._loaded > self._settings.rows_max:
                 raise QueryStopped(
                     f"the query reads more than {self._settings.rows_max} records: ask for fewer with --since 10m or "

@@ -11,7 +11,7 @@ from typing import Any
 from weft.edge_node.inspect.query.tables import insert, level_names
 from weft.edge_node.inspect.query.times import time_texts
 from weft.protocols import batch
-from weft.protocols.batch import Columns, Flag
+from weft.protocols.batch import Buffer, Columns, Flag
 from weft.protocols.columns import read_u32s
 from weft.protocols.topics import TopicPattern, compile_pattern
 
@@ -42,7 +42,7 @@ class StreamTable:
         """The first is ``seq``."""
         self._held_bytes = 0
 
-    def add(self, body: bytes, since_ns: int | None) -> int:
+    def add(self, body: Buffer, since_ns: int | None) -> int:
         """Add the records of a batch that was checked before, those of ``since_ns`` and later. Returns how many.
 
         They are in the table after ``flush``: many small batches go in together.

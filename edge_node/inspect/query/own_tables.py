@@ -10,7 +10,7 @@ from weft.edge_node.inspect.query.tables import GAPS, GAPS_TABLE, STREAMS, STREA
 from weft.edge_node.inspect.query.times import time_text
 from weft.edge_node.inspect.view import StreamSummary
 from weft.edge_node.streams import SESSION_STREAMS
-from weft.storage.segment_log.room.gaps import reason_name
+from weft.storage.segment_log.state.gaps import reason_name
 
 
 def fill(

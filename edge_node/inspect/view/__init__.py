@@ -1,9 +1,8 @@
 """A node's log as another process sees it, while the node runs or long after. Nothing is locked, nothing is written."""
 
-from weft.edge_node.inspect.view.cursor import Commit, Cursor, Damage, Place
+from weft.edge_node.inspect.view.cursor import Commit, Cursor, DamagedBytes, Place
 from weft.edge_node.inspect.view.directory import LogDirectory, NoLog
 from weft.edge_node.inspect.view.durability import Durability, is_locked
-from weft.edge_node.inspect.view.entries import Entry
 from weft.edge_node.inspect.view.next_start import NextStart, forecast
 from weft.edge_node.inspect.view.segment_view import SegmentView
 from weft.edge_node.inspect.view.summary import LogSummary, StreamSummary, summarise
@@ -11,9 +10,8 @@ from weft.edge_node.inspect.view.summary import LogSummary, StreamSummary, summa
 __all__ = [
     "Commit",
     "Cursor",
-    "Damage",
+    "DamagedBytes",
     "Durability",
-    "Entry",
     "LogDirectory",
     "LogSummary",
     "NextStart",

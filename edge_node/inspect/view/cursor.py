@@ -7,11 +7,12 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from weft.edge_node.inspect.view.directory import LogDirectory
-from weft.edge_node.inspect.view.entries import Entry, Hole
 from weft.edge_node.inspect.view.groups import Group, walk_groups
 from weft.edge_node.inspect.view.segment_view import SegmentView
 from weft.protocols.batch import BatchHeader
 from weft.protocols.segment import HEADER_BYTES, Footer, GapNotice
+from weft.storage.segment_log.walk.entry import Entry
+from weft.storage.segment_log.walk.walker import Damage
 
 
 class Place(NamedTuple):
@@ -24,8 +25,8 @@ class Place(NamedTuple):
 
 
 @dataclass
-class Damage:
-    """Bytes of a file that hold no entry although entries follow."""
+class DamagedBytes:
+    """Bytes of a file that hold no entry although they had been synced."""
 
     file: str
     offset: int
@@ -38,7 +39,7 @@ class Commit:
 
     segment: int
     file: str
-    items: list[tuple[str, Entry] | Damage] = field(default_factory=list)
+    items: list[tuple[str, Entry] | DamagedBytes] = field(default_factory=list)
     """(stream name, entry) of batches and notices."""
     ends: dict[str, int] = field(default_factory=dict)
     """Stream -> one past its last record here."""
@@ -154,8 +155,9 @@ class Cursor:
         if is_open and not is_fresh and not view.is_written_at(offset):
             return
         # Only where a segment is first met, or nothing follows in it, may zeros have entries behind them.
-        beyond = is_fresh or not is_newest
-        for group in walk_groups(view, offset, self._is_wanted, is_open=is_open, beyond=beyond):
+        searches_zeros = is_fresh or not is_newest
+        groups = walk_groups(view, offset, self._is_wanted, is_newest=is_newest, searches_zeros=searches_zeros)
+        for group in groups:
             commit = self._commit(view, group)
             if commit.items or commit.log_began_anew:
                 yield commit
@@ -169,8 +171,8 @@ class Cursor:
             view.position, view.path, end=group.end, log_began_anew=self._began_anew, was_overtaken=self._overtaken
         )
         for item in group.items:
-            if isinstance(item, Hole):
-                commit.items.append(Damage(view.path, item.offset, item.end))
+            if isinstance(item, Damage):
+                commit.items.append(DamagedBytes(view.path, item.offset, item.end))
             elif isinstance(item.value, dict):
                 view.learn(item.value)
             elif isinstance(item.value, BatchHeader | GapNotice) and self._is_wanted(item.value.stream):

@@ -9,11 +9,11 @@ from weft.protocols.batch import ClockReading, ClockState
 from weft.protocols.segment import GapNotice
 from weft.storage.filesystem import DirectoryInUse, File, FileSystem, Lock, OSFileSystem
 from weft.storage.segment_log import LogSettings
+from weft.storage.segment_log.names import aside_path
+from weft.storage.segment_log.recover.account import find_losses, fold
 from weft.storage.segment_log.recover.identity import read_identity
 from weft.storage.segment_log.recover.loading import load_directory
-from weft.storage.segment_log.recover.quarantine import aside_path
-from weft.storage.segment_log.recover.recovery import find_losses, fold
-from weft.storage.segment_log.state import LogState
+from weft.storage.segment_log.state.log_state import LogState
 
 
 class NextStart(NamedTuple):

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from weft.protocols import batch
-from weft.protocols.batch import Flag, Record
+from weft.protocols.batch import Buffer, Flag, Record
 from weft.protocols.columns import read_u32s
 from weft.protocols.topics import matches
 
@@ -34,7 +34,7 @@ class Choice:
         return bool(topic) and matches(self.topic_filter, topic)
 
 
-def choose(body: bytes, choice: Choice) -> Iterator[Record]:
+def choose(body: Buffer, choice: Choice) -> Iterator[Record]:
     """The wanted records of a batch that was checked before, in their order.
 
     Raises:

@@ -7,20 +7,29 @@ import os
 import time
 from collections.abc import Callable, Iterator
 
-from weft.edge_node.inspect.view.entries import Entry, Hole, Wants, read_entry, wants_none
 from weft.protocols import segment as format_
+from weft.protocols.batch import BatchHeader
 from weft.protocols.lane import NodeName
 from weft.protocols.segment import HEADER_BYTES, EntryKind, Footer, Owner, StreamEntry
 from weft.storage.filesystem import FileSystem
-from weft.storage.segment_log.recover.loading import find_footer, find_header
+from weft.storage.segment_log.walk.ends import find_footer, find_header
+from weft.storage.segment_log.walk.entry import Entry, read_entry
 from weft.storage.segment_log.walk.frames import SegmentBytes
-from weft.storage.segment_log.walk.scan import find_entry
+from weft.storage.segment_log.walk.search import find_entry, last_nonzero
+from weft.storage.segment_log.walk.walker import Item, Torn, walk
 
-_BLOCK_BYTES = 1 << 20
 _WINDOW_BYTES = 256 << 10
 _EARLY_BYTES = 256 << 10
 _CHUNK_BYTES = 256 << 10
 _CHUNK_GROWTH = 4
+
+Wants = Callable[[int], bool]
+"""Whether the batches of a stream number are wanted with their bodies."""
+
+
+def wants_none(_number: int) -> bool:
+    """Refuse all bodies: for readers that look at headers and notices only."""
+    return False
 
 
 class SegmentView:
@@ -79,37 +88,42 @@ class SegmentView:
         end = self.end if end is None else end
         return SegmentBytes(self._file, self.position, end, window_bytes=_WINDOW_BYTES, unreadable_as_zeros=True)
 
-    def walk(self, offset: int, wants: Wants, *, end: int | None = None, beyond: bool = True) -> Iterator[Entry | Hole]:
-        """Sound entries from ``offset`` on, each checked, and the holes between them.
+    def walk(
+        self,
+        offset: int,
+        wants: Wants = wants_none,
+        *,
+        is_newest: bool = True,
+        end: int | None = None,
+        searches_zeros: bool = True,
+    ) -> Iterator[Item]:
+        """Yield what stands here from ``offset`` on, by the rule that recovery goes by (``walk``), but for the footer.
+
+        Bodies are copies, of wanted batches only.
 
         Args:
-            end: entries that begin here or later are left out.
-            beyond: look for entries behind zeros too; a reader that waits at the end of a log need not.
+            is_newest: no later segment of the log is there.
+            end: what begins here or later is left out.
+            searches_zeros: as for the rule.
 
         Raises:
+            OSError: the file cannot be read.
             UnsupportedVersion: an entry that only a later release understands.
         """
-        source = self.source()
-        limit = self.end if end is None else min(end, self.end)
-        offset = max(offset, HEADER_BYTES)
-        while offset < limit:
-            entry = read_entry(source, offset, wants)
-            if entry is None:
-                following = self._resync(offset, beyond=beyond)
-                if following is None:
-                    return
-                # Bytes are written in their order: what follows is there, so what the node was writing is there too.
-                source = self.source()
-                entry = read_entry(source, offset, wants)
-                if entry is None:
-                    yield Hole(offset, min(following, limit))
-                    offset = following
-                    continue
-            if entry.kind is EntryKind.FOOTER:
-                # The crash came while the segment was sealed; the footer says nothing that the entries do not.
+        is_open = self.footer is None
+        items = walk(
+            self.source(), max(offset, HEADER_BYTES), may_be_torn=is_open and is_newest, is_growing=is_open,
+            searches_zeros=searches_zeros,
+        )  # fmt: skip
+        for item in items:
+            if end is not None and item.offset >= end:
                 return
-            yield entry
-            offset = entry.end
+            if not isinstance(item, Entry):
+                yield item
+            elif item.kind is not EntryKind.FOOTER:
+                is_wanted = isinstance(item.value, BatchHeader) and wants(item.value.stream)
+                body = bytes(item.body) if is_wanted else b""
+                yield Entry(item.kind, item.offset, item.end, item.value, body)
 
     def first_entry_from(self, offset: int) -> int | None:
         """Offset of the first sound entry at or after any ``offset``; None when none follows."""
@@ -132,25 +146,14 @@ class SegmentView:
                 end = start
 
     def written_end(self) -> int:
-        """One past the last byte that is not zero: the space behind it is reserved, not written."""
-        low, high = 0, -(-self.end // _BLOCK_BYTES)
-        while low < high:
-            middle = (low + high) // 2
-            low, high = (middle + 1, high) if self._block(middle) else (low, middle)
-        # Zeros may stand in the midst of what is written, where the disk lost a block.
-        for at in range(low, -(-self.end // _BLOCK_BYTES)):
-            low = at + 1 if self._block(at) else low
-        return (low - 1) * _BLOCK_BYTES + len(self._block(low - 1)) if low else 0
-
-    def _block(self, number: int) -> bytes:
-        """A block without the zeros at its end."""
-        return bytes(self.source().piece(number * _BLOCK_BYTES, _BLOCK_BYTES)).rstrip(b"\0")
+        """Return the offset behind the last byte that is not zero: the space from there on is reserved, not written."""
+        return last_nonzero(self.source(), 0)
 
     def names(self) -> dict[int, str]:
         """The streams that the index and the segment's first entry name. Later marks may name more."""
         if not self._named:
             self._named = True
-            first = read_entry(self.source(), HEADER_BYTES, wants_none)
+            first = read_entry(self.source(), HEADER_BYTES)
             if first is not None and isinstance(first.value, dict):
                 self.learn(first.value)
             if self.footer is not None:
@@ -162,14 +165,14 @@ class SegmentView:
         if self.footer is not None:
             return self.footer.owner.name if self.footer.owner is not None else None
         # It stands in the opening, so that this is over after a few entries in any log but one of an earlier release.
-        for entry in self.walk(0, wants_none, beyond=False):
-            if isinstance(entry, Entry) and isinstance(entry.value, Owner):
-                return entry.value.name
+        for item in self.walk(0, searches_zeros=False):
+            if isinstance(item, Entry) and isinstance(item.value, Owner):
+                return item.value.name
         return None
 
     def next_seqs(self) -> dict[int, int]:
         """The next sequence number of each stream when the segment was begun, as its first entry says."""
-        first = read_entry(self.source(), HEADER_BYTES, wants_none)
+        first = read_entry(self.source(), HEADER_BYTES)
         value = first.value if first is not None else None
         return {number: entry.next_seq for number, entry in value.items()} if isinstance(value, dict) else {}
 
@@ -198,10 +201,12 @@ class SegmentView:
         return self.names()
 
     def _read_marks(self, is_enough: Callable[[], bool]) -> None:
-        for entry in self.walk(self._marks_end, wants_none, beyond=False):
-            self._marks_end = entry.end
-            if isinstance(entry, Entry) and isinstance(entry.value, dict):
-                self.learn(entry.value)
+        for item in self.walk(self._marks_end, searches_zeros=False):
+            if isinstance(item, Torn):
+                return
+            self._marks_end = item.end
+            if isinstance(item, Entry) and isinstance(item.value, dict):
+                self.learn(item.value)
             if is_enough():
                 return
 
@@ -215,15 +220,6 @@ class SegmentView:
             return max(0.0, time.time() - os.stat(self.path).st_mtime)
         except FileNotFoundError:
             return math.inf
-
-    def _resync(self, offset: int, *, beyond: bool) -> int | None:
-        """Offset of the next sound entry behind bytes that are none; the end of a sealed segment counts as one."""
-        if self.footer is not None:
-            return find_entry(self.source(), offset) or self.end
-        if not beyond and not self.is_written_at(offset):
-            return None
-        # An entry may end with zeros; the space reserved behind the last one need not be searched.
-        return find_entry(self.source(min(self.end, max(self.written_end(), offset) + _BLOCK_BYTES)), offset)
 
 
 def _identity(path: str) -> tuple[int, int]:

@@ -5,15 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from weft.edge_node.inspect.view.cursor import Damage
+from weft.edge_node.inspect.view.cursor import DamagedBytes
 from weft.edge_node.inspect.view.directory import LogDirectory
-from weft.edge_node.inspect.view.entries import Hole, wants_none
-from weft.edge_node.inspect.view.groups import walk_groups
 from weft.edge_node.inspect.view.segment_view import SegmentView
 from weft.protocols.batch import BatchHeader
 from weft.protocols.ranges import RangeSet
 from weft.protocols.segment import Footer, GapNotice
-from weft.storage.segment_log.room.gaps import merged
+from weft.storage.segment_log.state.gaps import merged
+from weft.storage.segment_log.walk.walker import Damage, Torn
 
 RATE_WINDOW_NS = 3_600 * 10**9
 """How much of a log's newest past says how fast it grew: the hour that a running node goes by too."""
@@ -49,7 +48,7 @@ class LogSummary:
     bytes: int = 0
     """Of all segment files, reserved space included."""
     streams: dict[str, StreamSummary] = field(default_factory=dict)
-    damage: list[Damage] = field(default_factory=list)
+    damage: list[DamagedBytes] = field(default_factory=list)
     """In files without a sound index only: of others nothing but the index was read."""
     torn_bytes: int = 0
     """Bytes at the end that the next start will cut: a commit of which nothing was acknowledged."""
@@ -128,23 +127,20 @@ def _by_index(summary: LogSummary, view: SegmentView, footer: Footer) -> Iterato
 
 def _by_entries(summary: LogSummary, view: SegmentView, is_newest: bool) -> Iterator[tuple[int, int]]:
     """Account for a segment that has no index. Yields first and last time of its batches."""
-    end = 0
-    for group in walk_groups(view, 0, wants_none, is_open=is_newest, keep_unwanted=True):
-        end = group.end
-        for item in group.items:
-            if isinstance(item, Hole):
-                summary.damage.append(Damage(view.path, item.offset, item.end))
-            elif isinstance(item.value, dict):
-                view.learn(item.value)
-                for number, named in item.value.items():
-                    summary.of(named.name, number)
-            elif isinstance(item.value, GapNotice):
-                summary.of(view.name_of(item.value.stream), item.value.stream).gaps.append(item.value)
-            elif isinstance(item.value, BatchHeader):
-                header = item.value
-                stream = summary.of(view.name_of(header.stream), header.stream)
-                stream.held.add(header.base_seq, header.end_seq)
-                stream.saw(header.first_time, header.last_time)
-                yield header.first_time, header.last_time
-    if is_newest:
-        summary.torn_bytes = max(0, view.written_end() - end)
+    for item in view.walk(0, is_newest=is_newest):
+        if isinstance(item, Torn):
+            summary.torn_bytes = item.end - item.offset
+        elif isinstance(item, Damage):
+            summary.damage.append(DamagedBytes(view.path, item.offset, item.end))
+        elif isinstance(item.value, dict):
+            view.learn(item.value)
+            for number, named in item.value.items():
+                summary.of(named.name, number)
+        elif isinstance(item.value, GapNotice):
+            summary.of(view.name_of(item.value.stream), item.value.stream).gaps.append(item.value)
+        elif isinstance(item.value, BatchHeader):
+            header = item.value
+            stream = summary.of(view.name_of(header.stream), header.stream)
+            stream.held.add(header.base_seq, header.end_seq)
+            stream.saw(header.first_time, header.last_time)
+            yield header.first_time, header.last_time

@@ -6,32 +6,16 @@ import asyncio
 from bisect import bisect_right, insort
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from typing import Protocol
 
 from weft.edge_node.broker_ports import LogRecord, Page
 from weft.edge_node.sessions.store.batches import DecodedBatch
 from weft.edge_node.sessions.store.settings import StateCounters, StateSettings
+from weft.storage.segment_log import SegmentLog
 
 READ_BYTES = 256 << 10
 """Asked of the log at a time: many small batches, or one."""
 DECODE_BYTES_MAX = 32 << 10
 """More than this is decoded in a thread."""
-
-
-class Log(Protocol):
-    """What reading needs of the segment log."""
-
-    def durable_end(self, stream: int) -> int:
-        """One past the last durable record."""
-        ...
-
-    def read_tail(self, stream: int, seq: int, bytes_max: int) -> list[bytes] | None:
-        """Batches from memory; None when they are not there."""
-        ...
-
-    def read(self, stream: int, seq: int, bytes_max: int) -> list[bytes]:
-        """Batches; may block."""
-        ...
 
 
 class Backlog:
@@ -41,8 +25,9 @@ class Backlog:
     takes its pages slowly, cost one read. Two sessions that want the same batch at the same time share the read.
     """
 
-    def __init__(self, log: Log, settings: StateSettings, counters: StateCounters) -> None:
+    def __init__(self, log: SegmentLog, settings: StateSettings, counters: StateCounters) -> None:
         self._log = log
+        self._pages = log.page_reader(settings.backlog_reads)
         self._settings = settings
         self._counters = counters
         self._reads = asyncio.Semaphore(settings.backlog_reads)
@@ -122,22 +107,17 @@ class Backlog:
         return next((each for each in loaded if each.end_seq > seq), None)
 
     async def _fill(self, stream: int, seq: int) -> list[DecodedBatch]:
-        data = self._log.read_tail(stream, seq, READ_BYTES)
         self._counters.backlog_waits += self._reads.locked()
         async with self._reads:
-            if data is None:
-                self._counters.backlog_disk_reads += 1
-                loaded = await asyncio.to_thread(self._read_and_decode, stream, seq)
-            elif sum(map(len, data)) > DECODE_BYTES_MAX:
-                loaded = await asyncio.to_thread(_decode, data)
+            page = await self._pages.read(stream, seq, READ_BYTES)
+            self._counters.backlog_disk_reads += page.from_disk
+            if sum(map(len, page.batches)) > DECODE_BYTES_MAX:
+                loaded = await asyncio.to_thread(_decode, page.batches)
             else:
-                loaded = _decode(data)
+                loaded = _decode(page.batches)
         for each in loaded:
             self._remember(stream, each)
         return loaded
-
-    def _read_and_decode(self, stream: int, seq: int) -> list[DecodedBatch]:
-        return _decode(self._log.read(stream, seq, READ_BYTES))
 
     def _remember(self, stream: int, found: DecodedBatch) -> None:
         key = (stream, found.base_seq)

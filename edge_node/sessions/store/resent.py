@@ -18,9 +18,8 @@ neither acknowledged nor counted as received: there, too, it must not be stored 
 
 from __future__ import annotations
 
-import asyncio
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from weft.edge_node.broker_ports import Backlog, LogRecord
@@ -41,9 +40,8 @@ class Log(Protocol):
         """One past the last durable record."""
         ...
 
-    def on_durable(self, callback: Callable[[BaseException | None], None]) -> None:
-        """Call back once everything appended so far is durable, or with the error."""
-        ...
+    async def durable(self) -> None:
+        """Return once everything appended so far is durable."""
 
 
 class Resent:
@@ -105,7 +103,7 @@ class Resent:
         if found is None or not found.runs:
             return False
         if any(first + count > self._log.durable_end(stream) for stream, first, count in found.runs):
-            await self._durable()
+            await self._log.durable()
         for run in found.runs:
             if await self._holds(run, found, topic, payload):
                 self._counters.resent_recognised += 1
@@ -133,20 +131,6 @@ class Resent:
                 at_rank |= same and rank == found.rank
                 rank += 1
         return at_rank if rank == found.publishes else seen
-
-    async def _durable(self) -> None:
-        done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-
-        def durable(error: BaseException | None) -> None:
-            if done.done():
-                return
-            if error is None:
-                done.set_result(None)
-            else:
-                done.set_exception(error)
-
-        self._log.on_durable(durable)
-        await done
 
     async def _record(self, stream: int, seq: int) -> LogRecord | None:
         return (await self._backlog.fetch(stream, (seq,))).get(seq)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from weft.storage.segment_log.commit.pending import batches_bytes
-from weft.storage.segment_log.state import LogState
+from weft.storage.segment_log.state.log_state import LogState
+from weft.storage.segment_log.state.pending import batches_bytes
 
 
 class Together:

@@ -19,15 +19,16 @@ from weft.protocols.segment import (
     encode_streams,
     file_name,
 )
-from weft.storage.segment_log.commit.pending import Callback, PendingCommit
-from weft.storage.segment_log.commit.segment_file import NO_SPACE, Segment, SegmentWriter
+from weft.storage.segment_log.commit.new_segment import delete_free, kept_after, open_segment
+from weft.storage.segment_log.commit.segment_file import NO_SPACE, SegmentWriter
 from weft.storage.segment_log.errors import LogFailed
-from weft.storage.segment_log.recover.quarantine import quarantine
 from weft.storage.segment_log.room.budget import Room, forget_released, make_room, sure_room
-from weft.storage.segment_log.room.new_segment import delete_free, kept_after, open_segment
+from weft.storage.segment_log.room.quarantine import quarantine
 from weft.storage.segment_log.room.relocation import UnmovableSegment
 from weft.storage.segment_log.room.retention import Now, expire, forget_lost, free_segments, is_overdue
-from weft.storage.segment_log.state import LogState
+from weft.storage.segment_log.state.log_state import LogState
+from weft.storage.segment_log.state.pending import Callback, PendingCommit
+from weft.storage.segment_log.state.segment import Segment
 
 logger = logging.getLogger(__name__)
 

@@ -7,7 +7,6 @@ import errno
 import itertools
 import os
 from collections.abc import Iterable
-from dataclasses import dataclass
 
 from weft.protocols.batch import decode_header
 from weft.protocols.segment import (
@@ -30,7 +29,9 @@ from weft.protocols.segment import (
     file_name,
 )
 from weft.storage.filesystem import File, FileSystem
-from weft.storage.segment_log.read.index import SegmentIndex
+from weft.storage.segment_log.names import UNFINISHED
+from weft.storage.segment_log.state.index import SegmentIndex
+from weft.storage.segment_log.state.segment import Segment
 
 PAGE_BYTES = 4096
 """What flash is written in, at least: a commit that ends within a page has the next one write that page again."""
@@ -42,27 +43,6 @@ SMALL_COMMIT_BYTES = 8 << 10
 OPENING_PIECE_BYTES = 1 << 20
 NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
 """The disk is full, or the user's share of it."""
-UNFINISHED = ".new"
-"""Suffix of a segment that is being created: a crash leaves a file that no start-up reads."""
-
-
-@dataclass(eq=False)
-class Segment:
-    """A segment as readers and the budget see it. Guarded by the log's lock."""
-
-    path: str
-    first_position: int
-    end: int
-    """Durable bytes that hold entries; readers look no further."""
-    size: int
-    """Bytes of the file on disk."""
-    index: SegmentIndex
-    known_since: int = 0
-    """Monotonic ns at which its last record was taken in, or the log opened: its records are at least that old."""
-    needed: tuple[int, int] | None = None
-    """(``LogState.changes`` then, bytes of it that must stay): for ``needs``."""
-    is_movable: bool = True
-    """Whether its records can be copied; not once damage was met in it."""
 
 
 def pages(start: int, end: int) -> int:

@@ -7,7 +7,7 @@ import time
 
 from weft.storage.segment_log.commit.committer import Committer
 from weft.storage.segment_log.settings import COMMIT_BYTES_MAX, HOUSEKEEPING_INTERVAL_S, SPACE_INTERVAL_S
-from weft.storage.segment_log.state import LogState
+from weft.storage.segment_log.state.log_state import LogState
 
 
 class WriterThread:

@@ -2,13 +2,25 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from weft.protocols.lane import NodeName
 from weft.protocols.ranges import RangeSet
 from weft.protocols.segment import GapNotice
 from weft.storage.segment_log.errors import LogFailed
 from weft.storage.segment_log.read.reader import LogReader
 from weft.storage.segment_log.read.stats import LogStats, Snapshot, take_stats
-from weft.storage.segment_log.state import LaneState, LogState
+from weft.storage.segment_log.room.retention import held_within
+from weft.storage.segment_log.state.log_state import LogState
+
+
+class Gone(NamedTuple):
+    """Records ``[first, end)`` that the log no longer has."""
+
+    first: int
+    end: int
+    reason: int | None
+    """The ``GapReason`` of their notice. None without one: hubs had them, or their retention was over."""
 
 
 class LogAnswers:
@@ -42,27 +54,52 @@ class LogAnswers:
     def ranges(self, stream: int) -> RangeSet:
         """The durable records that can be read."""
         with self._state.changed:
-            return self._lane(stream).held.copy()
+            return self._state.lane(stream).held.copy()
 
     def gaps(self, stream: int) -> list[GapNotice]:
         """Durable notices of records that can never come."""
         with self._state.changed:
-            return list(self._lane(stream).gaps)
+            return list(self._state.lane(stream).gaps)
+
+    def why_gone(self, stream: int, numbers: RangeSet) -> list[Gone]:
+        """Return why the log has none of ``numbers``, in their order."""
+        with self._state.changed:
+            gaps = [*self._state.lane(stream).gaps]
+            gaps += [gap for gap in self._state.queue.waiting_gaps() if gap.stream == stream]
+        found: list[Gone] = []
+        left = numbers.copy()
+        for gap in gaps:
+            found += [Gone(*part, gap.reason) for part in held_within(left, gap.first, gap.end)]
+            left.remove(gap.first, gap.end)
+        return sorted([*found, *(Gone(*part, None) for part in left)])
 
     def stream_bytes(self, stream: int) -> int:
         """Bytes of the entries that hold the stream's records, as ``retain_bytes`` counts them."""
         with self._state.changed:
-            return self._lane(stream).bytes
+            return self._state.lane(stream).bytes
 
     def next_seq(self, stream: int) -> int:
         """The number that the next record will get."""
         with self._state.changed:
-            return self._lane(stream).next_seq
+            return self._state.lane(stream).next_seq
 
     def durable_end(self, stream: int) -> int:
         """One past the last durable record."""
         with self._state.changed:
-            return self._lane(stream).durable_end
+            return self._state.lane(stream).durable_end
+
+    def mark(self, stream: int, now: int) -> tuple[int, int]:
+        """(T, N): every record of the stream taken in up to time T has a seq below N. Owner's thread only.
+
+        Args:
+            now: the wall clock, no earlier than any time given to ``append``.
+        """
+        with self._state.changed:
+            lane = self._state.lane(stream)
+            first = self._state.queue.first_time(stream)
+            if first is None:
+                return now, lane.next_seq
+            return min(first - 1, now), lane.durable_end
 
     def read_tail(self, stream: int, seq: int, bytes_max: int) -> list[bytes] | None:
         """Encoded batches from memory, contiguous, the first of which contains ``seq``; at least one.
@@ -71,7 +108,7 @@ class LogAnswers:
             An empty list at the durable end; None when memory does not reach back to ``seq``: use ``read``.
         """
         with self._state.changed:
-            if seq >= self._lane(stream).durable_end:
+            if seq >= self._state.lane(stream).durable_end:
                 return []
             return self._state.tail.read(stream, seq, bytes_max)
 
@@ -93,7 +130,7 @@ class LogAnswers:
     def snapshot(self, stream: int) -> Snapshot:
         """What the log has of a stream at one instant."""
         with self._state.changed:
-            lane = self._lane(stream)
+            lane = self._state.lane(stream)
             gone = RangeSet([(0, lane.durable_end)])
             for first, end in [*lane.held, *((gap.first, gap.end) for gap in lane.gaps)]:
                 gone.remove(first, end)
@@ -110,9 +147,3 @@ class LogAnswers:
     def stats(self) -> LogStats:
         """The log's figures now."""
         return take_stats(self._state)
-
-    def _lane(self, stream: int) -> LaneState:
-        lane = self._state.lanes.get(stream)
-        if lane is None:
-            raise ValueError(f"stream {stream} was not declared: get its number from stream(name)")
-        return lane

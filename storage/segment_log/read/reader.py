@@ -8,10 +8,10 @@ from typing import NamedTuple
 from weft.protocols.batch import decode_header
 from weft.protocols.errors import CodecError, Corrupt
 from weft.protocols.segment import ENTRY_HEADER_BYTES, EntryKind
-from weft.storage.segment_log.commit.segment_file import Segment
 from weft.storage.segment_log.errors import LogFailed
-from weft.storage.segment_log.recover.quarantine import quarantine
-from weft.storage.segment_log.state import LogState, next_held
+from weft.storage.segment_log.room.quarantine import quarantine
+from weft.storage.segment_log.state.log_state import LogState, next_held
+from weft.storage.segment_log.state.segment import Segment
 from weft.storage.segment_log.walk.frames import SegmentBytes
 
 _WINDOW_BYTES = 256 << 10

@@ -10,7 +10,7 @@ from weft.protocols.segment import GapNotice
 from weft.storage.histogram import Histogram
 from weft.storage.segment_log.errors import LogFailed
 from weft.storage.segment_log.room.must_keep import unsafe_bytes
-from weft.storage.segment_log.state import LogState
+from weft.storage.segment_log.state.log_state import LogState
 
 
 class Snapshot(NamedTuple):

@@ -13,7 +13,6 @@ from crc32c import crc32c
 from weft.storage.filesystem import FileSystem, write_atomically
 
 FILE = "log-id"
-IDENTITY_BYTES = 43
 _LINE = re.compile(rb"([0-9a-f]{16})( [0-9a-f]{16})? ([0-9a-f]{8})\n")
 
 

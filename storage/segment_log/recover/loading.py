@@ -10,20 +10,20 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from weft.protocols import segment as format_
-from weft.protocols.errors import CodecError, Corrupt, UnsupportedVersion
-from weft.protocols.segment import HEADER_BYTES, TRAILER_BYTES, EntryKind, Footer, SegmentHeader, StreamEntry
+from weft.protocols.errors import UnsupportedVersion
+from weft.protocols.segment import HEADER_BYTES, SegmentHeader, StreamEntry
 from weft.storage.filesystem import File, FileSystem
-from weft.storage.segment_log.commit.segment_file import UNFINISHED, Segment
 from weft.storage.segment_log.errors import LogVersionError
-from weft.storage.segment_log.read.index import SegmentIndex
-from weft.storage.segment_log.recover.quarantine import DAMAGED
+from weft.storage.segment_log.names import DAMAGED, STRANGE, UNFINISHED
+from weft.storage.segment_log.state.index import SegmentIndex
+from weft.storage.segment_log.state.segment import Segment
+from weft.storage.segment_log.walk.ends import find_footer, find_header
+from weft.storage.segment_log.walk.entry import read_entry
 from weft.storage.segment_log.walk.frames import SegmentBytes
 from weft.storage.segment_log.walk.scan import Scan, scan_segment
 
 logger = logging.getLogger(__name__)
 
-STRANGE = ".strange"
-"""Suffix of what has a segment's name and is no file."""
 _WINDOW_BYTES = 16 << 10
 """Both ends of a sealed segment are all that is read of it."""
 
@@ -162,43 +162,6 @@ def _load(file: File, path: str, position: int, *, newest: bool) -> Loaded:
     return Loaded(Segment(path, position, scan.end, size, scan.index), header, streams, scan)
 
 
-def find_header(source: SegmentBytes, position: int) -> SegmentHeader | None:
-    """The header of the segment at a log position; None when it is damaged. ``UnsupportedVersion`` of a later one."""
-    try:
-        header = format_.decode_header(source.piece(0, HEADER_BYTES))
-    except UnsupportedVersion:
-        raise
-    except CodecError:
-        return None
-    return header if header.first_position == position else None
-
-
 def _first_streams(source: SegmentBytes) -> dict[int, StreamEntry] | None:
-    try:
-        frame = source.entry(HEADER_BYTES)
-        value = format_.decode_body(frame.kind, frame.body) if frame else None
-    except UnsupportedVersion:
-        raise
-    except CodecError:
-        return None
-    return value if isinstance(value, dict) else None
-
-
-def find_footer(source: SegmentBytes, size: int) -> tuple[int, Footer] | None:
-    """Offset and content of a sealed segment's footer; None when it is not sealed, or the footer is damaged.
-
-    Raises:
-        UnsupportedVersion: only a later release understands it.
-        OSError: the file cannot be read.
-    """
-    try:
-        offset = format_.decode_trailer(source.piece(max(0, size - TRAILER_BYTES), TRAILER_BYTES))
-        frame = source.entry(offset)
-        if frame is None or frame.kind is not EntryKind.FOOTER:
-            raise Corrupt("a segment's trailer does not lead to a footer")
-        footer = format_.decode_body(frame.kind, frame.body)
-    except UnsupportedVersion:
-        raise
-    except CodecError:
-        return None
-    return (offset, footer) if isinstance(footer, Footer) else None
+    first = read_entry(source, HEADER_BYTES)
+    return first.value if first is not None and isinstance(first.value, dict) else None

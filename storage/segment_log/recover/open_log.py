@@ -17,10 +17,10 @@ from weft.storage.segment_log.recover.identity import read_identity
 from weft.storage.segment_log.recover.loading import load_directory
 from weft.storage.segment_log.recover.recovery import RecoveryReport, recover
 from weft.storage.segment_log.settings import LogSettings
-from weft.storage.segment_log.state import LogState
+from weft.storage.segment_log.state.log_state import LogState
 
 
-class Started(NamedTuple):
+class OpenedLog(NamedTuple):
     """The parts of an open log."""
 
     state: LogState
@@ -29,7 +29,7 @@ class Started(NamedTuple):
     recovery: RecoveryReport
 
 
-def start(
+def open_log(
     directory: str,
     settings: LogSettings,
     *,
@@ -39,7 +39,7 @@ def start(
     post: Post,
     filesystem: FileSystem,
     owner: NodeName | None,
-) -> Started:
+) -> OpenedLog:
     """Open or create the log in ``directory``; arguments and errors as for ``SegmentLog.open``."""
     began = clock_reading().monotonic
     try:
@@ -74,4 +74,4 @@ def start(
         raise
     seconds = (clock_reading().monotonic - began) / 1e9
     report = dataclasses.replace(report, damaged=(*strange, *report.damaged), seconds=seconds)
-    return Started(state, committer, lock, report)
+    return OpenedLog(state, committer, lock, report)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from weft.storage.segment_log.commit.pending import BATCH_OVERHEAD_BYTES
 from weft.storage.segment_log.errors import LogFull
 from weft.storage.segment_log.room.eviction_plan import make_plan, opening_bytes, renewed
 from weft.storage.segment_log.room.retention import shrink
 from weft.storage.segment_log.settings import SEGMENT_SHARE_MIN, SURE_ROOM_MARGIN_BYTES
-from weft.storage.segment_log.state import LaneState, LogState, Plan
+from weft.storage.segment_log.state.log_state import LaneState, LogState, Plan
+from weft.storage.segment_log.state.pending import BATCH_OVERHEAD_BYTES
 
 LONG_NOTICES = 2
 """So many gap notices for whole files find room when short ones have used up theirs."""
@@ -47,7 +47,7 @@ def admit_to_stream(state: LogState, stream: int, lane: LaneState, length: int, 
         return
     if lane.full_since == state.changes or (
         shrink(state, stream, excess, now) > 0
-        # What waits for the disk cannot be given up. Of a stream that drops its oldest it may exceed the size until it
+        # What waits for the disk cannot be dropped. Of a stream that drops its oldest it may exceed the size until it
         # is written, which ``admit`` bounds: devices are not refused for what they have just sent.
         and not (lane.policy.when_full == "drop_oldest" and lane.bytes <= 0)
     ):
@@ -79,7 +79,7 @@ def admit_notices(state: LogState, count: int, *, frees_files: bool) -> None:
     wanted = 2 * opening_bytes(state) - free
     if wanted > 0 and make_plan(state, state.segments[:-1], wanted, free).freed_bytes < wanted:
         raise LogFull(
-            f"the log in {state.directory} has no room to note what is given up: give up a longer range at once, so "
+            f"the log in {state.directory} has no room to note what is dropped: drop a longer range at once, so "
             "that whole files can go, or raise the disk budget"
         )
 
@@ -155,7 +155,7 @@ class Room(NamedTuple):
 
 
 def make_room(state: LogState, commit_bytes: int, *, sealing_frees: int = 0) -> Room:
-    """What to delete, move and give up for a segment that begins with a commit of that length. Call with the lock.
+    """What to delete, move and drop for a segment that begins with a commit of that length. Call with the lock.
 
     Args:
         commit_bytes: 0 for a segment that only retention asks for: it never takes more than the budget. (A commit was

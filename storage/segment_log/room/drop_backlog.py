@@ -1,4 +1,4 @@
-"""Giving up records by an operator's word."""
+"""Dropping records by an operator's word."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from weft.protocols.batch import decode_header
 from weft.protocols.ranges import Range, RangeSet
 from weft.protocols.segment import GapReason
 from weft.storage.segment_log.room.budget import admit_notices
-from weft.storage.segment_log.room.gaps import notices
 from weft.storage.segment_log.room.must_keep import unreleased
 from weft.storage.segment_log.room.retention import held_within
-from weft.storage.segment_log.state import LaneState, LogState
+from weft.storage.segment_log.state.gaps import notices
+from weft.storage.segment_log.state.log_state import LaneState, LogState
 
 
 def whole_batches(held: RangeSet, read: Callable[[int], list[bytes]], first: int, end: int) -> Range:
@@ -34,13 +34,13 @@ def _batch(held: RangeSet, read: Callable[[int], list[bytes]], seq: int) -> Rang
     return seq, seq
 
 
-def give_up(  # noqa: PLR0917 - what, of what, and when
+def drop_backlog(  # noqa: PLR0917 - what, of what, and when
     state: LogState, stream: int, lane: LaneState, first: int, end: int, now: int
 ) -> RangeSet:
     """Queue notices for what of ``[first, end)`` no hub has. Call with the lock.
 
     Raises:
-        LogFull: there is no room for the notices. Nothing is given up.
+        LogFull: there is no room for the notices. Nothing is dropped.
         OSError: the disk does not say how much is free.
     """
     numbers = RangeSet()

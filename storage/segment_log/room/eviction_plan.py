@@ -2,7 +2,7 @@
 
 In this order, oldest first within each: files kept aside; segments that hold nothing which must stay; segments of which
 only a small part must stay, which is moved; segments of which at most a half must stay; and when that is not enough,
-segments that become such by giving up the oldest records of streams that allow it.
+segments that become such by dropping the oldest records of streams that allow it.
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ from collections.abc import Sequence
 
 from weft.protocols.ranges import RangeSet
 from weft.protocols.segment import ENTRY_HEADER_BYTES, encode_body
-from weft.storage.segment_log.commit.segment_file import Segment
 from weft.storage.segment_log.room.must_keep import GAP_BYTES, needed_bytes
 from weft.storage.segment_log.settings import MOVE_SHARE
-from weft.storage.segment_log.state import LogState, Plan
+from weft.storage.segment_log.state.log_state import LogState, Plan
+from weft.storage.segment_log.state.segment import Segment
 
 _LANE_BYTES = 48
 """What a stream takes in the opening of a segment beside its name."""
@@ -50,7 +50,7 @@ def make_plan(state: LogState, segments: Sequence[Segment], wanted_bytes: int, f
         else:
             needs.append((segment, need))
     room = _moving_room(state, free_bytes)
-    # What is moved leaves room for the notices without which nothing can be given up.
+    # What is moved leaves room for the notices without which nothing can be dropped.
     movable = room - GAP_BYTES * sum(lane.policy.when_full == "drop_oldest" for lane in state.lanes.values())
     cheap = min(movable, state.settings.segment_bytes // MOVE_SHARE)
     for most, part in ((cheap, MOVE_SHARE), (movable, 2)):
@@ -91,7 +91,7 @@ def _take(plan: Plan, segment: Segment, need: int, moved_max: int) -> bool:
 
 
 def _drop(state: LogState, plan: Plan, segments: list[Segment], wanted_bytes: int, room: int) -> None:
-    """Give up the oldest records of streams that allow it, segment by segment."""
+    """Drop the oldest records of streams that allow it, segment by segment."""
     for segment in segments:
         if plan.freed_bytes >= wanted_bytes:
             return
@@ -110,7 +110,7 @@ def _drop(state: LogState, plan: Plan, segments: list[Segment], wanted_bytes: in
 
 
 def dropped(state: LogState, drop_ends: dict[int, int]) -> dict[int, RangeSet]:
-    """The unreleased records that are given up, by stream. Call with the lock."""
+    """The unreleased records that are dropped, by stream. Call with the lock."""
     result = {}
     for stream, end in drop_ends.items():
         lane = state.lanes[stream]

@@ -9,9 +9,9 @@ from collections.abc import Iterable
 
 from weft.protocols.ranges import RangeSet
 from weft.protocols.segment import ENTRY_HEADER_BYTES, GapNotice
-from weft.storage.segment_log.commit.segment_file import Segment
-from weft.storage.segment_log.read.index import LaneSpan
-from weft.storage.segment_log.state import LaneState, LogState
+from weft.storage.segment_log.state.index import LaneSpan
+from weft.storage.segment_log.state.log_state import LaneState, LogState
+from weft.storage.segment_log.state.segment import Segment
 
 GAP_BYTES = ENTRY_HEADER_BYTES + 36
 """A gap notice's entry, at most."""
@@ -32,7 +32,7 @@ def needed_records(state: LogState, segment: Segment, starts: dict[int, int]) ->
     """What must stay of a segment, by (stream, moved before).
 
     Args:
-        starts: stream -> records below this are about to be given up.
+        starts: stream -> records below this are about to be dropped.
     """
     found = {}
     for moved, lanes in ((True, segment.index.moved), (False, segment.index.lanes)):

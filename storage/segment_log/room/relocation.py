@@ -10,7 +10,7 @@ from weft.protocols.errors import CodecError, Corrupt
 from weft.protocols.ranges import RangeSet
 from weft.protocols.segment import ENTRY_HEADER_BYTES, EntryKind
 from weft.storage.filesystem import FileSystem
-from weft.storage.segment_log.commit.segment_file import Segment
+from weft.storage.segment_log.state.segment import Segment
 from weft.storage.segment_log.walk.frames import SegmentBytes
 
 

@@ -1,7 +1,7 @@
 """Retention by time and size: what streams no longer keep, although there would be room.
 
 Released records and those of streams that nobody replicates are forgotten: that is no loss. Records that still wait for
-a hub are given up under a gap notice, which is durable before they stop to be readable. Everything here but ``expire``
+a hub are dropped under a gap notice, which is durable before they stop to be readable. Everything here but ``expire``
 is called with the log's lock.
 """
 
@@ -12,12 +12,12 @@ from typing import NamedTuple
 from weft.protocols.batch import ClockReading, ClockState
 from weft.protocols.ranges import Range, RangeSet
 from weft.protocols.segment import GapReason
-from weft.storage.segment_log.commit.segment_file import Segment
-from weft.storage.segment_log.read.index import Chunk, LaneSpan
-from weft.storage.segment_log.room.gaps import notices
 from weft.storage.segment_log.room.must_keep import needed_gaps
 from weft.storage.segment_log.settings import DROP_SHARE
-from weft.storage.segment_log.state import LaneState, LogState
+from weft.storage.segment_log.state.gaps import notices
+from weft.storage.segment_log.state.index import Chunk, LaneSpan
+from weft.storage.segment_log.state.log_state import LaneState, LogState
+from weft.storage.segment_log.state.segment import Segment
 
 
 class Now(NamedTuple):
@@ -34,7 +34,7 @@ class Now(NamedTuple):
 
 
 def expire(state: LogState, now: Now) -> None:
-    """Forget or give up, in sealed segments, what streams no longer keep; notices are queued. For the writer thread.
+    """Forget or drop, in sealed segments, what streams no longer keep; notices are queued. For the writer thread.
 
     Takes the lock for one segment at a time, so that a long backlog that is over at once does not hold up devices.
     """

@@ -9,27 +9,16 @@ import os
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from weft.protocols import batch
 from weft.protocols import segment as format_
 from weft.protocols.batch import BatchHeader
 from weft.protocols.errors import CodecError, UnsupportedVersion
-from weft.protocols.segment import (
-    HEADER_BYTES,
-    ClockNotice,
-    EntryKind,
-    Footer,
-    GapNotice,
-    Kept,
-    Owner,
-    SegmentHeader,
-    StreamEntry,
-)
+from weft.protocols.segment import HEADER_BYTES, Body, EntryKind, SegmentHeader
 from weft.storage.filesystem import File, FileSystem, OSFileSystem
-from weft.storage.segment_log.recover.quarantine import DAMAGED
-from weft.storage.segment_log.walk.frames import Frame, SegmentBytes
-from weft.storage.segment_log.walk.scan import find_entry, hides_entries
-
-EntryValue = BatchHeader | dict[int, StreamEntry] | GapNotice | ClockNotice | Kept | Owner | Footer | None
+from weft.storage.segment_log.names import DAMAGED
+from weft.storage.segment_log.walk.ends import find_footer
+from weft.storage.segment_log.walk.entry import BATCHES, Entry, why_no_entry
+from weft.storage.segment_log.walk.frames import SegmentBytes
+from weft.storage.segment_log.walk.walker import Damage, Torn, walk
 
 
 class Inspected(NamedTuple):
@@ -43,7 +32,7 @@ class Inspected(NamedTuple):
     """Where it stands in the log; the offset where nothing says more."""
     kind: EntryKind | None
     """None for the segment's own header and for bytes that are no entry."""
-    value: SegmentHeader | EntryValue
+    value: SegmentHeader | BatchHeader | Body | None
     """Decoded; None where there is nothing to decode."""
     data: bytes
     """The whole batch of a ``BATCH`` or ``MOVED`` entry, for ``protocols.batch.records``; empty for others."""
@@ -51,104 +40,93 @@ class Inspected(NamedTuple):
     """What is wrong at this offset, or None."""
     is_unreadable: bool = False
     """Whether that is a block which the device cannot read: no crash leaves one."""
+    is_torn: bool = False
+    """Whether the log ends here, with a commit of which nothing was acknowledged; any other problem is damage."""
 
 
 def inspect_log(directory: str, filesystem: FileSystem | None = None) -> Iterator[Inspected]:
-    """Everything in the segments of a log, in log order; damaged bytes are told and stepped over.
+    """Yield everything in the segments of a log, in log order; damage is told and stepped over.
 
     Raises:
         OSError: the directory or a file cannot be read.
+        UnsupportedVersion: a later release wrote the log.
     """
     filesystem = filesystem or OSFileSystem()
-    for name in filesystem.list_names(directory):
-        if format_.parse_file_name(name) is not None:
-            yield from inspect_segment(os.path.join(directory, name), filesystem)
+    names = sorted(name for name in filesystem.list_names(directory) if format_.parse_file_name(name) is not None)
+    for name in names:
+        yield from inspect_segment(os.path.join(directory, name), filesystem, is_newest=name == names[-1])
 
 
-def inspect_segment(path: str, filesystem: FileSystem | None = None) -> Iterator[Inspected]:
-    """Everything in one segment file, also one that was kept aside; damaged bytes are told and stepped over.
+def inspect_segment(path: str, filesystem: FileSystem | None = None, *, is_newest: bool) -> Iterator[Inspected]:
+    """Yield everything in one segment file, also one that was kept aside; damage is told and stepped over.
+
+    Args:
+        is_newest: no later segment of the log is there, so that this one may end with a torn commit.
 
     Raises:
         OSError: the file cannot be read.
+        UnsupportedVersion: a later release wrote it.
     """
     file = (filesystem or OSFileSystem()).open(path, read_only=True)
     try:
         name = os.path.basename(path)
         head = _inspect_header(file, name)
         yield head
-        # Entries can be told from other bytes only with their position, by the header or else by the file's name.
-        header = head.value if isinstance(head.value, SegmentHeader) else None
-        position = header.first_position if header else format_.parse_file_name(name.removesuffix(DAMAGED))
+        # Entries can be told from other bytes only with their position, by the file's name or else by the header.
+        position = _named_position(name)
+        if position is None and isinstance(head.value, SegmentHeader):
+            position = head.value.first_position
         if position is not None:
-            yield from _inspect_entries(file, position, name)
+            yield from _inspect_entries(file, position, name, is_newest=is_newest, has_header=head.problem is None)
     finally:
         file.close()
+
+
+def _named_position(name: str) -> int | None:
+    return format_.parse_file_name(name.removesuffix(DAMAGED))
 
 
 def _inspect_header(file: File, name: str) -> Inspected:
     try:
         source = SegmentBytes(file, 0, HEADER_BYTES, unreadable_as_zeros=True)
         header = format_.decode_header(source.piece(0, HEADER_BYTES))
-        return Inspected(name, 0, header.first_position, None, header, b"", None)
+    except UnsupportedVersion:
+        raise
     except CodecError as error:
         return Inspected(name, 0, 0, None, None, b"", str(error))
+    named = _named_position(name)
+    problem = None
+    if named not in (None, header.first_position):
+        problem = f"the header is that of the segment at position {header.first_position}, the name says {named}"
+    return Inspected(name, 0, header.first_position, None, header, b"", problem)
 
 
-def _inspect_entries(file: File, position: int, name: str) -> Iterator[Inspected]:
-    source = _source(file, position)
-    offset = HEADER_BYTES
-    while offset < source.end:
-        frame, problem = _frame(source, offset)
-        if frame is not None:
-            yield _inspect_frame(name, position + offset, frame)
-            if frame.kind is EntryKind.FOOTER:
-                return
-            offset = frame.end
-            continue
-        following = _next_entry(source, offset)
-        unreadable = hides_entries(source, offset) if following is None else source.is_unreadable(offset, following)
-        if following is not None and not unreadable:
-            # Bytes are written in their order: what was being written here at the first look is there now.
-            source = _source(file, position)
-            frame, problem = _frame(source, offset)
-            if frame is not None:
-                continue
-        if problem or following is not None or unreadable:
-            problem = problem or "zeros where entries should be"
-            problem = "the disk cannot read what stands here" if unreadable else problem
-            yield Inspected(name, offset, position + offset, None, None, b"", problem, unreadable)
-        if following is None:
-            return
-        offset = following
+def _inspect_entries(file: File, position: int, name: str, *, is_newest: bool, has_header: bool) -> Iterator[Inspected]:
+    size = file.size()
+    footer = find_footer(SegmentBytes(file, position, size, unreadable_as_zeros=True), size)
+    end = size if footer is None else footer[0]
+    may_be_torn = is_newest and footer is None
+    source = SegmentBytes(file, position, end, unreadable_as_zeros=True)
+    for item in walk(source, may_be_torn=may_be_torn, is_growing=may_be_torn):
+        if isinstance(item, Entry):
+            yield _inspect_entry(name, position, item)
+        elif has_header or item.offset < item.end:
+            # A file without a header and without a byte behind it holds nothing at all, which one line says.
+            yield _inspect_problem(name, position, item, source)
+    if footer is not None:
+        yield Inspected(name, footer[0], position + footer[0], EntryKind.FOOTER, footer[1], b"", None)
+    elif not is_newest and has_header:
+        yield Inspected(name, end, position + end, None, None, b"", "no footer ends the file, but the log goes on")
 
 
-def _source(file: File, position: int) -> SegmentBytes:
-    return SegmentBytes(file, position, file.size(), unreadable_as_zeros=True)
+def _inspect_entry(name: str, position: int, entry: Entry) -> Inspected:
+    data = bytes(entry.body) if entry.kind in BATCHES else b""
+    return Inspected(name, entry.offset, position + entry.offset, entry.kind, entry.value, data, None)
 
 
-def _frame(source: SegmentBytes, offset: int) -> tuple[Frame | None, str | None]:
-    """The entry at ``offset``, or what is wrong there; neither where entries end."""
-    try:
-        return source.entry(offset), None
-    except CodecError as error:
-        return None, str(error)
-
-
-def _next_entry(source: SegmentBytes, offset: int) -> int | None:
-    try:
-        return find_entry(source, offset)
-    except UnsupportedVersion:
-        return None
-
-
-def _inspect_frame(name: str, position: int, frame: Frame) -> Inspected:
-    value: EntryValue = None
-    data, problem = b"", None
-    try:
-        if frame.kind in (EntryKind.BATCH, EntryKind.MOVED):
-            value, data = batch.decode_header(frame.body), bytes(frame.body)
-        elif frame.kind is not EntryKind.FUNCTION_COMMIT:
-            value = format_.decode_body(frame.kind, frame.body)
-    except CodecError as error:
-        problem = str(error)
-    return Inspected(name, frame.offset, position, frame.kind, value, data, problem)
+def _inspect_problem(name: str, position: int, item: Damage | Torn, source: SegmentBytes) -> Inspected:
+    is_unreadable = isinstance(item, Damage) and item.is_unreadable
+    problem = "the disk cannot read what stands here" if is_unreadable else why_no_entry(source, item.offset)
+    return Inspected(
+        name, item.offset, position + item.offset, None, None, b"", problem, is_unreadable, isinstance(item, Torn)
+    )

@@ -70,11 +70,18 @@ class SegmentBytes:
 
     def is_unreadable(self, start: int, end: int) -> bool:
         """Whether the device could not read some of these bytes when they were looked at."""
-        return self.unreadable.missing(start, end) != [(start, end)]
+        return start < end and self.unreadable.missing(start, end) != [(start, end)]
+
+    def look_again(self) -> None:
+        """Forget what is in memory: another process may have written to the file, and made it longer."""
+        self._window = memoryview(b"")
+        self.end = max(self.end, self._file.size())
 
     def _read(self, offset: int, length: int) -> bytes:
         """``length`` bytes from ``offset``, and as many more as the window holds if the device can read them."""
         wished = min(max(length, self._window_bytes), self.end - offset)
+        if self.is_unreadable(offset, offset + wished):
+            return self._read_blocks(offset, wished)
         # One bad sector must not take its whole window along.
         try:
             data = self._file.read_at(offset, wished)
@@ -90,6 +97,10 @@ class SegmentBytes:
         while len(data) < length:
             at = offset + len(data)
             size = min(_BLOCK_BYTES - at % _BLOCK_BYTES, length - len(data))
+            if self.is_unreadable(at, at + size):
+                # Not tried again: on a failing card each try takes seconds, and what was judged by zeros stays so.
+                data += bytes(size)
+                continue
             try:
                 part = self._file.read_at(at, size)
             except OSError as error:

@@ -191,7 +191,7 @@ async def test_a_disk_in_trouble_is_told(
 
     await put(log, "telemetry", 5)
     with monkeypatch.context() as patched:
-        patched.setattr(log, "give_up", fail)
+        patched.setattr(log, "drop_backlog", fail)
         with pytest.raises(ControlFailed, match=sentence):
             await ask(tmp_path, request())
     assert list(await ask(tmp_path, request())) == [(0, 5)]
@@ -352,7 +352,7 @@ async def test_a_backlog_is_found_in_the_files_of_a_log_that_is_being_written(
             assert (found.first_time, found.last_time) == (1000, 1000 + found.numbers.end // 10 - 1)
     with pytest.raises(UnknownStream, match="has no stream vibration; it has alarms, telemetry"):
         running.backlog("vibration")
-    assert list(await asyncio.to_thread(running.give_up, "telemetry", 300)) == [(0, 300)]
+    assert list(await asyncio.to_thread(running.drop_backlog, "telemetry", 300)) == [(0, 300)]
     found = running.backlog("telemetry")
     assert (list(found.numbers), found.first_time, found.last_time) == ([(300, 600)], 1030, 1059)
 

@@ -23,7 +23,7 @@ from tests.edge_node.inspect.view.logs import (
 )
 from weft.edge_node.inspect.tail import Gap, Item, LogReplaced, Missing, Taken, follow, newest_records
 from weft.edge_node.inspect.tail_start import Start
-from weft.edge_node.inspect.view import Damage, Durability, LogDirectory
+from weft.edge_node.inspect.view import DamagedBytes, Durability, LogDirectory
 from weft.edge_node.inspect.view.records import Choice
 from weft.protocols.segment import EntryKind, GapNotice, GapReason, encode_body
 from weft.storage.segment_log import SegmentLog
@@ -108,7 +108,7 @@ def test_gap_notices_and_damage_are_shown(log: SegmentLog, tmp_path: Path) -> No
     corrupt(newest_segment(tmp_path), b"two")
     items = newest(tmp_path, Start())
     assert seqs(items) == [0, 2]
-    assert any(isinstance(item, Damage) for item in items)
+    assert any(isinstance(item, DamagedBytes) for item in items)
     again = open_log(tmp_path)
     assert again.read(again.stream("telemetry"), 1, 1)  # meets the damage and takes note of it
     again.committer.run_once()

@@ -76,7 +76,7 @@ async def test_a_hub_names_every_loss_with_its_reason_and_then_the_log_forgets_i
     disk.flip(f"{DIRECTORY}/{batch.segment}", batch.offset + 60)
     log.read(numbers["corruption"], 0, 1)
     put(log, "operator", 5)
-    log.give_up(numbers["operator"], 0, 4)
+    log.drop_backlog(numbers["operator"], 0, 4)
     put(log, "expired", 2)
     log.set_policy(numbers["expired"], StreamPolicy(retain_s=100))
     log.set_policy(numbers["budget"], StreamPolicy(when_full="drop_oldest"))

@@ -137,7 +137,7 @@ async def test_a_hub_that_was_given_only_gaps_is_no_conflict_when_the_link_comes
     async with Life(tmp_path, cloud=NOBODY) as life:
         await life.append(50)
         life.log.set_policy(life.telemetry, StreamPolicy())
-        life.log.give_up(life.telemetry)
+        life.log.drop_backlog(life.telemetry)
         await append(life.log, "alarms", 1)
         assert not life.log.ranges(life.telemetry)
     for _ in range(2):

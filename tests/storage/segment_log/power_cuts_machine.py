@@ -12,9 +12,9 @@ from tests.storage.segment_log.power_cuts_oracle import Known, Oracle, demand
 from weft.protocols.lane import NodeName
 from weft.protocols.ranges import RangeSet
 from weft.storage.segment_log import LogFailed, LogFull, SegmentLog
-from weft.storage.segment_log.commit.pending import BATCH_OVERHEAD_BYTES, run_bytes
 from weft.storage.segment_log.log import AskedRun
 from weft.storage.segment_log.settings import DEFAULT_POLICY
+from weft.storage.segment_log.state.pending import BATCH_OVERHEAD_BYTES, run_bytes
 
 STREAMS = ("alpha", "beta", "gamma", "delta")
 KEYS = (b"press/1", b"press/2", b"", b"line/7/oven")
@@ -112,18 +112,18 @@ class Machine:
             if lane.policy != DEFAULT_POLICY:
                 self.log.set_policy(self.log.stream(name), lane.policy)
 
-    def give_up(self, chance: random.Random) -> None:
+    def drop_backlog(self, chance: random.Random) -> None:
         """An operator gives up a part of a stream."""
         names = [name for name in self.log.streams() if self.oracle.lane(name).acked]
         if names:
             name = chance.choice(names)
             lane = self.oracle.lane(name)
             first, end = sorted((chance.randint(0, lane.acked), chance.randint(0, lane.acked)))
-            lane.given_up.add(first, end)
+            lane.dropped.add(first, end)
             with contextlib.suppress(LogFull, LogFailed, OSError):
-                given_up = self.log.give_up(self.log.stream(name), first, end)
-                for start, stop in given_up:
-                    demand(first <= start and stop <= end, "more is given up than was said", name, given_up)
+                dropped = self.log.drop_backlog(self.log.stream(name), first, end)
+                for start, stop in dropped:
+                    demand(first <= start and stop <= end, "more is given up than was said", name, dropped)
 
     def rename(self, owner: NodeName) -> None:
         """Give the log another name, for the numbers that follow; the log may have no room for it."""
@@ -161,4 +161,4 @@ def act(machine: Machine, action: str, chance: random.Random) -> None:
     elif action == "housekeep":
         machine.log.committer.housekeep()
     elif action == "give up":
-        machine.give_up(chance)
+        machine.drop_backlog(chance)

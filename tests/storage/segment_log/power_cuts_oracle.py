@@ -45,7 +45,7 @@ class Lane:
     """In some life of the log: these may be gone without a word."""
     noticed: RangeSet = field(default_factory=RangeSet)
     """Durable gap notices, once seen."""
-    given_up: RangeSet = field(default_factory=RangeSet)
+    dropped: RangeSet = field(default_factory=RangeSet)
     """By an operator's word."""
     policy: StreamPolicy = DEFAULT_POLICY
     may_rot: bool = False
@@ -53,7 +53,7 @@ class Lane:
     """How many of its records there were the disk cannot say, so it goes on behind all that there may have been."""
 
     def fork(self) -> Lane:
-        copies = (self.released.copy(), self.noticed.copy(), self.given_up.copy())
+        copies = (self.released.copy(), self.noticed.copy(), self.dropped.copy())
         return Lane(self.records, self.acked, self.ends, *copies, self.policy, self.may_rot, self.may_be_unreadable)
 
     def acknowledge(self, end: int, durable_end: int) -> None:
@@ -66,7 +66,7 @@ class Lane:
         """Whether the log may give up these records that nobody released."""
         policy = self.policy
         if gap.reason == GapReason.OPERATOR:
-            return self.given_up.covers(gap.first, gap.end)
+            return self.dropped.covers(gap.first, gap.end)
         return {
             GapReason.BUDGET: policy.when_full == "drop_oldest",
             GapReason.EXPIRED: policy.retain_s is not None and policy.replicated,

@@ -21,7 +21,7 @@ from tests.storage.segment_log.helpers import (
 from weft.protocols.ranges import RangeSet
 from weft.protocols.segment import EntryKind
 from weft.storage.segment_log import LogFull, LogSettings, SegmentLog
-from weft.storage.segment_log.commit import pending
+from weft.storage.segment_log.state import pending
 from weft.storage.segment_log.walk.entries import inspect_log
 
 SETTINGS = LogSettings(segment_bytes=4096, budget_bytes=8 * 4096, tail_bytes=0)
@@ -278,19 +278,19 @@ def test_an_operator_who_gives_up_record_by_record_is_refused_before_the_budget_
     over = over_budget(disk, stored)
     stream = log.stream("one")
     taken = add(log, stream, 1000)
-    given_up = []
-    with pytest.raises(LogFull, match="give up a longer range at once"):  # noqa: PT012 - which one, nobody says
+    dropped = []
+    with pytest.raises(LogFull, match="drop a longer range at once"):  # noqa: PT012 - which one, nobody says
         for first in range(0, taken, 2):
-            log.give_up(stream, first, first + 1)
-            given_up.append(first)
+            log.drop_backlog(stream, first, first + 1)
+            dropped.append(first)
             commit_all(log)
-    assert given_up
-    assert set(read_all(log, stream)) == set(range(taken)) - set(given_up)
+    assert dropped
+    assert set(read_all(log, stream)) == set(range(taken)) - set(dropped)
     # One long range goes all the same, and makes the room that short ones did not.
-    first = given_up[-1] + 1
-    assert list(log.give_up(stream, first)) == [(first, taken)]
+    first = dropped[-1] + 1
+    assert list(log.drop_backlog(stream, first)) == [(first, taken)]
     commit_all(log)
-    assert lost(log, stream) == {"OPERATOR": len(given_up) + taken - first}
+    assert lost(log, stream) == {"OPERATOR": len(dropped) + taken - first}
     log.release(stream, RangeSet([(first, taken)]))
     assert add(log, stream, 20) == 20
     assert not over

@@ -46,7 +46,7 @@ class LogMachine(RuleBasedStateMachine):
         self.acked: dict[str, int] = {}
         self.released: dict[str, RangeSet] = {name: RangeSet() for name in POLICIES}
         """In any life of the log: what was released once may be gone for ever."""
-        self.given_up: dict[str, RangeSet] = {name: RangeSet() for name in POLICIES}
+        self.dropped: dict[str, RangeSet] = {name: RangeSet() for name in POLICIES}
         self.over_budget: list[tuple[str, str, int]] = []
         self.failed = False
         self.counter = 0
@@ -125,7 +125,7 @@ class LogMachine(RuleBasedStateMachine):
         self.log.committer.housekeep()
 
     @rule(name=STREAMS, first=st.floats(0, 1), length=st.floats(0, 1))
-    def give_up(self, name: str, first: float, length: float) -> None:
+    def drop_backlog(self, name: str, first: float, length: float) -> None:
         if name not in self.log.streams() or self.failed:
             return
         number = self.log.streams()[name]
@@ -133,13 +133,13 @@ class LogMachine(RuleBasedStateMachine):
         end = min(self.log.durable_end(number), start + int(self.log.durable_end(number) * length))
         held = self.log.ranges(number)
         try:
-            given_up = self.log.give_up(number, start, end)
+            dropped = self.log.drop_backlog(number, start, end)
         except LogFull:
             return  # a full log has no room to note short ranges
-        for at, stop in given_up:
+        for at, stop in dropped:
             assert start <= at < stop <= end
             assert held.covers(at, stop)
-            self.given_up[name].add(at, stop)
+            self.dropped[name].add(at, stop)
 
     @rule(call=st.sampled_from(["write_at", "sync", "sync_directory", "create", "rename", "allocate", "truncate"]))
     def disk_fails_once(self, call: str) -> None:
@@ -256,7 +256,7 @@ class LogMachine(RuleBasedStateMachine):
                 assert not any(accounted.covers(at, at + 1) for at in range(gap.first, gap.end))
                 accounted.add(gap.first, gap.end)
                 if gap.reason == GapReason.OPERATOR:
-                    assert self.given_up[name].covers(gap.first, gap.end)
+                    assert self.dropped[name].covers(gap.first, gap.end)
             assert all(before.end <= after.first for before, after in pairwise(gaps))
             for first, end in accounted.missing(0, acked):
                 if POLICIES[name].replicated:

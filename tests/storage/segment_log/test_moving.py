@@ -176,7 +176,7 @@ def test_an_operator_gives_up_a_backlog(disk: FakeFileSystem) -> None:
     taken = add(log, stream, 1000)
     log.release(stream, RangeSet([(0, 10)]))
     told: list[BaseException | None] = []
-    assert list(log.give_up(stream)) == [(10, taken)]
+    assert list(log.drop_backlog(stream)) == [(10, taken)]
     log.on_durable(told.append)
     assert len(read_all(log, stream)) > 0
     assert not log.gaps(stream)
@@ -201,12 +201,12 @@ def test_an_operator_gives_up_whole_batches_only(disk: FakeFileSystem) -> None:
     for _ in range(4):
         log.append(stream, 5, [b"k"] * 10, [b"x"] * 10)
         commit_all(log)
-    assert list(log.give_up(stream, 5, 35)) == [(10, 30)]
+    assert list(log.drop_backlog(stream, 5, 35)) == [(10, 30)]
     commit_all(log)
     assert set(read_all(log, stream)) == {*range(10), *range(30, 40)}
-    assert list(log.give_up(stream, 5, 35)) == []
+    assert list(log.drop_backlog(stream, 5, 35)) == []
     disk.fail = lambda call, path: OSError(5, "injected") if call == "sync" else None
     log.append(stream, 5, [b"k"], [b"x"])
     commit_all(log)
     with pytest.raises(LogFailed):
-        log.give_up(stream)
+        log.drop_backlog(stream)

@@ -21,11 +21,11 @@ from tests.storage.segment_log.power_cuts_oracle import Oracle, Violation
 from tests.storage.segment_log.power_cuts_workload import PowerCuts
 from weft.protocols.ranges import RangeSet
 from weft.storage.segment_log import LogFailed, LogSettings, SegmentLog
+from weft.storage.segment_log.commit import new_segment
 from weft.storage.segment_log.commit.committer import Committer
-from weft.storage.segment_log.recover import recovery
-from weft.storage.segment_log.room import must_keep as needs
-from weft.storage.segment_log.room import new_segment as opening
-from weft.storage.segment_log.room.gaps import notices
+from weft.storage.segment_log.recover import resume
+from weft.storage.segment_log.room import must_keep
+from weft.storage.segment_log.state.gaps import notices
 
 SETTINGS = LogSettings(segment_bytes=4096, budget_bytes=5 * 4096, tail_bytes=1500, pending_bytes_max=1 << 16)
 
@@ -90,23 +90,23 @@ def _early_acknowledgement(patch: pytest.MonkeyPatch) -> None:
 
 
 def _everything_counts_as_released(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(needs, "unreleased", lambda lane, span, start=0: RangeSet())
+    patch.setattr(must_keep, "unreleased", lambda lane, span, start=0: RangeSet())
 
 
 def _drops_are_not_noticed(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(opening, "notices", lambda *arguments: notices(*arguments)[1:])
+    patch.setattr(new_segment, "notices", lambda *arguments: notices(*arguments)[1:])
 
 
 def _notices_are_not_moved(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(opening, "needed_gaps", lambda state, segment, others: [])
+    patch.setattr(new_segment, "needed_gaps", lambda state, segment, others: [])
 
 
 def _records_are_not_moved(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(opening, "moved_batches", lambda filesystem, victims: iter(()))
+    patch.setattr(new_segment, "moved_batches", lambda filesystem, victims: iter(()))
 
 
 def _seals_are_trusted(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(recovery, "_seal_again", lambda filesystem, segment: None)
+    patch.setattr(resume, "_seal_again", lambda filesystem, segment: None)
 
 
 @pytest.mark.parametrize(

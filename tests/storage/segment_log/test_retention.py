@@ -23,10 +23,9 @@ from weft.protocols.batch import ClockState
 from weft.protocols.ranges import RangeSet
 from weft.protocols.segment import GapReason
 from weft.storage.segment_log import LogFull, LogSettings, SegmentLog, StreamPolicy
-from weft.storage.segment_log.commit import pending
-from weft.storage.segment_log.commit.pending import BATCH_OVERHEAD_BYTES
 from weft.storage.segment_log.commit.segment_file import ZEROED_BYTES
-from weft.storage.segment_log.read import index
+from weft.storage.segment_log.state import index, pending
+from weft.storage.segment_log.state.pending import BATCH_OVERHEAD_BYTES
 
 SETTINGS = LogSettings(segment_bytes=4096, budget_bytes=8 * 4096, tail_bytes=0)
 SECOND = 10**9

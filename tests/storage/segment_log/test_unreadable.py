@@ -125,7 +125,7 @@ def test_a_notice_behind_unreadable_blocks_does_not_say_where_a_stream_stood(dis
     put(log, quiet, b"in the block that is lost")
     for payload in PAYLOADS[5:]:
         put(log, busy, payload)
-    log.give_up(quiet, 0, 1)
+    log.drop_backlog(quiet, 0, 1)
     log.committer.run_once()
     disk.kill_process()
     (path,) = segment_paths(disk)

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.edge_node.inspect.view.logs import append, corrupt, newest_segment, open_log
-from weft.edge_node.inspect.view import Commit, Cursor, Damage, LogDirectory, NoLog
+from weft.edge_node.inspect.view import Commit, Cursor, DamagedBytes, LogDirectory, NoLog
 from weft.protocols import batch
 from weft.storage.filesystem import File, OSFileSystem
 from weft.storage.segment_log import SegmentLog
@@ -29,12 +29,12 @@ def cursor(log: SegmentLog, tmp_path: Path) -> Cursor:
 
 
 def payloads(commits: list[Commit]) -> list[bytes]:
-    entries = [item[1] for commit in commits for item in commit.items if not isinstance(item, Damage)]
+    entries = [item[1] for commit in commits for item in commit.items if not isinstance(item, DamagedBytes)]
     return [record.payload for entry in entries if entry.body for record in batch.records(entry.body)]
 
 
-def damage(commits: list[Commit]) -> list[Damage]:
-    return [item for commit in commits for item in commit.items if isinstance(item, Damage)]
+def damage(commits: list[Commit]) -> list[DamagedBytes]:
+    return [item for commit in commits for item in commit.items if isinstance(item, DamagedBytes)]
 
 
 def test_each_read_gives_what_came_since(log: SegmentLog, cursor: Cursor) -> None:

@@ -12,13 +12,12 @@ from weft.protocols.ranges import RangeSet
 from weft.protocols.segment import GapNotice, Owner, StreamEntry
 from weft.storage.filesystem import FileSystem
 from weft.storage.histogram import Histogram
-from weft.storage.segment_log.commit.pending import PendingQueue
-from weft.storage.segment_log.commit.segment_file import Segment
 from weft.storage.segment_log.errors import LogFailed
-from weft.storage.segment_log.read.tail import MemoryTail
-from weft.storage.segment_log.recover.identity import IDENTITY_BYTES
-from weft.storage.segment_log.room.gaps import merged
-from weft.storage.segment_log.settings import DEFAULT_POLICY, LogSettings, StreamPolicy
+from weft.storage.segment_log.settings import DEFAULT_POLICY, IDENTITY_BYTES, LogSettings, StreamPolicy
+from weft.storage.segment_log.state.gaps import merged
+from weft.storage.segment_log.state.pending import PendingQueue
+from weft.storage.segment_log.state.segment import Segment
+from weft.storage.segment_log.state.tail import MemoryTail
 
 SYNC_BUCKETS_S = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 5.0)
 """Upper bounds of the histogram of write + sync times; one more bucket counts what took longer."""
@@ -78,7 +77,7 @@ class Plan:
     asides: list[str] = field(default_factory=list)
     victims: list[Segment] = field(default_factory=list)
     drop_ends: dict[int, int] = field(default_factory=dict)
-    """Stream -> records below this are given up."""
+    """Stream -> records below this are dropped."""
     moved_bytes: int = 0
     """At most this much is moved."""
     freed_bytes: int = 0
@@ -121,7 +120,7 @@ class LogState:
         self.refused_bytes = 0
         """The longest append that was refused for want of disk since the last one that found room."""
         self.changes = 0
-        """Counts what may turn a refusal into room: releases, deletions, records given up."""
+        """Counts what may turn a refusal into room: releases, deletions, records dropped."""
         self.room_bytes = 0
         """Uncompressed bytes that may be pending without a closer look: the newest segment takes them."""
         self.refusal: tuple[int, int, str] | None = None
@@ -147,6 +146,17 @@ class LogState:
         return {
             stream: StreamEntry(self.lanes[stream].name, self.lanes[stream].durable_end) for stream in self.unmarked
         }
+
+    def lane(self, stream: int) -> LaneState:
+        """Return a stream by its number.
+
+        Raises:
+            ValueError: it was not declared.
+        """
+        lane = self.lanes.get(stream)
+        if lane is None:
+            raise ValueError(f"stream {stream} was not declared: get its number from stream(name)")
+        return lane
 
     def declare(self, name: str) -> int:
         """The number of a stream, a new one if the name is new. Below ``first_seq`` it needs a notice then."""

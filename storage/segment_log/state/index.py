@@ -10,8 +10,8 @@ from typing import NamedTuple
 from weft.protocols.batch import BatchHeader
 from weft.protocols.ranges import Range, RangeSet
 from weft.protocols.segment import Footer, GapNotice, KeptLane, LaneIndex, Owner, encode_body
-from weft.storage.segment_log.room.gaps import add_merged
 from weft.storage.segment_log.settings import POINT_SPACING_BYTES
+from weft.storage.segment_log.state.gaps import add_merged
 
 _NAME_BYTES, _GAP_BYTES, _SPAN_BYTES, _RANGE_BYTES, _POINT_BYTES = 8, 48, 73, 19, 27
 """What each of these takes in an encoded footer, at most; a name beside its characters."""

@@ -13,8 +13,8 @@ from weft.protocols import batch
 from weft.protocols.batch import ClockReading, HeaderPairs
 from weft.protocols.segment import GapNotice
 from weft.storage.segment_log.errors import RecordTooLarge
-from weft.storage.segment_log.room.gaps import add_merged
 from weft.storage.segment_log.settings import BATCH_BYTES_MAX, BATCH_RECORDS_MAX, COMMIT_BYTES_MAX, RECORD_BYTES_MAX
+from weft.storage.segment_log.state.gaps import add_merged
 
 V = TypeVar("V")
 

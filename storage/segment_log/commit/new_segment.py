@@ -24,15 +24,16 @@ from weft.protocols.segment import (
     encode_body,
     encode_streams,
 )
-from weft.storage.segment_log.commit.segment_file import Segment, SegmentWriter
-from weft.storage.segment_log.recover.quarantine import aside_path
+from weft.storage.segment_log.commit.segment_file import SegmentWriter
+from weft.storage.segment_log.names import aside_path
 from weft.storage.segment_log.room.budget import Room
 from weft.storage.segment_log.room.eviction_plan import dropped
-from weft.storage.segment_log.room.gaps import merged, notices
 from weft.storage.segment_log.room.must_keep import needed_gaps, needed_records
 from weft.storage.segment_log.room.relocation import Needed, moved_batches
 from weft.storage.segment_log.room.retention import forget_lost, held_within
-from weft.storage.segment_log.state import LogState, Plan
+from weft.storage.segment_log.state.gaps import merged, notices
+from weft.storage.segment_log.state.log_state import LogState, Plan
+from weft.storage.segment_log.state.segment import Segment
 
 logger = logging.getLogger(__name__)
 
@@ -168,7 +169,7 @@ def _prepare(state: LogState, plan: Plan, now: int) -> _Opening:
 
 
 def _without(gone: dict[int, RangeSet], drops: list[GapNotice]) -> dict[int, RangeSet]:
-    """What goes and gets no notice: what is given up stays accounted for."""
+    """What goes and gets no notice: what is dropped stays accounted for."""
     result = {stream: ranges.copy() for stream, ranges in gone.items()}
     for gap in drops:
         if gap.stream in result:
@@ -210,4 +211,4 @@ def _publish(state: LogState, opening: _Opening, plan: Plan, writer: SegmentWrit
     state.collect_gaps()
     if opening.drops:
         lost = ", ".join(f"{state.lanes[gap.stream].name} {gap.first} to {gap.end - 1}" for gap in opening.drops)
-        logger.warning("the log is full and gave up the oldest records, recorded as gap notices: %s", lost)
+        logger.warning("the log is full and dropped the oldest records, recorded as gap notices: %s", lost)

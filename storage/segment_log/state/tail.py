@@ -37,7 +37,7 @@ class MemoryTail:
         self._order = deque(other for other in self._order if other != stream)
 
     def drop_below(self, stream: int, end: int) -> None:
-        """Forget a stream's batches up to ``end``: they were given up."""
+        """Forget a stream's batches up to ``end``: they were dropped."""
         seqs, batches = self._lanes.get(stream, (deque(), deque()))
         count = 0
         while seqs and seqs[0] < end:

@@ -13,20 +13,14 @@ from weft.protocols.errors import UnsupportedVersion
 from weft.protocols.ranges import RangeSet
 from weft.protocols.segment import GapNotice, GapReason
 from weft.storage.filesystem import FileSystem
-from weft.storage.segment_log.commit.segment_file import Segment
 from weft.storage.segment_log.errors import LogVersionError
-from weft.storage.segment_log.state import LogState
+from weft.storage.segment_log.names import aside_path
+from weft.storage.segment_log.state.log_state import LogState
+from weft.storage.segment_log.state.segment import Segment
 from weft.storage.segment_log.walk.frames import SegmentBytes
 from weft.storage.segment_log.walk.scan import Scan, scan_segment
 
 logger = logging.getLogger(__name__)
-
-DAMAGED = ".damaged"
-
-
-def aside_path(path: str) -> str:
-    """The name under which a damaged segment is kept."""
-    return path + DAMAGED
 
 
 def keep_aside(filesystem: FileSystem, path: str) -> bool:

@@ -1,0 +1,130 @@
+"""Reading a log page by page on an event loop: for sessions that are behind, links, functions and queues."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import NamedTuple
+
+from weft.protocols.batch import decode_header
+from weft.protocols.ranges import RangeSet
+from weft.storage.segment_log.errors import LogFailed
+from weft.storage.segment_log.read.answers import Gone, LogAnswers
+
+READS_MAX = 4
+"""Reads from the disk at one time, each in a thread of its own, if nothing else is said."""
+
+Listen = Callable[[Callable[[], None]], Callable[[], None]]
+"""``SegmentLog.listen``."""
+
+
+class LogPage(NamedTuple):
+    """A piece of a stream."""
+
+    batches: list[bytes]
+    """As encoded, ascending; the first may begin before the number that was asked for."""
+    next_seq: int
+    """Where the next page begins; what was asked for only at the durable end."""
+    gone: list[Gone]
+    """What no batch holds between the number that was asked for and ``next_seq``."""
+    from_disk: bool = False
+    """Whether memory did not reach back so far."""
+
+
+class PageReader:
+    """Reads durable records of a log. For one event loop, that of the log's owner.
+
+    What the log has in memory is given at once; the rest is read in threads. A caller may be cancelled at any time: a
+    read that has begun ends by itself, and counts against the bound until it does.
+    """
+
+    def __init__(self, log: LogAnswers, listen: Listen, reads_max: int) -> None:
+        """Not for callers: use ``SegmentLog.page_reader``."""
+        self._log = log
+        self._listen = listen
+        self._reads = asyncio.Semaphore(reads_max)
+        self._waiting: dict[asyncio.Future[None], tuple[int, int]] = {}
+        """Who waits -> (stream, seq)."""
+        self._unlisten: Callable[[], None] | None = None
+
+    async def read(self, stream: int, seq: int, bytes_max: int, records_max: int | None = None) -> LogPage:
+        """Read a page: whole batches from ``seq`` on, at least one if any is held, else what is gone.
+
+        Args:
+            bytes_max: of the batches as encoded; a single one may be longer.
+            records_max: likewise.
+
+        Raises:
+            OSError: a file cannot be opened.
+            LogFailed: the disk gives different bytes at each look.
+        """
+        # Taken before the read: what becomes durable meanwhile is for the next page, never gone.
+        end = self._log.durable_end(stream)
+        if seq >= end:
+            return LogPage([], seq, [])
+        batches = self._log.read_tail(stream, seq, bytes_max)
+        from_disk = batches is None
+        if batches is None:
+            batches = await self._in_thread(stream, seq, bytes_max)
+        return self._page(stream, seq, end, batches, records_max, from_disk=from_disk)
+
+    async def more(self, stream: int, seq: int) -> None:
+        """Return once the record ``seq`` is durable, and so is everything before it.
+
+        Raises:
+            LogFailed: the log takes nothing more, so that it will not be.
+        """
+        waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting[waiter] = (stream, seq)
+        if self._unlisten is None:
+            self._unlisten = self._listen(self._look)
+        try:
+            # After it listens: a commit that was made just before told nobody.
+            self._look()
+            await waiter
+        finally:
+            del self._waiting[waiter]
+            if not self._waiting:
+                self._unlisten()
+                self._unlisten = None
+
+    async def _in_thread(self, stream: int, seq: int, bytes_max: int) -> list[bytes]:
+        await self._reads.acquire()
+        try:
+            reading = asyncio.get_running_loop().run_in_executor(None, self._log.read, stream, seq, bytes_max)
+        except BaseException:
+            self._reads.release()
+            raise
+        reading.add_done_callback(lambda _: self._reads.release())
+        # A thread cannot be cancelled: to release the bound with the caller would let threads pile up.
+        return await asyncio.shield(reading)
+
+    def _page(
+        self, stream: int, seq: int, end: int, batches: list[bytes], records_max: int | None, *, from_disk: bool
+    ) -> LogPage:
+        holes = RangeSet()
+        kept: list[bytes] = []
+        at, count = seq, 0
+        for data in batches:
+            header = decode_header(data)
+            count += header.count
+            if kept and records_max is not None and count > records_max:
+                break
+            if header.base_seq > at:
+                holes.add(at, header.base_seq)
+            kept.append(data)
+            at = header.end_seq
+        if not kept:
+            # Nothing is held up to where the log was durable before the look.
+            holes.add(seq, end)
+            at = end
+        return LogPage(kept, at, self._log.why_gone(stream, holes) if holes else [], from_disk)
+
+    def _look(self) -> None:
+        for waiter, (stream, seq) in self._waiting.items():
+            if waiter.done():
+                continue
+            if self._log.durable_end(stream) > seq:
+                waiter.set_result(None)
+            elif self._log.failed is not None:
+                waiter.set_exception(LogFailed(str(self._log.failed)))

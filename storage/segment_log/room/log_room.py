@@ -1,0 +1,91 @@
+"""What an open log takes and keeps: the side of it that admits records, and that hubs and policies let make room."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from weft.protocols.batch import HeaderPairs
+from weft.protocols.ranges import RangeSet
+from weft.storage.segment_log.errors import LogFailed, LogFull
+from weft.storage.segment_log.room.budget import admit, admit_to_stream, forget_released, shortage
+from weft.storage.segment_log.settings import StreamPolicy
+from weft.storage.segment_log.state.log_state import LaneState, LogState
+from weft.storage.segment_log.state.pending import BATCH_OVERHEAD_BYTES, run_bytes
+
+AskedRun = tuple[int, list[bytes], list[bytes], dict[int, HeaderPairs] | None]
+"""(stream, keys, payloads, headers) as for ``SegmentLog.append``."""
+
+
+class LogRoom:
+    """The room of an open log: policies, what was released, and whether more fits in. Owner's thread only."""
+
+    def __init__(self, state: LogState, poison: Callable[[Exception], LogFailed]) -> None:
+        """Judge by ``state``.
+
+        Args:
+            poison: told that the disk does not say how much is free.
+        """
+        self._state = state
+        self._poison = poison
+
+    def set_policy(self, stream: int, policy: StreamPolicy) -> None:
+        """How long the stream's records stay; the default keeps everything until it is released, and then refuses."""
+        with self._state.changed:
+            self._state.lane(stream).policy = policy
+            self._state.changes += 1
+
+    def release(self, stream: int, ranges: RangeSet) -> None:
+        """These records and gap notices are safe elsewhere: they go once the budget needs it or retention says so.
+
+        Not remembered across restarts; the hub's next WELCOME says it again.
+        """
+        with self._state.changed:
+            self._state.lane(stream).released.update(ranges)
+            self._state.changes += 1
+            forget_released(self._state)
+
+    def ask_room(self, runs: Iterable[AskedRun], time: int) -> None:
+        """Make sure that streams with a size of their own take all of these runs; within ``together``, before the first
+        is appended. Owner's thread only.
+
+        Args:
+            time: ns since 1970.
+
+        Raises:
+            LogFull: one of the streams is full. Nothing was changed: append none of them.
+        """
+        sizes: dict[int, int] = {}
+        for stream, keys, payloads, headers in runs:
+            if keys and self._state.lane(stream).policy.retain_bytes is not None:
+                size = run_bytes(keys, payloads, headers) + BATCH_OVERHEAD_BYTES
+                sizes[stream] = sizes.get(stream, 0) + size
+        with self._state.lock:
+            for refusing in (True, False):
+                # Those that refuse first: nobody's records are dropped for a run that is not taken.
+                for stream, size in sizes.items():
+                    lane = self._state.lane(stream)
+                    if (lane.policy.when_full == "refuse") is refusing:
+                        admit_to_stream(self._state, stream, lane, size, time)
+
+    def shortage(self) -> str | None:
+        """Why the log refuses records for want of disk, and what to do; None while it has room. Owner's thread only."""
+        with self._state.changed:
+            try:
+                return shortage(self._state)
+            except OSError as error:
+                self._poison(error)
+                return None
+
+    def _admit(self, length: int) -> None:
+        try:
+            admit(self._state, length)
+        except OSError as error:
+            raise self._poison(error) from error
+
+    def _admit_to_stream(self, stream: int, lane: LaneState, length: int, now: int) -> None:
+        try:
+            admit_to_stream(self._state, stream, lane, length, now)
+        except LogFull:
+            # What belongs together is taken as a whole: a stream may grow beyond its own size by it, not the log.
+            if self._state.queue.together is None:
+                raise

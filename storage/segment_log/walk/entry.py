@@ -1,0 +1,60 @@
+"""One entry of a segment, checked and decoded."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from weft.protocols import batch
+from weft.protocols.batch import BatchHeader, Buffer
+from weft.protocols.errors import CodecError, UnsupportedVersion
+from weft.protocols.segment import Body, EntryKind, decode_body
+from weft.storage.segment_log.walk.frames import Frame, SegmentBytes
+
+BATCHES = frozenset({EntryKind.BATCH, EntryKind.MOVED})
+"""Kinds of entries whose body is a batch."""
+
+
+class Entry(NamedTuple):
+    """One sound entry."""
+
+    kind: EntryKind
+    offset: int
+    end: int
+    """Offset of what follows."""
+    value: BatchHeader | Body
+    """The header of a batch; of other kinds the whole content."""
+    body: Buffer
+    """The bytes, of a batch all of it. As ``read_entry`` gives it: valid until the next read through the same
+    ``SegmentBytes``."""
+
+
+def read_entry(source: SegmentBytes, offset: int) -> Entry | None:
+    """Return the entry at ``offset``; None where the bytes are none.
+
+    Raises:
+        UnsupportedVersion: a sound entry that only a later release understands.
+        OSError: the file cannot be read.
+    """
+    try:
+        frame = source.entry(offset)
+        return None if frame is None else _decoded(frame)
+    except UnsupportedVersion:
+        raise
+    except CodecError:
+        return None
+
+
+def why_no_entry(source: SegmentBytes, offset: int) -> str:
+    """Return what is wrong with the bytes at ``offset``, of which ``read_entry`` made nothing."""
+    try:
+        frame = source.entry(offset)
+        if frame is not None:
+            _decoded(frame)
+    except CodecError as error:
+        return str(error)
+    return "zeros where entries should be"
+
+
+def _decoded(frame: Frame) -> Entry:
+    value = batch.decode_header(frame.body) if frame.kind in BATCHES else decode_body(frame.kind, frame.body)
+    return Entry(frame.kind, frame.offset, frame.end, value, frame.body)

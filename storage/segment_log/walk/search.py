@@ -1,0 +1,104 @@
+"""Finding the next entry after bytes that are none.
+
+It is found by the length in the bad entry's header if that leads to a sound entry, so that a payload which poses as an
+entry is stepped over, and otherwise by looking for the shape of one. Either way it counts only if its checksum, which
+is seeded with its place in the log, is right.
+"""
+
+from __future__ import annotations
+
+import re
+
+from weft.protocols.errors import CodecError
+from weft.protocols.segment import ENTRY_HEADER_BYTES, EntryKind
+from weft.storage.segment_log.walk.entry import read_entry
+from weft.storage.segment_log.walk.frames import SegmentBytes
+
+_SEARCH_BYTES = 1 << 20
+_SEARCHED_TIMES_MAX = 8
+"""Looking for entries after bad bytes checks at most so many times the bytes of the segment, or ..."""
+_SEARCHED_BYTES_MIN = 64 << 20
+"""... as many bytes, whatever is more."""
+_MARK_BYTES_MAX = 8 << 10
+"""Of a commit mark that is still looked for beyond that: it names some hundred streams."""
+_KIND_AT = 8
+"""Offset of the kind byte in an entry's header."""
+_SHAPE = re.compile(
+    rb"\x01\0\0\0WFB|\x02\0\0\0\x95|\x03\0\0\0\x94|\x04\0\0\0|\x05\0\0\0[\x80-\x8f\xde\xdf]|\x06\0\0\0WFB|\x07\0\0\0\x91"
+    rb"|\x08\0\0\0[\x93-\x9f]|\x0f\0\0\0[\x93-\x97]",
+    re.DOTALL,
+)
+"""Kind, padding and the first bytes of the body of each kind of entry."""
+_SHAPE_BYTES = 7
+_ZEROS = bytes(_SEARCH_BYTES)
+
+
+def find_entry(source: SegmentBytes, bad: int) -> int | None:
+    """Return the offset of the next sound entry after the bad bytes at ``bad``; None when none follows.
+
+    Raises:
+        UnsupportedVersion: a sound entry that only a later release understands.
+        OSError: the file cannot be read.
+    """
+    try:
+        head = source.peek(bad)
+    except CodecError:
+        head = None
+    if head is not None:
+        chained = bad + ENTRY_HEADER_BYTES + head.length
+        if read_entry(source, chained) is not None:
+            return chained
+    at = bad + 1
+    while at + ENTRY_HEADER_BYTES < source.end:
+        block = bytes(source.piece(at, _SEARCH_BYTES))
+        for match in _SHAPE.finditer(block) if not _is_zeros(block) else ():
+            candidate = at + match.start() - _KIND_AT
+            if candidate > bad and _is_worth_a_look(source, candidate) and read_entry(source, candidate) is not None:
+                return candidate
+        if len(block) < _SEARCH_BYTES:
+            return None
+        at += len(block) - _SHAPE_BYTES
+    return None
+
+
+def hides_entries(source: SegmentBytes, end: int) -> bool:
+    """Return whether a block that the device cannot read may hold entries, behind those that were found up to ``end``.
+
+    Where the next entry's header can be read and is zeros, no commit was ever synced.
+    """
+    if source.unreadable.end <= end:
+        return False
+    return source.is_unreadable(end, end + ENTRY_HEADER_BYTES) or any(source.piece(end, ENTRY_HEADER_BYTES))
+
+
+def last_nonzero(source: SegmentBytes, start: int) -> int:
+    """Return the offset behind the last byte from ``start`` on that is not zero; ``start`` when all are."""
+    end = source.end
+    while end > start:
+        at = max(start, end - _SEARCH_BYTES)
+        block = bytes(source.piece(at, end - at))
+        if not _is_zeros(block):
+            return at + len(block.rstrip(b"\0"))
+        end = at
+    return start
+
+
+def _is_zeros(block: bytes) -> bool:
+    # Most of what is searched is space that was reserved and not written. To compare takes 0.05 ms a block, where
+    # stripping takes 2 ms and the expression for shapes 20 ms.
+    return block == (_ZEROS if len(block) == _SEARCH_BYTES else _ZEROS[: len(block)])
+
+
+def _is_worth_a_look(source: SegmentBytes, offset: int) -> bool:
+    """Return whether an entry may be looked for here. Its checksum takes as long as the length that it claims, and a
+    payload can claim much in every few bytes: past the bound only commit marks count, of a length that marks have."""
+    try:
+        head = source.peek(offset)
+    except CodecError:
+        return False
+    if head is None:
+        return False
+    source.searched_bytes += head.length
+    if source.searched_bytes <= max(_SEARCHED_BYTES_MIN, _SEARCHED_TIMES_MAX * source.end):
+        return True
+    return head.kind == EntryKind.STREAMS and head.length <= _MARK_BYTES_MAX
