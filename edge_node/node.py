@@ -24,6 +24,7 @@ from weft.edge_node.from_config import (
     unrouted_policy,
 )
 from weft.edge_node.ingest import unrouted
+from weft.edge_node.ingest.turn import Turn
 from weft.edge_node.ingest.unrouted import Unrouted
 from weft.edge_node.links.links import Links
 from weft.edge_node.listeners.counters import ListenerCounters
@@ -80,6 +81,8 @@ class EdgeNode:
             UsersUnusable, AclUnusable: such a file is not valid.
         """
         async with contextlib.AsyncExitStack() as stack:
+            loop = asyncio.get_running_loop()
+            self.turn = Turn(loop.call_soon, loop.time, self.counters)
             self.log = self._open_log(stack)
             self.unrouted = Unrouted(self.config.unrouted.policy, self.log, self.counters)
             links = Links(self.config, self.log, wall_clock=wall_clock, software=self._software)
@@ -139,7 +142,7 @@ class EdgeNode:
             clock_reading=clock_reader(),
             random_bits=random.SystemRandom().getrandbits,
             post=poster(loop),
-            end_of_turn=loop.call_soon,
+            end_of_turn=self.turn.at_end,
             owner=NodeName(self.config.tenant, self.config.node),
         )
         stack.push_async_callback(asyncio.to_thread, log.close)
@@ -167,7 +170,7 @@ class EdgeNode:
             log, {name: stream.from_ for name, stream in config.streams.items()},
             broker_settings(config, self._software), session_limits(config), self.counters, wall_clock,
             retained=state.retained, journal=state.journal, backlog=state.backlog, resent=state.resent,
-            unrouted=self.unrouted, pending_bytes_max=config.limits.pending_bytes,
+            unrouted=self.unrouted, turn=self.turn, pending_bytes_max=config.limits.pending_bytes,
         )  # fmt: skip
         self.listeners.accounts.watch(broker.permissions_changed)
         broker.start()

@@ -1,33 +1,27 @@
-"""Where all listeners end: from topics and payloads to records of streams, and to subscribers."""
+"""The one way into the log, for every protocol: records go to their streams, and to subscribers."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 from typing import Protocol
 
 from weft.edge_node.broker_ports import Identity
 from weft.edge_node.counters import Counters
 from weft.edge_node.ingest.back_pressure import BackPressure, PendingLog
+from weft.edge_node.ingest.record import Gathering, Origin, Record, Records, Source
 from weft.edge_node.ingest.router import Router
+from weft.edge_node.ingest.routes import Destination, Route, RouteCache
+from weft.edge_node.ingest.turn import Turn
 from weft.edge_node.ingest.unrouted import Unrouted
 from weft.edge_node.subscriptions.fan_out import FanOut
 from weft.edge_node.subscriptions.message import NOWHERE, PUBLISHER
-from weft.edge_node.subscriptions.message_headers import to_headers
 from weft.edge_node.subscriptions.subscriptions import Subscriptions
 from weft.protocols.batch import Flag, HeaderPairs
-from weft.protocols.mqtt.packets import Publish
-from weft.protocols.mqtt.publish_run import PublishRun, Records
+from weft.storage.segment_log import LogError
 
 TOPIC_LEVELS_MAX = 128
 """Deeper topics are refused. EMQX has the same default."""
-TOPICS_MAX = 100_000
-"""Topics whose streams are remembered; when there are more, all are forgotten and found anew."""
-TOPIC_BYTES_REMEMBERED_MAX = 512
-"""Longer topics are looked up every time, so that the memory of topics stays below 100 MB whatever clients send."""
-
-PacketsOf = Mapping["Target", Mapping[int, Publish]]
-"""Target -> index in its records -> the packet, for publishes with properties."""
 
 
 class Log(PendingLog, Protocol):
@@ -43,11 +37,15 @@ class Log(PendingLog, Protocol):
         flags: dict[int, int] | None = None,
         payload_bytes: int | None = None,
     ) -> int:
-        """Take a run of records, which is not durable yet; the lists are the log's from then on.
+        """Take a run of records, which is not durable yet; it may keep the lists.
 
         Raises:
             LogFull, LogFailed: nothing of the run was taken.
         """
+        ...
+
+    def listen(self, callback: Callable[[], None]) -> object:
+        """Call back after each commit and its callbacks."""
         ...
 
     def next_seq(self, stream: int) -> int:
@@ -68,80 +66,11 @@ class Log(PendingLog, Protocol):
         """Make sure, within that context, that full streams take the runs. Raises LogFull: append none of them."""
 
 
-class Target:
-    """Where the records of a topic go. Compared by identity: equal targets are one object."""
-
-    __slots__ = ("kept_for_sessions", "live", "marked", "streams", "unrouted")
-
-    def __init__(
-        self, streams: tuple[int, ...], live: bool, kept_for_sessions: bool, marked: bool, unrouted: bool
-    ) -> None:
-        self.streams = streams
-        """The streams that take the records; the one from which sessions read them comes first. Empty only with
-        `unrouted: live`, for a topic that no stream matches: its messages are counted, delivered and acknowledged."""
-        self.live = live
-        """Whether somebody is subscribed to the topic now."""
-        self.kept_for_sessions = kept_for_sessions
-        """Whether no stream of the configuration matches it and persistent sessions want it: then a copy is stored
-        for them, first in ``streams``."""
-        self.marked = marked
-        """Whether its records name their publisher."""
-        self.unrouted = unrouted
-        """Whether no stream of the configuration matches it."""
-
-
-class Topics:
-    """The targets that one kind of client may publish to, so that permission costs nothing in the hot loop."""
-
-    __slots__ = ("_identity", "_ingest", "matched", "plain")
-
-    def __init__(self, ingest: Ingest, identity: Identity | None) -> None:
-        self._ingest = ingest
-        self._identity = identity
-        self.plain: dict[bytes, Target] = {}
-        """The topics known; others are to be asked for with ``target``."""
-        self.matched: dict[bytes, Target] = {}
-        """The same without those that nobody takes: MQTT 5.0 has a reason code for them."""
-
-    def target(self, topic: bytes) -> Target | None:
-        """Where a valid topic's records go; None when the client may not publish to it, or when no stream matches it
-        and such messages are refused."""
-        found = self.plain.get(topic)
-        if found is not None:
-            return found
-        if not self.permits(topic):
-            return None
-        found = self._ingest.target(topic)
-        if found.unrouted:
-            self._ingest.unrouted.met(topic)
-            if self._ingest.unrouted.refuses:
-                return None
-        if len(topic) <= TOPIC_BYTES_REMEMBERED_MAX:
-            if len(self.plain) >= TOPICS_MAX:
-                self.clear()
-            self._ingest.remembering.add(self)
-            self.plain[topic] = found
-            if found.streams or found.live:
-                self.matched[topic] = found
-        return found
-
-    def permits(self, topic: bytes) -> bool:
-        """Return whether limits and access rules let the client publish to a topic."""
-        if topic.startswith(b"$SYS/") or topic.count(b"/") >= self._ingest.topic_levels_max:
-            return False
-        return self._identity is None or self._identity.may_publish(topic)
-
-    def clear(self) -> None:
-        """Ask anew."""
-        self.plain.clear()
-        self.matched.clear()
-
-
 class Ingest:
-    """Appends what listeners receive, and fans it out to local subscribers.
+    """Appends what clients publish, and fans it out to local subscribers.
 
-    Records get the time at which their read was handled, in nanoseconds since 1970 by ``wall_clock``. Belongs to the
-    event loop's thread.
+    Records get the time at which they were stored, in nanoseconds since 1970 by ``wall_clock``: the end of the turn of
+    the loop that read them. Belongs to the event loop's thread.
     """
 
     def __init__(  # noqa: PLR0917
@@ -153,6 +82,7 @@ class Ingest:
         wall_clock: Callable[[], int],
         counters: Counters,
         unrouted: Unrouted,
+        turn: Turn,
         *,
         session_topics: int,
         pending_bytes_max: int,
@@ -172,51 +102,60 @@ class Ingest:
         self._wall_clock = wall_clock
         self._counters = counters
         self.unrouted = unrouted
+        self.turn = turn
+        """What was published and is not stored yet."""
         self._session_topics = session_topics
         self.topic_levels_max = topic_levels_max
         self.streams = (*router.numbers, session_topics)
         """Every stream that a session may have to read. The stream `unrouted` is none of them: it drops its oldest
         records, so sessions have copies of their own."""
         self.back_pressure = BackPressure(log, pending_bytes_max)
-        self.everybody = Topics(self, None)
-        self.remembering: set[Topics] = set()
+        self.everybody = RouteCache(self, None)
+        self.remembering: set[RouteCache] = set()
         """Those that know topics: the others, of thousands of clients that are silent, have nothing to forget."""
-        self._interned: dict[tuple[tuple[int, ...], bool, bool, bool, bool], Target] = {}
+        self._destinations: dict[tuple[tuple[int, ...], bool, bool], Destination] = {}
+        self._routes: dict[tuple[Destination, bool, bool], Route] = {}
         self._undelivered: dict[int, int] = {}
         """Stream -> seq of the first record appended and not yet delivered live; empty outside ``store``."""
         subscriptions.watch(self.forget)
+        turn.stores_in(self)
+        log.listen(turn.committed)
 
-    # --- topics
+    # --- routes
 
-    def topics_of(self, identity: Identity | None) -> Topics:
-        """The targets of a client; to be given back to ``leave``."""
+    def routes_of(self, identity: Identity | None) -> RouteCache:
+        """Return the routes of a client; to be given back to ``leave``."""
         if identity is None or identity.unrestricted:
             return self.everybody
-        return Topics(self, identity)
+        return RouteCache(self, identity)
 
-    def leave(self, topics: Topics) -> None:
-        """A client has gone."""
-        if topics is not self.everybody:
-            self.remembering.discard(topics)
+    def leave(self, routes: RouteCache) -> None:
+        """Forget the routes of a client that has gone."""
+        if routes is not self.everybody:
+            self.remembering.discard(routes)
 
     def forget(self) -> None:
-        """Who gets what, or who may what, has changed."""
+        """Forget all routes: who gets what, or who may what, has changed."""
         remembering, self.remembering = self.remembering, set()
-        for topics in remembering:
-            topics.clear()
+        for routes in remembering:
+            routes.clear()
 
-    def target(self, topic: bytes) -> Target:
-        """Where a topic's records go, whoever publishes them."""
+    def route(self, topic: bytes) -> Route:
+        """Return where a topic's records go, whoever publishes them."""
         plan = self._subscriptions.plan(topic)
         streams = self._router.streams(topic.decode())
         unrouted = not streams
         kept_for_sessions = unrouted and plan.wanted
         if unrouted:
             streams = (self._session_topics, *self.unrouted.streams) if kept_for_sessions else self.unrouted.streams
-        key = (streams, plan.live, kept_for_sessions, plan.marked, unrouted)
-        found = self._interned.get(key)
+        place = (streams, kept_for_sessions, unrouted)
+        destination = self._destinations.get(place)
+        if destination is None:
+            destination = self._destinations[place] = Destination(*place)
+        key = (destination, plan.live, plan.marked)
+        found = self._routes.get(key)
         if found is None:
-            found = self._interned[key] = Target(*key)
+            found = self._routes[key] = Route(destination, live=plan.live, marked=plan.marked)
         return found
 
     def refuses(self, topic: bytes) -> bool:
@@ -224,131 +163,161 @@ class Ingest:
         return self.unrouted.refuses and not self._router.streams(topic.decode())
 
     def ends(self) -> dict[int, int]:
-        """Stream -> seq of the first record that has not been delivered live."""
+        """Return stream -> seq of the first record that has not been delivered live."""
         return {stream: self._undelivered.get(stream, self.log.next_seq(stream)) for stream in self.streams}
 
     # --- records
 
-    def store(
-        self, run: PublishRun[Target], packets: PacketsOf, publisher: str | None = None, *, by_node: bool = False
-    ) -> list[tuple[int, int, int]]:
-        """Append the records of one read, in order of receipt within each stream, and deliver them. They are not
-        durable yet: see ``on_durable``.
+    def store(self, gathered: Gathering, *, by_node: bool = False) -> list[tuple[int, int, int]]:
+        """Append records, all or none of which count, and deliver them. They are not durable yet: see ``on_durable``.
+        What was gathered before in this turn must be stored already.
 
         Args:
-            by_node: within ``together``, a stream that is full takes it all the same: nobody would send a will again.
+            by_node: within ``together``, a stream that is full takes it all the same: no client would send a will
+                again.
 
         Returns:
-            (stream, first seq, count) of what was appended, one for each target.
+            (stream, first seq, count) of what was appended, one for each destination.
 
         Raises:
-            LogFull, LogFailed: not everything was appended, within ``together`` nothing was; none of the run may be
+            LogFull, LogFailed: not everything was appended, within ``together`` nothing was; none of the records may be
                 acknowledged. Nothing was delivered.
         """
         now = self._wall_clock()
-        taken = [
-            (target, records, _headers(target, records, packets.get(target), publisher, now))
-            for target, records in run.groups.items()
-        ]
         if not by_node and self.log.appended_together() is not None:
             self.log.ask_room(
                 (
-                    (stream, records.keys, records.payloads, headers)
-                    for target, records, headers in taken
-                    for stream in _streams(target, records)
+                    (stream, records.keys, records.payloads, _headers(records))
+                    for destination, records in gathered.groups.items()
+                    for stream in _streams(destination, records)
                 ),
                 now,
             )
         stored: list[tuple[int, int, int]] = []
-        live: list[tuple[Target, Records, int, int]] = []
-        for target, records, headers in taken:
-            self._counters.publishes_received += len(records.keys)
-            self._counters.publish_bytes_received += records.payload_bytes
-            stream, seq = self._append(target, records, headers, now)
-            if stream != NOWHERE:
-                stored.append((stream, seq, len(records.keys)))
-            if target.unrouted:
-                self.unrouted.count(records.keys)
-            if target.live:
-                if target.unrouted and stream != self._session_topics:
-                    stream, seq = NOWHERE, 0  # nothing that a session could read again
-                live.append((target, records, stream, seq))
-        if stored:
-            self.back_pressure.appended()
-        if live:
-            self._deliver(live, packets, publisher)
+        for destination, records in gathered.groups.items():
+            for stream in _streams(destination, records):
+                seq, count = self._append(stream, records, now), len(records.keys)
+                records.seqs = range(seq, seq + count)
+            if records.seqs:
+                stored.append((stream, seq, count))
+        self._stored(gathered)
         return stored
+
+    def store_each(self, gathered: Gathering) -> dict[Source, Exception]:
+        """Append and deliver what there is room for. A run that is refused is tried again for each source alone, so
+        that nothing but what a full stream cannot take is refused, and no client for what another sent.
+
+        Returns:
+            Source -> why some of its records were not stored: it must not be acknowledged.
+        """
+        now, refused = self._wall_clock(), dict[Source, Exception]()
+        for destination, records in gathered.groups.items():
+            for stream in _streams(destination, records):
+                try:
+                    seq = self._append(stream, records, now)
+                except LogError:
+                    self._append_by_source(stream, records, now, refused)
+                else:
+                    records.seqs = range(seq, seq + len(records.keys))
+        self._stored(gathered)
+        return refused
 
     def on_durable(self, callback: Callable[[BaseException | None], None]) -> None:
         """Call back, in order of registration, once everything stored so far is durable, or with the error."""
         self.log.on_durable(callback)
 
-    def publish(self, packet: Publish, publisher: str | None = None) -> None:
-        """Store one message of the node's own accord, such as a will, and deliver it.
+    def publish(self, record: Record) -> None:
+        """Store one record of the node's own accord, such as a will, and deliver it.
 
         Raises:
             LogFull, LogFailed: not stored, and not delivered.
         """
-        run: PublishRun[Target] = PublishRun()
-        target = self.target(packet.topic)
-        run.add(target, packet.topic, packet.payload, flags_of(packet))
-        self.store(run, {target: {0: packet}}, publisher, by_node=True)
+        gathered = Gathering()
+        gathered.add(
+            self.route(record.key), record.key, record.payload, Origin(record.publisher), record.flags, record.headers
+        )
+        self.store(gathered, by_node=True)
 
-    def _append(
-        self, target: Target, records: Records, headers: dict[int, HeaderPairs] | None, now: int
-    ) -> tuple[int, int]:
-        """(the first of the streams that took the records, the first one's seq)."""
-        keys, payloads, flags = records.keys, records.payloads, records.flags or None
-        streams = _streams(target, records)
-        if not streams:
-            return NOWHERE, 0
-        size = records.payload_bytes
-        for stream in streams[1:]:  # the log keeps the lists it gets, so every other stream needs its own
-            self.log.append(
-                stream, now, keys.copy(), payloads.copy(), headers and headers.copy(), flags and flags.copy(), size
-            )
-        return streams[0], self.log.append(streams[0], now, keys, payloads, headers, flags, size)
+    def _append(self, stream: int, records: Records, now: int) -> int:
+        """Append a run to one stream; returns the first record's seq."""
+        return self.log.append(
+            stream, now, records.keys, records.payloads, _headers(records), records.flags or None
+        )  # fmt: skip
 
-    def _deliver(self, live: list[tuple[Target, Records, int, int]], packets: PacketsOf, publisher: str | None) -> None:
-        for _, _, stream, seq in reversed(live):
-            self._undelivered[stream] = seq
+    def _append_by_source(self, stream: int, records: Records, now: int, refused: dict[Source, Exception]) -> None:
+        """Append what a stream takes of a run that it does not take as a whole. The sources of the rest are refused."""
+        count = len(records.keys)
+        seqs: list[int | None] = [None] * count
+        for stretch in records.by_source(range(count)):
+            source = records.sources[stretch[0]]
+            if source in refused:
+                continue  # what follows what was refused would come before it when it is sent again
+            try:
+                seq = self._append(stream, records.where(stretch), now)
+            except LogError as error:
+                refused[source] = error
+            else:
+                seqs[stretch[0] : stretch[-1] + 1] = range(seq, seq + len(stretch))
+        records.seqs = seqs
+
+    def _stored(self, gathered: Gathering) -> None:
+        """Count what is in the log now, and deliver it to subscribers."""
+        counters = self._counters
+        for destination, records in gathered.groups.items():
+            counters.publishes_received += len(records.keys)
+            counters.publish_bytes_received += sum(map(len, records.payloads))
+            if destination.unrouted:
+                self.unrouted.count(records.keys)
+        self.back_pressure.appended()
+        if gathered.live:
+            self._deliver(gathered)
+
+    def _deliver(self, gathered: Gathering) -> None:
+        streams: dict[Records, int] = {}
+        for destination, records in gathered.groups.items():
+            found = _streams(destination, records)
+            kept = found and (not destination.unrouted or found[-1] == self._session_topics)
+            streams[records] = found[-1] if kept else NOWHERE  # nothing that a session could read again
+        for records, index in reversed(gathered.live):
+            if records.seqs and (seq := records.seqs[index]) is not None:
+                self._undelivered[streams[records]] = seq
+        deliver = self._fan_out.deliver
         try:
-            for target, records, stream, seq in live:
-                self._fan_out.run(
-                    records.keys, records.payloads, records.flags, packets.get(target, {}), stream, seq, publisher
-                )
-                self._undelivered[stream] = seq + len(records.keys)
+            for records, index in gathered.live:
+                stream, seq = streams[records], records.seqs[index] if records.seqs else 0
+                if seq is None:
+                    continue
+                if stream == NOWHERE:
+                    seq = 0
+                deliver(
+                    records.keys[index], records.payloads[index], records.flags.get(index, 0),
+                    records.headers.get(index, ()), records.sources[index].publisher, stream, seq,
+                )  # fmt: skip
+                self._undelivered[stream] = seq + 1
+            self._fan_out.flush()
         finally:
             self._undelivered.clear()
 
 
-def flags_of(packet: Publish) -> int:
-    """What a record's flags say of its publish."""
-    flags = Flag.PUBLISHED_QOS0 if not packet.qos else Flag.PUBLISHED_QOS2 if packet.qos == 2 else Flag(0)
-    if packet.retain:
-        flags |= Flag.RETAINED
-    if packet.dup:
-        flags |= Flag.DUPLICATE_SUSPECTED
-    return int(flags)
-
-
-def _headers(
-    target: Target, records: Records, packets: Mapping[int, Publish] | None, publisher: str | None, now: int
-) -> dict[int, HeaderPairs] | None:
-    """Index in the records -> headers, of those that have any."""
-    headers: dict[int, HeaderPairs] | None = None
-    if packets:
-        found = {index: to_headers(packet.properties, now) for index, packet in packets.items()}
-        headers = {index: pairs for index, pairs in found.items() if pairs} or None
-    if target.marked and publisher is not None:
-        found = headers or {}
-        headers = {index: (*found.get(index, ()), (PUBLISHER, publisher)) for index in range(len(records.keys))}
+def _headers(records: Records) -> dict[int, HeaderPairs] | None:
+    """Return index in the records -> headers, of those that have any."""
+    if not records.marked:
+        return records.headers or None
+    headers = records.headers.copy()
+    for index in records.marked:
+        publisher = records.sources[index].publisher
+        if publisher is not None:
+            headers[index] = (*headers.get(index, ()), (PUBLISHER, publisher))
     return headers
 
 
-def _streams(target: Target, records: Records) -> tuple[int, ...]:
-    """Return the streams that take the records. No session gets messages at QoS 0 later: it needs no copy of them."""
-    return target.streams[1:] if target.kept_for_sessions and _all_qos0(records) else target.streams
+def _streams(destination: Destination, records: Records) -> tuple[int, ...]:
+    """Return the streams that take the records; the one from which sessions read them last. No session gets messages at
+    QoS 0 later: it needs no copy of them."""
+    streams = destination.streams
+    if len(streams) > 1:
+        streams = (*streams[1:], streams[0])
+    return streams[:-1] if destination.kept_for_sessions and _all_qos0(records) else streams
 
 
 def _all_qos0(records: Records) -> bool:

@@ -11,10 +11,12 @@ from typing import Any
 from weft.edge_node.broker_ports import Arrival, Backlog, Door, Durable, Retained
 from weft.edge_node.counters import Counters
 from weft.edge_node.ingest.ingest import TOPIC_LEVELS_MAX, Ingest
+from weft.edge_node.ingest.record import Record
 from weft.edge_node.ingest.router import Router
+from weft.edge_node.ingest.turn import Turn
 from weft.edge_node.ingest.unrouted import Unrouted
 from weft.edge_node.mqtt.connection import MqttConnection
-from weft.edge_node.mqtt.publishes import retain
+from weft.edge_node.mqtt.publishes import flags_of, retain
 from weft.edge_node.sessions.keeping import Keeping
 from weft.edge_node.sessions.limits import SessionLimits
 from weft.edge_node.sessions.ports import Resent, SessionJournal
@@ -26,6 +28,7 @@ from weft.edge_node.sessions.window_ports import QueueBudget
 from weft.edge_node.streams import SESSION_TOPICS_STREAM
 from weft.edge_node.subscriptions.fan_out import FanOut
 from weft.edge_node.subscriptions.message import Message, split_expiry
+from weft.edge_node.subscriptions.message_headers import to_headers
 from weft.edge_node.subscriptions.subscriptions import Subscriptions
 from weft.edge_node.timer_wheel import TimerWheel
 from weft.protocols.mqtt.connection import ServerLimits
@@ -93,6 +96,7 @@ class Broker:
         resent: Resent,
         unrouted: Unrouted,
         pending_bytes_max: int,
+        turn: Turn,
     ) -> None:
         """Join the parts.
 
@@ -122,10 +126,11 @@ class Broker:
             segment_log, self.subscriptions, journal, backlog, self._match_retained, wall_clock, counters, budget
         )
         deliveries = self._keeping.deliveries
-        self.fan_out = FanOut(self.subscriptions, deliveries.touched, deliveries.flush, wall_clock, counters)
+        self.fan_out = FanOut(self.subscriptions, deliveries.touched, deliveries.flush, counters)
         self.ingest = self._keeping.messages.ingest = Ingest(
             segment_log, Router(patterns, segment_log.stream), self.subscriptions, self.fan_out, wall_clock, counters,
-            unrouted, session_topics=segment_log.stream(SESSION_TOPICS_STREAM), pending_bytes_max=pending_bytes_max,
+            unrouted, turn, session_topics=segment_log.stream(SESSION_TOPICS_STREAM),
+            pending_bytes_max=pending_bytes_max,
             topic_levels_max=settings.topic_levels_max,
         )  # fmt: skip
         self._wills = Wills(self, counters, limits.will_bytes_max)
@@ -206,8 +211,9 @@ class Broker:
         Raises:
             LogError: nothing of that was done.
         """
+        self.ingest.turn.store()
         with self._keeping.together():
-            self.ingest.publish(packet, session.client_id)
+            self.ingest.publish(record_of(packet, session.client_id, self.wall_clock()))
             self._keeping.will_published(session)
 
     def will_denied(self, session: Session) -> None:
@@ -269,3 +275,8 @@ class Broker:
         while True:
             await asyncio.sleep(interval_s)
             action()
+
+
+def record_of(packet: Publish, publisher: str, now: int) -> Record:
+    """Return a publish as the log takes it."""
+    return Record(packet.topic, packet.payload, flags_of(packet), to_headers(packet.properties, now), publisher)

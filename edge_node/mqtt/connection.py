@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, cast
 
 from weft.edge_node.broker_ports import Arrival, Door
 from weft.edge_node.ingest.back_pressure import Pause
+from weft.edge_node.ingest.turn import TURN_BYTES_MAX
 from weft.edge_node.mqtt import other_protocols
 from weft.edge_node.mqtt.handshake import Handshake
 from weft.edge_node.mqtt.packet_handlers import Conversation
-from weft.edge_node.mqtt.publishes import Intake
+from weft.edge_node.mqtt.publishes import Publishes
 from weft.edge_node.sessions.session import Session
 from weft.protocols.mqtt.connection import Connection, State
 from weft.protocols.mqtt.decoder import decode
@@ -23,6 +24,7 @@ from weft.protocols.mqtt.packets import (
     Packet,
 )
 from weft.protocols.mqtt.properties import Properties
+from weft.protocols.mqtt.publish_run import single
 from weft.protocols.mqtt.reason_codes import ReasonCode
 from weft.protocols.mqtt.reassembly import Reassembly
 from weft.storage.segment_log import LogError, LogFull
@@ -39,8 +41,22 @@ class MqttConnection(asyncio.Protocol):
     """Server side of one connection. Every method runs on the event loop's thread."""
 
     __slots__ = (
-        "_broker", "_conversation", "_door", "_handshake", "_heard", "_machine", "_partial", "_pause",
-        "_transport", "_unparsed", "_write_deadline", "arrival", "wheel_slot",
+        "_broker",
+        "_conversation",
+        "_door",
+        "_fast",
+        "_handshake",
+        "_heard",
+        "_machine",
+        "_packet_bytes_max",
+        "_partial",
+        "_pause",
+        "_transport",
+        "_turn",
+        "_unparsed",
+        "_write_deadline",
+        "arrival",
+        "wheel_slot",
     )  # fmt: skip
 
     def __init__(self, broker: Broker, door: Door, arrival: Arrival) -> None:
@@ -50,6 +66,11 @@ class MqttConnection(asyncio.Protocol):
         self._broker = broker
         self._door = door
         self._machine = Connection(broker.server_limits)
+        self._turn = broker.ingest.turn
+        self._packet_bytes_max = broker.settings.packet_bytes_max
+        self._fast: Publishes | None = None
+        """While nothing but packets of an open session may come, that all begin where a read begins, and publishes are
+        stored at the end of the turn."""
         self._partial = Reassembly(broker.settings.packet_bytes_max)
         self._conversation: Conversation | None = None
         self._handshake: Handshake | None = None
@@ -69,7 +90,24 @@ class MqttConnection(asyncio.Protocol):
         self._broker.arrived(self)
 
     def data_received(self, data: bytes) -> None:
-        """Handle one read: parse all of it, append its records, and note what is to be acknowledged."""
+        """Handle one read: parse all of it, gather or append its records, and note what is to be acknowledged."""
+        publishes = self._fast
+        if publishes is not None:
+            turn = self._turn
+            if single(data, publishes.known, turn, publishes, self._packet_bytes_max, publishes.in_5):
+                if not turn.begun:
+                    turn.begin()
+                self._heard = turn.now
+                publishes.due += 1
+                if publishes.due > publishes.due_max:
+                    publishes.hold_back()
+                turn.bytes += len(data)
+                if turn.bytes > TURN_BYTES_MAX:
+                    turn.store()
+                return
+        self._read(data)
+
+    def _read(self, data: bytes) -> None:
         if self._transport is None:
             return
         if self._pause & _ASKING:
@@ -82,13 +120,16 @@ class MqttConnection(asyncio.Protocol):
                 self._parse_read(data)
             finally:  # what came before a malformed packet was taken in good order
                 if self._conversation is not None:
-                    self._conversation.store()
+                    self._conversation.publishes.end_read()
         except MqttError as error:
             self._broken(error, data)
         except LogError as error:
             self.refuse(error)
         if self._broker.fan_out.touched:
             self._broker.fan_out.flush()
+        publishes = self._conversation.publishes if self._conversation is not None else None
+        is_plain = self._transport is not None and not (self._partial or self._pause & _ASKING)
+        self._fast = publishes if is_plain and publishes is not None and publishes.is_fast else None
 
     def pause_writing(self) -> None:
         """The client does not read: neither is it read, and after a while it is closed."""
@@ -229,9 +270,9 @@ class MqttConnection(asyncio.Protocol):
         self._handshake = Handshake(self._broker, self._door, self, self._machine)
         self._handshake.begin(packet, self._transport)
 
-    def welcome(self, session: Session, intake: Intake) -> None:
+    def welcome(self, session: Session, publishes: Publishes) -> None:
         """CONNACK is sent: packets are the session's from now on."""
-        self._conversation = Conversation(self._broker, self, self._machine, session, intake)
+        self._conversation = Conversation(self._broker, self, self._machine, session, publishes)
         self._handshake = None
         self._heard = self._broker.clock()
         self._wait()
@@ -290,9 +331,13 @@ class MqttConnection(asyncio.Protocol):
 
         With nothing to say, what the socket has not taken is dropped, so that a client that does not read cannot stay.
         """
+        if self._transport is None:
+            return
+        self._turn.store()  # what came before the end comes before the will, too
         transport, self._transport = self._transport, None
         if transport is None:
             return
+        self._fast = None
         log.log(level, "closed MQTT client %s at %s: %s", self._client(), self.arrival.name, reason)
         if code is not None and not words:
             words = self._machine.farewell(code, reason)
@@ -316,7 +361,7 @@ class MqttConnection(asyncio.Protocol):
         broker, conversation = self._broker, self._conversation
         broker.wheel.cancel(self)
         if conversation is not None:
-            broker.ingest.leave(conversation.intake.topics)
+            broker.ingest.leave(conversation.publishes.routes)
             if conversation.session.outbound.link is self:
                 broker.sessions.close(conversation.session, with_will=with_will)
         broker.left(self)

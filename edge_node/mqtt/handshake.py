@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from weft.edge_node.broker_ports import Door, Identity
-from weft.edge_node.mqtt.publishes import Intake
+from weft.edge_node.mqtt.publishes import Publishes
 from weft.edge_node.sessions.packets_out import Wire
 from weft.edge_node.sessions.session import Session
 from weft.protocols.mqtt.connection import Connection, State
@@ -81,7 +81,7 @@ class Handshake:
     def _welcome(self, packet: Connect, identity: Identity) -> None:
         broker, connection, machine = self._broker, self._connection, self._machine
         if packet.will is not None and packet.will.topic.startswith(b"$SYS/"):
-            # Bridges of Mosquitto would not connect at all otherwise; ``Intake`` takes their publishes to $SYS so, too.
+            # Bridges of Mosquitto would not connect at all otherwise; their publishes to $SYS are treated alike.
             packet = msgspec.structs.replace(packet, will=None)
         client_id = identity.client_id or packet.client_id or f"auto-{secrets.token_hex(12)}"
         self._check_will(packet, identity)
@@ -91,8 +91,8 @@ class Handshake:
             raise ConnectRefused(
                 ReasonCode.SERVER_BUSY, f"its session cannot be kept: {error}", version=packet.version
             ) from error
-        intake = Intake(broker, connection, broker.ingest.topics_of(identity), machine.answers_due_max)
-        connection.welcome(session, intake)
+        routes = broker.ingest.routes_of(identity)
+        connection.welcome(session, Publishes(broker, connection, session, routes, machine.answers_due_max))
         answer = machine.encode(ConnAck(present, ReasonCode.SUCCESS, self._announcement(packet, client_id, session)))
         if session.awaits_journal:
             machine.state = State.AWAITING_CONNECT  # who is displaced before its CONNACK gets no DISCONNECT either

@@ -6,12 +6,10 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from weft.edge_node.ingest.back_pressure import Pause
-from weft.edge_node.mqtt.publishes import Intake
+from weft.edge_node.mqtt.publishes import Publishes
 from weft.edge_node.sessions.session import Session
-from weft.protocols.batch import Flag
 from weft.protocols.mqtt.connection import Connection
 from weft.protocols.mqtt.encoder import PINGRESP, PUBACK, PUBREL
-from weft.protocols.mqtt.packet_types import Version
 from weft.protocols.mqtt.packets import (
     Disconnect,
     Packet,
@@ -26,7 +24,6 @@ from weft.protocols.mqtt.packets import (
     UnsubAck,
     Unsubscribe,
 )
-from weft.protocols.mqtt.publish_run import scan
 from weft.protocols.mqtt.reason_codes import ReasonCode
 from weft.storage.segment_log import LogError
 
@@ -34,23 +31,20 @@ if TYPE_CHECKING:
     from weft.edge_node.mqtt.broker import Broker
     from weft.edge_node.mqtt.connection import MqttConnection
 
-_QOS_FLAGS = (int(Flag.PUBLISHED_QOS0), 0, int(Flag.PUBLISHED_QOS2))
-
 
 class Conversation:
     """One client that has its CONNACK. Errors are the connection's to handle."""
 
-    __slots__ = ("_broker", "_connection", "_machine", "_packet_bytes_max", "intake", "session")
+    __slots__ = ("_broker", "_connection", "_machine", "publishes", "session")
 
     def __init__(
-        self, broker: Broker, connection: MqttConnection, machine: Connection, session: Session, intake: Intake
+        self, broker: Broker, connection: MqttConnection, machine: Connection, session: Session, publishes: Publishes
     ) -> None:
         self._broker = broker
         self._connection = connection
         self._machine = machine
-        self._packet_bytes_max = broker.settings.packet_bytes_max
         self.session = session
-        self.intake = intake
+        self.publishes = publishes
 
     def scan(self, data: bytes, at: int) -> int:
         """Take the packets that come by the thousand, plain PUBLISH and PUBACK; returns where another one begins."""
@@ -64,10 +58,7 @@ class Conversation:
             return after
         if first == PUBREL[0]:
             return self._take_pubrels(data, at)
-        machine, intake = self._machine, self.intake
-        topics = intake.topics.matched if machine.version == Version.V5 else intake.topics.plain
-        received = self.session.received
-        return scan(data, at, topics, intake.run, received, self._packet_bytes_max, machine.version, _QOS_FLAGS)
+        return self.publishes.scan(data, at)
 
     def _take_pubrels(self, data: bytes, at: int) -> int:
         """Handle a row of plain PUBRELs of publishes that are open; returns where something else begins."""
@@ -81,7 +72,7 @@ class Conversation:
             at += 4
         if packet_ids:
             self._broker.counters.packets_received += (at - first) // 4
-            self.intake.complete(self.session, tuple(packet_ids))
+            self.publishes.complete(tuple(packet_ids))
         return at
 
     def handle(self, packet: Packet) -> None:
@@ -94,22 +85,23 @@ class Conversation:
         Raises:
             LogError: it could not be stored.
         """
-        self.intake.store(self.session)
+        self.publishes.store()
 
     # --- packets
 
     def _on_publish(self, packet: Publish) -> None:
-        session, intake = self.session, self.intake
+        session = self.session
         if packet.dup and session.persistent and packet.packet_id not in session.received:
-            self._ask_whether_resent(session, intake, packet)
+            self._ask_whether_resent(session, packet)
         else:
-            intake.publish(session, packet)
+            self.publishes.publish(packet)
 
-    def _ask_whether_resent(self, session: Session, intake: Intake, packet: Publish) -> None:
-        target = intake.topics.target(packet.topic)
+    def _ask_whether_resent(self, session: Session, packet: Publish) -> None:
+        publishes = self.publishes
+        route = publishes.routes.route(packet.topic)
         resent = self._broker.resent
-        if target is None or (packet.qos == 1 and not resent.suppresses(target.streams)):
-            intake.publish(session, packet)  # the flag says DUP
+        if route is None or (packet.qos == 1 and not resent.suppresses(route.streams)):
+            publishes.publish(packet)  # the flag says DUP
             return
         # QoS 2 asks whatever the stream says: a torn commit may have kept the record and lost its identifier.
         self.store()
@@ -124,11 +116,11 @@ class Conversation:
             if not self._connection.is_open:
                 return
             if known:
-                intake.suppress(session, packet)
+                publishes.suppress(packet)
             else:
-                intake.publish(session, packet)
+                publishes.publish(packet)
             try:
-                self.store()
+                publishes.end_read()
             except LogError as error:
                 self._connection.refuse(error)
                 return
@@ -137,9 +129,8 @@ class Conversation:
         self._broker.run(ask())
 
     def _on_pubrel(self, packet: PubRel) -> None:
-        session, intake = self.session, self.intake
-        if packet.packet_id in session.received:
-            intake.complete(session, (packet.packet_id,))
+        if packet.packet_id in self.session.received:
+            self.publishes.complete((packet.packet_id,))
         else:
             self._connection.answer(PubComp(packet.packet_id, ReasonCode.PACKET_IDENTIFIER_NOT_FOUND))
 

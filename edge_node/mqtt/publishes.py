@@ -12,16 +12,18 @@ import msgspec
 from weft.edge_node.broker_ports import Retained
 from weft.edge_node.counters import Counters
 from weft.edge_node.ingest.back_pressure import Pause, Publisher
-from weft.edge_node.ingest.ingest import Ingest, Target, Topics, flags_of
+from weft.edge_node.ingest.ingest import Ingest
+from weft.edge_node.ingest.record import Gathering
+from weft.edge_node.ingest.routes import Route, RouteCache
 from weft.edge_node.sessions.ports import SessionJournal
 from weft.edge_node.sessions.session import Session
-from weft.edge_node.subscriptions.message_headers import USER_PROPERTIES_MAX
-from weft.protocols.mqtt.encoder import PUBACK, PUBCOMP, encode
+from weft.edge_node.subscriptions.message_headers import USER_PROPERTIES_MAX, to_headers
+from weft.protocols.batch import Flag
+from weft.protocols.mqtt.encoder import PUBACK, PUBCOMP, PUBREC, encode
 from weft.protocols.mqtt.errors import ProtocolViolation
 from weft.protocols.mqtt.packet_types import Version
 from weft.protocols.mqtt.packets import PubAck, Publish, PubRec
-from weft.protocols.mqtt.properties import NO_PROPERTIES
-from weft.protocols.mqtt.publish_run import PublishRun
+from weft.protocols.mqtt.publish_run import scan
 from weft.protocols.mqtt.reason_codes import FAILED, ReasonCode
 from weft.storage.segment_log import LogFailed, LogFull
 
@@ -29,6 +31,7 @@ ACK_BYTES = 4
 """A PUBACK or PUBREC that says nothing but success."""
 TOPIC_SHOWN_BYTES_MAX = 128
 """Of a topic in a log line."""
+_QOS_FLAGS = (int(Flag.PUBLISHED_QOS0), 0, int(Flag.PUBLISHED_QOS2))
 
 
 class Client(Publisher, Protocol):
@@ -46,15 +49,18 @@ class Client(Publisher, Protocol):
         """Close: what the client sent could not be stored, so it must not be acknowledged."""
 
 
-class IntakeSettings(Protocol):
+class PublishSettings(Protocol):
     """``BrokerSettings``, as far as publishes go."""
 
     @property
     def closes_on_refusal(self) -> bool: ...
 
+    @property
+    def packet_bytes_max(self) -> int: ...
 
-class IntakeParts(Protocol):
-    """What all intakes share (``Broker`` is it)."""
+
+class PublishParts(Protocol):
+    """What the publishes of all clients share (``Broker`` is it)."""
 
     ingest: Ingest
     retained: Retained
@@ -63,36 +69,26 @@ class IntakeParts(Protocol):
     wall_clock: Callable[[], int]
 
     @property
-    def settings(self) -> IntakeSettings:
+    def settings(self) -> PublishSettings:
         """What an operator may choose."""
         ...
 
-    def call_soon(self, callback: Callable[[], None]) -> object:
-        """Call back once what is being handled is done."""
 
+class Publishes:
+    """Takes the publishes of one client, and answers them after the fsync, in order of receipt.
 
-class _Due:
-    """The acknowledgements of one read."""
-
-    __slots__ = ("acks", "count", "waits")
-
-    def __init__(self, acks: bytes, count: int, waits: int) -> None:
-        self.acks = acks
-        self.count = count
-        """Of PUBACKs and PUBRECs."""
-        self.waits = waits
-        """Stores that have not said yet that they are durable."""
-
-
-class Intake:
-    """Gathers the publishes of a read, stores them, and acknowledges them after the fsync, in order of receipt."""
+    Those of a session that ends with its connection are gathered in the ``Turn`` that all connections share. Those of a
+    session with a journal are stored at the end of their read, in one commit with what the journal says of them.
+    """
 
     __slots__ = (
-        "_answers_due", "_answers_due_max", "_client", "_due", "_holding", "_packets", "_parts", "_retains", "_sending",
-        "run", "topics",
+        "_asked", "_client", "_gathered", "_has_codes", "_holding", "_kept", "_late", "_opened", "_parts",
+        "_retains", "_session", "due", "due_max", "in_5", "joined", "known", "publisher", "routes",
     )  # fmt: skip
 
-    def __init__(self, parts: IntakeParts, client: Client, topics: Topics, answers_due_max: int) -> None:
+    def __init__(
+        self, parts: PublishParts, client: Client, session: Session, routes: RouteCache, answers_due_max: int
+    ) -> None:
         """Take a client's publishes.
 
         Args:
@@ -103,102 +99,172 @@ class Intake:
         """
         self._parts = parts
         self._client = client
-        self.topics = topics
-        self.run: PublishRun[Target] = PublishRun()
-        """The publishes of this read so far."""
-        self._packets: dict[Target, dict[int, Publish]] = {}
+        self._session = session
+        self.publisher: str | None = session.client_id
+        self.routes = routes
+        self.in_5 = session.version == Version.V5
+        self.known = routes.matched if self.in_5 else routes.plain
+        """Topics whose plain publishes need nothing but storing."""
+        self._gathered: Gathering = Gathering() if session.persistent else parts.ingest.turn
+        self._opened: list[int] = []
+        """QoS 2 identifiers that this read opened; to be closed again if its records cannot be stored."""
         self._retains = False
-        self._due: deque[_Due] | None = None
-        self._answers_due = 0
-        self._answers_due_max = answers_due_max
-        self._sending = False
+        self._late: deque[tuple[bytes, int]] | None = None
+        """While something that the client retained is not durable: answers whose records are, and how often
+        ``_keep_retained`` must have been told so before they may be sent. None else."""
+        self._asked = self._kept = 0
+        """How often it was asked and told when what the client retained is durable."""
+        self.due = 0
+        """Answers that are not sent."""
+        self.due_max = answers_due_max
+        self._has_codes = False
+        """Whether some answers were longer than ``ACK_BYTES``, for a reason code."""
         self._holding = False
-        """Whether the client is not read because of ``_answers_due``."""
+        """Whether the client is not read because of ``due``."""
+        self.joined = False
+        """Whether back-pressure knows the client."""
 
-    def publish(self, session: Session, packet: Publish) -> None:
+    @property
+    def is_fast(self) -> bool:
+        """Return whether ``single`` may take the client's publishes."""
+        return self.joined and self.waits_for_turn
+
+    @property
+    def waits_for_turn(self) -> bool:
+        """Return whether what a read brings is stored at the end of the turn."""
+        return self._gathered is self._parts.ingest.turn
+
+    # --- packets
+
+    def scan(self, data: bytes, at: int) -> int:
+        """Take a row of plain publishes from ``data[at:]``; returns where another packet begins."""
+        gathered = self._gathered
+        before = len(gathered.answers)
+        at = scan(
+            data, at, self.known, gathered, self, self._session.received, self._opened,
+            self._parts.settings.packet_bytes_max, self._session.version, _QOS_FLAGS,
+        )  # fmt: skip
+        if len(gathered.answers) > before:
+            self.is_due(len(gathered.answers[-1]) // ACK_BYTES)
+        return at
+
+    def publish(self, packet: Publish) -> None:
         """Take a publish that came through the full decoder. A QoS 2 identifier that is open is not taken again.
 
         Raises:
             ProtocolViolation: a client of 3.1 or 3.1.1 may not publish it, and can be told so in no other way.
         """
+        session = self._session
         if packet.qos == 2 and packet.packet_id in session.received:
             self._parts.counters.publishes_repeated += 1
-            self._acknowledge(session, packet, ReasonCode.SUCCESS)
+            self._acknowledge(packet, ReasonCode.SUCCESS)
             return
-        target = self.topics.target(packet.topic)
-        code = self._refusal(session, packet, target)
-        if target is None or code >= FAILED:
-            self._refuse(session, packet, code)
+        route = self.routes.route(packet.topic)
+        code = self._refusal(packet, route)
+        if route is None or code >= FAILED:
+            self._refuse(packet, code)
             return
         if packet.qos == 2:
             session.received.add(packet.packet_id)
-            self.run.received.append(packet.packet_id)
-        if not target.streams and not target.live:
+            self._opened.append(packet.packet_id)
+        if not route.streams and not route.live:
             code = ReasonCode.NO_MATCHING_SUBSCRIBERS
-        self._acknowledge(session, packet, code)
-        records = self.run.groups.get(target)
-        if packet.properties is not NO_PROPERTIES:
-            self._packets.setdefault(target, {})[len(records.keys) if records else 0] = packet
-        self.run.add(target, packet.topic, packet.payload, flags_of(packet))
+        headers = to_headers(packet.properties, self._parts.wall_clock())
+        self._gathered.add(route, packet.topic, packet.payload, self, flags_of(packet), headers)
+        self._acknowledge(packet, code)
 
-    def suppress(self, session: Session, packet: Publish) -> None:
+    def suppress(self, packet: Publish) -> None:
         """Acknowledge a publish that is in the log already; at QoS 2 its identifier is open again until PUBREL."""
         self._parts.counters.publishes_resent += 1
         if packet.qos == 2:
-            session.received.add(packet.packet_id)
-            self.run.received.append(packet.packet_id)
-        self._acknowledge(session, packet, ReasonCode.SUCCESS)
+            self._session.received.add(packet.packet_id)
+            self._opened.append(packet.packet_id)
+        self._acknowledge(packet, ReasonCode.SUCCESS)
 
-    def complete(self, session: Session, packet_ids: Sequence[int]) -> None:
+    def complete(self, packet_ids: Sequence[int]) -> None:
         """PUBRELs came: forget the identifiers, and answer once that is durable, behind the answers before it.
 
         Raises:
             LogFull, LogFailed: they are not forgotten, and must not be answered.
         """
-        self.store(session)  # the journal must have their PUBLISH first
+        session = self._session
+        answers = b"".join([PUBCOMP + packet_id.to_bytes(2, "big") for packet_id in packet_ids])
         if session.persistent:
+            self.store()  # the journal must have their PUBLISH first
             self._parts.journal.released(session.client_id, packet_ids)
         session.forget(packet_ids)
-        answers = b"".join([PUBCOMP + packet_id.to_bytes(2, "big") for packet_id in packet_ids])
-        self._await_durable(_Due(answers, 0, 1), session, [])
+        self._gathered.answer(self, answers)
+        self._gathered.more_acks -= 1  # they acknowledge nothing that was not acknowledged by PUBREC
+        self.is_due(len(packet_ids))
 
-    def store(self, session: Session) -> None:
-        """Append what the read brought; its acknowledgements follow once that is durable.
+    # --- storing
+
+    def end_read(self) -> None:
+        """Store what the read brought, unless that can wait for the end of the turn.
 
         Raises:
             LogFull, LogFailed: nothing of the read may be acknowledged.
         """
-        run = self.run
-        if not (run.groups or run.acks):
+        if not self._gathered:
             return
-        packets, new_ids, retains = self._packets, run.received, self._retains
-        self.run, self._retains = PublishRun(), False
-        if packets:
-            self._packets = {}
-        acks = b"".join(run.acks)
+        if not self.joined:
+            self.joined = True
+            self._parts.ingest.back_pressure.join(self._client)
+        if self._retains:
+            self._retains = False
+            self._asked += 1
+            if self._late is None:
+                self._late = deque()
+            self._parts.retained.on_durable(self._keep_retained)
+        if self.waits_for_turn:
+            self._opened.clear()
+            self._parts.ingest.turn.gathered()
+        else:
+            self.store()
+
+    def store(self) -> None:
+        """Append what was published so far; its acknowledgements follow once that is durable.
+
+        Raises:
+            LogFull, LogFailed: nothing of the read may be acknowledged.
+        """
+        self._parts.ingest.turn.store()
+        if self.waits_for_turn or not self._gathered:
+            return
+        gathered, opened, session = self._gathered.hand_over(), self._opened, self._session
+        self._opened = []
         try:
-            if session.persistent and acks and (run.groups or new_ids):
-                self._store_with_journal(session, run, packets, new_ids)
+            if session.persistent and gathered.answers and (gathered.groups or opened):
+                self._store_with_journal(gathered, opened)
             else:
-                self._parts.ingest.store(run, packets, session.client_id)
+                self._parts.ingest.store(gathered)
         except (LogFull, LogFailed):
-            session.forget(new_ids)
+            session.forget(opened)
             raise
-        self._parts.ingest.back_pressure.join(self._client)
-        if acks:
-            # Those that stand alone may be a byte longer, for a reason code.
-            count = sum([len(each) // ACK_BYTES for each in run.acks])
-            due = _Due(acks, count, 1 + retains)
-            self._await_durable(due, session, new_ids, retains=retains)
+        if gathered.clients:
+            self._parts.ingest.on_durable(partial(self._durable, gathered, opened))
+
+    def is_due(self, count: int) -> None:
+        """Count answers that were gathered, and read no more while there are too many."""
+        self.due += count
+        if self.due > self.due_max:
+            self.hold_back()
+
+    def hold_back(self) -> None:
+        """Read no more from the client until answers are sent."""
+        if not self._holding:
+            self._holding = True
+            self._parts.counters.receive_maximum_pauses += 1
+            self._client.hold(Pause.ACKS)
 
     # --- taking
 
-    def _refusal(self, session: Session, packet: Publish, target: Target | None) -> int:
+    def _refusal(self, packet: Publish, route: Route | None) -> int:
         counters = self._parts.counters
-        if target is None and self._is_unrouted(packet.topic):
+        if route is None and self._is_unrouted(packet.topic):
             self._parts.ingest.unrouted.count([packet.topic])
             return ReasonCode.TOPIC_NAME_INVALID  # "not malformed, but is not accepted by this [...] Server", 3.4.2.1
-        if target is None:
+        if route is None:
             counters.publishes_denied += 1
             deep = packet.topic.count(b"/") >= self._parts.ingest.topic_levels_max
             return ReasonCode.TOPIC_NAME_INVALID if deep else ReasonCode.NOT_AUTHORIZED
@@ -206,18 +272,18 @@ class Intake:
             return ReasonCode.QUOTA_EXCEEDED
         if packet.retain and not self._retain(packet):
             counters.retained_refused += 1
-            if session.version == Version.V5:
+            if self.in_5:
                 return ReasonCode.QUOTA_EXCEEDED
             # 3.1.1 has no word for that: it is a record as any other, only not the last one of its topic.
         return ReasonCode.SUCCESS
 
-    def _refuse(self, session: Session, packet: Publish, code: int) -> None:
+    def _refuse(self, packet: Publish, code: int) -> None:
         """Say no. MQTT before 5.0 leaves a choice between an acknowledgement and the end of the connection
         [MQTT-3.3.5-2], and so do the settings: an acknowledgement would say that the message is kept, and a client with
         a queue sends it again for ever. ``$SYS`` is in no stream, and bridges of Mosquitto tell their state there: they
         would never stay connected."""
         closes = self._parts.settings.closes_on_refusal and not packet.topic.startswith(b"$SYS/")
-        if packet.qos and session.version != Version.V5 and closes:
+        if packet.qos and not self.in_5 and closes:
             what = ReasonCode(code).name.lower().replace("_", " ")
             if code == ReasonCode.TOPIC_NAME_INVALID and self._is_unrouted(packet.topic):
                 what = "no stream matches it, `unrouted: refuse`"
@@ -225,83 +291,90 @@ class Intake:
             raise ProtocolViolation(
                 f"a QoS {packet.qos} publish to {topic!r} is refused ({what}) and must not be acknowledged", "3.3.5-2"
             )
-        self._acknowledge(session, packet, code)
+        self._acknowledge(packet, code)
 
     def _is_unrouted(self, topic: bytes) -> bool:
-        """Whether the client may publish to a topic that ``Topics.target`` gave None for: then no stream matches it."""
-        return self.topics.permits(topic) and self._parts.ingest.refuses(topic)
+        """Return whether the client may publish to a topic that has no route: then no stream matches it."""
+        return self.routes.permits(topic) and self._parts.ingest.refuses(topic)
 
     def _retain(self, packet: Publish) -> bool:
         self._retains = True
         return retain(self._parts.retained, packet, self._parts.wall_clock())
 
-    def _acknowledge(self, session: Session, packet: Publish, code: int) -> None:
+    def _acknowledge(self, packet: Publish, code: int) -> None:
         if not packet.qos:
             return
-        if session.version != Version.V5 or not code:
-            self.run.acknowledge(packet.qos, packet.packet_id)
+        if self.in_5 and code:
+            answer = encode((PubAck if packet.qos == 1 else PubRec)(packet.packet_id, code), Version.V5)
+            self._has_codes = True
         else:
-            answer = PubAck(packet.packet_id, code) if packet.qos == 1 else PubRec(packet.packet_id, code)
-            self.run.acks.append(encode(answer, Version.V5))
+            answer = (PUBACK if packet.qos == 1 else PUBREC) + packet.packet_id.to_bytes(2, "big")
+        self._gathered.answer(self, answer)
+        self.is_due(1)
 
-    # --- storing
+    # --- storing at the end of a read
 
-    def _store_with_journal(
-        self,
-        session: Session,
-        run: PublishRun[Target],
-        packets: dict[Target, dict[int, Publish]],
-        new_ids: Sequence[int],
-    ) -> None:
-        parts, client_id = self._parts, session.client_id
+    def _store_with_journal(self, gathered: Gathering, opened: Sequence[int]) -> None:
+        parts, client_id = self._parts, self._session.client_id
         with parts.journal.together():
-            stored = parts.ingest.store(run, packets, client_id)
-            if new_ids:
-                parts.journal.received(client_id, new_ids)
-            pubacks = _pubacks(run.acks)
+            stored = parts.ingest.store(gathered)
+            if opened:
+                parts.journal.received(client_id, opened)
+            pubacks = b"".join(each for each in gathered.answers if each.startswith(PUBACK))
             if stored and pubacks:
                 parts.journal.published(client_id, pubacks, stored)
 
-    # --- acknowledging
-
-    def _await_durable(self, due: _Due, session: Session, new_ids: list[int], *, retains: bool = False) -> None:
-        if self._due is None:
-            self._due = deque()
-        self._due.append(due)
-        self._answers_due += due.count
-        if self._answers_due > self._answers_due_max and not self._holding:
-            self._holding = True
-            self._parts.counters.receive_maximum_pauses += 1
-            self._client.hold(Pause.ACKS)
-        durable = partial(self._durable, due, session, new_ids)
-        if retains:
-            self._parts.retained.on_durable(durable)
-        self._parts.ingest.on_durable(durable)
-
-    def _durable(self, due: _Due, session: Session, new_ids: list[int], error: BaseException | None) -> None:
+    def _durable(self, gathered: Gathering, opened: Sequence[int], error: BaseException | None) -> None:
         if error is not None:
-            session.forget(new_ids)
-            self._client.refuse(error)
-            return
-        due.waits -= 1
-        if not self._sending and self._due and not self._due[0].waits:
-            self._sending = True  # one write for all reads of this commit, whose callbacks follow this one
-            self._parts.call_soon(self._send_acks)
+            self._session.forget(opened)
+        self._parts.ingest.turn.durable(gathered, error)
 
-    def _send_acks(self) -> None:
-        self._sending = False
-        queue, ready = self._due, []
-        while queue and not queue[0].waits:
-            due = queue.popleft()
-            ready.append(due.acks)
-            self._answers_due -= due.count
-            self._parts.counters.acks_sent += due.count
-        if not ready or not self._client.is_open:
+    # --- answering
+
+    def acknowledge(self, answers: bytes) -> None:
+        """Send answers: everything before them is durable."""
+        if self._late is not None:
+            # Perhaps more than they need: what was retained after their publishes, and asked for before this commit.
+            self._late.append((answers, self._asked))
             return
-        self._client.send(b"".join(ready))
-        if self._holding and self._answers_due <= self._answers_due_max:
+        self.due -= _packets_in(answers) if self._has_codes else len(answers) // ACK_BYTES
+        self._client.send(answers)
+        if self._holding and self.due <= self.due_max:
             self._holding = False
             self._client.release(Pause.ACKS)
+
+    def refuse(self, error: BaseException) -> None:
+        """End the connection: some of what came from it could not be stored, so it must not be acknowledged."""
+        self._client.refuse(error)
+
+    def _keep_retained(self, error: BaseException | None) -> None:
+        if error is not None:
+            self._client.refuse(error)
+            return
+        self._kept += 1
+        late, self._late = self._late or deque(), None
+        while late and late[0][1] <= self._kept:
+            self.acknowledge(late.popleft()[0])
+        if late or self._kept < self._asked:
+            self._late = late
+
+
+def _packets_in(answers: bytes) -> int:
+    count = at = 0
+    while at < len(answers):
+        at += 2 + answers[at + 1]
+        count += 1
+    return count
+
+
+def flags_of(packet: Publish) -> int:
+    """Return what a record's flags say of its publish."""
+    flags = Flag.PUBLISHED_QOS0 if not packet.qos else Flag.PUBLISHED_QOS2 if packet.qos == 2 else Flag(0)
+    if packet.retain:
+        flags |= Flag.RETAINED
+    if packet.dup:
+        flags |= Flag.DUPLICATE_SUSPECTED
+    return int(flags)
 
 
 def retain(retained: Retained, packet: Publish, now: int) -> bool:
@@ -313,7 +386,3 @@ def retain(retained: Retained, packet: Publish, now: int) -> bool:
     if properties.topic_alias is not None:
         properties = msgspec.structs.replace(properties, topic_alias=None)
     return retained.set(packet.topic, packet.payload, packet.qos, properties, now)
-
-
-def _pubacks(acks: Sequence[bytes]) -> bytes:
-    return b"".join(each for each in acks if each.startswith(PUBACK))

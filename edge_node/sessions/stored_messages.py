@@ -33,8 +33,8 @@ class StoredMessages:
         when it is a retained message that was sent to one session alone."""
         if record.flags & Flag.PUBLISHED_QOS0 or is_retained_copy(record):
             return None
-        target = self.ingest.target(record.topic)
-        if target.streams and target.streams[0] != stream and stream in target.streams:
+        route = self.ingest.route(record.topic)
+        if route.streams and route.streams[0] != stream and stream in route.streams:
             return None
         return self.read_again(stream, record)
 

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 
 from weft.edge_node.counters import Counters
 from weft.edge_node.sessions.client_window import Outbound
 from weft.edge_node.sessions.packets_out import OWN, shared_parts
-from weft.edge_node.subscriptions.message import Message, split_expiry
+from weft.edge_node.subscriptions.message import Message
+from weft.edge_node.subscriptions.message_headers import from_headers
 from weft.edge_node.subscriptions.subscriptions import Grant, Subscriptions
-from weft.protocols.batch import Flag
-from weft.protocols.mqtt.packets import Publish
+from weft.protocols.batch import Flag, HeaderPairs
 
 # As plain integers: an IntFlag's arithmetic costs more than the rest of a message's turn.
 _QOS0, _QOS2, _RETAINED = int(Flag.PUBLISHED_QOS0), int(Flag.PUBLISHED_QOS2), int(Flag.RETAINED)
@@ -24,51 +24,44 @@ class FanOut:
         subscriptions: Subscriptions,
         touched: list[Outbound],
         flush: Callable[[], None],
-        wall_clock: Callable[[], int],
         counters: Counters,
     ) -> None:
         """Join subscriptions and the list of clients that have something to be written, which ``flush`` empties."""
         self._subscriptions = subscriptions
         self.touched = touched
         self._flush = flush
-        self._wall_clock = wall_clock
         self._counters = counters
 
-    def run(  # noqa: PLR0917
+    def deliver(  # noqa: PLR0917
         self,
-        topics: Sequence[bytes],
-        payloads: Sequence[bytes],
-        flags: Mapping[int, int],
-        packets: Mapping[int, Publish],
-        stream: int,
-        base_seq: int,
+        topic: bytes,
+        payload: bytes,
+        flags: int,
+        headers: HeaderPairs,
         publisher: str | None,
+        stream: int,
+        seq: int,
     ) -> None:
-        """Deliver the messages of one read that belong to the same streams, in order of receipt.
+        """Deliver one record. ``flush`` follows once more of them have been.
 
         Args:
-            flags: index -> ``Flag`` bits, which say the QoS too.
-            packets: index -> the packet, for messages with properties.
-            stream: where the first of them is at ``base_seq``; ``message.NOWHERE`` if the log does not have them.
+            flags: ``Flag`` bits, which say the QoS too.
+            headers: empty for a message without properties.
             publisher: client identifier, for subscriptions that do not want their own messages.
+            stream: where the record is at ``seq``; ``message.NOWHERE`` if the log does not have it.
         """
-        plans, seq = self._subscriptions.plans, base_seq
-        plan_of = self._subscriptions.plan
-        for index, (topic, payload) in enumerate(zip(topics, payloads, strict=True)):
-            plan = plans.get(topic) or plan_of(topic)
-            bits = flags.get(index, 0) if flags else 0
-            qos = 1 if not bits else 0 if bits & _QOS0 else 2 if bits & _QOS2 else 1
-            message = Message(topic, payload, qos, stream=stream, seq=seq)
-            seq += 1
-            if bits & _RETAINED or index in packets:
-                message.retain = bool(bits & _RETAINED)
-                if index in packets:
-                    message.properties, message.expires_ns = split_expiry(packets[index].properties, self._wall_clock())
-            if plan.grants:
-                self._deliver(message, plan.grants, publisher)
-            for group in plan.groups:
-                group.offer(message)
-        self.flush()
+        subscriptions = self._subscriptions
+        plan = subscriptions.plans.get(topic) or subscriptions.plan(topic)
+        qos = 1 if not flags else 0 if flags & _QOS0 else 2 if flags & _QOS2 else 1
+        message = Message(topic, payload, qos, stream=stream, seq=seq)
+        if flags & _RETAINED:
+            message.retain = True
+        if headers:
+            message.properties, message.expires_ns = from_headers(headers)
+        if plan.grants:
+            self._deliver(message, plan.grants, publisher)
+        for group in plan.groups:
+            group.offer(message)
 
     def message(self, message: Message, publisher: str | None = None) -> None:
         """Deliver one message."""

@@ -1,87 +1,143 @@
-"""The publishes of one read, gathered by where they go: the hot loop of the edge.
+"""Plain PUBLISH packets, gathered by where they go: the hot loop of the edge.
 
-Devices mostly send small plain PUBLISH packets, many to a read. ``scan`` takes exactly those (no DUP, no retain, a
-known topic, a remaining length of one or two bytes) in one loop over local variables, and leaves every other packet,
-and everything that could be an error, to ``decoder.decode``.
+Devices mostly send small plain PUBLISH packets: one to a read, or many. ``single`` and ``scan`` take exactly those (no
+DUP, no retain, a known topic, a remaining length of one or two bytes) over local variables, and leave every other
+packet, and everything that could be an error, to ``decoder.decode``.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Generic, TypeVar
+from typing import Any, Protocol
 
 from weft.protocols.mqtt.encoder import PUBACK, PUBREC
 from weft.protocols.mqtt.packet_ids import PacketIds
 from weft.protocols.mqtt.packet_types import PacketType, Version
-
-Target = TypeVar("Target")
 
 SCAN_PACKET_BYTES_MIN = 129
 """The longest packet that ``scan`` takes without asking the limit: ``packet_bytes_max`` must not be smaller."""
 
 _ANSWERS = {PacketType.PUBLISH << 4 | qos << 1: (answer, qos) for qos, answer in enumerate((b"", PUBACK, PUBREC))}
 """First byte of a PUBLISH without DUP and retain -> what answers it, and its QoS."""
+_AT_LEAST_ONCE = PacketType.PUBLISH << 4 | 1 << 1
+"""The one at QoS 1."""
+_SINGLE_BYTES_MIN = 7
+"""A PUBLISH at QoS 1 with a topic of one byte and no payload."""
 _NO_ID = b"\0\0"
-_NOTHING = object()
 
 
-class Records:
-    """A run of records for one target, in order of receipt."""
+class Route(Protocol):
+    """What becomes of the publishes of a topic."""
 
-    __slots__ = ("flags", "keys", "payload_bytes", "payloads")
-
-    def __init__(self) -> None:
-        self.keys: list[bytes] = []
-        self.payloads: list[bytes] = []
-        self.payload_bytes = 0
-        self.flags: dict[int, int] = {}
-        """Index in this run -> flag bits, for the records that have any."""
+    destination: Any
+    """Publishes of one destination are one run."""
+    noted: bool
+    """Whether ``Gathered.note`` is to be told of them."""
 
 
-class PublishRun(Generic[Target]):
-    """What one read brought."""
+class Run(Protocol):
+    """Records of one destination, in order of receipt."""
 
-    __slots__ = ("acks", "groups", "received")
+    keys: list[bytes]
+    payloads: list[bytes]
+    sources: list[Any]
+    """Who published each of them."""
+    flags: dict[int, int]
+    """Index in this run -> flag bits, for the records that have any."""
 
-    def __init__(self) -> None:
-        self.groups: dict[Target, Records] = {}
-        self.acks: list[bytes] = []
-        """PUBACKs and PUBRECs in order of receipt, due once the records are durable [MQTT-4.6.0-2, 4.6.0-3]."""
-        self.received: list[int] = []
-        """QoS 2 identifiers that this read opened; to be closed again if its records cannot be stored."""
 
-    def add(self, target: Target, topic: bytes, payload: bytes, flags: int = 0) -> None:
-        """Add one record, of a publish that came through the full decoder."""
-        records = self.groups.get(target)
-        if records is None:
-            records = self.groups[target] = Records()
-        if flags:
-            records.flags[len(records.keys)] = flags
-        records.keys.append(topic)
-        records.payloads.append(payload)
-        records.payload_bytes += len(payload)
+class Gathered(Protocol):
+    """Where packets are taken to (``edge_node/ingest/record.py``)."""
 
-    def acknowledge(self, qos: int, packet_id: int) -> None:
-        """Note the answer that a QoS 1 or 2 publish is due."""
-        if qos:
-            self.acks.append((PUBACK if qos == 1 else PUBREC) + packet_id.to_bytes(2, "big"))
+    clients: list[Any]
+    answers: list[bytes]
+    """PUBACKs and PUBRECs in order of receipt, due to the client at the same place of ``clients`` once its records are
+    durable [MQTT-4.6.0-2, 4.6.0-3]."""
+    more_acks: int
+    """Acknowledged publishes beyond one for each of ``answers``."""
+
+    @property
+    def groups(self) -> Mapping[Any, Run]:
+        """By destination; begins a run for one that has none yet."""
+        ...
+
+    def note(self, route: Any, run: Any, first: int) -> None:
+        """Note that the records of a run from ``first`` on are of a route that is ``noted``."""
+
+
+def single(  # noqa: PLR0917 - positional, for speed
+    data: bytes,
+    routes: Mapping[bytes, Any],
+    gathered: Gathered,
+    source: object,
+    packet_bytes_max: int,
+    in_5: bool,
+) -> bool:
+    """Take a read that is exactly one plain PUBLISH at QoS 1, as most reads of a fleet of devices are.
+
+    The arguments are those of ``scan``; ``in_5`` says whether packets are of MQTT 5.0.
+
+    Returns:
+        Whether it was taken; if not, nothing was. Never raises.
+    """
+    size = len(data)
+    if size < _SINGLE_BYTES_MIN or data[0] != _AT_LEAST_ONCE or size > packet_bytes_max:
+        return False
+    length = data[1]
+    body = 2
+    if length > 127:
+        high = data[2]
+        if high > 127:
+            return False
+        body = 3
+        length += (high << 7) - 128
+    if body + length != size:
+        return False
+    topic_end = body + 2 + (data[body] << 8) + data[body + 1]
+    start = topic_end + 2
+    if start > size:
+        return False
+    packet_id = data[topic_end:start]
+    if packet_id == _NO_ID:
+        return False
+    if in_5:
+        if start >= size or data[start]:
+            return False
+        start += 1
+    topic = data[body + 2 : topic_end]
+    route = routes.get(topic)
+    if route is None:
+        return False
+    run = gathered.groups[route.destination]
+    run.keys.append(topic)
+    run.payloads.append(data[start:])
+    run.sources.append(source)
+    if route.noted:
+        gathered.note(route, run, len(run.keys) - 1)
+    gathered.clients.append(source)
+    gathered.answers.append(PUBACK + packet_id)
+    return True
 
 
 def scan(  # noqa: PLR0917 - positional, for speed
     data: bytes,
     at: int,
-    targets: Mapping[bytes, Target],
-    run: PublishRun[Target],
+    routes: Mapping[bytes, Any],
+    gathered: Gathered,
+    source: object,
     received: PacketIds,
+    opened: list[int],
     packet_bytes_max: int,
     version: int = Version.V311,
     qos_flags: tuple[int, int, int] = (0, 0, 0),
 ) -> int:
-    """Take a row of plain PUBLISH packets of one QoS from ``data[at:]`` into ``run``, up to the first other packet.
+    """Take a row of plain PUBLISH packets of one QoS from ``data[at:]``, up to the first other packet.
 
     Args:
-        targets: valid topic -> where its records go. Topics that need more than storing are left out of it.
+        routes: valid topic -> where its records go. Topics that need more than storing are left out of it.
+        source: who published them.
         received: the QoS 2 identifiers that are open; those of the packets taken are added.
+        opened: they are appended here, too.
         packet_bytes_max: at least ``SCAN_PACKET_BYTES_MIN``.
         version: in MQTT 5.0 a plain packet's property section is empty.
         qos_flags: flag bits for the records of publishes, by QoS.
@@ -97,11 +153,15 @@ def scan(  # noqa: PLR0917 - positional, for speed
         return at
     answer, qos = _ANSWERS[kind]
     bits = qos_flags[qos]
-    groups, find = run.groups, targets.get
+    groups, find = gathered.groups, routes.get
     ids: list[bytes] = []
     add_id = ids.append
     starts = data.startswith
-    current: object = _NOTHING
+    current: Route | None = None
+    run: Any = None
+    noted = 0
+    keys: list[bytes] = []
+    sources: list[Any] = []
     in_5, at_most_once, exactly_once = version == Version.V5, qos == 0, qos == 2
     while at <= last and data[at] == kind:
         length = data[at + 1]
@@ -128,8 +188,8 @@ def scan(  # noqa: PLR0917 - positional, for speed
                 break
             start += 1
         topic = data[topic_start:topic_end]
-        target = find(topic)
-        if target is None:
+        route = find(topic)
+        if route is None:
             break
         if not at_most_once:
             packet_id = data[topic_end : topic_end + 2]
@@ -139,22 +199,24 @@ def scan(  # noqa: PLR0917 - positional, for speed
                 number = packet_id[0] << 8 | packet_id[1]
                 if not received.add(number):
                     break
-                run.received.append(number)
+                opened.append(number)
             add_id(packet_id)
-        if target is not current:
-            current = target
-            known = groups.get(target)
-            records = groups[target] = Records() if known is None else known
-            keys = records.keys
-            flags = records.flags
+        if route is not current:
+            if current is not None:
+                sources += [source] * (len(keys) - len(sources))
+                if current.noted:
+                    gathered.note(current, run, noted)
+            current = route
+            run = groups[route.destination]
+            noted = len(run.keys)
+            keys, payloads, sources, flags = run.keys, run.payloads, run.sources, run.flags
             add_key = keys.append
-            add_payload = records.payloads.append
+            add_payload = payloads.append
         if bits:
             flags[len(keys)] = bits
         add_key(topic)
         add_payload(data[start:after])
         size = after - start
-        records.payload_bytes += size
         first, at = at, after
         if at > last or data[at + 1] != data[first + 1] or exactly_once or not size:
             continue
@@ -176,9 +238,14 @@ def scan(  # noqa: PLR0917 - positional, for speed
         if bits:
             flags.update(dict.fromkeys(range(len(keys), len(keys) + count), bits))
         keys += [topic] * count
-        records.payload_bytes += size * count
-        records.payloads += [data[offset : offset + size] for offset in range(start + stride, stop, stride)]
+        payloads += [data[offset : offset + size] for offset in range(start + stride, stop, stride)]
         at = stop
+    if current is not None:
+        sources += [source] * (len(keys) - len(sources))
+        if current.noted:
+            gathered.note(current, run, noted)
     if ids:
-        run.acks.append(answer + answer.join(ids))
+        gathered.clients.append(source)
+        gathered.answers.append(answer + answer.join(ids))
+        gathered.more_acks += len(ids) - 1
     return at

@@ -238,7 +238,7 @@ class SegmentLog(LogAnswers, LogRoom):
                 if not self._turn_awaited:
                     self._make_due()
         if not queued:
-            self.committer.post(lambda: callback(failed))
+            self.committer.tell([callback], failed)
 
     async def durable(self) -> None:
         """Return once everything appended so far is durable. On the owner's loop, whose thread appends.
@@ -265,7 +265,8 @@ class SegmentLog(LogAnswers, LogRoom):
         return self._state.queue.raw_bytes
 
     def listen(self, callback: Callable[[], None]) -> Callable[[], None]:
-        """Call back, through ``post``, after each commit. Returns what ends it. Owner's thread only."""
+        """Call back, through ``post``, after each commit, and after a callback of ``on_durable`` that had no commit to
+        wait for. Returns what ends it. Owner's thread only."""
         self.committer.listeners.append(callback)
 
         def unsubscribe() -> None:

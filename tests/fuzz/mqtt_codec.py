@@ -8,16 +8,21 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping
 
+from weft.edge_node.ingest.record import Gathering, Origin
+from weft.edge_node.ingest.routes import Destination, Route
 from weft.protocols.mqtt.connection import Connection, ServerLimits
 from weft.protocols.mqtt.decoder import decode, packet_end
 from weft.protocols.mqtt.encoder import encode
 from weft.protocols.mqtt.errors import MqttError
 from weft.protocols.mqtt.packet_ids import PacketIds
 from weft.protocols.mqtt.packets import Packet
-from weft.protocols.mqtt.publish_run import PublishRun, scan
+from weft.protocols.mqtt.publish_run import scan
 
 LIMIT = 4096
-TARGETS: Mapping[bytes, str] = {b"a": "one", b"a/b": "two"}
+TARGETS: Mapping[bytes, Route] = {
+    topic: Route(Destination((number,), False, False), live=False, marked=False)
+    for number, topic in enumerate((b"a", b"a/b"), 1)
+}
 
 
 def run_one(data: bytes) -> None:
@@ -55,8 +60,7 @@ def _check_refusal(connection: Connection, error: MqttError) -> None:
 
 def _scan(stream: bytes, at: int, version: int) -> int:
     """Whatever the fast scan takes, the decoder takes too."""
-    run: PublishRun[str] = PublishRun()
-    end = scan(stream, at, TARGETS, run, PacketIds(), LIMIT, version)
+    end = scan(stream, at, TARGETS, Gathering(), Origin(None), PacketIds(), [], LIMIT, version)
     while at < end:
         decoded = decode(stream, at, LIMIT, version)
         assert decoded is not None

@@ -47,7 +47,7 @@ def command() -> None:
 @log_level_option
 def run(config_file: str, log_level: str) -> None:
     """Run the node of CONFIG until SIGTERM or SIGINT."""
-    from weft.service.serving import Signals, run_until_stopped, software
+    from weft.service.serving import Signals, collect_garbage_rarely, run_until_stopped, software
 
     loaded = located_edge(config_file)
     config = loaded.config
@@ -71,6 +71,7 @@ def run(config_file: str, log_level: str) -> None:
     async def serve(signals: Signals) -> None:
         node = EdgeNode(config, software())
         await node.start()
+        collect_garbage_rarely()
         try:
             click.echo(f"{config.tenant}/{config.node} is ready: {_addresses(node.addresses, node.http)}")
             async with signals.reloading(lambda: _reload(node, settings)):

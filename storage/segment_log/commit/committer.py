@@ -84,7 +84,7 @@ class Committer:
         except Exception as error:
             self.poison(error)
             return False
-        self._tell(commit.callbacks, None)
+        self.tell(commit.callbacks, None)
         with self._state.changed:
             self._state.queue.done()
             if self._state.queue.idle:
@@ -351,10 +351,10 @@ class Committer:
             callbacks = self._state.queue.take_callbacks()
         # A disk's trouble is said in a sentence; where a mistake of ours stands needs the traceback.
         logger.error("%s", failed, exc_info=None if isinstance(error, OSError) else error)
-        self._tell(callbacks, failed)
+        self.tell(callbacks, failed)
         return failed
 
-    def _tell(self, callbacks: list[Callback], error: LogFailed | None) -> None:
+    def tell(self, callbacks: list[Callback], error: LogFailed | None) -> None:
         """Hand callbacks, in order, and then the listeners to the owner's thread in one go."""
         if not callbacks and not self.listeners:
             return

@@ -4,22 +4,22 @@ from pathlib import Path
 import pytest
 
 from tests.edge_node.mqtt.harness import RawClient, Somebody, running, until
-from weft.edge_node.ingest import ingest
+from weft.edge_node.ingest import routes
+from weft.edge_node.ingest.record import Gathering, Origin, Record
 from weft.edge_node.subscriptions import subscriptions
 from weft.edge_node.subscriptions.message import PUBLISHER
 from weft.protocols.batch import Flag
 from weft.protocols.mqtt.packets import PubAck, Publish, Subscription
 from weft.protocols.mqtt.properties import Properties
-from weft.protocols.mqtt.publish_run import PublishRun
 from weft.storage.segment_log import LogFull, StreamPolicy
 
 
 async def test_streams_that_share_topics_keep_their_records_apart(tmp_path: Path) -> None:
     async with running(tmp_path, patterns={"one": ["a/+"], "both": ["a/+", "b"]}) as node:
         for topic, payload in ((b"a/1", b"1"), (b"b", b"2"), (b"a/2", b"3")):
-            run: PublishRun[ingest.Target] = PublishRun()
-            run.add(node.broker.ingest.target(topic), topic, payload, Flag.RETAINED if payload == b"3" else 0)
-            node.broker.ingest.store(run, {})
+            gathered, flags = Gathering(), Flag.RETAINED if payload == b"3" else 0
+            gathered.add(node.broker.ingest.route(topic), topic, payload, Origin(None), flags)
+            node.broker.ingest.store(gathered)
         assert [(record.payload, record.flags) for record in await node.stored("one")] == [
             (b"1", 0), (b"3", Flag.RETAINED),
         ]  # fmt: skip
@@ -29,20 +29,20 @@ async def test_streams_that_share_topics_keep_their_records_apart(tmp_path: Path
 
 
 async def test_what_is_remembered_of_topics_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ingest, "TOPICS_MAX", 10)
+    monkeypatch.setattr(routes, "TOPICS_MAX", 10)
     monkeypatch.setattr(subscriptions, "PLANS_MAX", 10)
     async with running(tmp_path) as node:
         topics = node.broker.ingest.everybody
         stream = (node.log.stream("telemetry"),)
         for number in range(100):
-            kept, unrouted = topics.target(b"plant/a/%d" % number), topics.target(b"none/%d" % number)
+            kept, unrouted = topics.route(b"plant/a/%d" % number), topics.route(b"none/%d" % number)
             assert kept is not None
             assert unrouted is not None
             assert (kept.streams, unrouted.streams) == (stream, (node.log.stream("unrouted"),))
             assert len(topics.plain) <= 10
             assert len(node.broker.subscriptions.plans) <= 10
         long = b"plant/a/" + b"x" * 600
-        assert topics.target(long) is not None
+        assert topics.route(long) is not None
         assert long not in topics.plain
 
 
@@ -52,7 +52,7 @@ async def test_who_gets_a_topic_is_found_anew_after_every_change(tmp_path: Path)
         client = await RawClient.connect(node.port, "c", clean_start=False)
 
         def look(topic: bytes) -> tuple[bool, bool]:
-            target = topics.target(topic)
+            target = topics.route(topic)
             assert target is not None
             return target.live, target.kept_for_sessions
 
@@ -81,16 +81,16 @@ async def test_clients_that_published_nothing_have_nothing_to_forget(tmp_path: P
     async with running(tmp_path) as node:
         node.door.may = lambda _what, _topic: True
         owner = node.broker.ingest
-        one, two = (owner.topics_of(Somebody(node.door, name)) for name in ("one", "two"))
-        assert one.target(b"plant/a") is not None
+        one, two = (owner.routes_of(Somebody(node.door, name)) for name in ("one", "two"))
+        assert one.route(b"plant/a") is not None
         assert owner.remembering == {one}
         node.door.may = lambda _what, _topic: False
         node.broker.permissions_changed()
         assert owner.remembering == set()
-        assert one.target(b"plant/a") is None
-        assert two.target(b"plant/a") is None
+        assert one.route(b"plant/a") is None
+        assert two.route(b"plant/a") is None
         node.door.may = lambda _what, _topic: True
-        assert two.target(b"plant/a") is not None
+        assert two.route(b"plant/a") is not None
         owner.leave(two)
         assert owner.remembering == set()
 
@@ -143,21 +143,21 @@ async def test_what_belongs_together_is_refused_as_a_whole_when_one_stream_is_fu
         log.set_policy(log.stream("drops"), StreamPolicy("drop_oldest", retain_bytes=5000))
         log.set_policy(log.stream("small"), StreamPolicy(retain_bytes=5000))
 
-        def read_of(size: int) -> PublishRun[ingest.Target]:
-            run: PublishRun[ingest.Target] = PublishRun()
+        def read_of(size: int) -> Gathering:
+            gathered = Gathering()
             for topic in (b"a", b"b"):
-                run.add(node.broker.ingest.target(topic), topic, random.Random(size).randbytes(size), 0)
-            return run
+                gathered.add(node.broker.ingest.route(topic), topic, random.Random(size).randbytes(size), Origin(None))
+            return gathered
 
         with log.together(20_000):
-            store(read_of(4000), {})
+            store(read_of(4000))
         await node.durable()
         before = [(log.next_seq(log.stream(name)), log.ranges(log.stream(name)).count()) for name in ("drops", "both")]
         with pytest.raises(LogFull, match="stream small takes"), log.together(20_000):
-            store(read_of(2000), {})
+            store(read_of(2000))
         await node.durable()
         after = [(log.next_seq(log.stream(name)), log.ranges(log.stream(name)).count()) for name in ("drops", "both")]
         assert after == before == [(1, 1), (2, 2)]
         # Nobody would send a will again: it is taken.
         with log.together(20_000):
-            node.broker.ingest.publish(Publish(b"b", bytes(2000), 1, 1))
+            node.broker.ingest.publish(Record(b"b", bytes(2000)))

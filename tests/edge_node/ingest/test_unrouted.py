@@ -280,7 +280,7 @@ async def test_the_topics_named_in_the_log_are_bounded(
         topics = node.broker.ingest.everybody
         for _ in range(2):
             for number in range(20):
-                assert (topics.target(b"none/%d" % number) is None) is (policy == "refuse")
+                assert (topics.route(b"none/%d" % number) is None) is (policy == "refuse")
             node.broker.ingest.forget()
     lines = [record.getMessage() for record in caplog.records if record.name == unrouted.__name__]
     assert len(lines) == 6

@@ -18,6 +18,7 @@ from paho.mqtt.enums import CallbackAPIVersion
 
 from weft.edge_node.broker_ports import Identity
 from weft.edge_node.counters import Counters
+from weft.edge_node.ingest.turn import Turn
 from weft.edge_node.ingest.unrouted import Policy, Unrouted
 from weft.edge_node.mqtt.broker import Broker, BrokerSettings
 from weft.edge_node.sessions.limits import SessionLimits
@@ -196,10 +197,11 @@ async def running(
     def post(callback: Callable[[], None]) -> None:
         loop.call_soon_threadsafe(callback)
 
+    turn = Turn(loop.call_soon, loop.time, counters)
     log = SegmentLog.open(
         str(directory), log_settings, filesystem=filesystem or OSFileSystem(), wall_clock=wall_clock,
         clock_reading=lambda: ClockReading(7, time.monotonic_ns(), ClockState.SYNCED),
-        random_bits=random.SystemRandom().getrandbits, post=post, end_of_turn=loop.call_soon,
+        random_bits=random.SystemRandom().getrandbits, post=post, end_of_turn=turn.at_end,
     )  # fmt: skip
     state = BrokerState(
         str(directory), log, state_settings, StateCounters(),
@@ -208,7 +210,8 @@ async def running(
     broker = Broker(
         log, patterns, BrokerSettings(**settings), limits, counters, wall_clock,
         retained=state.retained, journal=state.journal, backlog=state.backlog, resent=state.resent,
-        unrouted=Unrouted(unrouted, log, counters), pending_bytes_max=pending_bytes_max,
+        unrouted=Unrouted(unrouted, log, counters), turn=turn,
+        pending_bytes_max=pending_bytes_max,
     )  # fmt: skip
     broker.start()
     server = await loop.create_server(lambda: broker.connection(door, Guest(counters)), "127.0.0.1", 0)

@@ -52,6 +52,12 @@ class Socket(list[bytes]):
         raise AssertionError("nobody connects anew here")
 
 
+def deliver(fan_out: FanOut, topics: list[bytes], payloads: list[bytes], stream: int, seq: int) -> None:
+    for at, (topic, payload) in enumerate(zip(topics, payloads, strict=True)):
+        fan_out.deliver(topic, payload, 0, (), None, stream, seq + at)
+    fan_out.flush()
+
+
 def make(
     keeper: Keeper, window: int = 2, bytes_max: int = 1 << 20, version: int = 4
 ) -> tuple[Outbound, Socket, FanOut]:
@@ -59,14 +65,14 @@ def make(
     outbound.attach(link, Wire(version), window)
     subscriptions = Subscriptions()
     subscriptions.add(Entry(outbound, "t", Subscription("t", 2), None))
-    return outbound, link, FanOut(subscriptions, keeper.touched, keeper.flush, keeper.wall_clock, keeper.counters)
+    return outbound, link, FanOut(subscriptions, keeper.touched, keeper.flush, keeper.counters)
 
 
 def test_sends_in_order_as_far_as_the_window_reaches() -> None:
     """[MQTT-4.6.0-1] [MQTT-3.3.4-7] [MQTT-4.4.0-1]"""
     keeper = Keeper()
     outbound, link, fan_out = make(keeper)
-    fan_out.run([b"t"] * 3, [b"1", b"2", b"3"], {}, {}, 0, 0, None)
+    deliver(fan_out, [b"t"] * 3, [b"1", b"2", b"3"], 0, 0)
     assert link == [encode_publish(b"t", b"1", 1, 1) + encode_publish(b"t", b"2", 1, 2)], "one write for the read"
     assert outbound.take_pubacks(b"\x40\x02\x00\x01\x40\x02\x00\x63", 0) == 4, "an identifier that is not in flight"
     outbound.pump()
@@ -83,12 +89,12 @@ def test_both_bounds_hold_and_acknowledgements_make_room() -> None:
     keeper = Keeper(3 * ROOM)
     one, _, to_one = make(keeper, 1, 2 * ROOM)
     two, _, to_two = make(keeper, 1, 2 * ROOM)
-    to_one.run([b"t"] * 3, [b"x"] * 3, {}, {}, NOWHERE, 0, None)
+    deliver(to_one, [b"t"] * 3, [b"x"] * 3, NOWHERE, 0)
     assert keeper.counters.deliveries_dropped == 1
-    to_two.run([b"t"] * 2, [b"x"] * 2, {}, {}, NOWHERE, 0, None)
+    deliver(to_two, [b"t"] * 2, [b"x"] * 2, NOWHERE, 0)
     assert keeper.counters.deliveries_dropped == 2
     one.puback(1)
-    to_two.run([b"t"], [b"x"], {}, {}, NOWHERE, 0, None)
+    deliver(to_two, [b"t"], [b"x"], NOWHERE, 0)
     assert keeper.counters.deliveries_dropped == 2
     one.clear()
     two.clear()
@@ -98,7 +104,7 @@ def test_both_bounds_hold_and_acknowledgements_make_room() -> None:
 def test_what_a_stream_keeps_is_not_dropped_but_read_later() -> None:
     keeper = Keeper()
     _, _, fan_out = make(keeper, 1, 2 * ROOM)
-    fan_out.run([b"t"] * 3, [b"x"] * 3, {}, {}, 7, 100, None)
+    deliver(fan_out, [b"t"] * 3, [b"x"] * 3, 7, 100)
     assert keeper.behind == [("c", 7, 102)]
     assert keeper.counters.deliveries_dropped == 0
 
@@ -107,9 +113,9 @@ def test_packet_identifiers_wrap_around_those_in_flight() -> None:
     """[MQTT-2.2.1-4] [MQTT-2.2.1-3]"""
     keeper = Keeper()
     outbound, link, fan_out = make(keeper)
-    fan_out.run([b"t"], [b"first"], {}, {}, 0, 0, None)
+    deliver(fan_out, [b"t"], [b"first"], 0, 0)
     outbound.last_id = 65_535
-    fan_out.run([b"t"], [b"again"], {}, {}, 0, 0, None)
+    deliver(fan_out, [b"t"], [b"again"], 0, 0)
     assert link[1] == encode_publish(b"t", b"again", 1, 2)
 
 
@@ -151,7 +157,7 @@ def test_a_smaller_receive_maximum_holds_back_what_is_sent_again() -> None:
     """[MQTT-3.3.4-9]"""
     keeper = Keeper()
     outbound, _, fan_out = make(keeper, 3)
-    fan_out.run([b"t"] * 3, [b"1", b"2", b"3"], {}, {}, 0, 0, None)
+    deliver(fan_out, [b"t"] * 3, [b"1", b"2", b"3"], 0, 0)
     again = Socket()
     outbound.attach(again, Wire(4), 1)
     outbound.pump()

@@ -1,3 +1,6 @@
+from collections import defaultdict
+from typing import NamedTuple
+
 import msgspec
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -9,10 +12,17 @@ from weft.protocols.mqtt.errors import MqttError
 from weft.protocols.mqtt.packet_ids import PacketIds
 from weft.protocols.mqtt.packets import Publish
 from weft.protocols.mqtt.properties import NO_PROPERTIES
-from weft.protocols.mqtt.publish_run import PublishRun, scan
+from weft.protocols.mqtt.publish_run import scan, single
 
 LIMIT = 1 << 20
-TARGETS = {b"a": "one", b"b": "two", b"c": "one"}
+
+
+class Route(NamedTuple):
+    destination: str
+    noted: bool
+
+
+TARGETS = {b"a": Route("one", False), b"b": Route("two", False), b"c": Route("one", True)}
 
 
 QOS_FLAGS = (8, 0, 16)
@@ -20,11 +30,37 @@ OPEN = 7
 """A QoS 2 identifier that was received before."""
 
 
-def taken(data: bytes, limit: int = LIMIT, version: int = 4) -> tuple[int, PublishRun[str], PacketIds]:
-    run: PublishRun[str] = PublishRun()
+class Records:
+    def __init__(self) -> None:
+        self.keys: list[bytes] = []
+        self.payloads: list[bytes] = []
+        self.sources: list[object] = []
+        self.flags: dict[int, int] = {}
+
+
+class Taken:
+    def __init__(self) -> None:
+        self.groups: defaultdict[str, Records] = defaultdict(Records)
+        self.clients: list[object] = []
+        self.answers: list[bytes] = []
+        self.more_acks = 0
+        self.opened: list[int] = []
+        self.noted: list[tuple[str, int]] = []
+
+    def note(self, route: Route, run: Records, first: int) -> None:
+        assert route.noted
+        self.noted += [(route.destination, index) for index in range(first, len(run.keys))]
+
+
+CLIENT = object()
+
+
+def taken(data: bytes, limit: int = LIMIT, version: int = 4) -> tuple[int, Taken, PacketIds]:
+    run = Taken()
     received = PacketIds()
     received.add(OPEN)
-    return scan(data, 0, TARGETS, run, received, limit, version, QOS_FLAGS), run, received
+    at = scan(data, 0, TARGETS, run, CLIENT, received, run.opened, limit, version, QOS_FLAGS)
+    return at, run, received
 
 
 @st.composite
@@ -60,7 +96,7 @@ def reference(data: bytes, version: int) -> tuple[int, dict[str, Group], bytes, 
             return at, groups, acks, opened
         if packet.qos == 2 and packet.packet_id in (OPEN, *opened):
             return at, groups, acks, opened
-        records, flags = groups.setdefault(TARGETS[packet.topic], ([], {}))
+        records, flags = groups.setdefault(TARGETS[packet.topic].destination, ([], {}))
         if QOS_FLAGS[packet.qos]:
             flags[len(records)] = QOS_FLAGS[packet.qos]
         records.append((packet.topic, packet.payload))
@@ -80,9 +116,17 @@ def check(data: bytes, version: int) -> None:
     }
     assert found == groups
     for records in run.groups.values():
-        assert records.payload_bytes == sum(map(len, records.payloads))
-    assert b"".join(run.acks) == acks
-    assert run.received == opened
+        assert records.sources == [CLIENT] * len(records.keys)
+    assert sorted(run.noted) == [
+        (target, index)
+        for target in sorted(groups)
+        for index, record in enumerate(groups[target][0])
+        if record[0] == b"c"
+    ]
+    assert b"".join(run.answers) == acks
+    assert run.clients == [CLIENT] * len(run.answers)
+    assert len(run.answers) + run.more_acks == len(acks) // 4
+    assert run.opened == opened
     assert len(received) == 1 + len(opened)
 
 
@@ -123,6 +167,45 @@ def test_damaged_bytes_are_left_to_the_decoder(version: int, data: st.DataObject
     check(bytes(damaged), version)
 
 
+def check_single(data: bytes, version: int) -> None:
+    """It takes all of a read or nothing, and then just what ``scan`` takes."""
+    alone, run = Taken(), Taken()
+    took = single(data, TARGETS, alone, CLIENT, LIMIT, version == 5)
+    at = scan(data, 0, TARGETS, run, CLIENT, PacketIds(), [], LIMIT, version)
+    is_one = at == len(data) and len(run.clients) == 1 and not run.more_acks and data[0] == 0x32
+    assert took == is_one
+    if took:
+        assert (alone.clients, alone.answers, alone.more_acks) == (run.clients, run.answers, 0)
+        assert alone.noted == run.noted
+        assert {route: vars(records) for route, records in alone.groups.items()} == {
+            route: vars(records) for route, records in run.groups.items()
+        }
+    else:
+        assert (alone.groups, alone.clients, alone.answers, alone.noted) == ({}, [], [], [])
+
+
+@given(VERSIONS, st.data(), st.integers(0, 12), st.booleans())
+@settings(deadline=None)
+def test_a_read_of_one_publish_is_taken_as_in_a_row(version: int, data: st.DataObject, cut: int, damage: bool) -> None:
+    read = bytearray(b"".join(data.draw(st.lists(known_publishes(version, 1), min_size=1, max_size=2))))
+    if damage:
+        read[data.draw(st.integers(0, len(read) - 1))] = data.draw(st.integers(0, 255))
+    check_single(bytes(read[: len(read) - cut]), version)
+
+
+@given(VERSIONS, st.binary(max_size=40))
+@settings(deadline=None)
+def test_any_bytes_are_taken_as_in_a_row(version: int, data: bytes) -> None:
+    check_single(data, version)
+    check_single(b"\x32" + data, version)
+
+
+def test_a_single_packet_over_the_limit_is_left_to_the_decoder() -> None:
+    data = encode_publish(b"a", bytes(200), 1, 1)
+    assert single(data, TARGETS, Taken(), CLIENT, len(data), False)
+    assert not single(data, TARGETS, Taken(), CLIENT, len(data) - 1, False)
+
+
 def test_groups_by_target_in_order_of_receipt() -> None:
     data = b"".join(
         encode_publish(topic, payload, 1, i + 1)
@@ -132,7 +215,7 @@ def test_groups_by_target_in_order_of_receipt() -> None:
     assert at == len(data)
     assert (run.groups["one"].keys, run.groups["one"].payloads) == ([b"a", b"c", b"a"], [b"0", b"2", b"3"])
     assert (run.groups["two"].keys, run.groups["two"].payloads) == ([b"b"], [b"1"])
-    assert b"".join(run.acks) == bytes.fromhex("40020001 40020002 40020003 40020004")
+    assert b"".join(run.answers) == bytes.fromhex("40020001 40020002 40020003 40020004")
 
 
 def test_packets_over_the_limit_are_left_to_the_decoder() -> None:

@@ -1,0 +1,160 @@
+"""A record as it comes in, whatever the protocol, and runs of them on their way to the log."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import groupby
+from typing import NamedTuple, Protocol
+
+from weft.edge_node.ingest.routes import Destination, Route
+from weft.protocols.batch import HeaderPairs
+
+
+class Record(NamedTuple):
+    """One record that the node stores of its own accord, such as a will."""
+
+    key: bytes
+    payload: bytes
+    flags: int = 0
+    """``protocols.batch.Flag`` bits."""
+    headers: HeaderPairs = ()
+    """With ``mqtt.expires`` among them for a record that expires."""
+    publisher: str | None = None
+    """Client identifier."""
+
+
+class Source(Protocol):
+    """What publishes records, and is answered once they are durable. Compared by identity."""
+
+    publisher: str | None
+    """Client identifier, for subscriptions that do not want their own messages."""
+
+    def acknowledge(self, answers: bytes) -> None:
+        """Send answers: everything before them is durable."""
+
+    def refuse(self, error: BaseException) -> None:
+        """End the connection: some of what came from it could not be stored, so it must not be acknowledged."""
+
+
+class Origin:
+    """The source of a record that the node stores of its own accord: it waits for no answer."""
+
+    __slots__ = ("publisher",)
+
+    def __init__(self, publisher: str | None) -> None:
+        self.publisher = publisher
+
+    def acknowledge(self, answers: bytes) -> None:
+        """Do nothing."""
+
+    def refuse(self, error: BaseException) -> None:
+        """Do nothing: the caller of ``Ingest.publish`` gets the error."""
+
+
+class Records:
+    """A run of records for one destination, in order of receipt."""
+
+    __slots__ = ("flags", "headers", "keys", "marked", "payloads", "seqs", "sources")
+
+    def __init__(self) -> None:
+        self.keys: list[bytes] = []
+        self.payloads: list[bytes] = []
+        self.sources: list[Source] = []
+        """Who published each of them."""
+        self.flags: dict[int, int] = {}
+        """Index in this run -> flag bits, for the records that have any."""
+        self.headers: dict[int, HeaderPairs] = {}
+        """Likewise."""
+        self.marked: list[int] = []
+        """Indexes of the records that name their publisher."""
+        self.seqs: Sequence[int | None] = ()
+        """Once it is stored: the seq of each record in the first of its streams; None for one that was refused."""
+
+    def add(self, key: bytes, payload: bytes, source: Source, flags: int, headers: HeaderPairs) -> None:
+        """Add one record."""
+        if flags:
+            self.flags[len(self.keys)] = flags
+        if headers:
+            self.headers[len(self.keys)] = headers
+        self.keys.append(key)
+        self.payloads.append(payload)
+        self.sources.append(source)
+
+    def where(self, indexes: Sequence[int]) -> Records:
+        """Return a run of some of the records."""
+        part = Records()
+        for at, index in enumerate(indexes):
+            part.add(
+                self.keys[index], self.payloads[index], self.sources[index],
+                self.flags.get(index, 0), self.headers.get(index, ()),
+            )  # fmt: skip
+            if index in self.marked:
+                part.marked.append(at)
+        return part
+
+    def by_source(self, indexes: Sequence[int]) -> Iterator[list[int]]:
+        """Return the indexes in stretches of one source each, in order."""
+        for _, stretch in groupby(indexes, lambda index: id(self.sources[index])):
+            yield list(stretch)
+
+
+class Groups(dict[Destination, Records]):
+    """Runs by destination. A destination that has none yet gets one when it is asked for."""
+
+    def __missing__(self, destination: Destination) -> Records:
+        """Begin a run."""
+        records = self[destination] = Records()
+        return records
+
+
+class Gathering:
+    """Records that are not stored yet, and the answers that they are due, in order of receipt."""
+
+    __slots__ = ("answers", "clients", "groups", "live", "more_acks")
+
+    def __init__(self) -> None:
+        self.groups = Groups()
+        self.live: list[tuple[Records, int]] = []
+        """Records of topics that a client is subscribed to now, as run and index."""
+        self.clients: list[Source] = []
+        self.answers: list[bytes] = []
+        """What the client at the same place of ``clients`` is sent once everything gathered is durable. Two lists and
+        no pairs: objects that the garbage collector has to look at cost more than the rest of a message."""
+        self.more_acks = 0
+        """Acknowledged records beyond one for each of ``answers``."""
+
+    def __bool__(self) -> bool:
+        return bool(self.groups or self.clients)
+
+    def add(  # noqa: PLR0917
+        self, route: Route, key: bytes, payload: bytes, source: Source, flags: int = 0, headers: HeaderPairs = ()
+    ) -> None:
+        """Add one record."""
+        run = self.groups[route.destination]
+        run.add(key, payload, source, flags, headers)
+        if route.noted:
+            self.note(route, run, len(run.keys) - 1)
+
+    def note(self, route: Route, run: Records, first: int) -> None:
+        """Note that the records of ``run`` from ``first`` on are of a route that is ``noted``."""
+        indexes = range(first, len(run.keys))
+        if route.marked:
+            run.marked += indexes
+        if route.live:
+            self.live += [(run, index) for index in indexes]
+
+    def answer(self, client: Source, data: bytes) -> None:
+        """Have a client sent this, after the answers before."""
+        self.clients.append(client)
+        self.answers.append(data)
+
+    def hand_over(self) -> Gathering:
+        """Return what was gathered, and begin again."""
+        taken = Gathering()
+        taken.groups, self.groups = self.groups, taken.groups
+        taken.live, self.live = self.live, taken.live
+        taken.clients, self.clients = self.clients, taken.clients
+        taken.answers, self.answers = self.answers, taken.answers
+        taken.more_acks = self.more_acks
+        self.more_acks = 0
+        return taken

@@ -1,0 +1,119 @@
+"""Where the records of a topic go, remembered for each kind of publisher."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from weft.edge_node.broker_ports import Identity
+from weft.edge_node.ingest.unrouted import Unrouted
+
+TOPICS_MAX = 100_000
+"""Topics whose streams are remembered; when there are more, all are forgotten and found again."""
+TOPIC_BYTES_REMEMBERED_MAX = 512
+"""Longer topics are looked up every time, so that the memory of topics stays below 100 MB whatever clients send."""
+
+
+class Destination:
+    """Streams that take the records of some topics. Compared by identity: equal destinations are one object."""
+
+    __slots__ = ("kept_for_sessions", "streams", "unrouted")
+
+    def __init__(self, streams: tuple[int, ...], kept_for_sessions: bool, unrouted: bool) -> None:
+        self.streams = streams
+        """The one from which sessions read the records comes first. Empty only with `unrouted: live`, for topics that
+        no stream matches: their messages are counted, delivered and acknowledged."""
+        self.kept_for_sessions = kept_for_sessions
+        """Whether no stream of the configuration matches the topics and persistent sessions want them: then a copy is
+        stored for those, first in ``streams``."""
+        self.unrouted = unrouted
+        """Whether no stream of the configuration matches the topics."""
+
+
+class Route:
+    """What becomes of the records of a topic. Compared by identity: equal routes are one object."""
+
+    __slots__ = ("destination", "live", "marked", "noted")
+
+    def __init__(self, destination: Destination, *, live: bool, marked: bool) -> None:
+        self.destination = destination
+        self.live = live
+        """Whether a client is subscribed to the topic now."""
+        self.marked = marked
+        """Whether its records name their publisher."""
+        self.noted = live or marked
+        """Whether its records need more than a place in the run of their destination."""
+
+    @property
+    def streams(self) -> tuple[int, ...]:
+        """The destination's."""
+        return self.destination.streams
+
+    @property
+    def kept_for_sessions(self) -> bool:
+        """The destination's."""
+        return self.destination.kept_for_sessions
+
+    @property
+    def unrouted(self) -> bool:
+        """The destination's."""
+        return self.destination.unrouted
+
+
+class Routing(Protocol):
+    """What the caches share (``Ingest`` is it)."""
+
+    unrouted: Unrouted
+    topic_levels_max: int
+    remembering: set[RouteCache]
+
+    def route(self, topic: bytes) -> Route:
+        """Where a topic's records go, whoever publishes them."""
+        ...
+
+
+class RouteCache:
+    """The routes that one kind of client may publish to, so that permission costs nothing in the hot loop."""
+
+    __slots__ = ("_identity", "_routing", "matched", "plain")
+
+    def __init__(self, routing: Routing, identity: Identity | None) -> None:
+        self._routing = routing
+        self._identity = identity
+        self.plain: dict[bytes, Route] = {}
+        """The topics known; ask ``route`` for others."""
+        self.matched: dict[bytes, Route] = {}
+        """The same without those that no stream and no subscriber takes: MQTT 5.0 has a reason code for them."""
+
+    def route(self, topic: bytes) -> Route | None:
+        """Where a valid topic's records go; None when the client may not publish to it, or when no stream matches it
+        and such messages are refused."""
+        found = self.plain.get(topic)
+        if found is not None:
+            return found
+        if not self.permits(topic):
+            return None
+        routing = self._routing
+        found = routing.route(topic)
+        if found.unrouted:
+            routing.unrouted.met(topic)
+            if routing.unrouted.refuses:
+                return None
+        if len(topic) <= TOPIC_BYTES_REMEMBERED_MAX:
+            if len(self.plain) >= TOPICS_MAX:
+                self.clear()
+            routing.remembering.add(self)
+            self.plain[topic] = found
+            if found.streams or found.live:
+                self.matched[topic] = found
+        return found
+
+    def permits(self, topic: bytes) -> bool:
+        """Return whether limits and access rules let the client publish to a topic."""
+        if topic.startswith(b"$SYS/") or topic.count(b"/") >= self._routing.topic_levels_max:
+            return False
+        return self._identity is None or self._identity.may_publish(topic)
+
+    def clear(self) -> None:
+        """Forget all routes."""
+        self.plain.clear()
+        self.matched.clear()

@@ -1,0 +1,150 @@
+"""One turn of the event loop, one append: what all connections publish in a turn is stored at its end.
+
+A fleet is thousands of devices with a message in flight each. Were every read stored for itself, each would cost an
+append under the log's lock, a callback and an object or two that wait for the commit. So reads only gather records by
+route and answers by client; the end of the turn makes one append for each stream, and each commit is answered by one
+walk over its clients.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from functools import partial
+from typing import Protocol
+
+from weft.edge_node.counters import Counters
+from weft.edge_node.ingest.record import Gathering, Source
+
+TURN_BYTES_MAX = 1 << 20
+"""Bytes read after which a turn is stored before its end. It bounds what is in memory and not yet counted against
+``limits.pending``."""
+
+Durable = Callable[[BaseException | None], None]
+
+
+class Store(Protocol):
+    """Where a turn ends (``Ingest`` is it)."""
+
+    def store_each(self, gathered: Gathering) -> dict[Source, Exception]:
+        """Append and deliver what can be stored. Returns the sources of what cannot be."""
+        ...
+
+    def on_durable(self, callback: Durable) -> None:
+        """Call back, in order of registration, once everything stored so far is durable, or with the error."""
+
+
+class Turn(Gathering):
+    """Gathers what the connections publish. Belongs to the event loop's thread.
+
+    Whatever needs what came before it to be in the log (a subscription, a will, a session's journal) calls ``store``
+    first, so the order of records is the order of receipt.
+    """
+
+    __slots__ = ("_acks", "_answers", "_at_end", "_call_soon", "_clients", "_clock", "_counters", "_store", "begun",
+                 "bytes", "now")  # fmt: skip
+
+    def __init__(
+        self, call_soon: Callable[[Callable[[], None]], object], clock: Callable[[], float], counters: Counters
+    ) -> None:
+        """Wait for the first read.
+
+        Args:
+            call_soon: calls back at the end of the loop's turn.
+            clock: the loop's, in seconds.
+        """
+        super().__init__()
+        self._call_soon = call_soon
+        self._clock = clock
+        self._counters = counters
+        self._store: Store | None = None
+        self._at_end: list[Callable[[], None]] = []
+        self._clients: list[Source] = []
+        self._answers: list[bytes] = []
+        self._acks = 0
+        self.begun = False
+        """Whether the end of the turn will come."""
+        self.now = 0.0
+        """When the turn began, by the loop's clock."""
+        self.bytes = 0
+        """Bytes read in this turn by connections that count them here."""
+
+    def stores_in(self, store: Store) -> None:
+        """Join the turn to where it ends."""
+        self._store = store
+
+    def begin(self) -> None:
+        """Note the time, and have the end of the turn called. For a turn that has not begun."""
+        self.begun = True
+        self.now = self._clock()
+        self._call_soon(self._end)
+
+    def gathered(self) -> None:
+        """Note that a read has brought something."""
+        if not self.begun:
+            self.begin()
+        if self.bytes > TURN_BYTES_MAX:
+            self.store()
+
+    def at_end(self, callback: Callable[[], None]) -> None:
+        """Call back at the end of the turn, after everything that it brought was appended."""
+        if not self.begun:
+            self.begin()
+        self._at_end.append(callback)
+
+    def store(self) -> None:
+        """Store what was gathered. Those whose publishes cannot be stored are refused before this returns."""
+        self._counters.bytes_received += self.bytes
+        self.bytes = 0
+        if not self:
+            return
+        assert self._store is not None
+        gathered = self.hand_over()
+        refused = self._store.store_each(gathered)
+        if refused:
+            kept = [pair for pair in zip(gathered.clients, gathered.answers, strict=True) if pair[0] not in refused]
+            gathered.clients, gathered.answers = [client for client, _ in kept], [data for _, data in kept]
+        if gathered.clients:
+            self._store.on_durable(partial(self.durable, gathered))
+        for source, error in refused.items():
+            source.refuse(error)
+
+    def durable(self, gathered: Gathering, error: BaseException | None) -> None:
+        """Have clients answered by ``committed``, or refuse them."""
+        if error is not None:
+            for client in dict.fromkeys(gathered.clients):
+                client.refuse(error)
+            return
+        self._clients += gathered.clients
+        self._answers += gathered.answers
+        self._acks += len(gathered.clients) + gathered.more_acks
+
+    def committed(self) -> None:
+        """Send the answers of a commit, in one write for each client. To be called after the callbacks of a commit."""
+        clients, answers = self._clients, self._answers
+        if not clients:
+            return
+        self._clients, self._answers = [], []
+        self._counters.acks_sent += self._acks
+        self._acks = 0
+        by_client = dict(zip(clients, answers, strict=True))
+        if len(by_client) != len(clients):
+            by_client = _joined(zip(clients, answers, strict=True))
+        for client, data in by_client.items():
+            client.acknowledge(data)
+
+    def _end(self) -> None:
+        try:
+            self.store()
+        finally:
+            callbacks, self._at_end = self._at_end, []
+            self.begun = False
+            for callback in callbacks:
+                callback()
+
+
+def _joined(answers: Iterable[tuple[Source, bytes]]) -> dict[Source, bytes]:
+    """Return all answers of each client."""
+    parts: dict[Source, list[bytes]] = {}
+    for client, data in answers:
+        parts.setdefault(client, []).append(data)
+    return {client: b"".join(found) for client, found in parts.items()}

@@ -1,0 +1,243 @@
+from collections.abc import Callable
+
+import pytest
+
+from weft.edge_node.counters import Counters
+from weft.edge_node.ingest.record import Gathering, Source
+from weft.edge_node.ingest.routes import Destination, Route
+from weft.edge_node.ingest.turn import TURN_BYTES_MAX, Turn
+from weft.storage.segment_log import LogFull
+
+ROUTE = Route(Destination((1,), False, False), live=False, marked=False)
+OTHER = Route(Destination((2,), False, False), live=False, marked=False)
+
+
+class Client:
+    """A source that notes what it is told."""
+
+    def __init__(self, publisher: str) -> None:
+        self.publisher: str | None = publisher
+        self.told: list[bytes | str] = []
+
+    def acknowledge(self, answers: bytes) -> None:
+        self.told.append(answers)
+
+    def refuse(self, error: BaseException) -> None:
+        self.told.append(str(error))
+
+
+class Store:
+    """Where turns end: keeps what is stored, and makes it durable when a test says so."""
+
+    def __init__(self) -> None:
+        self.stored: list[list[bytes]] = []
+        """Payloads by append."""
+        self.full_for: set[Source] = set()
+        self.waiting: list[Callable[[BaseException | None], None]] = []
+
+    def store_each(self, gathered: Gathering) -> dict[Source, Exception]:
+        refused: dict[Source, Exception] = {}
+        for run in gathered.groups.values():
+            refused.update({source: LogFull("full") for source in run.sources if source in self.full_for})
+            self.stored.append([p for p, s in zip(run.payloads, run.sources, strict=True) if s not in refused])
+        return refused
+
+    def on_durable(self, callback: Callable[[BaseException | None], None]) -> None:
+        self.waiting.append(callback)
+
+
+class Loop:
+    """A loop whose turns end when a test says so."""
+
+    def __init__(self) -> None:
+        self.time = 10.0
+        self.ready: list[Callable[[], None]] = []
+
+    def end_turn(self) -> None:
+        ready = self.ready.copy()
+        self.ready.clear()
+        for callback in ready:
+            callback()
+
+
+@pytest.fixture
+def loop() -> Loop:
+    return Loop()
+
+
+@pytest.fixture
+def store() -> Store:
+    return Store()
+
+
+@pytest.fixture
+def turn(loop: Loop, store: Store) -> Turn:
+    turn = Turn(loop.ready.append, lambda: loop.time, Counters())
+    turn.stores_in(store)
+    return turn
+
+
+def publish(turn: Turn, client: Client, payload: bytes, answer: bytes = b"", route: Route = ROUTE) -> None:
+    turn.add(route, b"t", payload, client)
+    if answer:
+        turn.answer(client, answer)
+    turn.gathered()
+
+
+def commit(turn: Turn, store: Store, error: Exception | None = None) -> None:
+    """Call back as the log does after a commit."""
+    waiting, store.waiting = store.waiting, []
+    for callback in waiting:
+        callback(error)
+    turn.committed()
+
+
+def test_reads_of_a_turn_are_one_append_and_each_client_gets_its_own_answers(
+    loop: Loop, turn: Turn, store: Store
+) -> None:
+    one, two = Client("one"), Client("two")
+    publish(turn, one, b"1", b"a1")
+    publish(turn, two, b"2", b"a2")
+    publish(turn, one, b"3", b"a3")
+    assert store.stored == []
+    loop.end_turn()
+    assert store.stored == [[b"1", b"2", b"3"]]
+    assert one.told == two.told == [], "nothing is durable yet"
+    commit(turn, store)
+    assert (one.told, two.told) == ([b"a1a3"], [b"a2"])
+
+
+def test_turns_of_one_commit_are_answered_by_one_write_for_each_client(loop: Loop, turn: Turn, store: Store) -> None:
+    client, other = Client("one"), Client("two")
+    for number in (b"1", b"2", b"3"):
+        publish(turn, client, number, b"a" + number)
+        publish(turn, other, number)
+        loop.end_turn()
+    assert len(store.stored) == 3
+    commit(turn, store)
+    assert client.told == [b"a1a2a3"]
+    assert other.told == [], "nothing was asked of it"
+
+
+def test_answers_of_a_later_commit_wait_for_it(loop: Loop, turn: Turn, store: Store) -> None:
+    client = Client("one")
+    publish(turn, client, b"1", b"a1")
+    loop.end_turn()
+    first, store.waiting = store.waiting, []
+    publish(turn, client, b"2", b"a2")
+    loop.end_turn()
+    second, store.waiting = store.waiting, first
+    commit(turn, store)
+    assert client.told == [b"a1"]
+    store.waiting = second
+    commit(turn, store)
+    assert client.told == [b"a1", b"a2"]
+
+
+def test_a_failed_commit_refuses_whoever_it_would_have_answered_and_nobody_else(
+    loop: Loop, turn: Turn, store: Store
+) -> None:
+    one, two, early = Client("one"), Client("two"), Client("early")
+    publish(turn, early, b"0", b"a0")
+    loop.end_turn()
+    commit(turn, store)
+    publish(turn, one, b"1", b"a1")
+    publish(turn, one, b"2", b"a2")
+    publish(turn, two, b"3")
+    loop.end_turn()
+    commit(turn, store, LogFull("disk gone"))
+    assert (early.told, one.told) == ([b"a0"], ["disk gone"])
+    assert two.told == [], "it was promised nothing"
+
+
+def test_what_has_no_room_is_refused_and_not_acknowledged(loop: Loop, turn: Turn, store: Store) -> None:
+    one, two = Client("one"), Client("two")
+    store.full_for = {one}
+    publish(turn, one, b"1", b"a1")
+    publish(turn, two, b"2", b"a2")
+    loop.end_turn()
+    assert one.told == ["full"]
+    commit(turn, store)
+    assert (one.told, two.told) == (["full"], [b"a2"])
+
+
+def test_what_must_be_in_the_log_first_is_stored_before_the_end_of_the_turn(
+    loop: Loop, turn: Turn, store: Store
+) -> None:
+    client = Client("one")
+    publish(turn, client, b"1", b"a1")
+    turn.store()
+    turn.store()
+    publish(turn, client, b"2", b"a2")
+    loop.end_turn()
+    assert store.stored == [[b"1"], [b"2"]]
+    loop.end_turn()
+    assert len(store.stored) == 2
+
+
+def test_each_destination_gets_a_run_of_its_own(loop: Loop, turn: Turn, store: Store) -> None:
+    client = Client("one")
+    for payload, route in ((b"1", ROUTE), (b"2", OTHER), (b"3", ROUTE)):
+        publish(turn, client, payload, b"a" + payload, route)
+    loop.end_turn()
+    assert store.stored == [[b"1", b"3"], [b"2"]]
+    commit(turn, store)
+    assert client.told == [b"a1a2a3"]
+
+
+def test_an_answer_needs_no_record(loop: Loop, turn: Turn, store: Store) -> None:
+    client = Client("one")
+    turn.answer(client, b"a")
+    turn.gathered()
+    loop.end_turn()
+    commit(turn, store)
+    assert client.told == [b"a"]
+
+
+def test_a_long_turn_is_stored_before_its_end(turn: Turn, store: Store) -> None:
+    client = Client("one")
+    turn.bytes = TURN_BYTES_MAX
+    publish(turn, client, b"1")
+    assert store.stored == []
+    turn.bytes += 1
+    publish(turn, client, b"2")
+    assert store.stored == [[b"1", b"2"]]
+
+
+def test_callbacks_of_the_end_of_a_turn_come_after_its_append(loop: Loop, turn: Turn, store: Store) -> None:
+    client, seen = Client("one"), list[int]()
+    turn.at_end(lambda: seen.append(len(store.stored)))
+    publish(turn, client, b"1")
+    loop.end_turn()
+    assert seen == [1]
+    loop.end_turn()
+    assert seen == [1]
+    publish(turn, client, b"2")
+    assert len(loop.ready) == 1, "the next turn has an end, too"
+
+
+def test_a_mistake_in_storing_does_not_end_turns(loop: Loop, turn: Turn, store: Store) -> None:
+    client = Client("one")
+
+    def fail(_gathered: Gathering) -> dict[Source, Exception]:
+        raise RuntimeError("a mistake of ours")
+
+    turn.stores_in(type("Broken", (), {"store_each": staticmethod(fail), "on_durable": store.on_durable})())
+    publish(turn, client, b"1")
+    with pytest.raises(RuntimeError, match="mistake"):
+        loop.end_turn()
+    turn.stores_in(store)
+    publish(turn, client, b"2")
+    loop.end_turn()
+    assert store.stored == [[b"2"]]
+
+
+def test_the_time_is_read_once_a_turn(loop: Loop, turn: Turn) -> None:
+    client = Client("one")
+    publish(turn, client, b"1")
+    loop.time = 11.0
+    publish(turn, client, b"2")
+    assert turn.now == 10.0
+    loop.end_turn()
+    publish(turn, client, b"3")
+    assert turn.now == 11.0
