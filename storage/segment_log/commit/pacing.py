@@ -6,7 +6,7 @@ costing a client time for nothing; ``docs/decisions/0033-commits-paced-by-load.m
 - *Quiet*: the last commit began ``PACED_INTERVAL_S`` ago or earlier. The next begins at once.
 - *Alone*: the last commit carried a single append, and nothing was appended while it was under way. The next begins at
   once: a device that waits for each acknowledgement before it sends again would only wait longer.
-- *In vain*: twice in a row a commit waited although nothing more came. All clients wait for their acknowledgements
+- *In vain*: twice a commit waited although nothing more came, and no wait has paid since. All clients wait for their acknowledgements
   then, and commits begin at once for a while.
 """
 
@@ -20,14 +20,14 @@ acknowledgements below 10 ms on a disk that syncs in less than 1 ms, and with it
 than they are long."""
 WORTHWHILE_BYTES = 64 << 10
 """A commit of this much begins at once: what it costs is little for each of its messages by now."""
-SILENCE_GAPS = 4
-"""Appends that come by chance leave a silence of four times their mean distance once in fifty times (e ** -4)."""
+VAIN_CHANCE, PAYING_CHANCE = 0.02, 0.5
+"""A wait was in vain if a silence like that at its end is chance in at most so few cases, and it has paid if it is in
+more than half of them. Between the two, as with two clients of which one waits, it tells nothing."""
 SILENCE_SHARE = 8
 """A silence shorter than this part of the interval does not count: the wait is as good as over."""
-VAIN_WAITS = 2
-"""One wait in vain may be chance; from this many in a row on commits do not wait for a time."""
-DOUBLINGS_MAX = 7
-"""That time doubles up to this often, to 1 s: then waits in vain cost a client less than 1 % of its rate."""
+VAIN_WAITS_MIN, VAIN_WAITS_MAX = 2, 7
+"""One wait in vain may be chance. From two on commits do not wait for ``2 ** waits`` intervals, up to 1 s: a
+client in a closed loop then loses less than 1 % of its rate to waits that try again."""
 
 
 class Pacer:
@@ -43,8 +43,10 @@ class Pacer:
         """The next commit does not begin earlier, unless ``bytes_max`` wait."""
         self.bytes_max = COMMIT_BYTES_MAX if interval_s is not None else WORTHWHILE_BYTES
         """A commit of this many bytes begins at once."""
-        self._began_at = 0.0
+        self._began_at = self._ended_at = 0.0
         self._appends = 0
+        self._appends_before = 0
+        """Of the next commit, before the last one had ended."""
         self._vain_waits = 0
         self._patient_at = 0.0
         """Commits do not wait before this time, because waiting was in vain."""
@@ -62,25 +64,32 @@ class Pacer:
         self._began_at, self._appends = now, appends
 
     def _judge(self, now: float, appends: int, silence_s: float) -> None:
-        """Learn from a wait that is over whether waiting brings anything."""
-        gap_s = (now - silence_s - self._began_at) / appends
-        if silence_s < max(PACED_INTERVAL_S / SILENCE_SHARE, SILENCE_GAPS * gap_s):
-            self._vain_waits = 0
+        """Learn from a wait that is over whether anybody came in its last part."""
+        # Only what came after the last acknowledgements tells: clients in a closed loop come back with the next message
+        # at once, however long the sync before took.
+        came = appends - self._appends_before
+        window_s = now - self._ended_at
+        if came <= 0 or window_s <= 0:
             return
-        self._vain_waits += 1
-        doublings = self._vain_waits - VAIN_WAITS
-        if doublings >= 0:
-            self._patient_at = now + PACED_INTERVAL_S * 2 ** min(doublings, DOUBLINGS_MAX)
+        # Of ``came`` appends at times of chance, all lie within this share of the wait with this probability.
+        chance = max(0.0, 1 - silence_s / window_s) ** came
+        if silence_s < PACED_INTERVAL_S / SILENCE_SHARE or chance > PAYING_CHANCE:
+            self._vain_waits = max(0, self._vain_waits - 1)
+        elif chance <= VAIN_CHANCE:
+            self._vain_waits = min(self._vain_waits + 1, VAIN_WAITS_MAX)
+            if self._vain_waits >= VAIN_WAITS_MIN:
+                self._patient_at = now + PACED_INTERVAL_S * 2**self._vain_waits
 
-    def end(self, now: float, *, more: bool) -> None:
+    def end(self, now: float, waiting: int) -> None:
         """Note that the commit has ended.
 
         Args:
-            more: records were appended while it was under way.
+            waiting: number of appends that came while it was under way.
         """
+        self._ended_at, self._appends_before = now, waiting
         if self._interval_s is not None:
             self.opens_at = now + self._interval_s
-        elif now >= self._patient_at and (more or self._appends > 1):
+        elif now >= self._patient_at and (waiting or self._appends > 1):
             # From its beginning: a sync that takes longer than the interval has gathered enough while it ran.
             self.opens_at = self._began_at + PACED_INTERVAL_S
         else:

@@ -59,15 +59,14 @@ class Writer:
         if self._monotonic() >= self._housekeeping_at or committer.waits_for_space:
             committer.housekeep()
             self._housekeeping_at = self._monotonic() + HOUSEKEEPING_INTERVAL_S
-        with state.lock:
-            head = state.queue.head
-            appends = head.appends if head is not None else 0
-            ages = head.ages_s(committer.wall_clock()) if head is not None else (0.0, 0.0)
-        self._pacer.begin(self._monotonic(), appends, *ages)
+        head = state.queue.head
+        if head is not None and head.appends:
+            self._pacer.begin(self._monotonic(), head.appends, *head.ages_s(committer.wall_clock()))
         is_committed = committer.run_once()
         now = self._monotonic()
-        if is_committed and appends:
-            self._pacer.end(now, more=bool(state.queue))
+        if is_committed and head is not None and head.appends:
+            waiting = state.queue.head
+            self._pacer.end(now, waiting.appends if waiting is not None else 0)
         self._space_at = now + SPACE_INTERVAL_S
         return not (self.stopping and committer.waits_for_space)
 
