@@ -46,6 +46,9 @@ MESSAGES_MIN = 200
 CARD_SYNC_MS = (5, 10, 20)
 """Memory cards take 5 to 50 ms for a sync."""
 
+BY_LOAD = "null"
+"""The ``commit_interval`` of a node that is told none."""
+
 EDGE_YAML = """\
 node: bench
 data_dir: {directory}/data
@@ -74,9 +77,9 @@ class Case:
 
 def cases() -> list[Case]:
     """Every rate as it comes, and what compression, the payload and waiting for others change."""
-    found = [Case(1, "sensor", True, interval) for interval in ("0s", "1s")]
+    found = [Case(1, "sensor", True, interval) for interval in (BY_LOAD, "0s", "1s")]
     for rate in (100, TARGET_RATE):
-        found += [Case(rate, "sensor", True, interval) for interval in ("0s", "10ms", "100ms", "1s")]
+        found += [Case(rate, "sensor", True, interval) for interval in (BY_LOAD, "0s", "10ms", "100ms", "1s")]
         found += [Case(rate, "sensor", False, "0s"), Case(rate, "random", True, "0s")]
     return [*found, *(Case(TARGET_RATE, "sensor", True, "0s", sync_ms) for sync_ms in CARD_SYNC_MS)]
 

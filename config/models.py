@@ -44,13 +44,13 @@ class EdgeConfig(Section, frozen=True, kw_only=True):
     http: Annotated[Http | None, Meta(description="The status page; `null` for none.")] = Http()
     disk: Disk = Disk()
     commit_interval_s: Annotated[
-        Duration,
+        Annotated[Duration, Meta(le=60)] | None,
         Meta(
-            le=60,
-            description="Longest time that a message waits for others to share one write to the disk. `0s` writes "
-            "at once; more spares flash and makes every acknowledgement wait that long.",
+            description="Time between two writes to the disk, in which messages gather. Without it a quiet node "
+            "writes at once and a busy one every 8 ms. `0s` writes at once always. More spares flash and makes "
+            "acknowledgements wait that long.",
         ),
-    ] = field(default=0.0, name="commit_interval")
+    ] = field(default=None, name="commit_interval")
     streams: Annotated[dict[str, Stream], Meta(description="The streams by name.", max_length=1024)] = field(
         default_factory=dict
     )

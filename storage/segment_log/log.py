@@ -193,7 +193,7 @@ class SegmentLog(LogAnswers, LogRoom):
             lane.next_seq += len(keys)
             if lane.policy.retain_bytes is not None:
                 lane.queued_bytes += size
-            if not state.queue.due:
+            if not state.queue.due or (state.queue.wake_bytes and state.queue.is_awaited):
                 self._make_due()
         return base_seq
 
@@ -235,7 +235,7 @@ class SegmentLog(LogAnswers, LogRoom):
             queued = failed is None and not self._state.queue.idle
             if queued:
                 self._state.queue.add_callback(callback)
-                if not self._turn_awaited:
+                if not self._turn_awaited and not self._state.queue.due:
                     self._make_due()
         if not queued:
             self.committer.tell([callback], failed)
@@ -349,14 +349,21 @@ class SegmentLog(LogAnswers, LogRoom):
         """Let the writer begin, now or at the end of this turn. Call with the lock."""
         state = self._state
         if self._end_of_turn is None or state.queue.raw_bytes >= DUE_BYTES:
-            state.queue.due = True
-            state.changed.notify()
+            self._due()
         elif not self._turn_awaited:
             self._turn_awaited = True
             self._end_of_turn(self._turn_ended)
 
     def _turn_ended(self) -> None:
         self._turn_awaited = False
-        with self._state.changed:
-            self._state.queue.due = True
+        with self._state.lock:
+            # Not when the writer has taken all of the turn already: then nobody would be told of the next append.
+            if self._state.queue:
+                self._due()
+
+    def _due(self) -> None:
+        """Tell the writer of what is queued, unless the pacer holds commits back. Call with the lock."""
+        queue = self._state.queue
+        queue.due = True
+        if queue.is_awaited:
             self._state.changed.notify()

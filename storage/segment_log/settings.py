@@ -70,8 +70,9 @@ class LogSettings:
     """Newest batches kept in memory for readers that keep up."""
     pending_bytes_max: int = 64 << 20
     """Bytes appended and not durable at which listeners are to stop reading sockets; at twice this, append refuses."""
-    commit_interval_s: float = 0.0
-    """Shortest time between two commits: larger spares flash and costs latency. 0 commits as fast as the disk can."""
+    commit_interval_s: float | None = None
+    """Time between the end of a commit and the beginning of the next: larger spares flash and costs latency. 0 commits
+    as fast as the disk can; None as the load needs it (``commit.pacing``)."""
     compression_level: int | None = 1
     """zstd level of batches of 4 KiB and more; None stores them as they are."""
 
@@ -90,7 +91,7 @@ class LogSettings:
                 f"budget_bytes is {self.budget_bytes}; a log of {self.segment_bytes}-byte segments needs at least "
                 f"{BUDGET_SEGMENTS_MIN * self.segment_bytes}: raise the budget or make segments smaller"
             )
-        if self.tail_bytes < 0 or self.pending_bytes_max <= 0 or self.commit_interval_s < 0:
+        if self.tail_bytes < 0 or self.pending_bytes_max <= 0 or (self.commit_interval_s or 0.0) < 0:
             raise ValueError(
                 "tail_bytes and commit_interval_s must not be negative, pending_bytes_max must be positive"
             )

@@ -52,7 +52,7 @@ class Committer:
     ) -> None:
         self._state = state
         self._writer = writer
-        self._wall_clock = wall_clock
+        self.wall_clock = wall_clock
         self._clock_reading = clock_reading
         self._post = post
         level = state.settings.compression_level
@@ -84,8 +84,10 @@ class Committer:
         except Exception as error:
             self.poison(error)
             return False
-        self.tell(commit.callbacks, None)
-        with self._state.changed:
+        with self._state.lock:
+            callbacks = self._state.queue.told()
+        self.tell(callbacks, None)
+        with self._state.lock:
             self._state.queue.done()
             if self._state.queue.idle:
                 self._state.promised = None
@@ -189,7 +191,7 @@ class Committer:
                 with state.changed:
                     damage.segment.is_movable = False
                     state.changes += 1
-                quarantine(state, damage.segment, self._wall_clock())
+                quarantine(state, damage.segment, self.wall_clock())
         with state.changed:
             sealed.index.forget_names()
             forget_released(state)
@@ -239,7 +241,7 @@ class Committer:
 
     def _open(self, position: int, room: Room) -> SegmentWriter:
         try:
-            return open_segment(self._state, position, self._wall_clock(), room)
+            return open_segment(self._state, position, self.wall_clock(), room)
         except OSError as error:
             path = os.path.join(self._state.directory, file_name(position))
             # Once it has its name it was the sync of that which failed, and no sync is tried again.
@@ -289,7 +291,7 @@ class Committer:
         state = self._state
         if state.failed is not None:
             return
-        now = Now(self._wall_clock(), self._clock_reading())
+        now = Now(self.wall_clock(), self._clock_reading())
         try:
             expire(state, now)
             with state.changed:

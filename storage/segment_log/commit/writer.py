@@ -4,53 +4,97 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Callable
 
 from weft.storage.segment_log.commit.committer import Committer
-from weft.storage.segment_log.settings import COMMIT_BYTES_MAX, HOUSEKEEPING_INTERVAL_S, SPACE_INTERVAL_S
+from weft.storage.segment_log.commit.pacing import Pacer
+from weft.storage.segment_log.settings import HOUSEKEEPING_INTERVAL_S, SPACE_INTERVAL_S
 from weft.storage.segment_log.state.log_state import LogState
 
 
-class WriterThread:
-    """Calls ``Committer.run_once`` as soon as anything is due, and looks after retention now and then.
+class Writer:
+    """What the writer thread does next: one commit as soon as the pacer lets it begin, and retention now and then.
 
-    Writing, syncing and compressing release the GIL.
+    Args:
+        monotonic: clock in seconds.
     """
 
-    def __init__(self, state: LogState, committer: Committer) -> None:
+    def __init__(self, state: LogState, committer: Committer, monotonic: Callable[[], float]) -> None:
         self._state = state
         self._committer = committer
-        self._stopping = threading.Event()
+        self._monotonic = monotonic
+        self._pacer = Pacer(state.settings.commit_interval_s)
+        self._housekeeping_at = monotonic() + HOUSEKEEPING_INTERVAL_S
+        self._space_at = 0.0
+        self.stopping = False
+        """Commit what is pending without waiting, then end. Set it with the lock."""
+
+    def idle_s(self) -> float:
+        """Return the time for which there is nothing to do, 0 if there is something now. Call with the lock.
+
+        The owner's thread ends that time early with a notice: for anything that is due, or while the pacer holds
+        commits back, for a commit that is worthwhile by its size.
+        """
+        state, queue, now = self._state, self._state.queue, self._monotonic()
+        queue.wake_bytes = 0
+        if self.stopping or state.failed is not None:
+            return 0.0
+        if self._committer.waits_for_space:
+            return max(0.0, self._space_at - now)
+        until = self._housekeeping_at
+        is_empty = queue.head is not None and queue.head.empty  # callbacks alone cost no write
+        if now < self._pacer.opens_at and queue.raw_bytes < self._pacer.bytes_max and not is_empty:
+            # Held back: appends wake nobody, which costs less than the wake-ups that would only look at the clock.
+            queue.wake_bytes = self._pacer.bytes_max
+            until = min(until, self._pacer.opens_at)
+        elif queue.due and queue:
+            return 0.0
+        return max(0.0, until - now)
+
+    def step(self) -> bool:
+        """Do what is due. Returns False at the end: the log has failed, or was stopped and nothing more can be done."""
+        state, committer = self._state, self._committer
+        if self._has_ended():
+            return False
+        if self._monotonic() >= self._housekeeping_at or committer.waits_for_space:
+            committer.housekeep()
+            self._housekeeping_at = self._monotonic() + HOUSEKEEPING_INTERVAL_S
+        head = state.queue.head
+        if head is not None and head.appends:
+            self._pacer.begin(self._monotonic(), head.appends, *head.ages_s(committer.wall_clock()))
+        is_committed = committer.run_once()
+        now = self._monotonic()
+        if is_committed and head is not None and head.appends:
+            waiting = state.queue.head
+            self._pacer.end(now, waiting.appends if waiting is not None else 0)
+        self._space_at = now + SPACE_INTERVAL_S
+        return not (self.stopping and committer.waits_for_space)
+
+    def _has_ended(self) -> bool:
+        with self._state.lock:
+            return self._state.failed is not None or (self.stopping and not self._state.queue)
+
+
+class WriterThread:
+    """Runs a ``Writer``. Writing, syncing and compressing release the GIL."""
+
+    def __init__(self, state: LogState, committer: Committer) -> None:
+        self._changed = state.changed
+        self._writer = Writer(state, committer, time.monotonic)
         self._thread = threading.Thread(target=self._run, name="weft-log-writer", daemon=True)
         self._thread.start()
 
     def stop(self) -> None:
         """Commit what is pending, then end the thread."""
-        self._stopping.set()
-        with self._state.changed:
-            self._state.changed.notify_all()
+        with self._changed:
+            self._writer.stopping = True
+            self._changed.notify_all()
         self._thread.join()
 
     def _run(self) -> None:
-        state, stopping = self._state, self._stopping
-        interval_s = state.settings.commit_interval_s
-        housekeeping_at = time.monotonic() + HOUSEKEEPING_INTERVAL_S
         while True:
-            with state.changed:
-                while (
-                    not (state.queue.due and state.queue)
-                    and not self._committer.waits_for_space
-                    and not stopping.is_set()
-                    and time.monotonic() < housekeeping_at
-                ):
-                    state.changed.wait(housekeeping_at - time.monotonic())
-                if state.failed or (stopping.is_set() and not state.queue):
-                    return
-            if time.monotonic() >= housekeeping_at or self._committer.waits_for_space:
-                self._committer.housekeep()
-                housekeeping_at = time.monotonic() + HOUSEKEEPING_INTERVAL_S
-            self._committer.run_once()
-            if self._committer.waits_for_space:
-                if stopping.wait(SPACE_INTERVAL_S):
-                    return
-            elif interval_s and state.queue.raw_bytes < COMMIT_BYTES_MAX:
-                stopping.wait(interval_s)
+            with self._changed:
+                while (idle_s := self._writer.idle_s()) > 0:
+                    self._changed.wait(idle_s)
+            if not self._writer.step():
+                return

@@ -105,7 +105,20 @@ class PendingBatch:
 class PendingCommit:
     """What one write and fsync will make durable."""
 
-    __slots__ = ("_leading", "_open", "batches", "callbacks", "first_times", "gaps", "raw_bytes", "records")
+    __slots__ = (
+        "_first_time",
+        "_last_time",
+        "_leading",
+        "_open",
+        "appends",
+        "batches",
+        "callbacks",
+        "first_times",
+        "gaps",
+        "is_told",
+        "raw_bytes",
+        "records",
+    )
 
     def __init__(self) -> None:
         self.batches: list[PendingBatch] = []
@@ -115,6 +128,11 @@ class PendingCommit:
         """Stream -> the earliest time of its records here (wall clocks step back: not always the first)."""
         self.raw_bytes = 0
         self.records = 0
+        self.appends = 0
+        """Number of appends; those within ``together`` are one."""
+        self.is_told = False
+        """Its callbacks are handed over: what comes now is for another commit."""
+        self._first_time = self._last_time = 0
         self._open: dict[int, PendingBatch] = {}
         self._leading = 0
         """How many of the batches stand first because their streams lead."""
@@ -123,6 +141,17 @@ class PendingCommit:
     def empty(self) -> bool:
         """Whether there is nothing to write; there may be callbacks to call."""
         return not self.batches and not self.gaps
+
+    def ages_s(self, now: int) -> tuple[float, float]:
+        """Return the seconds since the first and the last append. Zeros when the wall clock was set back."""
+        return max(0, now - self._first_time) / 1e9, max(0, now - self._last_time) / 1e9
+
+    def count_append(self, time: int) -> None:
+        """Count an append, or several that belong together."""
+        if not self.appends:
+            self._first_time = time
+        self._last_time = time
+        self.appends += 1
 
     def add(
         self, stream: int, base_seq: int, run: Run, clock_reading: Callable[[], ClockReading], *, leads: bool = False
@@ -154,7 +183,9 @@ class PendingQueue:
         self.raw_bytes = 0
         """Estimate of the uncompressed bytes that are not durable, those in flight included."""
         self.due = False
-        """Whether the writer may begin with what is queued; gap notices never wait."""
+        """Whether the writer may begin with what is queued: the owner's turn has ended, or a gap notice is queued."""
+        self.wake_bytes = 0
+        """The writer wants to hear of what is due only once this much is queued."""
         self.leading: set[int] = set()
         """Streams whose batches stand first in their commits."""
         self.reserved_bytes = 0
@@ -170,8 +201,20 @@ class PendingQueue:
         """Whether everything appended is durable and every callback was handed over."""
         return not self._commits and self._in_flight is None
 
+    @property
+    def head(self) -> PendingCommit | None:
+        """The next commit that is not in flight."""
+        return self._commits[0] if self._commits else None
+
+    @property
+    def is_awaited(self) -> bool:
+        """Whether the writer wants to hear that something is due."""
+        return self.raw_bytes >= self.wake_bytes
+
     def add(self, stream: int, base_seq: int, run: Run) -> None:
         """Queue a run of records; one that is too long for a batch is split."""
+        if not self.together:
+            self._last().count_append(run.time)
         if len(run.keys) > 1 and (run.raw_bytes > BATCH_BYTES_MAX or len(run.keys) > BATCH_RECORDS_MAX):
             for part in _parts(run):
                 self._add(stream, base_seq, part)
@@ -203,9 +246,12 @@ class PendingQueue:
 
     def add_callback(self, callback: Callback) -> None:
         """Queue a callback behind everything that was queued so far."""
-        if not self._commits:
-            self._commits.append(PendingCommit())
-        self._commits[-1].callbacks.append(callback)
+        commit = self._commits[-1] if self._commits else self._in_flight
+        if commit is None or commit.is_told:
+            # Nothing is queued behind what is in flight: a commit without records, which writes nothing.
+            commit = PendingCommit()
+            self._commits.append(commit)
+        commit.callbacks.append(callback)
 
     def begin_whole(self, reserved_bytes: int) -> None:
         """From here to ``end_whole`` everything goes into one commit, however long that becomes."""
@@ -229,6 +275,12 @@ class PendingQueue:
             self._in_flight = self._commits.popleft()
             self.due = bool(self._commits)
         return self._in_flight
+
+    def told(self) -> list[Callback]:
+        """Return the callbacks of the commit in flight, which is durable; it takes no more of them."""
+        assert self._in_flight is not None
+        self._in_flight.is_told = True
+        return self._in_flight.callbacks
 
     def done(self) -> None:
         """The commit in flight is durable and its callbacks are handed over."""
