@@ -39,6 +39,11 @@ def pin(core: int) -> None:
         os.sched_setaffinity(0, {core})
 
 
+def pinned(core: int, command: list[str]) -> list[str]:
+    """Return the command on one core, when the machine has it."""
+    return ["taskset", "-c", str(core), *command] if core < (os.cpu_count() or 1) else command
+
+
 def machine() -> dict[str, Any]:
     """What a reader needs to judge a figure; nothing that names the machine."""
     model = "unknown"

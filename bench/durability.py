@@ -13,24 +13,21 @@ card's (``slow_sync.c``). At the end a large log is filled and opened.
 from __future__ import annotations
 
 import argparse
-import gzip
-import json
 import os
-import random
 import subprocess
 import sys
 import tempfile
 import time
-import urllib.request
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, dataclass
-from importlib.resources import files
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from bench.common import LOAD_CORE, PAYLOAD_BYTES, write_results
-from bench.ingest import build, pinned, server
+from bench import payloads
+from bench.brokers import STREAM, build_slow_sync, metric, server, slowed
+from bench.common import write_results
+from bench.generator import Generator, build
 from bench.opening import measure_opening
 from weft.demo.fabric import free_port
 
@@ -38,8 +35,6 @@ IMAGE_BYTES = 2 << 30
 SECTOR_BYTES = 512
 """Of /sys/block/*/stat, whatever the device's own are (Documentation/block/stat.rst)."""
 SETTLE_S = 1.0
-PAYLOADS = 20_000
-"""Different ones; then they begin again, further apart than any compression looks back."""
 TARGET_RATE = 10_000
 MESSAGES_MIN = 200
 """Where few come the load lasts longer: a node writes zeros ahead once in some 130 commits of a record each."""
@@ -58,7 +53,7 @@ listeners:
 disk: {{budget: 1GiB, compression: {compression}}}
 commit_interval: {commit_interval}
 streams:
-  load: {{from: "lg/{{device}}"}}
+  load: {{from: "{stream}"}}
 """
 
 
@@ -82,24 +77,6 @@ def cases() -> list[Case]:
         found += [Case(rate, "sensor", True, interval) for interval in (BY_LOAD, "0s", "10ms", "100ms", "1s")]
         found += [Case(rate, "sensor", False, "0s"), Case(rate, "random", True, "0s")]
     return [*found, *(Case(TARGET_RATE, "sensor", True, "0s", sync_ms) for sync_ms in CARD_SYNC_MS)]
-
-
-def sensor_payloads() -> list[bytes]:
-    """Readings as a device would send them."""
-    lines = []
-    with gzip.open(str(files("weft.demo") / "data" / "telemetry_50270.jsonl.gz"), "rt", encoding="utf-8") as file:
-        for _, line in zip(range(PAYLOADS), file, strict=False):
-            message = json.loads(line)
-            reading = {name: round(value, 6) for name, value in message["data"].items() if name != "lpg"}
-            lines.append(json.dumps({"ts": round(message["ts"], 3), **reading}, separators=(",", ":")).encode())
-    return lines
-
-
-def random_payloads() -> list[bytes]:
-    """Bytes without a pattern (but for line ends and zeros, which the generator's file cannot hold)."""
-    chance = random.Random(1)
-    alphabet = bytes(byte for byte in range(1, 256) if byte not in b"\r\n")
-    return [bytes(chance.choices(alphabet, k=PAYLOAD_BYTES)) for _ in range(PAYLOADS)]
 
 
 @contextmanager
@@ -143,15 +120,6 @@ def device_bytes(device: str | None) -> int | None:
     return int(Path(f"/sys/block/{device}/stat").read_text().split()[6]) * SECTOR_BYTES
 
 
-def metric(http: int, name: str) -> int:
-    """One of the node's own figures."""
-    with urllib.request.urlopen(f"http://127.0.0.1:{http}/metrics", timeout=5) as answer:
-        for line in answer.read().decode().splitlines():
-            if line.startswith(f"{name} "):
-                return int(float(line.split()[1]))
-    raise SystemExit(f"the node has no metric {name}")
-
-
 def counts(folder: Path, device: str | None, http: int) -> dict[str, int | None]:
     """All that has been written until now, with nothing left in memory."""
     descriptor = os.open(folder, os.O_RDONLY)
@@ -167,55 +135,45 @@ def counts(folder: Path, device: str | None, http: int) -> dict[str, int | None]
     }
 
 
-def build_slow_sync(directory: Path) -> Path:
-    """Compile what makes syncs slower."""
-    library = directory / "slow_sync.so"
-    source = Path(__file__).parent / "slow_sync.c"
-    subprocess.run(["cc", "-O2", "-shared", "-fPIC", "-o", str(library), str(source), "-ldl"], check=True)
-    return library
-
-
 def node(case: Case, config: Path, tools: Path) -> list[str]:
     """The command that runs the edge node."""
     command = [sys.executable, "-m", "weft", "edge", "run", str(config)]
-    if not case.sync_ms:
-        return command
-    return ["env", f"LD_PRELOAD={tools / 'slow_sync.so'}", f"SLOW_SYNC_MS={case.sync_ms}", *command]
+    return slowed(command, tools / "slow_sync.so" if case.sync_ms else None, case.sync_ms)
 
 
-def measure(case: Case, tools: Path, directory: Path, seconds: float) -> dict[str, Any]:
+def measure(case: Case, generator: Generator, directory: Path, seconds: float) -> dict[str, Any]:
     """One case on a fresh file system.
 
     Args:
-        tools: where the generator, its payloads and what slows syncs are.
+        generator: lies in a folder with the payloads and the library that slows syncs.
     """
+    tools = generator.program.parent
     with tempfile.TemporaryDirectory(prefix="weft-bench-", dir=directory) as name, \
             own_file_system(Path(name)) as (folder, device):  # fmt: skip
         port, http = free_port(), free_port()
         config = Path(name) / "edge.yaml"
         config.write_text(
             EDGE_YAML.format(
-                directory=folder, port=port, http=http, commit_interval=case.commit_interval,
+                directory=folder, port=port, http=http, commit_interval=case.commit_interval, stream=STREAM,
                 compression="zstd" if case.compression else "none",
             )
         )  # fmt: skip
-        payloads = tools / case.payloads
+        load_of_case = replace(generator, payloads=tools / case.payloads)
         with server(node(case, config, tools), port):
             time.sleep(SETTLE_S)
             before = counts(folder, device, http)
-            load = run_load(tools / "mqttload", payloads, port, case.rate, max(seconds, MESSAGES_MIN / case.rate))
+            load = run_load(load_of_case, port, case.rate, max(seconds, MESSAGES_MIN / case.rate))
             after = counts(folder, device, http)
-    lengths = [len(line) for line in payloads.read_bytes().splitlines()]
-    payload_bytes = load["acked_total"] * sum(lengths) / len(lengths)
+    payload_bytes = load["sent_payload_bytes"]
     written = {
         key: None if value is None or (past := before[key]) is None else value - past for key, value in after.items()
     }
     return {
         **asdict(case),
-        "messages": load["acked_total"],
-        "payload_bytes": round(payload_bytes),
+        "messages": load["acked"],
+        "payload_bytes": payload_bytes,
         "commits": written.pop("commits"),
-        "ack_ms_p99": load["ack_us"]["p99"] / 1000,
+        "ack_ms_p99": load["ack_ms"]["p99"],
         "written_bytes": written,
         "amplification": {
             key: None if value is None else round(value / payload_bytes, 3) for key, value in written.items()
@@ -223,16 +181,9 @@ def measure(case: Case, tools: Path, directory: Path, seconds: float) -> dict[st
     }
 
 
-def run_load(generator: Path, payloads: Path, port: int, rate: int, seconds: float) -> dict[str, Any]:
+def run_load(generator: Generator, port: int, rate: int, seconds: float) -> dict[str, Any]:
     """Publish at a rate; ends a moment after the last acknowledgement."""
-    connections = 10 if rate >= 1000 else 1
-    command = [
-        str(generator), "-p", str(port), "-c", str(connections), "-q", "1", "-r", str(rate),
-        "-f", str(payloads), "-t", str(seconds), "-W", "0", "-T", "lg",
-    ]  # fmt: skip
-    done = subprocess.run(pinned(LOAD_CORE, command), stdout=subprocess.PIPE, check=True, text=True)
-    figures: dict[str, Any] = json.loads(done.stdout)
-    return figures
+    return generator.run(port, None, seconds, {"c": 10 if rate >= 1000 else 1, "r": rate, "W": 0})
 
 
 def line(result: dict[str, Any]) -> str:
@@ -266,14 +217,13 @@ def main() -> None:
     print("     rate  payload zstd wait  sync   device      log msgs/sync   p99 ms   (bytes written / payload bytes)")
     with tempfile.TemporaryDirectory(prefix="weft-bench-") as name:
         tools = Path(name)
-        build(tools)
+        generator = build(tools)
         build_slow_sync(tools)
-        lines = {"sensor": sensor_payloads(), "random": random_payloads()}
-        for kind, payloads in lines.items():
-            (tools / kind).write_bytes(b"\n".join(payloads) + b"\n")
+        payloads.write(tools / "sensor", payloads.sensor())
+        payloads.write(tools / "random", payloads.random_bytes())
         for case in cases():
             if arguments.only in (None, case.rate):
-                results.append(measure(case, tools, arguments.directory or tools, arguments.seconds))
+                results.append(measure(case, generator, arguments.directory or tools, arguments.seconds))
                 print(line(results[-1]), flush=True)
     if arguments.only is not None:
         return
