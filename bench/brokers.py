@@ -104,11 +104,12 @@ def wait_for(port: int, process: subprocess.Popen[bytes]) -> None:
 
 
 @contextmanager
-def server(command: list[str], port: int) -> Iterator[int]:
-    """Run a broker on its core; yields its process id."""
+def server(command: list[str], *ports: int) -> Iterator[int]:
+    """Run a broker on its core; yields its process id when it listens on all ports."""
     process = subprocess.Popen(pinned(SERVER_CORE, command), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
-        wait_for(port, process)
+        for port in ports:
+            wait_for(port, process)
         yield process.pid
     finally:
         process.send_signal(signal.SIGTERM)
@@ -208,5 +209,5 @@ def with_broker(
         command = mosquitto(Path(name), port, tls) if http is None else weft(Path(name), port, http, tls, edge)
         if command is None:
             return None
-        with server(command, port) as pid:
+        with server(command, *filter(None, (port, http))) as pid:
             return run(Served(port, pid, http))

@@ -159,7 +159,7 @@ def measure(case: Case, generator: Generator, directory: Path, seconds: float) -
             )
         )  # fmt: skip
         load_of_case = replace(generator, payloads=tools / case.payloads)
-        with server(node(case, config, tools), port):
+        with server(node(case, config, tools), port, http):
             time.sleep(SETTLE_S)
             before = counts(folder, device, http)
             load = run_load(load_of_case, port, case.rate, max(seconds, MESSAGES_MIN / case.rate))
