@@ -23,7 +23,7 @@ import msgspec
 from bench.common import SERVER_CORE, pinned
 from weft.demo.fabric import free_port
 
-START_S_MAX = 15.0
+START_S_MAX = 60.0
 MOSQUITTO_PLACES = "/usr/sbin:/usr/local/sbin:/opt/homebrew/sbin"
 STREAM = "plant/{line}/{machine}/telemetry"
 """What the node keeps; ``mqttload`` publishes there unless it is told otherwise."""

@@ -31,7 +31,7 @@ from bench.generator import NO_TLS, Figures, build
 from bench.mqtt import idle
 from bench.mqtt.cases import CASES, GROUPS, IDLE, choose
 from bench.mqtt.compare import Run, compare, fsync_ms
-from bench.mqtt.lines import HEAD, idle_lines, line, remarks
+from bench.mqtt.lines import HEAD, busy_machine, idle_lines, line, remarks
 
 
 def parse_settings(text: str) -> dict[str, Any]:
@@ -85,6 +85,8 @@ def measure(run: Run, chosen: set[str]) -> Figures:
         result = compare(case, run)
         results["cases"].append(result)
         print(*(line(result), *remarks(result, run.rounds)), sep="\n", flush=True)
+    if warning := busy_machine(results["cases"]):
+        print(warning)
     if IDLE in chosen:
         results["idle"] = idle.measure(run)
         print(*idle_lines(results["idle"]), sep="\n")

@@ -9,6 +9,8 @@ from bench.mqtt import idle
 from bench.mqtt.compare import GENERATOR_CPU_MAX
 
 FIGURES = ("rate_ratio", "cpu_ratio", "ack_ms_p99", "write_amplification")
+OTHER_CORES_MAX = 0.2
+"""Number of cores that other processes may use before a case is called disturbed."""
 LABELS = {
     "rate_ratio": "rate",
     "cpu_ratio": "CPU",
@@ -66,6 +68,21 @@ def remarks(result: Figures, rounds: int) -> list[str]:
                 f"  {broker}: {figures['unacked']:,.0f} messages of a round were not sent or acknowledged in time"
             )
     return found
+
+
+def busy_machine(results: Iterable[Figures]) -> str:
+    """Return a warning that names the cases in which other processes had much of the machine; else nothing."""
+    busy = [
+        result["name"]
+        for result in results
+        if any(result[broker] and result[broker]["other_cores"] > OTHER_CORES_MAX for broker in ("weft", "mosquitto"))
+    ]
+    if not busy:
+        return ""
+    return (
+        f"other processes used more than {OTHER_CORES_MAX:g} cores in {len(busy)} cases ({', '.join(busy)}): "
+        "their rates and latencies say little, their CPU per message more"
+    )
 
 
 def idle_lines(result: Figures) -> list[str]:

@@ -11,7 +11,7 @@ from bench.brokers import Edge, weft
 from bench.mqtt.__main__ import parse_settings
 from bench.mqtt.cases import CASES, GROUPS, IDLE, Target, choose
 from bench.mqtt.compare import judged, medians, ratios
-from bench.mqtt.lines import line, remarks
+from bench.mqtt.lines import busy_machine, line, remarks
 from config.load import load
 from config.models import EdgeConfig
 
@@ -95,3 +95,10 @@ def test_without_mosquitto_there_is_still_a_line() -> None:
     found = result(medians([figures()]), None)
     found["targets"] = [judged(Target("cpu_ratio", 1.3), found, 0.2)]
     assert "CPU <= 1.3: not compared" in line(found)
+
+
+def test_disturbed_cases_are_named() -> None:
+    quiet = {"name": "one", **result(medians([figures()]), None)}
+    busy = {"name": "two", **result(medians([figures()]), medians([figures(other_cores=0.9)]))}
+    assert busy_machine([quiet]) == ""
+    assert busy_machine([quiet, busy]).startswith("other processes used more than 0.2 cores in 1 cases (two): ")
