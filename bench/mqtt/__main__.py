@@ -1,6 +1,6 @@
 """The MQTT broker beside Mosquitto, in the same run.
 
-    python -m bench.mqtt [--only shapes,rate_1000_100] [--rounds 3] [--seconds 4]
+    python -m bench.mqtt [--only shapes,rate_1000_100] [--rounds 3] [--seconds 3]
                          [--settings commit_interval=5ms] [--slow-sync 10] [--output FILE]
 
 The broker has one core and the load generator (``mqttload.c``) the other, so it takes a machine with two. Weft runs as
@@ -57,7 +57,7 @@ def parser() -> argparse.ArgumentParser:
     found = argparse.ArgumentParser(
         prog="bench.mqtt", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    found.add_argument("--seconds", type=float, default=4.0, help="measured time of each round, after 1 s of warm-up")
+    found.add_argument("--seconds", type=float, default=3.0, help="measured time of each round, after 1 s of warm-up")
     found.add_argument("--rounds", type=int, default=3, help="rounds of each case; the median counts")
     found.add_argument(
         "--only", help=f"names of cases and groups ({', '.join(GROUPS)}); bench/results is not written then"

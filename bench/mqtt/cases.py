@@ -48,6 +48,12 @@ class Case:
         """Tell whether the connections are encrypted."""
         return "X" in self.options
 
+    @property
+    def fixed_rate(self) -> int | None:
+        """Return the messages a second of an open loop; None in a closed one."""
+        rate = self.options.get("r")
+        return rate if isinstance(rate, int) else None
+
 
 FLEET_CPU = Target("cpu_ratio", 1.3)
 SHAPE_TARGETS: dict[str, tuple[Target, ...]] = {

@@ -21,6 +21,8 @@ FSYNCS = 400
 FSYNC_BYTES = 16 << 10
 """About what one commit writes at 10,000 messages a second."""
 WARMUP_S = 1
+MESSAGES_MIN = 500
+"""Fewest messages of a round at a fixed rate, which lasts longer for them; a p99 takes some hundred."""
 
 
 @dataclass(frozen=True)
@@ -41,13 +43,13 @@ class Run:
         return self.generator.has_tls and self.certificate is not None
 
 
-def measure(broker: Served, run: Run, options: dict[str, object]) -> Figures:
+def measure(broker: Served, generator: Generator, seconds: float, options: dict[str, object]) -> Figures:
     """Return what is worth keeping of one round.
 
     Bytes and commits are of the whole round, the warm-up included, and so are the messages beside them.
     """
     before = broker.written()
-    raw = run.generator.run(broker.port, broker.pid, run.seconds, options)
+    raw = generator.run(broker.port, broker.pid, seconds, options)
     written = {name: value - before[name] for name, value in broker.written().items()}
     kept = {
         "messages_per_s": raw["messages_per_s"],
@@ -57,7 +59,7 @@ def measure(broker: Served, run: Run, options: dict[str, object]) -> Figures:
         "server_us_per_message": raw["server_us_per_message"],
         "written_bytes_per_message": round(written["bytes"] / max(raw["sent"], 1), 1),
         "write_amplification": round(written["bytes"] / max(raw["sent_payload_bytes"], 1), 3),
-        "messages_per_commit": round(raw["sent"] / max(written["commits"], 1), 1),
+        "messages_per_commit": round(raw["sent"] / written["commits"], 1) if written["commits"] else 0.0,
         "payload_bytes_mean": round(raw["sent_payload_bytes"] / max(raw["sent"], 1), 1),
         "server_peak_rss_mib": round(raw["server_peak_rss_kib"] / 1024, 1),
         "generator_cpu": raw["generator_cpu"],
@@ -103,11 +105,16 @@ def compare(case: Case, run: Run) -> Figures:
     """Measure one case, the brokers turn by turn with a fresh process each."""
     found: dict[str, list[Figures]] = {broker: [] for broker in BROKERS}
     options = {"W": WARMUP_S, **case.options}
+    seconds = max(run.seconds, MESSAGES_MIN / case.fixed_rate) if case.fixed_rate else run.seconds
     for _ in range(run.rounds):
         for broker, rounds in found.items():
             tls = run.certificate if case.tls else None
             figures = with_broker(
-                broker, run.directory, lambda served: measure(served, run, options), tls=tls, edge=run.edge
+                broker,
+                run.directory,
+                lambda served: measure(served, run.generator, seconds, options),
+                tls=tls,
+                edge=run.edge,
             )
             if figures is not None:
                 rounds.append(figures)

@@ -12,8 +12,8 @@ from bench.mqtt.__main__ import parse_settings
 from bench.mqtt.cases import CASES, GROUPS, IDLE, Target, choose
 from bench.mqtt.compare import judged, medians, ratios
 from bench.mqtt.lines import busy_machine, line, remarks
-from config.load import load
-from config.models import EdgeConfig
+from weft.config.load import load
+from weft.config.models import EdgeConfig
 
 
 def figures(**changes: float) -> dict[str, Any]:
