@@ -72,7 +72,7 @@ class Counters:
 
 @dataclass
 class Plan:
-    """What to do for room: ``plan.make_plan``."""
+    """What to do for room: ``room.eviction_plan.make_plan``."""
 
     asides: list[str] = field(default_factory=list)
     victims: list[Segment] = field(default_factory=list)

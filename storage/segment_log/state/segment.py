@@ -21,6 +21,6 @@ class Segment:
     known_since: int = 0
     """Monotonic ns at which its last record was taken in, or the log opened: its records are at least that old."""
     needed: tuple[int, int] | None = None
-    """(``LogState.changes`` then, bytes of it that must stay): for ``needs``."""
+    """(``LogState.changes`` then, bytes of it that must stay): for ``room.must_keep``."""
     is_movable: bool = True
     """Whether its records can be copied; not once damage was met in it."""
