@@ -47,7 +47,7 @@ class EdgeConfig(Section, frozen=True, kw_only=True):
         Annotated[Duration, Meta(le=60)] | None,
         Meta(
             description="Time between two writes to the disk, in which messages gather. Without it a quiet node "
-            "writes at once and a busy one every 8 ms. `0s` writes at once always. More spares flash and makes "
+            "writes at once and a busy one every 8 to 12 ms. `0s` writes at once always. More spares flash and makes "
             "acknowledgements wait that long.",
         ),
     ] = field(default=None, name="commit_interval")

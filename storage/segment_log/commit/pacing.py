@@ -3,7 +3,7 @@
 A commit costs the same whether it carries one message or a hundred, so a busy node gathers. Three rules keep that from
 costing a client time for nothing; ``docs/decisions/0033-commits-paced-by-load.md`` has the measurements.
 
-- *Quiet*: the last commit began ``PACED_INTERVAL_S`` ago or earlier. The next begins at once.
+- *Quiet*: the last commit began an interval ago or earlier. The next begins at once.
 - *Alone*: the last commit carried a single append, and nothing was appended while it was under way. The next begins at
   once: a device that waits for each acknowledgement before it sends again would only wait longer.
 - *In vain*: twice a commit waited although nothing more came, and no wait has paid since. All clients wait for their
@@ -16,8 +16,12 @@ from weft.storage.segment_log.settings import COMMIT_BYTES_MAX
 
 PACED_INTERVAL_S = 0.008
 """The shortest time between the beginnings of two commits of a busy node. The longest that keeps the 99th percentile of
-acknowledgements below 10 ms on a disk that syncs in less than 1 ms, and with it 10,000 messages a second write less
-than they are long."""
+acknowledgements below 10 ms on a disk that syncs in less than 1 ms."""
+FULL_INTERVAL_S = 0.012
+"""The same while commits carry ``FULL_BYTES`` and more: each writes the page again in which the last one ended. So
+10,000 messages of 100 bytes a second write less than they are long."""
+FULL_BYTES = 8 << 10
+"""Uncompressed: from some 7,000 such messages a second on, and down to 4,500."""
 WORTHWHILE_BYTES = 64 << 10
 """A commit of this much begins at once: what it costs is little for each of its messages by now."""
 VAIN_CHANCE, PAYING_CHANCE = 0.02, 0.5
@@ -45,23 +49,25 @@ class Pacer:
         """A commit of this many bytes begins at once."""
         self._began_at = self._ended_at = 0.0
         self._appends = 0
+        self._bytes = 0
         self._appends_before = 0
         """Of the next commit, before the last one had ended."""
         self._vain_waits = 0
         self._patient_at = 0.0
         """Commits do not wait before this time, because waiting was in vain."""
 
-    def begin(self, now: float, appends: int, first_s: float, last_s: float) -> None:
+    def begin(self, now: float, appends: int, bytes_: int, first_s: float, last_s: float) -> None:
         """Note that a commit begins.
 
         Args:
             appends: number of appends that it carries.
+            bytes_: their length, uncompressed.
             first_s: seconds since the first of them.
             last_s: seconds since the last of them.
         """
         if self._interval_s is None and appends and now - first_s < self.opens_at:
             self._judge(now, appends, last_s)
-        self._began_at, self._appends = now, appends
+        self._began_at, self._appends, self._bytes = now, appends, bytes_
 
     def _judge(self, now: float, appends: int, silence_s: float) -> None:
         """Learn from a wait that is over whether anybody came in its last part."""
@@ -91,6 +97,6 @@ class Pacer:
             self.opens_at = now + self._interval_s
         elif now >= self._patient_at and (waiting or self._appends > 1):
             # From its beginning: a sync that takes longer than the interval has gathered enough while it ran.
-            self.opens_at = self._began_at + PACED_INTERVAL_S
+            self.opens_at = self._began_at + (FULL_INTERVAL_S if self._bytes >= FULL_BYTES else PACED_INTERVAL_S)
         else:
             self.opens_at = now

@@ -61,7 +61,7 @@ class Writer:
             self._housekeeping_at = self._monotonic() + HOUSEKEEPING_INTERVAL_S
         head = state.queue.head
         if head is not None and head.appends:
-            self._pacer.begin(self._monotonic(), head.appends, *head.ages_s(committer.wall_clock()))
+            self._pacer.begin(self._monotonic(), head.appends, head.raw_bytes, *head.ages_s(committer.wall_clock()))
         is_committed = committer.run_once()
         now = self._monotonic()
         if is_committed and head is not None and head.appends:
