@@ -323,6 +323,15 @@ class Outbound:
         yield from self.inflight.values()
         yield from self.queue or ()
 
+    def restore(self, packet_id: int, delivery: Delivery, *, released: bool) -> None:
+        """Take up a delivery that the last run of the node left in flight, in the order of sending."""
+        self.inflight[packet_id] = delivery
+        self.last_id = packet_id
+        self._take(delivery[0])
+        if released:
+            self.released = self.released or set()
+            self.released.add(packet_id)
+
     def set_read(self, packet_id: int, message: Message | None) -> None:
         """What a restart left in flight has been read from the log; None when the log has it no more."""
         known, grant, qos = self.inflight[packet_id]

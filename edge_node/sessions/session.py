@@ -146,12 +146,7 @@ def restored(record: SessionRecord, outbound: Outbound, timer: Timer) -> Session
     for packet_id in record.received:
         session.received.add(packet_id)
     for packet_id, sent in record.inflight.items():
-        outbound.inflight[packet_id] = unread(sent, outbound)
-        outbound.last_id = packet_id
-        outbound.bytes += 200
-        if sent.released:
-            outbound.released = outbound.released or set()
-            outbound.released.add(packet_id)
+        outbound.restore(packet_id, unread(sent, outbound), released=sent.released)
     return session
 
 

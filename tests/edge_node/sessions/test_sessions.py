@@ -6,6 +6,7 @@ import pytest
 
 from tests.edge_node.mqtt.harness import Node, RawClient, SyncGate, running, until
 from weft.edge_node.sessions.limits import SessionLimits
+from weft.edge_node.sessions.window_ports import MESSAGE_OVERHEAD_BYTES
 from weft.protocols.mqtt.packet_ids import PacketIds
 from weft.protocols.mqtt.packets import (
     ConnAck,
@@ -129,6 +130,28 @@ async def test_a_crash_keeps_what_the_protocol_promised(tmp_path: Path) -> None:
         client.send(PubComp(1), PubRec(2))
         assert await client.receive() == PubRel(2)
         assert await client.silent()
+
+
+@pytest.mark.parametrize("kill", [False, True], ids=["stop", "kill"])
+async def test_deliveries_that_a_restart_left_in_flight_count_in_the_shared_budget(tmp_path: Path, kill: bool) -> None:
+    async with running(tmp_path, kill=kill) as node:
+        client = await stay(node, "c", ("plant/#", 2))
+        device = await RawClient.connect(node.port, "device")
+        for number in range(1, 101):
+            device.send(Publish(b"plant/a", b"x", 2, number), PubRel(number))
+        got = [await client.receive() for _ in range(100)]
+        assert node.broker._keeping.budget.used == 100 * (MESSAGE_OVERHEAD_BYTES + 1)
+    async with running(tmp_path) as node:
+        budget = node.broker._keeping.budget
+        assert budget.used == 100 * MESSAGE_OVERHEAD_BYTES, "payloads count once they are read from the log"
+        client = await stay(node, "c")
+        assert [(await client.receive()).packet_id for _ in got] == [packet.packet_id for packet in got]
+        assert budget.used == 100 * (MESSAGE_OVERHEAD_BYTES + 1)
+        client.send(*(PubRec(packet.packet_id) for packet in got))
+        for packet in got:
+            assert await client.receive() == PubRel(packet.packet_id)
+            client.send(PubComp(packet.packet_id))
+        await until(lambda: budget.used == 0)
 
 
 @pytest.mark.parametrize("kill", [False, True], ids=["stop", "kill"])
