@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 from typing import Protocol
 
-from weft.edge_node.broker_ports import Identity
+from weft.edge_node.access.identity import Identity
 from weft.edge_node.counters import Counters
 from weft.edge_node.ingest.back_pressure import BackPressure, PendingLog
 from weft.edge_node.ingest.record import Gathering, Origin, Record, Records, Source

@@ -8,31 +8,31 @@ from collections.abc import Callable, Coroutine, Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from weft.edge_node.broker_ports import Arrival, Backlog, Door, Durable, Retained
 from weft.edge_node.counters import Counters
 from weft.edge_node.ingest.ingest import TOPIC_LEVELS_MAX, Ingest
-from weft.edge_node.ingest.record import Record
 from weft.edge_node.ingest.router import Router
 from weft.edge_node.ingest.turn import Turn
 from weft.edge_node.ingest.unrouted import Unrouted
 from weft.edge_node.mqtt.connection import MqttConnection
-from weft.edge_node.mqtt.publishes import flags_of, retain
+from weft.edge_node.mqtt.door import Arrival, Door
 from weft.edge_node.sessions.keeping import Keeping
 from weft.edge_node.sessions.limits import SessionLimits
-from weft.edge_node.sessions.ports import Resent, SessionJournal
 from weft.edge_node.sessions.session import Session
 from weft.edge_node.sessions.sessions import Sessions
+from weft.edge_node.sessions.store.backlog import Backlog
+from weft.edge_node.sessions.store.journal import SessionJournal
+from weft.edge_node.sessions.store.resent import Resent
+from weft.edge_node.sessions.store.retained import RetainedMessages
 from weft.edge_node.sessions.sys_topics import INTERVAL_S, Facts, SysTopics
 from weft.edge_node.sessions.wills import Wills
 from weft.edge_node.sessions.window_ports import QueueBudget
 from weft.edge_node.streams import SESSION_TOPICS_STREAM
 from weft.edge_node.subscriptions.fan_out import FanOut
 from weft.edge_node.subscriptions.message import Message, split_expiry
-from weft.edge_node.subscriptions.message_headers import to_headers
 from weft.edge_node.subscriptions.subscriptions import Subscriptions
 from weft.edge_node.timer_wheel import TimerWheel
 from weft.protocols.mqtt.connection import ServerLimits
-from weft.protocols.mqtt.packets import Publish, Subscription
+from weft.protocols.mqtt.packets import Subscription
 from weft.protocols.mqtt.publish_run import SCAN_PACKET_BYTES_MIN
 from weft.protocols.mqtt.reason_codes import ReasonCode
 from weft.storage.segment_log import SegmentLog
@@ -90,7 +90,7 @@ class Broker:
         counters: Counters,
         wall_clock: Callable[[], int],
         *,
-        retained: Retained,
+        retained: RetainedMessages,
         journal: SessionJournal,
         backlog: Backlog,
         resent: Resent,
@@ -133,7 +133,7 @@ class Broker:
             pending_bytes_max=pending_bytes_max,
             topic_levels_max=settings.topic_levels_max,
         )  # fmt: skip
-        self._wills = Wills(self, counters, limits.will_bytes_max)
+        self._wills = Wills(self.ingest, retained, journal, counters, wall_clock, limits.will_bytes_max)
         self.sessions = Sessions(
             self.subscriptions, limits, counters, self._keeping, self._wills, self.wheel, self.clock
         )
@@ -189,41 +189,6 @@ class Broker:
         session.outbound.pump()
         self.fan_out.flush()
 
-    # --- what wills ask
-
-    @property
-    def congested(self) -> bool:
-        """Whether so much waits for the disk that publishers are not read."""
-        return self.ingest.back_pressure.holding
-
-    def retain(self, packet: Publish) -> None:
-        """Keep a message as its topic's last, if no limit forbids it."""
-        if not retain(self.retained, packet, self.wall_clock()):
-            self.counters.retained_refused += 1
-
-    def on_retained(self, callback: Durable) -> None:
-        """Call back when everything retained so far is durable; at once, within the call, when all of it is."""
-        self.retained.on_durable(callback)
-
-    def publish_will(self, packet: Publish, session: Session) -> None:
-        """Store a will, deliver it, and note in the same commit that this was done.
-
-        Raises:
-            LogError: nothing of that was done.
-        """
-        self.ingest.turn.store()
-        with self._keeping.together():
-            self.ingest.publish(record_of(packet, session.client_id, self.wall_clock()))
-            self._keeping.will_published(session)
-
-    def will_denied(self, session: Session) -> None:
-        """Note that a will is not to be published."""
-        self._keeping.will_denied(session)
-
-    def refuses(self, topic: bytes) -> bool:
-        """Return whether no stream matches a topic, and the node refuses such messages."""
-        return self.ingest.refuses(topic)
-
     # --- what connections ask
 
     def call_soon(self, callback: Callable[[], None]) -> object:
@@ -275,8 +240,3 @@ class Broker:
         while True:
             await asyncio.sleep(interval_s)
             action()
-
-
-def record_of(packet: Publish, publisher: str, now: int) -> Record:
-    """Return a publish as the log takes it."""
-    return Record(packet.topic, packet.payload, flags_of(packet), to_headers(packet.properties, now), publisher)

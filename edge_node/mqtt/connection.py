@@ -6,10 +6,10 @@ import asyncio
 import logging
 from typing import TYPE_CHECKING, cast
 
-from weft.edge_node.broker_ports import Arrival, Door
 from weft.edge_node.ingest.back_pressure import Pause
 from weft.edge_node.ingest.turn import TURN_BYTES_MAX
 from weft.edge_node.mqtt import other_protocols
+from weft.edge_node.mqtt.door import Arrival, Door
 from weft.edge_node.mqtt.handshake import Handshake
 from weft.edge_node.mqtt.packet_handlers import Conversation
 from weft.edge_node.mqtt.publishes import Publishes

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from weft.edge_node.broker_ports import Door, Identity
+from weft.edge_node.access.identity import Identity
+from weft.edge_node.mqtt.door import Door
 from weft.edge_node.mqtt.publishes import Publishes
 from weft.edge_node.sessions.packets_out import Wire
 from weft.edge_node.sessions.session import Session
@@ -123,6 +124,6 @@ class Handshake:
         if will is not None and not identity.unrestricted and not identity.may_publish(will.topic):
             reason = f"it may not publish its will to {will.topic.decode()!r}"
             raise ConnectRefused(ReasonCode.NOT_AUTHORIZED, reason, version=packet.version)
-        if will is not None and self._broker.refuses(will.topic):
+        if will is not None and self._broker.ingest.refuses(will.topic):
             reason = f"no stream matches {will.topic.decode()!r}, the topic of its will (`unrouted: refuse`)"
             raise ConnectRefused(ReasonCode.TOPIC_NAME_INVALID, reason, version=packet.version)

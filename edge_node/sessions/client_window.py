@@ -6,9 +6,9 @@ from collections import deque
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from weft.edge_node.broker_ports import Identity
+from weft.edge_node.access.identity import Identity
 from weft.edge_node.sessions.packets_out import OWN, Wire, shared_parts
-from weft.edge_node.sessions.ports import Sent
+from weft.edge_node.sessions.records import Sent
 from weft.edge_node.sessions.window_ports import MESSAGE_OVERHEAD_BYTES, Delivery, Keeper, Link
 from weft.edge_node.subscriptions.message import NOWHERE, Message
 from weft.edge_node.subscriptions.subscriptions import Grant

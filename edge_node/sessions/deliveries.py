@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 
 from weft.edge_node.counters import Counters
 from weft.edge_node.sessions.client_window import Outbound
-from weft.edge_node.sessions.ports import Sent, SessionJournal
+from weft.edge_node.sessions.records import Sent
+from weft.edge_node.sessions.store.journal import SessionJournal
 from weft.edge_node.sessions.window_ports import QueueBudget
 from weft.edge_node.subscriptions.message import Message
 from weft.protocols.mqtt.encoder import PUBREL

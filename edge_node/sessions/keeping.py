@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING
 
-from weft.edge_node.broker_ports import Backlog
 from weft.edge_node.counters import Counters
 from weft.edge_node.ingest.ingest import Ingest
 from weft.edge_node.sessions.client_window import Outbound
 from weft.edge_node.sessions.deliveries import Deliveries, note
-from weft.edge_node.sessions.ports import Sent, SessionJournal, SessionRecord
 from weft.edge_node.sessions.reader import SessionReader
+from weft.edge_node.sessions.records import Sent, SessionRecord
 from weft.edge_node.sessions.redelivery import InFlight
 from weft.edge_node.sessions.retained_delivery import Match, RetainedFeed
 from weft.edge_node.sessions.session import Session
+from weft.edge_node.sessions.store.backlog import Backlog
+from weft.edge_node.sessions.store.journal import SessionJournal
 from weft.edge_node.sessions.stored_messages import StoredMessages
 from weft.edge_node.sessions.window_ports import QueueBudget
 from weft.edge_node.subscriptions.catch_up import CatchUp
@@ -50,7 +50,7 @@ class Keeping:
         self.wall_clock = wall_clock
         self.subscriptions = subscriptions
         self.deliveries = Deliveries(
-            segment_log, journal, wall_clock, counters, budget, self.fall_behind, self.together, self.group_moved
+            segment_log, journal, wall_clock, counters, budget, self.fall_behind, journal.together, self.group_moved
         )  # fmt: skip
         self.flush = self.deliveries.flush
         self.messages = StoredMessages(segment_log, wall_clock, counters)
@@ -133,29 +133,10 @@ class Keeping:
         for group in outbound.groups:
             self.note_moved(group)  # what the session took over from another member is now in its record
 
-    def together(self) -> AbstractContextManager[None]:
-        """A context for records and the changes of sessions that go with them: taken both, or neither.
-
-        Raises:
-            LogFull, LogFailed: on entering it; nothing was taken.
-        """
-        return nullcontext() if self._log.appended_together() is not None else self._journal.together()
-
     def lost(self, session: Session, at: int) -> None:
         """The session's connection is gone with the node that had it."""
         if session.persistent:
             note(lambda: self._journal.lost(session.client_id, at))
-
-    def will_published(self, session: Session) -> None:
-        """The will is not to be published again after a restart. Raises LogFull and LogFailed."""
-        self._journal.will_published(session.client_id)
-        if session.ended:
-            self._journal.ended(session.client_id)
-            session.journaled = False
-
-    def will_denied(self, session: Session) -> None:
-        """The will is not to be published, after a restart neither."""
-        note(lambda: self._journal.will_published(session.client_id))
 
     def ended(self, session: Session) -> None:
         """A session is no more. The journal is told with its will, if that is still to be published."""
@@ -305,7 +286,7 @@ class Keeping:
 
     def _catch_up(self, reader: SessionReader | Group, positions: dict[int, int]) -> CatchUp:
         everywhere = {stream: positions.get(stream, 0) for stream in self.ingest.streams}
-        return CatchUp(reader, everywhere, self._backlog, self._log)
+        return CatchUp(reader, everywhere, self._backlog.read, self._log)
 
     def _note_position(self, identifier: str, positions: dict[int, int]) -> None:
         if self._noted.get(identifier) == positions:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from weft.edge_node.broker_ports import NEVER_EXPIRES
+from weft.edge_node.sessions.records import NEVER_EXPIRES
 
 FILTER_LEVELS_MAX = 128
 """Deeper filters are refused in SUBACK. EMQX has the same default."""

@@ -6,8 +6,9 @@ import asyncio
 import logging
 from typing import TYPE_CHECKING, Protocol
 
-from weft.edge_node.broker_ports import Backlog, LogRecord
 from weft.edge_node.counters import Counters
+from weft.edge_node.sessions.store.backlog import Backlog
+from weft.edge_node.subscriptions.log_records import LogRecord
 from weft.edge_node.subscriptions.message import NOWHERE, PUBLISHER, Message
 from weft.edge_node.subscriptions.subscriptions import Entry, Grant, Subscriptions
 from weft.protocols.mqtt.reason_codes import ReasonCode

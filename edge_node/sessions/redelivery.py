@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from weft.edge_node.broker_ports import LogRecord
 from weft.edge_node.sessions.client_window import Outbound
 from weft.edge_node.sessions.packets_out import OWN
 from weft.edge_node.sessions.stored_messages import StoredMessages, is_retained_copy
+from weft.edge_node.subscriptions.log_records import LogRecord
 from weft.edge_node.subscriptions.message import Message
 from weft.edge_node.subscriptions.subscriptions import Grant, Subscriptions
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Protocol
 
-from weft.edge_node.broker_ports import NEVER_EXPIRES, Identity
+from weft.edge_node.access.identity import Identity
 from weft.edge_node.sessions.client_window import Outbound
-from weft.edge_node.sessions.ports import Sent, SessionRecord
+from weft.edge_node.sessions.records import NEVER_EXPIRES, Sent, SessionRecord
 from weft.edge_node.subscriptions.message import NOWHERE, Message
 from weft.edge_node.subscriptions.shared_subscription import Group
 from weft.edge_node.subscriptions.subscriptions import Entry, Grant

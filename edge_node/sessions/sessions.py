@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from weft.edge_node.broker_ports import Identity
+from weft.edge_node.access.identity import Identity
 from weft.edge_node.counters import Counters
 from weft.edge_node.sessions.client_window import Outbound
 from weft.edge_node.sessions.filters import SessionFilters

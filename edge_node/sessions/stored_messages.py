@@ -6,11 +6,11 @@ from collections.abc import Callable
 
 import msgspec
 
-from weft.edge_node.broker_ports import LogRecord
 from weft.edge_node.counters import Counters
 from weft.edge_node.ingest.ingest import Ingest
 from weft.edge_node.sessions.client_window import Outbound
 from weft.edge_node.streams import SESSION_TOPICS_STREAM
+from weft.edge_node.subscriptions.log_records import LogRecord
 from weft.edge_node.subscriptions.message import RECIPIENT, Message
 from weft.edge_node.subscriptions.message_headers import EXPIRES, TooManyProperties, from_headers, to_headers
 from weft.protocols.batch import Flag

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Protocol
 
 from weft.edge_node.counters import Counters
-from weft.edge_node.sessions.ports import Sent
+from weft.edge_node.sessions.records import Sent
 from weft.edge_node.subscriptions.message import Message
 from weft.edge_node.subscriptions.subscriptions import Grant
 from weft.protocols.mqtt.reason_codes import ReasonCode

@@ -12,8 +12,8 @@ import asyncio
 import logging
 from typing import Protocol
 
-from weft.edge_node.broker_ports import Backlog, LogRecord
-from weft.storage.segment_log import LogFailed
+from weft.edge_node.subscriptions.log_records import LogRecord, ReadPage
+from weft.storage.segment_log import LogFailed, SegmentLog
 
 log = logging.getLogger(__name__)
 
@@ -48,31 +48,12 @@ class Reader(Protocol):
         """The reader is level: live messages are sent from now on."""
 
 
-class Streams(Protocol):
-    """Where the log is (``SegmentLog`` is one)."""
-
-    def streams(self) -> dict[str, int]:
-        """Numbers by name."""
-        ...
-
-    def next_seq(self, stream: int) -> int:
-        """The number that the next record will get."""
-        ...
-
-    def durable_end(self, stream: int) -> int:
-        """One past the last durable record."""
-        ...
-
-    async def durable(self) -> None:
-        """Return once everything appended so far is durable."""
-
-
 class CatchUp:
     """Reads for one session. Belongs to the event loop's thread."""
 
-    __slots__ = ("_backlog", "_goal", "_log", "_room", "_task", "joining", "positions", "reader")
+    __slots__ = ("_goal", "_log", "_read_page", "_room", "_task", "joining", "positions", "reader")
 
-    def __init__(self, reader: Reader, positions: dict[int, int], backlog: Backlog, log: Streams) -> None:
+    def __init__(self, reader: Reader, positions: dict[int, int], read_page: ReadPage, log: SegmentLog) -> None:
         """Nothing is read before ``start``.
 
         Args:
@@ -83,7 +64,7 @@ class CatchUp:
         """Whether live messages are to be queued."""
         self._goal: dict[int, int] = {}
         self.reader = reader
-        self._backlog = backlog
+        self._read_page = read_page
         self._log = log
         self._task: asyncio.Task[None] | None = None
         self._room: asyncio.Event = asyncio.Event()
@@ -147,7 +128,7 @@ class CatchUp:
         end = self._goal.get(stream, self._log.durable_end(stream)) if self.joining else self._log.durable_end(stream)
         if seq >= end:
             return False
-        page = await self._backlog.read(stream, seq, self.reader.wants)
+        page = await self._read_page(stream, seq, self.reader.wants)
         if page.lost:
             self.reader.lost(page.lost)
         for record in page.records:

@@ -12,8 +12,8 @@ from collections import deque
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Protocol
 
-from weft.edge_node.broker_ports import LogRecord
 from weft.edge_node.sessions.window_ports import MESSAGE_OVERHEAD_BYTES, QueueBudget
+from weft.edge_node.subscriptions.log_records import LogRecord
 from weft.edge_node.subscriptions.message import NOWHERE, Message
 from weft.edge_node.subscriptions.subscriptions import Entry, Grant
 from weft.protocols.topics import SHARE_PREFIX, matches

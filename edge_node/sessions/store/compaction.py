@@ -11,7 +11,7 @@ from typing import NamedTuple, Protocol
 import msgspec
 import sqlite_utils
 
-from weft.edge_node.sessions.ports import SessionRecord
+from weft.edge_node.sessions.records import SessionRecord
 from weft.edge_node.sessions.store import session_store
 from weft.edge_node.sessions.store.database import Database, Done
 from weft.edge_node.sessions.store.folding import FoldedSession, fold

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from weft.edge_node.sessions.ports import Sent
+from weft.edge_node.sessions.records import Sent
 from weft.protocols.fields import U32, Seq
 from weft.protocols.mqtt.packets import Subscription
 

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from weft.edge_node.sessions.ports import SessionRecord
+from weft.edge_node.sessions.records import SessionRecord
 from weft.edge_node.sessions.store.entries import (
     Completed,
     Ended,

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from types import MappingProxyType
 from typing import Protocol
 
-from weft.edge_node.sessions.ports import Sent, SessionRecord
+from weft.edge_node.sessions.records import Sent, SessionRecord
 from weft.edge_node.sessions.store.entries import (
     Completed,
     Ended,
@@ -67,7 +67,7 @@ class Log(Protocol):
 
 
 class SessionJournal:
-    """Notes changes (``broker_ports.SessionJournal``). Event loop's thread only.
+    """Every change of the persistent sessions, in the log. Event loop's thread only.
 
     **Exactly once.** The publishes of a read and what the journal says of them go into one commit: append and note them
     within ``together``. A crash leaves a beginning of that commit; the journal stands first in it, and recovery takes
@@ -113,12 +113,16 @@ class SessionJournal:
         return sessions
 
     def together(self) -> AbstractContextManager[None]:
-        """A context for the publishes of one read and the changes they make; no waiting within it.
+        """A context for records and the changes that go with them: taken both, or neither. No waiting within it.
+
+        Within another such context it is that one, and adds nothing.
 
         Raises:
             LogFull, LogFailed: here or on entering; nothing was taken. Within it neither is raised as long as the read
                 has less than ``reserve_bytes``.
         """
+        if self._log.appended_together() is not None:
+            return nullcontext()
         self._check_room(self._reserve_bytes)
         return self._log.together(self._reserve_bytes)
 

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 import msgspec
 import sqlite_utils
 
-from weft.edge_node.sessions.ports import SessionRecord
+from weft.edge_node.sessions.records import SessionRecord
 from weft.edge_node.sessions.store.folding import FoldedSession
 from weft.edge_node.sessions.store.recent_publishes import RecentPublishes
 from weft.edge_node.sessions.store.stored import pack_record, unpack_record

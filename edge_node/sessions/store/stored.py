@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from weft.edge_node.sessions.ports import SessionRecord
+from weft.edge_node.sessions.records import SessionRecord
 from weft.protocols.mqtt.properties import NO_PROPERTIES, Properties
 
 _ENCODER = msgspec.json.Encoder()

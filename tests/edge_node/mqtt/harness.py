@@ -16,7 +16,7 @@ from typing import Any
 import paho.mqtt.client as paho
 from paho.mqtt.enums import CallbackAPIVersion
 
-from weft.edge_node.broker_ports import Identity
+from weft.edge_node.access.identity import Identity
 from weft.edge_node.counters import Counters
 from weft.edge_node.ingest.turn import Turn
 from weft.edge_node.ingest.unrouted import Policy, Unrouted

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.edge_node.sessions.store.helpers import record
-from weft.edge_node.sessions.ports import Sent
+from weft.edge_node.sessions.records import Sent
 from weft.edge_node.sessions.store import entries
 from weft.edge_node.sessions.store.entries import Entry, decode_entry, encode_entry, ids_of_acks, pack_ids, unpack_ids
 from weft.edge_node.sessions.store.stored import pack_properties, pack_record, unpack_properties, unpack_record
