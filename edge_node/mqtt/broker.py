@@ -15,26 +15,22 @@ from weft.edge_node.ingest.turn import Turn
 from weft.edge_node.ingest.unrouted import Unrouted
 from weft.edge_node.mqtt.connection import MqttConnection
 from weft.edge_node.mqtt.door import Arrival, Door
-from weft.edge_node.sessions.keeping import Keeping
 from weft.edge_node.sessions.limits import SessionLimits
-from weft.edge_node.sessions.session import Session
+from weft.edge_node.sessions.parts import Kept, make_parts
 from weft.edge_node.sessions.sessions import Sessions
 from weft.edge_node.sessions.store.backlog import Backlog
 from weft.edge_node.sessions.store.journal import SessionJournal
 from weft.edge_node.sessions.store.resent import Resent
 from weft.edge_node.sessions.store.retained import RetainedMessages
 from weft.edge_node.sessions.sys_topics import INTERVAL_S, Facts, SysTopics
-from weft.edge_node.sessions.wills import Wills
-from weft.edge_node.sessions.window_ports import QueueBudget
 from weft.edge_node.streams import SESSION_TOPICS_STREAM
 from weft.edge_node.subscriptions.fan_out import FanOut
 from weft.edge_node.subscriptions.message import Message, split_expiry
+from weft.edge_node.subscriptions.outbox import Outbox
 from weft.edge_node.subscriptions.subscriptions import Subscriptions
 from weft.edge_node.timer_wheel import TimerWheel
 from weft.protocols.mqtt.connection import ServerLimits
-from weft.protocols.mqtt.packets import Subscription
 from weft.protocols.mqtt.publish_run import SCAN_PACKET_BYTES_MIN
-from weft.protocols.mqtt.reason_codes import ReasonCode
 from weft.storage.segment_log import SegmentLog
 from weft.storage.segment_log.settings import RECORD_BYTES_MAX
 
@@ -120,23 +116,19 @@ class Broker:
             keep_alive_s_max=settings.keep_alive_s_max,
         )
         self.wheel = TimerWheel(self._loop)
-        self.subscriptions = Subscriptions()
-        budget = QueueBudget(limits.queue_bytes_total_max)
-        self._keeping = Keeping(
-            segment_log, self.subscriptions, journal, backlog, self._match_retained, wall_clock, counters, budget
-        )
-        deliveries = self._keeping.deliveries
-        self.fan_out = FanOut(self.subscriptions, deliveries.touched, deliveries.flush, counters)
-        self.ingest = self._keeping.messages.ingest = Ingest(
+        self.subscriptions, outbox = Subscriptions(), Outbox()
+        self.fan_out = FanOut(self.subscriptions, outbox)
+        self.ingest = Ingest(
             segment_log, Router(patterns, segment_log.stream), self.subscriptions, self.fan_out, wall_clock, counters,
             unrouted, turn, session_topics=segment_log.stream(SESSION_TOPICS_STREAM),
             pending_bytes_max=pending_bytes_max,
             topic_levels_max=settings.topic_levels_max,
         )  # fmt: skip
-        self._wills = Wills(self.ingest, retained, journal, counters, wall_clock, limits.will_bytes_max)
-        self.sessions = Sessions(
-            self.subscriptions, limits, counters, self._keeping, self._wills, self.wheel, self.clock
-        )
+        self.session_parts = make_parts(
+            Kept(segment_log, journal, backlog, retained), self.ingest, self.subscriptions, outbox,
+            self._match_retained, limits, counters, wall_clock,
+        )  # fmt: skip
+        self.sessions = Sessions(self.session_parts, limits, counters, self.wheel, self.clock)
         self._connections: set[MqttConnection] = set()
         self._tasks: set[asyncio.Task[None]] = set()
         self._sys: SysTopics | None = None
@@ -159,35 +151,14 @@ class Broker:
         self.sessions.stop()
         for connection in list(self._connections):
             connection.shut_down()
-        for session in self.sessions.all():
-            if session.outbound.catch_up is not None:
-                session.outbound.catch_up.stop()
-        for group in self.sessions.filters.groups:
-            if group.catch_up is not None:
-                group.catch_up.stop()
-        self._note_positions()
+        self.sessions.stop_reading()
         self.wheel.close()
         for task in self._tasks:
             task.cancel()
 
     def permissions_changed(self) -> None:
-        """Users or access rules were read anew: what was remembered of them is asked again, and clients that would not
-        be let in any more are closed, their wills published."""
-        for session in self.sessions.all():
-            link, identity = session.outbound.link, session.identity
-            if link is not None and identity is not None and not identity.admitted:
-                self.counters.clients_expelled += 1
-                link.displace(ReasonCode.NOT_AUTHORIZED)
-        self.subscriptions.changed()
-
-    def send_retained(self, session: Session, subscribed: Iterable[Subscription]) -> None:
-        """Begin to send the retained messages of new subscriptions; shared ones get none (section 4.8.2)."""
-        for options in subscribed:
-            entry, group = session.entries.get(options.filter, (None, None))
-            if entry is not None and group is None:
-                self._keeping.send_retained(entry)
-        session.outbound.pump()
-        self.fan_out.flush()
+        """Ask again what clients may do: users or access rules were read again."""
+        self.sessions.permissions_changed()
 
     # --- what connections ask
 
@@ -229,12 +200,9 @@ class Broker:
         return Facts(len(self.sessions), len(self.retained))
 
     def _look_after_sessions(self) -> None:
-        self._wills.retry()
-        self._note_positions()
+        self.sessions.retry_wills()
+        self.sessions.note_positions()
         self.counters.backpressure_pauses = self.ingest.back_pressure.pauses
-
-    def _note_positions(self) -> None:
-        self._keeping.note_positions(self.sessions)
 
     async def _every(self, interval_s: float, action: Callable[[], None]) -> None:
         while True:

@@ -12,8 +12,8 @@ import msgspec
 from weft.edge_node.access.identity import Identity
 from weft.edge_node.mqtt.door import Door
 from weft.edge_node.mqtt.publishes import Publishes
-from weft.edge_node.sessions.packets_out import Wire
 from weft.edge_node.sessions.session import Session
+from weft.edge_node.sessions.window.packets_out import Wire
 from weft.protocols.mqtt.connection import Connection, State
 from weft.protocols.mqtt.errors import ConnectRefused
 from weft.protocols.mqtt.packets import ConnAck, Connect
@@ -105,11 +105,11 @@ class Handshake:
         connection, machine = self._connection, self._machine
         if error is not None:
             connection.refuse(error)
-        elif connection.is_open and session.outbound.link is connection:
+        elif connection.is_open and session.window.is_of(connection):
             machine.state = State.OPEN
             connection.send(answer)
             wire = Wire(session.version, machine.client_packet_bytes_max, machine.client_topic_alias_maximum)
-            self._broker.sessions.resume(session, connection, wire, machine.client_receive_maximum)
+            self._broker.sessions.resume(session, wire, machine.client_receive_maximum)
             connection.go_on()  # CONNACK is the first packet that the client gets [MQTT-3.2.0-1]
 
     def _announcement(self, packet: Connect, client_id: str, session: Session) -> Any:

@@ -55,3 +55,14 @@ class SessionRecord(msgspec.Struct):
     will: Will | None = None
     """The will, until it is published or taken back by DISCONNECT; due ``will_delay_interval`` after
     ``disconnected_at``."""
+
+
+class SharedRecord(msgspec.Struct):
+    """What a shared subscription is after a restart; its members are in their sessions' records."""
+
+    name: str
+    """The filter as clients write it, ``$share/`` included."""
+    positions: dict[int, int] = {}
+    """Stream -> seq: every message before it was given to a member, or is in ``owed``."""
+    owed: list[tuple[int, int]] = []
+    """(stream, seq) before their stream's position of messages that no member keeps: they are given again."""

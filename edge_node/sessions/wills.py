@@ -1,4 +1,4 @@
-"""Wills: what is published for clients that go without saying goodbye (MQTT 5.0 sections 3.1.2.5, 3.1.3.2).
+"""Wills: messages published for clients that go without DISCONNECT (MQTT 5.0 sections 3.1.2.5, 3.1.3.2).
 
 A will that CONNACK has accepted is in the session journal until its records are in the log, so neither a crash nor a
 full log loses it. Both are one commit, so that a crash publishes it neither twice nor never.
@@ -14,7 +14,7 @@ import msgspec
 from weft.edge_node.counters import Counters
 from weft.edge_node.ingest.ingest import Ingest
 from weft.edge_node.ingest.record import Record
-from weft.edge_node.sessions.deliveries import note
+from weft.edge_node.sessions.persistence import Persistence
 from weft.edge_node.sessions.records import NEVER_EXPIRES
 from weft.edge_node.sessions.session import Session
 from weft.edge_node.sessions.store.journal import SessionJournal
@@ -32,13 +32,14 @@ WILL_OVERHEAD_BYTES = 500
 
 
 class Wills:
-    """Keeps and publishes wills. Who waits until they are due is ``Sessions``."""
+    """Keeps and publishes wills. ``Sessions`` waits until they are due."""
 
     def __init__(  # noqa: PLR0917
         self,
         ingest: Ingest,
         retained: RetainedMessages,
         journal: SessionJournal,
+        persistence: Persistence,
         counters: Counters,
         wall_clock: Callable[[], int],
         bytes_max: int,
@@ -52,6 +53,7 @@ class Wills:
         self._ingest = ingest
         self._retained = retained
         self._journal = journal
+        self._persistence = persistence
         self._wall_clock = wall_clock
         self._counters = counters
         self._bytes_max = bytes_max
@@ -64,7 +66,7 @@ class Wills:
     # --- from CONNECT to DISCONNECT
 
     def has_room(self, will: Will | None, session: Session | None) -> bool:
-        """Whether one more will can be kept, and stored as a record one day.
+        """Return whether one more will can be kept, and stored as a record one day.
 
         Args:
             session: whose will it replaces.
@@ -78,20 +80,19 @@ class Wills:
     def keep(self, session: Session, will: Will | None) -> None:
         """Make this the session's will, in place of any other."""
         self._counters.will_bytes += _cost(will) - _cost(session.will)
-        session.will, session.will_at = will, None
+        session.keep_will(will)
 
-    def due_at(self, session: Session, since: float) -> float | None:
-        """When the will of a client that has gone is due, by the loop's clock [MQTT-3.1.2-8]; None without one.
-
-        The end of the session, if that comes first, is minded by whoever ends it.
+    def wait(self, session: Session, since: float) -> None:
+        """Note when the will of a client that has gone is due [MQTT-3.1.2-8]. It is published earlier if the session
+        ends earlier.
 
         Args:
-            since: when the client went.
+            since: when the client went, by the loop's clock.
         """
-        if session.will is None:
-            return None
-        delay_s = session.will.properties.will_delay_interval or 0
-        return since + (delay_s if session.expiry_s == NEVER_EXPIRES else min(delay_s, session.expiry_s))
+        if session.will is not None:
+            delay_s = session.will.properties.will_delay_interval or 0
+            delay_s = delay_s if session.expiry_s == NEVER_EXPIRES else min(delay_s, session.expiry_s)
+            session.keep_will(session.will, since + delay_s)
 
     # --- due
 
@@ -100,12 +101,11 @@ class Wills:
         will = session.will
         if will is None or session.client_id in self._due:
             return
-        session.will_at = None
-        identity = session.outbound.identity
-        denied = identity is not None and not identity.may_publish(will.topic)
+        session.keep_will(will)
+        denied = session.rules is not None and not session.rules.may_publish(will.topic)
         if denied or self._ingest.refuses(will.topic):  # the rules, or the streams, have changed since CONNECT
             self._counters.publishes_denied += 1
-            note(lambda: self._journal.will_published(session.client_id))
+            self._persistence.will_denied(session)
             self.keep(session, None)
             return
         self._due[session.client_id] = session
@@ -120,7 +120,7 @@ class Wills:
             self._try(session)
 
     def settle(self, client_id: str) -> None:
-        """The client is back: what is due of its last connection is stored now.
+        """Store now what is due of a client's last connection: it is back.
 
         Raises:
             LogError: it cannot be; the client cannot have another will before that.
@@ -130,7 +130,7 @@ class Wills:
             self._store(session)
 
     def stop(self) -> None:
-        """The node stops: what is due and not stored yet stays in the journal, for the next start."""
+        """Leave what is due and not stored yet in the journal, for the next start."""
         self._due.clear()
 
     def retry(self) -> None:
@@ -164,10 +164,7 @@ class Wills:
         self._ingest.turn.store()  # what its client published before comes before it
         with self._journal.together():
             self._ingest.publish(_record(session.will, session.client_id, self._wall_clock()))
-            self._journal.will_published(session.client_id)
-            if session.ended:  # its will was all that the journal kept of it
-                self._journal.ended(session.client_id)
-                session.journaled = False
+            self._persistence.will_published(session)
         del self._due[session.client_id]
         self._retaining.discard(session)
         self._counters.wills_waiting -= 1

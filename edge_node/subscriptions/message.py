@@ -18,7 +18,7 @@ _SECOND_NS = 1_000_000_000
 
 
 class Message(msgspec.Struct):
-    """What all deliveries of one message share."""
+    """A message, shared by all its deliveries."""
 
     topic: bytes
     payload: bytes
@@ -33,7 +33,7 @@ class Message(msgspec.Struct):
     stream: int = NOWHERE
     seq: int = 0
     parts: dict[int, tuple[bytes, bytes]] | None = None
-    """The packets made of it so far: see ``publish_packets.shared_parts``."""
+    """Packets made of it so far, for all clients of a kind: ``sessions.window.packets_out.shared_parts`` fills it."""
 
     @property
     def plain(self) -> bool:

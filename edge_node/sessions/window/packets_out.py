@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from weft.edge_node.sessions.topic_aliases import SentAliases
+from weft.edge_node.sessions.window.topic_aliases import SentAliases
 from weft.edge_node.subscriptions.message import Message
 from weft.protocols.mqtt.connection import PACKET_BYTES_MAX
 from weft.protocols.mqtt.encoder import encode_publish, publish_parts
@@ -17,12 +17,18 @@ SHARED_V3, SHARED_V5, OWN = 0, 1, 2
 _VERSIONS = (Version.V311, Version.V5)
 
 
-def shared_parts(message: Message, qos: int, kind: int) -> tuple[bytes, bytes]:
-    """What comes before and after the packet identifier of a plain message, made once for all clients of a kind.
+def parts_key(qos: int, kind: int) -> int:
+    """Return the place of packets in ``Message.parts``. No message has any for ``OWN``."""
+    return qos << 2 | kind
 
-    At QoS 0, where there is none, the whole packet and nothing.
+
+def shared_parts(message: Message, qos: int, kind: int) -> tuple[bytes, bytes]:
+    """Return what comes before and after the packet identifier of a plain message, made once for all clients of a kind.
+
+    At QoS 0, where there is none, the whole packet and nothing. ``Message.parts`` has them by ``parts_key``, so that a
+    window finds those that are there without a call.
     """
-    key = qos << 1 | kind
+    key = parts_key(qos, kind)
     parts = message.parts
     if parts is None:
         parts = message.parts = {}
@@ -34,7 +40,7 @@ def shared_parts(message: Message, qos: int, kind: int) -> tuple[bytes, bytes]:
 
 
 class Wire:
-    """How one connection wants its packets."""
+    """The form in which one connection wants its packets."""
 
     __slots__ = ("_aliases", "kind", "packet_bytes_max", "version")
 
