@@ -30,7 +30,7 @@ class ClientWindow:
     """Deliveries to one client, in order, within bounds; a ``Subscriber``. ``states`` says what it does when."""
 
     __slots__ = (
-        "_account", "_catch_up", "_fall_behind", "_identity", "_inflight_max", "_parts", "_sending", "_state",
+        "_account", "_catch_up", "_fall_behind", "_identity", "_inflight_max", "_live", "_parts", "_sending", "_state",
         "_told_of_drops", "_waiting", "_when_room", "_writer", "client_id", "in_flight",
     )  # fmt: skip
 
@@ -46,8 +46,8 @@ class ClientWindow:
         self._inflight_max = min(parts.inflight_max, PACKET_IDS_MAX)
         self._identity: Identity | None = None
         self._state = State.AWAY
-        self._sending = False
-        """Whether ``_state`` is one of ``SENDING``: asked for every message at QoS 0."""
+        self._sending = self._live = False
+        """Whether ``_state`` is one of ``SENDING``, and ``LIVE``: asked for every message."""
         self._catch_up: CatchUp | None = None
         """Not None while messages are read from the log, and while the client is away."""
         self._when_room: list[Callable[[], None]] | None = None
@@ -123,8 +123,16 @@ class ClientWindow:
     def offer(self, message: Message, options: DeliveryOptions, qos: int) -> None:
         """Send or queue at QoS 1 or 2. Without room, a message that a stream keeps comes from the log later; another
         is dropped."""
-        if self._state is State.LIVE and not self._waiting and self._has_place():
-            self.send(message, options, qos)
+        count = len(self.in_flight.deliveries)
+        # ``_has_place`` and ``send`` without the calls: fan-out at QoS 1 spends its time here.
+        if (
+            self._live
+            and self._waiting.deliveries is None
+            and (not count or (count < self._inflight_max and not self._account.is_full()))
+        ):
+            packet_id = self.in_flight.add(message, options, qos)
+            if not self._writer.add_delivery(packet_id, message, options, qos, False, False):
+                self.in_flight.withdraw(packet_id)
         elif self._state in QUEUEING or message.stream == NOWHERE or self._catch_up is None:
             self._wait(message, options, qos)
 
@@ -137,12 +145,9 @@ class ClientWindow:
             dup: the client may have had it before.
             noted: the journal must know before the client can that the message is this client's and no other member's.
         """
-        in_flight, writer = self.in_flight, self._writer
-        packet_id = in_flight.next_id()
-        packet = writer.encode(message, options, qos, packet_id, dup=dup)
-        if packet is not None:  # else it is as if it had been sent [MQTT-3.1.2-25]
-            in_flight.add(packet_id, (message, options, qos))
-            writer.add_delivery(packet, packet_id, message, qos, options.share if noted else None)
+        packet_id = self.in_flight.add(message, options, qos)
+        if not self._writer.add_delivery(packet_id, message, options, qos, dup, noted):
+            self.in_flight.withdraw(packet_id)  # as if it had been sent, and were over [MQTT-3.1.2-25]
 
     def pump(self) -> None:
         """Send what waits, as far as the client keeps up and the window reaches."""
@@ -150,7 +155,7 @@ class ClientWindow:
             return
         if self._state is State.RESENDING:
             self._send_again()
-        while self._waiting and self._state is State.LIVE and self._has_place():
+        while self._live and self._waiting and self._has_place():
             message, options, qos = self._waiting.pop()
             if message.expires_ns and message.expired(self._parts.wall_clock()):
                 self._parts.counters.messages_expired += 1
@@ -264,7 +269,7 @@ class ClientWindow:
 
     def _after(self, event: Event) -> None:
         self._state = after(self._state, event)
-        self._sending = self._state in SENDING
+        self._sending, self._live = self._state in SENDING, self._state is State.LIVE
 
     # --- the log instead of the queue
 

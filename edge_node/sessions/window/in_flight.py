@@ -36,26 +36,31 @@ class InFlight:
         self._resend: deque[int] | None = None
         """Those that the connection at hand has not been sent yet."""
 
-    def next_id(self) -> int:
-        """Return a packet identifier that no delivery has. The caller has made sure that there is one."""
+    def add(self, message: Message, options: DeliveryOptions, qos: int) -> int:
+        """Take in a delivery that is about to be sent. Return its packet identifier, which no other delivery has.
+
+        The caller has made sure that there is one left.
+        """
         packet_id, deliveries = self._last_id, self.deliveries
         while True:  # ends: fewer identifiers are in flight than there are
             packet_id = packet_id % PACKET_IDS_MAX + 1
             if packet_id not in deliveries:
-                self._last_id = packet_id
-                return packet_id
+                break
+        self._last_id = packet_id
+        deliveries[packet_id] = (message, options, qos)
+        self._account.take(len(message.payload) + MESSAGE_OVERHEAD_BYTES)
+        return packet_id
 
-    def add(self, packet_id: int, delivery: Delivery) -> None:
-        """Take in a delivery that is about to be sent."""
-        self.deliveries[packet_id] = delivery
-        self._account.take(len(delivery[0].payload) + MESSAGE_OVERHEAD_BYTES)
+    def withdraw(self, packet_id: int) -> None:
+        """Take out a delivery that was not sent after all."""
+        self._free(self.deliveries.pop(packet_id))
 
     def complete(self, packet_id: int) -> None:
         """Take a delivery out: it is over, or another client's."""
         self._writer.completed([packet_id])
         if self._released is not None:
             self._released.discard(packet_id)
-        self._free(self.deliveries.pop(packet_id))
+        self.withdraw(packet_id)
 
     def clear(self) -> None:
         """Take all of them out: the session has ended, and the journal knows."""
@@ -212,7 +217,7 @@ class InFlight:
         for packet_id, sent in deliveries.items():
             message = Message(b"", b"", sent.qos, stream=sent.stream, seq=sent.seq)
             options = DeliveryOptions(subscriber, sent.qos, retain_as_published=True)  # ``Redelivery`` knows which were
-            self.add(packet_id, (message, options, sent.qos))
+            self._put(packet_id, (message, options, sent.qos))
             self._last_id = packet_id
             if sent.released:
                 self._release(packet_id)
@@ -235,7 +240,7 @@ class InFlight:
         options = known[1]
         if identifiers:
             options = DeliveryOptions(options.subscriber, options.qos, False, True, identifiers)
-        self.add(packet_id, (message, options, known[2]))
+        self._put(packet_id, (message, options, known[2]))
 
     # --- shared subscriptions
 
@@ -255,6 +260,10 @@ class InFlight:
 
     def _of_share(self, share: str) -> Iterator[tuple[int, Delivery]]:
         return ((packet_id, each) for packet_id, each in self.deliveries.items() if each[1].share == share)
+
+    def _put(self, packet_id: int, delivery: Delivery) -> None:
+        self.deliveries[packet_id] = delivery
+        self._account.take(len(delivery[0].payload) + MESSAGE_OVERHEAD_BYTES)
 
     def _free(self, delivery: Delivery) -> None:
         self._account.free(len(delivery[0].payload) + MESSAGE_OVERHEAD_BYTES)

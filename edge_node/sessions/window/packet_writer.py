@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from weft.edge_node.sessions.records import Sent
-from weft.edge_node.sessions.window.packets_out import OWN, Wire, shared_parts
+from weft.edge_node.sessions.window.packets_out import OWN, Wire, shared_packet, shared_parts
 from weft.edge_node.sessions.window.parts import WindowParts
 from weft.edge_node.subscriptions.message import Message
 from weft.edge_node.subscriptions.subscriber import DeliveryOptions
@@ -98,8 +98,10 @@ class PacketWriter:
     ) -> bytes | None:
         """Return the packet of a delivery; None when it is longer than the client takes."""
         if not dup and self._kind != OWN and not options.identifiers and message.plain:
+            if not qos:
+                return shared_packet(message, self._kind)
             head, tail = shared_parts(message, qos, self._kind)
-            return head + packet_id.to_bytes(2, "big") + tail if qos else head
+            return head + packet_id.to_bytes(2, "big") + tail
         now = self._wall_clock() if message.expires_ns else 0
         retain = message.retain and options.retain_as_published
         packet = self._wire.publish(message, qos, packet_id, retain, dup, options.identifiers, now)
@@ -109,14 +111,16 @@ class PacketWriter:
 
     def add_at_most_once(self, message: Message, options: DeliveryOptions) -> None:
         """Have a message written at QoS 0 with the next ``flush``."""
-        parts = message.parts  # looked up here, because this is the innermost call of fan-out
-        found = parts.get(self._kind) if parts is not None and not options.identifiers else None
-        packet = found[0] if found is not None else self.encode(message, options, 0, 0)
-        if packet is not None:
-            out = self._out
-            if not out:
-                self._outbox.add(self.flush)
-            out.append(packet)
+        packets = message.packets  # looked up here, because this is the innermost call of fan-out
+        packet = packets.get(self._kind) if packets is not None and not options.identifiers else None
+        if packet is None:
+            packet = self.encode(message, options, 0, 0)
+            if packet is None:
+                return
+        out = self._out
+        if not out:
+            self._outbox.add(self.flush)
+        out.append(packet)
 
     def add(self, packet: bytes) -> None:
         """Have a packet written with the next ``flush``."""
@@ -124,26 +128,41 @@ class PacketWriter:
             self._outbox.add(self.flush)
         self._out.append(packet)
 
-    def add_delivery(self, packet: bytes, packet_id: int, message: Message, qos: int, share: str | None) -> None:
+    def add_delivery(  # noqa: PLR0917
+        self, packet_id: int, message: Message, options: DeliveryOptions, qos: int, dup: bool, noted: bool
+    ) -> bool:
         """Have a new delivery at QoS 1 or 2 written with the next ``flush``, and noted.
 
         Args:
-            share: name of the shared subscription that must be known to have passed the message before the client has
-                it; None for nothing of the kind.
+            noted: the share must be known to have passed the message before the client has it.
+
+        Returns:
+            False when its packet is longer than the client takes.
         """
+        parts = message.parts
+        key = qos << 2 | self._kind
+        found = parts.get(key) if parts is not None and not (dup or options.identifiers) else None
+        if found is not None:
+            packet = found[0] + packet_id.to_bytes(2, "big") + found[1]
+        else:
+            encoded = self.encode(message, options, qos, packet_id, dup=dup)
+            if encoded is None:
+                return False
+            packet = encoded
         if self.persistent:
             if self._unjournaled is None:
                 self._unjournaled = {}
             self._unjournaled[packet_id] = Sent(message.stream, message.seq, qos)
             # The journal must know a QoS 2 identifier before the client can: after a crash it is not used for another.
             self._waits |= qos == 2
-        if share is not None:
+        if noted and options.share is not None:
             self._waits = True
             self._shares = self._shares or set()
-            self._shares.add(share)
+            self._shares.add(options.share)
         if not self._out:
             self._outbox.add(self.flush)
         self._out.append(packet)
+        return True
 
     def flush(self) -> None:
         """Write what was gathered, in one go."""

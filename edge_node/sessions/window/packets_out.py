@@ -17,25 +17,32 @@ SHARED_V3, SHARED_V5, OWN = 0, 1, 2
 _VERSIONS = (Version.V311, Version.V5)
 
 
-def parts_key(qos: int, kind: int) -> int:
-    """Return the place of packets in ``Message.parts``. No message has any for ``OWN``."""
-    return qos << 2 | kind
+def shared_packet(message: Message, kind: int) -> bytes:
+    """Return the packet of a plain message at QoS 0, made once for all clients of a kind.
+
+    ``Message.packets`` has it by kind, so that ``PacketWriter`` finds one that is there without a call.
+    """
+    packets = message.packets
+    if packets is None:
+        packets = message.packets = {}
+    found = packets.get(kind)
+    if found is None:
+        found = packets[kind] = b"".join(publish_parts(message.topic, message.payload, 0, version=_VERSIONS[kind]))
+    return found
 
 
 def shared_parts(message: Message, qos: int, kind: int) -> tuple[bytes, bytes]:
-    """Return what comes before and after the packet identifier of a plain message, made once for all clients of a kind.
+    """Return what comes before and after the packet identifier of a plain message at QoS 1 or 2, made once likewise.
 
-    At QoS 0, where there is none, the whole packet and nothing. ``Message.parts`` has them by ``parts_key``, so that a
-    window finds those that are there without a call.
+    ``Message.parts`` has them by ``qos << 2 | kind``. No message has any packet or parts for ``OWN``.
     """
-    key = parts_key(qos, kind)
+    key = qos << 2 | kind
     parts = message.parts
     if parts is None:
         parts = message.parts = {}
     found = parts.get(key)
     if found is None:
-        head, tail = publish_parts(message.topic, message.payload, qos, version=_VERSIONS[kind])
-        found = parts[key] = (head, tail) if qos else (head + tail, b"")
+        found = parts[key] = publish_parts(message.topic, message.payload, qos, version=_VERSIONS[kind])
     return found
 
 

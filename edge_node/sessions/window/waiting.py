@@ -12,19 +12,19 @@ from weft.edge_node.subscriptions.queue_budget import MESSAGE_OVERHEAD_BYTES, Qu
 class Waiting:
     """A queue whose bytes are counted in the client's account."""
 
-    __slots__ = ("_account", "_deliveries")
+    __slots__ = ("_account", "deliveries")
 
     def __init__(self, account: QueueAccount) -> None:
         self._account = account
-        self._deliveries: deque[Delivery] | None = None
-        """None while nothing waits: most clients never have anything here."""
+        self.deliveries: deque[Delivery] | None = None
+        """None while nothing waits: most clients never have anything here. To be read only."""
 
     def __bool__(self) -> bool:
-        return self._deliveries is not None
+        return self.deliveries is not None
 
     def messages(self) -> list[Message]:
         """Return what waits, in order."""
-        return [message for message, _, _ in self._deliveries or ()]
+        return [message for message, _, _ in self.deliveries or ()]
 
     def push(self, delivery: Delivery) -> bool:
         """Let a delivery wait; return False, and do nothing, when there is no room for it."""
@@ -32,32 +32,32 @@ class Waiting:
         if not self._account.fits(cost):
             return False
         self._account.take(cost)
-        if self._deliveries is None:
-            self._deliveries = deque()
-        self._deliveries.append(delivery)
+        if self.deliveries is None:
+            self.deliveries = deque()
+        self.deliveries.append(delivery)
         return True
 
     def pop(self) -> Delivery:
         """Take out the first delivery; there must be one."""
-        assert self._deliveries is not None
-        delivery = self._deliveries.popleft()
+        assert self.deliveries is not None
+        delivery = self.deliveries.popleft()
         self._account.free(_cost(delivery))
-        if not self._deliveries:
-            self._deliveries = None
+        if not self.deliveries:
+            self.deliveries = None
         return delivery
 
     def drop_stored(self) -> None:
         """Forget what can be read from the log."""
-        self._keep([each for each in self._deliveries or () if each[0].stream == NOWHERE])
+        self._keep([each for each in self.deliveries or () if each[0].stream == NOWHERE])
 
     def clear(self) -> None:
         """Forget everything."""
         self._keep([])
 
     def _keep(self, kept: list[Delivery]) -> None:
-        before = sum(map(_cost, self._deliveries or ()))
+        before = sum(map(_cost, self.deliveries or ()))
         self._account.free(before - sum(map(_cost, kept)))
-        self._deliveries = deque(kept) if kept else None
+        self.deliveries = deque(kept) if kept else None
 
 
 def _cost(delivery: Delivery) -> int:
