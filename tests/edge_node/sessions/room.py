@@ -25,7 +25,6 @@ from weft.edge_node.subscriptions.subscriptions import Subscriptions
 from weft.protocols.mqtt.packets import Connect, Publish, Subscription
 from weft.protocols.mqtt.properties import Properties
 
-
 NODES: list[Node] = []
 """Nodes of the test at hand, for ``close_all``."""
 
