@@ -31,8 +31,9 @@ from weft.edge_node.listeners.counters import ListenerCounters
 from weft.edge_node.mqtt import connection as mqtt_connection
 from weft.edge_node.mqtt.broker import Broker
 from weft.edge_node.mqtt.listeners import Listeners
-from weft.edge_node.sessions import deliveries
+from weft.edge_node.sessions import delivery_journal
 from weft.edge_node.sessions.store import BrokerState, StateCounters
+from weft.edge_node.sessions.window import client_window
 from weft.edge_node.status.facts import NodeStatus
 from weft.edge_node.status.health import Health
 from weft.edge_node.status.metrics import render
@@ -107,7 +108,7 @@ class EdgeNode:
             LogFailed, DatabaseFailed: a write or sync failed. Nothing more can be taken in until recovery reopens them.
         """
         loop = asyncio.get_running_loop()
-        for talkative in (mqtt_connection, unrouted, deliveries):
+        for talkative in (mqtt_connection, unrouted, delivery_journal, client_window):
             logging.getLogger(talkative.__name__).addFilter(Throttle())
         next_sample, shortages = loop.time(), ShortageLog(loop.time())
         while not stop.is_set():

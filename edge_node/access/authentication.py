@@ -26,7 +26,7 @@ KNOWN_MAX = 20_000
 """Passwords remembered as right, so that clients that come back do not cost a hash each; some 100 bytes for one."""
 
 
-class Identity:
+class AccountIdentity:
     """Who a client is. The rules that answer are always the newest."""
 
     __slots__ = ("_accounts", "_client_id", "_hashed", "client_id", "unrestricted", "username")
@@ -114,7 +114,7 @@ class Accounts:
         """Check no more passwords; does not wait for those being checked."""
         self._pool.shutdown(wait=False, cancel_futures=True)
 
-    async def identify(self, connect: Connect, common_name: str | None, *, may_be_anonymous: bool) -> Identity:
+    async def identify(self, connect: Connect, common_name: str | None, *, may_be_anonymous: bool) -> AccountIdentity:
         """Who a client is: by its certificate, else by user name and password, else nobody if it may be.
 
         A certificate settles it: its common name is the user name, and what CONNECT says is not asked. Cancelling
@@ -126,11 +126,11 @@ class Accounts:
         if connect.properties.authentication_method is not None:
             self._refuse(connect, ReasonCode.BAD_AUTHENTICATION_METHOD, "no enhanced authentication here", "4.12.0-1")
         if common_name is not None:
-            return Identity(self, common_name, connect.client_id)
+            return AccountIdentity(self, common_name, connect.client_id)
         if self._names is None or (connect.username is None and may_be_anonymous):
             if not may_be_anonymous:
                 self._refuse(connect, ReasonCode.NOT_AUTHORIZED, "it may not come in without a name")
-            return Identity(self, None, connect.client_id)
+            return AccountIdentity(self, None, connect.client_id)
         if connect.username is None or connect.password is None:
             self._refuse(connect, ReasonCode.BAD_USER_NAME_OR_PASSWORD, "user name or password is missing")
         hashed = self._names.get(connect.username)
@@ -139,7 +139,7 @@ class Accounts:
         if hashed is None or not is_right or not self.has(connect.username, hashed):
             reason = f"wrong password or no such user: {_shown(connect.username)}"
             self._refuse(connect, ReasonCode.BAD_USER_NAME_OR_PASSWORD, reason)
-        return Identity(self, connect.username, connect.client_id, hashed)
+        return AccountIdentity(self, connect.username, connect.client_id, hashed)
 
     async def _is_right(self, connect: Connect, hashed: str | None, password: bytes) -> bool:
         key = blake2b(b"\0".join(((hashed or "").encode(), password)), key=self._secret, digest_size=24).digest()

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 from typing import Protocol
 
-from weft.edge_node.broker_ports import Identity
+from weft.edge_node.access.identity import Identity
 from weft.edge_node.counters import Counters
 from weft.edge_node.ingest.back_pressure import BackPressure, PendingLog
 from weft.edge_node.ingest.record import Gathering, Origin, Record, Records, Source
@@ -142,20 +142,20 @@ class Ingest:
 
     def route(self, topic: bytes) -> Route:
         """Return where a topic's records go, whoever publishes them."""
-        plan = self._subscriptions.plan(topic)
+        recipients = self._subscriptions.recipients(topic)
         streams = self._router.streams(topic.decode())
         unrouted = not streams
-        kept_for_sessions = unrouted and plan.wanted
+        kept_for_sessions = unrouted and recipients.wanted
         if unrouted:
             streams = (self._session_topics, *self.unrouted.streams) if kept_for_sessions else self.unrouted.streams
         place = (streams, kept_for_sessions, unrouted)
         destination = self._destinations.get(place)
         if destination is None:
             destination = self._destinations[place] = Destination(*place)
-        key = (destination, plan.live, plan.marked)
+        key = (destination, recipients.live, recipients.marked)
         found = self._routes.get(key)
         if found is None:
-            found = self._routes[key] = Route(destination, live=plan.live, marked=plan.marked)
+            found = self._routes[key] = Route(destination, live=recipients.live, marked=recipients.marked)
         return found
 
     def refuses(self, topic: bytes) -> bool:

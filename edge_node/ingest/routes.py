@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from weft.edge_node.broker_ports import Identity
+from weft.edge_node.access.identity import Identity
 from weft.edge_node.ingest.unrouted import Unrouted
 
 TOPICS_MAX = 100_000

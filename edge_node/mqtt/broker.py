@@ -8,33 +8,29 @@ from collections.abc import Callable, Coroutine, Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from weft.edge_node.broker_ports import Arrival, Backlog, Door, Durable, Retained
 from weft.edge_node.counters import Counters
 from weft.edge_node.ingest.ingest import TOPIC_LEVELS_MAX, Ingest
-from weft.edge_node.ingest.record import Record
 from weft.edge_node.ingest.router import Router
 from weft.edge_node.ingest.turn import Turn
 from weft.edge_node.ingest.unrouted import Unrouted
 from weft.edge_node.mqtt.connection import MqttConnection
-from weft.edge_node.mqtt.publishes import flags_of, retain
-from weft.edge_node.sessions.keeping import Keeping
+from weft.edge_node.mqtt.door import Arrival, Door
 from weft.edge_node.sessions.limits import SessionLimits
-from weft.edge_node.sessions.ports import Resent, SessionJournal
-from weft.edge_node.sessions.session import Session
+from weft.edge_node.sessions.parts import Kept, make_parts
 from weft.edge_node.sessions.sessions import Sessions
+from weft.edge_node.sessions.store.backlog import Backlog
+from weft.edge_node.sessions.store.journal import SessionJournal
+from weft.edge_node.sessions.store.resent import Resent
+from weft.edge_node.sessions.store.retained import RetainedMessages
 from weft.edge_node.sessions.sys_topics import INTERVAL_S, Facts, SysTopics
-from weft.edge_node.sessions.wills import Wills
-from weft.edge_node.sessions.window_ports import QueueBudget
 from weft.edge_node.streams import SESSION_TOPICS_STREAM
 from weft.edge_node.subscriptions.fan_out import FanOut
 from weft.edge_node.subscriptions.message import Message, split_expiry
-from weft.edge_node.subscriptions.message_headers import to_headers
+from weft.edge_node.subscriptions.outbox import Outbox
 from weft.edge_node.subscriptions.subscriptions import Subscriptions
 from weft.edge_node.timer_wheel import TimerWheel
 from weft.protocols.mqtt.connection import ServerLimits
-from weft.protocols.mqtt.packets import Publish, Subscription
 from weft.protocols.mqtt.publish_run import SCAN_PACKET_BYTES_MIN
-from weft.protocols.mqtt.reason_codes import ReasonCode
 from weft.storage.segment_log import SegmentLog
 from weft.storage.segment_log.settings import RECORD_BYTES_MAX
 
@@ -90,7 +86,7 @@ class Broker:
         counters: Counters,
         wall_clock: Callable[[], int],
         *,
-        retained: Retained,
+        retained: RetainedMessages,
         journal: SessionJournal,
         backlog: Backlog,
         resent: Resent,
@@ -120,23 +116,19 @@ class Broker:
             keep_alive_s_max=settings.keep_alive_s_max,
         )
         self.wheel = TimerWheel(self._loop)
-        self.subscriptions = Subscriptions()
-        budget = QueueBudget(limits.queue_bytes_total_max)
-        self._keeping = Keeping(
-            segment_log, self.subscriptions, journal, backlog, self._match_retained, wall_clock, counters, budget
-        )
-        deliveries = self._keeping.deliveries
-        self.fan_out = FanOut(self.subscriptions, deliveries.touched, deliveries.flush, counters)
-        self.ingest = self._keeping.messages.ingest = Ingest(
+        self.subscriptions, outbox = Subscriptions(), Outbox()
+        self.fan_out = FanOut(self.subscriptions, outbox)
+        self.ingest = Ingest(
             segment_log, Router(patterns, segment_log.stream), self.subscriptions, self.fan_out, wall_clock, counters,
             unrouted, turn, session_topics=segment_log.stream(SESSION_TOPICS_STREAM),
             pending_bytes_max=pending_bytes_max,
             topic_levels_max=settings.topic_levels_max,
         )  # fmt: skip
-        self._wills = Wills(self, counters, limits.will_bytes_max)
-        self.sessions = Sessions(
-            self.subscriptions, limits, counters, self._keeping, self._wills, self.wheel, self.clock
-        )
+        self.session_parts = make_parts(
+            Kept(segment_log, journal, backlog, retained), self.ingest, self.subscriptions, outbox,
+            self._match_retained, limits, counters, wall_clock,
+        )  # fmt: skip
+        self.sessions = Sessions(self.session_parts, limits, counters, self.wheel, self.clock)
         self._connections: set[MqttConnection] = set()
         self._tasks: set[asyncio.Task[None]] = set()
         self._sys: SysTopics | None = None
@@ -159,70 +151,14 @@ class Broker:
         self.sessions.stop()
         for connection in list(self._connections):
             connection.shut_down()
-        for session in self.sessions.all():
-            if session.outbound.catch_up is not None:
-                session.outbound.catch_up.stop()
-        for group in self.sessions.filters.groups:
-            if group.catch_up is not None:
-                group.catch_up.stop()
-        self._note_positions()
+        self.sessions.stop_reading()
         self.wheel.close()
         for task in self._tasks:
             task.cancel()
 
     def permissions_changed(self) -> None:
-        """Users or access rules were read anew: what was remembered of them is asked again, and clients that would not
-        be let in any more are closed, their wills published."""
-        for session in self.sessions.all():
-            link, identity = session.outbound.link, session.identity
-            if link is not None and identity is not None and not identity.admitted:
-                self.counters.clients_expelled += 1
-                link.displace(ReasonCode.NOT_AUTHORIZED)
-        self.subscriptions.changed()
-
-    def send_retained(self, session: Session, subscribed: Iterable[Subscription]) -> None:
-        """Begin to send the retained messages of new subscriptions; shared ones get none (section 4.8.2)."""
-        for options in subscribed:
-            entry, group = session.entries.get(options.filter, (None, None))
-            if entry is not None and group is None:
-                self._keeping.send_retained(entry)
-        session.outbound.pump()
-        self.fan_out.flush()
-
-    # --- what wills ask
-
-    @property
-    def congested(self) -> bool:
-        """Whether so much waits for the disk that publishers are not read."""
-        return self.ingest.back_pressure.holding
-
-    def retain(self, packet: Publish) -> None:
-        """Keep a message as its topic's last, if no limit forbids it."""
-        if not retain(self.retained, packet, self.wall_clock()):
-            self.counters.retained_refused += 1
-
-    def on_retained(self, callback: Durable) -> None:
-        """Call back when everything retained so far is durable; at once, within the call, when all of it is."""
-        self.retained.on_durable(callback)
-
-    def publish_will(self, packet: Publish, session: Session) -> None:
-        """Store a will, deliver it, and note in the same commit that this was done.
-
-        Raises:
-            LogError: nothing of that was done.
-        """
-        self.ingest.turn.store()
-        with self._keeping.together():
-            self.ingest.publish(record_of(packet, session.client_id, self.wall_clock()))
-            self._keeping.will_published(session)
-
-    def will_denied(self, session: Session) -> None:
-        """Note that a will is not to be published."""
-        self._keeping.will_denied(session)
-
-    def refuses(self, topic: bytes) -> bool:
-        """Return whether no stream matches a topic, and the node refuses such messages."""
-        return self.ingest.refuses(topic)
+        """Ask again what clients may do: users or access rules were read again."""
+        self.sessions.permissions_changed()
 
     # --- what connections ask
 
@@ -264,19 +200,11 @@ class Broker:
         return Facts(len(self.sessions), len(self.retained))
 
     def _look_after_sessions(self) -> None:
-        self._wills.retry()
-        self._note_positions()
+        self.sessions.retry_wills()
+        self.sessions.note_positions()
         self.counters.backpressure_pauses = self.ingest.back_pressure.pauses
-
-    def _note_positions(self) -> None:
-        self._keeping.note_positions(self.sessions)
 
     async def _every(self, interval_s: float, action: Callable[[], None]) -> None:
         while True:
             await asyncio.sleep(interval_s)
             action()
-
-
-def record_of(packet: Publish, publisher: str, now: int) -> Record:
-    """Return a publish as the log takes it."""
-    return Record(packet.topic, packet.payload, flags_of(packet), to_headers(packet.properties, now), publisher)

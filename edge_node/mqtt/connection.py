@@ -6,10 +6,10 @@ import asyncio
 import logging
 from typing import TYPE_CHECKING, cast
 
-from weft.edge_node.broker_ports import Arrival, Door
 from weft.edge_node.ingest.back_pressure import Pause
 from weft.edge_node.ingest.turn import TURN_BYTES_MAX
 from weft.edge_node.mqtt import other_protocols
+from weft.edge_node.mqtt.door import Arrival, Door
 from weft.edge_node.mqtt.handshake import Handshake
 from weft.edge_node.mqtt.packet_handlers import Conversation
 from weft.edge_node.mqtt.publishes import Publishes
@@ -125,8 +125,7 @@ class MqttConnection(asyncio.Protocol):
             self._broken(error, data)
         except LogError as error:
             self.refuse(error)
-        if self._broker.fan_out.touched:
-            self._broker.fan_out.flush()
+        self._broker.fan_out.flush()
         publishes = self._conversation.publishes if self._conversation is not None else None
         is_plain = self._transport is not None and not (self._partial or self._pause & _ASKING)
         self._fast = publishes if is_plain and publishes is not None and publishes.is_fast else None
@@ -135,7 +134,7 @@ class MqttConnection(asyncio.Protocol):
         """The client does not read: neither is it read, and after a while it is closed."""
         self.hold(Pause.WRITE)
         if self._conversation is not None:
-            self._conversation.session.outbound.live = False
+            self._conversation.session.window.pause(self)
         self._write_deadline = self._broker.clock() + self._broker.settings.write_timeout_s
         self._broker.wheel.set(self, self._write_deadline)
 
@@ -144,10 +143,8 @@ class MqttConnection(asyncio.Protocol):
         self._write_deadline = None
         self._wait()
         self.release(Pause.WRITE)
-        outbound = self._conversation.session.outbound if self._conversation is not None else None
-        if outbound is not None and outbound.link is self:
-            outbound.live = True
-            outbound.pump()
+        if self._conversation is not None:
+            self._conversation.session.window.resume(self)
             self._broker.fan_out.flush()
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -362,7 +359,7 @@ class MqttConnection(asyncio.Protocol):
         broker.wheel.cancel(self)
         if conversation is not None:
             broker.ingest.leave(conversation.publishes.routes)
-            if conversation.session.outbound.link is self:
+            if conversation.session.window.is_of(self):
                 broker.sessions.close(conversation.session, with_will=with_will)
         broker.left(self)
         self.arrival.closed()

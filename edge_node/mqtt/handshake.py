@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from weft.edge_node.broker_ports import Door, Identity
+from weft.edge_node.access.identity import Identity
+from weft.edge_node.mqtt.door import Door
 from weft.edge_node.mqtt.publishes import Publishes
-from weft.edge_node.sessions.packets_out import Wire
 from weft.edge_node.sessions.session import Session
+from weft.edge_node.sessions.window.packets_out import Wire
 from weft.protocols.mqtt.connection import Connection, State
 from weft.protocols.mqtt.errors import ConnectRefused
 from weft.protocols.mqtt.packets import ConnAck, Connect
@@ -104,11 +105,11 @@ class Handshake:
         connection, machine = self._connection, self._machine
         if error is not None:
             connection.refuse(error)
-        elif connection.is_open and session.outbound.link is connection:
+        elif connection.is_open and session.window.is_of(connection):
             machine.state = State.OPEN
             connection.send(answer)
             wire = Wire(session.version, machine.client_packet_bytes_max, machine.client_topic_alias_maximum)
-            self._broker.sessions.resume(session, connection, wire, machine.client_receive_maximum)
+            self._broker.sessions.resume(session, wire, machine.client_receive_maximum)
             connection.go_on()  # CONNACK is the first packet that the client gets [MQTT-3.2.0-1]
 
     def _announcement(self, packet: Connect, client_id: str, session: Session) -> Any:
@@ -123,6 +124,6 @@ class Handshake:
         if will is not None and not identity.unrestricted and not identity.may_publish(will.topic):
             reason = f"it may not publish its will to {will.topic.decode()!r}"
             raise ConnectRefused(ReasonCode.NOT_AUTHORIZED, reason, version=packet.version)
-        if will is not None and self._broker.refuses(will.topic):
+        if will is not None and self._broker.ingest.refuses(will.topic):
             reason = f"no stream matches {will.topic.decode()!r}, the topic of its will (`unrouted: refuse`)"
             raise ConnectRefused(ReasonCode.TOPIC_NAME_INVALID, reason, version=packet.version)

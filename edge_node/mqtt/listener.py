@@ -9,14 +9,15 @@ from typing import Any
 
 from weft.config.errors import SettingError
 from weft.config.units import Address, UnixSocket
-from weft.edge_node.access.authentication import Accounts, Identity
-from weft.edge_node.broker_ports import Arrival, Door
+from weft.edge_node.access.authentication import Accounts
+from weft.edge_node.access.identity import Identity
 from weft.edge_node.listeners.accepting import Acceptor
 from weft.edge_node.listeners.admission import Admission, NetworkConnection, is_loopback
 from weft.edge_node.listeners.binding import CannotListen
 from weft.edge_node.listeners.settings import ListenerSettings
 from weft.edge_node.listeners.tls import TlsUnusable, common_name, server_context
 from weft.edge_node.listeners.websocket import WebSockets
+from weft.edge_node.mqtt.door import Arrival, Door
 from weft.protocols.mqtt.packets import Connect
 
 MakeConnection = Callable[[Door, Arrival], asyncio.Protocol]

@@ -50,11 +50,11 @@ class Conversation:
         """Take the packets that come by the thousand, plain PUBLISH and PUBACK; returns where another one begins."""
         first = data[at]
         if first == PUBACK[0]:
-            outbound = self.session.outbound
-            after = outbound.take_pubacks(data, at)
+            window = self.session.window
+            after = window.in_flight.take_pubacks(data, at)
             if after > at:
                 self._broker.counters.packets_received += (after - at) // 4
-                outbound.pump()
+                window.pump()
             return after
         if first == PUBREL[0]:
             return self._take_pubrels(data, at)
@@ -135,19 +135,19 @@ class Conversation:
             self._connection.answer(PubComp(packet.packet_id, ReasonCode.PACKET_IDENTIFIER_NOT_FOUND))
 
     def _on_puback(self, packet: PubAck) -> None:
-        outbound = self.session.outbound
-        outbound.puback(packet.packet_id)
-        outbound.pump()
+        window = self.session.window
+        window.in_flight.puback(packet.packet_id)
+        window.pump()
 
     def _on_pubrec(self, packet: PubRec) -> None:
-        outbound = self.session.outbound
-        outbound.pubrec(packet.packet_id, packet.code)
-        outbound.pump()
+        window = self.session.window
+        window.in_flight.pubrec(packet.packet_id, packet.code)
+        window.pump()
 
     def _on_pubcomp(self, packet: PubComp) -> None:
-        outbound = self.session.outbound
-        outbound.pubcomp(packet.packet_id)
-        outbound.pump()
+        window = self.session.window
+        window.in_flight.pubcomp(packet.packet_id)
+        window.pump()
 
     def _on_subscribe(self, packet: Subscribe) -> None:
         self.store()  # what came before it is not for it
@@ -163,7 +163,7 @@ class Conversation:
             if code <= ReasonCode.GRANTED_QOS_2 and wants_retained:
                 feeds.append(options)
         answer = self._machine.encode(SubAck(packet.packet_id, tuple(codes)))
-        self._answer_durably(session, answer, lambda: self._broker.send_retained(session, feeds))
+        self._answer_durably(session, answer, lambda: self._broker.sessions.send_retained(session, feeds))
 
     def _on_unsubscribe(self, packet: Unsubscribe) -> None:
         self.store()

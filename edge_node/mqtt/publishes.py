@@ -7,16 +7,14 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Protocol
 
-import msgspec
-
-from weft.edge_node.broker_ports import Retained
 from weft.edge_node.counters import Counters
 from weft.edge_node.ingest.back_pressure import Pause, Publisher
 from weft.edge_node.ingest.ingest import Ingest
 from weft.edge_node.ingest.record import Gathering
 from weft.edge_node.ingest.routes import Route, RouteCache
-from weft.edge_node.sessions.ports import SessionJournal
 from weft.edge_node.sessions.session import Session
+from weft.edge_node.sessions.store.journal import SessionJournal
+from weft.edge_node.sessions.store.retained import RetainedMessages
 from weft.edge_node.subscriptions.message_headers import USER_PROPERTIES_MAX, to_headers
 from weft.protocols.batch import Flag
 from weft.protocols.mqtt.encoder import PUBACK, PUBCOMP, PUBREC, encode
@@ -63,7 +61,7 @@ class PublishParts(Protocol):
     """What the publishes of all clients share (``Broker`` is it)."""
 
     ingest: Ingest
-    retained: Retained
+    retained: RetainedMessages
     journal: SessionJournal
     counters: Counters
     wall_clock: Callable[[], int]
@@ -299,7 +297,7 @@ class Publishes:
 
     def _retain(self, packet: Publish) -> bool:
         self._retains = True
-        return retain(self._parts.retained, packet, self._parts.wall_clock())
+        return self._parts.retained.retain(packet, self._parts.wall_clock())
 
     def _acknowledge(self, packet: Publish, code: int) -> None:
         if not packet.qos:
@@ -375,14 +373,3 @@ def flags_of(packet: Publish) -> int:
     if packet.dup:
         flags |= Flag.DUPLICATE_SUSPECTED
     return int(flags)
-
-
-def retain(retained: Retained, packet: Publish, now: int) -> bool:
-    """Keep a message as its topic's last, or forget that one if this is empty; False when a limit forbids it."""
-    if not packet.payload:
-        retained.clear(packet.topic)
-        return True
-    properties = packet.properties
-    if properties.topic_alias is not None:
-        properties = msgspec.structs.replace(properties, topic_alias=None)
-    return retained.set(packet.topic, packet.payload, packet.qos, properties, now)

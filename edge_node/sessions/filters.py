@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from weft.edge_node.counters import Counters
-from weft.edge_node.sessions.keeping import Keeping
 from weft.edge_node.sessions.limits import SessionLimits
+from weft.edge_node.sessions.persistence import Persistence
+from weft.edge_node.sessions.positions import ReaderPositions
+from weft.edge_node.sessions.retained_delivery import RetainedDelivery
 from weft.edge_node.sessions.session import Session
-from weft.edge_node.subscriptions.shared_subscription import Group
-from weft.edge_node.subscriptions.shared_subscriptions import Shares
-from weft.edge_node.subscriptions.subscriptions import Entry, Subscriptions
+from weft.edge_node.subscriptions.shared_subscription import SharedSubscription
+from weft.edge_node.subscriptions.shared_subscriptions import SharedSubscriptions
+from weft.edge_node.subscriptions.subscriber import ClientSubscription
+from weft.edge_node.subscriptions.subscriptions import Subscriptions
 from weft.protocols.mqtt.packets import Subscription
 from weft.protocols.mqtt.reason_codes import ReasonCode
 from weft.protocols.topics import InvalidTopic, Share, split_share
@@ -25,24 +28,28 @@ def cost(topic_filter: str) -> int:
 
 
 class SessionFilters:
-    """The filters of all sessions. Belongs to the event loop's thread."""
+    """Subscriptions of all sessions, within bounds. Belongs to the event loop's thread."""
 
-    def __init__(
-        self, subscriptions: Subscriptions, limits: SessionLimits, counters: Counters, keeping: Keeping
+    def __init__(  # noqa: PLR0917
+        self,
+        subscriptions: Subscriptions,
+        shared: SharedSubscriptions,
+        persistence: Persistence,
+        positions: ReaderPositions,
+        retained: RetainedDelivery,
+        limits: SessionLimits,
+        counters: Counters,
     ) -> None:
         """Start without any."""
         self._subscriptions = subscriptions
+        self._shared = shared
         self._limits = limits
         self._counters = counters
-        self._keeping = keeping
+        self._persistence = persistence
+        self._positions = positions
+        self._retained = retained
         self._bytes: dict[Session, int] = {}
         self._bytes_total = 0
-        self._shares = Shares(subscriptions, keeping, limits.queue_bytes_max)
-
-    @property
-    def groups(self) -> list[Group]:
-        """All shared subscriptions."""
-        return self._shares.groups
 
     def subscribe_all(
         self, session: Session, filters: Sequence[Subscription], identifier: int | None
@@ -69,21 +76,18 @@ class SessionFilters:
             LogFull, LogFailed: a persistent session cannot note it; nothing has changed.
         """
         text, share = options.filter, _share(options.filter)
-        known = session.entries.get(text)
+        known = session.subscriptions.get(text)
         code = self._refusal(session, options, share, known is None)
         if code is not None or share is None:
             self._counters.subscriptions_refused += 1
             return code or ReasonCode.TOPIC_FILTER_INVALID, False
-        entry = Entry(session.outbound, share.filter, options, identifier)
-        self._keeping.subscribed(session, entry, is_new=known is None)
+        subscription = ClientSubscription(session.window, share.filter, options, identifier)
+        self._persistence.subscribed(session, subscription, is_new=known is None)
         if known is not None and known[1] is None:
             self._subscriptions.remove(known[0])
-        group = self._shares.join(entry, share) if share.name else None
-        session.entries[text] = entry, group
-        if group is None:
-            self._subscriptions.add(entry)
-        else:
-            self._keeping.note_group(group)
+        shared = self._add(session, text, subscription, share)
+        if shared is not None:
+            self._positions.note_joined(shared)
         self._counters.subscriptions += known is None
         if known is None:
             self._note(session, cost(text))
@@ -95,45 +99,44 @@ class SessionFilters:
         Raises:
             LogFull, LogFailed: a persistent session cannot note it; nothing has changed.
         """
-        if text not in session.entries:
+        if text not in session.subscriptions:
             return ReasonCode.NO_SUBSCRIPTION_EXISTED
-        self._keeping.unsubscribed(session, text)
+        self._persistence.unsubscribed(session, text)
         self._remove(session, text)
-        if session.outbound.feed is not None:
-            session.outbound.feed.drop(text)
+        self._retained.drop(session.window, text)
         return ReasonCode.SUCCESS
 
     def restore(self, session: Session, text: str, options: Subscription, identifier: int | None) -> None:
-        """Take up a subscription of the last run."""
+        """Take up a subscription of the last run of the node."""
         share = _share(text)
         if share is None:
             return
-        entry = Entry(session.outbound, share.filter, options, identifier)
-        group = self._shares.join(entry, share) if share.name else None
-        session.entries[text] = entry, group
+        self._add(session, text, ClientSubscription(session.window, share.filter, options, identifier), share)
         self._counters.subscriptions += 1
         self._note(session, cost(text))
-        if group is None:
-            self._subscriptions.add(entry)
 
     def remove_all(self, session: Session) -> None:
-        """The session ends; the journal is told by whoever ends it."""
-        for text in list(session.entries):
+        """Take all filters of a session out, which ends. ``Sessions`` tells the journal."""
+        for text in list(session.subscriptions):
             self._remove(session, text)
 
     def member_away(self, session: Session) -> None:
-        """A client has gone: what it did not acknowledge goes to other members of its groups."""
-        self._shares.member_away(session)
+        """Give what a client that has gone did not acknowledge to other members of its shared subscriptions."""
+        for _, shared in session.subscriptions.values():
+            if shared is not None:
+                self._return_unanswered(session, shared, for_good=not session.persistent)
+                shared.member_left()
 
     # --- inside
 
     def _refusal(self, session: Session, options: Subscription, share: Share | None, new: bool) -> int | None:
-        text, identity, limits = options.filter, session.outbound.identity, self._limits
+        text, identity, limits = options.filter, session.rules, self._limits
         too_long = len(text.encode()) > limits.filter_bytes_max or text.count("/") >= limits.filter_levels_max
         if share is None or too_long:
             return ReasonCode.TOPIC_FILTER_INVALID
-        full = self._counters.subscriptions >= limits.filters_total_max
-        if new and (full or len(session.entries) >= limits.filters_max or not self._has_room(session, cost(text))):
+        many = len(session.subscriptions) >= limits.filters_max
+        many |= self._counters.subscriptions >= limits.filters_total_max
+        if new and (many or not self._has_room(session, cost(text))):
             return ReasonCode.QUOTA_EXCEEDED
         if identity is not None and not identity.may_subscribe(share.filter):
             return ReasonCode.NOT_AUTHORIZED
@@ -151,13 +154,28 @@ class SessionFilters:
             del self._bytes[session]
 
     def _remove(self, session: Session, text: str) -> None:
-        entry, group = session.entries.pop(text)
+        subscription, shared = session.subscriptions.pop(text)
         self._counters.subscriptions -= 1
         self._note(session, -cost(text))
-        if group is None:
-            self._subscriptions.remove(entry)
+        if shared is None:
+            self._subscriptions.remove(subscription)
             return
-        self._shares.leave(session, group)
+        self._return_unanswered(session, shared, for_good=True)
+        if not self._shared.leave(session.window, shared):
+            self._positions.ended(shared)
+
+    def _return_unanswered(self, session: Session, shared: SharedSubscription, *, for_good: bool) -> None:
+        if shared.return_unanswered(session.window, for_good=for_good):
+            self._positions.note_moved(shared)  # before the journal forgets who had them
+
+    def _add(
+        self, session: Session, text: str, subscription: ClientSubscription, share: Share
+    ) -> SharedSubscription | None:
+        shared = self._shared.join(session.window, subscription, share) if share.name else None
+        session.subscriptions[text] = subscription, shared
+        if shared is None:
+            self._subscriptions.add(subscription)
+        return shared
 
 
 def _share(text: str) -> Share | None:

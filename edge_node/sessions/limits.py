@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from weft.edge_node.broker_ports import NEVER_EXPIRES
+from weft.edge_node.sessions.records import NEVER_EXPIRES
 
 FILTER_LEVELS_MAX = 128
 """Deeper filters are refused in SUBACK. EMQX has the same default."""
@@ -25,7 +25,7 @@ class SessionLimits:
     filter_bytes_max: int = 65_535
     """Longer filters are refused; MQTT has no longer ones [MQTT-4.7.3-3]."""
     filters_bytes_max: int = 4 << 20
-    """Memory of one session's filters, by ``session_filters.cost``; further ones are refused."""
+    """Memory of one session's filters, by ``filters.cost``; further ones are refused."""
     filters_bytes_total_max: int = 256 << 20
     """The same of all sessions together."""
     inflight_max: int = 100

@@ -2,40 +2,56 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import logging
 
-from weft.edge_node.broker_ports import LogRecord
-from weft.edge_node.sessions.client_window import Outbound
-from weft.edge_node.sessions.packets_out import OWN
+from weft.edge_node.sessions.store.backlog import Backlog
 from weft.edge_node.sessions.stored_messages import StoredMessages, is_retained_copy
-from weft.edge_node.subscriptions.message import Message
-from weft.edge_node.subscriptions.subscriptions import Grant, Subscriptions
+from weft.edge_node.sessions.window.client_window import ClientWindow
+from weft.edge_node.subscriptions.log_records import LogRecord
+from weft.edge_node.subscriptions.message import NOWHERE
+from weft.edge_node.subscriptions.outbox import Outbox
+from weft.edge_node.subscriptions.subscriptions import Subscriptions
+from weft.protocols.mqtt.reason_codes import ReasonCode
+from weft.storage.segment_log import LogFailed
+
+log = logging.getLogger(__name__)
 
 
-class InFlight:
-    """One client's deliveries in flight, for ``SessionReader.fetch_inflight``."""
+class Redelivery:
+    """Reads what restored windows have in flight."""
 
     def __init__(
-        self, outbound: Outbound, subscriptions: Subscriptions, messages: StoredMessages, flush: Callable[[], None]
+        self, subscriptions: Subscriptions, messages: StoredMessages, backlog: Backlog, outbox: Outbox
     ) -> None:
-        self.counters = messages.counters
-        self.subscriptions = subscriptions
-        self.flush = flush
-        self._outbound = outbound
+        self._subscriptions = subscriptions
         self._messages = messages
-        self._grants: dict[tuple[int, int], Grant] = {
-            (message.stream, message.seq): grant for message, grant, _ in outbound.inflight.values()
-        }
+        self._backlog = backlog
+        self._outbox = outbox
 
-    def message_of(self, stream: int, record: LogRecord) -> Message | None:
-        """A record as the message that was sent. Its flags and identifiers are those of the subscriptions as they are
-        now, which may have changed meanwhile."""
-        message = self._messages.read_again(stream, record)
-        if message is None:
-            return None
-        granted = self.subscriptions.plan(record.topic).grant_of(self._outbound)
-        message.retain &= is_retained_copy(record) or (granted is not None and granted.retain_as_published)
-        grant = self._grants.get((stream, record.seq))
-        if grant is not None and granted is not None and granted.identifiers:
-            grant.identifiers, grant.kind = granted.identifiers, OWN
-        return message
+    async def run(self, window: ClientWindow) -> None:
+        """Read what one client has in flight, and send it again. At most the in-flight window is in memory."""
+        unread = window.in_flight.unread()
+        for stream in {stream for stream, _ in unread.values()} - {NOWHERE}:
+            wanted = {packet_id: seq for packet_id, (of, seq) in unread.items() if of == stream}
+            try:
+                found = await self._backlog.fetch(stream, list(wanted.values()))
+            except (OSError, LogFailed) as error:
+                log.warning("could not read what MQTT client %r has in flight: %s", window.client_id, error)
+                window.displace(ReasonCode.UNSPECIFIED_ERROR)
+                return
+            for packet_id, seq in wanted.items():
+                if packet_id in window.in_flight.deliveries:
+                    self._set_read(window, packet_id, stream, found.get(seq))
+        window.pump()
+        self._outbox.flush()
+
+    def _set_read(self, window: ClientWindow, packet_id: int, stream: int, record: LogRecord | None) -> None:
+        """Give a delivery its message. Its flags and identifiers are those of the subscriptions as they are now, which
+        may have changed since it was sent."""
+        message = self._messages.read_again(stream, record) if record is not None else None
+        if record is None or message is None:
+            window.in_flight.set_read(packet_id, None, ())
+            return
+        options = self._subscriptions.recipients(record.topic).options_of(window)
+        message.retain &= is_retained_copy(record) or (options is not None and options.retain_as_published)
+        window.in_flight.set_read(packet_id, message, options.identifiers if options is not None else ())

@@ -6,13 +6,14 @@ import asyncio
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator
 
-from weft.edge_node.sessions.client_window import Outbound
+from weft.edge_node.sessions.window.client_window import ClientWindow
 from weft.edge_node.subscriptions.message import Message
-from weft.edge_node.subscriptions.subscriptions import Entry, Grant
+from weft.edge_node.subscriptions.outbox import Outbox
+from weft.edge_node.subscriptions.subscriber import ClientSubscription, DeliveryOptions, Subscriber
 
 Match = Callable[[str], Iterable[Message]]
 """Filter -> the retained messages to deliver, each with ``retain`` set, as they are when they are asked for."""
-Keep = Callable[[Outbound, Message], Message]
+Keep = Callable[[Subscriber, Message], Message]
 """Makes a message that is about to be sent to a client at QoS 1 or 2 one that a restart does not lose."""
 
 TURN_MESSAGES_MAX = 200
@@ -23,49 +24,104 @@ HELD_WAIT_S = 0.01
 """Between looks at whether the journal, for which a client's writes wait, is durable."""
 
 
+class RetainedDelivery:
+    """The feeds of all clients that are being sent retained messages. Belongs to the event loop's thread."""
+
+    def __init__(self, match: Match, keep: Keep, outbox: Outbox) -> None:
+        """Start without any."""
+        self._match = match
+        self._keep = keep
+        self._outbox = outbox
+        self._feeds: dict[ClientWindow, RetainedFeed] = {}
+
+    def is_sending(self, window: ClientWindow) -> bool:
+        """Return whether a client is still to be sent some."""
+        return window in self._feeds
+
+    def send(self, window: ClientWindow, subscription: ClientSubscription) -> None:
+        """Send what a new subscription matches, from the client's next ``pump`` on."""
+        feed = self._feeds.get(window)
+        if feed is None:
+            feed = self._feeds[window] = RetainedFeed(
+                window, self._match, self._keep, self._outbox.flush, lambda: self._feeds.pop(window, None)
+            )
+        feed.add(subscription)
+
+    def drop(self, window: ClientWindow, text: str) -> None:
+        """Send no more of a filter's messages: the client has unsubscribed [MQTT-3.10.4-2]."""
+        feed = self._feeds.get(window)
+        if feed is not None:
+            feed.drop(text)
+
+    def forget(self, window: ClientWindow) -> None:
+        """Send nothing more to a client: it has gone, and subscribes again if it wants them."""
+        feed = self._feeds.get(window)
+        if feed is not None:
+            feed.stop()
+
+
 class RetainedFeed:
     """The subscriptions of one client whose retained messages are still to be sent.
 
     One filter is looked up at a time, when the one before is done, so that a client with a thousand filters of ``#``
-    costs the memory of one. A filter that waits already is not sent twice. Belongs to the event loop's thread, which it
-    leaves to others after a while: a turn ends after so many messages, or with one filter looked up.
+    costs the memory of one. A filter that waits already is not sent twice. The event loop is left to others after a
+    while: a turn ends after so many messages, or with one filter looked up.
     """
 
-    __slots__ = ("_filter", "_flush", "_grant", "_keep", "_match", "_messages", "_outbound", "_pumping", "_scheduled",
-                 "_waiting")  # fmt: skip
+    __slots__ = (
+        "_done", "_filter", "_flush", "_is_over", "_keep", "_match", "_messages", "_options", "_pumping", "_scheduled",
+        "_waiting", "_window",
+    )  # fmt: skip
 
-    def __init__(self, outbound: Outbound, match: Match, keep: Keep, flush: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        window: ClientWindow,
+        match: Match,
+        keep: Keep,
+        flush: Callable[[], None],
+        done: Callable[[], object],
+    ) -> None:
         """Start without any.
 
         Args:
             flush: writes what was gathered for clients, at the end of each turn but the first, which is the caller's.
+            done: called once, when all is sent or ``stop`` was called.
         """
-        self._outbound = outbound
+        self._window = window
         self._match = match
         self._keep = keep
         self._flush = flush
-        self._waiting: OrderedDict[str, Entry] = OrderedDict()
+        self._done = done
+        self._waiting: OrderedDict[str, ClientSubscription] = OrderedDict()
         """By filter as the client wrote it."""
         self._filter: str | None = None
-        self._grant: Grant | None = None
+        self._options: DeliveryOptions | None = None
         self._messages: Iterator[Message] = iter(())
         self._pumping = False
         self._scheduled = False
+        self._is_over = False
+        window.when_room(self.pump)
 
-    def add(self, entry: Entry) -> None:
+    def add(self, subscription: ClientSubscription) -> None:
         """Send what a new subscription matches."""
-        self._waiting[entry.options.filter] = entry
+        self._waiting[subscription.options.filter] = subscription
 
     def drop(self, text: str) -> None:
-        """The client has unsubscribed: send no more of this filter's messages [MQTT-3.10.4-2]."""
+        """Send no more of a filter's messages."""
         self._waiting.pop(text, None)
         if self._filter == text:
             self._messages = iter(())
 
+    def stop(self) -> None:
+        """Send nothing more."""
+        if not self._is_over:
+            self._is_over = True
+            self._window.no_longer_when_room(self.pump)
+            self._done()
+
     def pump(self) -> None:
-        """Send as far as the client keeps up, and go on by itself after the turn. When all is sent, the feed takes
-        itself off the client."""
-        if self._pumping or self._scheduled:
+        """Send as far as the client keeps up, and go on after the turn without being asked."""
+        if self._pumping or self._scheduled or self._is_over:
             return
         self._pumping = True
         try:
@@ -76,60 +132,59 @@ class RetainedFeed:
     # --- inside
 
     def _take_turn(self) -> None:
-        outbound, left, left_bytes, looked_up = self._outbound, TURN_MESSAGES_MAX, TURN_BYTES_MAX, False
-        while outbound.window_open and not outbound.queue:
+        window, left, left_bytes, looked_up = self._window, TURN_MESSAGES_MAX, TURN_BYTES_MAX, False
+        while window.is_idle:
             if left <= 0 or left_bytes <= 0:
                 self._schedule()
                 return
             message = next(self._messages, None)
-            if message is not None and self._grant is not None:
+            if message is not None and self._options is not None:
                 left -= 1
                 left_bytes -= len(message.payload)
-                self._send(message, self._grant)
+                self._send(message, self._options)
             elif not self._waiting:
-                outbound.feed = None
+                self.stop()
                 return
             elif looked_up:  # what matches nothing may take as long to find out as what matches everything
                 self._schedule()
                 return
             else:
-                self._filter, entry = self._waiting.popitem(last=False)
-                self._grant = grant_for(entry)
-                self._messages = iter(self._match(entry.filter))
+                self._filter, subscription = self._waiting.popitem(last=False)
+                self._options = options_of(subscription)
+                self._messages = iter(self._match(subscription.filter))
                 looked_up = True
 
     def _schedule(self) -> None:
         self._scheduled = True
         loop = asyncio.get_running_loop()
-        if self._outbound.held:
+        if self._window.held:
             loop.call_later(HELD_WAIT_S, self._go_on)
         else:
             loop.call_soon(self._go_on)
 
     def _go_on(self) -> None:
         self._scheduled = False
-        outbound = self._outbound
-        if outbound.feed is not self:
+        if self._is_over:
             return
-        if outbound.held:  # what is sent now would wait in memory
+        if self._window.held:  # what is sent now would wait in memory
             self._schedule()
             return
         self.pump()
         self._flush()
 
-    def _send(self, message: Message, grant: Grant) -> None:
-        outbound = self._outbound
-        if not outbound.may_read(message.topic):
+    def _send(self, message: Message, options: DeliveryOptions) -> None:
+        window = self._window
+        if not window.may_read(message.topic):
             return
-        qos = min(message.qos, grant.qos)
+        qos = min(message.qos, options.qos)
         if qos:
-            outbound.send(self._keep(outbound, message), grant, qos)
+            window.send(self._keep(window, message), options, qos)
         else:
-            outbound.send_at_most_once(message, grant)
+            window.send_at_most_once(message, options)
 
 
-def grant_for(entry: Entry) -> Grant:
-    """How retained messages are sent: for this subscription alone, and with the retain flag [MQTT-3.3.1-8]."""
-    grant = Grant([entry])
-    grant.retain_as_published = True
-    return grant
+def options_of(subscription: ClientSubscription) -> DeliveryOptions:
+    """Return how retained messages are sent: for this subscription alone, and with the retain flag [MQTT-3.3.1-8]."""
+    identifiers = (subscription.identifier,) if subscription.identifier else ()
+    options = subscription.options
+    return DeliveryOptions(subscription.subscriber, options.qos, options.no_local, True, identifiers)

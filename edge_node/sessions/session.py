@@ -2,98 +2,179 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Protocol
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 
-from weft.edge_node.broker_ports import NEVER_EXPIRES, Identity
-from weft.edge_node.sessions.client_window import Outbound
-from weft.edge_node.sessions.ports import Sent, SessionRecord
-from weft.edge_node.subscriptions.message import NOWHERE, Message
-from weft.edge_node.subscriptions.shared_subscription import Group
-from weft.edge_node.subscriptions.subscriptions import Entry, Grant
+from weft.edge_node.access.identity import Identity
+from weft.edge_node.sessions.records import NEVER_EXPIRES, SessionRecord
+from weft.edge_node.sessions.window.client_window import ClientWindow
+from weft.edge_node.subscriptions.shared_subscription import SharedSubscription
+from weft.edge_node.subscriptions.subscriber import ClientSubscription
 from weft.protocols.mqtt.packet_ids import PacketIds
-from weft.protocols.mqtt.packets import Subscription, Will
+from weft.protocols.mqtt.packets import Will
 
 
-class Timer(Protocol):
-    """Who is told when a session's time has come."""
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """What CONNECT settles of a session, beside its will."""
 
-    def session_due(self, session: Session) -> float | None:
-        """Publish its will, or end it; when to ask again."""
-        ...
+    version: int
+    """Protocol level."""
+    expiry_s: int = 0
+    """Seconds that the session outlives its connection; ``NEVER_EXPIRES`` for ever."""
+    username: str | None = None
+    """As authenticated."""
+    identity: Identity | None = None
+    """Who the client is; None without access rules, and after a restart until the client is back."""
+
+
+@dataclass(frozen=True, slots=True)
+class Absence:
+    """When the client went, and how long the session waits for it."""
+
+    disconnected_at: int | None = None
+    """By the wall clock, nanoseconds; None when the node has gone first, and the connection with it."""
+    stopped: bool = False
+    """Whether the node's stop ended the connection."""
+    lost_at: int | None = None
+    """When the node started without the connection that it had before, by the wall clock, nanoseconds."""
+    expires_at: float | None = None
+    """When the session ends, by the loop's clock; None for never."""
 
 
 class Session:
-    """One client's session, connected or not."""
+    """One client's session, connected or not. ``Sessions`` changes it, ``SessionFilters`` its subscriptions."""
 
     __slots__ = (
-        "_timer", "awaits_journal", "client_id", "disconnected_at", "ended", "entries", "expires_at", "expiry_s",
-        "identity", "journaled", "lost_at", "outbound", "received", "stopped", "username", "version", "wheel_slot",
-        "will", "will_at",
+        "_absence", "_due", "_terms", "_will", "_will_at", "awaits_journal", "client_id", "ended", "received",
+        "subscriptions", "wheel_slot", "window",
     )  # fmt: skip
 
-    def __init__(self, outbound: Outbound, version: int, timer: Timer) -> None:
-        self.client_id = outbound.client_id
-        self.outbound = outbound
-        self.version = version
-        self.expiry_s = 0
-        """Seconds that the session outlives its connection; ``NEVER_EXPIRES`` for ever."""
-        self.username: str | None = None
-        """As authenticated."""
-        self.identity: Identity | None = None
-        """Who the client is; None when nobody is asked, and after a restart until it is back."""
-        self.entries: dict[str, tuple[Entry, Group | None]] = {}
-        """Filter as the client wrote it -> its subscription, and the group if it is shared."""
+    def __init__(self, window: ClientWindow, version: int, due: Callable[[Session], float | None]) -> None:
+        """Begin without subscriptions.
+
+        Args:
+            due: publishes the will, or ends the session, when the time has come; returns when to ask again.
+        """
+        self.client_id = window.client_id
+        self.window = window
+        self.subscriptions: dict[str, tuple[ClientSubscription, SharedSubscription | None]] = {}
+        """Filter as the client wrote it -> its subscription, and the shared subscription that it is part of."""
         self.received = PacketIds()
         """QoS 2 publishes stored and not yet released by PUBREL (section 4.3.3)."""
-        self.will: Will | None = None
-        """Until it is published, which may be after the session has ended: ``Wills`` sets it."""
-        self.will_at: float | None = None
-        """When the will is due, by the loop's clock; None while connected."""
-        self.expires_at: float | None = None
-        self.disconnected_at: int | None = None
-        """By the wall clock, nanoseconds."""
-        self.lost_at: int | None = None
-        """When the node started without the connection that it had before, by the wall clock."""
-        self.stopped = False
-        """Whether the node's stop ended the connection."""
         self.ended = False
         """Whether it is no more."""
-        self.journaled = False
-        """Whether the journal knows it: it outlives its connection, or has a will that does."""
         self.awaits_journal = False
         """Whether CONNACK waits for the journal: it notes the session, or the end of the one before it."""
         self.wheel_slot = -1
-        self._timer = timer
+        self._terms = Terms(version)
+        self._absence: Absence | None = None
+        self._will: Will | None = None
+        self._will_at: float | None = None
+        self._due = due
+
+    # --- what others ask
 
     @property
-    def connected(self) -> bool:
-        """Whether its client is there."""
-        return self.outbound.link is not None
+    def terms(self) -> Terms:
+        """What CONNECT settled."""
+        return self._terms
+
+    @property
+    def version(self) -> int:
+        """Protocol level of the client's last CONNECT."""
+        return self._terms.version
+
+    @property
+    def expiry_s(self) -> int:
+        """Seconds that it outlives its connection; ``NEVER_EXPIRES`` for ever."""
+        return self._terms.expiry_s
+
+    @property
+    def username(self) -> str | None:
+        """The user, as authenticated."""
+        return self._terms.username
+
+    @property
+    def identity(self) -> Identity | None:
+        """Who the client is; None without access rules, and after a restart until the client is back."""
+        return self._terms.identity
+
+    @property
+    def rules(self) -> Identity | None:
+        """Who is to be asked what the client may do; None when it may do everything."""
+        identity = self._terms.identity
+        return None if identity is None or identity.unrestricted else identity
 
     @property
     def persistent(self) -> bool:
         """Whether it outlives its connection."""
-        return bool(self.expiry_s)
+        return bool(self._terms.expiry_s)
+
+    @property
+    def connected(self) -> bool:
+        """Whether its client is there."""
+        return self.window.connected
+
+    @property
+    def will(self) -> Will | None:
+        """The will, until it is published, which may be after the session has ended."""
+        return self._will
+
+    @property
+    def will_at(self) -> float | None:
+        """When the will is due, by the loop's clock; None while connected."""
+        return self._will_at
+
+    @property
+    def absence(self) -> Absence | None:
+        """When the client went; None while it is there."""
+        return self._absence
 
     def due(self, _now: float) -> float | None:
-        """For the timer wheel."""
-        return self._timer.session_due(self)
+        """Do what is due; return when to ask again."""
+        return self._due(self)
 
     def next_due(self) -> float | None:
-        """When something is to be done about it, by the loop's clock."""
-        times = [at for at in (self.will_at, self.expires_at) if at is not None]
-        return min(times, default=None)
+        """Return when something is to be done about it, by the loop's clock."""
+        expires_at = self._absence.expires_at if self._absence is not None else None
+        return min((at for at in (self._will_at, expires_at) if at is not None), default=None)
+
+    # --- the life of a session
+
+    def agree(self, terms: Terms) -> None:
+        """Take what CONNECT, or DISCONNECT, or a restart says."""
+        self._terms = terms
+        self.window.introduce(self.rules, persistent=self.persistent)
+
+    def be_absent(self, absence: Absence | None) -> None:
+        """Note that the client has gone, or is there (None)."""
+        self._absence = absence
+
+    def keep_will(self, will: Will | None, will_at: float | None = None) -> None:
+        """Make this the will, in place of any other. ``Wills`` counts what it takes.
+
+        Args:
+            will_at: when it is due, by the loop's clock; None for not yet.
+        """
+        self._will, self._will_at = will, will_at
+
+    def end(self) -> None:
+        """Note that it is no more; its will may still be to be published."""
+        self.ended = True
+        self._absence = None
 
     def forget(self, packet_ids: Iterable[int]) -> None:
-        """QoS 2 publishes that were released, or could not be stored: sent again, these identifiers are new."""
+        """Forget QoS 2 publishes that were released, or could not be stored: sent again, these identifiers are new."""
         for packet_id in packet_ids:
             self.received.discard(packet_id)
+
+    # --- across a restart
 
     def record(
         self, positions: dict[int, int], done: set[tuple[int, int]], began: dict[str, dict[int, int]]
     ) -> SessionRecord:
-        """The session as it survives a restart: one that ends with its connection as nothing but its will.
+        """Return the session as it survives a restart: one that ends with its connection as nothing but its will.
 
         Args:
             positions: stream -> the first seq that was not sent.
@@ -101,60 +182,35 @@ class Session:
             began: filter -> stream -> the first seq that is the filter's.
         """
         if not self.persistent:
-            return SessionRecord(self.client_id, self.version, 0, self.username, will=self.will)
-        released = self.outbound.released or set()
-        inflight = {
-            packet_id: Sent(message.stream, message.seq, qos, packet_id in released)
-            for packet_id, (message, _, qos) in self.outbound.inflight.items()
-            if message.stream != NOWHERE
-        }
+            return SessionRecord(self.client_id, self.version, 0, self.username, will=self._will)
+        own, absence = {text: each for text, (each, _) in self.subscriptions.items()}, self._absence or Absence()
         return SessionRecord(
             client_id=self.client_id,
             version=self.version,
             expiry_interval=self.expiry_s,
             username=self.username,
-            disconnected_at=self.disconnected_at,
-            stopped=self.stopped,
-            lost_at=self.lost_at,
-            subscriptions={text: entry.options for text, (entry, _) in self.entries.items()},
-            identifiers={text: entry.identifier for text, (entry, _) in self.entries.items() if entry.identifier},
+            disconnected_at=absence.disconnected_at,
+            stopped=absence.stopped,
+            lost_at=absence.lost_at,
+            subscriptions={text: each.options for text, each in own.items()},
+            identifiers={text: each.identifier for text, each in own.items() if each.identifier},
             began=began,
             positions=positions,
-            inflight=inflight,
+            inflight=self.window.in_flight.sent(),
             done=done,
             received=set(self.received),
-            will=self.will,
+            will=self._will,
         )
 
-
-def unread(sent: Sent, outbound: Outbound) -> tuple[Message, Grant, int]:
-    """A delivery that a restart left in flight; its topic and payload are still in the log alone."""
-    options = Subscription("#", qos=sent.qos, retain_as_published=True)  # ``InFlight`` knows which were sent so
-    grant = Grant([Entry(outbound, "#", options, None)])
-    return Message(b"", b"", sent.qos, stream=sent.stream, seq=sent.seq), grant, sent.qos
-
-
-def restored(record: SessionRecord, outbound: Outbound, timer: Timer) -> Session:
-    """A session from its record, without its subscriptions and its will."""
-    session = Session(outbound, record.version, timer)
-    session.expiry_s = record.expiry_interval
-    session.username = record.username
-    session.disconnected_at = record.disconnected_at
-    session.stopped, session.lost_at = record.stopped, record.lost_at
-    session.journaled = True
-    outbound.persistent = session.persistent
-    for packet_id in record.received:
-        session.received.add(packet_id)
-    for packet_id, sent in record.inflight.items():
-        outbound.inflight[packet_id] = unread(sent, outbound)
-        outbound.last_id = packet_id
-        outbound.bytes += 200
-        if sent.released:
-            outbound.released = outbound.released or set()
-            outbound.released.add(packet_id)
-    return session
+    def restore(self, record: SessionRecord) -> None:
+        """Take up what a record says, but for its subscriptions and its will."""
+        self.agree(Terms(record.version, record.expiry_interval, record.username))
+        self._absence = Absence(record.disconnected_at, record.stopped, record.lost_at)
+        for packet_id in record.received:
+            self.received.add(packet_id)
+        self.window.in_flight.restore(record.inflight, self.window)
 
 
 def seconds_left(expiry_s: int, gone_s: float) -> float | None:
-    """How long a session has left; None for ever."""
+    """Return how long a session has left; None for ever."""
     return None if expiry_s == NEVER_EXPIRES else max(0.0, expiry_s - gone_s)

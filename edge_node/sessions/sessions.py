@@ -1,60 +1,57 @@
-"""All sessions of the node: who has one, and when it ends (MQTT 5.0 sections 3.1.2.4, 4.1)."""
+"""All sessions of the node: which clients have one, and when it ends (MQTT 5.0 sections 3.1.2.4, 4.1)."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from typing import NamedTuple
 
-from weft.edge_node.broker_ports import Identity
+from weft.edge_node.access.identity import Identity
 from weft.edge_node.counters import Counters
-from weft.edge_node.sessions.client_window import Outbound
-from weft.edge_node.sessions.filters import SessionFilters
-from weft.edge_node.sessions.keeping import Keeping
 from weft.edge_node.sessions.limits import SessionLimits
-from weft.edge_node.sessions.packets_out import Wire
-from weft.edge_node.sessions.session import Session, restored, seconds_left
-from weft.edge_node.sessions.wills import Wills
-from weft.edge_node.sessions.window_ports import Link
-from weft.edge_node.subscriptions.subscriptions import Subscriptions
+from weft.edge_node.sessions.parts import SessionParts
+from weft.edge_node.sessions.records import SessionRecord
+from weft.edge_node.sessions.recovery import recover
+from weft.edge_node.sessions.session import Absence, Session, Terms, seconds_left
+from weft.edge_node.sessions.window.client_window import ClientWindow
+from weft.edge_node.sessions.window.packet_writer import ClientConnection
+from weft.edge_node.sessions.window.packets_out import Wire
 from weft.edge_node.timer_wheel import TimerWheel
 from weft.protocols.mqtt.errors import ConnectRefused
 from weft.protocols.mqtt.packet_types import Version
-from weft.protocols.mqtt.packets import Connect, Will
+from weft.protocols.mqtt.packets import Connect, Subscription, Will
 from weft.protocols.mqtt.reason_codes import ReasonCode
 from weft.storage.segment_log import LogFailed, LogFull
 
-_OF_CONNECTION = (
-    "disconnected_at", "expires_at", "expiry_s", "identity", "lost_at", "stopped", "username", "version", "will_at",
-)  # fmt: skip
-"""What CONNECT changes of a session, beside the will."""
+
+class _Before(NamedTuple):
+    """A session as it was before a CONNECT that could not be accepted."""
+
+    terms: Terms
+    absence: Absence | None
+    will: Will | None
+    will_at: float | None
 
 
 class Sessions:
     """All sessions, shared by the listeners. Belongs to the event loop's thread."""
 
-    def __init__(  # noqa: PLR0917
-        self,
-        subscriptions: Subscriptions,
-        limits: SessionLimits,
-        counters: Counters,
-        keeping: Keeping,
-        wills: Wills,
-        wheel: TimerWheel,
+    def __init__(
+        self, parts: SessionParts, limits: SessionLimits, counters: Counters, wheel: TimerWheel,
         clock: Callable[[], float],
-    ) -> None:
+    ) -> None:  # fmt: skip
         """Start without any.
 
         Args:
             clock: the loop's, in seconds.
         """
-        self.limits = limits
-        self.filters = SessionFilters(subscriptions, limits, counters, keeping)
-        self._subscriptions = subscriptions
+        self.filters = parts.filters
+        self._parts = parts
+        self._limits = limits
         self._counters = counters
-        self._keeping = keeping
-        self._wills = wills
         self._wheel = wheel
         self._clock = clock
+        self._wall_clock = parts.windows.wall_clock
         self._stopping = False
         self._by_id: dict[str, Session] = {}
         self._away: dict[str, Session] = {}
@@ -64,7 +61,7 @@ class Sessions:
         return len(self._by_id)
 
     def all(self) -> list[Session]:
-        """All of them."""
+        """Return all of them."""
         return list(self._by_id.values())
 
     # --- clients come and go
@@ -72,10 +69,12 @@ class Sessions:
     def is_connected(self, client_id: str) -> bool:
         """Return whether a client with this identifier has a connection, which ``open`` would close."""
         known = self._by_id.get(client_id)
-        return known is not None and known.outbound.link is not None
+        return known is not None and known.connected
 
-    def open(self, connect: Connect, client_id: str, identity: Identity | None, link: Link) -> tuple[Session, bool]:
-        """The session of a client that connects, and whether it existed (CONNACK's session present).
+    def open(
+        self, connect: Connect, client_id: str, identity: Identity | None, connection: ClientConnection
+    ) -> tuple[Session, bool]:
+        """Return the session of a client that connects, and whether it existed (CONNACK's session present).
 
         Another connection of the client identifier is closed first [MQTT-3.1.4-3]. The client is sent nothing before
         ``resume``. CONNACK waits until what was journaled of the session is durable.
@@ -86,203 +85,227 @@ class Sessions:
         """
         known = self._by_id.get(client_id)
         self._check_room(connect, known)
-        if known is not None and known.outbound.link is not None:
+        if known is not None and known.connected:
             self._counters.takeovers += 1
-            known.outbound.link.displace(ReasonCode.SESSION_TAKEN_OVER)
+            known.window.displace(ReasonCode.SESSION_TAKEN_OVER)
         known = self._by_id.get(client_id)  # displacing ended it if it was to end with its connection
-        was_journaled = known is not None and known.journaled
+        persistence, wills = self._parts.persistence, self._parts.wills
+        was_journaled = known is not None and persistence.knows(known)
         if known is not None and connect.clean_start:
             self.end(known)
             known = None
-        self._wills.settle(client_id)
+        wills.settle(client_id)
         session = known or self._create(client_id, connect.version)
-        before, will = {name: getattr(session, name) for name in _OF_CONNECTION}, session.will
+        before = _Before(session.terms, session.absence, session.will, session.will_at)
         self._away.pop(client_id, None)
         self._wheel.cancel(session)
-        self._introduce(session, connect, identity, link)
+        username = None if identity is None else identity.username
+        session.agree(Terms(connect.version, self._expiry_s(connect), username, identity))
+        session.be_absent(None)
+        wills.keep(session, connect.will)
+        session.window.open(connection)
         try:
-            self._keeping.opened(session)
+            persistence.opened(session)
         except (LogFull, LogFailed):
-            session.outbound.link = None
+            session.window.lose()
             if known is None:
-                self._wills.keep(session, None)
+                wills.keep(session, None)
                 self.end(session)
             else:
-                self._put_back(session, before, will)
+                self._put_back(session, before)
             raise
-        session.awaits_journal = session.journaled or was_journaled
+        session.awaits_journal = was_journaled or persistence.knows(session)
         return session, known is not None
 
-    def resume(self, session: Session, link: Link, wire: Wire, inflight_max: int) -> None:
-        """The client has its CONNACK: send what it is owed."""
-        outbound = session.outbound
-        changed = bool(session.entries) and (outbound.wire.kind != wire.kind or outbound.identity is not None)
-        outbound.attach(link, wire, min(inflight_max, self.limits.inflight_max))
-        for entry, group in session.entries.values():
-            if group is not None:
-                group.renew(outbound, entry)
-        if changed:
-            self._subscriptions.changed()
-        self._keeping.resume(session)
+    def resume(self, session: Session, wire: Wire, inflight_max: int) -> None:
+        """Send what the client is owed: it has its CONNACK."""
+        session.window.greet(wire, inflight_max)
+        if session.subscriptions and session.rules is not None:
+            self._parts.subscriptions.changed()  # another user may read other topics
+        self._parts.readers.resume(session.window)
+
+    def send_retained(self, session: Session, subscribed: Iterable[Subscription]) -> None:
+        """Begin to send the retained messages of new subscriptions; shared ones get none (section 4.8.2)."""
+        for options in subscribed:
+            subscription, shared = session.subscriptions.get(options.filter, (None, None))
+            if subscription is not None and shared is None:
+                self._parts.retained.send(session.window, subscription)
+        session.window.pump()
+        self._parts.windows.outbox.flush()
 
     def close(self, session: Session, *, with_will: bool = True) -> None:
-        """The connection is gone. The session waits for its client, or ends.
+        """Wait for another connection of the client, or end the session: this connection is gone.
 
         Args:
             with_will: False after a DISCONNECT that deletes the will [MQTT-3.14.4-3].
         """
+        parts, now = self._parts, self._clock()
         if not (with_will or self._stopping):
-            self._wills.keep(session, None)
-        session.disconnected_at, session.stopped = self._keeping.wall_clock(), self._stopping
-        session.outbound.detach()
+            parts.wills.keep(session, None)
+        session.window.lose()
+        parts.retained.forget(session.window)
+        left = seconds_left(session.expiry_s, 0) if session.persistent else None
+        session.be_absent(
+            Absence(self._wall_clock(), self._stopping, expires_at=None if left is None else now + left)
+        )  # fmt: skip
         self.filters.member_away(session)
+        parts.windows.outbox.flush()
         if not session.persistent:
             if not self._stopping:
                 self.end(session)
             return
-        now, left = self._clock(), seconds_left(session.expiry_s, 0)
-        session.expires_at = None if left is None else now + left
-        session.will_at = self._wills.due_at(session, now)
+        if session.window.catch_up is None:  # before the will is published: the session may want that, too
+            parts.readers.fall_behind(session.window, None)
+        parts.wills.wait(session, now)
         if session.will_at is not None and session.will_at <= now and not self._stopping:
-            self._wills.publish(session)
+            parts.wills.publish(session)
         self._away[session.client_id] = session
-        self._keeping.away(session)
+        parts.persistence.closed(session)
+        for _, shared in session.subscriptions.values():
+            if shared is not None:
+                parts.positions.note_moved(shared)  # what it took over from another member is now in its record
         self._wait(session)
 
     def stop(self) -> None:
-        """The node stops: connections that end now were not lost. Their wills stay in the journal, to be published
-        when it starts again, unless their clients are back before they are due."""
+        """Regard connections that end from now on as not lost: the node stops. Their wills stay in the journal, to be
+        published when it starts again, unless their clients are back before they are due."""
         self._stopping = True
-        self._wills.stop()
+        self._parts.wills.stop()
 
-    def session_due(self, session: Session) -> float | None:
-        """Publish the will of a client that stays away, or end its session; when to look again."""
-        now = self._clock()
-        if session.expires_at is not None and session.expires_at <= now:
-            self._counters.sessions_expired += session.persistent
-            self.end(session)
-            return None
-        if session.will_at is not None and session.will_at <= now:
-            self._wills.publish(session)
-        return session.next_due()
+    def stop_reading(self) -> None:
+        """Read no more from the log, and note how far everybody is."""
+        for session in self.all():
+            session.window.stop_reading()
+        for shared in self._parts.shared.all():
+            shared.stop_reading()
+        self.note_positions()
+
+    def note_positions(self) -> None:
+        """Note how far sessions have read; to be called every second or so."""
+        self._parts.positions.note_all(self.all())
+
+    def retry_wills(self) -> None:
+        """Store wills that found no room before; to be called every second or so."""
+        self._parts.wills.retry()
+
+    def permissions_changed(self) -> None:
+        """Ask again what clients may do, and close those that would not be let in any more, their wills published."""
+        for session in self.all():
+            if session.connected and session.identity is not None and not session.identity.admitted:
+                self._counters.clients_expelled += 1
+                session.window.displace(ReasonCode.NOT_AUTHORIZED)
+        self._parts.subscriptions.changed()
 
     def end(self, session: Session) -> None:
         """Forget a session. Its will is published now at the latest (section 3.1.3.2.2)."""
-        session.ended = True
-        outbound = session.outbound
-        outbound.link, outbound.live = None, False
+        parts = self._parts
+        session.end()
+        session.window.lose()
         self._wheel.cancel(session)
         self.filters.remove_all(session)
-        self._wills.publish(session)
-        self._keeping.ended(session)
-        outbound.clear()
+        parts.wills.publish(session)
+        parts.positions.forget(session.client_id)
+        parts.persistence.ended(session)
+        parts.retained.forget(session.window)
+        session.window.end()
         if self._by_id.pop(session.client_id, None) is not None:
             self._counters.sessions -= 1
         self._away.pop(session.client_id, None)
 
     def change_expiry(self, session: Session, expiry_s: int) -> None:
-        """DISCONNECT said how long the session is to last from now on."""
-        session.expiry_s = min(expiry_s, self.limits.expiry_s_max)
-        if session.outbound.persistent != session.persistent:
-            session.outbound.persistent = session.persistent
-            self._subscriptions.changed()
+        """Take the time that a session is to last from DISCONNECT."""
+        was_persistent = session.persistent
+        session.agree(replace(session.terms, expiry_s=min(expiry_s, self._limits.expiry_s_max)))
+        if session.persistent != was_persistent:
+            self._parts.subscriptions.changed()
 
     # --- after a restart
 
     def restore(self) -> None:
         """Take up the sessions of the last run. Connections that were open then are lost now: wills are published,
         unless they have a delay."""
-        records = self._keeping.recover()
-        for record in records:
-            if record.client_id.startswith("\0"):
-                continue
-            session = restored(record, self._outbound(record.client_id, record.version), self)
-            self._by_id[record.client_id] = session
-            self._counters.sessions += 1
-            for text, options in record.subscriptions.items():
-                self.filters.restore(session, text, options, record.identifiers.get(text))
-            self._wills.keep(session, record.will)
-            self._restore_times(session)
-        self._keeping.restored(self, records)
+        recover(self._parts, self._adopt)
         for session in self.all():
             due = session.next_due()
             if due is not None and due <= self._clock():
                 self._wheel.cancel(session)
-                self.session_due(session)
+                self._on_due(session)
                 self._wait(session)
 
-    def _restore_times(self, session: Session) -> None:
-        now, wall = self._clock(), self._keeping.wall_clock()
-        gone_at = session.disconnected_at
-        if gone_at is None or session.stopped:
-            if session.lost_at is None:
-                session.lost_at = wall
-                self._keeping.lost(session, wall)
-            will_since = session.lost_at
+    def _adopt(self, record: SessionRecord) -> Session:
+        session = Session(self._window(record.client_id, record.version), record.version, self._on_due)
+        session.restore(record)
+        self._parts.persistence.restored(session)
+        self._by_id[record.client_id] = session
+        self._counters.sessions += 1
+        self._parts.wills.keep(session, record.will)
+        self._restore_times(session, record)
+        return session
+
+    def _restore_times(self, session: Session, record: SessionRecord) -> None:
+        now, wall = self._clock(), self._wall_clock()
+        gone_at, lost_at = record.disconnected_at, record.lost_at
+        if gone_at is None or record.stopped:
+            if lost_at is None:
+                lost_at = wall
+                self._parts.persistence.lost(session, wall)
+            will_since = lost_at
         else:
             will_since = gone_at
         left = seconds_left(session.expiry_s, max(0, wall - (gone_at or will_since)) / 1e9)
-        session.expires_at = None if left is None else now + left
-        session.will_at = self._wills.due_at(session, now - max(0, wall - will_since) / 1e9)
+        session.be_absent(Absence(gone_at, record.stopped, lost_at, None if left is None else now + left))
+        self._parts.wills.wait(session, now - max(0, wall - will_since) / 1e9)
         self._away[session.client_id] = session
         self._wait(session)
 
     # --- inside
 
+    def _on_due(self, session: Session) -> float | None:
+        """Publish the will of a client that stays away, or end its session; return when to look again."""
+        now, absence = self._clock(), session.absence
+        if absence is not None and absence.expires_at is not None and absence.expires_at <= now:
+            self._counters.sessions_expired += session.persistent
+            self.end(session)
+            return None
+        if session.will_at is not None and session.will_at <= now:
+            self._parts.wills.publish(session)
+        return session.next_due()
+
     def _check_room(self, connect: Connect, known: Session | None) -> None:
-        if not self._wills.has_room(connect.will, known):
+        if not self._parts.wills.has_room(connect.will, known):
             self._counters.wills_refused += 1
             raise ConnectRefused(ReasonCode.QUOTA_EXCEEDED, "no room for its will", version=connect.version)
-        if known is None and len(self._by_id) >= self.limits.sessions_max and not self._away:
+        if known is None and len(self._by_id) >= self._limits.sessions_max and not self._away:
             self._counters.sessions_refused += 1
             raise ConnectRefused(ReasonCode.QUOTA_EXCEEDED, "too many sessions are connected", version=connect.version)
 
-    def _introduce(self, session: Session, connect: Connect, identity: Identity | None, link: Link) -> None:
-        """The session is this connection's now."""
-        session.version = connect.version
-        session.expiry_s = self._expiry_s(connect)
-        session.identity = identity
-        session.username = None if identity is None else identity.username
-        self._wills.keep(session, connect.will)
-        session.expires_at, session.disconnected_at, session.lost_at, session.stopped = None, None, None, False
-        session.outbound.link = link
-        _tell_outbound(session)
-
-    def _put_back(self, session: Session, before: dict[str, Any], will: Will | None) -> None:
-        """The connection could not be let in: the session waits as it did before."""
-        self._wills.keep(session, will)
-        for name, value in before.items():
-            setattr(session, name, value)
-        _tell_outbound(session)
+    def _put_back(self, session: Session, before: _Before) -> None:
+        """Have the session wait as it did before: the connection could not be let in."""
+        self._parts.wills.keep(session, before.will)
+        session.keep_will(before.will, before.will_at)
+        session.agree(before.terms)
+        session.be_absent(before.absence)
         self._away[session.client_id] = session
         self._wait(session)
 
     def _create(self, client_id: str, version: int) -> Session:
-        session = Session(self._outbound(client_id, version), version, self)
+        session = Session(self._window(client_id, version), version, self._on_due)
         self._by_id[client_id] = session
         self._counters.sessions += 1
-        if len(self._by_id) > self.limits.sessions_max and self._away:
+        if len(self._by_id) > self._limits.sessions_max and self._away:
             self._counters.sessions_evicted += 1
             self.end(next(iter(self._away.values())))
         return session
 
-    def _outbound(self, client_id: str, version: int) -> Outbound:
-        limits = self.limits
-        return Outbound(client_id, Wire(version), self._keeping.deliveries, limits.inflight_max, limits.queue_bytes_max)
+    def _window(self, client_id: str, version: int) -> ClientWindow:
+        return ClientWindow(client_id, Wire(version), self._parts.windows, self._parts.readers.fall_behind)
 
     def _expiry_s(self, connect: Connect) -> int:
         if connect.version == Version.V5:
-            return min(connect.properties.session_expiry_interval or 0, self.limits.expiry_s_max)
-        return 0 if connect.clean_start else min(self.limits.expiry_s_of_old_versions, self.limits.expiry_s_max)
+            return min(connect.properties.session_expiry_interval or 0, self._limits.expiry_s_max)
+        return 0 if connect.clean_start else min(self._limits.expiry_s_of_old_versions, self._limits.expiry_s_max)
 
     def _wait(self, session: Session) -> None:
         due = session.next_due()
         if due is not None and not (session.ended or self._stopping):
             self._wheel.set(session, due)
-
-
-def _tell_outbound(session: Session) -> None:
-    """What deliveries must know of the client."""
-    outbound, identity = session.outbound, session.identity
-    outbound.persistent = session.persistent
-    outbound.identity = None if identity is None or identity.unrestricted else identity

@@ -6,72 +6,76 @@ from collections.abc import Callable
 
 import msgspec
 
-from weft.edge_node.broker_ports import LogRecord
 from weft.edge_node.counters import Counters
 from weft.edge_node.ingest.ingest import Ingest
-from weft.edge_node.sessions.client_window import Outbound
 from weft.edge_node.streams import SESSION_TOPICS_STREAM
+from weft.edge_node.subscriptions.log_records import LogRecord
 from weft.edge_node.subscriptions.message import RECIPIENT, Message
 from weft.edge_node.subscriptions.message_headers import EXPIRES, TooManyProperties, from_headers, to_headers
+from weft.edge_node.subscriptions.subscriber import Subscriber
 from weft.protocols.batch import Flag
 from weft.storage.segment_log import LogError, SegmentLog
 
 
 class StoredMessages:
-    """Belongs to the event loop's thread. ``ingest`` is set before the first client comes."""
+    """Makes messages of records, and records of retained messages. Belongs to the event loop's thread."""
 
-    ingest: Ingest
-
-    def __init__(self, segment_log: SegmentLog, wall_clock: Callable[[], int], counters: Counters) -> None:
-        self.counters = counters
+    def __init__(
+        self, segment_log: SegmentLog, ingest: Ingest, wall_clock: Callable[[], int], counters: Counters
+    ) -> None:
         self._log = segment_log
+        self._ingest = ingest
+        self._counters = counters
         self._topics = segment_log.stream(SESSION_TOPICS_STREAM)
         self._wall_clock = wall_clock
 
     def read(self, stream: int, record: LogRecord) -> Message | None:
-        """A record as a message; None when it was published at QoS 0, has expired, or is read in another stream, and
-        when it is a retained message that was sent to one session alone."""
+        """Return a record as a message.
+
+        None when it was published at QoS 0, has expired, or is read in another stream, and when it is a retained
+        message that was sent to one session alone.
+        """
         if record.flags & Flag.PUBLISHED_QOS0 or is_retained_copy(record):
             return None
-        route = self.ingest.route(record.topic)
+        route = self._ingest.route(record.topic)
         if route.streams and route.streams[0] != stream and stream in route.streams:
             return None
         return self.read_again(stream, record)
 
     def read_again(self, stream: int, record: LogRecord) -> Message | None:
-        """The record of a message that was sent before; None when it has expired."""
+        """Return a message that was sent before; None when it has expired."""
         properties, expires_ns = from_headers(record.headers)
         message = Message(
             record.topic, record.payload, 2 if record.flags & Flag.PUBLISHED_QOS2 else 1,
             bool(record.flags & Flag.RETAINED), properties, expires_ns, stream, record.seq,
         )  # fmt: skip
         if message.expired(self._wall_clock()):
-            self.counters.messages_expired += 1
+            self._counters.messages_expired += 1
             return None
         return message
 
-    def keep_retained(self, outbound: Outbound, message: Message) -> Message:
+    def keep_retained(self, subscriber: Subscriber, message: Message) -> Message:
         """Have a retained message in the log while it is in flight to a client: its topic may have another one soon.
 
         Returns:
             The message with its place in the log; as it was when the session ends with its connection, or when the log
             cannot take it: then a restart loses the delivery.
         """
-        if not outbound.persistent:
+        if not subscriber.persistent:
             return message
         now, expires = self._wall_clock(), ((EXPIRES, str(message.expires_ns)),) if message.expires_ns else ()
         flags = Flag.RETAINED | (Flag.PUBLISHED_QOS2 if message.qos == 2 else Flag(0))
         try:
-            headers = (*to_headers(message.properties, now), *expires, (RECIPIENT, outbound.client_id))
+            headers = (*to_headers(message.properties, now), *expires, (RECIPIENT, subscriber.client_id))
             seq = self._log.append(
                 self._topics, now, [message.topic], [message.payload], {0: headers}, {0: int(flags)}
             )  # fmt: skip
         except (LogError, TooManyProperties):
             return message
-        self.ingest.back_pressure.appended()
+        self._ingest.back_pressure.appended()
         return msgspec.structs.replace(message, stream=self._topics, seq=seq)
 
 
 def is_retained_copy(record: LogRecord) -> bool:
-    """Whether this is a retained message on its way to one session alone, and nothing that was published."""
+    """Return whether this is a retained message on its way to one session alone, and nothing that was published."""
     return any(name == RECIPIENT for name, _ in record.headers)

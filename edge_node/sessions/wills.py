@@ -1,4 +1,4 @@
-"""Wills: what is published for clients that go without saying goodbye (MQTT 5.0 sections 3.1.2.5, 3.1.3.2).
+"""Wills: messages published for clients that go without DISCONNECT (MQTT 5.0 sections 3.1.2.5, 3.1.3.2).
 
 A will that CONNACK has accepted is in the session journal until its records are in the log, so neither a crash nor a
 full log loses it. Both are one commit, so that a crash publishes it neither twice nor never.
@@ -7,14 +7,20 @@ full log loses it. Both are one commit, so that a crash publishes it neither twi
 from __future__ import annotations
 
 import logging
-from typing import Protocol
+from collections.abc import Callable
 
 import msgspec
 
-from weft.edge_node.broker_ports import NEVER_EXPIRES, Durable
 from weft.edge_node.counters import Counters
+from weft.edge_node.ingest.ingest import Ingest
+from weft.edge_node.ingest.record import Record
+from weft.edge_node.sessions.persistence import Persistence
+from weft.edge_node.sessions.records import NEVER_EXPIRES
 from weft.edge_node.sessions.session import Session
-from weft.edge_node.subscriptions.message_headers import USER_PROPERTIES_MAX
+from weft.edge_node.sessions.store.journal import SessionJournal
+from weft.edge_node.sessions.store.retained import RetainedMessages
+from weft.edge_node.subscriptions.message_headers import USER_PROPERTIES_MAX, to_headers
+from weft.protocols.batch import Flag
 from weft.protocols.mqtt.packets import Publish, Will
 from weft.protocols.mqtt.properties import NO_PROPERTIES, Properties
 from weft.storage.segment_log import LogError
@@ -25,45 +31,30 @@ WILL_OVERHEAD_BYTES = 500
 """What a will takes in memory beside its topic, payload and properties, roughly."""
 
 
-class Publishing(Protocol):
-    """Where wills go (``Broker`` is it)."""
-
-    @property
-    def congested(self) -> bool:
-        """Whether so much waits for the disk that publishers are not read."""
-        ...
-
-    def retain(self, packet: Publish) -> None:
-        """Keep a message as its topic's last, if it asks for that and no limit forbids it."""
-
-    def on_retained(self, callback: Durable) -> None:
-        """Call back when everything retained so far is durable; at once, within the call, when all of it is."""
-
-    def publish_will(self, packet: Publish, session: Session) -> None:
-        """Store a will, deliver it, and note in the same commit that this was done.
-
-        Raises:
-            LogError: nothing of that was done.
-        """
-
-    def will_denied(self, session: Session) -> None:
-        """Note that a will is not to be published."""
-
-    def refuses(self, topic: bytes) -> bool:
-        """Return whether no stream matches a topic, and the node refuses such messages."""
-        ...
-
-
 class Wills:
-    """Keeps and publishes wills. Who waits until they are due is ``Sessions``."""
+    """Keeps and publishes wills. ``Sessions`` waits until they are due."""
 
-    def __init__(self, publishing: Publishing, counters: Counters, bytes_max: int) -> None:
+    def __init__(  # noqa: PLR0917
+        self,
+        ingest: Ingest,
+        retained: RetainedMessages,
+        journal: SessionJournal,
+        persistence: Persistence,
+        counters: Counters,
+        wall_clock: Callable[[], int],
+        bytes_max: int,
+    ) -> None:
         """Start without any.
 
         Args:
+            wall_clock: nanoseconds since 1970.
             bytes_max: memory of all wills together.
         """
-        self._publishing = publishing
+        self._ingest = ingest
+        self._retained = retained
+        self._journal = journal
+        self._persistence = persistence
+        self._wall_clock = wall_clock
         self._counters = counters
         self._bytes_max = bytes_max
         self._due: dict[str, Session] = {}
@@ -75,7 +66,7 @@ class Wills:
     # --- from CONNECT to DISCONNECT
 
     def has_room(self, will: Will | None, session: Session | None) -> bool:
-        """Whether one more will can be kept, and stored as a record one day.
+        """Return whether one more will can be kept, and stored as a record one day.
 
         Args:
             session: whose will it replaces.
@@ -89,20 +80,19 @@ class Wills:
     def keep(self, session: Session, will: Will | None) -> None:
         """Make this the session's will, in place of any other."""
         self._counters.will_bytes += _cost(will) - _cost(session.will)
-        session.will, session.will_at = will, None
+        session.keep_will(will)
 
-    def due_at(self, session: Session, since: float) -> float | None:
-        """When the will of a client that has gone is due, by the loop's clock [MQTT-3.1.2-8]; None without one.
-
-        The end of the session, if that comes first, is minded by whoever ends it.
+    def wait(self, session: Session, since: float) -> None:
+        """Note when the will of a client that has gone is due [MQTT-3.1.2-8]. It is published earlier if the session
+        ends earlier.
 
         Args:
-            since: when the client went.
+            since: when the client went, by the loop's clock.
         """
-        if session.will is None:
-            return None
-        delay_s = session.will.properties.will_delay_interval or 0
-        return since + (delay_s if session.expiry_s == NEVER_EXPIRES else min(delay_s, session.expiry_s))
+        if session.will is not None:
+            delay_s = session.will.properties.will_delay_interval or 0
+            delay_s = delay_s if session.expiry_s == NEVER_EXPIRES else min(delay_s, session.expiry_s)
+            session.keep_will(session.will, since + delay_s)
 
     # --- due
 
@@ -111,26 +101,26 @@ class Wills:
         will = session.will
         if will is None or session.client_id in self._due:
             return
-        session.will_at = None
-        identity = session.outbound.identity
-        denied = identity is not None and not identity.may_publish(will.topic)
-        if denied or self._publishing.refuses(will.topic):  # the rules, or the streams, have changed since CONNECT
+        session.keep_will(will)
+        denied = session.rules is not None and not session.rules.may_publish(will.topic)
+        if denied or self._ingest.refuses(will.topic):  # the rules, or the streams, have changed since CONNECT
             self._counters.publishes_denied += 1
-            self._publishing.will_denied(session)
+            self._persistence.will_denied(session)
             self.keep(session, None)
             return
         self._due[session.client_id] = session
         self._counters.wills_waiting += 1
         if will.retain:  # durable before the journal forgets the will, or a crash could take it from both
             self._retaining.add(session)
-            self._publishing.retain(_packet(will))
+            if not self._retained.retain(_packet(will), self._wall_clock()):
+                self._counters.retained_refused += 1
             # After an error the will is stored all the same: what is retained is tried again by who keeps it.
-            self._publishing.on_retained(lambda _error: self._retained(session))
+            self._retained.on_durable(lambda _error: self._is_retained(session))
         else:
             self._try(session)
 
     def settle(self, client_id: str) -> None:
-        """The client is back: what is due of its last connection is stored now.
+        """Store now what is due of a client's last connection: it is back.
 
         Raises:
             LogError: it cannot be; the client cannot have another will before that.
@@ -140,7 +130,7 @@ class Wills:
             self._store(session)
 
     def stop(self) -> None:
-        """The node stops: what is due and not stored yet stays in the journal, for the next start."""
+        """Leave what is due and not stored yet in the journal, for the next start."""
         self._due.clear()
 
     def retry(self) -> None:
@@ -151,13 +141,13 @@ class Wills:
 
     # --- inside
 
-    def _retained(self, session: Session) -> None:
+    def _is_retained(self, session: Session) -> None:
         self._retaining.discard(session)
         if self._due.get(session.client_id) is session:
             self._try(session)
 
     def _try(self, session: Session) -> bool:
-        if self._publishing.congested:
+        if self._ingest.back_pressure.holding:
             return False
         try:
             self._store(session)
@@ -171,7 +161,10 @@ class Wills:
 
     def _store(self, session: Session) -> None:
         assert session.will is not None
-        self._publishing.publish_will(_packet(session.will), session)
+        self._ingest.turn.store()  # what its client published before comes before it
+        with self._journal.together():
+            self._ingest.publish(_record(session.will, session.client_id, self._wall_clock()))
+            self._persistence.will_published(session)
         del self._due[session.client_id]
         self._retaining.discard(session)
         self._counters.wills_waiting -= 1
@@ -179,11 +172,20 @@ class Wills:
         self.keep(session, None)
 
 
+def _record(will: Will, client_id: str, now: int) -> Record:
+    flags = (Flag.PUBLISHED_QOS0, Flag(0), Flag.PUBLISHED_QOS2)[will.qos]
+    if will.retain:
+        flags |= Flag.RETAINED
+    return Record(will.topic, will.payload, int(flags), to_headers(_properties(will), now), client_id)
+
+
 def _packet(will: Will) -> Publish:
+    return Publish(will.topic, will.payload, will.qos, 0, will.retain, properties=_properties(will))
+
+
+def _properties(will: Will) -> Properties:
     properties = msgspec.structs.replace(will.properties, will_delay_interval=None)
-    if properties == NO_PROPERTIES:
-        properties = NO_PROPERTIES
-    return Publish(will.topic, will.payload, will.qos, 0, will.retain, properties=properties)
+    return NO_PROPERTIES if properties == NO_PROPERTIES else properties
 
 
 def _cost(will: Will | None) -> int:

@@ -12,8 +12,9 @@ import asyncio
 import logging
 from typing import Protocol
 
-from weft.edge_node.broker_ports import Backlog, LogRecord
-from weft.storage.segment_log import LogFailed
+from weft.edge_node.subscriptions.log_records import LogRecord, ReadPage
+from weft.edge_node.subscriptions.positions import Positions
+from weft.storage.segment_log import LogFailed, SegmentLog
 
 log = logging.getLogger(__name__)
 
@@ -22,11 +23,11 @@ RETRY_S = 1.0
 
 
 class Reader(Protocol):
-    """Who catches up: a session, or the group of a shared subscription."""
+    """A session or a shared subscription that catches up."""
 
     @property
     def name(self) -> str:
-        """For log lines."""
+        """Its name in log lines."""
         ...
 
     @property
@@ -35,55 +36,38 @@ class Reader(Protocol):
         ...
 
     def wants(self, topic: bytes) -> bool:
-        """Whether messages of a topic are to be read."""
+        """Return whether messages of a topic are to be read."""
         ...
 
     def read(self, stream: int, record: LogRecord) -> None:
         """Send a message that was read; there is room."""
 
     def lost(self, count: int) -> None:
-        """The log no longer had some records, perhaps wanted ones."""
+        """Note that the log no longer had some records, perhaps wanted ones."""
+
+    def joining(self) -> None:
+        """Keep live messages in the queue from now on: what is before them is about to be read."""
 
     def live(self) -> None:
-        """The reader is level: live messages are sent from now on."""
-
-
-class Streams(Protocol):
-    """Where the log is (``SegmentLog`` is one)."""
-
-    def streams(self) -> dict[str, int]:
-        """Numbers by name."""
-        ...
-
-    def next_seq(self, stream: int) -> int:
-        """The number that the next record will get."""
-        ...
-
-    def durable_end(self, stream: int) -> int:
-        """One past the last durable record."""
-        ...
-
-    async def durable(self) -> None:
-        """Return once everything appended so far is durable."""
+        """Send the queue, and then live messages: the reader is level."""
 
 
 class CatchUp:
-    """Reads for one session. Belongs to the event loop's thread."""
+    """The way of one reader through the log. Belongs to the event loop's thread."""
 
-    __slots__ = ("_backlog", "_goal", "_log", "_room", "_task", "joining", "positions", "reader")
+    __slots__ = ("_goal", "_log", "_read_page", "_room", "_task", "positions", "reader")
 
-    def __init__(self, reader: Reader, positions: dict[int, int], backlog: Backlog, log: Streams) -> None:
-        """Nothing is read before ``start``.
+    def __init__(self, reader: Reader, positions: Positions, read_page: ReadPage, log: SegmentLog) -> None:
+        """Wait for ``start``.
 
         Args:
-            positions: stream -> the first seq that the session lacks, for every stream whose messages it may want.
+            positions: stream -> the first seq that the reader lacks, for every stream whose messages it may want.
         """
         self.positions = positions
-        self.joining = False
-        """Whether live messages are to be queued."""
-        self._goal: dict[int, int] = {}
         self.reader = reader
-        self._backlog = backlog
+        self._goal: Positions | None = None
+        """Where the queued live messages begin; None while they are not kept."""
+        self._read_page = read_page
         self._log = log
         self._task: asyncio.Task[None] | None = None
         self._room: asyncio.Event = asyncio.Event()
@@ -106,12 +90,12 @@ class CatchUp:
         self.fall_back()
 
     def room(self) -> None:
-        """There may be room again."""
+        """Look again whether the reader has room."""
         self._room.set()
 
     def fall_back(self) -> None:
-        """Live messages do not fit: they are read later."""
-        self.joining, self._goal = False, {}
+        """Go back to reading: the queue did not hold the live messages, which are read later."""
+        self._goal = None
 
     async def _run(self) -> None:
         while True:
@@ -125,17 +109,18 @@ class CatchUp:
                 await asyncio.sleep(RETRY_S)
 
     async def _pass(self) -> bool:
-        """Read a piece of every stream; whether the goal is reached."""
+        """Read a piece of every stream; return whether the goal is reached."""
         moved = False
         for stream in list(self.positions):
             moved |= await self._read(stream)
-        if self.joining:
+        if self._goal is not None:
             if all(self.positions[stream] >= seq for stream, seq in self._goal.items()):
                 return True
         elif not moved:
-            # Only what is not durable yet can be missing.
+            # Only what is not durable yet can be missing. Within this call nothing is published, so the goal is where
+            # the first message is that the reader's queue gets.
             self._goal = {stream: self._log.next_seq(stream) for stream in self.positions}
-            self.joining = True
+            self.reader.joining()
             if self.level:
                 return True
         if not moved:
@@ -144,18 +129,20 @@ class CatchUp:
 
     async def _read(self, stream: int) -> bool:
         seq = self.positions[stream]
-        end = self._goal.get(stream, self._log.durable_end(stream)) if self.joining else self._log.durable_end(stream)
+        end = self._log.durable_end(stream)
+        if self._goal is not None:
+            end = self._goal.get(stream, end)
         if seq >= end:
             return False
-        page = await self._backlog.read(stream, seq, self.reader.wants)
+        page = await self._read_page(stream, seq, self.reader.wants)
         if page.lost:
             self.reader.lost(page.lost)
         for record in page.records:
             while not self.reader.has_room:
                 self._room.clear()
                 await self._room.wait()
-            if self.joining and record.seq >= self._goal.get(stream, record.seq + 1):
-                self.positions[stream] = record.seq  # queued live
+            if self._goal is not None and record.seq >= self._goal.get(stream, record.seq + 1):
+                self.positions[stream] = record.seq  # the queue has it
                 return True
             self.reader.read(stream, record)
             self.positions[stream] = record.seq + 1

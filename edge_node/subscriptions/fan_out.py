@@ -1,15 +1,14 @@
-"""Live delivery: what is published now, to who is there and keeps up."""
+"""Deliver published messages to connected subscribers that keep up."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
-from weft.edge_node.counters import Counters
-from weft.edge_node.sessions.client_window import Outbound
-from weft.edge_node.sessions.packets_out import OWN, shared_parts
 from weft.edge_node.subscriptions.message import Message
 from weft.edge_node.subscriptions.message_headers import from_headers
-from weft.edge_node.subscriptions.subscriptions import Grant, Subscriptions
+from weft.edge_node.subscriptions.outbox import Outbox
+from weft.edge_node.subscriptions.subscriber import DeliveryOptions
+from weft.edge_node.subscriptions.subscriptions import Subscriptions
 from weft.protocols.batch import Flag, HeaderPairs
 
 # As plain integers: an IntFlag's arithmetic costs more than the rest of a message's turn.
@@ -19,18 +18,10 @@ _QOS0, _QOS2, _RETAINED = int(Flag.PUBLISHED_QOS0), int(Flag.PUBLISHED_QOS2), in
 class FanOut:
     """Delivers runs of messages. Nothing here waits: what a client has no room for is dropped, or read again later."""
 
-    def __init__(
-        self,
-        subscriptions: Subscriptions,
-        touched: list[Outbound],
-        flush: Callable[[], None],
-        counters: Counters,
-    ) -> None:
-        """Join subscriptions and the list of clients that have something to be written, which ``flush`` empties."""
+    def __init__(self, subscriptions: Subscriptions, outbox: Outbox) -> None:
+        """Join subscriptions and the clients that have something to be written."""
         self._subscriptions = subscriptions
-        self.touched = touched
-        self._flush = flush
-        self._counters = counters
+        self._outbox = outbox
 
     def deliver(  # noqa: PLR0917
         self,
@@ -51,49 +42,41 @@ class FanOut:
             stream: where the record is at ``seq``; ``message.NOWHERE`` if the log does not have it.
         """
         subscriptions = self._subscriptions
-        plan = subscriptions.plans.get(topic) or subscriptions.plan(topic)
+        recipients = subscriptions.known.get(topic) or subscriptions.recipients(topic)
         qos = 1 if not flags else 0 if flags & _QOS0 else 2 if flags & _QOS2 else 1
         message = Message(topic, payload, qos, stream=stream, seq=seq)
         if flags & _RETAINED:
             message.retain = True
         if headers:
             message.properties, message.expires_ns = from_headers(headers)
-        if plan.grants:
-            self._deliver(message, plan.grants, publisher)
-        for group in plan.groups:
-            group.offer(message)
+        if recipients.clients:
+            _deliver(message, recipients.clients, publisher)
+        for shared in recipients.shared:
+            shared.offer(message)
 
     def message(self, message: Message, publisher: str | None = None) -> None:
         """Deliver one message."""
-        plan = self._subscriptions.plan(message.topic)
-        self._deliver(message, plan.grants, publisher)
-        for group in plan.groups:
-            group.offer(message)
-        self.flush()
+        recipients = self._subscriptions.recipients(message.topic)
+        _deliver(message, recipients.clients, publisher)
+        for shared in recipients.shared:
+            shared.offer(message)
+        self._outbox.flush()
 
     def flush(self) -> None:
         """Write what was gathered for each client, in one go."""
-        self._flush()
+        self._outbox.flush()
 
-    def _deliver(self, message: Message, grants: Sequence[Grant], publisher: str | None) -> None:
-        # The inner loop of fan-out: a hundred subscribers are a hundred turns for every message.
-        qos, plain, touched = message.qos, message.plain, self.touched
-        sent = dropped = 0
-        for grant in grants:
-            outbound = grant.outbound
-            if grant.no_local and outbound.client_id == publisher:
-                continue  # [MQTT-3.8.3-3]
-            granted = qos if qos < grant.qos else grant.qos
-            if granted:
-                outbound.offer(message, grant, granted)
-            elif not outbound.live:
-                dropped += 1
-            elif plain and grant.kind != OWN:
-                if not outbound.out:
-                    touched.append(outbound)
-                outbound.out.append(shared_parts(message, 0, grant.kind)[0])
-                sent += 1
-            else:
-                outbound.send_at_most_once(message, grant)
-        self._counters.deliveries_sent += sent
-        self._counters.deliveries_dropped += dropped
+
+def _deliver(message: Message, clients: Sequence[DeliveryOptions], publisher: str | None) -> None:
+    # The inner loop of fan-out: a hundred subscribers are a hundred turns for every message. One call for each, which
+    # finds the packet ready in the message (``packets_out.shared_parts``).
+    qos = message.qos
+    for options in clients:
+        subscriber = options.subscriber
+        if options.no_local and subscriber.client_id == publisher:
+            continue  # [MQTT-3.8.3-3]
+        granted = qos if qos < options.qos else options.qos
+        if granted:
+            subscriber.offer(message, options, granted)
+        else:
+            subscriber.send_at_most_once(message, options)

@@ -18,7 +18,7 @@ _SECOND_NS = 1_000_000_000
 
 
 class Message(msgspec.Struct):
-    """What all deliveries of one message share."""
+    """A message, shared by all its deliveries."""
 
     topic: bytes
     payload: bytes
@@ -32,8 +32,10 @@ class Message(msgspec.Struct):
     """Wall clock time after which nobody wants it any more; 0 for never (section 3.3.2.3.3)."""
     stream: int = NOWHERE
     seq: int = 0
+    packets: dict[int, bytes] | None = None
+    """Kind of client -> the packet at QoS 0, made once for all of them (``sessions.window.packets_out``)."""
     parts: dict[int, tuple[bytes, bytes]] | None = None
-    """The packets made of it so far: see ``publish_packets.shared_parts``."""
+    """QoS << 2 | kind of client -> what comes before and after the packet identifier, made once likewise."""
 
     @property
     def plain(self) -> bool:

@@ -1,115 +1,129 @@
-"""Shared subscriptions: each message to one member of the group (MQTT 5.0 section 4.8.2).
+"""Shared subscriptions: each message to one member (MQTT 5.0 section 4.8.2).
 
-A message goes to the next member in turn that can take it. When none can, it waits with the group, not with a member,
-so that it goes to whoever is free first. A group with a member whose session survives its connection loses nothing: it
-has a position in the log, as a session has. What is older than that and still nobody's, because a member has gone
-without acknowledging it, the group owes: of what it has passed it reads that alone again.
+A message goes to the next member in turn that can take it. When none can, it waits with the shared subscription, not
+with a member, so that it goes to the first one that is free. A shared subscription with a member whose session
+survives its connection loses nothing: it has a position in the log, as a session has. What is older than that and was
+given to no member that keeps it, because a member has gone without acknowledging it, is *owed*: of what was passed that
+alone is read again.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Protocol
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
 
-from weft.edge_node.broker_ports import LogRecord
-from weft.edge_node.sessions.window_ports import MESSAGE_OVERHEAD_BYTES, QueueBudget
+from weft.edge_node.counters import Counters
+from weft.edge_node.subscriptions.catch_up import CatchUp
+from weft.edge_node.subscriptions.log_records import LogRecord
 from weft.edge_node.subscriptions.message import NOWHERE, Message
-from weft.edge_node.subscriptions.subscriptions import Entry, Grant
+from weft.edge_node.subscriptions.outbox import Outbox
+from weft.edge_node.subscriptions.positions import Positions, lowered
+from weft.edge_node.subscriptions.queue_budget import MESSAGE_OVERHEAD_BYTES, QueueAccount, QueueBudget
+from weft.edge_node.subscriptions.subscriber import ClientSubscription, DeliveryOptions, Member, delivery_options
 from weft.protocols.topics import SHARE_PREFIX, matches
 
-if TYPE_CHECKING:
-    from weft.edge_node.counters import Counters
-    from weft.edge_node.sessions.client_window import Outbound
-    from weft.edge_node.subscriptions.catch_up import CatchUp
 
-RECORD_PREFIX = "\0" + SHARE_PREFIX
-"""What the identifier of a group's session record begins with: no client's can."""
-
-
-class GroupKeeper(Protocol):
-    """What all groups share (``Sessions`` is it)."""
+@dataclass(frozen=True, slots=True)
+class SharedParts:
+    """What all shared subscriptions of a node have in common."""
 
     counters: Counters
     budget: QueueBudget
-
-    def group_behind(self, group: Group, first: Message | None) -> None:
-        """Have the group's messages from ``first`` on (None: from those still to come) read from the log."""
-
-    def message_of(self, stream: int, record: LogRecord) -> Message | None:
-        """A record as a message; None when it is not to be delivered (any more)."""
-        ...
-
-    def flush(self) -> None:
-        """Write what was gathered for each client."""
+    outbox: Outbox
+    message_of: Callable[[int, LogRecord], Message | None]
+    """(stream, record) -> the message; None when it is not to be delivered (any more)."""
+    fall_behind: Callable[[SharedSubscription, Message | None], None]
+    """Calls ``read_from``, so that messages from one on (None: from those still to come) are read from the log."""
+    bytes_max: int
+    """Bytes of messages that may wait with one shared subscription."""
 
 
-class Group:
-    """One shared subscription: a share name and a filter. Compared by identity."""
+class SharedSubscription:
+    """A share name and a filter, with the members that share its messages. Compared by identity."""
 
     __slots__ = (
-        "_bytes", "_bytes_max", "_keeper", "_pumping", "catch_up", "filter", "members", "owed", "passed", "queue",
-        "share",
+        "_account", "_catch_up", "_joining", "_members", "_owed", "_parts", "_passed", "_pumping", "_queue", "filter",
+        "name",
     )  # fmt: skip
 
-    def __init__(self, share: str, topic_filter: str, keeper: GroupKeeper, bytes_max: int) -> None:
-        self.share = share
+    def __init__(self, share: str, topic_filter: str, parts: SharedParts) -> None:
         self.filter = topic_filter
         """Without ``$share/{name}/``."""
-        self._keeper = keeper
-        self._bytes_max = bytes_max
-        self._bytes = 0
-        self._pumping = False
-        self.members: dict[Outbound, Grant] = {}
-        """In turn: the next one first."""
-        self.queue: deque[Message] = deque()
-        self.catch_up: CatchUp | None = None
-        self.passed: dict[int, int] = {}
-        """Stream -> one past the last message that was given to a member: of those before it none is given again,
-        except what waits in ``queue`` and what is owed."""
-        self.owed: set[tuple[int, int]] = set()
-        """(stream, seq) before ``passed`` of what is to be read from the log and given to somebody."""
-
-    @property
-    def name(self) -> str:
+        self.name = f"{SHARE_PREFIX}{share}/{topic_filter}"
         """The filter as clients write it."""
-        return f"{SHARE_PREFIX}{self.share}/{self.filter}"
-
-    @property
-    def record_id(self) -> str:
-        """Under which its position is kept."""
-        return f"\0{self.name}"
+        self._parts = parts
+        self._account = QueueAccount(parts.budget, parts.bytes_max)
+        self._pumping = False
+        self._members: dict[Member, DeliveryOptions] = {}
+        """In turn: the next one first."""
+        self._queue: deque[Message] = deque()
+        self._catch_up: CatchUp | None = None
+        self._joining = False
+        """Whether live messages wait in the queue although messages are read from the log."""
+        self._passed: Positions = {}
+        """Stream -> one past the last message that was given to a member: of those before it none is given again,
+        except what waits in the queue and what is owed."""
+        self._owed: set[tuple[int, int]] = set()
+        """(stream, seq) before ``_passed`` of what is to be read from the log and given to a member."""
 
     @property
     def persistent(self) -> bool:
-        """Whether its messages must not be lost when nobody is there."""
-        return any(grant.qos and outbound.persistent for outbound, grant in self.members.items())
+        """Whether its messages must not be lost when no member is there."""
+        return any(options.qos and member.persistent for member, options in self._members.items())
 
     @property
     def has_room(self) -> bool:
         """Whether a member can take a message now, if it may read it."""
-        return any(_has_room(outbound, grant) for outbound, grant in self.members.items())
+        return any(member.takes(options.qos) for member, options in self._members.items())
 
     # --- members
 
-    def join(self, outbound: Outbound, entry: Entry) -> None:
-        """A client subscribes, or changes its options."""
-        if outbound not in self.members:
-            outbound.groups.append(self)
-        self.members[outbound] = Grant([entry], self)
+    def join(self, member: Member, subscription: ClientSubscription) -> None:
+        """Take in a client that subscribes, or that changes its options."""
+        if member not in self._members:
+            member.when_room(self.pump)
+        self._members[member] = delivery_options([subscription], self.name)
 
-    def leave(self, outbound: Outbound) -> bool:
-        """A client is no member any more. Whether anybody is left; if not, what waited is gone."""
-        if self.members.pop(outbound, None) is not None:
-            outbound.groups.remove(self)
-        if not self.members:
-            while self.queue:
-                self._free(self.queue.popleft())
-        return bool(self.members)
+    def leave(self, member: Member) -> bool:
+        """Let a client go for good. Return whether any is left; if not, what waited is gone, and nothing is read."""
+        if self._members.pop(member, None) is not None:
+            member.no_longer_when_room(self.pump)
+        if not self._members:
+            self.stop_reading()
+            while self._queue:
+                self._free(self._queue.popleft())
+        return bool(self._members)
 
-    def renew(self, outbound: Outbound, entry: Entry) -> None:
-        """A member has come back, perhaps with another version."""
-        self.members[outbound] = Grant([entry], self)
+    def return_unanswered(self, member: Member, *, for_good: bool) -> bool:
+        """Give what a member has not acknowledged at QoS 1 to others; at QoS 2 that must not be [MQTT-4.8.2-5].
+
+        Args:
+            for_good: the member does not come back, so what no other member takes now waits before all else.
+
+        Returns:
+            Whether anything was taken from a member that does not come back.
+        """
+        if member.connected:
+            return False  # it unsubscribes, and still acknowledges what it has been sent
+        unanswered = member.unanswered(self.name)
+        for packet_id, message in reversed(unanswered):
+            if for_good:
+                member.give_back(packet_id)
+                if not self._give(message, but=member):
+                    self._queue.appendleft(message)
+                    self._account.take(len(message.payload) + MESSAGE_OVERHEAD_BYTES)
+            elif self._give(message, but=member):
+                member.give_back(packet_id)
+        return for_good and bool(unanswered)
+
+    def member_left(self) -> None:
+        """Look who is still there. With no member there, messages that must not be lost are read from the log later."""
+        if self._catch_up is not None:
+            if not any(member.takes(0) for member in self._members):
+                self.stop_reading()
+        elif self.persistent and not any(member.connected for member in self._members):
+            self._parts.fall_behind(self, None)
 
     # --- messages
 
@@ -117,164 +131,179 @@ class Group:
         """Deliver to one member, or keep."""
         if not message.qos:
             self._at_most_once(message)
-        elif not self.queue and self.catch_up is None and self._give(message):
+        elif not self._queue and self._catch_up is None and self._give(message):
             return
         elif not self._is_readable(message):
-            self._keeper.counters.deliveries_dropped += 1
-        elif self.catch_up is None or self.catch_up.joining or message.stream == NOWHERE:
+            self._parts.counters.deliveries_dropped += 1
+        elif self._catch_up is None or self._joining or message.stream == NOWHERE:
             self._wait(message)
 
-    def take_back(self, message: Message, outbound: Outbound) -> bool:
-        """A member has gone without acknowledging: somebody else gets the message, if there is room."""
-        return self._give(message, but=outbound)
-
-    def put_first(self, message: Message) -> None:
-        """A member has gone for good without acknowledging: the message waits before all others."""
-        if message.qos:
-            self.queue.appendleft(message)
-            self._take(message)
-
     def pump(self) -> None:
-        """A member may have room."""
+        """Give what waits to members that have room."""
         if self._pumping:
             return
         self._pumping = True
         try:
-            while self.queue and self.catch_up is None:
-                if not self._give(self.queue[0]):
-                    if self._is_readable(self.queue[0]):
+            while self._queue and self._catch_up is None:
+                if not self._give(self._queue[0]):
+                    if self._is_readable(self._queue[0]):
                         break
-                    self._keeper.counters.deliveries_dropped += 1
-                self._free(self.queue.popleft())
+                    self._parts.counters.deliveries_dropped += 1
+                self._free(self._queue.popleft())
         finally:
             self._pumping = False
-        if self.catch_up is not None and self.has_room:
-            self.catch_up.start()
-            self.catch_up.room()
+        if self._catch_up is not None and self.has_room:
+            self._catch_up.start()
+            self._catch_up.room()
 
-    def detached(self) -> None:
-        """A member has gone. With nobody there, a persistent group's messages are read from the log later."""
-        if self.catch_up is not None:
-            if not any(outbound.live for outbound in self.members):
-                self.catch_up.stop()
-        elif self.persistent and not any(outbound.link for outbound in self.members):
-            self._keeper.group_behind(self, None)
+    # --- the log instead of the queue
 
-    def drop_queue(self, positions: Mapping[int, int]) -> None:
-        """Forget what waits and will be read from the log, which is read from these positions on."""
-        kept: deque[Message] = deque()
-        for message in self.queue:
-            if message.stream == NOWHERE or message.seq < positions.get(message.stream, 0):
-                kept.append(message)
-            else:
-                self._free(message)
-        self.queue = kept
+    @property
+    def queued(self) -> list[Message]:
+        """The messages that wait."""
+        return list(self._queue)
 
-    def unsettled(self) -> set[tuple[int, int]]:
-        """(stream, seq) of what only memory knows to be the group's: what waits, what it owes, and what members have in
-        flight that a crash would take from them."""
-        found = self.owed | {(message.stream, message.seq) for message in self.queue}
-        for outbound in self.members:
-            lasting = outbound.persistent  # its deliveries are in the journal, but for those about to be written
-            for packet_id in outbound.unjournaled if lasting else outbound.inflight:
-                delivery = outbound.inflight.get(packet_id)
-                if delivery is not None and delivery[1].group is self and (lasting or delivery[2] == 1):
-                    found.add((delivery[0].stream, delivery[0].seq))
-        return found
+    def read_from(self, catch_up: CatchUp) -> None:
+        """Read from the log what waits in the queue and what is published from now on."""
+        self._owed |= {
+            (message.stream, message.seq)
+            for message in self._queue
+            if message.seq < self._passed.get(message.stream, 0)
+        }
+        self._catch_up, self._joining = catch_up, False
+        self._drop_queue()
+        if self.has_room:
+            catch_up.start()
 
-    # --- what catching up asks
+    def restore(self, positions: Positions, owed: Collection[tuple[int, int]], catch_up: CatchUp) -> None:
+        """Go on where the last run of the node was: nothing before the positions is given again but what is owed."""
+        self._passed, self._owed = dict(positions), set(owed)
+        self._catch_up = catch_up
+
+    def stop_reading(self) -> None:
+        """Read no more for now."""
+        self._joining = False
+        if self._catch_up is not None:
+            self._catch_up.stop()
+
+    def state(self, ends: Mapping[int, int]) -> tuple[Positions, list[tuple[int, int]]]:
+        """Return what a restart needs: the positions, and (stream, seq) before them of what is still to be given.
+
+        Args:
+            ends: stream -> the first seq that was not published to it yet.
+        """
+        passed = self._passed
+        reached = ends if self._catch_up is None else self._catch_up.positions
+        waiting = [(message.stream, message.seq) for message in self._queue]
+        ahead = (each for each in waiting if each[0] != NOWHERE and each[1] >= passed.get(each[0], 0))
+        positions = lowered({stream: max(seq, passed.get(stream, 0)) for stream, seq in reached.items()}, ahead)
+        return positions, sorted(each for each in self._unsettled() if each[1] < positions.get(each[0], 0))
 
     def wants(self, topic: bytes) -> bool:
-        """Whether messages of a topic are for the group."""
+        """Return whether messages of a topic are for the members."""
         return matches(self.filter, topic.decode())
 
     def read(self, stream: int, record: LogRecord) -> None:
         """Deliver a message that was read, unless a member has been given it; there is room."""
-        if record.seq < self.passed.get(stream, 0):
-            if (stream, record.seq) not in self.owed:
+        if record.seq < self._passed.get(stream, 0):
+            if (stream, record.seq) not in self._owed:
                 return
-            self.owed.discard((stream, record.seq))
-        message = self._keeper.message_of(stream, record)
+            self._owed.discard((stream, record.seq))
+        message = self._parts.message_of(stream, record)
         if message is None or not message.qos:
             return
         if not self._give(message):  # the members with room may not read it
             if self._is_readable(message) and self._fits(message):
-                self.queue.append(message)
-                self._take(message)
+                self._keep(message)
             else:
-                self._keeper.counters.deliveries_dropped += 1
-        self._keeper.flush()
+                self._parts.counters.deliveries_dropped += 1
+        self._parts.outbox.flush()
 
     def lost(self, count: int) -> None:
-        """The log no longer had some records."""
-        self._keeper.counters.deliveries_lost += count
+        """Count records that the log no longer had."""
+        self._parts.counters.deliveries_lost += count
+
+    def joining(self) -> None:
+        """Keep live messages in the queue from now on."""
+        self._joining = True
 
     def live(self) -> None:
-        """The group is level."""
-        self.catch_up = None
-        self.owed.clear()  # what is left of it the log no longer has
+        """Give what waits: the log has nothing more."""
+        self._catch_up, self._joining = None, False
+        self._owed.clear()  # what is left of it the log no longer has
         self.pump()
-        self._keeper.flush()
+        self._parts.outbox.flush()
 
     # --- inside
 
-    def _at_most_once(self, message: Message) -> None:
-        for outbound, grant in self.members.items():
-            if outbound.live and outbound.may_read(message.topic):
-                self._to_the_end(outbound)
-                outbound.send_at_most_once(message, grant)
-                return
-        self._keeper.counters.deliveries_dropped += 1
+    def _unsettled(self) -> set[tuple[int, int]]:
+        """Return (stream, seq) of what only memory knows to be for the members: what waits, what is owed, and what they
+        have in flight that a crash would take from them."""
+        found = self._owed | {(message.stream, message.seq) for message in self._queue}
+        for member in self._members:
+            found.update(member.unsettled(self.name))
+        return found
 
-    def _give(self, message: Message, but: Outbound | None = None) -> bool:
-        for outbound, grant in self.members.items():
-            if outbound is not but and _has_room(outbound, grant) and outbound.may_read(message.topic):
-                self._to_the_end(outbound)
-                qos = min(message.qos, grant.qos)
-                if message.stream != NOWHERE and message.seq >= self.passed.get(message.stream, 0):
-                    self.passed[message.stream] = message.seq + 1
+    def _at_most_once(self, message: Message) -> None:
+        for member, options in self._members.items():
+            if member.takes(0) and member.may_read(message.topic):
+                self._to_the_end(member)
+                member.send_at_most_once(message, options)
+                return
+        self._parts.counters.deliveries_dropped += 1
+
+    def _give(self, message: Message, but: Member | None = None) -> bool:
+        for member, options in self._members.items():
+            if member is not but and member.takes(options.qos) and member.may_read(message.topic):
+                self._to_the_end(member)
+                qos = min(message.qos, options.qos)
+                if message.stream != NOWHERE and message.seq >= self._passed.get(message.stream, 0):
+                    self._passed[message.stream] = message.seq + 1
                 if qos:
-                    outbound.send(message, grant, qos)
-                    # The journal must know that a QoS 2 message is given before the client has it: after a crash it
-                    # is nobody else's [MQTT-4.8.2-5].
-                    outbound.waits |= qos == 2 and self.persistent
+                    # The journal must know that a QoS 2 message is given before the client has it: after a crash no
+                    # other member may get it [MQTT-4.8.2-5].
+                    member.send(message, options, qos, noted=qos == 2 and self.persistent)
                 else:
-                    outbound.send_at_most_once(message, grant)
+                    member.send_at_most_once(message, options)
                 return True
         return False
 
-    def _to_the_end(self, outbound: Outbound) -> None:
-        self.members[outbound] = self.members.pop(outbound)
+    def _to_the_end(self, member: Member) -> None:
+        self._members[member] = self._members.pop(member)
 
     def _wait(self, message: Message) -> None:
-        keeper = self._keeper
-        if self._fits(message) and any(outbound.link for outbound in self.members):
-            self.queue.append(message)
-            self._take(message)
+        if self._fits(message) and any(member.connected for member in self._members):
+            self._keep(message)
         elif message.stream == NOWHERE:
-            keeper.counters.deliveries_dropped += 1
-        elif self.catch_up is None:
-            keeper.group_behind(self, message)
+            self._parts.counters.deliveries_dropped += 1
+        elif self._catch_up is None:
+            self._parts.fall_behind(self, message)
         else:
-            self.drop_queue(self.catch_up.positions)
-            self.catch_up.fall_back()
+            self._joining = False
+            self._drop_queue()
+            self._catch_up.fall_back()
+
+    def _drop_queue(self) -> None:
+        """Forget what waits and is at or after the positions from which the log is read."""
+        assert self._catch_up is not None
+        positions, kept = self._catch_up.positions, deque[Message]()
+        for message in self._queue:
+            if message.stream == NOWHERE or message.seq < positions.get(message.stream, 0):
+                kept.append(message)
+            else:
+                self._free(message)
+        self._queue = kept
 
     def _is_readable(self, message: Message) -> bool:
-        """Whether access rules let any member have it; of one that is away they are asked when it comes."""
-        return any(outbound.may_read(message.topic) for outbound in self.members)
+        """Return whether access rules let any member have it; a member that is away is asked when it comes."""
+        return any(member.may_read(message.topic) for member in self._members)
 
     def _fits(self, message: Message) -> bool:
-        budget, cost = self._keeper.budget, len(message.payload) + MESSAGE_OVERHEAD_BYTES
-        return self._bytes + cost <= self._bytes_max and budget.used + cost <= budget.bytes_max
+        return self._account.fits(len(message.payload) + MESSAGE_OVERHEAD_BYTES)
 
-    def _take(self, message: Message) -> None:
-        self._bytes += len(message.payload) + MESSAGE_OVERHEAD_BYTES
-        self._keeper.budget.used += len(message.payload) + MESSAGE_OVERHEAD_BYTES
+    def _keep(self, message: Message) -> None:
+        self._queue.append(message)
+        self._account.take(len(message.payload) + MESSAGE_OVERHEAD_BYTES)
 
     def _free(self, message: Message) -> None:
-        self._bytes -= len(message.payload) + MESSAGE_OVERHEAD_BYTES
-        self._keeper.budget.used -= len(message.payload) + MESSAGE_OVERHEAD_BYTES
-
-
-def _has_room(outbound: Outbound, grant: Grant) -> bool:
-    return outbound.window_open if grant.qos else outbound.live
+        self._account.free(len(message.payload) + MESSAGE_OVERHEAD_BYTES)

@@ -1,146 +1,113 @@
-"""Who gets what: subscriptions in a tree, and for each topic the plan of its deliveries, made once."""
+"""Who gets what: subscriptions in a tree, and for each topic its recipients, found once."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
-from weft.edge_node.sessions.packets_out import OWN
+from weft.edge_node.subscriptions.shared_subscription import SharedSubscription
+from weft.edge_node.subscriptions.subscriber import ClientSubscription, DeliveryOptions, Subscriber, delivery_options
 from weft.protocols.mqtt.filter_tree import FilterTree
-from weft.protocols.mqtt.packets import Subscription
 
-if TYPE_CHECKING:
-    from weft.edge_node.sessions.client_window import Outbound
-    from weft.edge_node.subscriptions.shared_subscription import Group
-
-PLANS_MAX = 10_000
-"""Topics whose plans are remembered; when there are more, all are forgotten and made anew."""
-PLAN_TOPIC_BYTES_MAX = 512
-"""Plans of longer topics are made every time, so that what is remembered stays small whatever clients send."""
+TOPICS_MAX = 10_000
+"""Topics whose recipients are remembered; when there are more, all are forgotten and found again."""
+TOPIC_BYTES_MAX = 512
+"""Recipients of longer topics are found every time, so that what is remembered stays small whatever clients send."""
 
 
-class Entry:
-    """One subscription of one client. Compared by identity."""
+class Recipients:
+    """The recipients of one topic."""
 
-    __slots__ = ("filter", "identifier", "options", "outbound")
+    __slots__ = ("clients", "shared")
 
-    def __init__(self, outbound: Outbound, topic_filter: str, options: Subscription, identifier: int | None) -> None:
-        self.outbound = outbound
-        self.filter = topic_filter
-        """What topics are matched against: without ``$share/{name}/``."""
-        self.options = options
-        self.identifier = identifier
-
-
-class Grant:
-    """What one client is to get of one topic: all its subscriptions that match, as one delivery (section 3.3.4)."""
-
-    __slots__ = ("group", "identifiers", "kind", "no_local", "outbound", "qos", "retain_as_published")
-
-    def __init__(self, entries: Sequence[Entry], group: Group | None = None) -> None:
-        self.outbound = entries[0].outbound
-        self.group = group
-        self.qos = max(entry.options.qos for entry in entries)
-        self.no_local = all(entry.options.no_local for entry in entries)
-        self.retain_as_published = any(entry.options.retain_as_published for entry in entries)
-        self.identifiers = tuple(entry.identifier for entry in entries if entry.identifier)
-        self.kind = OWN if self.identifiers else self.outbound.wire.kind
-
-
-class Plan:
-    """The deliveries of one topic."""
-
-    __slots__ = ("grants", "groups")
-
-    def __init__(self, grants: tuple[Grant, ...], groups: tuple[Group, ...]) -> None:
-        self.grants = grants
-        self.groups = groups
+    def __init__(self, clients: tuple[DeliveryOptions, ...], shared: tuple[SharedSubscription, ...]) -> None:
+        self.clients = clients
+        self.shared = shared
 
     @property
     def live(self) -> bool:
-        """Whether anybody is subscribed."""
-        return bool(self.grants or self.groups)
+        """Whether any client is subscribed."""
+        return bool(self.clients or self.shared)
 
     @property
     def wanted(self) -> bool:
         """Whether a session that survives its connection wants the topic's messages at QoS 1 or 2."""
-        return any(grant.qos and grant.outbound.persistent for grant in self.grants) or any(
-            group.persistent for group in self.groups
+        return any(options.qos and options.subscriber.persistent for options in self.clients) or any(
+            shared.persistent for shared in self.shared
         )
 
     @property
     def marked(self) -> bool:
         """Whether the log must say who published: a session that may read it there does not want its own messages. Also
         one that ends with its connection reads there when it is slow."""
-        return any(grant.no_local and grant.qos for grant in self.grants)
+        return any(options.no_local and options.qos for options in self.clients)
 
-    def grant_of(self, outbound: Outbound) -> Grant | None:
-        """What one client gets."""
-        return next((grant for grant in self.grants if grant.outbound is outbound), None)
+    def options_of(self, subscriber: Subscriber) -> DeliveryOptions | None:
+        """Return what one client gets; None when that is nothing."""
+        return next((options for options in self.clients if options.subscriber is subscriber), None)
 
 
 class Subscriptions:
     """All subscriptions of the node. Belongs to the event loop's thread."""
 
     def __init__(self) -> None:
-        self._tree: FilterTree[Entry | Group] = FilterTree()
-        self.plans: dict[bytes, Plan] = {}
-        """Those made already; others are to be asked for with ``plan``."""
-        self.count = 0
-        """Subscriptions of all clients now; a group counts once for all its members."""
+        self._tree: FilterTree[ClientSubscription | SharedSubscription] = FilterTree()
+        self.known: dict[bytes, Recipients] = {}
+        """Topic -> recipients found already; for other topics ask ``recipients``."""
         self._watchers: list[Callable[[], None]] = []
         self._asked = False
-        """Whether a plan was made since the last change."""
+        """Whether recipients were found since the last change."""
 
     def watch(self, callback: Callable[[], None]) -> None:
-        """Call back after changes of who gets what, if anybody has asked for a plan since the one before: of a packet
-        with a thousand filters it hears once."""
+        """Call back after changes of who gets what, if recipients were asked for since the change before: a packet with
+        a thousand filters calls back once."""
         self._watchers.append(callback)
 
-    def add(self, key: Entry | Group) -> None:
-        """Take in a subscription, or a group that all its members share. Its filter must be valid."""
-        self._tree.add(key.filter, key)
-        self.count += 1
+    def add(self, subscription: ClientSubscription | SharedSubscription) -> None:
+        """Take in a subscription, or one that all its members share. Its filter must be valid."""
+        self._tree.add(subscription.filter, subscription)
         self.changed()
 
-    def remove(self, key: Entry | Group) -> None:
+    def remove(self, subscription: ClientSubscription | SharedSubscription) -> None:
         """Take one out that was added."""
-        self._tree.remove(key.filter, key)
-        self.count -= 1
+        self._tree.remove(subscription.filter, subscription)
         self.changed()
 
     def changed(self) -> None:
-        """What somebody gets has changed: every plan is made anew."""
+        """Forget all recipients: a subscription, or what clients may read, has changed."""
         if not self._asked:
             return
         self._asked = False
-        self.plans.clear()
+        self.known.clear()
         for callback in self._watchers:
             callback()
 
-    def plan(self, topic: bytes) -> Plan:
-        """The deliveries of a valid topic."""
-        found = self.plans.get(topic)
+    def recipients(self, topic: bytes) -> Recipients:
+        """Return the recipients of a valid topic."""
+        found = self.known.get(topic)
         if found is None:
-            found = self._make(topic)
-            if len(self.plans) >= PLANS_MAX:
-                self.plans.clear()
-            if len(topic) <= PLAN_TOPIC_BYTES_MAX:
-                self.plans[topic] = found
+            found = self._find(topic)
+            if len(self.known) >= TOPICS_MAX:
+                self.known.clear()
+            if len(topic) <= TOPIC_BYTES_MAX:
+                self.known[topic] = found
         return found
 
-    def entries(self, topic: bytes, outbound: Outbound) -> list[Entry]:
-        """One client's own subscriptions that match a valid topic."""
-        return [key for key in self._tree.match(topic.decode()) if isinstance(key, Entry) and key.outbound is outbound]
+    def of(self, subscriber: Subscriber, topic: bytes) -> list[ClientSubscription]:
+        """Return one client's own subscriptions that match a valid topic."""
+        return [
+            each
+            for each in self._tree.match(topic.decode())
+            if isinstance(each, ClientSubscription) and each.subscriber is subscriber
+        ]
 
-    def _make(self, topic: bytes) -> Plan:
+    def _find(self, topic: bytes) -> Recipients:
         self._asked = True
-        entries: dict[Outbound, list[Entry]] = {}
-        groups: list[Group] = []
-        for key in self._tree.match(topic.decode()):
-            if isinstance(key, Entry):
-                entries.setdefault(key.outbound, []).append(key)
+        by_client: dict[Subscriber, list[ClientSubscription]] = {}
+        shared: list[SharedSubscription] = []
+        for each in self._tree.match(topic.decode()):
+            if isinstance(each, ClientSubscription):
+                by_client.setdefault(each.subscriber, []).append(each)
             else:
-                groups.append(key)
-        readable = [Grant(of_one) for outbound, of_one in entries.items() if outbound.may_read(topic)]
-        return Plan(tuple(readable), tuple(groups))
+                shared.append(each)
+        readable = [delivery_options(own) for client, own in by_client.items() if client.may_read(topic)]
+        return Recipients(tuple(readable), tuple(shared))

@@ -7,9 +7,9 @@ from bisect import bisect_right, insort
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 
-from weft.edge_node.broker_ports import LogRecord, Page
 from weft.edge_node.sessions.store.batches import DecodedBatch
 from weft.edge_node.sessions.store.settings import StateCounters, StateSettings
+from weft.edge_node.subscriptions.log_records import LogRecord, Page
 from weft.storage.segment_log import SegmentLog
 
 READ_BYTES = 256 << 10
@@ -19,7 +19,7 @@ DECODE_BYTES_MAX = 32 << 10
 
 
 class Backlog:
-    """Reads durable records (``broker_ports.Backlog``). Event loop's thread only.
+    """Reads durable records for sessions that are behind. Event loop's thread only.
 
     Batches that were decoded stay for a while, so that many sessions that are behind by the same amount, or one that
     takes its pages slowly, cost one read. Two sessions that want the same batch at the same time share the read.

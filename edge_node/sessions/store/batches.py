@@ -5,7 +5,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Callable, Sequence
 
-from weft.edge_node.broker_ports import LogRecord
+from weft.edge_node.subscriptions.log_records import LogRecord
 from weft.protocols import batch
 from weft.protocols.batch import HeaderPairs
 from weft.protocols.columns import read_u32s

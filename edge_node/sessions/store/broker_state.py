@@ -63,13 +63,15 @@ class BrokerState:
         try:
             self.retained = RetainedMessages(self._database, settings, counters, wall_clock)
             recovered = recover(self._database, log, journal, settings.resent_window, wall_clock)
-            recent = {client_id: session.recent for client_id, session in recovered.sessions.items()}
+            folded = recovered.folded
+            recent = {client_id: session.recent for client_id, session in folded.sessions.items()}
             self.backlog = Backlog(log, settings, counters)
             self.resent = Resent(log, self.backlog, recent, settings, counters)
-            records = [session.record for session in recovered.sessions.values() if session.record is not None]
-            self.journal = SessionJournal(log, journal, records, self.resent, settings, counters, wall_clock)
+            records = [session.record for session in folded.sessions.values() if session.record is not None]
+            shared = [each.record for each in folded.shared.values() if each.record is not None]
+            self.journal = SessionJournal(log, journal, records, shared, self.resent, settings, counters, wall_clock)
             self._compaction = Compaction(
-                self._database, log, (journal, topics), self.journal, recovered.sessions, recovered.meta, settings,
+                self._database, log, (journal, topics), self.journal, folded, recovered.meta, settings,
                 counters,
             )  # fmt: skip
         except BaseException:

@@ -11,10 +11,10 @@ from typing import NamedTuple, Protocol
 import msgspec
 import sqlite_utils
 
-from weft.edge_node.sessions.ports import SessionRecord
+from weft.edge_node.sessions.records import SessionRecord, SharedRecord
 from weft.edge_node.sessions.store import session_store
 from weft.edge_node.sessions.store.database import Database, Done
-from weft.edge_node.sessions.store.folding import FoldedSession, fold
+from weft.edge_node.sessions.store.folding import Folded, fold
 from weft.edge_node.sessions.store.journal import SessionJournal
 from weft.edge_node.sessions.store.journal_reader import read_journal
 from weft.edge_node.sessions.store.session_store import Meta
@@ -47,11 +47,15 @@ class Log(Protocol):
         ...
 
 
+Reader = tuple[str, str]
+"""(``session`` or ``shared``, client identifier or filter)"""
+
+
 class _Outcome(NamedTuple):
     meta: Meta
     bytes_noted: int
-    sessions: dict[str, int | None]
-    """Session -> the first record of the unrouted topics that it still needs; None for one that needs nothing."""
+    needs: dict[Reader, int | None]
+    """Reader -> the first record of the unrouted topics that it still needs; None for one that needs nothing."""
     rows: int
     topics_end: int
 
@@ -68,7 +72,7 @@ class Compaction:
         log: Log,
         streams: tuple[int, int],
         journal: SessionJournal,
-        sessions: Mapping[str, FoldedSession],
+        folded: Folded,
         meta: Meta,
         settings: StateSettings,
         counters: StateCounters,
@@ -77,7 +81,7 @@ class Compaction:
 
         Args:
             streams: numbers of the journal and of the unrouted topics.
-            sessions: what recovery found.
+            folded: what recovery found.
             meta: what the database stands for.
         """
         self._database = database
@@ -88,10 +92,8 @@ class Compaction:
         self._counters = counters
         self._meta = meta
         self._log_bytes_before = meta.log_bytes - log.stats().bytes_written
-        self._needs: dict[str, int] = {}
-        self._note_needs(
-            {client_id: first_needed(session.record, self._topics_stream) for client_id, session in sessions.items()}
-        )
+        self._needs: dict[Reader, int] = {}
+        self._note_needs(_needs(folded, self._topics_stream))
         self._waiting: deque[Done] = deque()
         """The first is for the one under way."""
         self._outcome: _Outcome | None = None
@@ -149,14 +151,16 @@ class Compaction:
         """On the database's thread. Begins anew each time it is run."""
         window = self._settings.resent_window
         records = read_journal(self._log, self._journal_stream, meta.journal_seq, end)
-        sessions = fold(records, lambda client_id: session_store.load(database, client_id, window))
+        folded = fold(
+            records,
+            lambda client_id: session_store.load(database, client_id, window),
+            lambda name: session_store.load_shared(database, name),
+        )
         saved = msgspec.structs.replace(meta, journal_seq=end)
-        rows = session_store.save(database, sessions.items())
+        rows = session_store.save(database, folded.sessions.items())
+        session_store.save_shared(database, folded.shared.items())
         session_store.save_meta(database, saved)
-        needs = {
-            client_id: first_needed(session.record, self._topics_stream) for client_id, session in sessions.items()
-        }
-        self._outcome = _Outcome(saved, noted, needs, rows, topics_end)
+        self._outcome = _Outcome(saved, noted, _needs(folded, self._topics_stream), rows, topics_end)
 
     def _finished(self, error: BaseException | None) -> None:
         if error is None:
@@ -171,19 +175,32 @@ class Compaction:
         self._meta, self._topics_end = outcome.meta, outcome.topics_end
         self._counters.sessions_saved += outcome.rows
         self._counters.journal_bytes = self._journal.bytes_noted - outcome.bytes_noted
-        self._note_needs(outcome.sessions)
+        self._note_needs(outcome.needs)
         self.release()
 
-    def _note_needs(self, needs: Mapping[str, int | None]) -> None:
-        for client_id, needed in needs.items():
+    def _note_needs(self, needs: Mapping[Reader, int | None]) -> None:
+        for reader, needed in needs.items():
             if needed is None:
-                self._needs.pop(client_id, None)
+                self._needs.pop(reader, None)
             else:
-                self._needs[client_id] = needed
+                self._needs[reader] = needed
+
+
+def _needs(folded: Folded, stream: int) -> dict[Reader, int | None]:
+    needs: dict[Reader, int | None] = {
+        ("session", client_id): first_needed(each.record, stream) for client_id, each in folded.sessions.items()
+    }
+    return needs | {("shared", name): _first_of_shared(each.record, stream) for name, each in folded.shared.items()}
+
+
+def _first_of_shared(record: SharedRecord | None, stream: int) -> int | None:
+    if record is None:
+        return None
+    return min((seq for of, seq in record.owed if of == stream), default=record.positions.get(stream, 0))
 
 
 def first_needed(record: SessionRecord | None, stream: int) -> int | None:
-    """The first record of a stream that a session still needs; None of one that reads nothing (any more)."""
+    """Return the first record of a stream that a session still needs; None for one that reads nothing (any more)."""
     if record is None or not record.expiry_interval:
         return None
     position = record.positions.get(stream, 0)

@@ -1,7 +1,8 @@
 """The entries of the session journal: bytes <-> values.
 
-An entry is a record of the stream ``mqtt-sessions``: its key is the client identifier in UTF-8, its payload a msgpack
-array that begins with the number of its kind. Packet identifiers stand in two bytes each, big-endian, as on the wire.
+An entry is a record of the stream ``mqtt-sessions``: its key is the client identifier in UTF-8, or the filter of a
+shared subscription; its payload is a msgpack array that begins with the number of its kind. Packet identifiers stand in
+two bytes each, big-endian, as on the wire.
 The numbers and orders are persisted: add, never change. A kind that this release does not know is passed over.
 """
 
@@ -12,7 +13,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from weft.edge_node.sessions.ports import Sent
+from weft.edge_node.sessions.records import Sent
 from weft.protocols.fields import U32, Seq
 from weft.protocols.mqtt.packets import Subscription
 
@@ -122,21 +123,34 @@ class Lost(Entry, frozen=True, array_like=True, tag=14):
     """Nanoseconds since 1970."""
 
 
+class SharedMoved(Entry, frozen=True, array_like=True, tag=15):
+    """A shared subscription has begun or moved on; the record's key is its filter as clients write it."""
+
+    positions: dict[U32, Seq]
+    """All of them."""
+    owed: tuple[tuple[U32, Seq], ...] | None = None
+    """(stream, seq) of messages before the positions that are given again; None when they are as they were."""
+
+
+class SharedEnded(Entry, frozen=True, array_like=True, tag=16):
+    """The shared subscription of this filter has no members any more."""
+
+
 AnyEntry = (
     Restarted | Snapshot | Ended | Subscribed | Unsubscribed | Received | Released | Sending | Taken | Completed
-    | Positions | Published | WillPublished | Lost
+    | Positions | Published | WillPublished | Lost | SharedMoved | SharedEnded
 )  # fmt: skip
 
 _ENCODER = msgspec.msgpack.Encoder()
 _DECODER = msgspec.msgpack.Decoder(AnyEntry)
-_KINDS = range(1, 15)
+_KINDS = range(1, 17)
 
 
 class JournalRecord(NamedTuple):
     """An entry with whose it is."""
 
-    client_id: str
-    """Empty for ``Restarted``."""
+    key: str
+    """Client identifier, or filter of a shared subscription; empty for ``Restarted``."""
     entry: Entry
 
 

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from weft.edge_node.sessions.ports import SessionRecord
+from weft.edge_node.sessions.records import SessionRecord, SharedRecord
 from weft.edge_node.sessions.store.entries import (
     Completed,
     Ended,
@@ -26,6 +26,8 @@ from weft.edge_node.sessions.store.entries import (
     Restarted,
     Run,
     Sending,
+    SharedEnded,
+    SharedMoved,
     Snapshot,
     Subscribed,
     Taken,
@@ -138,26 +140,75 @@ class FoldedSession:
                 self.recent.add(2, entry.packet_ids, clip_runs(entry.runs, ends), self._window)
 
 
-def fold(records: Iterable[JournalRecord], session_of: Callable[[str], FoldedSession]) -> dict[str, FoldedSession]:
+class FoldedShared:
+    """One shared subscription while entries are applied to it."""
+
+    __slots__ = ("changed", "record")
+
+    def __init__(self, record: SharedRecord | None) -> None:
+        """Take what the database has; None when it knows none of this name."""
+        self.record = record
+        self.changed = False
+
+    def apply(self, name: str, entry: SharedMoved | SharedEnded) -> None:
+        """Apply the next entry."""
+        self.changed = True
+        if isinstance(entry, SharedEnded):
+            self.record = None
+            return
+        owed = self.record.owed if self.record is not None else []
+        self.record = SharedRecord(name, entry.positions, owed if entry.owed is None else list(entry.owed))
+
+    def settle(self, ends: Mapping[int, int]) -> None:
+        """Take back what is beyond the ends that a crash left: those numbers go to other records."""
+        self.changed = True
+        record = self.record
+        if record is not None:
+            positions = {stream: min(seq, ends.get(stream, 0)) for stream, seq in record.positions.items()}
+            owed = [(stream, seq) for stream, seq in record.owed if seq < ends.get(stream, 0)]
+            self.record = SharedRecord(record.name, positions, owed)
+
+
+class Folded(NamedTuple):
+    """What entries speak of, by client identifier and by filter."""
+
+    sessions: dict[str, FoldedSession]
+    shared: dict[str, FoldedShared]
+
+    def settle(self, ends: Mapping[int, int]) -> None:
+        """Note for all of them that a crash left the streams with these ends."""
+        for session in self.sessions.values():
+            session.settle(ends)
+        for shared in self.shared.values():
+            shared.settle(ends)
+
+
+def fold(
+    records: Iterable[JournalRecord],
+    session_of: Callable[[str], FoldedSession],
+    shared_of: Callable[[str], FoldedShared],
+) -> Folded:
     """Apply entries in order; what crashes took is taken back where a later run said so.
 
     Args:
-        session_of: a session as it was before; asked once for each.
-
-    Returns:
-        The sessions that the entries speak of.
+        session_of: returns a session as it was before; asked once for each.
+        shared_of: the same for shared subscriptions.
     """
-    sessions: dict[str, FoldedSession] = {}
-    for client_id, entry in records:
+    folded = Folded({}, {})
+    for key, entry in records:
         if isinstance(entry, Restarted):
-            for session in sessions.values():
-                session.settle(entry.ends)
-            continue
-        found = sessions.get(client_id)
-        if found is None:
-            found = sessions[client_id] = session_of(client_id)
-        found.apply(entry)
-    return sessions
+            folded.settle(entry.ends)
+        elif isinstance(entry, SharedMoved | SharedEnded):
+            shared = folded.shared.get(key)
+            if shared is None:
+                shared = folded.shared[key] = shared_of(key)
+            shared.apply(key, entry)
+        else:
+            session = folded.sessions.get(key)
+            if session is None:
+                session = folded.sessions[key] = session_of(key)
+            session.apply(entry)
+    return folded
 
 
 def clip_deliveries(record: SessionRecord, ends: Mapping[int, int]) -> None:

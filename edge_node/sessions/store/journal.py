@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from types import MappingProxyType
 from typing import Protocol
 
-from weft.edge_node.sessions.ports import Sent, SessionRecord
+from weft.edge_node.sessions.records import Sent, SessionRecord, SharedRecord
 from weft.edge_node.sessions.store.entries import (
     Completed,
     Ended,
@@ -19,6 +19,8 @@ from weft.edge_node.sessions.store.entries import (
     Released,
     Run,
     Sending,
+    SharedEnded,
+    SharedMoved,
     Snapshot,
     Subscribed,
     Taken,
@@ -67,7 +69,7 @@ class Log(Protocol):
 
 
 class SessionJournal:
-    """Notes changes (``broker_ports.SessionJournal``). Event loop's thread only.
+    """Every change of the persistent sessions, in the log. Event loop's thread only.
 
     **Exactly once.** The publishes of a read and what the journal says of them go into one commit: append and note them
     within ``together``. A crash leaves a beginning of that commit; the journal stands first in it, and recovery takes
@@ -83,6 +85,7 @@ class SessionJournal:
         log: Log,
         stream: int,
         sessions: Sequence[SessionRecord],
+        shared: Sequence[SharedRecord],
         resent: Resent,
         settings: StateSettings,
         counters: StateCounters,
@@ -93,11 +96,13 @@ class SessionJournal:
         Args:
             stream: number of the journal's stream.
             sessions: what recovery found.
+            shared: the same of shared subscriptions.
             wall_clock: ns since 1970.
         """
         self._log = log
         self._stream = stream
         self._sessions = sessions
+        self._shared = shared
         self._resent = resent
         self._settings = settings
         self._counters = counters
@@ -112,13 +117,22 @@ class SessionJournal:
         sessions, self._sessions = self._sessions, ()
         return sessions
 
+    def recover_shared(self) -> Sequence[SharedRecord]:
+        """Return the shared subscriptions that the last run left; asked once, before any change."""
+        shared, self._shared = self._shared, ()
+        return shared
+
     def together(self) -> AbstractContextManager[None]:
-        """A context for the publishes of one read and the changes they make; no waiting within it.
+        """A context for records and the changes that go with them: taken both, or neither. No waiting within it.
+
+        Within another such context it is that one, and adds nothing.
 
         Raises:
             LogFull, LogFailed: here or on entering; nothing was taken. Within it neither is raised as long as the read
                 has less than ``reserve_bytes``.
         """
+        if self._log.appended_together() is not None:
+            return nullcontext()
         self._check_room(self._reserve_bytes)
         return self._log.together(self._reserve_bytes)
 
@@ -207,14 +221,27 @@ class SessionJournal:
         self._note(client_id, Published(ids, where))
         self._resent.published(client_id, 1, ids, where)
 
+    def shared_moved(self, name: str, positions: Mapping[int, int], owed: Sequence[tuple[int, int]] | None) -> None:
+        """Note how far a shared subscription is that outlives its members' connections.
+
+        Args:
+            name: the filter as clients write it.
+            owed: (stream, seq) of what is to be given again; None when that is as it was noted last.
+        """
+        self._note(name, SharedMoved(dict(positions), None if owed is None else tuple(owed)))
+
+    def shared_ended(self, name: str) -> None:
+        """Note that a shared subscription has no members any more."""
+        self._note(name, SharedEnded())
+
     def _runs(self, given: Sequence[Run]) -> tuple[Run, ...]:
         appended = self._log.appended_together()
         if appended is None:
             return tuple(given)
         return tuple(run for run in appended if run[0] != self._stream)
 
-    def _note(self, client_id: str, entry: Entry) -> None:
-        key, payload = client_id.encode(), encode_entry(entry)
+    def _note(self, name: str, entry: Entry) -> None:
+        key, payload = name.encode(), encode_entry(entry)
         size = len(key) + len(payload) + RECORD_OVERHEAD_BYTES
         if self._log.appended_together() is None:
             self._check_room(size)

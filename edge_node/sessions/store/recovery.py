@@ -12,7 +12,7 @@ import sqlite_utils
 from weft.edge_node.sessions.store import session_store
 from weft.edge_node.sessions.store.database import Database, DatabaseFailed
 from weft.edge_node.sessions.store.entries import Restarted, encode_entry
-from weft.edge_node.sessions.store.folding import FoldedSession, clip_deliveries, fold
+from weft.edge_node.sessions.store.folding import Folded, FoldedSession, FoldedShared, clip_deliveries, fold
 from weft.edge_node.sessions.store.journal_reader import read_journal
 from weft.edge_node.sessions.store.recent_publishes import RecentPublishes
 from weft.edge_node.sessions.store.session_store import Meta
@@ -47,9 +47,9 @@ class Log(Protocol):
 
 
 class Recovered(NamedTuple):
-    """Every session as it was."""
+    """Every session and shared subscription as it was."""
 
-    sessions: dict[str, FoldedSession]
+    folded: Folded
     meta: Meta
     """What the database stands for now."""
 
@@ -65,47 +65,58 @@ def recover(database: Database, log: Log, journal: int, window: int, wall_clock:
         OSError, LogFailed: the log cannot be read.
     """
     started = time.monotonic()
-    loaded: list[tuple[Meta, dict[str, FoldedSession]]] = []
-    database.run(lambda db: loaded.append((session_store.load_meta(db), session_store.load_all(db, window))))
-    meta, sessions = loaded[-1]
+    loaded: list[tuple[Meta, Folded]] = []
+
+    def load(db: sqlite_utils.Database) -> None:
+        folded = Folded(session_store.load_all(db, window), session_store.load_all_shared(db))
+        loaded.append((session_store.load_meta(db), folded))
+
+    database.run(load)
+    meta, folded = loaded[-1]
     other = meta.log_id != log.log_id
     if other:
-        _other_log(meta, sessions)
+        _other_log(meta, folded)
         meta = Meta(log_id=log.log_id)
     end = log.durable_end(journal)
     ends = {stream: log.durable_end(stream) for stream in log.streams().values()}
     if meta.journal_seq > end:
         logger.error("the log ends before what the database of MQTT sessions knows of it: sessions are set back")
-        for session in sessions.values():
-            session.settle(ends)
+        folded.settle(ends)
     seq = min(meta.journal_seq, end)
     touched = fold(
         read_journal(log, journal, seq, end),
-        lambda client_id: sessions.get(client_id) or FoldedSession(None, RecentPublishes(), window),
+        lambda client_id: folded.sessions.get(client_id) or FoldedSession(None, RecentPublishes(), window),
+        lambda name: folded.shared.get(name) or FoldedShared(None),
     )
-    for session in touched.values():
-        session.settle(ends)
-    sessions.update(touched)
+    touched.settle(ends)
+    folded.sessions.update(touched.sessions)
+    folded.shared.update(touched.shared)
     meta.journal_seq = end
-    if not _save(database, sessions, meta):
+    if not _save(database, folded, meta):
         if other:
             raise DatabaseFailed(
                 "the database of MQTT sessions belongs to another log and cannot be written: free some disk, or move "
                 "mqtt.sqlite3 away, and start again"
             )
         meta.journal_seq = seq
-        if touched:
+        if touched.sessions or touched.shared:
             _tell_journal(log, journal, ends, wall_clock())
-    kept = {client_id: session for client_id, session in sessions.items() if session.record is not None}
+    kept = Folded(
+        {client_id: each for client_id, each in folded.sessions.items() if each.record is not None},
+        {name: each for name, each in folded.shared.items() if each.record is not None},
+    )
     logger.info(
         "recovered %d MQTT sessions, %d changes of them from the journal, in %.3f s",
-        len(kept), end - seq, time.monotonic() - started,
+        len(kept.sessions), end - seq, time.monotonic() - started,
     )  # fmt: skip
     return Recovered(kept, meta)
 
 
-def _other_log(meta: Meta, sessions: dict[str, FoldedSession]) -> None:
-    """Sequence numbers of another log mean nothing in this one; what clients subscribed to still does."""
+def _other_log(meta: Meta, folded: Folded) -> None:
+    """Forget sequence numbers of another log, which mean nothing in this one; what clients subscribed to still does."""
+    for shared in folded.shared.values():
+        shared.record, shared.changed = None, True
+    sessions = folded.sessions
     if not sessions:
         return
     logger.warning(
@@ -120,10 +131,11 @@ def _other_log(meta: Meta, sessions: dict[str, FoldedSession]) -> None:
             session.record_changed = True
 
 
-def _save(database: Database, sessions: Mapping[str, FoldedSession], meta: Meta) -> bool:
+def _save(database: Database, folded: Folded, meta: Meta) -> bool:
     def job(db: sqlite_utils.Database) -> None:
-        changed = ((name, each) for name, each in sessions.items() if each.record_changed or each.recent_changed)
+        changed = ((name, each) for name, each in folded.sessions.items() if each.record_changed or each.recent_changed)
         session_store.save(db, changed)
+        session_store.save_shared(db, folded.shared.items())
         session_store.save_meta(db, meta)
 
     try:

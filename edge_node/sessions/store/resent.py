@@ -22,10 +22,11 @@ from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
-from weft.edge_node.broker_ports import Backlog, LogRecord
+from weft.edge_node.sessions.store.backlog import Backlog
 from weft.edge_node.sessions.store.entries import Run
 from weft.edge_node.sessions.store.recent_publishes import Found, RecentPublishes
 from weft.edge_node.sessions.store.settings import StateCounters, StateSettings
+from weft.edge_node.subscriptions.log_records import LogRecord
 from weft.protocols.batch import Flag
 
 _QOS = Flag.PUBLISHED_QOS0 | Flag.PUBLISHED_QOS2
@@ -45,7 +46,7 @@ class Log(Protocol):
 
 
 class Resent:
-    """What each persistent session published last (``broker_ports.Resent``). Event loop's thread only."""
+    """The last publishes of each persistent session. Event loop's thread only."""
 
     def __init__(
         self,

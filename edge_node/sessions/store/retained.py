@@ -14,6 +14,7 @@ from weft.edge_node.sessions.store.database import Database, Done
 from weft.edge_node.sessions.store.settings import StateCounters, StateSettings
 from weft.edge_node.sessions.store.stored import pack_properties, unpack_properties
 from weft.edge_node.sessions.store.topic_tree import TopicTree
+from weft.protocols.mqtt.packets import Publish
 from weft.protocols.mqtt.properties import NO_PROPERTIES, Properties
 
 MESSAGE_OVERHEAD_BYTES = 850
@@ -54,7 +55,7 @@ def create_tables(database: sqlite_utils.Database) -> None:
 
 
 class RetainedMessages:
-    """All retained messages (``broker_ports.Retained``). Owner's thread only.
+    """All retained messages. Owner's thread only.
 
     A change is seen by ``match`` at once and becomes durable behind it; changes of one topic that wait for the same
     transaction cost one row. When the disk is full, whoever waits in ``on_durable`` hears of it, and the changes are
@@ -141,6 +142,16 @@ class RetainedMessages:
         self._keep(message)
         self._change(topic, message)
         return True
+
+    def retain(self, packet: Publish, now: int) -> bool:
+        """Keep a message as its topic's last, or forget that one if this is empty; False when a limit forbids it."""
+        if not packet.payload:
+            self.clear(packet.topic)
+            return True
+        properties = packet.properties
+        if properties.topic_alias is not None:
+            properties = msgspec.structs.replace(properties, topic_alias=None)
+        return self.set(packet.topic, packet.payload, packet.qos, properties, now)
 
     def clear(self, topic: bytes) -> None:
         """Forget a topic's message; nothing happens when there is none [MQTT-3.3.1-6]."""

@@ -10,10 +10,10 @@ from collections.abc import Iterable
 import msgspec
 import sqlite_utils
 
-from weft.edge_node.sessions.ports import SessionRecord
-from weft.edge_node.sessions.store.folding import FoldedSession
+from weft.edge_node.sessions.records import SessionRecord, SharedRecord
+from weft.edge_node.sessions.store.folding import FoldedSession, FoldedShared
 from weft.edge_node.sessions.store.recent_publishes import RecentPublishes
-from weft.edge_node.sessions.store.stored import pack_record, unpack_record
+from weft.edge_node.sessions.store.stored import pack_record, unpack_record, unpack_shared
 
 logger = logging.getLogger(__name__)
 
@@ -36,7 +36,30 @@ def create_tables(database: sqlite_utils.Database) -> None:
     sessions, recent, meta = database["sessions"], database["session_publishes"], database["session_meta"]
     sessions.create({"client_id": str, "record": str}, pk="client_id", if_not_exists=True)  # type: ignore[union-attr]
     recent.create({"client_id": str, "publishes": bytes}, pk="client_id", if_not_exists=True)  # type: ignore[union-attr]
+    shared = database["shared_subscriptions"]
+    shared.create({"name": str, "record": str}, pk="name", if_not_exists=True)  # type: ignore[union-attr]
     meta.create({"name": str, "value": str}, pk="name", if_not_exists=True)  # type: ignore[union-attr]
+
+
+def load_all_shared(database: sqlite_utils.Database) -> dict[str, FoldedShared]:
+    """Return all shared subscriptions by their filters. The node's log has an error for a row that does not decode."""
+    rows = database.execute("SELECT name, record FROM shared_subscriptions")
+    return {name: FoldedShared(_shared(name, text)) for name, text in rows}
+
+
+def load_shared(database: sqlite_utils.Database, name: str) -> FoldedShared:
+    """Return one shared subscription, or an empty one."""
+    row = _one(database.conn, "SELECT record FROM shared_subscriptions WHERE name = ?", name)
+    return FoldedShared(None if row is None else _shared(name, row))
+
+
+def save_shared(database: sqlite_utils.Database, shared: Iterable[tuple[str, FoldedShared]]) -> None:
+    """Write what changed of these shared subscriptions."""
+    changed = [(name, each.record) for name, each in shared if each.changed]
+    gone = [(name,) for name, record in changed if record is None]
+    kept = [(name, pack_record(record).decode()) for name, record in changed if record is not None]
+    database.conn.executemany("DELETE FROM shared_subscriptions WHERE name = ?", gone)
+    database.conn.executemany("INSERT OR REPLACE INTO shared_subscriptions VALUES (?, ?)", kept)
 
 
 def load_meta(database: sqlite_utils.Database) -> Meta:
@@ -96,9 +119,17 @@ def save(database: sqlite_utils.Database, sessions: Iterable[tuple[str, FoldedSe
     return len(gone) + len(kept) + len(recent)
 
 
-def _one(connection: sqlite3.Connection, query: str, client_id: str) -> bytes | None:
-    row = connection.execute(query, (client_id,)).fetchone()
+def _one(connection: sqlite3.Connection, query: str, key: str) -> bytes | None:
+    row = connection.execute(query, (key,)).fetchone()
     return None if row is None else row[0]
+
+
+def _shared(name: str, data: bytes | str) -> SharedRecord | None:
+    try:
+        return unpack_shared(data)
+    except msgspec.MsgspecError as error:
+        logger.error("the position of shared subscription %r is lost: its record does not decode: %s", name, error)
+        return None
 
 
 def _recent(client_id: str, data: bytes) -> RecentPublishes:

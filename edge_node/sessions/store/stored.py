@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from weft.edge_node.sessions.ports import SessionRecord
+from weft.edge_node.sessions.records import SessionRecord, SharedRecord
 from weft.protocols.mqtt.properties import NO_PROPERTIES, Properties
 
 _ENCODER = msgspec.json.Encoder()
@@ -24,12 +24,13 @@ def unpack_properties(data: bytes | None) -> Properties:
     return NO_PROPERTIES if data is None else msgspec.json.decode(data, type=Properties)
 
 
-def pack_record(record: SessionRecord) -> bytes:
-    """A session record as JSON."""
+def pack_record(record: SessionRecord | SharedRecord) -> bytes:
+    """Return a record as JSON."""
     return _ENCODER.encode(_without_defaults(msgspec.to_builtins(record, str_keys=True)))
 
 
 _RECORDS = msgspec.json.Decoder(SessionRecord)
+_SHARED_RECORDS = msgspec.json.Decoder(SharedRecord)
 
 
 def unpack_record(data: bytes | str) -> SessionRecord:
@@ -39,6 +40,11 @@ def unpack_record(data: bytes | str) -> SessionRecord:
         msgspec.DecodeError, msgspec.ValidationError: it is not that.
     """
     return _RECORDS.decode(data)
+
+
+def unpack_shared(data: bytes | str) -> SharedRecord:
+    """Return the record of a shared subscription that ``pack_record`` wrote. Raises as ``unpack_record`` does."""
+    return _SHARED_RECORDS.decode(data)
 
 
 def _without_defaults(value: Any) -> Any:

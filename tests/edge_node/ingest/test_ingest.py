@@ -30,7 +30,7 @@ async def test_streams_that_share_topics_keep_their_records_apart(tmp_path: Path
 
 async def test_what_is_remembered_of_topics_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(routes, "TOPICS_MAX", 10)
-    monkeypatch.setattr(subscriptions, "PLANS_MAX", 10)
+    monkeypatch.setattr(subscriptions, "TOPICS_MAX", 10)
     async with running(tmp_path) as node:
         topics = node.broker.ingest.everybody
         stream = (node.log.stream("telemetry"),)
@@ -40,7 +40,7 @@ async def test_what_is_remembered_of_topics_is_bounded(tmp_path: Path, monkeypat
             assert unrouted is not None
             assert (kept.streams, unrouted.streams) == (stream, (node.log.stream("unrouted"),))
             assert len(topics.plain) <= 10
-            assert len(node.broker.subscriptions.plans) <= 10
+            assert len(node.broker.subscriptions.known) <= 10
         long = b"plant/a/" + b"x" * 600
         assert topics.route(long) is not None
         assert long not in topics.plain

@@ -16,7 +16,7 @@ from typing import Any
 import paho.mqtt.client as paho
 from paho.mqtt.enums import CallbackAPIVersion
 
-from weft.edge_node.broker_ports import Identity
+from weft.edge_node.access.identity import Identity
 from weft.edge_node.counters import Counters
 from weft.edge_node.ingest.turn import Turn
 from weft.edge_node.ingest.unrouted import Policy, Unrouted
@@ -220,7 +220,9 @@ async def running(
     finally:
         server.close()
         if kill:
-            broker.journal = broker._keeping._journal = broker._keeping.deliveries._journal = _Dead()
+            parts, broker.journal = broker.session_parts, _Dead()  # type: ignore[assignment]
+            for part in (parts.persistence, parts.positions, parts.wills, parts.windows.journal):
+                part._journal = broker.journal
         broker.close()
         await asyncio.sleep(0)
         await state.close()

@@ -27,8 +27,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from tests.edge_node.mqtt.harness import Node, RawClient, running, until
 from weft.edge_node.sessions.limits import SessionLimits
 from weft.edge_node.sessions.store.settings import StateSettings
-from weft.edge_node.sessions.window_ports import MESSAGE_OVERHEAD_BYTES
 from weft.edge_node.streams import SESSION_TOPICS_STREAM, UNROUTED_STREAM
+from weft.edge_node.subscriptions.queue_budget import MESSAGE_OVERHEAD_BYTES
 from weft.protocols.batch import records
 from weft.protocols.mqtt.packets import (
     Disconnect,
@@ -468,10 +468,10 @@ class BrokerModel(RuleBasedStateMachine):
         model = self.models[client]
         connection = model.connection
         assert connection is not None
-        outbound = next(each.outbound for each in self.node.broker.sessions.all() if each.client_id == client)
+        window = next(each.window for each in self.node.broker.sessions.all() if each.client_id == client)
 
         def level() -> bool:
-            return not model.owed and not model.open2 and not outbound.inflight and outbound.catch_up is None
+            return not model.owed and not model.open2 and not window.in_flight.deliveries and window.catch_up is None
 
         while True:
             await until(lambda: level() or connection.has_data)

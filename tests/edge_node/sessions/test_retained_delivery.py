@@ -10,13 +10,11 @@ from pathlib import Path
 import pytest
 
 from tests.edge_node.mqtt.harness import Node, RawClient, running, until
-from tests.edge_node.sessions.test_client_window import Keeper, Socket
+from tests.edge_node.sessions.window.clients import Clients
 from weft.edge_node.sessions import retained_delivery
-from weft.edge_node.sessions.client_window import Outbound
-from weft.edge_node.sessions.packets_out import Wire
-from weft.edge_node.sessions.retained_delivery import TURN_BYTES_MAX, TURN_MESSAGES_MAX, RetainedFeed
+from weft.edge_node.sessions.retained_delivery import TURN_BYTES_MAX, TURN_MESSAGES_MAX, RetainedDelivery
 from weft.edge_node.subscriptions.message import Message
-from weft.edge_node.subscriptions.subscriptions import Entry
+from weft.edge_node.subscriptions.subscriber import ClientSubscription, DeliveryOptions
 from weft.protocols.mqtt.decoder import decode
 from weft.protocols.mqtt.packets import PubAck, Publish, Subscription, Unsubscribe
 from weft.protocols.mqtt.properties import Properties
@@ -37,8 +35,9 @@ async def rest(node: Node, client: RawClient, publisher: RawClient, first: list[
 
     client.send(*(PubAck(message.packet_id) for message in first))
     receiving = asyncio.create_task(receive())
-    (outbound,) = (session.outbound for session in node.broker.sessions.all() if session.client_id == "slow")
-    await until(lambda: outbound.feed is None and not outbound.inflight)
+    (window,) = (session.window for session in node.broker.sessions.all() if session.client_id == "slow")
+    retained = node.broker.session_parts.retained
+    await until(lambda: not (retained.is_sending(window) or window.in_flight.deliveries))
     publisher.send(Publish(b"end", b"", 1, 1))
     return await receiving
 
@@ -104,13 +103,10 @@ class Slow:
     """A feed of one client, and how much it has been sent."""
 
     def __init__(self, count: int, payload: bytes = b"x") -> None:
-        self.keeper, self.link, self.matched = Keeper(), Socket(), list[str]()
-        self.outbound = Outbound("c", Wire(4), self.keeper, 10, 1 << 20)  # type: ignore[arg-type]
-        self.outbound.attach(self.link, Wire(4), 10)
+        self.clients, self.matched = Clients(inflight_max=10), list[str]()
+        self.window, self.connection = self.clients.window(persistent=True)
         self.messages = [Message(b"t/%d" % number, payload, 0, retain=True) for number in range(count)]
-        self.feed = self.outbound.feed = RetainedFeed(
-            self.outbound, self._match, lambda _, message: message, self.keeper.flush
-        )
+        self.retained = RetainedDelivery(self._match, lambda _, message: message, self.clients.outbox)
 
     def _match(self, topic_filter: str) -> Iterable[Message]:
         self.matched.append(topic_filter)
@@ -119,17 +115,20 @@ class Slow:
     def subscribe(self, *filters: str) -> None:
         """As a read with SUBSCRIBE does."""
         for text in filters:
-            self.feed.add(Entry(self.outbound, text, Subscription(text, 0), None))
+            self.retained.send(self.window, ClientSubscription(self.window, text, Subscription(text, 0), None))
         self.read()
 
     def read(self) -> None:
         """As a read does whatever the client sends."""
-        self.outbound.pump()
-        self.keeper.flush()
+        self.clients.answered(self.window)
+
+    @property
+    def is_done(self) -> bool:
+        return not self.retained.is_sending(self.window)
 
     @property
     def sent(self) -> int:
-        data, at, count = b"".join(self.link), 0, 0
+        data, at, count = b"".join(self.connection), 0, 0
         while at < len(data):
             decoded = decode(data, at, 1 << 24, 4)
             assert decoded is not None
@@ -145,7 +144,7 @@ async def test_others_have_their_turn() -> None:
         assert slow.sent == turn * TURN_MESSAGES_MAX
         await asyncio.sleep(0)
     await asyncio.sleep(0)
-    assert slow.outbound.feed is None
+    assert slow.is_done
     assert slow.sent == len(slow.messages)
 
 
@@ -170,11 +169,11 @@ async def test_a_client_that_sends_much_meanwhile_is_sent_no_more() -> None:
 async def test_a_client_that_does_not_read_is_not_written_to() -> None:
     slow = Slow(4 * TURN_MESSAGES_MAX)
     slow.subscribe("#")
-    slow.outbound.live = False  # as by pause_writing
+    slow.window.pause(slow.connection)
     for _ in range(3):
         await asyncio.sleep(0)
     assert slow.sent == TURN_MESSAGES_MAX
-    slow.outbound.live = True
+    slow.window.resume(slow.connection)
     slow.read()
     assert slow.sent == 2 * TURN_MESSAGES_MAX
 
@@ -182,10 +181,11 @@ async def test_a_client_that_does_not_read_is_not_written_to() -> None:
 async def test_nothing_is_sent_to_a_client_that_has_gone() -> None:
     slow = Slow(4 * TURN_MESSAGES_MAX)
     slow.subscribe("#")
-    slow.outbound.detach()
-    slow.outbound.attach(Socket(), Wire(4), 10)
+    slow.window.lose()
+    slow.retained.forget(slow.window)
+    again = slow.clients.connect(slow.window)
     await asyncio.sleep(0)
-    assert not slow.outbound.out
+    assert again == []
     assert slow.sent == TURN_MESSAGES_MAX
 
 
@@ -193,7 +193,7 @@ async def test_a_filter_that_waits_is_not_sent_twice() -> None:
     """A packet of 160 KB holds one filter forty thousand times"""
     slow = Slow(1)
     slow.subscribe(*["a", "#"] * 20_000)
-    await until(lambda: slow.outbound.feed is None)
+    await until(lambda: slow.is_done)
     assert slow.matched == ["a", "#"]
     assert slow.sent == 2
 
@@ -204,17 +204,19 @@ async def test_one_filter_is_looked_up_a_turn() -> None:
     for turn in range(1, 4):
         assert len(slow.matched) == turn
         await asyncio.sleep(0)
-    assert slow.outbound.feed is None
+    assert slow.is_done
 
 
 async def test_what_would_wait_for_the_journal_waits_where_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(retained_delivery, "HELD_WAIT_S", 0)
     slow = Slow(2 * TURN_MESSAGES_MAX)
     slow.subscribe("#")
-    slow.outbound.held = 1
+    slow.window.send(Message(b"t", b"", 2), DeliveryOptions(slow.window, 2), 2)
+    slow.clients.outbox.flush()
+    assert slow.window.held
     for _ in range(10):
         await asyncio.sleep(0)
     assert slow.sent == TURN_MESSAGES_MAX
-    slow.outbound.held = 0
-    await until(lambda: slow.outbound.feed is None)
-    assert slow.sent == len(slow.messages)
+    slow.clients.journal.sync()
+    await until(lambda: slow.is_done)
+    assert slow.sent == len(slow.messages) + 1, "and the one that waited for the journal"

@@ -6,6 +6,7 @@ import pytest
 
 from tests.edge_node.mqtt.harness import Node, RawClient, SyncGate, running, until
 from weft.edge_node.sessions.limits import SessionLimits
+from weft.edge_node.subscriptions.queue_budget import MESSAGE_OVERHEAD_BYTES
 from weft.protocols.mqtt.packet_ids import PacketIds
 from weft.protocols.mqtt.packets import (
     ConnAck,
@@ -72,8 +73,12 @@ async def test_a_clean_session_leaves_nothing_behind(tmp_path: Path) -> None:
         client = await RawClient.connect(node.port)
         await client.subscribe(("t/#", 1), ("$share/g/t", 1))
         await leave(node, client)
-        assert not node.broker.subscriptions.plan(b"t").live
-        assert (node.counters.sessions, node.counters.subscriptions, node.broker.sessions.filters.groups) == (0, 0, [])
+        assert not node.broker.subscriptions.recipients(b"t").live
+        assert (node.counters.sessions, node.counters.subscriptions, node.broker.session_parts.shared.all()) == (
+            0,
+            0,
+            [],
+        )
 
 
 async def test_subscriptions_over_the_limit_fail_and_known_ones_change(tmp_path: Path) -> None:
@@ -132,6 +137,28 @@ async def test_a_crash_keeps_what_the_protocol_promised(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kill", [False, True], ids=["stop", "kill"])
+async def test_deliveries_that_a_restart_left_in_flight_count_in_the_shared_budget(tmp_path: Path, kill: bool) -> None:
+    async with running(tmp_path, kill=kill) as node:
+        client = await stay(node, "c", ("plant/#", 2))
+        device = await RawClient.connect(node.port, "device")
+        for number in range(1, 101):
+            device.send(Publish(b"plant/a", b"x", 2, number), PubRel(number))
+        got = [await client.receive() for _ in range(100)]
+        assert node.broker.session_parts.windows.budget.used == 100 * (MESSAGE_OVERHEAD_BYTES + 1)
+    async with running(tmp_path) as node:
+        budget = node.broker.session_parts.windows.budget
+        assert budget.used == 100 * MESSAGE_OVERHEAD_BYTES, "payloads count once they are read from the log"
+        client = await stay(node, "c")
+        assert [(await client.receive()).packet_id for _ in got] == [packet.packet_id for packet in got]
+        assert budget.used == 100 * (MESSAGE_OVERHEAD_BYTES + 1)
+        client.send(*(PubRec(packet.packet_id) for packet in got))
+        for packet in got:
+            assert await client.receive() == PubRel(packet.packet_id)
+            client.send(PubComp(packet.packet_id))
+        await until(lambda: budget.used == 0)
+
+
+@pytest.mark.parametrize("kill", [False, True], ids=["stop", "kill"])
 async def test_what_was_published_before_a_subscription_is_not_for_it_after_the_node_either(
     tmp_path: Path, kill: bool
 ) -> None:
@@ -153,10 +180,10 @@ async def test_what_was_published_before_a_subscription_is_not_for_it_after_the_
             got.append(await client.receive())
             client.send(PubAck(got[-1].packet_id))
         assert [packet.payload for packet in got] == [b"1", b"2", b"3", b"4", b"5", b"late"]
-        outbound = node.broker.sessions.all()[0].outbound
-        await until(lambda: outbound.catch_up is None and not outbound.inflight)
-        node.broker._note_positions()
-        assert list(node.broker._keeping._starts.all_of("c")) == [], "it no longer matters"
+        window = node.broker.sessions.all()[0].window
+        await until(lambda: window.catch_up is None and not window.in_flight.deliveries)
+        node.broker.sessions.note_positions()
+        assert list(node.broker.session_parts.persistence._starts.all_of("c")) == [], "it no longer matters"
 
 
 @pytest.mark.parametrize("kill", [False, True], ids=["stop", "kill"])
@@ -333,8 +360,8 @@ async def test_a_slow_session_reads_the_log_and_then_goes_on_live(tmp_path: Path
             got[packet.topic].append(int(packet.payload))
             client.send(PubAck(packet.packet_id))
         assert got == {topics[0]: list(range(2, 301, 2)), topics[1]: list(range(1, 301, 2))}
-        outbound = node.broker.sessions.all()[0].outbound
-        await until(lambda: outbound.catch_up is None)
+        window = node.broker.sessions.all()[0].window
+        await until(lambda: window.catch_up is None)
         assert node.counters.deliveries_dropped == 0
 
 
@@ -351,14 +378,14 @@ async def test_a_slow_clean_session_reads_what_a_stream_keeps(tmp_path: Path, ca
         assert [await device.receive() for _ in range(600)] == 2 * [PubAck(number) for number in range(1, 301)]
         await node.durable()
         got: dict[bytes, list[int]] = {b"plant/a": [], b"kept/nowhere": []}
-        while len(got[b"plant/a"]) < 300 or node.broker.sessions.all()[0].outbound.inflight:
+        while len(got[b"plant/a"]) < 300 or node.broker.sessions.all()[0].window.in_flight.deliveries:
             packet = await client.receive()
             got[packet.topic].append(int(packet.payload))
             client.send(PubAck(packet.packet_id))
-            await until(lambda: packet.packet_id not in node.broker.sessions.all()[0].outbound.inflight)
+            await until(lambda: packet.packet_id not in node.broker.sessions.all()[0].window.in_flight.deliveries)
         assert got[b"plant/a"] == list(range(1, 301))
         assert node.counters.deliveries_dropped == 300 - len(got[b"kept/nowhere"]) > 0
-        await until(lambda: node.broker.sessions.all()[0].outbound.catch_up is None)
+        await until(lambda: node.broker.sessions.all()[0].window.catch_up is None)
         assert await client.silent()
     assert caplog.text.count("acknowledges too slowly") == 1
 
@@ -388,8 +415,8 @@ async def test_a_new_filter_of_a_slow_clean_session_gets_nothing_older(tmp_path:
             got.append(int(packet.payload))
             client.send(PubAck(packet.packet_id))
         assert got == [2, 4, *range(5, 60)]
-        node.broker._keeping.note_positions(node.broker.sessions)
-        assert not node.broker._keeping._starts.knows("c")
+        node.broker.sessions.note_positions()
+        assert not node.broker.session_parts.persistence._starts.knows("c")
 
 
 async def test_a_slow_clean_session_does_not_read_its_own_messages_from_the_log(tmp_path: Path) -> None:
@@ -461,15 +488,15 @@ async def test_a_packet_changes_who_gets_what_once(tmp_path: Path) -> None:
         node.broker.subscriptions.watch(changed)
         client = await RawClient.connect(node.port, "c", clean_start=False)
         for taken in (range(10), range(5, 500)):
-            node.broker.subscriptions.plan(b"t/1")
+            node.broker.subscriptions.recipients(b"t/1")
             before = changes
             await client.subscribe(*((f"t/{number}", 1) for number in taken))
             assert changes == before + 1
-        assert node.broker.subscriptions.plan(b"t/1").live
+        assert node.broker.subscriptions.recipients(b"t/1").live
         client.send(Unsubscribe(1, tuple(f"t/{number}" for number in range(500))))
         assert isinstance(await client.receive(), UnsubAck)
         assert changes == before + 2
-        assert not node.broker.subscriptions.plan(b"t/1").live
+        assert not node.broker.subscriptions.recipients(b"t/1").live
 
 
 async def test_more_filters_in_one_packet_than_a_session_may_have_are_refused_unseen(tmp_path: Path) -> None:
@@ -479,5 +506,5 @@ async def test_more_filters_in_one_packet_than_a_session_may_have_are_refused_un
         wanted = [Subscription(text, 1) for text in ("a", "a", "b", "a", "c", "#/not/valid")]
         answers = node.broker.sessions.filters.subscribe_all(session, wanted, None)
         assert answers == [(1, True), (1, False), (1, True)] + [(ReasonCode.QUOTA_EXCEEDED, False)] * 3
-        assert set(session.entries) == {"a", "b"}
+        assert set(session.subscriptions) == {"a", "b"}
         assert node.counters.subscriptions_refused == 3

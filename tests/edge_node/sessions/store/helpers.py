@@ -14,7 +14,7 @@ import sqlite_utils
 
 from tests.storage.fakes import FakeFileSystem
 from tests.storage.segment_log.helpers import Clock, commit_all, open_log
-from weft.edge_node.sessions.ports import SessionRecord
+from weft.edge_node.sessions.records import SessionRecord
 from weft.edge_node.sessions.store import BrokerState, StateCounters, StateSettings, broker_state
 from weft.storage.segment_log import LogSettings, SegmentLog
 

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.edge_node.sessions.store.helpers import record
-from weft.edge_node.sessions.ports import Sent
+from weft.edge_node.sessions.records import Sent
 from weft.edge_node.sessions.store import entries
 from weft.edge_node.sessions.store.entries import Entry, decode_entry, encode_entry, ids_of_acks, pack_ids, unpack_ids
 from weft.edge_node.sessions.store.stored import pack_properties, pack_record, unpack_properties, unpack_record
@@ -32,6 +32,9 @@ PINNED: list[tuple[Entry, str]] = [
     (entries.Published(b"\0\1\0\2", ()), "930cc4040001000290"),
     (entries.WillPublished(((1, 2, 3),)), "920d9193010203"),
     (entries.Lost(1_700_000_000_000_000_000), "920ecf17979cfe362a0000"),
+    (entries.SharedMoved({1: 300}, ((1, 2),)), "930f8101cd012c91920102"),
+    (entries.SharedMoved({1: 300}), "930f8101cd012cc0"),
+    (entries.SharedEnded(), "9110"),
 ]
 
 

@@ -17,7 +17,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
 from tests.edge_node.sessions.store.helpers import Node, record
 from tests.storage.fakes import eio
-from weft.edge_node.sessions.ports import SessionRecord
+from weft.edge_node.sessions.records import SessionRecord
 from weft.edge_node.sessions.store import StateSettings
 from weft.protocols.batch import Flag, records
 from weft.protocols.mqtt.encoder import PUBACK

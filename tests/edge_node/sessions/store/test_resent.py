@@ -3,8 +3,8 @@ from __future__ import annotations
 import pytest
 
 from tests.edge_node.sessions.store.helpers import Node, record
-from weft.edge_node.sessions.ports import SessionJournal
 from weft.edge_node.sessions.store import StateSettings
+from weft.edge_node.sessions.store.journal import SessionJournal
 from weft.edge_node.sessions.store.recent_publishes import RecentPublishes
 from weft.protocols.batch import Flag
 from weft.protocols.mqtt.encoder import PUBACK

@@ -8,7 +8,7 @@ import pytest
 
 from tests.edge_node.sessions.store.helpers import Node, record
 from tests.storage.segment_log.helpers import put
-from weft.edge_node.sessions.ports import Sent
+from weft.edge_node.sessions.records import Sent
 from weft.edge_node.sessions.store import StateSettings
 from weft.edge_node.sessions.store.entries import Subscribed
 from weft.edge_node.sessions.store.folding import FoldedSession

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from weft.edge_node.sessions.topic_aliases import SentAliases
+from weft.edge_node.sessions.window.topic_aliases import SentAliases
 from weft.edge_node.subscriptions.message import Message
 from weft.protocols.mqtt.connection import PACKET_BYTES_MAX
 from weft.protocols.mqtt.encoder import encode_publish, publish_parts
@@ -17,24 +17,37 @@ SHARED_V3, SHARED_V5, OWN = 0, 1, 2
 _VERSIONS = (Version.V311, Version.V5)
 
 
-def shared_parts(message: Message, qos: int, kind: int) -> tuple[bytes, bytes]:
-    """What comes before and after the packet identifier of a plain message, made once for all clients of a kind.
+def shared_packet(message: Message, kind: int) -> bytes:
+    """Return the packet of a plain message at QoS 0, made once for all clients of a kind.
 
-    At QoS 0, where there is none, the whole packet and nothing.
+    ``Message.packets`` has it by kind, so that ``PacketWriter`` finds one that is there without a call.
     """
-    key = qos << 1 | kind
+    packets = message.packets
+    if packets is None:
+        packets = message.packets = {}
+    found = packets.get(kind)
+    if found is None:
+        found = packets[kind] = b"".join(publish_parts(message.topic, message.payload, 0, version=_VERSIONS[kind]))
+    return found
+
+
+def shared_parts(message: Message, qos: int, kind: int) -> tuple[bytes, bytes]:
+    """Return what comes before and after the packet identifier of a plain message at QoS 1 or 2, made once likewise.
+
+    ``Message.parts`` has them by ``qos << 2 | kind``. No message has any packet or parts for ``OWN``.
+    """
+    key = qos << 2 | kind
     parts = message.parts
     if parts is None:
         parts = message.parts = {}
     found = parts.get(key)
     if found is None:
-        head, tail = publish_parts(message.topic, message.payload, qos, version=_VERSIONS[kind])
-        found = parts[key] = (head, tail) if qos else (head + tail, b"")
+        found = parts[key] = publish_parts(message.topic, message.payload, qos, version=_VERSIONS[kind])
     return found
 
 
 class Wire:
-    """How one connection wants its packets."""
+    """The form in which one connection wants its packets."""
 
     __slots__ = ("_aliases", "kind", "packet_bytes_max", "version")
 

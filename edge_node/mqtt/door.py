@@ -1,0 +1,43 @@
+"""What an MQTT connection asks of the listener that accepted it. Listeners implement it; tests have their own."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+from weft.edge_node.access.identity import Identity
+from weft.protocols.mqtt.packets import Connect
+
+
+class Door(Protocol):
+    """Authentication as one listener does it."""
+
+    async def authenticate(self, connect: Connect, transport: Any) -> Identity:
+        """Return the identity of a client that may come in. The connection is not read meanwhile.
+
+        Args:
+            transport: asks for ``peername``, ``ssl_object``, ... with ``get_extra_info``.
+
+        Raises:
+            ConnectRefused: with the reason code that CONNACK gets.
+        """
+        ...
+
+
+class Arrival(Protocol):
+    """One connection as its listener counts it. Until ``opened`` the listener minds the time that the client takes."""
+
+    name: str
+    """The client's address, for log lines."""
+
+    async def room(self) -> bool:
+        """Return whether there is room for one more client. Waits a moment for one that leaves.
+
+        To be asked before ``opened``, except for a client whose other connection is about to be closed.
+        """
+        ...
+
+    def opened(self) -> None:
+        """Note that the client was let in: CONNECT was accepted."""
+
+    def closed(self) -> None:
+        """Note that the connection has ended. Called once."""

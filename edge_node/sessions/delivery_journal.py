@@ -1,0 +1,81 @@
+"""The journal of deliveries: what a client was sent and has answered, kept for a restart of the node."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import nullcontext
+
+from weft.edge_node.sessions.records import Sent
+from weft.edge_node.sessions.store.journal import SessionJournal
+from weft.storage.segment_log import LogFailed, LogFull, SegmentLog
+
+log = logging.getLogger(__name__)
+
+
+class DeliveryJournal:
+    """Notes the deliveries of persistent sessions. Belongs to the event loop's thread."""
+
+    def __init__(self, segment_log: SegmentLog, journal: SessionJournal, note_share: Callable[[str], None]) -> None:
+        """Join log and journal.
+
+        Args:
+            note_share: journals how far the shared subscription of a name is; raises LogFull and LogFailed.
+        """
+        self._log = segment_log
+        self._journal = journal
+        self._note_share = note_share
+
+    def sending(self, client_id: str, deliveries: Mapping[int, Sent]) -> None:
+        """Note deliveries at QoS 1, which need not wait: after a crash they are sent again in any case."""
+        note(lambda: self._journal.sent(client_id, deliveries))
+
+    def completed(self, client_id: str, packet_ids: Sequence[int]) -> None:
+        """Note that deliveries are over."""
+        note(lambda: self._journal.completed(client_id, packet_ids))
+
+    def before_sending(
+        self, client_id: str, deliveries: Mapping[int, Sent], shares: Collection[str], send: Callable[[], None]
+    ) -> bool:
+        """Note deliveries, and send them once that is durable, after those that were noted before.
+
+        In the same commit it is noted that the shared subscriptions which they are of have passed them. So a crash
+        leaves them to this client or to the shared subscription, never to both or neither.
+
+        Args:
+            shares: names of those shared subscriptions.
+            send: writes the packets.
+
+        Returns:
+            False when the session cannot be kept: nothing is sent, and the client has to be closed.
+        """
+
+        def change() -> None:
+            with self._journal.together() if shares else nullcontext():
+                if deliveries:
+                    self._journal.sent(client_id, deliveries)
+                for name in shares:
+                    self._note_share(name)
+
+        return self._first(client_id, change, send)
+
+    def before_pubrel(self, client_id: str, packet_id: int, send: Callable[[], None]) -> bool:
+        """Note that PUBREC came, and send PUBREL once that is durable. Returns False as ``before_sending`` does."""
+        return self._first(client_id, lambda: self._journal.pubrec(client_id, (packet_id,)), send)
+
+    def _first(self, client_id: str, change: Callable[[], None], then: Callable[[], None]) -> bool:
+        try:
+            change()
+        except (LogFull, LogFailed) as error:
+            log.warning("closed MQTT client %r: its session cannot be kept: %s", client_id, error)
+            return False
+        self._log.on_durable(lambda error: then() if error is None else None)
+        return True
+
+
+def note(change: Callable[[], None]) -> None:
+    """Make a change of the journal that a restart may miss without breaking a promise: then something is sent twice."""
+    try:
+        change()
+    except (LogFull, LogFailed) as error:
+        log.debug("not in the session journal: %s", error)

@@ -1,0 +1,94 @@
+"""The parts that sessions are made of, put together once for a node."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from weft.edge_node.counters import Counters
+from weft.edge_node.ingest.ingest import Ingest
+from weft.edge_node.sessions.delivery_journal import DeliveryJournal
+from weft.edge_node.sessions.filters import SessionFilters
+from weft.edge_node.sessions.limits import SessionLimits
+from weft.edge_node.sessions.log_readers import LogReaders
+from weft.edge_node.sessions.persistence import Persistence
+from weft.edge_node.sessions.positions import ReaderPositions
+from weft.edge_node.sessions.retained_delivery import Match, RetainedDelivery
+from weft.edge_node.sessions.store.backlog import Backlog
+from weft.edge_node.sessions.store.journal import SessionJournal
+from weft.edge_node.sessions.store.retained import RetainedMessages
+from weft.edge_node.sessions.stored_messages import StoredMessages
+from weft.edge_node.sessions.wills import Wills
+from weft.edge_node.sessions.window.parts import WindowParts
+from weft.edge_node.subscriptions.filter_starts import FilterStarts
+from weft.edge_node.subscriptions.outbox import Outbox
+from weft.edge_node.subscriptions.queue_budget import QueueBudget
+from weft.edge_node.subscriptions.shared_subscription import SharedParts
+from weft.edge_node.subscriptions.shared_subscriptions import SharedSubscriptions
+from weft.edge_node.subscriptions.subscriptions import Subscriptions
+from weft.storage.segment_log import SegmentLog
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """What is kept across restarts, and the log (``store.BrokerState`` has the rest)."""
+
+    log: SegmentLog
+    journal: SessionJournal
+    backlog: Backlog
+    retained: RetainedMessages
+
+
+@dataclass(frozen=True, slots=True)
+class SessionParts:
+    """Every part of sessions. Each was whole when it was made."""
+
+    subscriptions: Subscriptions
+    shared: SharedSubscriptions
+    filters: SessionFilters
+    windows: WindowParts
+    readers: LogReaders
+    positions: ReaderPositions
+    persistence: Persistence
+    retained: RetainedDelivery
+    wills: Wills
+    journal: SessionJournal
+
+
+def make_parts(  # noqa: PLR0917
+    kept: Kept,
+    ingest: Ingest,
+    subscriptions: Subscriptions,
+    outbox: Outbox,
+    match_retained: Match,
+    limits: SessionLimits,
+    counters: Counters,
+    wall_clock: Callable[[], int],
+) -> SessionParts:
+    """Make the parts, from the log upwards.
+
+    Args:
+        match_retained: filter -> retained messages, ``$SYS`` among them.
+        wall_clock: nanoseconds since 1970.
+    """
+    budget, starts = QueueBudget(limits.queue_bytes_total_max), FilterStarts()
+    messages = StoredMessages(kept.log, ingest, wall_clock, counters)
+    readers = LogReaders(kept.log, ingest, subscriptions, messages, kept.backlog, starts, outbox, counters)
+    shared = SharedSubscriptions(
+        subscriptions,
+        SharedParts(counters, budget, outbox, messages.read, readers.shared_behind, limits.queue_bytes_max),
+    )
+    positions = ReaderPositions(kept.journal, ingest, readers, starts, shared)
+    persistence = Persistence(kept.journal, ingest, readers, starts)
+    retained = RetainedDelivery(match_retained, messages.keep_retained, outbox)
+    windows = WindowParts(
+        counters, budget, outbox, DeliveryJournal(kept.log, kept.journal, positions.note_share), wall_clock,
+        limits.inflight_max, limits.queue_bytes_max,
+    )  # fmt: skip
+    return SessionParts(
+        subscriptions, shared,
+        SessionFilters(subscriptions, shared, persistence, positions, retained, limits, counters),
+        windows, readers, positions, persistence, retained,
+        Wills(ingest, kept.retained, kept.journal, persistence, counters, wall_clock, limits.will_bytes_max),
+        kept.journal,
+    )  # fmt: skip

@@ -1,0 +1,118 @@
+"""The life of sessions in the journal: what of them a restart needs, as it changes."""
+
+from __future__ import annotations
+
+from weft.edge_node.ingest.ingest import Ingest
+from weft.edge_node.sessions.delivery_journal import note
+from weft.edge_node.sessions.log_readers import LogReaders
+from weft.edge_node.sessions.records import SessionRecord
+from weft.edge_node.sessions.session import Session
+from weft.edge_node.sessions.store.journal import SessionJournal
+from weft.edge_node.subscriptions.filter_starts import FilterStarts
+from weft.edge_node.subscriptions.positions import Positions
+from weft.edge_node.subscriptions.subscriber import ClientSubscription
+from weft.protocols.topics import SHARE_PREFIX
+
+
+class Persistence:
+    """Journals sessions that outlive their connection, or that have a will. Belongs to the event loop's thread."""
+
+    def __init__(self, journal: SessionJournal, ingest: Ingest, readers: LogReaders, starts: FilterStarts) -> None:
+        """Start with no session in the journal."""
+        self._journal = journal
+        self._ingest = ingest
+        self._readers = readers
+        self._starts = starts
+        self._journaled: set[Session] = set()
+        """Sessions that the journal knows."""
+
+    def knows(self, session: Session) -> bool:
+        """Return whether the journal knows a session."""
+        return session in self._journaled
+
+    def restored(self, session: Session) -> None:
+        """Note that the journal knows a session from the last run."""
+        self._journaled.add(session)
+
+    def opened(self, session: Session) -> None:
+        """Note that a client has come.
+
+        Raises:
+            LogFull, LogFailed: the session cannot be kept.
+        """
+        if session.persistent or session.will is not None:
+            self._journal.opened(self._record(session))
+            self._journaled.add(session)
+        elif session in self._journaled:
+            self._journal.ended(session.client_id)
+            self._journaled.discard(session)
+
+    def closed(self, session: Session) -> None:
+        """Note that the client of a persistent session has gone."""
+        note(lambda: self._journal.closed(self._record(session)))
+
+    def lost(self, session: Session, at: int) -> None:
+        """Note that the session's connection is gone with the node that had it."""
+        if session.persistent:
+            note(lambda: self._journal.lost(session.client_id, at))
+
+    def ended(self, session: Session) -> None:
+        """Note that a session is no more. One whose will is still to be published stays in the journal for it."""
+        self._starts.forget(session.client_id)
+        if session in self._journaled and session.will is None:
+            self._journaled.discard(session)
+            note(lambda: self._journal.ended(session.client_id))
+
+    def will_published(self, session: Session) -> None:
+        """Note, together with the will's records, that it is part of the log.
+
+        Raises:
+            LogFull, LogFailed: it is not noted.
+        """
+        self._journal.will_published(session.client_id)
+        if session.ended:  # its will was all that the journal kept of it
+            self._journal.ended(session.client_id)
+            self._journaled.discard(session)
+
+    def will_denied(self, session: Session) -> None:
+        """Note that the will is not to be published, after a restart neither."""
+        note(lambda: self._journal.will_published(session.client_id))
+
+    def subscribed(self, session: Session, subscription: ClientSubscription, *, is_new: bool) -> None:
+        """Note that a filter is about to be added or changed: what was published before it was added is not for it.
+
+        Raises:
+            LogFull, LogFailed: the journal cannot note it.
+        """
+        client_id, options, window = session.client_id, subscription.options, session.window
+        began: Positions = dict(self._starts.of(client_id, options.filter))
+        if is_new and not options.filter.startswith(SHARE_PREFIX):  # those have positions of their own
+            # A session that ends with its connection reads the log only when messages wait for it.
+            may_read = session.persistent or window.queued or window.catch_up is not None
+            began = {stream: seq for stream, seq in self._ingest.ends().items() if seq} if may_read else {}
+        if session.persistent:
+            self._journal.subscribed(client_id, options, subscription.identifier, began)
+        self._starts.set(client_id, subscription, began)
+        self._readers.began(window, subscription, began)
+
+    def unsubscribed(self, session: Session, text: str) -> None:
+        """Note that a filter is about to be taken out.
+
+        Raises:
+            LogFull, LogFailed: the journal cannot note it.
+        """
+        if session.persistent:
+            self._journal.unsubscribed(session.client_id, text)
+        self._starts.drop(session.client_id, text)
+
+    def restore_starts(self, session: Session, record: SessionRecord) -> None:
+        """Take up where the subscriptions of a restored session began."""
+        for text, began in record.began.items():
+            if text in session.subscriptions:
+                self._starts.set(session.client_id, session.subscriptions[text][0], began)
+
+    def _record(self, session: Session) -> SessionRecord:
+        positions = self._readers.positions(session.window)
+        self._starts.passed(session.client_id, positions)
+        began = {each.options.filter: ends for each, ends in self._starts.all_of(session.client_id)}
+        return session.record(positions, self._readers.done(session.window), began)

@@ -1,0 +1,116 @@
+"""What one session reads from the log, and what of it the client gets."""
+
+from __future__ import annotations
+
+import logging
+
+from weft.edge_node.counters import Counters
+from weft.edge_node.sessions.stored_messages import StoredMessages
+from weft.edge_node.sessions.window.client_window import ClientWindow
+from weft.edge_node.subscriptions.log_records import LogRecord
+from weft.edge_node.subscriptions.message import PUBLISHER
+from weft.edge_node.subscriptions.outbox import Outbox
+from weft.edge_node.subscriptions.subscriber import ClientSubscription, DeliveryOptions, delivery_options
+from weft.edge_node.subscriptions.subscriptions import Subscriptions
+
+log = logging.getLogger(__name__)
+
+
+class SessionReader:
+    """The ``Reader`` of one session's ``CatchUp``."""
+
+    def __init__(  # noqa: PLR0917
+        self,
+        window: ClientWindow,
+        subscriptions: Subscriptions,
+        messages: StoredMessages,
+        outbox: Outbox,
+        counters: Counters,
+        done: set[tuple[int, int]] | None = None,
+        doubtful: dict[int, int] | None = None,
+    ) -> None:
+        """Read for a client.
+
+        Args:
+            done: (stream, seq) of what a restart has left to be read although the client has it.
+            doubtful: stream -> the first seq after a crash. The client was connected in the crash and may have been
+                sent what is before it, without the journal's having come to know: that is sent with DUP.
+        """
+        self._window = window
+        self._subscriptions = subscriptions
+        self._messages = messages
+        self._outbox = outbox
+        self._counters = counters
+        self._doubtful = doubtful or {}
+        self._done = (done or set()) | {
+            (message.stream, message.seq) for message, _, _ in window.in_flight.deliveries.values()
+        }
+        self._told_of_loss = False
+        self._newer: dict[ClientSubscription, dict[int, int]] = {}
+        """Subscriptions made while the session was behind -> stream -> the first seq that is theirs."""
+
+    @property
+    def done(self) -> set[tuple[int, int]]:
+        """(stream, seq) of what is not sent again when it is read: the client has it, or it was in flight when the
+        session fell behind."""
+        return set(self._done)
+
+    @property
+    def name(self) -> str:
+        """Its name in log lines."""
+        return f"MQTT client {self._window.client_id!r}"
+
+    @property
+    def has_room(self) -> bool:
+        """Whether one more message can be sent at once."""
+        return self._window.window_open
+
+    def began(self, subscription: ClientSubscription, ends: dict[int, int]) -> None:
+        """Note a subscription that gets nothing published before these ends of the streams."""
+        self._newer[subscription] = ends
+
+    def wants(self, topic: bytes) -> bool:
+        """Return whether the client is subscribed at QoS 1 or 2."""
+        options = self._subscriptions.recipients(topic).options_of(self._window)
+        return options is not None and options.qos > 0
+
+    def read(self, stream: int, record: LogRecord) -> None:
+        """Send a message that was read; there is room."""
+        if (stream, record.seq) in self._done:
+            self._done.discard((stream, record.seq))
+            return
+        options = self._options(stream, record)
+        message = self._messages.read(stream, record) if options is not None else None
+        if options is None or message is None:
+            return
+        qos = min(message.qos, options.qos)
+        if qos:
+            dup = qos == 1 and record.seq < self._doubtful.get(stream, 0)  # [MQTT-3.3.1-1]
+            self._window.send(message, options, qos, dup=dup)
+            self._outbox.flush()
+
+    def lost(self, count: int) -> None:
+        """Count records that the log no longer had; the node's log tells of the first."""
+        self._counters.deliveries_lost += count
+        if not self._told_of_loss:
+            self._told_of_loss = True
+            log.warning("%s is too slow: the log has deleted %d records before it read them", self.name, count)
+
+    def joining(self) -> None:
+        """Keep live messages in the queue from now on."""
+        self._window.joining()
+
+    def live(self) -> None:
+        """Send what was queued meanwhile, and then live messages."""
+        self._window.level()
+        self._outbox.flush()
+
+    def _options(self, stream: int, record: LogRecord) -> DeliveryOptions | None:
+        options = self._subscriptions.recipients(record.topic).options_of(self._window)
+        if options is None or (options.no_local and (PUBLISHER, self._window.client_id) in record.headers):
+            return None
+        late = [each for each, ends in self._newer.items() if record.seq < ends.get(stream, 0)]
+        if not late:
+            return options
+        matching = [each for each in self._subscriptions.of(self._window, record.topic) if each not in late]
+        return delivery_options(matching) if matching else None

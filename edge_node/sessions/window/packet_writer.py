@@ -1,0 +1,228 @@
+"""Packets on their way to one client: gathered while a read is handled, noted in the journal, written in one go."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from weft.edge_node.sessions.records import Sent
+from weft.edge_node.sessions.window.packets_out import OWN, Wire, shared_packet, shared_parts
+from weft.edge_node.sessions.window.parts import WindowParts
+from weft.edge_node.subscriptions.message import Message
+from weft.edge_node.subscriptions.subscriber import DeliveryOptions
+from weft.protocols.mqtt.encoder import PUBREL, encode
+from weft.protocols.mqtt.packets import PubRel
+from weft.protocols.mqtt.reason_codes import ReasonCode
+
+
+class ClientConnection(Protocol):
+    """The connection of a session's client."""
+
+    def send(self, data: bytes) -> None:
+        """Write whole packets."""
+
+    def displace(self, code: ReasonCode) -> None:
+        """Leave the session, then close: it is another connection's now [MQTT-3.1.4-3], or cannot be kept."""
+
+
+class PacketWriter:
+    """Writes to the connection of one client, if it has one. What must be in the journal first waits for it."""
+
+    __slots__ = (
+        "_connection", "_counters", "_held", "_journal", "_kind", "_out", "_outbox", "_shares", "_unjournaled",
+        "_waits", "_wall_clock", "_wire", "client_id", "persistent",
+    )  # fmt: skip
+
+    def __init__(self, client_id: str, wire: Wire, parts: WindowParts) -> None:
+        self.client_id = client_id
+        self.persistent = False
+        """Whether the session outlives its connection, so that its deliveries are journaled."""
+        self._outbox = parts.outbox
+        self._journal = parts.journal
+        self._counters = parts.counters
+        self._wall_clock = parts.wall_clock
+        self._wire = wire
+        self._kind = wire.kind
+        self._connection: ClientConnection | None = None
+        self._out: list[bytes] = []
+        """Packets to be written together by ``flush``."""
+        self._unjournaled: dict[int, Sent] | None = None
+        """Deliveries among them that the journal does not have."""
+        self._waits = False
+        """Whether they may be written only once the journal has those."""
+        self._shares: set[str] | None = None
+        """Shared subscriptions whose positions the journal must have before that, too."""
+        self._held = 0
+        """Writes that wait for the journal; later ones wait behind them, so that order is kept."""
+
+    # --- the connection
+
+    @property
+    def held(self) -> bool:
+        """Whether writes wait for the journal: what is added now waits behind them in memory."""
+        return bool(self._held)
+
+    @property
+    def version(self) -> int:
+        """Protocol level of the client."""
+        return self._wire.version
+
+    def is_to(self, connection: ClientConnection) -> bool:
+        """Return whether packets go to this connection."""
+        return self._connection is connection
+
+    def open(self, connection: ClientConnection) -> None:
+        """Write to a connection from now on."""
+        self._connection = connection
+        self._held = 0
+
+    def use(self, wire: Wire) -> None:
+        """Make packets in this form from now on."""
+        self._wire, self._kind = wire, wire.kind
+
+    def close(self) -> None:
+        """Forget the connection, and what was gathered for it."""
+        self._connection = None
+        self._out = []
+        self._unjournaled, self._waits, self._shares = None, False, None
+
+    def displace(self, code: ReasonCode) -> None:
+        """Close the connection, if there is one."""
+        if self._connection is not None:
+            self._connection.displace(code)
+
+    # --- packets
+
+    def encode(
+        self, message: Message, options: DeliveryOptions, qos: int, packet_id: int, *, dup: bool = False
+    ) -> bytes | None:
+        """Return the packet of a delivery; None when it is longer than the client takes."""
+        if not dup and self._kind != OWN and not options.identifiers and message.plain:
+            if not qos:
+                return shared_packet(message, self._kind)
+            head, tail = shared_parts(message, qos, self._kind)
+            return head + packet_id.to_bytes(2, "big") + tail
+        now = self._wall_clock() if message.expires_ns else 0
+        retain = message.retain and options.retain_as_published
+        packet = self._wire.publish(message, qos, packet_id, retain, dup, options.identifiers, now)
+        if packet is None:
+            self._counters.deliveries_too_large += 1
+        return packet
+
+    def add_at_most_once(self, message: Message, options: DeliveryOptions) -> None:
+        """Have a message written at QoS 0 with the next ``flush``."""
+        packets = message.packets  # looked up here, because this is the innermost call of fan-out
+        packet = packets.get(self._kind) if packets is not None and not options.identifiers else None
+        if packet is None:
+            packet = self.encode(message, options, 0, 0)
+            if packet is None:
+                return
+        out = self._out
+        if not out:
+            self._outbox.add(self.flush)
+        out.append(packet)
+
+    def add(self, packet: bytes) -> None:
+        """Have a packet written with the next ``flush``."""
+        if not self._out:
+            self._outbox.add(self.flush)
+        self._out.append(packet)
+
+    def add_delivery(  # noqa: PLR0917
+        self, packet_id: int, message: Message, options: DeliveryOptions, qos: int, dup: bool, noted: bool
+    ) -> bool:
+        """Have a new delivery at QoS 1 or 2 written with the next ``flush``, and noted.
+
+        Args:
+            noted: the share must be known to have passed the message before the client has it.
+
+        Returns:
+            False when its packet is longer than the client takes.
+        """
+        parts = message.parts
+        key = qos << 2 | self._kind
+        found = parts.get(key) if parts is not None and not (dup or options.identifiers) else None
+        if found is not None:
+            packet = found[0] + packet_id.to_bytes(2, "big") + found[1]
+        else:
+            encoded = self.encode(message, options, qos, packet_id, dup=dup)
+            if encoded is None:
+                return False
+            packet = encoded
+        if self.persistent:
+            if self._unjournaled is None:
+                self._unjournaled = {}
+            self._unjournaled[packet_id] = Sent(message.stream, message.seq, qos)
+            # The journal must know a QoS 2 identifier before the client can: after a crash it is not used for another.
+            self._waits |= qos == 2
+        if noted and options.share is not None:
+            self._waits = True
+            self._shares = self._shares or set()
+            self._shares.add(options.share)
+        if not self._out:
+            self._outbox.add(self.flush)
+        self._out.append(packet)
+        return True
+
+    def flush(self) -> None:
+        """Write what was gathered, in one go."""
+        packets, self._out = self._out, []
+        connection = self._connection
+        if connection is None or not packets:
+            return
+        self._counters.deliveries_sent += len(packets)
+        deliveries, self._unjournaled = self._unjournaled, None
+        if self._waits or self._held:
+            self._write_after_journal(connection, packets, deliveries)
+            return
+        if deliveries:
+            self._journal.sending(self.client_id, deliveries)
+        connection.send(packets[0] if len(packets) == 1 else b"".join(packets))
+
+    def _write_after_journal(
+        self, connection: ClientConnection, packets: list[bytes], deliveries: dict[int, Sent] | None
+    ) -> None:
+        shares, self._shares = self._shares or (), None
+        self._waits = False
+        self._held += 1
+
+        def write() -> None:
+            if self._connection is connection:
+                self._held -= 1
+                connection.send(b"".join(packets))
+
+        if not self._journal.before_sending(self.client_id, deliveries or {}, shares, write):
+            connection.displace(ReasonCode.QUOTA_EXCEEDED)
+
+    # --- answers
+
+    def send_pubrel(self, packet_id: int) -> None:
+        """Answer PUBREC, once the journal has it."""
+        connection, pubrel = self._connection, PUBREL + packet_id.to_bytes(2, "big")
+        if not self.persistent:
+            self._send(pubrel)
+            return
+
+        def send() -> None:
+            if connection is not None and self._connection is connection:
+                connection.send(pubrel)
+
+        if not self._journal.before_pubrel(self.client_id, packet_id, send):
+            self.displace(ReasonCode.QUOTA_EXCEEDED)
+
+    def send_pubrel_of_unknown(self, packet_id: int) -> None:
+        """Answer a PUBREC for a packet identifier that no delivery has."""
+        self._send(encode(PubRel(packet_id, ReasonCode.PACKET_IDENTIFIER_NOT_FOUND), self._wire.version))
+
+    def completed(self, packet_ids: Sequence[int]) -> None:
+        """Note that deliveries are over."""
+        if self.persistent:
+            self._journal.completed(self.client_id, packet_ids)
+
+    def is_unjournaled(self, packet_id: int) -> bool:
+        """Return whether a delivery is among the packets that ``flush`` has still to note and write."""
+        return self._unjournaled is not None and packet_id in self._unjournaled
+
+    def _send(self, packet: bytes) -> None:
+        if self._connection is not None:
+            self._connection.send(packet)

@@ -1,0 +1,33 @@
+"""Messages as the log has them, read page by page for those that fell behind."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import NamedTuple
+
+from weft.protocols.batch import HeaderPairs
+
+
+class LogRecord(NamedTuple):
+    """A message as the log has it."""
+
+    seq: int
+    topic: bytes
+    payload: bytes
+    flags: int
+    headers: HeaderPairs
+
+
+class Page(NamedTuple):
+    """A piece of one stream."""
+
+    records: list[LogRecord]
+    next_seq: int
+    """Where to read on. It passes records that are not wanted, and those that are gone."""
+    lost: int
+    """Records between the seq asked for and ``next_seq`` that the log no longer has."""
+
+
+ReadPage = Callable[[int, int, Callable[[bytes], bool]], Awaitable[Page]]
+"""(stream, seq, wants) -> the wanted durable records from ``seq`` on, a page of them; ``wants`` is asked once for each
+distinct topic. ``next_seq == seq`` only at the durable end. Raises OSError and LogFailed."""

@@ -1,0 +1,113 @@
+"""Who is subscribed to what: the contract of a subscriber, its subscriptions, and what they add up to for a topic."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Protocol
+
+import msgspec
+
+from weft.edge_node.subscriptions.message import Message
+from weft.protocols.mqtt.packets import Subscription
+
+
+class Subscriber(Protocol):
+    """A client that messages are delivered to, whatever the protocol. Compared by identity."""
+
+    client_id: str
+
+    @property
+    def persistent(self) -> bool:
+        """Whether it gets later what it misses while it is away."""
+        ...
+
+    def may_read(self, topic: bytes) -> bool:
+        """Return whether access rules let it have messages of a topic."""
+        ...
+
+    def offer(self, message: Message, options: DeliveryOptions, qos: int) -> None:
+        """Deliver at QoS 1 or 2: now, later, or from the log. What the log does not have may be dropped."""
+
+    def send_at_most_once(self, message: Message, options: DeliveryOptions) -> None:
+        """Deliver at QoS 0, or drop the message when the client is slow or away."""
+
+
+class Member(Subscriber, Protocol):
+    """A subscriber of a shared subscription, which asks who can take the next message."""
+
+    @property
+    def connected(self) -> bool:
+        """Whether the client is there, slow or not."""
+        ...
+
+    def takes(self, qos: int) -> bool:
+        """Return whether one more message at this QoS can be sent at once."""
+        ...
+
+    def send(self, message: Message, options: DeliveryOptions, qos: int, *, noted: bool = False) -> None:
+        """Send at QoS 1 or 2; ``takes`` has said that this can be.
+
+        Args:
+            noted: the journal must know before the client can that the message is this member's.
+        """
+
+    def unanswered(self, share: str) -> Sequence[tuple[int, Message]]:
+        """Return the QoS 1 deliveries of a share that the client has not acknowledged, in the order of sending."""
+        ...
+
+    def unsettled(self, share: str) -> Iterable[tuple[int, int]]:
+        """Return (stream, seq) of the deliveries of a share that a crash would take from this client."""
+        ...
+
+    def give_back(self, packet_id: int) -> None:
+        """Take a delivery out of flight: another member gets it."""
+
+    def when_room(self, callback: Callable[[], None]) -> None:
+        """Call back each time that there may be room again."""
+
+    def no_longer_when_room(self, callback: Callable[[], None]) -> None:
+        """Stop calling back."""
+
+
+class ClientSubscription:
+    """One subscription of one client. Compared by identity."""
+
+    __slots__ = ("filter", "identifier", "options", "subscriber")
+
+    def __init__(
+        self, subscriber: Subscriber, topic_filter: str, options: Subscription, identifier: int | None
+    ) -> None:
+        self.subscriber = subscriber
+        self.filter = topic_filter
+        """What topics are matched against: without ``$share/{name}/``."""
+        self.options = options
+        self.identifier = identifier
+
+
+class DeliveryOptions(msgspec.Struct, frozen=True, eq=False):
+    """How one client gets the messages of one topic: all its subscriptions that match, as one delivery (section 3.3.4).
+
+    Compared by identity.
+    """
+
+    subscriber: Subscriber
+    qos: int
+    """Highest QoS that was granted."""
+    no_local: bool = False
+    retain_as_published: bool = False
+    identifiers: tuple[int, ...] = ()
+    """Subscription identifiers; a client with any gets packets of its own."""
+    share: str | None = None
+    """Name of the shared subscription that gives the messages; None for the client's own subscriptions."""
+
+
+def delivery_options(subscriptions: Sequence[ClientSubscription], share: str | None = None) -> DeliveryOptions:
+    """Return what one client's subscriptions add up to."""
+    return DeliveryOptions(
+        subscriptions[0].subscriber,
+        qos=max(each.options.qos for each in subscriptions),
+        no_local=all(each.options.no_local for each in subscriptions),
+        retain_as_published=any(each.options.retain_as_published for each in subscriptions),
+        identifiers=tuple(each.identifier for each in subscriptions if each.identifier),
+        share=share,
+    )

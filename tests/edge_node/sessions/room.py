@@ -1,0 +1,141 @@
+"""All the parts of sessions over a log on the fake disk and a real database, without MQTT connections and clocks."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterable
+from typing import Any
+
+from tests.edge_node.sessions.store.helpers import Node
+from tests.edge_node.sessions.window.clients import Socket
+from weft.edge_node.counters import Counters
+from weft.edge_node.ingest.ingest import Ingest
+from weft.edge_node.ingest.router import Router
+from weft.edge_node.ingest.unrouted import Unrouted
+from weft.edge_node.sessions.limits import SessionLimits
+from weft.edge_node.sessions.parts import Kept, make_parts
+from weft.edge_node.sessions.session import Session
+from weft.edge_node.sessions.sessions import Sessions
+from weft.edge_node.sessions.window.packets_out import Wire
+from weft.edge_node.streams import SESSION_TOPICS_STREAM
+from weft.edge_node.subscriptions.fan_out import FanOut
+from weft.edge_node.subscriptions.message import Message
+from weft.edge_node.subscriptions.outbox import Outbox
+from weft.edge_node.subscriptions.subscriptions import Subscriptions
+from weft.protocols.mqtt.packets import Connect, Publish, Subscription
+from weft.protocols.mqtt.properties import Properties
+
+NODES: list[Node] = []
+"""Nodes of the test at hand, for ``close_all``."""
+
+
+def close_all() -> None:
+    """End the databases of all rooms, and remove their folders."""
+    while NODES:
+        node = NODES.pop()
+        node.stop_database()
+        shutil.rmtree(node.directory, ignore_errors=True)
+
+
+class Wheel:
+    """When each session is to be asked."""
+
+    def __init__(self) -> None:
+        self.due: dict[Any, float] = {}
+
+    def set(self, session: Any, when: float) -> None:
+        self.due[session] = when
+
+    def cancel(self, session: Any) -> None:
+        self.due.pop(session, None)
+
+
+class Client(Socket):
+    """A connection, which leaves its session when it is displaced."""
+
+    def __init__(self, room: Room) -> None:
+        super().__init__()
+        self.room = room
+        self.session: Session | None = None
+
+    def displace(self, code: Any) -> None:
+        super().displace(code)
+        assert self.session is not None
+        self.room.sessions.close(self.session)
+
+
+class Room:
+    """A node's sessions; ``killed`` and ``stopped`` are what the next node finds."""
+
+    def __init__(self, node: Node | None = None, limits: SessionLimits = SessionLimits()) -> None:
+        if node is None:
+            node = Node()
+            NODES.append(node)
+        self.node = node
+        self.limits = limits
+        self.now = 0.0
+        self.counters, self.wheel = Counters(), Wheel()
+        self.subscriptions, self.outbox = Subscriptions(), Outbox()
+        fan_out = FanOut(self.subscriptions, self.outbox, node.clock.wall)
+        self.ingest = Ingest(
+            node.log, Router({"telemetry": ["plant/#"]}, node.log.stream), self.subscriptions, fan_out,
+            node.clock.wall, self.counters, Unrouted("keep", node.log, self.counters),
+            session_topics=node.log.stream(SESSION_TOPICS_STREAM), pending_bytes_max=1 << 20,
+        )  # fmt: skip
+        self.retained: list[Message] = []
+        state = node.state
+        self.parts = make_parts(
+            Kept(node.log, state.journal, state.backlog, state.retained), self.ingest, self.subscriptions, self.outbox,
+            self._match, limits, self.counters, node.clock.wall,
+        )  # fmt: skip
+        self.sessions = Sessions(self.parts, limits, self.counters, self.wheel, lambda: self.now)  # type: ignore[arg-type]
+        self.sessions.restore()
+
+    def _match(self, topic_filter: str) -> Iterable[Message]:
+        return self.retained
+
+    def connect(self, client_id: str, *, expiry: int = 1000, will: Any = None, clean: bool = False) -> Client:
+        """A client that has its CONNACK, and its session."""
+        client, properties = Client(self), Properties(session_expiry_interval=expiry)
+        packet = Connect(client_id, version=5, clean_start=clean, will=will, properties=properties)
+        client.session, _ = self.sessions.open(packet, client_id, None, client)
+        self.sessions.resume(client.session, Wire(5), 65_535)
+        return client
+
+    def subscribe(self, client: Client, text: str, qos: int = 1) -> int:
+        assert client.session is not None
+        code, _ = self.sessions.filters.subscribe(client.session, Subscription(text, qos), None)
+        return code
+
+    def publish(self, topic: bytes, *payloads: bytes, qos: int = 1) -> None:
+        for payload in payloads:
+            self.ingest.publish(Publish(topic, payload, qos, 1 if qos else 0))
+
+    def leave(self, client: Client, *, with_will: bool = True) -> None:
+        assert client.session is not None
+        self.sessions.close(client.session, with_will=with_will)
+
+    def later(self, seconds: float) -> None:
+        """Let time pass, and have everything done that is due."""
+        self.now += seconds
+        for session, when in list(self.wheel.due.items()):
+            if when <= self.now:
+                self.wheel.cancel(session)
+                again = session.due(self.now)
+                if again is not None:
+                    self.wheel.set(session, again)
+
+    def killed(self) -> Room:
+        """The room after SIGKILL: what was appended is there, nothing was said to be over."""
+        self.node.commit()
+        self.node.kill()
+        return Room(self.node, self.limits)
+
+    def stopped(self) -> Room:
+        """The room after an orderly stop."""
+        self.sessions.stop()
+        for session in self.sessions.all():
+            if session.connected:
+                self.sessions.close(session)
+        self.sessions.stop_reading()
+        return self.killed()

@@ -1,0 +1,214 @@
+"""Catching up, over a log on the fake disk: nothing lost, doubled or out of order, whatever is published meanwhile."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable
+
+import pytest
+
+from tests.edge_node.mqtt.harness import until
+from tests.storage.fakes import FakeFileSystem
+from tests.storage.segment_log.helpers import SMALL, commit_all, open_log
+from weft.edge_node.sessions.store.backlog import Backlog
+from weft.edge_node.sessions.store.settings import StateCounters, StateSettings
+from weft.edge_node.subscriptions import catch_up
+from weft.edge_node.subscriptions.catch_up import CatchUp
+from weft.edge_node.subscriptions.log_records import LogRecord, Page
+
+
+class ListReader:
+    """Takes so many messages, from the log and live."""
+
+    name = "a test"
+
+    def __init__(self) -> None:
+        self.room = 1 << 20
+        self.got: list[bytes] = []
+        self.queue: list[bytes] | None = None
+        self.is_live = False
+        self.missing = 0
+
+    @property
+    def has_room(self) -> bool:
+        return len(self.got) < self.room
+
+    def wants(self, topic: bytes) -> bool:
+        return topic == b"t"
+
+    def read(self, stream: int, record: LogRecord) -> None:
+        assert self.has_room
+        self.got.append(record.payload)
+
+    def lost(self, count: int) -> None:
+        self.missing += count
+
+    def joining(self) -> None:
+        self.queue = []
+
+    def live(self) -> None:
+        assert self.queue is not None
+        self.got += self.queue
+        self.is_live = True
+
+
+class Catching:
+    def __init__(self) -> None:
+        self.log = open_log(FakeFileSystem(), SMALL)
+        self.streams = [self.log.stream(name) for name in ("one", "two")]
+        self.backlog = Backlog(self.log, StateSettings(backlog_page_records=3), StateCounters())
+        self.reader = ListReader()
+        self.published: list[bytes] = []
+
+    def publish(self, *payloads: bytes, stream: int = 0, topic: bytes = b"t") -> None:
+        self.log.append(self.streams[stream], 5, [topic] * len(payloads), list(payloads))
+        if topic != b"t":
+            return
+        self.published += payloads
+        if self.reader.is_live:
+            self.reader.got += payloads
+        elif self.reader.queue is not None:
+            self.reader.queue += payloads
+
+    def begin(self, read_page: Callable[..., object] | None = None) -> CatchUp:
+        positions = dict.fromkeys(self.streams, 0)
+        found = CatchUp(self.reader, positions, read_page or self.backlog.read, self.log)  # type: ignore[arg-type]
+        found.start()
+        return found
+
+
+async def test_reads_what_was_missed_and_then_is_live() -> None:
+    catching = Catching()
+    catching.publish(b"0", b"1", b"2", b"3", b"4")
+    catching.publish(b"other", topic=b"unwanted")
+    commit_all(catching.log)
+    found = catching.begin()
+    await until(lambda: catching.reader.is_live)
+    assert catching.reader.got == [b"0", b"1", b"2", b"3", b"4"]
+    assert found.level
+
+
+async def test_what_is_not_durable_yet_is_read_when_it_is_and_what_follows_is_queued() -> None:
+    catching = Catching()
+    catching.publish(b"0", b"1")
+    commit_all(catching.log)
+    catching.publish(b"2", b"3")
+    found = catching.begin()
+    await until(lambda: catching.reader.queue is not None)
+    catching.publish(b"4")
+    assert not found.level
+    assert not catching.reader.is_live
+    commit_all(catching.log)
+    await until(lambda: catching.reader.is_live)
+    assert catching.reader.got == [b"0", b"1", b"2", b"3", b"4"]
+
+
+async def test_a_queue_that_was_thrown_away_is_read_instead() -> None:
+    catching = Catching()
+    catching.publish(b"0")
+    found = catching.begin()
+    await until(lambda: catching.reader.queue is not None)
+    catching.publish(b"1", b"2")
+    catching.reader.queue = None  # it did not fit
+    found.fall_back()
+    catching.publish(b"3")
+    commit_all(catching.log)
+    await until(lambda: catching.reader.is_live)
+    assert catching.reader.got == [b"0", b"1", b"2", b"3"]
+
+
+async def test_nothing_is_read_without_room() -> None:
+    catching = Catching()
+    catching.publish(*(b"%d" % number for number in range(10)))
+    commit_all(catching.log)
+    catching.reader.room = 4
+    found = catching.begin()
+    await until(lambda: len(catching.reader.got) == 4)
+    assert found.positions[catching.streams[0]] == 4
+    catching.reader.room = 100
+    found.room()
+    await until(lambda: catching.reader.is_live)
+    assert catching.reader.got == catching.published
+
+
+async def test_goes_on_where_it_was_stopped() -> None:
+    catching = Catching()
+    catching.publish(*(b"%d" % number for number in range(10)))
+    commit_all(catching.log)
+    catching.reader.room = 4
+    found = catching.begin()
+    await until(lambda: len(catching.reader.got) == 4)
+    found.stop()
+    catching.reader.room = 100
+    found.room()
+    await asyncio.sleep(0)
+    assert len(catching.reader.got) == 4
+    found.start()
+    await until(lambda: catching.reader.is_live)
+    assert catching.reader.got == catching.published
+
+
+async def test_a_disk_that_refuses_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(catch_up, "RETRY_S", 0)
+    catching, refusals = Catching(), [OSError("no"), OSError("no")]
+    catching.publish(b"0", b"1")
+    commit_all(catching.log)
+
+    async def read(stream: int, seq: int, wants: Callable[[bytes], bool]) -> Page:
+        if refusals:
+            raise refusals.pop()
+        return await catching.backlog.read(stream, seq, wants)
+
+    catching.begin(read)
+    await until(lambda: catching.reader.is_live)
+    assert catching.reader.got == [b"0", b"1"]
+
+
+async def test_records_that_are_gone_are_told_of() -> None:
+    catching = Catching()
+    catching.publish(b"8")
+    commit_all(catching.log)
+
+    async def read(stream: int, seq: int, _wants: Callable[[bytes], bool]) -> Page:
+        return Page([LogRecord(0, b"t", b"8", 0, ())], 1, 7)
+
+    catching.begin(read)
+    await until(lambda: catching.reader.is_live)
+    assert (catching.reader.missing, catching.reader.got) == (7, [b"8"])
+
+
+@pytest.mark.parametrize("seed", range(8))
+async def test_whatever_is_published_meanwhile_comes_once_and_in_order(seed: int) -> None:
+    chance, catching = random.Random(seed), Catching()
+    numbers = iter(range(1000))
+
+    def publish() -> None:
+        stream = chance.randrange(2)
+        catching.publish(*(b"%d:%d" % (stream, next(numbers)) for _ in range(chance.randrange(1, 6))), stream=stream)
+
+    for _ in range(5):
+        publish()
+    catching.reader.room = 5
+    found = catching.begin()
+    for _ in range(60):
+        step = chance.random()
+        if step < 0.35:
+            publish()
+        elif step < 0.6:
+            commit_all(catching.log)
+        elif step < 0.8:
+            catching.reader.room += chance.randrange(4)
+            found.room()
+        elif catching.reader.queue is not None and not catching.reader.is_live and step < 0.9:
+            catching.reader.queue = None
+            found.fall_back()
+        await asyncio.sleep(0)
+    catching.reader.room = 1 << 20
+    found.room()
+    commit_all(catching.log)
+    await until(lambda: catching.reader.is_live)
+    for stream in (b"0:", b"1:"):
+        assert [each for each in catching.reader.got if each.startswith(stream)] == [
+            each for each in catching.published if each.startswith(stream)
+        ]
