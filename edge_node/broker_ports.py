@@ -43,19 +43,20 @@ class Identity(Protocol):
 
     @property
     def admitted(self) -> bool:
-        """Whether it would be let in again by what the users file says now."""
+        """Return whether it would be let in again by what the users file says now."""
         ...
 
     def may_publish(self, topic: bytes) -> bool:
-        """Whether it may publish to a topic. Answers may be remembered until ``Door.watch`` says otherwise."""
+        """Return whether it may publish to a topic. Answers may be remembered until ``Door.watch`` says otherwise."""
         ...
 
     def may_subscribe(self, topic_filter: str) -> bool:
-        """Whether it may subscribe to a filter; for a shared subscription the filter comes without its prefix."""
+        """Return whether it may subscribe to a filter; for a shared subscription the filter comes without its
+        prefix."""
         ...
 
     def may_read(self, topic: bytes) -> bool:
-        """Whether a message of this topic may be delivered to it; asked once per topic and change."""
+        """Return whether a message of this topic may be delivered to it; asked once per topic and change."""
         ...
 
 
@@ -88,8 +89,8 @@ class Arrival(Protocol):
     """The client's address, for log lines."""
 
     async def room(self) -> bool:
-        """Whether there is room for one more client. Waits a moment for one that leaves; to be asked before ``opened``,
-        except for a client whose other connection is about to be closed."""
+        """Return whether there is room for one more client. Waits a moment for one that leaves; to be asked before
+        ``opened``, except for a client whose other connection is about to be closed."""
         ...
 
     def opened(self) -> None:
@@ -116,7 +117,7 @@ class RetainedMessage(Protocol):
 
     @property
     def properties(self) -> Properties:
-        """As published, the message expiry interval included; ``stored_ns`` says from when it counts."""
+        """Return as published, the message expiry interval included; ``stored_ns`` says from when it counts."""
         ...
 
     @property
@@ -127,11 +128,11 @@ class Retained(Protocol):
     """All retained messages. The index is in memory; what changes is written behind it."""
 
     def match(self, topic_filter: str) -> Sequence[RetainedMessage]:
-        """Those of a filter (without ``$share``) that have not expired, in no order that matters."""
+        """Return those of a filter (without ``$share``) that have not expired, in no order that matters."""
         ...
 
     def get(self, topic: bytes) -> RetainedMessage | None:
-        """A topic's last message; None when there is none, or it has expired."""
+        """Return a topic's last message; None when there is none, or it has expired."""
         ...
 
     def set(self, topic: bytes, payload: bytes, qos: int, properties: Properties, now: int) -> bool:
@@ -174,7 +175,7 @@ class Backlog(Protocol):
     """Reads durable records for sessions that are behind. Off the loop where it touches the disk; memory bounded."""
 
     async def read(self, stream: int, seq: int, wants: Callable[[bytes], bool]) -> Page:
-        """The wanted records from ``seq`` on, a batch or so. ``next_seq == seq`` at the durable end.
+        """Return the wanted records from ``seq`` on, a batch or so. ``next_seq == seq`` at the durable end.
 
         Args:
             wants: asked once per distinct topic of a batch, on the loop's thread.
