@@ -3,7 +3,7 @@
 ``python -m bench.hub [--seconds N] [--directory PATH]`` pins the hub to core 0, the edges to core 1. Batches of 5,000
 records with 100-byte payloads are encoded beforehand, as an edge has them on disk: once with JSON readings, once with
 random bytes, which nothing compresses. A record counts when its acknowledgement is back at the edge: committed,
-fsynced, and covered by the hub's state. Afterwards the log is folded anew and must hold every one of them.
+fsynced, and covered by the hub's state. Afterwards the log is folded from its start and must hold every one of them.
 Results go to bench/results.
 """
 
@@ -46,7 +46,7 @@ WARM_UP_S = 2.0
 
 
 def json_payload(rng: random.Random, index: int) -> bytes:
-    """A reading as a device would send it."""
+    """Return a reading as a device would send it."""
     reading = {
         "device": f"press-{index % 50:02d}",
         "temperature": round(rng.gauss(60, 8), 2),
@@ -60,7 +60,7 @@ def json_payload(rng: random.Random, index: int) -> bytes:
 
 
 def random_payload(rng: random.Random, index: int) -> bytes:
-    """The worst case: nothing to compress."""
+    """Return the worst case: nothing to compress."""
     return index.to_bytes(4, "little") + rng.randbytes(PAYLOAD_BYTES - 4)
 
 
@@ -68,7 +68,7 @@ PAYLOADS: dict[str, Callable[[random.Random, int], bytes]] = {"json": json_paylo
 
 
 def make_templates(payload: Callable[[random.Random, int], bytes], seed: int) -> list[bytes]:
-    """Encoded batches whose sequence numbers are stamped later."""
+    """Return encoded batches whose sequence numbers are stamped later."""
     rng = random.Random(seed)
     keys = [b"plant/7/press-%02d/telemetry" % (index % 50) for index in range(BATCH_RECORDS)]
     return [
@@ -78,7 +78,7 @@ def make_templates(payload: Callable[[random.Random, int], bytes], seed: int) ->
 
 
 def stamp(template: bytes, base_seq: int) -> bytes:
-    """The batch with another base_seq and a checksum that matches."""
+    """Return the batch with another base_seq and a checksum that matches."""
     data = bytearray(template)
     struct.pack_into("<Q", data, struct.calcsize("<4sIBBBBIIIII"), base_seq)
     struct.pack_into("<I", data, 4, crc32c(memoryview(data)[8:]))
@@ -133,7 +133,7 @@ class Epochs:
 
 
 def serve(directory: str, parent: Connection) -> None:
-    """The hub's process."""
+    """Run the hub's process."""
     pin(SERVER_CORE)
 
     async def main() -> None:
@@ -182,7 +182,7 @@ async def measure(url: str, payloads: str, seconds: float, hub: psutil.Process) 
 
 
 async def records_in_log(directory: str) -> int:
-    """What a fold from the first chunk to the last finds."""
+    """Return what a fold from the first chunk to the last finds."""
     store = open_store(directory)
     log = ShardLog(store, await open_cluster(store, None), 0)
     state = ShardState(log.cluster.cluster_id, 0)

@@ -1,4 +1,4 @@
-"""How long a large log takes to open, after a clean stop and after a kill; part of ``bench.durability``."""
+"""Time to open a large log, after a clean stop and after a kill; part of ``bench.durability``."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ STREAMS = 8
 
 
 def open_log(directory: str, size: int) -> SegmentLog:
-    """With the default segments and a budget that holds it."""
+    """Open a log with the default segments and a budget that holds it."""
     return SegmentLog.open(
         directory, LogSettings(budget_bytes=2 * size + (1 << 30)), wall_clock=wall_clock, clock_reading=clock_reader(),
         random_bits=random.getrandbits, post=lambda deliver: deliver(), start_writer=False,
@@ -53,7 +53,7 @@ def time_opening(directory: str, size: int, result: Connection) -> None:
 
 
 def opened(directory: str, size: int) -> dict[str, Any]:
-    """One opening in a fresh process, with nothing of the log in memory if the machine lets us drop it."""
+    """Measure one opening in a fresh process, with nothing of the log in memory if the machine lets us drop it."""
     subprocess.run(["sync"], check=True)
     cold = True
     try:

@@ -41,7 +41,7 @@ STREAM = "telemetry"
 
 
 def payloads(rng: random.Random, count: int) -> list[bytes]:
-    """JSON readings of exactly ``PAYLOAD_BYTES``."""
+    """Return JSON readings of exactly ``PAYLOAD_BYTES``."""
     found = []
     for _ in range(count):
         reading = {"temperature": round(rng.gauss(60, 5), 3), "vibration": rng.random(), "n": rng.randrange(10**6)}
@@ -84,7 +84,7 @@ def noop(frame: DataFrame) -> None:
 
 
 def aggregate(frame: DataFrame) -> None:
-    """A query as people write them: a few columns, grouped."""
+    """Run a query as people write them: a few columns, grouped."""
     grouped = frame.groupBy("line", "machine").agg(
         F.count("*"), F.max("_time"), F.sum(F.length("payload")), F.countDistinct("_edge")
     )
@@ -92,7 +92,7 @@ def aggregate(frame: DataFrame) -> None:
 
 
 def timed(work: Callable[[], None]) -> float:
-    """Seconds that ``work`` takes."""
+    """Return seconds that ``work`` takes."""
     started = time.perf_counter()
     work()
     return time.perf_counter() - started
@@ -109,7 +109,7 @@ def cpu_seconds() -> float:
 
 
 def tail_figures(spark: SparkSession, root: str, records: int, runs: int) -> dict[str, Any]:
-    """Records per second of chunks through ``format("weft")``, the load included."""
+    """Return records per second of chunks through ``format("weft")``, the load included."""
 
     def load() -> DataFrame:
         return spark.read.format("weft").option("store", root).option("stream", STREAM).load()
@@ -132,7 +132,7 @@ def tail_figures(spark: SparkSession, root: str, records: int, runs: int) -> dic
 
 
 def history_figures(spark: SparkSession, root: str, records: int, runs: int) -> dict[str, Any]:
-    """``read`` against Spark's own reader over the same files, turn by turn; the ratio is theirs by ours."""
+    """Compare ``read`` with Spark's own reader over the same files, turn by turn; the ratio is theirs by ours."""
     uri, _ = open_store(root).location(table_key("default", STREAM))
     files = DeltaTable(uri).file_uris()
     ways: dict[str, Callable[[], DataFrame]] = {

@@ -28,7 +28,7 @@ PATTERNS = ["plant/{line}/{machine}/telemetry"]
 
 
 def reading(rng: random.Random, index: int) -> bytes:
-    """A reading as a device would send it."""
+    """Return a reading as a device would send it."""
     return json.dumps(
         {
             "device": f"press-{index % 50:02d}",
@@ -41,7 +41,7 @@ def reading(rng: random.Random, index: int) -> bytes:
 
 
 def make_section(batches: int) -> tuple[StreamSection, bytes, list[LaneUpdate]]:
-    """A section of a chunk as several edges filled it."""
+    """Return a section of a chunk as several edges filled it."""
     rng = random.Random(1)
     keys = [b"plant/7/press-%02d/telemetry" % (index % 50) for index in range(BATCH_RECORDS)]
     now = time.time_ns()

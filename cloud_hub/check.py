@@ -1,4 +1,4 @@
-"""What a hub's configuration must keep to beyond the shape of its values."""
+"""Rules for a hub's configuration beyond the shape of its values."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from weft.config.units import parse_bind
 
 
 def check(config: HubConfig) -> list[Finding]:
-    """Everything that is wrong with ``config``, without touching store or network."""
+    """Return everything that is wrong with ``config``, without touching store or network."""
     findings = []
     if config.anonymous == "loopback" and config.tokens_file is None and not parse_bind(config.listen).is_loopback:
         findings.append(
             Finding(
                 ("listen",),
-                f"{config.listen} can be reached from other machines, and they are not asked who they are. "
-                "Give a tokens_file, bind to 127.0.0.1, or say `anonymous: allowed_beyond_loopback`",
+                f"{config.listen} can be reached from other machines without authentication. Set a tokens_file, "
+                "bind to 127.0.0.1, or set `anonymous: allowed_beyond_loopback`",
             )
         )
     if config.chunk_bytes_max > config.limits.pending_bytes:

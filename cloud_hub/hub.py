@@ -1,6 +1,6 @@
-"""One hub node, put together: store, a sequencer per shard, the HTTP server. The truth is in the store.
+"""A hub node, put together: store, a sequencer per shard, the HTTP server. All state is in the store.
 
-A node can be killed at any instant and started again anywhere; ``close`` is a courtesy to those who are connected.
+A node can be killed at any instant and started again anywhere; ``close`` is only a courtesy to connected peers.
 """
 
 from __future__ import annotations
@@ -45,14 +45,14 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 STORE_SILENCE_S = 15.0
-"""A shard that could do nothing with the store for so long makes the node not ready. Idle shards ask it every 2 s, so
-one slow answer or one retry is nothing, and a load balancer notices an outage before edges fill their windows."""
+"""Silence of the store after which a shard makes the node not ready. Idle shards ask the store every 2 s, so one slow
+response or one retry does not count, and a load balancer notices an outage before edges fill their windows."""
 SHUTDOWN_S = 2.0
-"""How long requests may take to end when the node closes."""
+"""Longest time that requests may take to end when the node closes."""
 
 
 def boot_time_ns() -> int:
-    """Nanoseconds since the machine started, suspend included."""
+    """Return nanoseconds since the machine started, including suspend."""
     return time.clock_gettime_ns(time.CLOCK_BOOTTIME)
 
 
@@ -94,12 +94,12 @@ class Hub:
         self._idle: IdleConnections | None = None
         self._figures: StreamFigures | None = None
         self.sequencers: list[Sequencer] = []
-        """One per shard, while the node runs."""
+        """Sequencers of the shards, while the node runs."""
         self.cluster: Cluster
 
     @property
     def url(self) -> str:
-        """Where the node listens, once started."""
+        """Return the URL of the node, once started."""
         assert self._runner is not None, "the hub has not been started"
         host, port = self._runner.addresses[0][:2]
         return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
@@ -176,14 +176,14 @@ class Hub:
         return server.connections if server else []
 
     def reload(self) -> None:
-        """Read the tokens file again, changed or not. When it cannot be used, those read before stay in force."""
+        """Read the tokens file again, changed or not. If it cannot be used, the tokens read before stay in force."""
         if self._tokens is None:
             logger.info("SIGHUP: no tokens_file is set, there is nothing to read again")
         elif self._tokens.reload():
             logger.info("SIGHUP: read the tokens file again; tokens: %d", self._tokens.count)
 
     async def close(self) -> None:
-        """Send the links away and stop. What was not acknowledged is still with the edges."""
+        """Close the links and stop. Edges still have everything that was not acknowledged."""
         link_log.logger.removeFilter(self._throttle)
         if self._idle is not None:
             await self._idle.close()
@@ -226,13 +226,13 @@ class Hub:
             del self._links[link]
 
     def table_rows(self, tenant: str, stream: str) -> int | None:
-        """Records of a stream that are table rows; None when this node does not know."""
+        """Return the number of records of a stream that are table rows; None when this node does not know it."""
         return self._tables.rows(tenant, stream) if self._tables else None
 
     def unhealthy(self) -> list[str]:
-        """Return why the node should be started again; empty when that would mend nothing.
+        """Return the reasons to restart the node; empty when a restart would not help.
 
-        A store in trouble or a damaged shard is no such reason: a new process would find the same.
+        A store in trouble or a damaged shard is no reason: a new process would find the same.
         """
         ended = [sequencer.log.shard for sequencer in self.sequencers if not sequencer.is_running]
         reasons = [f"the work on shard {shard} has ended" for shard in ended]
@@ -241,7 +241,7 @@ class Hub:
         return reasons
 
     def unready(self) -> list[str]:
-        """Return why the node takes no links and answers no readers; empty when it does."""
+        """Return the reasons why the node takes no links and answers no readers; empty when it does."""
         reasons = self.unhealthy()
         for sequencer in self.sequencers:
             shard, silent_s = sequencer.log.shard, sequencer.silent_s
@@ -252,11 +252,11 @@ class Hub:
         return reasons
 
     def table_payload(self, tenant: str, stream: str) -> PayloadKind | None:
-        """Return what the payloads of a stream's table are; None when this node does not know."""
+        """Return the payload kind of a stream's table; None when this node does not know it."""
         return self._tables.payload(tenant, stream) if self._tables else None
 
     def status(self) -> View:
-        """What ``GET /v1/status`` answers."""
+        """Return the document of ``GET /v1/status``."""
         return {
             "software": _software(),
             "cluster_id": self.cluster.cluster_id.hex(),

@@ -1,4 +1,4 @@
-"""What a hub's configuration names on this machine: tokens, a store that is a folder, the port."""
+"""Checks of what a hub's configuration names on this machine: tokens, a store that is a folder, the port."""
 
 from __future__ import annotations
 
@@ -28,17 +28,19 @@ class HubFindings:
     """Findings about a hub's machine, by what becomes of the hub."""
 
     needed: list[Finding] = field(default_factory=list)
-    """The hub does not start."""
+    """Findings that keep the hub from starting."""
     doubtful: list[Finding] = field(default_factory=list)
-    """The hub works, perhaps not as it was meant."""
+    """Findings with which the hub works, perhaps not as intended."""
 
 
 def look(config: HubConfig) -> HubFindings:
-    """Open what the configuration names, except the port and stores in a bucket. Blocks; nothing is changed."""
+    """Open what the configuration names, except the port and stores in a bucket. Blocks; changes nothing."""
     found = HubFindings()
     if config.tokens_file is None:
         if not parse_bind(config.listen).is_loopback:
-            message = "is missing: every program that reaches the port may link and read. `weft token create` makes one"
+            message = (
+                "is missing: every program that reaches the port may link and read. `weft token create` creates one"
+            )
             found.doubtful.append(Finding(("tokens_file",), message))
     else:
         _look_at_tokens(config.tokens_file, found)
@@ -50,7 +52,7 @@ def port(config: HubConfig) -> tuple[list[Finding], list[Finding]]:
     """Bind the address for a moment. Blocks.
 
     Returns:
-        Why the hub could not listen; and what was not tried, because a hub answers there.
+        Findings that would keep the hub from listening; and what was not tried, because a hub answers there.
     """
     address = parse_bind(config.listen)
     problem = not_listening(address)
@@ -67,14 +69,14 @@ def _look_at_tokens(path: str, found: HubFindings) -> None:
             tokens = read_tokens(file.read(), path)
     except OSError as error:
         advice = (
-            f". `weft token create NAME --file {path} ...` makes one" if isinstance(error, FileNotFoundError) else ""
+            f". `weft token create NAME --file {path} ...` creates one" if isinstance(error, FileNotFoundError) else ""
         )
         found.needed.append(Finding(("tokens_file",), f"{path}: {why_unreadable(error)}{advice}"))
     except TokensUnusable as error:
         found.needed.append(Finding(("tokens_file",), str(error)))
     else:
         if not tokens:
-            message = f"{path} holds no token, so that the hub refuses everything. `weft token create` adds one"
+            message = f"{path} holds no token, so the hub refuses every request. `weft token create` adds one"
             found.doubtful.append(Finding(("tokens_file",), message))
         if problem := too_readable(path):
             found.doubtful.append(Finding(("tokens_file",), problem))
@@ -94,7 +96,7 @@ def _look_at_store(config: HubConfig, found: HubFindings) -> None:
 
 
 def _is_hub(address: Address) -> bool:
-    """Ask whether a hub answers, with or without asking for a token."""
+    """Return whether a hub answers, with or without asking for a token."""
     url = f"http://{address.from_here}/v1/status"
     try:
         with _DIRECT.open(url, timeout=ANSWER_S_MAX) as answer:

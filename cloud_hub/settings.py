@@ -1,4 +1,4 @@
-"""What a hub node may be told. The command line maps the YAML configuration to these."""
+"""Settings of a hub node. The command line maps the YAML configuration to these."""
 
 from __future__ import annotations
 
@@ -9,56 +9,58 @@ MiB = 1 << 20
 
 @dataclass(frozen=True)
 class SequencerSettings:
-    """How one shard's log is written. Durations are seconds, sizes bytes."""
+    """Settings of one shard's log. Durations are seconds, sizes bytes."""
 
     commit_interval_s: float = 0.25
-    """Longest time that a batch waits for others to share a chunk; after a longer silence it does not wait."""
+    """Longest time that a batch waits so that others can share its chunk; after a longer silence it does not wait."""
     chunk_bytes_max: int = 8 * MiB
-    """A chunk is written when this much is pending. A single longer batch still goes into one chunk."""
+    """Pending bytes at which a chunk is written. A single longer batch still goes into one chunk."""
     pending_bytes_max: int = 64 * MiB
-    """Past this much uncommitted data the shard makes its links wait."""
+    """Uncommitted bytes above which the shard makes its links wait."""
     mark_interval_s: float = 10.0
-    """Marks travel with data; when there is none, a chunk is written for marks alone at most this often. In a bucket
-    each costs a PUT."""
+    """Interval of chunks for marks alone, while there is no data for marks to travel with. In a bucket each costs a
+    PUT."""
     follow_interval_s: float = 2.0
-    """How often an idle shard looks for chunks of other nodes."""
+    """Interval at which an idle shard looks for chunks of other nodes."""
     retry_min_s: float = 0.05
     retry_max_s: float = 5.0
-    """Waits between attempts while the store is in trouble double from the one to the other, with jitter."""
+    """Longest wait between attempts while the store is in trouble. Waits double from the shortest to this, with
+    jitter."""
     watermark_validity_s: float = 8.0
-    """V of docs/architecture.md: how long a look at the manifest's watermark holds. The collector waits far longer."""
+    """Time for which a look at the manifest's watermark holds: V of docs/architecture.md. The collector waits far
+    longer."""
     lanes_max: int = 100_000
-    """Lanes that the shard's state may hold; a link that brings another is refused."""
+    """Maximum number of lanes in the shard's state; a link that brings another is refused."""
     ranges_per_lane_max: int = 1024
-    """Separate ranges that a lane may have: bounds the state under a sender that leaves holes."""
+    """Maximum number of separate ranges of a lane: bounds the state under a sender that leaves holes."""
     gaps_per_lane_max: int = 16_384
-    """Gap notices that a lane may have."""
+    """Maximum number of gap notices of a lane."""
     snapshot_interval_s: float = 60.0
     snapshot_chunks: int = 200
-    """A snapshot is made after so long or so many chunks, whichever comes first."""
+    """Number of chunks after which a snapshot is written, unless the time comes first."""
 
 
 @dataclass(frozen=True)
 class HubSettings:
-    """One hub node."""
+    """Settings of one hub node."""
 
     store: str
     """URI or path for ``storage.object_store.open_store``."""
     store_options: dict[str, str] = field(default_factory=dict)
     host: str = "127.0.0.1"
     port: int = 8090
-    """0 takes any free port; ``Hub.url`` tells which."""
+    """Port; 0 takes any free port, which ``Hub.url`` returns."""
     shards: int | None = 4
-    """For a new store; an existing one must have as many. None takes what is there."""
+    """Number of shards for a new store; an existing one must have as many. None takes the store's number."""
     tokens_file: str | None = None
     open_to_network: bool = False
-    """Without a tokens file only peers on this machine are let in, unless this says that the network is trusted."""
+    """Permission for peers on other machines to connect without tokens: the network is trusted."""
     sequencer: SequencerSettings = field(default_factory=SequencerSettings)
     links_max: int = 1024
     link_window_bytes: int = 8 * MiB
-    """What one edge may send ahead of acknowledgements."""
+    """Maximum number of bytes that one edge may send ahead of acknowledgements."""
     batch_bytes_max: int = 16 * MiB
     response_bytes_max: int = 8 * MiB
-    """Longest JSON answer, counted in payload bytes; readers ask again from ``next_offset``."""
+    """Maximum size of a JSON response, in payload bytes; readers continue from ``next_offset``."""
     table_interval_s: float | None = 10.0
-    """How often committed records are put into tables; None leaves that to another node."""
+    """Interval at which committed records are written to tables; None leaves that to another node."""

@@ -1,1 +1,2 @@
-"""What an operator may set and see: typed models, the YAML loader, the metric catalogue. Imports nothing of ours."""
+"""Settings, metrics and everything else that an operator sets or sees: typed models, the YAML loader, the metric
+catalogue. Imports no other package of the project."""

@@ -1,4 +1,4 @@
-"""Which settings differ between two readings of a configuration."""
+"""Comparison of two readings of a configuration."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is wrong with a configuration file, said so that the person who wrote it can mend it."""
+"""Problems of a configuration file, worded for the person who wrote it."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ KeyPath = tuple[str | int, ...]
 
 
 class Finding(NamedTuple):
-    """Something wrong with the value at ``path``: what was expected and what was found."""
+    """A problem with the value at ``path``: what was expected and what was found."""
 
     path: KeyPath
     message: str
 
 
 class Problem(NamedTuple):
-    """A finding with its place."""
+    """A finding with its file and line."""
 
     file: str
     line: int
@@ -38,7 +38,7 @@ class ConfigError(Exception):
 
 
 class SettingError(OSError):
-    """A value that is right in itself, and cannot be used on this machine now."""
+    """A valid value that cannot be used on this machine now."""
 
     def __init__(self, path: KeyPath, message: str) -> None:
         self.finding = Finding(path, message)
@@ -46,7 +46,7 @@ class SettingError(OSError):
 
 
 def format_path(path: KeyPath) -> str:
-    """``streams.telemetry.from[0]``."""
+    """Return a key path as text: ``streams.telemetry.from[0]``."""
     text = ""
     for key in path:
         text += f"[{key}]" if isinstance(key, int) else f".{key}" if text else key

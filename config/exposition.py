@@ -32,9 +32,9 @@ class HistogramSample(NamedTuple):
     bounds: Sequence[float]
     """Upper bounds, ascending."""
     counts: Sequence[int]
-    """Per bucket, not cumulated; one more than bounds."""
+    """Counts per bucket, not cumulated; one more than ``bounds``."""
     seconds: float
-    """Sum of what was observed."""
+    """Sum of the observed values."""
 
 
 AnySample = Sample | HistogramSample
@@ -54,10 +54,8 @@ def _release() -> str:
 
 
 def render(catalogue: Sequence[Metric], samples: Iterable[AnySample]) -> bytes:
-    """Return all metrics, those of the process included.
-
-    The library is loaded at the first call: a node that is not scraped does without its memory.
-    """
+    """Return all metrics, including those of the process."""
+    # Imported at the first scrape: a node that is never scraped saves the library's memory.
     from prometheus_client import ProcessCollector
     from prometheus_client.exposition import generate_latest
     from prometheus_client.registry import Collector, CollectorRegistry

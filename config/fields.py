@@ -1,4 +1,4 @@
-"""What the models say about themselves (units, bounds, descriptions), for the loader, the schema and the reference."""
+"""Units, bounds and descriptions of the models, for the loader, the schema and the reference."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from weft.config import units
 
 
 class Shape(NamedTuple):
-    """A type without its wrapping: what it holds, the unit people write it in, and what it means."""
+    """A type without its ``Annotated`` layers: the type itself, the unit of its text form, and its description."""
 
     type: inspect.Type
     unit: str | None
     description: str
     short: str | None = None
-    """The setting of a section that may stand for the whole section."""
+    """Setting of a section that may stand for the whole section."""
 
 
 def shape_of(type_: inspect.Type) -> Shape:
@@ -34,19 +34,19 @@ def shape_of(type_: inspect.Type) -> Shape:
 
 
 def model_shape(model: type[msgspec.Struct]) -> inspect.StructType:
-    """The fields of a model."""
+    """Return the fields of a model."""
     shape = inspect.type_info(model)
     assert isinstance(shape, inspect.StructType)
     return shape
 
 
 def default_of(field: inspect.Field) -> Any:
-    """A field's default value; ``msgspec.NODEFAULT`` when it is required."""
+    """Return a field's default value; ``msgspec.NODEFAULT`` when it is required."""
     return field.default if field.default_factory is msgspec.NODEFAULT else field.default_factory()
 
 
 class Unit(NamedTuple):
-    """How a value is written. ``parse`` takes the text and the folder of the file, and raises ``ValueError``."""
+    """The text form of a value. ``parse`` takes the text and the folder of the file, and raises ``ValueError``."""
 
     words: str
     parse: Callable[[str, str], Any]
@@ -134,4 +134,5 @@ UNITS = {
     "filters": Unit('an MQTT filter such as "plant/{line}/#"', _filter, str),
     "urls": Unit("a URL such as https://hub.example.com", _url, str),
 }
-"""By the ``x-unit`` of the models. ``filters``, ``urls`` and ``networks`` are lists, for which one alone may stand."""
+"""Units by the ``x-unit`` of the models. ``filters``, ``urls`` and ``networks`` are lists; a single value may stand for
+a list."""

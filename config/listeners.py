@@ -1,4 +1,4 @@
-"""Where clients connect to an edge node, and who may."""
+"""Listeners of an edge node, and the clients that they admit."""
 
 from __future__ import annotations
 
@@ -13,102 +13,113 @@ class Tls(Section, frozen=True, kw_only=True):
     """TLS of a listener. The files are read again when they change; connections stay."""
 
     certificate: Annotated[
-        Path, Meta(description="PEM file of the listener's certificate, followed by the chain up to its authority.")
+        Path, Meta(description="PEM file with the listener's certificate, followed by the chain up to its authority.")
     ]
     key: Annotated[
-        Path, Meta(description="PEM file of the certificate's key, not encrypted. Readable by the node's user alone.")
+        Path,
+        Meta(
+            description="PEM file with the certificate's key, not encrypted. Only the node's user may be able to "
+            "read it."
+        ),
     ]
     client_ca: Annotated[
         Path | None,
         Meta(
-            description="PEM file of the authorities whose client certificates are taken. The certificate's common "
-            "name is then the user name, and no password is asked for. Without it clients are asked for none."
+            description="PEM file with the authorities that sign client certificates. The certificate's common "
+            "name is the user name, and no password is needed. Unset: clients need no certificate."
         ),
     ] = None
     client_certificate: Annotated[
         Literal["required", "optional"],
-        Meta(description="With `client_ca`: whether clients without a certificate may come in by another way."),
+        Meta(
+            description="With `client_ca`: `required` refuses clients without a certificate, `optional` lets them "
+            "authenticate in another way."
+        ),
     ] = "required"
 
 
 class WebSocket(Section, frozen=True, kw_only=True):
-    """MQTT over WebSocket, for browsers and for networks that let nothing but HTTP through."""
+    """MQTT over WebSocket, for browsers and for networks that pass only HTTP."""
 
-    path: Annotated[str, Meta(description="Path of the URL that clients connect to.")] = "/mqtt"
+    path: Annotated[str, Meta(description="Path of the WebSocket URL.")] = "/mqtt"
     origins: Annotated[
         tuple[str, ...] | None,
         Meta(
-            description='Web pages that may connect, such as `https://dash.example.com`; `"*"` lets all. Left out: '
-            "pages of the listener's own host. Clients that are no browsers are not asked."
+            description='Origins of web pages that may connect, such as `https://dash.example.com`; `"*"` for '
+            "all. Unset: only pages from the listener's own host. Clients other than browsers send no "
+            "origin and are not checked."
         ),
     ] = None
 
 
 class ProxyProtocol(Section, frozen=True, kw_only=True):
-    """Connections come from a proxy that says who the client is (PROXY protocol, version 2)."""
+    """Connections from a proxy that names the client (PROXY protocol, version 2)."""
 
     trusted: Annotated[
         Networks,
         Meta(
-            description="Address or network, or a list of them, that the proxy connects from: `192.0.2.0/28`. "
-            "Everybody else is refused, and so is a connection that does not begin with a PROXY header."
+            description="Address or network of the proxy, or a list of them: `192.0.2.0/28`. Connections from "
+            "elsewhere, and connections without a PROXY header, are refused."
         ),
     ]
 
 
 class MqttListener(Section, frozen=True, kw_only=True):
-    """Where MQTT clients (3.1, 3.1.1 and 5.0) connect. With `tls` it is MQTTS, with `websocket` MQTT over WebSocket."""
+    """A listener for MQTT clients (3.1, 3.1.1 and 5.0). With `tls` it is MQTTS, with `websocket` MQTT over
+    WebSocket."""
 
     bind: Annotated[
         Listen,
         Meta(
-            description="Address and port that MQTT clients connect to, or `unix:` and the path of a unix socket, "
-            "which the file's owner and group may use. Port 0 takes any free port."
+            description="Address and port for MQTT clients, or `unix:` and the path of a unix socket. The socket "
+            "is open to the file's owner and group. Port 0 picks any free port."
         ),
     ] = "127.0.0.1:1883"
     anonymous: Annotated[
         MqttAnonymous,
         Meta(
-            description="Who may connect without a name: `never` nobody, `loopback` clients on this machine, "
-            "`allowed_beyond_loopback` everyone who reaches the port. Behind a proxy that does not say who the client "
-            "is, everyone seems to be where the proxy is."
+            description="Who may connect without a user name. `never`: no client. `loopback`: clients on this "
+            "machine. `allowed_beyond_loopback`: every client that reaches the port. Clients of a "
+            "proxy without the PROXY protocol count as the proxy."
         ),
     ] = "loopback"
-    tls: Annotated[Tls | None, Meta(description="TLS; plain TCP without it. Required for `mqtts` and `wss`.")] = None
+    tls: Annotated[Tls | None, Meta(description="TLS; unset: plain TCP. Required for `mqtts` and `wss`.")] = None
     websocket: Annotated[
         WebSocket | None,
-        Meta(description="WebSocket; without it MQTT itself. Listeners called `ws` or `wss` have it anyway."),
+        Meta(description="MQTT over WebSocket; unset: plain MQTT. Listeners named `ws` and `wss` always use it."),
     ] = None
     proxy_protocol: Annotated[
-        ProxyProtocol | None, Meta(description="A proxy in front of the listener; without it clients connect directly.")
+        ProxyProtocol | None,
+        Meta(description="PROXY protocol of a proxy in front of the listener; unset: clients connect directly."),
     ] = None
 
 
 class Auth(Section, frozen=True, kw_only=True):
-    """Who may connect, and what clients may do. Changed files are read again; who is no user any more is let go."""
+    """Authentication and access rules. Changed files are read again; clients whose user is gone are disconnected."""
 
     users_file: Annotated[
         Path | None,
         Meta(
-            description="File of user names and password hashes that `weft user add` writes. Without it no password "
-            "is right."
+            description="File of user names and password hashes, written by `weft user add`. Without it, every "
+            "password is wrong."
         ),
     ] = None
     acl_file: Annotated[
         Path | None,
         Meta(
-            description="File of who may read and write which topics, in the format of Mosquitto's: `user`, `topic` "
-            "and `pattern` lines with `read`, `write`, `readwrite` or `deny`. What it does not grant is refused. "
-            "Without it everyone who is let in may do everything."
+            description="File that grants access to topics, in Mosquitto's format: `user`, `topic` and `pattern` "
+            "lines with `read`, `write`, `readwrite` or `deny`. Access that it does not grant is "
+            "refused. Without it, every client has access to every topic."
         ),
     ] = None
     refused_publish: Annotated[
         RefusedPublish,
         Meta(
-            description="What happens when a client of MQTT 3.1.1 publishes at QoS 1 or 2 what is refused. That "
-            "version has no reason code. Access rules, topic levels and `unrouted: refuse` refuse messages. `close` "
-            "ends the connection without an acknowledgement. `acknowledge` drops and counts the message: for bridges "
-            "and clients with a queue, which would send it again and again. MQTT 5.0 clients get the reason code."
+            description="Answer to a refused publish at QoS 1 or 2 from an MQTT 3.1.1 client, which cannot "
+            "receive a reason code. Access rules, topic levels and `unrouted: refuse` refuse "
+            "messages. `close` closes the connection without an acknowledgement. `acknowledge` drops "
+            "and counts the message: for bridges and clients with a queue, which would otherwise send "
+            "it again and again. MQTT 5.0 clients get the reason code."
         ),
     ] = "close"
 
@@ -116,13 +127,13 @@ class Auth(Section, frozen=True, kw_only=True):
 class Http(Section, frozen=True, kw_only=True):
     """The node's own pages: status at `/`, JSON at `/status`, metrics at `/metrics`, `/healthz` and `/readyz`."""
 
-    bind: Annotated[Bind, Meta(description="Address and port of the status page. Port 0 takes any free port.")] = (
+    bind: Annotated[Bind, Meta(description="Address and port of the status page. Port 0 picks any free port.")] = (
         "127.0.0.1:8080"
     )
     anonymous: Annotated[
         Anonymous,
         Meta(
-            description="Who may read the pages (names and counts, no messages): `loopback` only this machine, "
-            "`allowed_beyond_loopback` everyone."
+            description="Who may read the pages, which show names and counts but no messages. `loopback`: clients "
+            "on this machine. `allowed_beyond_loopback`: every client that reaches the port."
         ),
     ] = "loopback"

@@ -1,4 +1,5 @@
-"""A YAML file -> a checked model. Every error names file, line, path, what was expected and what was found."""
+"""Loader of a YAML file into a checked model. Every error names file, line, path, what was expected and what was
+found."""
 
 from __future__ import annotations
 
@@ -17,25 +18,25 @@ from weft.config.reader import INVALID, Reader
 from weft.config.yaml_words import explained
 
 FILE_BYTES_MAX = 1 << 20
-"""Longest configuration file that is read."""
+"""Maximum size of a configuration file."""
 PROBLEMS_MAX = 20
-"""Most problems reported at once."""
+"""Maximum number of problems reported at once."""
 _UTF_16 = (b"\xff\xfe", b"\xfe\xff")
-"""Byte order marks: what some editors call Unicode."""
+"""Byte order marks of UTF-16, which some editors call Unicode."""
 
 Config = TypeVar("Config", bound=msgspec.Struct)
 
 
 @dataclass(frozen=True)
 class Loaded(Generic[Config]):
-    """A model and where its values stand in the file."""
+    """A model, and the places of its values in the file."""
 
     config: Config
     file: str
     lines: dict[KeyPath, int]
 
     def refuse(self, findings: Sequence[Finding]) -> ConfigError:
-        """The error for findings that later checks make."""
+        """Return the error for findings of later checks."""
         return _error(self.file, self.lines, findings)
 
 
@@ -50,7 +51,7 @@ def load(path: str, model: type[Config], check: Callable[[Config], Sequence[Find
 def parse(
     text: str, file: str, model: type[Config], check: Callable[[Config], Sequence[Finding]] | None = None
 ) -> Loaded[Config]:
-    """``load`` of a text that stands in ``file``."""
+    """Read a text as ``load`` reads a file; ``file`` is its name in errors."""
     node = _compose(text, file)
     reader = Reader(os.path.dirname(os.path.abspath(file)), model)
     value = reader.read(node, model_shape(model), ())
@@ -93,7 +94,7 @@ def _compose(text: str, file: str) -> yaml.Node:
         raise ConfigError([Problem(file, 0, (), "this is nested too deeply for a configuration")]) from None
     if node is None:
         raise ConfigError(
-            [Problem(file, 0, (), "expected settings, got an empty file. Write them there, or name another file")]
+            [Problem(file, 0, (), "expected settings, got an empty file. Write settings into it, or name another file")]
         )
     return node
 
@@ -103,7 +104,7 @@ def _error(file: str, lines: dict[KeyPath, int], findings: Sequence[Finding]) ->
 
 
 def _line(lines: dict[KeyPath, int], path: KeyPath) -> int:
-    """Line of the path, or of the nearest section around it when the path is not in the file."""
+    """Return the line of the path, or of the nearest section around it when the path is not in the file."""
     while path and path not in lines:
         path = path[:-1]
     return lines.get(path, 0)

@@ -1,4 +1,4 @@
-"""What a configuration names on this machine: files, folders, room and ports, and why they cannot be used."""
+"""Files, folders, disk space and ports that a configuration names on this machine, and why they cannot be used."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import stat
 from weft.config.units import Address, UnixSocket, approximate_size, format_size
 
 CREDENTIALS = "/run/credentials/"
-"""Folder that systemd fills while a unit runs; at other times its files are not there."""
+"""Folder that systemd fills while a unit runs; at other times its files are missing."""
 _PORT_FREE_FOR_ALL = 1024
 
 
@@ -38,8 +38,8 @@ def why_denied(path: str, act: str) -> str:
     """Return why this process may not use a file or folder, whose it is, and what to do.
 
     Args:
-        path: what was refused; it need not exist.
-        act: what was tried, such as ``read`` or ``write to``.
+        path: the refused path; it need not exist.
+        act: the attempted act, such as ``read`` or ``write to``.
     """
     place, found = _obstacle(path)
     whose = "it" if place == os.path.abspath(path) else place
@@ -86,7 +86,7 @@ def unreadable(path: str) -> str | None:
 
 
 def too_readable(path: str) -> str | None:
-    """Return a warning for a file with secrets that every user of the machine may read; None for all others."""
+    """Return a warning for a file with secrets that every user of the machine may read; None otherwise."""
     try:
         mode = os.stat(path).st_mode
     except OSError:
@@ -97,9 +97,9 @@ def too_readable(path: str) -> str | None:
 
 
 def folder(path: str) -> str | None:
-    """Return why this process cannot write to a folder, or make it where it is missing; None when it can.
+    """Return why this process cannot write to a folder or create it; None when it can.
 
-    Nothing is made.
+    The check creates nothing.
     """
     existing = _existing(path)
     if not os.path.isdir(existing):
@@ -113,7 +113,9 @@ def folder(path: str) -> str | None:
             return why_denied(path, "write to")
         # The folder above is often the system's, as /var/lib is: its owner is not to change.
         make = f"`sudo install -d -o {user()} -m 750 {path}`"
-        return f"user {user()} may not make it in {existing}. Run this as the node's user, or make the folder: {make}"
+        return (
+            f"user {user()} may not create it in {existing}. Run this as the node's user, or create the folder: {make}"
+        )
     return None
 
 
@@ -130,10 +132,10 @@ def too_small(path: str, wanted_bytes: int) -> tuple[str | None, str | None]:
         free += _bytes_in(path)
     wanted = format_size(wanted_bytes)
     if wanted_bytes > total:
-        return f"{wanted} is more than the disk of {path} holds ({approximate_size(total)}). Set a smaller one", None
+        return f"{wanted} is more than the disk of {path} holds ({approximate_size(total)}). Set a smaller size", None
     if wanted_bytes > free:
-        left = f"only {approximate_size(free)} are free on the disk of {path}"
-        return None, f"{left}, and the budget is {wanted}. Make room, or set a smaller one"
+        left = f"only {approximate_size(free)} is free on the disk of {path}"
+        return None, f"{left}, and the budget is {wanted}. Free some space, or set a smaller budget"
     return None, None
 
 
@@ -161,17 +163,19 @@ def why_not_listening(error: OSError, bind: Address | UnixSocket) -> str:
             advice = f"Choose another, or stop the program that has it (`{finds}`)"
             return f"cannot listen at {bind}: address already in use. {advice}"
         case errno.EADDRNOTAVAIL:
-            return f"{bind} is no address of this machine. `ip address` lists them; 0.0.0.0 stands for all"
+            return (
+                f"{bind} is not an address of this machine. `ip address` lists its addresses; 0.0.0.0 means all of them"
+            )
         case errno.EACCES | errno.EPERM if isinstance(bind, Address) and bind.port < _PORT_FREE_FOR_ALL:
             return (
-                f"user {user()} may not listen at {bind}: ports below {_PORT_FREE_FOR_ALL} are root's. "
+                f"user {user()} may not listen at {bind}: ports below {_PORT_FREE_FOR_ALL} are reserved for root. "
                 "Choose a higher port, or give the service CAP_NET_BIND_SERVICE"
             )
         case errno.EACCES | errno.EPERM:
             return f"user {user()} may not listen at {bind}. Choose an address that it may use"
         case errno.ENOENT if isinstance(bind, UnixSocket):
-            return f"the folder of {bind} does not exist. Make it, or choose another path"
-    return f"nothing can listen at {bind}: {(error.strerror or str(error)).lower()}"
+            return f"the folder of {bind} does not exist. Create it, or choose another path"
+    return f"cannot listen at {bind}: {(error.strerror or str(error)).lower()}"
 
 
 def not_listening(bind: Address | UnixSocket) -> str | None:

@@ -1,6 +1,6 @@
-"""The metric catalogue: every metric that a node exports, with its kind and meaning. Units stand in the names.
+"""The metric catalogue: every metric that a node exports, with its kind and meaning. Names contain the unit.
 
-Counters count from the start of the process; Prometheus knows what to do when they start anew.
+Counters start at 0 with the process; Prometheus handles the reset.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ class Metric(NamedTuple):
 
     @property
     def series(self) -> tuple[str, ...]:
-        """Names of what stands on the page: three for a histogram, else its own."""
+        """Return the names of the metric's series: three for a histogram, otherwise its own."""
         endings = ("_bucket", "_count", "_sum") if self.kind == "histogram" else ("",)
         return tuple(self.name + ending for ending in endings)
 
@@ -26,100 +26,158 @@ class Metric(NamedTuple):
 EDGE_METRICS = (
     Metric("weft_edge_connections", "gauge", "Open MQTT connections."),
     Metric("weft_edge_connections_accepted_total", "counter", "MQTT connections accepted."),
-    Metric("weft_edge_connections_refused_total", "counter", "Clients not let in: limits.connections reached."),
+    Metric("weft_edge_connections_refused_total", "counter", "Clients refused because limits.connections was reached."),
     Metric(
         "weft_edge_connections_rate_limited_total",
         "counter",
         "Connections closed at once: too many or too often from one address.",
     ),
-    Metric("weft_edge_connections_half_open", "gauge", "Connections whose client is not let in yet."),
-    Metric("weft_edge_half_open_evicted_total", "counter", "Half-open connections given up for newer ones."),
+    Metric(
+        "weft_edge_connections_half_open",
+        "gauge",
+        "Connections whose TLS handshake, CONNECT or password check is not complete.",
+    ),
+    Metric("weft_edge_half_open_evicted_total", "counter", "Half-open connections closed to make room for newer ones."),
     Metric("weft_edge_handshakes_failed_total", "counter", "TLS handshakes and WebSocket upgrades that failed."),
     Metric(
         "weft_edge_proxy_headers_refused_total",
         "counter",
-        "Connections without a good PROXY header, or not from a trusted proxy.",
+        "Connections without a valid PROXY header, or not from a trusted proxy.",
     ),
-    Metric("weft_edge_accept_pauses_total", "counter", "Times that nothing was accepted: no file descriptor was left."),
-    Metric("weft_edge_authentications_refused_total", "counter", "Clients that were not let in."),
+    Metric(
+        "weft_edge_accept_pauses_total",
+        "counter",
+        "Pauses in accepting connections because no file descriptor was left.",
+    ),
+    Metric("weft_edge_authentications_refused_total", "counter", "Clients refused because they failed authentication."),
     Metric(
         "weft_edge_authentications_turned_away_total",
         "counter",
-        "Clients that were not let in because limits.authentications was reached.",
+        "Clients refused because limits.authentications was reached.",
     ),
-    Metric("weft_edge_authentications_waiting", "gauge", "Passwords that wait to be checked."),
-    Metric("weft_edge_reloads_total", "counter", "Users, access rules and certificates read again."),
-    Metric("weft_edge_reload_failures_total", "counter", "Changed files that could not be used."),
-    Metric("weft_edge_connect_timeouts_total", "counter", "Connections that sent no CONNECT in time."),
-    Metric("weft_edge_keep_alive_timeouts_total", "counter", "Clients silent for longer than their keep alive allows."),
-    Metric("weft_edge_write_timeouts_total", "counter", "Clients that did not read what they were sent."),
+    Metric("weft_edge_authentications_waiting", "gauge", "Passwords waiting to be checked."),
+    Metric("weft_edge_reloads_total", "counter", "Successful reloads of users, access rules and certificates."),
+    Metric("weft_edge_reload_failures_total", "counter", "Failed reloads: the changed file could not be used."),
+    Metric("weft_edge_connect_timeouts_total", "counter", "Connections closed because they sent no CONNECT in time."),
+    Metric(
+        "weft_edge_keep_alive_timeouts_total",
+        "counter",
+        "Clients disconnected because they were silent for longer than their keep alive allows.",
+    ),
+    Metric(
+        "weft_edge_write_timeouts_total",
+        "counter",
+        "Clients disconnected because they did not read the data sent to them.",
+    ),
     Metric("weft_edge_protocol_errors_total", "counter", "Connections closed because the client broke the protocol."),
     Metric(
-        "weft_edge_takeovers_total", "counter", "Connections closed because their client identifier connected anew."
+        "weft_edge_takeovers_total", "counter", "Connections closed because their client identifier connected again."
     ),
     Metric(
         "weft_edge_clients_expelled_total",
         "counter",
-        "Connections closed because their user was removed or has another password.",
+        "Connections closed because their user was removed or got another password.",
     ),
     Metric("weft_edge_sessions", "gauge", "MQTT sessions kept in memory, connected or not."),
-    Metric("weft_edge_sessions_evicted_total", "counter", "Sessions forgotten to make room for newer ones."),
-    Metric("weft_edge_sessions_expired_total", "counter", "Sessions whose time without a client was over."),
-    Metric("weft_edge_sessions_refused_total", "counter", "Clients refused: limits.sessions are connected."),
-    Metric("weft_edge_sessions_behind_total", "counter", "Times that a session began to read from the log again."),
+    Metric("weft_edge_sessions_evicted_total", "counter", "Sessions deleted to make room for newer ones."),
+    Metric(
+        "weft_edge_sessions_expired_total",
+        "counter",
+        "Sessions deleted because their session expiry interval had passed.",
+    ),
+    Metric(
+        "weft_edge_sessions_refused_total", "counter", "Clients refused because limits.sessions clients were connected."
+    ),
+    Metric(
+        "weft_edge_sessions_behind_total", "counter", "Times that a session fell behind and began to read from the log."
+    ),
     Metric("weft_edge_sessions_saved_total", "counter", "Session records written to the database."),
-    Metric("weft_edge_journal_bytes", "gauge", "Changes of sessions in the log and not yet in the database."),
-    Metric("weft_edge_journal_refused_total", "counter", "Changes of sessions refused because there were too many."),
-    Metric("weft_edge_database_failures_total", "counter", "Transactions of the session database that failed."),
+    Metric("weft_edge_journal_bytes", "gauge", "Bytes of session changes in the log that are not yet in the database."),
+    Metric("weft_edge_journal_refused_total", "counter", "Session changes refused because state.journal was reached."),
+    Metric("weft_edge_database_failures_total", "counter", "Failed transactions of the session database."),
     Metric("weft_edge_subscriptions", "gauge", "Subscriptions of all sessions."),
-    Metric("weft_edge_subscriptions_refused_total", "counter", "Subscriptions over a limit or not allowed."),
+    Metric(
+        "weft_edge_subscriptions_refused_total",
+        "counter",
+        "Subscriptions refused because of a limit or an access rule.",
+    ),
     Metric("weft_edge_retained", "gauge", "Retained messages."),
-    Metric("weft_edge_retained_bytes", "gauge", "Memory that retained messages take."),
-    Metric("weft_edge_retained_refused_total", "counter", "Retained messages not kept because a limit was reached."),
-    Metric("weft_edge_retained_expired_total", "counter", "Retained messages whose expiry has passed."),
+    Metric("weft_edge_retained_bytes", "gauge", "Memory used by retained messages."),
+    Metric("weft_edge_retained_refused_total", "counter", "Retained messages dropped because a limit was reached."),
+    Metric("weft_edge_retained_expired_total", "counter", "Retained messages deleted because their expiry had passed."),
     Metric("weft_edge_packets_received_total", "counter", "MQTT packets received."),
     Metric("weft_edge_bytes_received_total", "counter", "Bytes of all packets read from MQTT clients."),
     Metric("weft_edge_bytes_sent_total", "counter", "Bytes of all packets written to MQTT clients."),
-    Metric("weft_edge_publishes_denied_total", "counter", "Messages that access rules forbid: not stored."),
-    Metric("weft_edge_publishes_resent_total", "counter", "Messages found in the log and not stored again."),
-    Metric("weft_edge_resent_recognised_total", "counter", "Messages that devices sent again, found in the log."),
-    Metric("weft_edge_resent_remembered", "gauge", "Messages that would be recognised if they were sent again."),
-    Metric("weft_edge_resent_forgotten_total", "counter", "Messages no longer recognised: too many of all sessions."),
+    Metric("weft_edge_publishes_denied_total", "counter", "Messages refused by access rules and not stored."),
+    Metric(
+        "weft_edge_publishes_resent_total",
+        "counter",
+        "Resent messages that were already in the log and not stored again.",
+    ),
+    Metric("weft_edge_resent_recognised_total", "counter", "Resent messages that were already in the log."),
+    Metric("weft_edge_resent_remembered", "gauge", "Messages that the node would recognise if they were sent again."),
+    Metric(
+        "weft_edge_resent_forgotten_total",
+        "counter",
+        "Messages that the node no longer recognises because state.resent_total was reached.",
+    ),
     Metric("weft_edge_publishes_received_total", "counter", "Messages received, QoS 2 repetitions not included."),
-    Metric("weft_edge_publishes_repeated_total", "counter", "QoS 2 messages received again: acknowledged, not stored."),
-    Metric("weft_edge_publishes_unrouted_total", "counter", "Messages that no stream matches: see `unrouted`."),
+    Metric(
+        "weft_edge_publishes_repeated_total", "counter", "QoS 2 messages received again: acknowledged and not stored."
+    ),
+    Metric(
+        "weft_edge_publishes_unrouted_total", "counter", "Messages that no stream matches; see the setting unrouted."
+    ),
     Metric("weft_edge_publish_bytes_received_total", "counter", "Payload bytes received."),
-    Metric("weft_edge_wills_published_total", "counter", "Wills published for clients that went away."),
+    Metric("weft_edge_wills_published_total", "counter", "Wills published."),
     Metric("weft_edge_wills_refused_total", "counter", "Clients refused because limits.wills was reached."),
-    Metric("weft_edge_wills_waiting", "gauge", "Wills that are due and wait for the disk or for room in the log."),
-    Metric("weft_edge_will_bytes", "gauge", "Memory that wills take."),
+    Metric("weft_edge_wills_waiting", "gauge", "Wills that are due and waiting for the disk or for room in the log."),
+    Metric("weft_edge_will_bytes", "gauge", "Memory used by wills."),
     Metric("weft_edge_acks_sent_total", "counter", "Acknowledgements sent, each after its record was on disk."),
-    Metric("weft_edge_log_refusals_total", "counter", "Reads refused because the log was full or had failed."),
-    Metric("weft_edge_backpressure_pauses_total", "counter", "Times that reading stopped to wait for the disk."),
+    Metric(
+        "weft_edge_log_refusals_total", "counter", "Reads from clients refused because the log was full or had failed."
+    ),
+    Metric(
+        "weft_edge_backpressure_pauses_total", "counter", "Pauses in reading from a client while the disk caught up."
+    ),
     Metric(
         "weft_edge_receive_maximum_pauses_total",
         "counter",
-        "Times that a client was not read because it had sent more than its receive maximum unacknowledged.",
+        "Pauses in reading from a client that exceeded its receive maximum.",
     ),
     Metric("weft_edge_deliveries_sent_total", "counter", "Messages sent to local subscribers."),
-    Metric("weft_edge_deliveries_dropped_total", "counter", "Messages a slow or absent subscriber had no room for."),
-    Metric("weft_edge_deliveries_too_large_total", "counter", "Messages longer than the subscriber takes."),
-    Metric("weft_edge_deliveries_lost_total", "counter", "Messages the log had deleted before a session read them."),
+    Metric(
+        "weft_edge_deliveries_dropped_total",
+        "counter",
+        "Messages dropped because a slow or absent subscriber had no room for them.",
+    ),
+    Metric(
+        "weft_edge_deliveries_too_large_total",
+        "counter",
+        "Messages not sent because they exceed the subscriber's maximum packet size.",
+    ),
+    Metric("weft_edge_deliveries_lost_total", "counter", "Messages deleted from the log before a session read them."),
     Metric("weft_edge_messages_expired_total", "counter", "Messages not sent because their expiry had passed."),
     Metric("weft_edge_backlog_pages_total", "counter", "Pages read from the log for sessions that are behind."),
     Metric("weft_edge_backlog_disk_reads_total", "counter", "Reads of the disk for sessions that are behind."),
-    Metric("weft_edge_backlog_waits_total", "counter", "Reads that waited for others: state.backlog_reads reached."),
-    Metric("weft_edge_backlog_evicted_total", "counter", "Batches given up: state.backlog_buffer reached."),
-    Metric("weft_edge_backlog_buffer_bytes", "gauge", "Memory of batches decoded for sessions that are behind."),
-    Metric("weft_edge_backlog_lost_total", "counter", "Records gone from the log before sessions read them."),
+    Metric("weft_edge_backlog_waits_total", "counter", "Reads that waited because state.backlog_reads was reached."),
     Metric(
-        "weft_edge_topics_abandoned_total", "counter", "Messages of no stream given up although a session lacks them."
+        "weft_edge_backlog_evicted_total",
+        "counter",
+        "Batches dropped from memory because state.backlog_buffer was reached.",
     ),
-    Metric("weft_edge_log_bytes", "gauge", "Disk that the log takes."),
-    Metric("weft_edge_log_budget_bytes", "gauge", "Most disk that the log may take."),
+    Metric(
+        "weft_edge_backlog_buffer_bytes",
+        "gauge",
+        "Memory used by batches that were decoded for sessions that are behind.",
+    ),
+    Metric("weft_edge_backlog_lost_total", "counter", "Records deleted from the log before sessions read them."),
+    Metric("weft_edge_topics_abandoned_total", "counter", "Unrouted messages deleted before a session received them."),
+    Metric("weft_edge_log_bytes", "gauge", "Disk space used by the log."),
+    Metric("weft_edge_log_budget_bytes", "gauge", "Maximum disk space of the log."),
     Metric("weft_edge_log_segments", "gauge", "Files of the log."),
-    Metric("weft_edge_log_pending_bytes", "gauge", "Bytes taken in that wait for the disk."),
-    Metric("weft_edge_log_records_total", "counter", "Records made durable."),
+    Metric("weft_edge_log_pending_bytes", "gauge", "Bytes received and waiting for the disk."),
+    Metric("weft_edge_log_records_total", "counter", "Records written durably."),
     Metric("weft_edge_log_commits_total", "counter", "Commits: each is one write and one sync."),
     Metric("weft_edge_log_written_bytes_total", "counter", "Bytes written to the log."),
     Metric("weft_edge_log_sync_seconds_total", "counter", "Seconds spent waiting for the disk to sync."),
@@ -127,93 +185,118 @@ EDGE_METRICS = (
     Metric(
         "weft_edge_ack_latency_seconds",
         "histogram",
-        "Time from a commit's first message to its being on disk: the longest that its acknowledgements waited.",
+        "Time from a commit's first message until it is on disk: the longest wait of its acknowledgements.",
     ),
-    Metric("weft_edge_log_unsafe_bytes", "gauge", "Bytes of the log that must stay: no hub has them, or retention."),
-    Metric("weft_edge_log_device_written_bytes_total", "counter", "Bytes of the disk's 4 KiB pages that were written."),
-    Metric("weft_edge_log_payload_bytes_total", "counter", "Bytes of the payloads made durable."),
+    Metric(
+        "weft_edge_log_unsafe_bytes",
+        "gauge",
+        "Bytes of the log that cannot be deleted: no hub has them, or retention keeps them.",
+    ),
+    Metric("weft_edge_log_device_written_bytes_total", "counter", "Bytes written to the disk, in whole 4 KiB pages."),
+    Metric("weft_edge_log_payload_bytes_total", "counter", "Payload bytes written durably."),
     Metric("weft_edge_log_moved_bytes_total", "counter", "Bytes of records copied into newer files of the log."),
     Metric(
-        "weft_edge_log_write_amplification", "gauge", "Bytes written to the disk per payload byte; 0 before the first."
+        "weft_edge_log_write_amplification",
+        "gauge",
+        "Bytes written to the disk per payload byte; 0 before the first payload.",
     ),
     Metric(
         "weft_edge_log_card_lifetime_seconds",
         "gauge",
-        "How long the card lasts from new at the rate since the start; 0 without disk.card_endurance.",
+        "Lifetime of a new card at the rate since the start; 0 without disk.card_endurance.",
     ),
-    Metric("weft_edge_log_low", "gauge", "1 while less than disk.low_water is left for records."),
-    Metric("weft_edge_log_full", "gauge", "1 while there is no room for records: devices get no acknowledgements."),
+    Metric("weft_edge_log_low", "gauge", "1 while less than disk.low_water is free for records."),
+    Metric("weft_edge_log_full", "gauge", "1 while there is no room for records; devices get no acknowledgements."),
     Metric(
-        "weft_edge_log_failed", "gauge", "1 after a write or sync failed: the node takes nothing in until restarted."
+        "weft_edge_log_failed",
+        "gauge",
+        "1 after a write or sync failed; the node accepts no records until it is restarted.",
     ),
-    Metric("weft_edge_stream_next_seq", "gauge", "Sequence number that the stream's next record gets.", ("stream",)),
-    Metric("weft_edge_stream_bytes", "gauge", "Bytes that the stream takes in the log.", ("stream",)),
+    Metric("weft_edge_stream_next_seq", "gauge", "Sequence number of the stream's next record.", ("stream",)),
+    Metric("weft_edge_stream_bytes", "gauge", "Disk space used by the stream in the log.", ("stream",)),
     Metric(
         "weft_edge_stream_lost_records",
         "gauge",
-        "Records under the log's gap notices, by reason, until hubs have the notices.",
+        "Records covered by gap notices in the log, by reason, until hubs have the notices.",
         ("stream", "reason"),
     ),
-    Metric("weft_edge_stream_durable_end", "gauge", "One past the stream's last record on disk.", ("stream",)),
+    Metric(
+        "weft_edge_stream_durable_end", "gauge", "Sequence number after the stream's last record on disk.", ("stream",)
+    ),
     Metric("weft_edge_link_connected", "gauge", "1 while the link to the hub is open.", ("link",)),
-    Metric("weft_edge_link_pending_records", "gauge", "Records that the hub has not acknowledged.", ("link",)),
-    Metric("weft_edge_link_pending_seconds", "gauge", "Age of the oldest record not acknowledged.", ("link",)),
+    Metric("weft_edge_link_pending_records", "gauge", "Records that the hub has not yet acknowledged.", ("link",)),
+    Metric(
+        "weft_edge_link_pending_seconds",
+        "gauge",
+        "Age of the oldest record that the hub has not yet acknowledged.",
+        ("link",),
+    ),
     Metric("weft_edge_link_sent_bytes_total", "counter", "Compressed bytes sent to the hub.", ("link",)),
-    Metric("weft_edge_link_attempts_failed", "gauge", "Failed attempts to connect, in a row.", ("link",)),
-    Metric("weft_edge_clock_synchronised", "gauge", "1 when a time source keeps the wall clock right."),
-    Metric("weft_edge_start_time_seconds", "gauge", "When the process started, in seconds since 1970."),
-    Metric("weft_edge_build_info", "gauge", "Always 1; its labels say which release runs.", ("version", "python")),
+    Metric("weft_edge_link_attempts_failed", "gauge", "Consecutive failed attempts to connect.", ("link",)),
+    Metric("weft_edge_clock_synchronised", "gauge", "1 while a time source keeps the wall clock synchronised."),
+    Metric("weft_edge_start_time_seconds", "gauge", "Start time of the process, in seconds since 1970."),
+    Metric(
+        "weft_edge_build_info",
+        "gauge",
+        "Always 1; its labels name the release and the Python version.",
+        ("version", "python"),
+    ),
 )
-"""What an edge node serves at ``/metrics``."""
+"""Metrics of an edge node at ``/metrics``."""
 
 HUB_METRICS = (
     Metric("weft_hub_links", "gauge", "Edges connected to this node."),
-    Metric("weft_hub_chunks_total", "counter", "Chunks that this node wrote.", ("shard",)),
-    Metric("weft_hub_records_total", "counter", "Records in chunks that this node wrote.", ("shard",)),
-    Metric("weft_hub_bytes_total", "counter", "Bytes of chunks that this node wrote.", ("shard",)),
-    Metric("weft_hub_foreign_chunks_total", "counter", "Chunks of other nodes that this node read.", ("shard",)),
+    Metric("weft_hub_chunks_total", "counter", "Chunks written by this node.", ("shard",)),
+    Metric("weft_hub_records_total", "counter", "Records in chunks written by this node.", ("shard",)),
+    Metric("weft_hub_bytes_total", "counter", "Bytes of chunks written by this node.", ("shard",)),
+    Metric("weft_hub_foreign_chunks_total", "counter", "Chunks of other nodes read by this node.", ("shard",)),
     Metric("weft_hub_unclear_total", "counter", "Chunk creations that did not end in a clean success.", ("shard",)),
     Metric("weft_hub_retries_total", "counter", "Waits for a store that did not answer.", ("shard",)),
-    Metric("weft_hub_reloads_total", "counter", "Times that the state was loaded anew.", ("shard",)),
-    Metric("weft_hub_sessions_refused_total", "counter", "Lane sessions sent away.", ("shard",)),
-    Metric("weft_hub_pending_bytes", "gauge", "Bytes that wait for the store.", ("shard",)),
+    Metric("weft_hub_reloads_total", "counter", "Times that the shard's state was loaded again.", ("shard",)),
+    Metric("weft_hub_sessions_refused_total", "counter", "Lane sessions refused.", ("shard",)),
+    Metric("weft_hub_pending_bytes", "gauge", "Bytes waiting for the store.", ("shard",)),
     Metric("weft_hub_chunk", "gauge", "Number of the newest chunk known; -1 before the first.", ("shard",)),
     Metric("weft_hub_store_trouble", "gauge", "1 while the store does not answer.", ("shard",)),
-    Metric("weft_hub_store_put_latency_seconds", "histogram", "Time in which the store took one chunk."),
+    Metric("weft_hub_store_put_latency_seconds", "histogram", "Time that the store took to write one chunk."),
     Metric(
         "weft_hub_commit_latency_seconds",
         "histogram",
-        "Time from a commit's first batch to its acknowledgements: the longest that edges waited.",
+        "Time from a commit's first batch to its acknowledgements: the longest wait of the edges.",
     ),
     Metric("weft_hub_stream_records", "gauge", "Records of the stream in the log.", ("tenant", "stream")),
     Metric(
         "weft_hub_stream_complete_up_to_timestamp_seconds",
         "gauge",
-        "Moment up to which all known edges have delivered; 0 while it is not known.",
+        "Time up to which all known edges have delivered; 0 while it is unknown.",
         ("tenant", "stream"),
     ),
     Metric(
         "weft_hub_stream_table_lag_records",
         "gauge",
-        "Records in the log that are no table rows yet.",
+        "Records in the log that are not yet table rows.",
         ("tenant", "stream"),
     ),
     Metric(
         "weft_hub_stream_table_lag_seconds",
         "gauge",
-        "How long the oldest record without a table row has waited, as this node saw it.",
+        "Time that the oldest record without a table row has waited, as seen by this node.",
         ("tenant", "stream"),
     ),
-    Metric("weft_hub_build_info", "gauge", "Always 1; its labels say which release runs.", ("version", "python")),
+    Metric(
+        "weft_hub_build_info",
+        "gauge",
+        "Always 1; its labels name the release and the Python version.",
+        ("version", "python"),
+    ),
 )
-"""What a hub node serves at ``/metrics``. Beyond 500 streams the rest are one, called ``(other)``."""
+"""Metrics of a hub node at ``/metrics``. Streams beyond the first 500 are summed in one, called ``(other)``."""
 
 PROCESS_METRICS = (
-    Metric("process_resident_memory_bytes", "gauge", "Memory of the process that is in RAM."),
+    Metric("process_resident_memory_bytes", "gauge", "Resident memory of the process."),
     Metric("process_virtual_memory_bytes", "gauge", "Address space of the process."),
-    Metric("process_cpu_seconds_total", "counter", "Processor time of the process."),
+    Metric("process_cpu_seconds_total", "counter", "CPU time of the process."),
     Metric("process_open_fds", "gauge", "Open files and sockets of the process."),
-    Metric("process_max_fds", "gauge", "Most files and sockets that the process may open."),
-    Metric("process_start_time_seconds", "gauge", "When the process started, in seconds since 1970."),
+    Metric("process_max_fds", "gauge", "Maximum number of open files and sockets of the process."),
+    Metric("process_start_time_seconds", "gauge", "Start time of the process, in seconds since 1970."),
 )
-"""What both serve besides, under the names that Prometheus's clients share. Read from ``/proc``."""
+"""Metrics of both kinds of node, under the names that Prometheus's clients share. Read from ``/proc``."""

@@ -28,44 +28,46 @@ class EdgeConfig(Section, frozen=True, kw_only=True):
             "`weft edge rename` changes it."
         ),
     ]
-    tenant: Annotated[str, Meta(description="Who the data belongs to.")] = "default"
+    tenant: Annotated[str, Meta(description="Tenant that owns the node's data.")] = "default"
     data_dir: Annotated[
-        Path, Meta(description="Folder of the node's log. Made when it is missing; one process at a time may use it.")
+        Path,
+        Meta(
+            description="Folder of the node's log. It is created if it does not exist; only one process at a time "
+            "may use it."
+        ),
     ]
     listeners: Annotated[
         dict[str, MqttListener | None],
         Meta(
-            description="What devices connect to, by name; `null` for none. `mqtts`, `ws` and `wss` are what they are "
-            "called for; other names say with their settings what they are.",
+            description="Listeners for devices, by name; `null` for none. Listeners named `mqtts`, `ws` and `wss` "
+            "use that protocol. For any other name, set `tls` or `websocket`.",
             max_length=64,
         ),
     ] = field(default_factory=lambda: {"mqtt": MqttListener()})
     auth: Auth = Auth()
-    http: Annotated[Http | None, Meta(description="The status page; `null` for none.")] = Http()
+    http: Annotated[Http | None, Meta(description="Status page of the node; `null` for none.")] = Http()
     disk: Disk = Disk()
     commit_interval_s: Annotated[
         Annotated[Duration, Meta(le=60)] | None,
         Meta(
-            description="Time between two writes to the disk, in which messages gather. Without it a quiet node "
-            "writes at once and a busy one every 8 to 12 ms. `0s` writes at once always. More spares flash and makes "
-            "acknowledgements wait that long.",
+            description="Time between two disk writes, in which messages gather. Unset: a quiet node writes at "
+            "once, a busy one every 8 to 12 ms. `0s` always writes at once. A longer interval reduces flash "
+            "wear and delays every acknowledgement by that time.",
         ),
     ] = field(default=None, name="commit_interval")
-    streams: Annotated[dict[str, Stream], Meta(description="The streams by name.", max_length=1024)] = field(
+    streams: Annotated[dict[str, Stream], Meta(description="Streams, by name.", max_length=1024)] = field(
         default_factory=dict
     )
     unrouted: Annotated[Unrouted, Meta(extra_json_schema={"x-short": "policy"})] = Unrouted()
-    links: Annotated[dict[str, Link], Meta(description="The links by name.", max_length=64)] = field(
-        default_factory=dict
-    )
+    links: Annotated[dict[str, Link], Meta(description="Links, by name.", max_length=64)] = field(default_factory=dict)
     state: State = State()
     limits: EdgeLimits = EdgeLimits()
 
 
 class Tables(Section, frozen=True, kw_only=True):
-    """How committed records become table rows."""
+    """Delta tables of the committed records."""
 
-    interval_s: Annotated[Duration, Meta(ge=0.05, description="How often new records are put into the tables.")] = (
+    interval_s: Annotated[Duration, Meta(ge=0.05, description="How often new records are written to the tables.")] = (
         field(default=10.0, name="interval")
     )
 
@@ -73,32 +75,34 @@ class Tables(Section, frozen=True, kw_only=True):
 class HubConfig(Section, frozen=True, kw_only=True):
     """A hub node: takes links from edges, commits to the object store, keeps the tables, and answers readers."""
 
-    listen: Annotated[Bind, Meta(description="Address and port for links and readers. Port 0 takes any free port.")] = (
+    listen: Annotated[Bind, Meta(description="Address and port for links and readers. Port 0 picks any free port.")] = (
         "127.0.0.1:8090"
     )
     anonymous: Annotated[
         Anonymous,
         Meta(
-            description="Without a `tokens_file` the hub takes everyone who reaches its port: `loopback` allows that "
-            "only on this machine, `allowed_beyond_loopback` says that the network is trusted."
+            description="Who may connect while `tokens_file` is not set. `loopback`: only clients on this "
+            "machine. `allowed_beyond_loopback`: everyone who reaches the port; for networks that you "
+            "trust."
         ),
     ] = "loopback"
     store: Annotated[
         Store,
         Meta(
-            description="Where everything is kept: a folder, or `s3://bucket/prefix`. Credentials for S3 come from "
-            "the environment (`AWS_ACCESS_KEY_ID`, `AWS_SECRET_ACCESS_KEY`, `AWS_ENDPOINT_URL`, `AWS_REGION`) "
-            "or the machine's role."
+            description="Store of the hub: a folder, or `s3://bucket/prefix`. Credentials for S3 come from the "
+            "environment (`AWS_ACCESS_KEY_ID`, `AWS_SECRET_ACCESS_KEY`, `AWS_ENDPOINT_URL`, "
+            "`AWS_REGION`) or from the machine's role."
         ),
     ]
     shards: Annotated[
-        Count, Meta(le=1024, description="How many independent logs the hub keeps. Fixed when the store is first used.")
+        Count, Meta(le=1024, description="Number of independent logs in the store. Fixed when the store is first used.")
     ] = 4
     commit_interval_s: Annotated[
         Duration,
         Meta(
             le=60,
-            description="Longest time that records wait for others to share one object. Acknowledgements wait for it.",
+            description="Longest time that records wait so that others can share their object. Acknowledgements "
+            "to edges wait as long.",
         ),
     ] = field(default=0.25, name="commit_interval")
     mark_interval_s: Annotated[
@@ -106,17 +110,22 @@ class HubConfig(Section, frozen=True, kw_only=True):
         Meta(
             ge=0.1,
             le=3600,
-            description="While no records come, how often an edge's word that there were none is stored; completeness "
-            "moves on in these steps then. Each is one object per shard, which a bucket charges for: with `10s` an "
-            "idle shard makes 260,000 a month, some 1.30 USD on S3. With records it costs nothing extra.",
+            description="How often the marks of edges that send no records are stored; completeness of such lanes "
+            "advances in these steps. Each time costs one object per shard, and a bucket charges for "
+            "it. An idle shard writes 260,000 objects a month with `10s`, about 1.30 USD on S3. Marks "
+            "that come with records cost nothing extra.",
         ),
     ] = field(default=10.0, name="mark_interval")
     chunk_bytes_max: Annotated[
-        Size, Meta(ge=64 << 10, le=512 * MiB, description="Size at which an object is written without waiting longer.")
+        Size,
+        Meta(ge=64 << 10, le=512 * MiB, description="Size at which a chunk is written without waiting any longer."),
     ] = 8 * MiB
-    tables: Annotated[Tables | None, Meta(description="The tables; `null` when another node keeps them.")] = Tables()
+    tables: Annotated[Tables | None, Meta(description="Delta tables; `null` if another node keeps them.")] = Tables()
     tokens_file: Annotated[
         Path | None,
-        Meta(description="File of hashed tokens that `weft token create` writes. Without it nobody needs a token."),
+        Meta(
+            description="File of hashed tokens, written by `weft token create`. Without it, clients need no "
+            "token; see `anonymous`."
+        ),
     ] = None
     limits: HubLimits = HubLimits()

@@ -1,4 +1,5 @@
-"""From a YAML tree to a model, keeping the line of every key, and going on after an error so that all are reported."""
+"""Reader of a YAML tree into a model. It keeps the line of every key and continues after an error, so that all are
+reported."""
 
 from __future__ import annotations
 
@@ -20,14 +21,14 @@ _SECRETS = re.compile(r"password|passwd|secret|token|api_?key|credentials?|acces
 _TEXT_SHOWN_MAX = 80
 _KEYS_SHOWN_MAX = 14
 _MEASURED = ("duration", "size")
-"""Units that a number without one lacks; of others a number is no value at all."""
+"""Units that are asked for when a bare number is given; with other units a number is no value at all."""
 
 INVALID: Any = object()
-"""Stands for a value that was refused; what was wrong with it is in ``Reader.findings``."""
+"""Marker for a refused value; ``Reader.findings`` has the reason."""
 
 
 class Reader:
-    """Reads one tree. ``findings`` collects what is wrong and ``lines`` the line of each key, counted from 1."""
+    """A reader of one tree. ``findings`` collects the problems and ``lines`` the line of each key, counted from 1."""
 
     def __init__(self, folder: str, model: type[msgspec.Struct]) -> None:
         """Start on a file of ``model`` in ``folder``."""
@@ -37,7 +38,7 @@ class Reader:
         self.lines: dict[KeyPath, int] = {}
 
     def read(self, node: yaml.Node, type_: inspect.Type, path: KeyPath) -> Any:
-        """The value of ``node``, of ``type_`` as msgspec describes it, or ``INVALID``."""
+        """Return the value of ``node``, of ``type_`` as msgspec describes it, or ``INVALID``."""
         self.lines.setdefault(path, node.start_mark.line + 1)
         shape = shape_of(type_)
         inner = shape.type
@@ -58,9 +59,9 @@ class Reader:
         return INVALID
 
     def _unknown(self, key: str, known: list[str]) -> str:
-        """Return what to say of a key that no setting has here."""
+        """Return the message for an unknown key."""
         if _SECRETS.fullmatch(key):
-            return "is not a setting: secrets never stand in the configuration. Name a file that holds them"
+            return "is not a setting: the configuration never holds secrets. Name a file with the secret"
         near = difflib.get_close_matches(key.lower().replace("-", "_"), known, n=1, cutoff=0.7)
         # The path of a setting that has this name in another section.
         elsewhere = [each.path for each in settings(self._model) if each.path.rpartition(".")[2] == key]
@@ -204,7 +205,7 @@ def _is_null(node: yaml.Node) -> bool:
 
 
 def _is_comment(node: yaml.Node) -> bool:
-    """Tell a value that is missing because it was written without quotes and begins with ``#``."""
+    """Return whether a value is missing because it begins with ``#`` and has no quotes."""
     mark = node.start_mark
     rest = (mark.buffer or "")[mark.pointer :].partition("\n")[0]
     return rest.lstrip(" :").startswith("#")
@@ -235,6 +236,6 @@ def _shown(node: yaml.Node) -> str:
 
 
 def _listed(names: list[str]) -> str:
-    """Join names for a sentence, as many as it can be read with."""
+    """Join names for a sentence; a long list is cut."""
     more = len(names) - _KEYS_SHOWN_MAX
     return ", ".join(names[:_KEYS_SHOWN_MAX]) + (f" and {more} more" if more > 0 else "")

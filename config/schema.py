@@ -1,4 +1,4 @@
-"""The JSON schema of the models, for editors, and their settings as a flat list, for the reference page."""
+"""JSON Schema of the models, for editors, and their settings as a flat list, for the reference page."""
 
 from __future__ import annotations
 
@@ -23,14 +23,15 @@ class Setting(NamedTuple):
 
 
 def schema(model: type[msgspec.Struct]) -> dict[str, Any]:
-    """JSON Schema (2020-12) of the YAML that ``config.load`` reads as ``model``."""
+    """Return the JSON Schema (2020-12) of the YAML that ``config.load`` reads as ``model``."""
     generated = _as_written(msgspec.json.schema(model))
     assert isinstance(generated, dict)
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **generated}
 
 
 def _as_written(node: Any) -> Any:
-    """msgspec describes what the model holds (bytes, seconds); the file holds what people write (64MiB, 10s)."""
+    """Describe values as people write them (64MiB, 10s); msgspec describes them as the model holds them (bytes,
+    seconds)."""
     if isinstance(node, list):
         return [_as_written(each) for each in node]
     if not isinstance(node, dict):
@@ -56,7 +57,7 @@ def _as_written(node: Any) -> Any:
 
 
 def settings(model: type[msgspec.Struct]) -> Iterator[Setting]:
-    """Every setting of ``model``, sections before what is in them, in the order of the model."""
+    """Yield every setting of ``model``, each section before its settings, in the order of the model."""
     yield from _settings(model_shape(model), "")
 
 

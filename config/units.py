@@ -47,11 +47,11 @@ _UNIT_SPELLINGS = {"sec": "s", "second": "s", "min": "m", "minute": "m", "hour":
                    "milli": "ms", "msec": "ms", "µ": "us"}  # fmt: skip
 """Other spellings of units, without the s of the plural."""
 DURATION_NS_MAX = 36_525 * 86_400 * 10**9
-"""A hundred years: the longest duration that is meant rather than mistyped."""
+"""Longest duration: a hundred years. A longer one is a mistake in typing."""
 SIZE_BYTES_MAX = 1 << 60
 PORT_MAX = 65_535
 UNIX_PATH_BYTES_MAX = 107
-"""What fits into sockaddr_un with the zero after it (unix(7))."""
+"""Bytes of a path that fit into sockaddr_un with the zero after it (unix(7))."""
 _TEXT_SHOWN_MAX = 80
 
 
@@ -59,7 +59,7 @@ _LOOPBACK_OF = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 - looked up, 
 
 
 class Address(NamedTuple):
-    """Where a listener binds. Port 0 means any free port."""
+    """Address of a listener. Port 0 means any free port."""
 
     host: str
     port: int
@@ -69,12 +69,13 @@ class Address(NamedTuple):
 
     @property
     def from_here(self) -> Address:
-        """Return where programs of this machine reach it: a listener on all addresses is at the loopback's too."""
+        """Return the address at which programs of this machine reach it: for all addresses, the loopback's."""
         return self._replace(host=_LOOPBACK_OF.get(self.host, self.host))
 
     @property
     def is_loopback(self) -> bool:
-        """Whether only this machine can reach it. A host name other than ``localhost`` is taken as reachable."""
+        """Return whether only this machine can reach it. Host names other than ``localhost`` count as reachable from
+        elsewhere."""
         if self.host == "localhost":
             return True
         try:
@@ -84,7 +85,7 @@ class Address(NamedTuple):
 
 
 class UnixSocket(NamedTuple):
-    """A unix socket that a listener binds: only this machine's processes that may write to the file reach it."""
+    """Unix socket of a listener. Only processes of this machine that may write to the file reach it."""
 
     path: str
 
@@ -93,17 +94,18 @@ class UnixSocket(NamedTuple):
 
     @property
     def is_loopback(self) -> bool:
-        """Always."""
+        """Return True: only processes of this machine reach a unix socket."""
         return True
 
 
 def quoted(text: str) -> str:
-    """A text as error messages show it: in double quotes, cut when it is long."""
+    """Return a text as error messages show it: in double quotes, cut when it is long."""
     return json.dumps(text if len(text) <= _TEXT_SHOWN_MAX else f"{text[:_TEXT_SHOWN_MAX]}...", ensure_ascii=False)
 
 
 def parse_duration_ns(text: str) -> int:
-    """Whole nanoseconds of ``250ms``, ``10s`` or ``1h30m``. ``0`` needs no unit. ``ValueError`` when it is neither."""
+    """Return the nanoseconds of ``250ms``, ``10s`` or ``1h30m``. ``0`` needs no unit. ``ValueError`` for any other
+    text."""
     text = text.strip()
     if text == "0":
         return 0
@@ -118,12 +120,12 @@ def parse_duration_ns(text: str) -> int:
 
 
 def parse_duration(text: str) -> float:
-    """Seconds of a duration (see ``parse_duration_ns``)."""
+    """Return the seconds of a duration (see ``parse_duration_ns``)."""
     return parse_duration_ns(text) / 10**9
 
 
 def format_duration(seconds: float) -> str:
-    """The shortest exact way to write a duration, to the nanosecond: ``1h30m``, ``250ms``, ``0s``."""
+    """Return the shortest exact way to write a duration, to the nanosecond: ``1h30m``, ``250ms``, ``0s``."""
     rest = round(Fraction(seconds) * 10**9)
     if rest < 0:
         raise ValueError(f"a duration is not negative, got {seconds}")
@@ -136,7 +138,8 @@ def format_duration(seconds: float) -> str:
 
 
 def parse_size(text: str) -> int:
-    """Bytes of ``64MiB``, ``16GiB`` or ``10MB``. ``0`` needs no unit. ``ValueError`` otherwise, also for part bytes."""
+    """Return the bytes of ``64MiB``, ``16GiB`` or ``10MB``. ``0`` needs no unit. ``ValueError`` for any other text and
+    for fractions of a byte."""
     text = text.strip()
     if text == "0":
         return 0
@@ -150,7 +153,7 @@ def parse_size(text: str) -> int:
 
 
 def _meant_size(text: str) -> str:
-    """Return what was meant by a number with another spelling of a unit, or with none."""
+    """Return a hint for a number with another spelling of a unit, or without one."""
     match = _MEASURE.fullmatch(text)
     if match is None:
         return ""
@@ -163,7 +166,7 @@ def _meant_size(text: str) -> str:
 
 
 def _meant_duration(text: str) -> str:
-    """Return what was meant by a number with another spelling of a unit, or with none."""
+    """Return a hint for a number with another spelling of a unit, or without one."""
     match = _MEASURE.fullmatch(text)
     if match is None:
         return ""
@@ -175,7 +178,7 @@ def _meant_duration(text: str) -> str:
 
 
 def format_size(size: int) -> str:
-    """The shortest exact way to write a number of bytes: ``16GiB``, ``1500B``."""
+    """Return the shortest exact way to write a number of bytes: ``16GiB``, ``1500B``."""
     if size < 0:
         raise ValueError(f"a size is not negative, got {size}")
     for unit in _WRITTEN_SIZE_UNITS:
@@ -185,7 +188,7 @@ def format_size(size: int) -> str:
 
 
 def parse_rate(text: str) -> int:
-    """Bytes per second of ``256KiB/s``. ``ValueError`` when it is not a size per second."""
+    """Return the bytes per second of ``256KiB/s``. ``ValueError`` when it is not a size per second."""
     size, slash, second = text.strip().rpartition("/")
     if slash and second == "s":
         try:
@@ -196,12 +199,12 @@ def parse_rate(text: str) -> int:
 
 
 def format_rate(bytes_per_second: int) -> str:
-    """The shortest exact way to write a rate: ``256KiB/s``."""
+    """Return the shortest exact way to write a rate: ``256KiB/s``."""
     return f"{format_size(bytes_per_second)}/s"
 
 
 def approximate_size(size: float) -> str:
-    """A number of bytes for people, to three digits: ``1.53 GiB``."""
+    """Return a number of bytes for people, to three digits: ``1.53 GiB``."""
     for unit in _WRITTEN_SIZE_UNITS:
         if (amount := size / _SIZE_UNITS[unit]) >= 1:
             return f"{amount:.0f} {unit}" if amount >= 100 else f"{amount:.3g} {unit}"
@@ -209,7 +212,7 @@ def approximate_size(size: float) -> str:
 
 
 def approximate_duration(seconds: float) -> str:
-    """A duration for people, to three digits or so: ``12.5 hours``, ``40 seconds``."""
+    """Return a duration for people, to three digits or so: ``12.5 hours``, ``40 seconds``."""
     for unit, unit_s in _LONG_UNITS:
         if seconds >= 2 * unit_s:
             return f"{seconds / unit_s:.1f} {unit}"
@@ -217,7 +220,7 @@ def approximate_duration(seconds: float) -> str:
 
 
 def parse_bind(text: str) -> Address:
-    """Host and port of ``127.0.0.1:1883``, ``[::1]:1883`` or ``localhost:0``. ``ValueError`` otherwise."""
+    """Return the host and port of ``127.0.0.1:1883``, ``[::1]:1883`` or ``localhost:0``. ``ValueError`` otherwise."""
     host, colon, port = text.strip().rpartition(":")
     if host.startswith("[") and host.endswith("]"):
         host = host[1:-1]
@@ -232,7 +235,7 @@ def parse_bind(text: str) -> Address:
 
 
 def parse_listen(text: str) -> Address | UnixSocket:
-    """``parse_bind``, or the path of ``unix:/run/weft.sock``. ``ValueError`` otherwise."""
+    """Return an address as ``parse_bind`` does, or the path of ``unix:/run/weft.sock``. ``ValueError`` otherwise."""
     scheme, colon, path = text.strip().partition(":")
     if colon and scheme == "unix":
         if not path or "\0" in path or len(path.encode()) > UNIX_PATH_BYTES_MAX:

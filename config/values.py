@@ -1,4 +1,4 @@
-"""What settings are made of: types with their units, and what every section has in common."""
+"""Types of the settings with their units, and the base class of sections."""
 
 from __future__ import annotations
 
@@ -29,4 +29,4 @@ MiB = 1 << 20
 
 
 class Section(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """What every section has in common: immutable, and unknown keys are errors."""
+    """Base class of sections: immutable, and unknown keys are errors."""

@@ -1,4 +1,4 @@
-"""What YAML's own errors mean for the person who wrote the file."""
+"""YAML's own errors, reworded for the person who wrote the file."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ _INDENTATION = "the indentation does not fit the lines above. Settings of one se
 
 
 class Place(NamedTuple):
-    """A line, counted from 1 (0 for the file as a whole), and what is wrong there."""
+    """A line, counted from 1 (0 for the file as a whole), and the problem there."""
 
     line: int
     message: str
 
 
 def explained(error: yaml.YAMLError, text: str) -> Place:
-    """Return where a text is not YAML, and what to write instead."""
+    """Return the place where a text is not YAML, and what to write instead."""
     if isinstance(error, yaml.reader.ReaderError):
         number = text.count("\n", 0, error.position) + 1
-        return Place(number, f"the character U+{ord(text[error.position]):04X} may not stand in YAML. Delete it")
+        return Place(number, f"the character U+{ord(text[error.position]):04X} is not allowed in YAML. Delete it")
     if not isinstance(error, yaml.MarkedYAMLError):
         return Place(0, f"this is not YAML: {str(error).splitlines()[0]}")
     at = error.problem_mark or error.context_mark
@@ -44,11 +44,11 @@ def explained(error: yaml.YAMLError, text: str) -> Place:
 
 
 def _explained(error: yaml.MarkedYAMLError, line: str, at: yaml.Mark, opened: int, lines: list[str]) -> Place | None:
-    """Explain the mistakes that people make most, by the words of PyYAML and the line itself."""
+    """Explain the most common mistakes, by the words of PyYAML and the line itself."""
     problem, context = error.problem or "", error.context or ""
     number = at.line + 1
     if r"'\t'" in problem:
-        return Place(number, "there is a tab where spaces belong. Replace it: YAML is indented with spaces alone")
+        return Place(number, "a tab is used for indentation. Replace it with spaces: YAML allows no tabs there")
     if line[: at.column].rstrip().endswith(("}", "]")) and ("block end" in problem or "expected ','" in problem):
         return Place(number, _quotes_for(_bracketed(line, at.column)))
     if match := _NEEDS_QUOTES.search(problem):
@@ -74,22 +74,23 @@ def _explained(error: yaml.MarkedYAMLError, line: str, at: yaml.Mark, opened: in
 
 
 def _second_colon(line: str, number: int, lines: list[str]) -> Place:
-    """Explain a colon where a value has begun: in this line, or in the line above that lacks its space."""
+    """Explain an unexpected colon: the value needs quotes, or the line above lacks a space after its colon."""
     if line.count(": ") > 1:
-        return Place(number, "a value that holds a colon and a space needs quotes")
+        return Place(number, "a value with a colon and a space needs quotes")
     if number > 1 and _NO_SPACE.match(lines[number - 2]):
         return Place(number - 1, f"a space is missing after the colon of {quoted(lines[number - 2].strip())}")
     return Place(number, _INDENTATION)
 
 
 def _bracketed(line: str, column: int) -> str:
-    """Return the value that begins with the bracket closed before ``column``, up to its end."""
+    """Return the bracketed value that ends before ``column``."""
     start = line.rfind("{" if line[:column].rstrip().endswith("}") else "[", 0, column)
     return _value(line, start)
 
 
 def _value(line: str, start: int) -> str:
-    """Return the value that begins at ``start``: up to a comment, or in brackets up to a comma or the end of them."""
+    """Return the value that begins at ``start``, up to a comment, or inside brackets up to a comma or the closing
+    bracket."""
     value = line[start:].partition(" #")[0]
     is_inside = bool({"{", "["} & set(line[:start]))
     return (_FLOW_END.split(value, maxsplit=1)[0] if is_inside else value).strip()

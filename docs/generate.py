@@ -1,4 +1,4 @@
-"""Writes docs/reference/settings.md, metrics.md and cli.md from the code: ``python docs/generate.py``.
+"""Generator of docs/reference/settings.md, metrics.md and cli.md from the code: ``python -m docs.generate``.
 
 A test fails while a page differs from what this prints.
 """
@@ -16,7 +16,7 @@ from weft.config.models import EdgeConfig, HubConfig
 from weft.config.schema import settings
 from weft.output import EXIT_CODES
 
-_EXIT = """Commands print answers on standard output, and what went wrong on standard error."""
+_EXIT = """Commands print answers on standard output and errors on standard error."""
 _ERRORS = """With `--json` an error is one line of JSON, the last on standard error; standard output stays empty:
 
 ```json
@@ -24,16 +24,19 @@ _ERRORS = """With `--json` an error is one line of JSON, the last on standard er
   [{"file": "edge.yaml", "line": 1, "setting": "node", "message": "expected text ..."}]}
 ```
 
-`problems` is empty when no configuration is at fault; `line` and `setting` are null for a file as a whole. Answers of
-"no" are answers and no errors: `weft edge status --json` of a node that does not run, `weft audit --json` of a table
-that lacks records, and `weft edge check --json` and `weft hub check --json` of a wrong configuration, which print
-`errors` and `warnings`, each as in `problems`."""
+`problems` is empty when no configuration is at fault; `line` and `setting` are null for a file as a whole. An answer of
+"no" is not an error and goes to standard output:
+
+- `weft edge status --json` of a node that does not run
+- `weft audit --json` of a table that lacks records
+- `weft edge check --json` and `weft hub check --json` of a wrong configuration, which print `errors` and `warnings`,
+  both in the form of `problems`."""
 REFERENCE = Path(__file__).parent / "reference"
 _GENERATED = "<!-- Written by docs/generate.py from the code. Edit the code. -->"
 
 
 def pages() -> dict[str, str]:
-    """File name -> content of every generated page."""
+    """Return file name -> content of every generated page."""
     return {"settings.md": _settings_page(), "metrics.md": _metrics_page(), "cli.md": _cli_page()}
 
 
@@ -42,10 +45,10 @@ def _settings_page() -> str:
         "# Settings",
         _GENERATED,
         "",
-        "Durations are written `250ms`, `10s`, `1h30m`; sizes `64KiB`, `16MiB`, `2GiB`. Relative paths are taken from",
-        "the folder of the configuration file. Unknown settings are refused. Secrets stand in files or in the",
-        "environment, never here. `weft config schema edge` prints a JSON Schema for editors; `config/examples/` has",
-        "complete examples.",
+        "Durations are written `250ms`, `10s`, `1h30m`; sizes `64KiB`, `16MiB`, `2GiB`. Relative paths start at",
+        "the folder of the configuration file. Unknown settings are errors. Secrets stay in files or in the",
+        "environment, never in the configuration. `weft config schema edge` prints a JSON Schema for editors;",
+        "`config/examples/` has complete examples.",
     ]
     for title, model in (("Edge node", EdgeConfig), ("Hub", HubConfig)):
         lines += ["", f"## {title}", "", model.__doc__ or "", ""]

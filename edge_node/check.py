@@ -1,4 +1,4 @@
-"""What an edge's configuration must keep to beyond the shape of its values: names, patterns, what refers to what."""
+"""Rules for an edge's configuration beyond the shape of its values: names, patterns, references."""
 
 from __future__ import annotations
 
@@ -15,20 +15,21 @@ from weft.protocols.lane import NAME_RULE, valid_name
 from weft.protocols.topics import compile_pattern
 
 TOPICS_LOG_SHARE = 4
-"""Part of the disk budget, one in so many, by which the log may grow before what is kept for absent sessions goes."""
+"""Divisor of the disk budget: the share by which the log may grow before messages kept for absent sessions are
+deleted."""
 TOPICS_LOG_BYTES = 1 << 30
 SEGMENT_BYTES = 64 << 20
 SEGMENT_SHARE = 8
-"""Part of the disk budget, one in so many, that a segment takes where 64 MiB would be more than that."""
+"""Divisor of the disk budget: the share of a segment, where 64 MiB would be more."""
 UNROUTED_BYTES = 64 << 20
 UNROUTED_SHARE = 16
-"""Part of the disk budget, one in so many, that the stream `unrouted` takes where 64 MiB would be more than that."""
+"""Divisor of the disk budget: the share of the stream `unrouted`, where 64 MiB would be more."""
 SEGMENTS_MIN = 4
 """Least number of segments in the disk budget: space is freed a whole segment at a time."""
 
 
 def check(config: EdgeConfig) -> list[Finding]:
-    """Everything that is wrong with ``config``, without touching disk or network."""
+    """Return the errors in ``config``, without touching disk or network."""
     findings = [*_names(config), *_listeners(config)]
     if segment_bytes(config) * SEGMENTS_MIN > config.disk.budget_bytes:
         most = format_size(config.disk.budget_bytes // SEGMENTS_MIN)
@@ -48,25 +49,25 @@ def check(config: EdgeConfig) -> list[Finding]:
 
 
 def notes(config: EdgeConfig) -> list[str]:
-    """What is allowed and perhaps not meant, a sentence each."""
+    """Return warnings about settings that are allowed and perhaps not meant, a sentence each."""
     return [
         *_notes_on_links(config), *_notes_on_listeners(config), *_notes_on_state(config), *_notes_on_unrouted(config),
     ]  # fmt: skip
 
 
 def segment_bytes(config: EdgeConfig) -> int:
-    """``disk.segment``, or what goes with the budget when that is left out."""
+    """Return ``disk.segment``, or its default for the budget."""
     return config.disk.segment_bytes or min(SEGMENT_BYTES, config.disk.budget_bytes // SEGMENT_SHARE)
 
 
 def unrouted_bytes(config: EdgeConfig) -> int:
-    """``unrouted.size``, or what goes with the budget when that is left out."""
+    """Return ``unrouted.size``, or its default for the budget."""
     return config.unrouted.size_bytes or min(UNROUTED_BYTES, config.disk.budget_bytes // UNROUTED_SHARE)
 
 
 def topics_log_bytes(config: EdgeConfig) -> int:
-    """``state.topics_log``, but at most a quarter of the disk budget: with more, a session that stays away would keep
-    the log full before the messages kept for it may be deleted."""
+    """Return ``state.topics_log``, at most a quarter of the disk budget: with more, an absent session would keep the
+    log full before its messages may be deleted."""
     return min(config.state.topics_log_bytes or TOPICS_LOG_BYTES, config.disk.budget_bytes // TOPICS_LOG_SHARE)
 
 
@@ -90,7 +91,7 @@ def _notes_on_listeners(config: EdgeConfig) -> Iterator[str]:
         if listener is None or listener.tls is not None or parse_listen(listener.bind).is_loopback:
             continue
         if config.auth.users_file is not None:
-            yield f"listeners.{name} has no TLS: passwords cross the network as they are. Add `tls`"
+            yield f"listeners.{name} has no TLS: passwords cross the network in clear text. Add `tls`"
 
 
 def _notes_on_state(config: EdgeConfig) -> Iterator[str]:
@@ -98,8 +99,8 @@ def _notes_on_state(config: EdgeConfig) -> Iterator[str]:
     if asked is not None and used < asked:
         yield (
             f"state.topics_log ({format_size(asked)}) is more than a quarter of disk.budget "
-            f"({format_size(config.disk.budget_bytes)}): {format_size(used)} is used, so that sessions that stay away "
-            "do not fill the disk; set it to that, or give disk.budget more"
+            f"({format_size(config.disk.budget_bytes)}): {format_size(used)} is used, so that absent sessions do not "
+            "fill the disk. Set it to that, or raise disk.budget"
         )
 
 
@@ -112,7 +113,7 @@ def _notes_on_unrouted(config: EdgeConfig) -> Iterator[str]:
 
 
 def carried_streams(link: Link, config: EdgeConfig) -> tuple[str, ...]:
-    """The streams that go over a link."""
+    """Return the streams that go over a link."""
     if link.streams is not None:
         return link.streams
     return tuple(name for name, stream in config.streams.items() if stream.replicate)
@@ -124,12 +125,12 @@ def _names(config: EdgeConfig) -> Iterator[Finding]:
     named += [(("links", name), name) for name in config.links]
     for name in config.streams:
         if name in SESSION_STREAMS:
-            yield Finding(("streams", name), "is the name of a stream that the node keeps for itself; choose another")
+            yield Finding(("streams", name), "is reserved for a stream of the node itself; choose another name")
         if name == UNROUTED_STREAM:
             yield Finding(
                 ("streams", name),
-                "is the name of the stream that keeps what no stream matches. Its size and time stand under "
-                "`unrouted`; for a stream with topics of its own choose another name",
+                "is the name of the stream for messages that no stream matches. Set its size and time under "
+                "`unrouted`, or choose another name for a stream with topics",
             )
     named += [(("listeners", name), name) for name in config.listeners]
     for path, name in named:
@@ -157,7 +158,7 @@ def _listeners(config: EdgeConfig) -> Iterator[Finding]:
 def _listener(name: str, listener: MqttListener, *, has_users: bool) -> Iterator[Finding]:
     path, bind, anonymous = ("listeners", name), parse_listen(listener.bind), listener.anonymous
     if name in ("mqtts", "wss") and listener.tls is None:
-        yield Finding((*path, "tls"), f"is missing: a listener called {name} has TLS. Name certificate and key")
+        yield Finding((*path, "tls"), f"is missing: a listener named {name} needs TLS. Set certificate and key")
     if listener.websocket is not None and not listener.websocket.path.startswith("/"):
         yield Finding(
             (*path, "websocket", "path"), f"expected a path such as /mqtt, got {quoted(listener.websocket.path)}"
@@ -172,21 +173,20 @@ def _listener(name: str, listener: MqttListener, *, has_users: bool) -> Iterator
     ):
         yield Finding(
             (*path, "bind"),
-            f"{bind} can be reached from other machines, and clients are not asked who they are. Name a users file "
-            "(auth.users_file) or authorities (tls.client_ca), bind to 127.0.0.1, "
-            "or say `anonymous: allowed_beyond_loopback`"
+            f"{bind} can be reached from other machines without authentication. Set auth.users_file or "
+            "tls.client_ca, bind to 127.0.0.1, or set `anonymous: allowed_beyond_loopback`"
             if anonymous == "loopback"
             else "`anonymous: never` refuses every client without auth.users_file or tls.client_ca. Name one of them",
         )
 
 
 def open_beyond_loopback(section: KeyPath, key: str, bind: str, anonymous: Anonymous) -> Iterator[Finding]:
-    """Refuse a listener that strangers can reach unless the configuration says in words that they may."""
+    """Refuse a listener that strangers can reach, unless the configuration allows that explicitly."""
     if anonymous == "loopback" and not parse_bind(bind).is_loopback:
         yield Finding(
             (*section, key),
-            f"{bind} can be reached from other machines, and they are not asked who they are. "
-            "Bind to 127.0.0.1, or say `anonymous: allowed_beyond_loopback`",
+            f"{bind} can be reached from other machines without authentication. Bind to 127.0.0.1, or set "
+            "`anonymous: allowed_beyond_loopback`",
         )
 
 
@@ -207,12 +207,12 @@ def _link(name: str, link: Link, config: EdgeConfig) -> Iterator[Finding]:
         if stream == UNROUTED_STREAM:
             yield Finding(
                 (*path, "streams"),
-                "`unrouted` stays on the node: no link may carry it. Give topics that a hub is to get a stream",
+                "`unrouted` stays on the node: no link may carry it. Define a stream for topics that a hub should get",
             )
         elif stream not in config.streams:
             known = ", ".join(config.streams) or "there are none"
             yield Finding((*path, "streams"), f"{quoted(stream)} is not a stream of this node; streams: {known}")
         elif not config.streams[stream].replicate:
-            yield Finding((*path, "streams"), f"{quoted(stream)} says `replicate: false`; no link may carry it")
+            yield Finding((*path, "streams"), f"{quoted(stream)} has `replicate: false`; no link may carry it")
     if link.retry_min_s > link.retry_max_s:
         yield Finding((*path, "retry_min"), "expected at most retry_max")

@@ -1,4 +1,4 @@
-"""The machine's clocks: what time it is, which boot this is, and whether anybody has set the clock.
+"""The machine's clocks: the time, the boot, and whether a time source has set the clock.
 
 A Raspberry Pi has no battery clock: after a power cut its wall clock may be days off until the network sets it. Each
 batch therefore names its boot, the boot's monotonic clock, and whether the kernel took the wall clock to be right.
@@ -16,10 +16,10 @@ from weft.protocols.batch import ClockReading, ClockState
 
 _BOOT_ID_FILE = "/proc/sys/kernel/random/boot_id"
 SYNC_KNOWN_NS = 100_000_000
-"""How long an answer to "is the wall clock synchronised?" is good for: a commit every millisecond need not ask."""
+"""Time for which the answer to "is the wall clock synchronised?" holds: a commit every millisecond need not ask."""
 _STA_UNSYNC = 0x0040
 _TIME_ERROR = 5
-"""adjtimex(2): the state of a clock that nobody disciplines."""
+"""Return value of adjtimex(2) for a clock that no time source disciplines."""
 
 
 class _Timex(ctypes.Structure):
@@ -36,7 +36,7 @@ class _Timex(ctypes.Structure):
 
 
 def read_boot_id() -> int:
-    """64 bits that are the same for every process of this boot; random where the kernel does not tell."""
+    """Return 64 bits that are the same for every process of this boot; random where the kernel has no boot id."""
     try:
         with open(_BOOT_ID_FILE, encoding="ascii") as file:
             return int.from_bytes(uuid.UUID(file.read().strip()).bytes[:8], "big")
@@ -45,12 +45,13 @@ def read_boot_id() -> int:
 
 
 def wall_clock() -> int:
-    """Nanoseconds since 1970 by the machine's wall clock."""
+    """Return nanoseconds since 1970 by the machine's wall clock."""
     return time.time_ns()
 
 
 def clock_reader() -> Callable[[], ClockReading]:
-    """A function that reads the clocks now, and asks once in ``SYNC_KNOWN_NS`` whether the wall clock is synchronised.
+    """Return a function that reads the clocks, and asks once in ``SYNC_KNOWN_NS`` whether the wall clock is
+    synchronised.
 
     It makes a system call or two and never blocks.
     """

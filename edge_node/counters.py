@@ -1,4 +1,4 @@
-"""What the edge node counts. Plain integers that only the event loop's thread changes; /metrics reads them."""
+"""Counters of the edge node: plain integers that only the event loop's thread changes; /metrics reads them."""
 
 from __future__ import annotations
 
@@ -22,28 +22,28 @@ class Counters:
     protocol_errors: int = 0
     """Connections closed because the client broke the protocol."""
     takeovers: int = 0
-    """Connections closed because their client identifier connected anew."""
+    """Connections closed because their client identifier connected again."""
     clients_expelled: int = 0
     """Connections closed because their user was removed or has another password."""
     sessions: int = 0
-    """Kept in memory now, connected or not."""
+    """Sessions kept in memory now, connected or not."""
     sessions_evicted: int = 0
-    """Ended because there were too many."""
+    """Sessions deleted because there were too many."""
     sessions_expired: int = 0
     sessions_refused: int = 0
     """CONNECTs refused because there were too many sessions, all of them connected."""
     subscriptions: int = 0
-    """Now."""
+    """Subscriptions now."""
     subscriptions_refused: int = 0
-    """Over the limit of one session, too long, or not allowed."""
+    """Subscriptions over the limit of one session, too long, or not allowed."""
     publishes_received: int = 0
-    """Repeated QoS 2 publishes not included."""
+    """Publishes received, without repeated ones at QoS 2."""
     publishes_repeated: int = 0
     """QoS 2 publishes whose packet identifier was still open: acknowledged, not stored again."""
     publishes_unrouted: int = 0
     """Publishes whose topic no stream of the configuration matches, kept, live or refused."""
     publish_bytes_received: int = 0
-    """Payload bytes."""
+    """Payload bytes received."""
     publishes_denied: int = 0
     """Publishes that access rules forbid: not stored, not delivered."""
     publishes_resent: int = 0
@@ -51,15 +51,15 @@ class Counters:
     retained_refused: int = 0
     """Retained messages not kept because a limit was reached."""
     packets_received: int = 0
-    """Of all kinds."""
+    """Packets of all kinds received."""
     bytes_received: int = 0
-    """Everything read from clients."""
+    """Bytes read from clients."""
     bytes_sent: int = 0
     wills_published: int = 0
     wills_refused: int = 0
     """CONNECTs refused because there was no room for their wills."""
     wills_waiting: int = 0
-    """Due, and not stored yet because the log or the disk has no room, now."""
+    """Wills that are due and not stored yet because the log or the disk has no room, now."""
     will_bytes: int = 0
     """Memory that wills take now, roughly."""
     acks_sent: int = 0
@@ -67,9 +67,9 @@ class Counters:
     log_refusals: int = 0
     """Reads refused because the log was full or had failed; their publishes were not acknowledged."""
     backpressure_pauses: int = 0
-    """Times that reading stopped because too much waited for the disk."""
+    """Pauses in reading because too much waited for the disk."""
     receive_maximum_pauses: int = 0
-    """Times that one client was not read because too many of its publishes waited for their answer."""
+    """Pauses in reading from a client because too many of its publishes waited for their answer."""
     deliveries_sent: int = 0
     deliveries_dropped: int = 0
     """Deliveries that a slow or absent subscriber had no room for."""
@@ -80,4 +80,4 @@ class Counters:
     messages_expired: int = 0
     """Deliveries not sent because the message had expired."""
     sessions_behind: int = 0
-    """Times that a session began to read from the log instead of being sent live messages."""
+    """Times that a session fell behind and began to read from the log."""

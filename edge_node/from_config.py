@@ -10,15 +10,15 @@ from weft.edge_node.sessions.store import StateSettings
 from weft.storage.segment_log import LogSettings, StreamPolicy
 
 READ_BYTES_MAX = 1 << 20
-"""More than asyncio and uvloop read from a socket at a time (256 KiB), and what that becomes in the log."""
+"""Bytes above what asyncio and uvloop read from a socket at a time (256 KiB), and what that becomes in the log."""
 PENDING_READS_MIN = 3
-"""Longest reads that may wait for the disk at least, whatever ``limits.pending`` says."""
+"""Least number of longest reads that may wait for the disk, whatever ``limits.pending`` says."""
 KEEP_ALIVE_S_MAX = 65_535
-"""The longest that two bytes can say: as a limit, it is none."""
+"""Longest keep alive that two bytes can hold: as a limit, it is none."""
 
 
 def log_settings(config: EdgeConfig) -> LogSettings:
-    """The log's settings from the node's configuration."""
+    """Return the log's settings from the node's configuration."""
     return LogSettings(
         segment_bytes=segment_bytes(config),
         budget_bytes=config.disk.budget_bytes,
@@ -32,12 +32,12 @@ def log_settings(config: EdgeConfig) -> LogSettings:
 
 
 def read_reserve_bytes(config: EdgeConfig) -> int:
-    """Room that is made sure of before a read of a persistent session is stored."""
+    """Return the room that is reserved before a read of a persistent session is stored."""
     return READ_BYTES_MAX + config.limits.packet_bytes
 
 
 def stream_policies(config: EdgeConfig) -> dict[str, StreamPolicy]:
-    """How long each stream's records stay, from the node's configuration."""
+    """Return the retention of each stream, from the node's configuration."""
     carried = {name for link in config.links.values() for name in carried_streams(link, config)}
     return {
         name: StreamPolicy(stream.when_full, stream.retain.time_s, stream.retain.size_bytes, replicated=name in carried)
@@ -46,12 +46,12 @@ def stream_policies(config: EdgeConfig) -> dict[str, StreamPolicy]:
 
 
 def unrouted_policy(config: EdgeConfig) -> StreamPolicy:
-    """Return how long the stream `unrouted` keeps records, from the node's configuration."""
+    """Return the retention of the stream `unrouted`, from the node's configuration."""
     return StreamPolicy("drop_oldest", config.unrouted.time_s, unrouted_bytes(config), replicated=False)
 
 
 def session_limits(config: EdgeConfig) -> SessionLimits:
-    """The bounds on MQTT sessions from the node's configuration."""
+    """Return the bounds on MQTT sessions from the node's configuration."""
     limits = config.limits
     expiry_s = round(limits.session_expiry_s)
     return SessionLimits(
@@ -72,7 +72,7 @@ def session_limits(config: EdgeConfig) -> SessionLimits:
 
 
 def broker_settings(config: EdgeConfig, software: str) -> BrokerSettings:
-    """The bounds on MQTT connections from the node's configuration."""
+    """Return the bounds on MQTT connections from the node's configuration."""
     limits = config.limits
     keep_alive_s = round(limits.keep_alive_s)
     return BrokerSettings(
@@ -90,7 +90,7 @@ def broker_settings(config: EdgeConfig, software: str) -> BrokerSettings:
 
 
 def state_settings(config: EdgeConfig, suppressed: frozenset[int]) -> StateSettings:
-    """The bounds on what is kept for MQTT clients, from the node's configuration.
+    """Return the bounds on the state of MQTT clients, from the node's configuration.
 
     Args:
         suppressed: numbers of the streams that say ``resent: suppress``.

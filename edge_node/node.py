@@ -47,18 +47,18 @@ from weft.storage.segment_log import SegmentLog
 logger = logging.getLogger(__name__)
 
 LOG_CHECK_INTERVAL_S = 1.0
-"""How soon a failed log ends the process, so that the service manager starts it anew and recovery reopens the log; how
-soon a full one is told of; and how soon changed files are noticed."""
+"""Interval at which the log's state is checked: a failed log ends the process, so that the service manager restarts it
+and recovery reopens the log; a full one is reported; changed files are noticed."""
 
 
 class EdgeNode:
-    """One node. ``start``, ``run`` and ``close`` once each, on the event loop's thread."""
+    """A node. ``start``, ``run`` and ``close`` once each, on the event loop's thread."""
 
     def __init__(self, config: EdgeConfig, software: str = "weft") -> None:
         """Take a checked configuration.
 
         Args:
-            software: name and version, which hubs are told.
+            software: name and version, for the hubs.
         """
         self.config = config
         self._software = software
@@ -67,13 +67,13 @@ class EdgeNode:
         self.state_counters = StateCounters()
         self._closing = contextlib.AsyncExitStack()
         self.addresses: dict[str, Address | UnixSocket] = {}
-        """Where MQTT clients connect, by the listener's name."""
+        """Addresses for MQTT clients, by the listener's name."""
         self.http: Address | None = None
-        """Where the node's pages are; None without them."""
+        """Address of the node's pages; None without them."""
 
     async def start(self) -> None:
-        """Recover the log and the sessions, then accept clients and connect links. What was started is closed again on
-        an error.
+        """Recover the log and the sessions, then accept clients and connect links. Close the started parts again on an
+        error.
 
         Raises:
             DirectoryInUse, LogError, DatabaseFailed: log or sessions cannot be opened; the sentence says why.
@@ -102,10 +102,10 @@ class EdgeNode:
             self._closing = stack.pop_all()
 
     async def run(self, stop: asyncio.Event) -> None:
-        """Serve until ``stop`` is set. Users, access rules and certificates that change are read again meanwhile.
+        """Serve until ``stop`` is set. Changed users, access rules and certificates are read again meanwhile.
 
         Raises:
-            LogFailed, DatabaseFailed: a write or sync failed. Nothing more can be taken in until recovery reopens them.
+            LogFailed, DatabaseFailed: a write or sync failed. The node accepts nothing until recovery reopens them.
         """
         loop = asyncio.get_running_loop()
         for talkative in (mqtt_connection, unrouted, delivery_journal, client_window):
@@ -125,13 +125,13 @@ class EdgeNode:
                 await asyncio.wait_for(stop.wait(), LOG_CHECK_INTERVAL_S)
 
     async def reload(self) -> None:
-        """Read users, access rules and certificates again, changed or not. What cannot be used is told in the log."""
+        """Read users, access rules and certificates again, changed or not. Unusable files are logged."""
         watched = self.listeners.watched
         logger.info("SIGHUP: reading again: %s", ", ".join(watched) or "no users, access rules or certificates are set")
         await self.listeners.check_files(all_of_them=True)
 
     async def close(self) -> None:
-        """Stop accepting, end links and clients, make what was taken in durable, release the log's directory."""
+        """Stop accepting, end links and clients, make accepted messages durable, release the log's directory."""
         await self._closing.aclose()
 
     def _open_log(self, stack: contextlib.AsyncExitStack) -> SegmentLog:
@@ -177,7 +177,7 @@ class EdgeNode:
         broker.start()
         state.start()
         stack.callback(broker.close)
-        stack.callback(self.listeners.stop)  # first: nobody comes in while the broker closes
+        stack.callback(self.listeners.stop)  # first: no client connects while the broker closes
         await self.listeners.open(broker.connection)
         self.addresses = self.listeners.addresses
 
@@ -192,7 +192,7 @@ class EdgeNode:
 
 
 def poster(loop: asyncio.AbstractEventLoop) -> Callable[[Callable[[], None]], None]:
-    """Runs callbacks of other threads on the event loop's thread, in their order."""
+    """Return a function that runs callbacks of other threads on the event loop's thread, in their order."""
 
     def post(callback: Callable[[], None]) -> None:
         loop.call_soon_threadsafe(callback)

@@ -1,4 +1,5 @@
-"""What an edge's configuration names on this machine: files, the disk, ports. ``check`` looks at the settings alone."""
+"""Checks of what an edge's configuration names on this machine: files, the disk, ports. ``check`` looks at the settings
+alone."""
 
 from __future__ import annotations
 
@@ -20,7 +21,7 @@ from weft.edge_node.listeners.tls import TlsUnusable, expiry, server_context
 from weft.replication.runner import read_token
 
 EXPIRES_SOON = timedelta(days=14)
-"""How long before its certificate expires a listener is warned of."""
+"""Time before the expiry of a listener's certificate from which on it is a warning."""
 _BUDGET: KeyPath = ("disk", "budget")
 
 
@@ -29,15 +30,15 @@ class EdgeFindings:
     """Findings about an edge's machine, by what becomes of the node."""
 
     needed: list[Finding] = field(default_factory=list)
-    """The node does not start."""
+    """Findings that keep the node from starting."""
     unfit: list[Finding] = field(default_factory=list)
-    """The node starts, and a part of its work cannot succeed."""
+    """Findings with which the node starts, and a part of its work cannot succeed."""
     doubtful: list[Finding] = field(default_factory=list)
-    """The node works, perhaps not as it was meant."""
+    """Findings with which the node works, perhaps not as intended."""
 
 
 def look(config: EdgeConfig, written: Container[KeyPath] = ()) -> EdgeFindings:
-    """Open what the configuration names, except ports. Blocks; nothing is changed.
+    """Open what the configuration names, except ports. Blocks; changes nothing.
 
     Args:
         written: settings that stand in the file. A default that does not fit the machine is only doubtful.
@@ -51,7 +52,7 @@ def look(config: EdgeConfig, written: Container[KeyPath] = ()) -> EdgeFindings:
     for name, link in config.links.items():
         _look_at_link(("links", name), link, found)
     if not config.streams:
-        message = 'there are none, so that no table gets a message. Add one, such as `telemetry: {from: "#"}`'
+        message = 'there are none, so no table gets a message. Add one, such as `telemetry: {from: "#"}`'
         found.doubtful.append(Finding(("streams",), message))
     return found
 
@@ -98,7 +99,7 @@ def _look_at_accounts(config: EdgeConfig, found: EdgeFindings) -> None:
                 advice = f"Add users with `weft user add NAME --file {auth.users_file}`"
                 found.doubtful.append(Finding(path, f"{auth.users_file} names no user. {advice}"))
         except OSError as error:
-            advice = f"`weft user add NAME --file {auth.users_file}` makes one" if _is_missing(error) else ""
+            advice = f"`weft user add NAME --file {auth.users_file}` creates one" if _is_missing(error) else ""
             found.needed.append(Finding(path, _told(auth.users_file, error, advice)))
         except users.UsersUnusable as error:
             found.needed.append(Finding(path, str(error)))
@@ -143,21 +144,23 @@ def _look_at_link(path: KeyPath, link: Link, found: EdgeFindings) -> None:
     distant = [url for url in map(urlsplit, link.to) if not Address(url.hostname or "", 0).is_loopback]
     if file is None:
         if distant:
-            message = "is missing: hubs that other machines reach want a token. `weft token create` makes one there"
+            message = (
+                "is missing: hubs that other machines reach require a token. `weft token create` creates one there"
+            )
             found.doubtful.append(Finding(at, message))
         return
     for url in distant:
         if url.scheme == "http":
-            message = f"the token crosses the network as it is to {url.geturl()}. Use https"
+            message = f"the token crosses the network in clear text to {url.geturl()}. Use https"
             found.doubtful.append(Finding((*path, "to"), message))
     try:
         read_token(file)
     except FileNotFoundError as error:
         if file.startswith(CREDENTIALS):
-            message = f"{file} is there only while systemd runs the unit, so it was not looked at"
+            message = f"{file} exists only while systemd runs the unit, so it was not checked"
             found.doubtful.append(Finding(at, message))
         else:
-            advice = "Write the token there that `weft token create` printed on the hub"
+            advice = "Write the token into it that `weft token create` printed on the hub"
             found.unfit.append(Finding(at, _told(file, error, advice)))
     except OSError as error:
         found.unfit.append(Finding(at, _told(file, error)))

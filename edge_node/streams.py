@@ -7,7 +7,7 @@ from typing import Final
 SESSION_TOPICS_STREAM: Final = "mqtt-sessions-topics"
 """Stream of messages that only persistent sessions want: no ``from`` pattern matches their topics."""
 SESSION_JOURNAL_STREAM: Final = "mqtt-sessions"
-"""Stream of what changed in persistent sessions."""
+"""Stream of the changes to persistent sessions."""
 UNROUTED_STREAM: Final = "unrouted"
 """Stream of messages whose topic no configured stream matches."""
 SESSION_STREAMS: Final = frozenset({SESSION_JOURNAL_STREAM, SESSION_TOPICS_STREAM})

@@ -11,16 +11,16 @@ from typing import Protocol
 
 TICK_S = 0.25
 SLOTS = 512
-"""A deadline further away than the wheel's turn (128 s) is looked at once a turn."""
+"""Number of slots. A deadline further away than the wheel's turn (128 s) is checked once a turn."""
 
 
 class Timed(Protocol):
-    """Something with a deadline. Keeps ``wheel_slot`` for the wheel: -1 while it waits for nothing."""
+    """An object with a deadline. It keeps ``wheel_slot`` for the wheel: -1 while it waits for nothing."""
 
     wheel_slot: int
 
     def due(self, now: float) -> float | None:
-        """The time asked for has come, or a turn of the wheel is over.
+        """Handle the deadline, or the end of a turn of the wheel before it.
 
         Returns:
             When to ask again, in seconds of the loop's clock; None for never.
@@ -29,7 +29,8 @@ class Timed(Protocol):
 
 
 class TimerWheel:
-    """Asks each client when its time has come. Belongs to the event loop's thread; ticks only while somebody waits."""
+    """A wheel that calls each client at its deadline. Belongs to the event loop's thread; ticks only while a client
+    waits."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, tick_s: float = TICK_S) -> None:
         self._loop = loop
@@ -37,11 +38,11 @@ class TimerWheel:
         self._slots: list[set[Timed]] = [set() for _ in range(SLOTS)]
         self._waiting = 0
         self._at = 0
-        """The next tick to be handled, counted from the start of the loop's clock."""
+        """Number of the next tick to handle, counted from the start of the loop's clock."""
         self._timer: asyncio.TimerHandle | None = None
 
     def set(self, client: Timed, when: float) -> None:
-        """Have ``client.due`` called at ``when`` or up to a tick later, instead of when it was to be called before."""
+        """Have ``client.due`` called at ``when`` or up to a tick later, in place of an earlier call for it."""
         self.cancel(client)
         if self._timer is None:
             self._at = int(self._loop.time() / self._tick_s)
@@ -52,7 +53,7 @@ class TimerWheel:
         self._waiting += 1
 
     def cancel(self, client: Timed) -> None:
-        """Forget a client; nothing happens when it waits for nothing."""
+        """Remove a client; do nothing when it waits for nothing."""
         if client.wheel_slot >= 0:
             self._slots[client.wheel_slot].discard(client)
             client.wheel_slot = -1

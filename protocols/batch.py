@@ -69,24 +69,25 @@ VERSION = 1
 _HEADER = struct.Struct("<4sIBBBBIIIIIQqqQq")
 HEADER_BYTES = _HEADER.size
 _CRC_END = 8
-"""The CRC covers everything after itself: bytes 8 to the end of the body."""
+"""End of the CRC field: the CRC covers everything after it, from byte 8 to the end of the body."""
 
 RAW_BYTES_MIN_PER_RECORD = 16
-"""A time, a key index and a payload offset: no header can claim records that its body has no room for."""
+"""Least uncompressed bytes of a record: a time, a key index and a payload offset. No header can claim records that its
+body has no room for."""
 RAW_BYTES_MAX = 64 << 20
 """Longest uncompressed body. Keeps every offset inside a signed 32-bit Arrow offset with room to spare."""
 COUNT_MAX = 1 << 22
 COMPRESS_BYTES_MIN = 4096
-"""Shorter bodies stay uncompressed: on the link the connection's streaming context does better than a frame of
-their own: 32 against 143 bytes a message (docs/decisions/0004-compress-large-batches-only.md)."""
+"""Body size from which compression pays. On a link, shorter bodies are better compressed by the connection's streaming
+context than each by itself: 32 against 143 bytes a message (docs/decisions/0004-compress-large-batches-only.md)."""
 
 CLOCK_STEP_NS_MAX = 1_000_000_000
-"""Neighbouring batches merge while their wall clock moved against the monotonic clock by no more than this. A merged
-batch keeps one pair of readings, so a larger step (a Pi that learns the time) must stay visible between two batches."""
+"""Largest step of the wall clock against the monotonic clock with which neighbouring batches merge. A merged batch
+keeps one pair of readings, so a larger step (a Pi that learns the time) must stay visible between two batches."""
 
 
 class Codec(IntEnum):
-    """How the body is compressed. The numbers are persisted."""
+    """Compression of the body. The numbers are persisted."""
 
     NONE = 0
     ZSTD = 1
@@ -100,27 +101,27 @@ class Column(IntFlag):
 
 
 class Flag(IntFlag):
-    """What the ``flags`` column says of a record. The numbers are persisted; bits without a name are kept."""
+    """Bits of the ``flags`` column for a record. The numbers are persisted; bits without a name are kept."""
 
     RETAINED = 1
     TOMBSTONE = 2
     DUPLICATE_SUSPECTED = 4
-    """The device sent this record with MQTT's DUP: it, or an earlier attempt, may be stored already."""
+    """Flag of a record that the device sent with MQTT's DUP: it, or an earlier attempt, may be stored already."""
     PUBLISHED_QOS0 = 8
-    """Published at MQTT's QoS 0."""
+    """Flag of a record published at MQTT's QoS 0."""
     PUBLISHED_QOS2 = 16
-    """Published at MQTT's QoS 2. Neither of the two: at QoS 1, or not with MQTT."""
+    """Flag of a record published at MQTT's QoS 2. Neither of the two: at QoS 1, or not with MQTT."""
 
 
 class ClockState(IntEnum):
-    """Whether the edge's wall clock was set by a time source when the batch was taken in. Persisted."""
+    """State of the edge's wall clock when the batch was made: set by a time source or not. Persisted."""
 
     UNSYNCED = 0
     SYNCED = 1
 
 
 class ClockReading(NamedTuple):
-    """What an edge knows about time at one instant."""
+    """An edge's clocks at one instant."""
 
     boot_id: int
     """Random 64-bit number of this boot of the machine."""
@@ -133,9 +134,9 @@ class BatchHeader(NamedTuple):
     """The fixed header of a batch, decoded. Times are nanoseconds since 1970 by the edge's wall clock."""
 
     stream: int
-    """The log's own number of the stream; the name stands in the log's stream table or the link's lane table."""
+    """The log's own number of the stream; the log's stream table, or the link's lane table, has the name."""
     base_seq: int
-    count: int  # type: ignore[assignment]  # shadows tuple.count, which nobody calls
+    count: int  # type: ignore[assignment]  # shadows tuple.count, which no code calls
     first_time: int
     last_time: int
     boot_id: int
@@ -150,17 +151,17 @@ class BatchHeader(NamedTuple):
 
     @property
     def end_seq(self) -> int:
-        """One past the last record's sequence number."""
+        """Return the sequence number after the last record's."""
         return self.base_seq + self.count
 
     @property
     def length(self) -> int:
-        """Bytes of the whole batch, header included."""
+        """Return the bytes of the whole batch, including the header."""
         return HEADER_BYTES + self.body_length
 
 
 class Record(NamedTuple):
-    """One record, for people and tests; the data path never makes these."""
+    """One record, for people and tests; the data path never creates these."""
 
     seq: int
     time: int
@@ -257,7 +258,7 @@ def verify(data: Buffer, offset: int = 0) -> BatchHeader:
 
 
 def body_of(data: Buffer, header: BatchHeader, offset: int = 0) -> Buffer:
-    """The uncompressed body of a batch whose header was decoded (and, for foreign bytes, verified) before.
+    """Return the uncompressed body of a batch whose header was decoded (and, for foreign bytes, verified) before.
 
     Raises:
         Corrupt: the body does not decompress to the length that the header names.
@@ -286,7 +287,7 @@ def decode_columns(data: Buffer, header: BatchHeader | None = None, offset: int 
     """Decode the columns of a batch. Large columns are views of the (decompressed) body, not copies.
 
     Args:
-        header: of a batch that was verified before; without it the batch is verified here.
+        header: header of a batch that was verified before; without it the batch is verified here.
 
     Raises:
         Truncated, UnsupportedVersion, Corrupt: as ``verify``, and when a column does not fit the header.
@@ -305,7 +306,7 @@ def decode_columns(data: Buffer, header: BatchHeader | None = None, offset: int 
 
 
 def records(data: Buffer, offset: int = 0) -> Iterator[Record]:
-    """The records of one batch, one by one, verified. For people and tests; slow by nature."""
+    """Yield the records of one batch, one by one, verified. For people and tests; slow by nature."""
     header = verify(data, offset)
     columns = decode_columns(data, header, offset)
     times = array("q")
@@ -321,7 +322,8 @@ def records(data: Buffer, offset: int = 0) -> Iterator[Record]:
 
 
 def mergeable(left: BatchHeader, right: BatchHeader) -> bool:
-    """Whether ``right`` continues ``left``: same stream, next seq, same boot, no step of the clock, within bounds."""
+    """Return whether ``right`` continues ``left``: same stream, next seq, same boot, no step of the clock, within
+    bounds."""
     step = (right.first_time - right.monotonic) - (left.first_time - left.monotonic)
     return (
         left.stream == right.stream
@@ -335,7 +337,8 @@ def mergeable(left: BatchHeader, right: BatchHeader) -> bool:
 
 
 def merge(batches: Sequence[Buffer], compressor: zstandard.ZstdCompressor | None = None) -> bytes:
-    """One batch with the records of neighbouring batches (each ``mergeable`` with the next): columns concatenated.
+    """Return one batch with the records of neighbouring batches, each ``mergeable`` with the next: columns
+    concatenated.
 
     Raises:
         ValueError: no batches, two neighbours are not mergeable, or all of them exceed the bounds of one batch.

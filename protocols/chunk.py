@@ -52,11 +52,11 @@ class ChunkHeader(NamedTuple):
     previous_footer_crc: int
     """CRC-32C of chunk n-1's footer (0 for the first): a chain that shows a chunk from another history."""
     nonce: int
-    """Random per attempt: tells a writer its own earlier attempt from somebody else's."""
+    """Random number of an attempt, by which a writer tells its own earlier attempt from another node's."""
 
 
 class StreamSection(msgspec.Struct, frozen=True, array_like=True):
-    """What a chunk holds of one (tenant, stream): offsets [base_offset, base_offset + count)."""
+    """A chunk's records of one (tenant, stream): offsets [base_offset, base_offset + count)."""
 
     tenant: str
     stream: str
@@ -80,14 +80,15 @@ class GapRange(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Mark(msgspec.Struct, frozen=True, array_like=True):
-    """Everything the edge took in up to ``time`` (its wall clock, ns) has a sequence number below ``seq``."""
+    """A statement that everything the edge received up to ``time`` (its wall clock, ns) has a sequence number below
+    ``seq``."""
 
     time: Nanoseconds
     seq: Seq
 
 
 class LaneUpdate(msgspec.Struct, frozen=True, array_like=True):
-    """What a chunk adds to one lane. Entries name lanes by their index in the footer's list of these."""
+    """A chunk's addition to one lane. Entries name lanes by their index in the footer's list of these."""
 
     tenant: str
     edge: str
@@ -99,13 +100,15 @@ class LaneUpdate(msgspec.Struct, frozen=True, array_like=True):
     gaps: Annotated[list[GapRange], Meta(max_length=LIST_ITEMS_MAX)]
     mark: Mark | None
     topics: Topics | None
-    """The stream's topic patterns at that edge when the chunk first tells them or they changed, else None."""
+    """The stream's topic patterns at that edge, when the chunk is the first to have them or they changed; otherwise
+    None."""
     payload: U32 | None = None
-    """The kind of the stream's payloads at that edge (``protocols.payloads``) when first told or changed, else None."""
+    """The stream's payload kind at that edge (``protocols.payloads``), when first declared or changed; otherwise
+    None."""
 
 
 class ChunkFooter(msgspec.Struct, frozen=True, array_like=True):
-    """The index of a chunk, and all that the hub's state needs of it."""
+    """The index of a chunk, with all that the hub's state needs of it."""
 
     streams: Annotated[list[StreamSection], Meta(max_length=LIST_ITEMS_MAX)]
     lanes: Annotated[list[LaneUpdate], Meta(max_length=LIST_ITEMS_MAX)]
@@ -117,9 +120,9 @@ class SectionEntry(NamedTuple):
     lane: int
     """Index into the footer's lanes."""
     skip: int
-    """Leading records of the batch that are not part of the chunk (they were held already)."""
+    """Leading records of the batch that are not part of the chunk, because they were held already."""
     take: int
-    """Records after those that are; the batch may have more."""
+    """Records after the skipped ones that are part of the chunk; the batch may have more."""
     received: int
     """Nanoseconds since 1970 by the hub's clock."""
     batch: memoryview
@@ -134,24 +137,25 @@ class Chunk(NamedTuple):
 
 
 def file_name(n: int) -> str:
-    """The last part of chunk n's key; names sort in log order."""
+    """Return the last part of chunk n's key; names sort in log order."""
     return f"{n:020d}"
 
 
 def parse_file_name(name: str) -> int | None:
-    """The n that a key's last part stands for, or None when it names no chunk."""
+    """Return the n in a key's last part, or None when it names no chunk."""
     return int(name) if _NAME.fullmatch(name) and int(name) <= N_MAX else None
 
 
 def encode_header(header: ChunkHeader) -> bytes:
-    """The bytes at the start of a chunk."""
+    """Return the bytes at the start of a chunk."""
     data = bytearray(_HEADER.pack(MAGIC + bytes([VERSION]), 0, *header))
     struct.pack_into("<I", data, 4, _header_crc(data))
     return bytes(data)
 
 
 def _header_crc(data: Buffer) -> int:
-    """Of a header in *this* version, whatever its version byte says: a damaged byte is no later version."""
+    """Return the CRC of a header in *this* version, whatever its version byte says: a damaged byte is no later
+    version."""
     return int(crc32c(memoryview(data)[8:HEADER_BYTES], crc32c(MAGIC + bytes([VERSION]))))
 
 
@@ -179,12 +183,12 @@ def decode_header(data: Buffer) -> ChunkHeader:
 
 
 def encode_entry_header(lane: int, skip: int, take: int, batch_length: int, received: int) -> bytes:
-    """The 24 bytes that precede a batch in a section."""
+    """Return the 24 bytes that precede a batch in a section."""
     return _ENTRY.pack(lane, skip, take, batch_length, received)
 
 
 def section_entries(section: StreamSection, data: Buffer, lanes: Sequence[LaneUpdate]) -> Iterator[SectionEntry]:
-    """The entries of a section whose CRC was checked before. Batches are views of ``data``.
+    """Yield the entries of a section whose CRC was checked before. Batches are views of ``data``.
 
     Args:
         data: the section's bytes.
@@ -240,13 +244,13 @@ def check_section(section: Buffer, stream: StreamSection) -> None:
 
 
 def encode_footer(footer: ChunkFooter) -> tuple[bytes, int]:
-    """Footer and trailer, and the footer's CRC-32C (which the next chunk's header carries).
+    """Encode footer and trailer; also return the footer's CRC-32C, which the next chunk's header carries.
 
     Raises:
-        ValueError: no reader would take it. A chunk is there for ever, and one bad chunk would end its shard's log, so
-            the footer is read back before it leaves.
+        ValueError: no reader would take it.
     """
     body = msgspec.msgpack.encode(footer)
+    # Read back before it leaves: a chunk is permanent, and one that no reader takes would end its shard's log.
     try:
         _unpack_footer(body)
     except Corrupt as error:
@@ -291,7 +295,7 @@ def _unpack_footer(body: Buffer) -> ChunkFooter:
 
 
 def footer_bytes(tail: Buffer) -> int:
-    """Bytes of footer and trailer together, from the last ``TRAILER_BYTES`` bytes of a chunk.
+    """Return the bytes of footer and trailer together, from the last ``TRAILER_BYTES`` bytes of a chunk.
 
     Raises:
         Truncated: fewer bytes than a trailer has.

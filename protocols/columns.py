@@ -21,7 +21,7 @@ from weft.protocols.fields import unpack
 Buffer = bytes | bytearray | memoryview
 
 HEADER_PAIRS_MAX = 1024
-"""Most header pairs of one record."""
+"""Maximum number of header pairs of one record."""
 HeaderPairs = tuple[tuple[str, str], ...]
 """A record's headers: names may repeat and their order is kept (MQTT 5.0 section 3.3.2.3.7)."""
 
@@ -30,21 +30,21 @@ class Columns(NamedTuple):
     """The columns of a batch as raw little-endian bytes, ready to be joined or wrapped by Arrow."""
 
     times: Buffer
-    """i64 x count."""
+    """Times, i64 x count."""
     key_index: Buffer
-    """u32 x count, into ``keys``."""
+    """Key indexes, u32 x count, into ``keys``."""
     keys: Sequence[bytes]
     payload_offsets: Buffer
-    """u32 x (count + 1)."""
+    """Payload offsets, u32 x (count + 1)."""
     payload: Buffer
     headers: Mapping[int, HeaderPairs]
     """Record index in the batch -> its headers; absent for most."""
     flags: Buffer
-    """u8 x count, or empty when no record has a flag."""
+    """Flags, u8 x count, or empty when no record has a flag."""
 
 
 def u32s(values: Iterable[int]) -> array[int]:
-    """Integers as a column of little-endian u32."""
+    """Encode integers as a column of little-endian u32."""
     column = array("I", values)
     if sys.byteorder != "little":  # pragma: no cover
         column.byteswap()
@@ -52,7 +52,7 @@ def u32s(values: Iterable[int]) -> array[int]:
 
 
 def read_u32s(data: Buffer) -> array[int]:
-    """The integers of a column of little-endian u32."""
+    """Return the integers of a column of little-endian u32."""
     column = array("I")
     column.frombytes(data)
     if sys.byteorder != "little":  # pragma: no cover
@@ -95,12 +95,12 @@ def columns_from_lists(
 
 
 def _blobs(values: Sequence[bytes]) -> list[Buffer]:
-    """A run of byte strings: u32 x (n + 1) offsets, then the bytes."""
+    """Return a run of byte strings: u32 x (n + 1) offsets, then the bytes."""
     return [u32s(accumulate(map(len, values), initial=0)).tobytes(), b"".join(values)]
 
 
 def _column(parts: list[Buffer]) -> Iterator[Buffer]:
-    """A column: length u32, zero u32, the bytes, zeros up to a multiple of eight so that Arrow can wrap it."""
+    """Yield a column: length u32, zero u32, the bytes, zeros up to a multiple of eight so that Arrow can wrap it."""
     length = sum(map(len, parts))
     yield struct.pack("<II", length, 0)
     yield from parts
@@ -108,7 +108,7 @@ def _column(parts: list[Buffer]) -> Iterator[Buffer]:
 
 
 def encode_body(columns: Columns) -> bytes:
-    """The uncompressed body that holds the columns."""
+    """Return the uncompressed body that holds the columns."""
     parts: list[Buffer] = []
     parts += _column([columns.times])
     key_table = [columns.key_index, struct.pack("<I", len(columns.keys)), *_blobs(columns.keys)]
@@ -138,7 +138,7 @@ def check_shape(columns: Columns, count: int) -> None:
 
 
 def ends_of(times: Buffer, count: int) -> tuple[int, int]:
-    """First and last value of a time column."""
+    """Return the first and the last value of a time column."""
     return struct.unpack_from("<q", times)[0], struct.unpack_from("<q", times, 8 * count - 8)[0]
 
 

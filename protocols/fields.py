@@ -28,10 +28,10 @@ Nanoseconds = Annotated[int, Meta(ge=_INT64_MIN, le=_INT64_MAX)]
 LIST_ITEMS_MAX = 1 << 20
 """Longest list in the index of a segment or a chunk."""
 RANGES_MAX = 1 << 16
-"""Most ranges of one lane in one message. Holes are few, and a set with more may be told in part: what is left out is
-offered once more and trimmed."""
+"""Maximum number of ranges of one lane in one message. Holes are few, and a set with more may be sent in part: the rest
+is offered once more and trimmed."""
 TOPICS_MAX = 256
-"""Most topic patterns of one stream."""
+"""Maximum number of topic patterns of one stream."""
 
 Ranges = Annotated[list[tuple[Seq, Seq]], Meta(max_length=RANGES_MAX)]
 """Half-open ranges in a message, ascending. ``RangeSet.from_wire`` checks their order."""

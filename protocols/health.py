@@ -8,7 +8,8 @@ from typing import TypedDict
 import msgspec
 
 REASONS_MAX = 10
-"""Reasons in one answer. A hub may have a thousand shards, and a probe's log need not name all of them."""
+"""Maximum number of reasons in one response. A hub may have a thousand shards, and a probe's log need not name all of
+them."""
 
 
 class HealthAnswer(TypedDict):

@@ -1,4 +1,4 @@
-"""Who a record is: the lane, and the rules that names must keep."""
+"""Identity of a record: its lane, and the rules for names."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ NAME_RULE = "lower-case letters, digits, '-' and '_', at most 64, starting with 
 
 
 class NodeName(NamedTuple):
-    """(tenant, edge): the name under which a node's records are known."""
+    """(tenant, edge): the name of a node and of its records."""
 
     tenant: str
     edge: str
@@ -21,7 +21,7 @@ class NodeName(NamedTuple):
 
 
 class Lane(NamedTuple):
-    """(tenant, edge, log id, stream): within it a sequence number names a record for ever."""
+    """(tenant, edge, log id, stream): within a lane, a sequence number is a record's permanent name."""
 
     tenant: str
     edge: str
@@ -33,10 +33,10 @@ class Lane(NamedTuple):
 
 
 def valid_name(name: str) -> bool:
-    """Whether ``name`` may name a tenant, an edge or a stream: it is safe in paths, URLs and SQL."""
+    """Return whether ``name`` may name a tenant, an edge or a stream: it is safe in paths, URLs and SQL."""
     return _NAME.fullmatch(name) is not None
 
 
 def format_log_id(log_id: int) -> str:
-    """A log id as people see it: 16 hexadecimal digits."""
+    """Return a log id as people see it: 16 hexadecimal digits."""
     return f"{log_id:016x}"

@@ -29,12 +29,12 @@ FRAME_BYTES_MAX = 80 << 20
 CONTROL_BYTES_MAX = 4 << 20
 """Longest body of any frame but DATA. Unpacked, small integers and ranges take some twenty times their bytes."""
 FRAMES_MAX = 16_384
-"""Most frames in one message."""
+"""Maximum number of frames in one message."""
 LANES_MAX = 4096
 STREAM_WINDOW_LOG_MAX = 23
 """Largest zstd window accepted from a peer: 8 MiB of memory per connection and direction."""
 PENDING_BYTES_MAX = FRAME_BYTES_MAX + (32 << 20)
-"""Most uncompressed bytes that a receiver holds before it takes frames out."""
+"""Maximum number of uncompressed bytes that a receiver holds before it takes frames out."""
 _FEED_BYTES = 1024
 """Compressed bytes given to the decompressor at a time. A 4-byte block can stand for 128 KiB, so this bounds what one
 call can allocate (32 MiB) before the total is looked at."""
@@ -59,7 +59,7 @@ class FrameType(IntEnum):
 
 
 class RefuseCode(IntEnum):
-    """Why a hub does not take a link. The numbers are on the wire."""
+    """Reasons of a hub to refuse a link. The numbers are on the wire."""
 
     VERSION = 1
     UNAUTHORISED = 2
@@ -79,11 +79,11 @@ class HelloLane(msgspec.Struct, frozen=True):
     lane: U32
     stream: str
     ranges: Ranges
-    """What the sender's log holds now."""
+    """Ranges of the sender's log at this moment."""
     topics: Topics = []
     """The stream's topic patterns, from which the table takes its named columns."""
     payload: U32 = 0
-    """What the stream's payloads are said to be: ``protocols.payloads.PayloadKind``, or a later release's number."""
+    """Declared kind of the stream's payloads: ``protocols.payloads.PayloadKind``, or a later release's number."""
 
 
 class Hello(msgspec.Struct, frozen=True):
@@ -94,7 +94,7 @@ class Hello(msgspec.Struct, frozen=True):
     edge: str
     log_id: U64
     epoch: Epoch
-    """Proposed; persisted by the sender before it is sent. The receiver takes only a higher one than it knows."""
+    """Epoch that the sender proposes, and persisted before. The receiver takes only a higher one than it knows."""
     lanes: Annotated[list[HelloLane], Meta(max_length=LANES_MAX)]
     clock: Nanoseconds
     """Sender's wall clock, ns."""
@@ -102,7 +102,7 @@ class Hello(msgspec.Struct, frozen=True):
 
 
 class WelcomeLane(msgspec.Struct, frozen=True):
-    """What the receiver holds of a lane, gaps included: nothing in ``ranges`` need be sent."""
+    """The receiver's part of a lane, including gaps: the sender need not send anything in ``ranges``."""
 
     lane: U32
     ranges: Ranges
@@ -122,7 +122,7 @@ class Welcome(msgspec.Struct, frozen=True):
 
 
 class Refuse(msgspec.Struct, frozen=True):
-    """Instead of WELCOME, or at any later time, before the receiver closes: why, and what to do."""
+    """A refusal, in place of WELCOME or at any later time, before the receiver closes: why, and what to do."""
 
     code: U32
     message: str
@@ -137,7 +137,7 @@ class Data(msgspec.Struct, frozen=True):
 
 
 class Gap(msgspec.Struct, frozen=True):
-    """Records [first, end) of a lane can never come (reason: ``protocols.segment.GapReason``)."""
+    """A statement that records [first, end) of a lane can never come (reason: ``protocols.segment.GapReason``)."""
 
     lane: U32
     first: Seq
@@ -151,7 +151,7 @@ class Gap(msgspec.Struct, frozen=True):
 
 
 class LaneMark(msgspec.Struct, frozen=True):
-    """All records the lane took in up to ``time`` are below ``seq``."""
+    """A statement that all records the lane received up to ``time`` are below ``seq``."""
 
     lane: U32
     time: Nanoseconds
@@ -159,7 +159,8 @@ class LaneMark(msgspec.Struct, frozen=True):
 
 
 class Ack(msgspec.Struct, frozen=True):
-    """``ranges`` of a lane are durable at the receiver (records or gap notices): the sender may forget them."""
+    """A statement that ``ranges`` of a lane are durable at the receiver (records or gap notices): the sender may forget
+    them."""
 
     lane: U32
     ranges: Ranges
@@ -195,7 +196,7 @@ _DECODERS = {number: msgspec.msgpack.Decoder(kind) for number, kind in _CONTROL.
 
 
 def encode_frame(frame: Frame) -> bytes:
-    """One frame, uncompressed.
+    """Encode one frame, uncompressed.
 
     Raises:
         ValueError: longer than ``decode_frame`` takes.
@@ -243,8 +244,8 @@ def decode_frame(data: Buffer, offset: int = 0) -> tuple[Frame, int]:
 
 
 def split_batches(batches: Buffer) -> list[tuple[BatchHeader, memoryview]]:
-    """The batches of a DATA frame by their headers alone: what they claim can be held against limits before
-    ``check_batch`` spends time and memory on it.
+    """Return the batches of a DATA frame by their headers alone, so that their claims can be checked against limits
+    before ``check_batch`` spends time and memory on them.
 
     Raises:
         UnsupportedVersion: a batch of a later format.
@@ -269,17 +270,16 @@ def split_batches(batches: Buffer) -> list[tuple[BatchHeader, memoryview]]:
 def check_batch(batch: memoryview) -> None:
     """Check a batch of a DATA frame to the last column.
 
-    What a receiver commits it can never take back, so a body that matches its checksum but does not decode has to be
-    found here, not by the table step that would stumble over it for ever (50 ns a record).
-
     Raises:
         Corrupt: it is damaged or malformed.
     """
+    # The checksum alone would not do: a receiver can never take back what it commits, and the table step would fail at
+    # every attempt on a body that does not decode. It costs 50 ns a record.
     decode_columns(batch, verify(batch))
 
 
 class FrameEncoder:
-    """Frames of one direction of a connection to compressed bytes, one flush per call."""
+    """Encoder of one direction of a connection: frames to compressed bytes, one flush per call."""
 
     def __init__(self, level: int = 3) -> None:
         parameters = zstandard.ZstdCompressionParameters.from_level(level)
@@ -289,7 +289,7 @@ class FrameEncoder:
         self._context = zstandard.ZstdCompressor(compression_params=parameters).compressobj()
 
     def encode(self, frames: list[Frame]) -> bytes:
-        """One message for the wire that holds ``frames``; the peer can decode it without waiting for more.
+        """Encode ``frames`` as one message for the wire; the peer can decode it without waiting for more.
 
         Raises:
             ValueError: more than ``FRAMES_MAX`` frames, or one that is too long. Nothing was encoded.
@@ -303,17 +303,17 @@ class FrameEncoder:
 
 
 class FrameDecoder:
-    """Compressed bytes of one direction of a connection to frames."""
+    """Decoder of one direction of a connection: compressed bytes to frames."""
 
     def __init__(self) -> None:
         decompressor = zstandard.ZstdDecompressor(max_window_size=1 << STREAM_WINDOW_LOG_MAX)
         self._context = decompressor.decompressobj()
         self._pending = bytearray()
         self._needed = FRAME_HEADER_BYTES
-        """Nothing is copied or decoded before this many bytes are pending, so a slow frame costs linear time."""
+        """Number of pending bytes before which nothing is copied or decoded, so a slow frame costs linear time."""
 
     def decode(self, data: bytes) -> list[Frame]:
-        """The frames that are complete now, in order. The batches of DATA frames are views of one copy.
+        """Return the frames that are complete now, in order. The batches of DATA frames are views of one copy.
 
         Raises:
             Corrupt: not a zstd stream, a frame is invalid, or the message exceeds ``PENDING_BYTES_MAX``,
@@ -349,7 +349,7 @@ class FrameDecoder:
             raise Corrupt(f"the link's compressed stream is damaged: {error}") from error
 
     def _keep(self, rest: memoryview) -> None:
-        """Hold the start of an incomplete frame back for the next call."""
+        """Keep the start of an incomplete frame for the next call."""
         self._pending = bytearray(rest)
         self._needed = FRAME_HEADER_BYTES
         if len(rest) >= FRAME_HEADER_BYTES:

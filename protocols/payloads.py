@@ -1,7 +1,7 @@
-"""What a stream's payloads are said to be, and which of them keep it.
+"""Declared kinds of a stream's payloads, and checks of payloads against them.
 
-Reading a payload never changes it: text is the UTF-8 of its bytes and nothing else. A payload that does not keep what
-its stream says stays bytes.
+Reading a payload never changes it: text is the UTF-8 of its bytes and nothing else. A payload that is not of its
+stream's kind stays bytes.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ import msgspec
 
 
 class PayloadKind(IntEnum):
-    """What an edge says of a stream's payloads. The numbers are in HELLO, in chunks and in snapshots.
+    """Declared kind of a stream's payloads. The numbers are in HELLO, in chunks and in snapshots.
 
-    A later release may tell others. They are kept as told, and mean ``BYTES`` here.
+    A later release may declare other kinds. They are kept as received, and mean ``BYTES`` here.
     """
 
     BYTES = 0
@@ -28,7 +28,7 @@ class PayloadKind(IntEnum):
 
     @property
     def label(self) -> str:
-        """The name in settings, in table properties and for people: ``bytes``, ``text`` or ``json``."""
+        """Return the name in settings, in table properties and for people: ``bytes``, ``text`` or ``json``."""
         return self.name.lower()
 
 
@@ -36,7 +36,7 @@ NESTING_MAX = 128
 """Deepest JSON that counts as JSON: readers have limits of their own (Polars has this one), and the same payload must
 be JSON wherever it is looked at, however much stack is left there."""
 _SYNTAX = msgspec.json.Decoder(msgspec.Raw)
-"""Walks a value without making it: a payload of a megabyte of brackets costs no memory."""
+"""Checker that walks a value without building it: a payload of a megabyte of brackets costs no memory."""
 _STRINGS = re.compile(rb'"(?:[^"\\]+|\\.)*"', re.DOTALL)
 _NO_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
 _STEPS = {ord("["): 1, ord("{"): 1, ord("]"): -1, ord("}"): -1}
@@ -46,19 +46,19 @@ LABELS = tuple(kind.label for kind in PayloadKind)
 
 
 def kind_labelled(label: str) -> PayloadKind | None:
-    """Return the kind that settings call ``label``; None when there is none."""
+    """Return the kind with the label ``label`` in settings; None when there is none."""
     return next((kind for kind in PayloadKind if kind.label == label), None)
 
 
 def label_of(told: int) -> str:
-    """Return what people see of a kind that an edge told, which may be a later release's."""
+    """Return the label of a declared kind, which may be a later release's."""
     return next((kind.label for kind in PayloadKind if kind == told), f"kind {told}")
 
 
 def strictest(told: Iterable[int]) -> PayloadKind:
-    """Return what a stream's payloads are when its edges say ``told``: the kind that asks most of a payload.
+    """Return the payload kind of a stream whose edges declare ``told``: the kind that demands most of a payload.
 
-    The order of the edges does not matter, so every reader of the log comes to the same answer.
+    The order of the edges does not matter, so every reader of the log comes to the same result.
     """
     known = frozenset(PayloadKind)
     return max((PayloadKind(kind) for kind in told if kind in known), default=PayloadKind.BYTES)
@@ -91,5 +91,5 @@ def is_json(payload: bytes) -> bool:
 
 
 def keeps(kind: PayloadKind, payload: bytes) -> bool:
-    """Return whether a payload is what its stream says."""
+    """Return whether a payload is of its stream's kind."""
     return is_text(payload) and (kind is not PayloadKind.JSON or is_json(payload))

@@ -14,7 +14,7 @@ from weft.protocols.errors import Corrupt
 Range = tuple[int, int]
 
 SEQ_END = (1 << 63) - 1
-"""One past the largest sequence number or offset. The bound itself still fits the signed 64-bit columns of tables."""
+"""End of all sequence numbers and offsets. The bound itself still fits the signed 64-bit columns of tables."""
 
 
 class RangeSet:
@@ -30,13 +30,13 @@ class RangeSet:
 
     @classmethod
     def from_wire(cls, pairs: Iterable[Iterable[int]]) -> RangeSet:
-        """Build a set from ``[[first, end], ...]`` as a peer sent it: ascending, as ``to_wire`` writes them.
+        """Build a set from ``[[first, end], ...]`` from a peer: ascending, as ``to_wire`` writes them.
 
         Order is demanded, not restored: inserting a hostile order would cost time quadratic in its length.
 
         Raises:
-            Corrupt: a pair is not two integers with ``0 <= first < end <= SEQ_END``, or does not start at or after
-                the end of the pair before it.
+            Corrupt: a pair is not two integers with ``0 <= first < end <= SEQ_END``, or does not start at or after the
+                end of the pair before it.
         """
         result = cls()
         for pair in pairs:
@@ -52,7 +52,7 @@ class RangeSet:
         return result
 
     def to_wire(self) -> list[list[int]]:
-        """The ranges as ``[[first, end], ...]``, ascending."""
+        """Return the ranges as ``[[first, end], ...]``, ascending."""
         return [[first, end] for first, end in self]
 
     def add(self, first: int, end: int) -> None:
@@ -73,7 +73,7 @@ class RangeSet:
             self.add(first, end)
 
     def remove(self, first: int, end: int) -> None:
-        """Take ``[first, end)`` out, whether or not all of it is in the set."""
+        """Remove ``[first, end)``, whether or not all of it is in the set."""
         if first >= end:
             return
         low = bisect_right(self._ends, first)
@@ -91,7 +91,7 @@ class RangeSet:
         self._ends[low:high] = ends
 
     def missing(self, first: int, end: int) -> list[Range]:
-        """The parts of ``[first, end)`` that the set lacks, ascending."""
+        """Return the parts of ``[first, end)`` that the set lacks, ascending."""
         gaps: list[Range] = []
         at = first
         for index in range(bisect_right(self._ends, first), len(self._starts)):
@@ -106,31 +106,31 @@ class RangeSet:
         return gaps
 
     def covers(self, first: int, end: int) -> bool:
-        """Whether every number of ``[first, end)`` is in the set; true for an empty range."""
+        """Return whether every number of ``[first, end)`` is in the set; true for an empty range."""
         if first >= end:
             return True
         index = bisect_right(self._starts, first) - 1
         return index >= 0 and self._ends[index] >= end
 
     def contiguous_end(self, first: int = 0) -> int:
-        """The end of the run that starts at ``first``, or ``first`` itself when it is not in the set."""
+        """Return the end of the run that starts at ``first``, or ``first`` itself when it is not in the set."""
         index = bisect_right(self._starts, first) - 1
         return self._ends[index] if index >= 0 and self._ends[index] > first else first
 
     @property
     def end(self) -> int:
-        """One past the largest number in the set; 0 when empty."""
+        """Return the end of the largest range: the largest number plus one; 0 when empty."""
         return self._ends[-1] if self._ends else 0
 
     def copy(self) -> RangeSet:
-        """An independent set with the same ranges."""
+        """Return an independent set with the same ranges."""
         twin = RangeSet()
         twin._starts = self._starts.copy()
         twin._ends = self._ends.copy()
         return twin
 
     def count(self) -> int:
-        """How many sequence numbers the set holds."""
+        """Return the number of sequence numbers in the set."""
         return sum(self._ends) - sum(self._starts)
 
     def __contains__(self, seq: int) -> bool:

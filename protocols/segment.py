@@ -41,7 +41,7 @@ _FILE_NAME = re.compile(r"([0-9]{20})\.seg")
 
 
 class EntryKind(IntEnum):
-    """What an entry holds. The numbers are persisted; 0 is what preallocated zeros read as: the end."""
+    """Kinds of entries. The numbers are persisted; 0 is the value of preallocated zeros: the end."""
 
     END = 0
     BATCH = 1
@@ -59,7 +59,7 @@ _KINDS = {kind.value: kind for kind in EntryKind if kind is not EntryKind.END}
 
 
 class GapReason(IntEnum):
-    """Why a range of records can never be delivered. The numbers are persisted and travel on links."""
+    """Reasons why a range of records can never be delivered. The numbers are persisted and travel on links."""
 
     BUDGET = 1
     CORRUPTION = 2
@@ -79,7 +79,7 @@ class SegmentHeader(NamedTuple):
 
 
 class EntryHeader(NamedTuple):
-    """What stands before an entry's body. Claimed, not checked: only ``decode_entry`` looks at the body."""
+    """The bytes before an entry's body. Claimed, not checked: only ``decode_entry`` looks at the body."""
 
     crc: int
     length: int
@@ -88,7 +88,7 @@ class EntryHeader(NamedTuple):
 
 
 class Entry(NamedTuple):
-    """One entry's frame: where its body lies."""
+    """The frame of one entry: where its body lies."""
 
     kind: EntryKind
     body_start: int
@@ -96,12 +96,13 @@ class Entry(NamedTuple):
 
     @property
     def end(self) -> int:
-        """Offset of the next entry."""
+        """Return the offset of the next entry."""
         return self.body_end
 
 
 class GapNotice(msgspec.Struct, frozen=True, array_like=True):
-    """The records ``[first, end)`` of a stream can never come; appended so that loss is a recorded fact."""
+    """A statement that records ``[first, end)`` of a stream can never come; appended so that loss is a recorded
+    fact."""
 
     stream: U32
     first: Seq
@@ -111,7 +112,8 @@ class GapNotice(msgspec.Struct, frozen=True, array_like=True):
 
 
 class ClockNotice(msgspec.Struct, frozen=True, array_like=True):
-    """The wall clock of boot ``boot_id`` was ``offset`` ns behind true time at ``monotonic``, within ``error`` ns."""
+    """A statement that the wall clock of boot ``boot_id`` was ``offset`` ns behind true time at ``monotonic``, within
+    ``error`` ns."""
 
     boot_id: U64
     monotonic: Nanoseconds
@@ -120,7 +122,7 @@ class ClockNotice(msgspec.Struct, frozen=True, array_like=True):
 
 
 class LaneIndex(msgspec.Struct, frozen=True, array_like=True):
-    """What a sealed segment holds of one stream."""
+    """A sealed segment's records of one stream."""
 
     stream: U32
     ranges: StoredRanges
@@ -131,16 +133,16 @@ class LaneIndex(msgspec.Struct, frozen=True, array_like=True):
 
 
 class KeptLane(msgspec.Struct, frozen=True, array_like=True):
-    """What the log answers for of one stream: each of these numbers is a record in it or under a gap notice in it."""
+    """The numbers of one stream that the log accounts for: each is a record in it or under a gap notice in it."""
 
     stream: U32
     next_seq: Seq
-    """The next sequence number when this was written; all numbers from here on are answered for too."""
+    """Next sequence number at the time of writing; all numbers from here on are accounted for too."""
     ranges: StoredRanges
 
 
 class Kept(msgspec.Struct, frozen=True, array_like=True):
-    """What the log answers for, written before anything else is deleted. The last one in a log counts."""
+    """The numbers that the log accounts for, written before anything else is deleted. The last one in a log counts."""
 
     lanes: Annotated[list[KeptLane], Meta(max_length=LIST_ITEMS_MAX)]
 
@@ -156,46 +158,47 @@ class Owner(msgspec.Struct, frozen=True, array_like=True):
 
     @property
     def name(self) -> NodeName:
-        """Tenant and edge."""
+        """Return tenant and edge."""
         return NodeName(self.tenant, self.edge)
 
 
 class Footer(msgspec.Struct, frozen=True, array_like=True):
-    """The index of a sealed segment. Empty fields at its end are left out; what earlier releases wrote has none."""
+    """The index of a sealed segment. Empty fields at its end are left out; segments of earlier releases have none."""
 
     streams: dict[U32, str]
     lanes: Annotated[list[LaneIndex], Meta(max_length=LIST_ITEMS_MAX)]
     gaps: Annotated[list[GapNotice], Meta(max_length=LIST_ITEMS_MAX)]
     kept: Annotated[list[KeptLane], Meta(max_length=LIST_ITEMS_MAX)] = []
-    """As in a ``KEPT`` entry."""
+    """Content of a ``KEPT`` entry."""
     sizes: Annotated[list[Annotated[list[U64], Meta(max_length=LIST_ITEMS_MAX)]], Meta(max_length=LIST_ITEMS_MAX)] = []
-    """For each of ``lanes``, then of ``moved``: bytes of its entries before each point, and then of all of them."""
+    """Bytes of entries, for each of ``lanes``, then of ``moved``: before each point, and then of all of them."""
     moved: Annotated[list[LaneIndex], Meta(max_length=LIST_ITEMS_MAX)] = []
     """Like ``lanes``, of the ``MOVED`` entries."""
     owner: Owner | None = None
-    """As in the segment's last ``OWNER`` entry."""
+    """Content of the segment's last ``OWNER`` entry."""
 
 
 def file_name(first_position: int) -> str:
-    """The name of the segment that starts at ``first_position``; names sort in log order."""
+    """Return the name of the segment that starts at ``first_position``; names sort in log order."""
     return f"{first_position:020d}.seg"
 
 
 def parse_file_name(name: str) -> int | None:
-    """The first position that a file name stands for, or None when it is not a segment's name."""
+    """Return the first position in a file name, or None when it is not a segment's name."""
     match = _FILE_NAME.fullmatch(name)
     return int(match[1]) if match and int(match[1]) <= POSITION_MAX else None
 
 
 def encode_header(header: SegmentHeader) -> bytes:
-    """The 32 bytes at the start of a segment file."""
+    """Return the 32 bytes at the start of a segment file."""
     data = bytearray(_HEADER.pack(MAGIC + bytes([VERSION]), 0, *header))
     struct.pack_into("<I", data, 4, _header_crc(data))
     return bytes(data)
 
 
 def _header_crc(data: Buffer) -> int:
-    """Of a header in *this* version, whatever its version byte says: a damaged byte is no later version."""
+    """Return the CRC of a header in *this* version, whatever its version byte says: a damaged byte is no later
+    version."""
     return int(crc32c(memoryview(data)[8:HEADER_BYTES], crc32c(MAGIC + bytes([VERSION]))))
 
 
@@ -227,12 +230,13 @@ def _entry_crc(position: int, kind: int, body: Buffer) -> int:
 
 
 def encode_entry_header(position: int, kind: EntryKind, body: Buffer) -> bytes:
-    """The frame that precedes ``body`` when the entry stands at ``position`` of the log."""
+    """Encode the frame that precedes ``body`` when the entry stands at ``position`` of the log."""
     return _ENTRY.pack(_entry_crc(position, kind, body), len(body), kind)
 
 
 def peek_entry(data: Buffer, offset: int) -> EntryHeader | None:
-    """What the entry at ``offset`` claims to be, for stepping over its body unread; None where zeros end the entries.
+    """Return the header that the entry at ``offset`` claims, for stepping over its body unread; None where zeros end
+    the entries.
 
     Raises:
         Corrupt: no entry is that long.
@@ -285,9 +289,9 @@ def decode_entry(data: Buffer, offset: int, first_position: int) -> Entry | None
 
 
 def sound_entry(data: Buffer, offset: int, position: int) -> tuple[EntryKind, int] | None:
-    """Kind and end of the entry at ``offset`` if it is sound and whole, for walking over many of them.
+    """Return kind and end of the entry at ``offset`` if it is sound and whole, for walking over many of them.
 
-    None says no more than that ``decode_entry`` has to look: these may be the end, damage, or the end of ``data``.
+    None only says that ``decode_entry`` has to look: there may be the end, damage, or the end of ``data``.
     """
     if offset + ENTRY_HEADER_BYTES > len(data):
         return None
@@ -302,12 +306,12 @@ def sound_entry(data: Buffer, offset: int, position: int) -> tuple[EntryKind, in
 
 
 def encode_trailer(footer_offset: int) -> bytes:
-    """The last 16 bytes of a sealed segment: where its footer entry starts."""
+    """Encode the last 16 bytes of a sealed segment: the offset of its footer entry."""
     return _TRAILER.pack(footer_offset, crc32c(struct.pack("<Q", footer_offset)), TRAILER_MAGIC)
 
 
 def decode_trailer(data: Buffer) -> int:
-    """The footer entry's offset, from the last ``TRAILER_BYTES`` bytes of a sealed segment.
+    """Return the footer entry's offset, from the last ``TRAILER_BYTES`` bytes of a sealed segment.
 
     Raises:
         Truncated: fewer bytes than a trailer has.
@@ -322,15 +326,15 @@ def decode_trailer(data: Buffer) -> int:
 
 
 class StreamEntry(msgspec.Struct, frozen=True, array_like=True):
-    """What a ``STREAMS`` entry says of one stream number."""
+    """A ``STREAMS`` entry's statement about one stream number."""
 
     name: str
     next_seq: Seq
-    """The next sequence number when the entry was written: survives the deletion of every earlier segment."""
+    """Next sequence number when the entry was written: survives the deletion of every earlier segment."""
 
 
 def encode_streams(streams: dict[int, StreamEntry]) -> bytes:
-    """Body of a ``STREAMS`` entry. Every segment starts with one, so that any segment can be read alone."""
+    """Encode the body of a ``STREAMS`` entry. Every segment starts with one, so that any segment can be read alone."""
     return msgspec.msgpack.encode(streams)
 
 
@@ -346,14 +350,14 @@ _DECODERS: dict[EntryKind, msgspec.msgpack.Decoder[Body]] = {
 
 
 def encode_body(value: Body) -> bytes:
-    """Body of an entry that is no batch from what it says."""
+    """Encode the body of an entry that is no batch."""
     if isinstance(value, Footer):
         return msgspec.msgpack.encode(footer_fields(value))
     return msgspec.msgpack.encode(value)
 
 
 def footer_fields(footer: Footer) -> list[object]:
-    """The fields of a footer without the empty ones at its end that earlier releases did not write."""
+    """Return the fields of a footer without the empty ones at its end that earlier releases did not write."""
     fields: list[object] = [
         footer.streams, footer.lanes, footer.gaps, footer.kept, footer.sizes, footer.moved, footer.owner
     ]  # fmt: skip

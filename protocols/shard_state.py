@@ -27,10 +27,10 @@ VERSION = 1
 _HEADER = struct.Struct("<4sII")
 HEADER_BYTES = _HEADER.size
 PENDING_MARKS_MAX = 16
-"""Marks a lane keeps while their records are still missing. When one more comes, the one goes whose neighbours stand
-closest together in time, so the rest stay spread over the whole backlog."""
+"""Maximum number of marks that a lane keeps while their records are missing. One more displaces the mark whose
+neighbours are closest together in time, so the rest stay spread over the whole backlog."""
 FIELDS_MAX = 256
-"""Named topic levels that a stream may have; later ones get no column."""
+"""Maximum number of named topic levels of a stream; later ones get no column."""
 _FIELD = re.compile(r"(?:^|/)\{([A-Za-z_][A-Za-z0-9_]*)\}(?=/|$)")
 
 StreamKey = tuple[str, str]
@@ -39,33 +39,34 @@ StreamKey = tuple[str, str]
 
 @dataclass(slots=True)
 class LaneState:
-    """What the shard knows of one lane."""
+    """A shard's knowledge of one lane."""
 
     epoch: int = 0
     ranges: RangeSet = field(default_factory=RangeSet)
     """Sequence numbers that are accounted for: records held and gaps."""
     gaps: list[GapRange] = field(default_factory=list)
-    """Ascending, disjoint; the part of ``ranges`` that holds no records."""
+    """Gaps, ascending and disjoint: the part of ``ranges`` that holds no records."""
     mark: Mark | None = None
-    """The best mark that is proven: every sequence number below ``mark.seq`` is accounted for."""
+    """The best proven mark: every sequence number below ``mark.seq`` is accounted for."""
     pending_marks: list[Mark] = field(default_factory=list)
     """Marks that are not proven yet, ascending in time and in seq."""
     topics: list[str] = field(default_factory=list)
     payload: int = 0
-    """The kind of the stream's payloads as the edge last told it (``protocols.payloads``)."""
+    """Kind of the stream's payloads, as the edge last declared it (``protocols.payloads``)."""
 
     @property
     def complete_up_to(self) -> int | None:
-        """The moment (edge wall clock, ns) up to which the lane is complete, gaps being named; None when unknown."""
+        """Return the moment (edge wall clock, ns) up to which the lane is complete, gaps being named; None when
+        unknown."""
         return self.mark.time if self.mark else None
 
     @property
     def newest_mark(self) -> Mark | None:
-        """The last mark that the edge told, proven or not."""
+        """Return the last mark from the edge, proven or not."""
         return self.pending_marks[-1] if self.pending_marks else self.mark
 
     def add_mark(self, mark: Mark) -> None:
-        """Take note of a mark; one that says less than a known one changes nothing."""
+        """Note a mark; one that says less than a known one changes nothing."""
         if self.mark is not None and mark.time <= self.mark.time:
             return
         if any(other.time >= mark.time and other.seq <= mark.seq for other in self.pending_marks):
@@ -113,7 +114,8 @@ _DECODER = msgspec.msgpack.Decoder(_Snapshot)
 
 
 class ShardState:
-    """The fold up to chunk ``n``. Iteration orders are part of the state: those in which the log first named things."""
+    """The fold up to chunk ``n``. Iteration orders are part of the state: the order in which the log first named
+    things."""
 
     __slots__ = ("_fields", "cluster_id", "footer_crc", "lanes", "n", "next_offset", "shard")
 
@@ -121,14 +123,14 @@ class ShardState:
         self.cluster_id = cluster_id
         self.shard = shard
         self.n = -1
-        """The last chunk applied; -1 when the log is empty (its first chunk is 0)."""
+        """Number of the last chunk applied; -1 when the log is empty (its first chunk is 0)."""
         self.footer_crc = 0
         self.next_offset: dict[StreamKey, int] = {}
         self.lanes: dict[Lane, LaneState] = {}
         self._fields: dict[StreamKey, list[str]] = {}
 
     def apply(self, chunk: Chunk) -> None:
-        """Take chunk ``n + 1``. Nothing is changed when it is refused.
+        """Apply chunk ``n + 1``. Nothing changes when it is refused.
 
         Raises:
             Corrupt: it is not the next chunk of this shard's history, an offset does not continue its stream, or it
@@ -192,19 +194,20 @@ class ShardState:
             state.payload = update.payload
 
     def stream_fields(self, tenant: str, stream: str) -> list[str]:
-        """Named topic levels of a stream over all its lanes. Only ever grows, at the end."""
+        """Return the named topic levels of a stream over all its lanes. The list only grows, at its end."""
         return list(self._fields.get((tenant, stream), ()))
 
     def stream_lanes(self, tenant: str, stream: str) -> dict[Lane, LaneState]:
-        """The lanes of a stream in this shard."""
+        """Return the lanes of a stream in this shard."""
         return {lane: held for lane, held in self.lanes.items() if (lane.tenant, lane.stream) == (tenant, stream)}
 
     def complete_up_to(self, tenant: str, stream: str) -> int | None:
-        """The moment up to which every lane of the stream in this shard is complete; None when one is unknown."""
+        """Return the moment up to which every lane of the stream in this shard is complete; None when one is
+        unknown."""
         return earliest(state.complete_up_to for state in self.stream_lanes(tenant, stream).values())
 
     def encode(self) -> bytes:
-        """A snapshot."""
+        """Encode the state as a snapshot."""
         streams = [
             (tenant, stream, self.next_offset.get((tenant, stream), 0), self._fields.get((tenant, stream), []))
             for tenant, stream in dict.fromkeys([*self.next_offset, *self._fields])
@@ -262,7 +265,7 @@ def _decode_snapshot(data: Buffer) -> _Snapshot:
 
 
 def _joined(gaps: list[GapRange]) -> list[GapRange]:
-    """Ascending disjoint gaps with neighbours of one reason made one."""
+    """Join neighbouring gaps of one reason; the gaps are ascending and disjoint."""
     joined: list[GapRange] = []
     for gap in gaps:
         if joined and joined[-1].end == gap.first and joined[-1].reason == gap.reason:
@@ -273,17 +276,17 @@ def _joined(gaps: list[GapRange]) -> list[GapRange]:
 
 
 def lane_of(update: LaneUpdate) -> Lane:
-    """The lane that a chunk's footer entry is about."""
+    """Return the lane that a chunk's footer entry is about."""
     return Lane(update.tenant, update.edge, update.log_id, update.stream)
 
 
 def earliest(moments: Iterable[int | None]) -> int | None:
-    """The smallest of several moments, or None when one is unknown or there are none."""
+    """Return the smallest of several moments, or None when one is unknown or there are none."""
     known = list(moments)
     return None if not known or None in known else min(moment for moment in known if moment is not None)
 
 
 def shard_of(tenant: str, stream: str, edge: str, shards: int) -> int:
-    """The shard that an edge's lanes of a stream belong to. The result is persisted: it must never change."""
+    """Return the shard that an edge's lanes of a stream belong to. The result is persisted: it must never change."""
     name = b"".join(struct.pack("<I", len(part)) + part for part in map(str.encode, (tenant, stream, edge)))
     return int.from_bytes(blake2b(name, digest_size=8).digest(), "little") % shards

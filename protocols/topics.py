@@ -13,7 +13,7 @@ TOPIC_BYTES_MAX = 65_535
 """Longest topic or filter in UTF-8: its length is two bytes on the wire [MQTT-4.7.3-3]."""
 
 SHARE_PREFIX = "$share/"
-"""What the filter of a shared subscription starts with."""
+"""Beginning of a shared subscription's filter."""
 
 RESERVED_FIELDS = frozenset({"payload"})
 """Names that a level cannot have: the table has a column of that name. Its other own columns start with ``_``."""
@@ -23,7 +23,8 @@ _ONE_LEVEL = r"[^/]*"
 
 
 class InvalidTopic(ValueError):
-    """A topic, filter or pattern breaks a rule; the sentence names the rule and, where there is one, the clause."""
+    """A topic, filter or pattern that breaks a rule; the sentence names the rule and, where there is one, the
+    clause."""
 
 
 def _check_text(text: str, what: str) -> None:
@@ -67,16 +68,16 @@ def check_filter(topic_filter: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """A topic filter taken apart: ``$share/{name}/{filter}`` (MQTT 5.0 section 4.8.2), or one without a share."""
+    """A topic filter in parts: ``$share/{name}/{filter}`` (MQTT 5.0 section 4.8.2), or one without a share."""
 
     name: str
     """Empty when the subscription is not shared."""
     filter: str
-    """What topics are matched against."""
+    """Filter against which topics are matched."""
 
 
 def split_share(topic_filter: str) -> Share:
-    """Take a valid topic filter apart.
+    """Split a valid topic filter into share name and filter.
 
     Raises:
         InvalidTopic: it starts with ``$share/`` and is no shared subscription: an empty name, a name with a wildcard
@@ -97,7 +98,7 @@ def split_share(topic_filter: str) -> Share:
 
 
 def matches(topic_filter: str, topic: str) -> bool:
-    """Whether a valid filter (without a share) matches a valid topic (section 4.7)."""
+    """Return whether a valid filter (without a share) matches a valid topic (section 4.7)."""
     if topic_filter[0] in "+#" and topic[0] == "$":
         return False  # [MQTT-4.7.2-1]
     wanted, have = topic_filter.split("/"), topic.split("/")
@@ -111,7 +112,7 @@ def matches(topic_filter: str, topic: str) -> bool:
 
 
 def valid_topic(topic: str) -> bool:
-    """Whether messages can be published to ``topic``."""
+    """Return whether messages can be published to ``topic``."""
     try:
         check_topic(topic)
     except InvalidTopic:
@@ -120,7 +121,7 @@ def valid_topic(topic: str) -> bool:
 
 
 def valid_filter(topic_filter: str) -> bool:
-    """Whether ``topic_filter`` is a topic filter."""
+    """Return whether ``topic_filter`` is a topic filter."""
     try:
         check_filter(topic_filter)
     except InvalidTopic:
@@ -139,7 +140,7 @@ class TopicPattern:
     regex: re.Pattern[str]
 
     def match(self, topic: str) -> dict[str, str] | None:
-        """The values of the named levels in ``topic`` (``{}`` without any), or None when it does not match.
+        """Return the values of the named levels in ``topic`` (``{}`` without any), or None when it does not match.
 
         Wildcards on the first level do not match topics that start with ``$`` [MQTT-4.7.2-1].
         """

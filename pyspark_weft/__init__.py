@@ -1,4 +1,4 @@
-"""Spark looks for a package of this name when it meets ``format("weft")``."""
+"""Package of the name that Spark looks for when it meets ``format("weft")``."""
 
 try:
     from spark_sinks.source import WeftSource as DefaultSource

@@ -1,4 +1,4 @@
-"""The data source of a Python that lacks a library which reading needs: it says so."""
+"""A data source for a Python that lacks a library which reading needs: every use raises an error that names it."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ def incomplete_source(module: str | None) -> type[DataSource]:
     """Return a data source "weft" whose every use raises a sentence about the missing module."""
 
     class IncompleteSource(DataSource):
-        """Stands in for ``spark_sinks.source.WeftSource``."""
+        """A stand-in for ``spark_sinks.source.WeftSource``."""
 
         @classmethod
         def name(cls) -> str:
-            """``weft``."""
+            """Return ``weft``."""
             return "weft"
 
         def schema(self) -> StructType:
             """Raise ``ModuleNotFoundError``; Spark asks for the schema before anything else."""
             raise ModuleNotFoundError(
-                f"Spark's Python workers run in {sys.executable}, which lacks {module}: set PYSPARK_PYTHON, before "
-                "the Spark session starts, to a Python in which weft-fabric is installed with its extra 'spark'"
+                f"Spark's Python workers run in {sys.executable}, which lacks {module}. Before the Spark session "
+                "starts, set PYSPARK_PYTHON to a Python that has weft-fabric with its extra 'spark'"
             )
 
         reader = streamReader = schema  # noqa: N815

@@ -1,1 +1,1 @@
-"""Moving ranges of a log from here to there: link machines without I/O and the shell that drives them."""
+"""Replication of ranges of a log: link machines without I/O, and the shell that drives them."""

@@ -1,4 +1,4 @@
-"""What both ends of a link count in the same way: ranges from the wire, and bytes on the way."""
+"""Counts that both ends of a link share: ranges from the wire, and bytes on the way."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from weft.protocols.errors import Corrupt
 from weft.protocols.ranges import Range, RangeSet
 
 RANGES_MAX = 1 << 16
-"""Most ranges that one lane's set may have, and that one frame may carry."""
+"""Maximum number of ranges that one lane's set may have, and that one frame may carry."""
 
 
 def checked_ranges(pairs: Sequence[Range], limit: int = RANGES_MAX) -> RangeSet:
-    """The set that a peer's ``[[first, end], ...]`` stands for.
+    """Return the set of a peer's ``[[first, end], ...]``.
 
     Raises:
         Corrupt: more than ``limit`` ranges, or they are not ascending.
@@ -30,16 +30,16 @@ class SentBatch(NamedTuple):
     first: int
     end: int
     size: int
-    """Bytes of the batch as it stood in the DATA frame."""
+    """Bytes of the batch in the DATA frame."""
     time: int
-    """Its first record's wall clock time, ns."""
+    """Wall clock time of its first record, ns."""
 
 
 class SentBatches:
     """Batches that were sent and are not acknowledged yet: the sender fills a window by it, the receiver checks it.
 
-    The window's rule is the same on both ends: the sum of the sizes stays within ``window_bytes``, except that one
-    batch may always be on the way, or a batch longer than the window could never go.
+    The window's rule is the same on both ends: the sum of the sizes stays within ``window_bytes``. One batch may always
+    be on the way, though, or a batch longer than the window could never go.
     """
 
     def __init__(self) -> None:
@@ -50,11 +50,11 @@ class SentBatches:
         return sum(len(entries) for _, entries in self._lanes.values())
 
     def room(self, size: int, window_bytes: int) -> bool:
-        """Whether a batch of ``size`` bytes may go now."""
+        """Return whether a batch of ``size`` bytes may go now."""
         return self.bytes == 0 or self.bytes + size <= window_bytes
 
     def add(self, lane: int, sent: SentBatch) -> None:
-        """Count a batch that goes out."""
+        """Count a batch that is being sent."""
         firsts, entries = self._lanes.setdefault(lane, ([], []))
         at = bisect_right(firsts, sent.first)
         firsts.insert(at, sent.first)
@@ -62,7 +62,7 @@ class SentBatches:
         self.bytes += sent.size
 
     def settle(self, lane: int, first: int, end: int, covered: RangeSet) -> None:
-        """``[first, end)`` was acknowledged: forget the batches it touches that ``covered`` now holds entirely."""
+        """Forget the batches that an acknowledgement of ``[first, end)`` touches and ``covered`` now holds entirely."""
         if lane not in self._lanes:
             return
         firsts, entries = self._lanes[lane]
@@ -78,5 +78,5 @@ class SentBatches:
         entries[low:high] = kept
 
     def oldest_time(self) -> int | None:
-        """Wall clock time of the oldest record on the way, ns; None when nothing is."""
+        """Return the wall clock time of the oldest record on the way, ns; None when there is none."""
         return min((entries[0].time for _, entries in self._lanes.values() if entries), default=None)

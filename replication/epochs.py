@@ -1,4 +1,4 @@
-"""A link's epoch, kept as decimal text wherever its owner keeps it."""
+"""A link's epoch as decimal text, wherever its owner stores it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class Epochs:
     Edge links and links between hubs keep it in different places, so the place comes in as two calls.
 
     Args:
-        place: where it is kept, for error messages.
+        place: path or address of the epoch, for error messages.
         read: returns what was written last; raises ``FileNotFoundError`` before that.
         write: replaces it durably, or not at all.
     """
@@ -29,7 +29,7 @@ class Epochs:
 
         Raises:
             OSError: the epoch cannot be read or replaced.
-            ValueError: what is kept is no number.
+            ValueError: the stored text is no number.
         """
         epoch = self._current() + 1
         self._write(b"%d\n" % epoch)

@@ -1,4 +1,4 @@
-"""What the link machines tell their owners."""
+"""Events that the link machines pass to their owners."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from weft.protocols.ranges import RangeSet
 
 
 class Fault(Enum):
-    """Who has to change for a lost connection to work."""
+    """The side that has to change for a lost connection to work."""
 
     NETWORK = "network"
     PEER = "peer"
@@ -20,21 +20,21 @@ class Fault(Enum):
 
 
 class ConnectionLost(NamedTuple):
-    """The connection is over and the machine takes nothing more. The owner closes the socket."""
+    """The connection is over and the machine takes no more input. The owner closes the socket."""
 
     fault: Fault
     reason: str
 
 
 class Welcomed(NamedTuple):
-    """The receiver took the link; what it holds already follows as ``Acked``."""
+    """The receiver took the link; the ranges that it holds follow as ``Acked``."""
 
     cluster_id: str
     window_bytes: int
 
 
 class Refusal(NamedTuple):
-    """The receiver (or this end, code IDENTITY_CONFLICT) does not want the link. The machine is closed."""
+    """The receiver (or this end, code IDENTITY_CONFLICT) refused the link. The machine is closed."""
 
     code: int
     message: str
@@ -43,7 +43,7 @@ class Refusal(NamedTuple):
 
 
 class ReadRequest(NamedTuple):
-    """The machine wants batches from ``seq`` on; the owner answers with ``feed``. One request at a time."""
+    """The machine needs batches from ``seq`` on; the owner answers with ``feed``. One request at a time."""
 
     lane: int
     seq: int
@@ -56,13 +56,14 @@ class Acked(NamedTuple):
     lane: int
     ranges: RangeSet
     by_welcome: bool = False
-    """The WELCOME said so: it was durable before this connection."""
+    """True when WELCOME named the ranges: they were durable before this connection."""
     newly: int = 0
-    """How many records and gaps of ``ranges`` were not known to be durable before; an ACK may name the whole lane."""
+    """Number of records and gaps in ``ranges`` that were not known to be durable before; an ACK may name the whole
+    lane."""
 
 
 class Unreadable(NamedTuple):
-    """The log said that it holds ``[first, end)`` and did not give it; not tried again on this connection."""
+    """The log reported ``[first, end)`` as held and did not return it; not tried again on this connection."""
 
     lane: int
     first: int
@@ -76,7 +77,7 @@ class HelloReceived(NamedTuple):
 
 
 class BatchesReceived(NamedTuple):
-    """Verified batches of one lane in the order they came. The views live as long as somebody holds them."""
+    """Verified batches of one lane in order of arrival. The views live as long as there are references to them."""
 
     lane: int
     batches: list[tuple[BatchHeader, memoryview]]
@@ -90,7 +91,7 @@ class GapReceived(NamedTuple):
 
 
 class MarkReceived(NamedTuple):
-    """All records the lane took in up to the mark's time are below its seq."""
+    """All records that the lane received up to the mark's time are below its seq."""
 
     lane: int
     mark: Mark

@@ -1,4 +1,4 @@
-"""What a HELLO must keep to before a hub relies on it."""
+"""Rules for a HELLO before a hub relies on it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Is the peer there, and what time does it have? PING, PONG, silence, and the offset of clocks as NTP measures it."""
+"""Liveness of the peer and the offset of its clock: PING, PONG, silence, and clocks compared as in NTP."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from weft.replication.events import ConnectionLost, Fault
 
 SECOND = 1_000_000_000
 SAMPLES = 8
-"""Clock samples kept; the one with the shortest round trip counts (RFC 5905 section 10, clock filter)."""
+"""Number of clock samples kept; the one with the shortest round trip counts (RFC 5905 section 10, clock filter)."""
 
 
 class PeerClock(NamedTuple):
-    """What is known of the peer's wall clock."""
+    """Estimate of the peer's wall clock."""
 
     base: int
     """The peer's wall clock minus our monotonic clock, ns: add a monotonic reading to get the peer's time."""
@@ -23,7 +23,7 @@ class PeerClock(NamedTuple):
     """Half the round trip, ns: ``base`` is right within this."""
 
     def offset(self, now: int, wall: int) -> int:
-        """Nanoseconds to add to our wall clock ``wall``, read at monotonic ``now``, to get the peer's."""
+        """Return the nanoseconds to add to our wall clock ``wall``, read at monotonic ``now``, to get the peer's."""
         return self.base + now - wall
 
 
@@ -46,28 +46,28 @@ class Liveness:
 
     @property
     def peer_clock(self) -> PeerClock | None:
-        """The best of the last samples."""
+        """Return the best of the last samples."""
         return min(self._samples, key=lambda sample: sample.error, default=None)
 
     def heard(self, now: int) -> None:
-        """Bytes came from the peer."""
+        """Note that bytes came from the peer."""
         self._heard = now
 
     def pause(self) -> None:
-        """The owner stops reading: silence says nothing about the peer until ``resume``."""
+        """Note that the owner stops reading: the peer's silence means nothing until ``resume``."""
         self._paused = True
 
     def resume(self, now: int) -> None:
-        """The owner reads again."""
+        """Note that the owner reads again."""
         self._paused = False
         self._heard = now
 
     def deadline(self) -> int:
-        """When ``handle_timeout`` has something to do."""
+        """Return the time at which ``handle_timeout`` has something to do."""
         return self._next_ping if self._paused else min(self._next_ping, self._heard + self._silence)
 
     def handle_timeout(self, now: int) -> ConnectionLost | None:
-        """Queue a PING when one is due; say so when the peer was silent for too long."""
+        """Queue a PING when one is due; return ``Lost`` when the peer was silent for too long."""
         if not self._paused and now >= self._heard + self._silence:
             seconds = self._silence / SECOND
             return ConnectionLost(
@@ -82,7 +82,7 @@ class Liveness:
         return None
 
     def receive(self, frame: Ping | Pong, now: int) -> None:
-        """Answer a PING, or take a sample from the PONG that answers ours. A PONG that answers nothing is ignored."""
+        """Answer a PING, or take a sample from the PONG that answers ours. Any other PONG is ignored."""
         if isinstance(frame, Ping):
             self._owed = [owed for owed in self._owed if not isinstance(owed, Pong)]
             self._owed.append(Pong(frame.sent, self._wall_clock()))
@@ -91,10 +91,10 @@ class Liveness:
             self._asked = None
 
     def sample(self, sent: int, peer_wall: int, now: int) -> None:
-        """The peer read ``peer_wall`` somewhere between our ``sent`` and ``now``."""
+        """Note that the peer read ``peer_wall`` somewhere between our ``sent`` and ``now``."""
         self._samples.append(PeerClock(peer_wall - (sent + now) // 2, (now - sent + 1) // 2))
 
     def frames(self) -> list[Frame]:
-        """The PING and PONG to send now; given out once."""
+        """Return the PING and PONG to send now, each once."""
         owed, self._owed = self._owed, []
         return owed

@@ -1,4 +1,4 @@
-"""Batches on their way out: merged when they are many and small, held back by the window, made into DATA frames."""
+"""Outgoing batches: merged when they are many and small, held back by the window, made into DATA frames."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from weft.protocols.ranges import RangeSet
 from weft.replication.accounting import SentBatch, SentBatches
 
 MESSAGE_BYTES = 256 << 10
-"""DATA of one message, or one batch if that is longer: a message costs the event loop a few ms."""
+"""Bytes of DATA in one message, or one batch if that is longer: a message costs the event loop a few ms."""
 
 Read = tuple[BatchHeader, bytes]
 
@@ -26,7 +26,7 @@ class _Waiting(NamedTuple):
 
 
 class Outbox:
-    """What one read of the log gave, and what is on the way. Holds no more than that."""
+    """The batches of one read of the log, and those on the way. Holds no more than that."""
 
     def __init__(self, compression_level: int) -> None:
         self.window_bytes = 0
@@ -37,25 +37,26 @@ class Outbox:
 
     @property
     def unacked_bytes(self) -> int:
-        """DATA bytes on the way."""
+        """Return the DATA bytes on the way."""
         return self._in_flight.bytes
 
     @property
     def room(self) -> int:
-        """Bytes worth reading now: what the window has left, or 0 while batches wait for it."""
+        """Return the bytes worth reading now: the rest of the window, or 0 while batches wait for it."""
         return 0 if self._waiting else max(0, self.window_bytes - self._in_flight.bytes)
 
     def oldest_time(self) -> int | None:
-        """Wall clock time of the oldest record that waits or is on the way, ns."""
+        """Return the wall clock time of the oldest record that waits or is on the way, ns."""
         waiting = min((item.header.first_time for item in self._waiting), default=None)
         return min((time for time in (waiting, self._in_flight.oldest_time()) if time is not None), default=None)
 
     def first_waiting(self, lane: int) -> int | None:
-        """The oldest record of ``lane`` that waits for the window."""
+        """Return the oldest record of ``lane`` that waits for the window."""
         return min((item.header.base_seq for item in self._waiting if item.lane == lane), default=None)
 
     def merged(self, found: Sequence[Read], bytes_max: int) -> list[Read]:
-        """Runs of small neighbours as one batch each, up to ``bytes_max`` uncompressed; everything else as stored."""
+        """Merge runs of small neighbours into one batch each, up to ``bytes_max`` uncompressed; keep all others as
+        stored."""
         limit = min(bytes_max, self.batch_bytes_max)
         runs: list[list[Read]] = []
         size = 0
@@ -73,11 +74,11 @@ class Outbox:
         return decode_header(batch), batch
 
     def put(self, lane: int, header: BatchHeader, data: bytes) -> None:
-        """A batch that goes out as soon as the window allows, after those that wait already."""
+        """Queue a batch, which goes out as soon as the window allows, after those that wait already."""
         self._waiting.append(_Waiting(lane, header, data))
 
     def data_frames(self) -> list[Frame]:
-        """DATA for the next message; what it holds counts as on the way."""
+        """Return DATA frames for the next message; their batches count as on the way."""
         frames: list[Frame] = []
         batches: list[bytes] = []
         current = total = 0
@@ -98,9 +99,9 @@ class Outbox:
         return frames
 
     def settle(self, lane: int, first: int, end: int, covered: RangeSet) -> None:
-        """``[first, end)`` of ``lane`` was acknowledged; ``covered`` is all that was."""
+        """Note that ``[first, end)`` of ``lane`` was acknowledged; ``covered`` is everything that was."""
         self._in_flight.settle(lane, first, end, covered)
 
     def clear(self) -> None:
-        """The connection is over: nothing goes out any more."""
+        """Drop everything: the connection is over."""
         self._waiting.clear()

@@ -1,8 +1,9 @@
-"""The receiving end of a link: a machine without I/O. Take what a sender offers, acknowledge what became durable.
+"""The receiving end of a link: a machine without I/O. It takes what a sender offers and acknowledges what became
+durable.
 
 Its owner gives it bytes (``receive_data``) and time (``handle_timeout``; monotonic nanoseconds), answers HELLO with
-``welcome`` or ``refuse``, and calls ``acknowledge`` for what is committed, and only then. Everything that a sender
-can choose is checked or bounded; a sender that breaks a rule is told so in a REFUSE, and the connection is over.
+``welcome`` or ``refuse``, and calls ``acknowledge`` for committed ranges, and only for those. Everything that a sender
+can choose is checked or bounded. A sender that breaks a rule gets a REFUSE, and the connection is over.
 """
 
 from __future__ import annotations
@@ -52,16 +53,16 @@ ACKS_PER_MESSAGE = 64
 
 @dataclass(frozen=True)
 class ReceiverSettings:
-    """What an operator may set of a receiver. Durations in nanoseconds."""
+    """Settings of a receiver. Durations in nanoseconds."""
 
     window_bytes: int = 8 << 20
-    """Most DATA bytes that a sender may have on the way without an ACK (one batch may always go)."""
+    """Maximum number of DATA bytes that a sender may have on the way without an ACK (one batch may always go)."""
     batch_bytes_max: int = 16 << 20
     ping_interval: int = 5 * SECOND
     silence: int = 20 * SECOND
-    """A peer from which nothing came for this long is lost."""
+    """Silence after which a peer counts as lost."""
     compression_level: int = 1
-    """Of the ACKs' zstd stream."""
+    """Compression level of the ACKs' zstd stream."""
 
 
 class _State(Enum):
@@ -72,7 +73,7 @@ class _State(Enum):
 
 
 class Receiver:
-    """One connection's worth of receiving.
+    """The receiving machine of one connection.
 
     Args:
         cluster_id: tells the sender which hub this is.
@@ -94,7 +95,7 @@ class Receiver:
         self._live = Liveness(settings.ping_interval, settings.silence, wall_clock, now)
         self._hello_due = now + settings.silence
         self._lanes: dict[int, RangeSet] = {}
-        """Lane -> what was acknowledged."""
+        """Acknowledged ranges of each lane."""
         self._in_flight = SentBatches()
         self._acks: dict[int, RangeSet] = {}
         self._answers: list[Frame] = []
@@ -102,23 +103,23 @@ class Receiver:
 
     @property
     def closed(self) -> bool:
-        """Whether the connection is over; ``data_to_send`` may still hold the REFUSE that says why."""
+        """Return whether the connection is over; ``data_to_send`` may still hold the REFUSE that says why."""
         return self._state is _State.CLOSED
 
     @property
     def peer_clock(self) -> PeerClock | None:
-        """The sender's wall clock, as measured."""
+        """Return the sender's wall clock, as measured."""
         return self._live.peer_clock
 
     @property
     def unacked_bytes(self) -> int:
-        """DATA bytes received and not acknowledged."""
+        """Return the DATA bytes received and not acknowledged."""
         return self._in_flight.bytes
 
     # -- the owner's side
 
     def welcome(self, lanes: Sequence[WelcomeLane]) -> None:
-        """Take the link: ``lanes`` says what is durable here already of the lanes of the HELLO."""
+        """Take the link: ``lanes`` names what is durable here already of the lanes in HELLO."""
         if self._state is not _State.GREETED:
             return
         for lane in lanes:
@@ -135,7 +136,7 @@ class Receiver:
         self._state = _State.OPEN
 
     def refuse(self, code: RefuseCode, message: str, advice: str) -> None:
-        """Say no, now or later, and close. What was not acknowledged is the sender's to send again."""
+        """Refuse the link, now or later, and close. The sender sends again what was not acknowledged."""
         if self._state is _State.CLOSED:
             return
         self._state = _State.CLOSED
@@ -143,7 +144,7 @@ class Receiver:
         self._answers = [Refuse(code, message, advice)]
 
     def acknowledge(self, lane: int, ranges: RangeSet) -> None:
-        """``ranges`` of ``lane`` are durable. Ranges that were acknowledged before may be again."""
+        """Acknowledge that ``ranges`` of ``lane`` are durable. Ranges may be acknowledged again."""
         if self._state is not _State.OPEN:
             return
         done = self._lanes[lane]
@@ -153,11 +154,11 @@ class Receiver:
         self._acks.setdefault(lane, RangeSet()).update(ranges)
 
     def pause(self) -> None:
-        """The owner stops reading from the network: the peer's silence counts for nothing until ``resume``."""
+        """Note that the owner stops reading from the network: the peer's silence means nothing until ``resume``."""
         self._live.pause()
 
     def resume(self, now: int) -> None:
-        """The owner reads again."""
+        """Note that the owner reads again."""
         self._live.resume(now)
 
     # -- the network's side
@@ -236,12 +237,12 @@ class Receiver:
     # -- what comes out
 
     def events(self) -> list[ReceiverEvent]:
-        """What happened since the last call, in order."""
+        """Return the events since the last call, in order."""
         events, self._events = self._events, []
         return events
 
     def data_to_send(self) -> bytes:
-        """The next message for the sender, empty when there is none now. ACKs that wait are joined per lane."""
+        """Return the next message for the sender, empty when there is none now. ACKs that wait are joined per lane."""
         frames, self._answers = self._answers, []
         if self._state is not _State.CLOSED:
             frames += self._live.frames()
@@ -249,7 +250,7 @@ class Receiver:
         return self._encoder.encode(frames) if frames else b""
 
     def _ack_frames(self) -> list[Frame]:
-        """Up to ``ACKS_PER_MESSAGE`` frames; the next message has the rest."""
+        """Return up to ``ACKS_PER_MESSAGE`` frames; the next message has the rest."""
         frames: list[Frame] = []
         while self._acks and len(frames) < ACKS_PER_MESSAGE:
             lane = next(iter(self._acks))
@@ -262,7 +263,7 @@ class Receiver:
     # -- time
 
     def deadline(self) -> int | None:
-        """When to call ``handle_timeout`` next; None once closed."""
+        """Return the time for the next call of ``handle_timeout``; None once closed."""
         if self._state is _State.CLOSED:
             return None
         return min(self._live.deadline(), self._hello_due) if self._state is _State.STARTED else self._live.deadline()

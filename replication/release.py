@@ -1,4 +1,4 @@
-"""Which records every link has handed over, so that the log may forget them."""
+"""Records that every link has handed over, so that the log may forget them."""
 
 from __future__ import annotations
 
@@ -8,11 +8,12 @@ from weft.protocols.ranges import Range, RangeSet
 
 
 class ReleaseLedger:
-    """A record may go once every link that carries its stream has it. Streams that no link carries are not spoken of.
+    """A ledger of handed-over records. A record may go once every link that carries its stream has it at its hub.
+    Streams that no link carries are not in it.
 
     Args:
         carriers: stream number -> names of the links that carry it.
-        release: told what every carrier has.
+        release: called with the records that every carrier has.
     """
 
     def __init__(self, carriers: Mapping[int, Iterable[str]], release: Callable[[int, RangeSet], None]) -> None:
@@ -37,7 +38,7 @@ class ReleaseLedger:
 
 
 def intersection(left: Iterable[Range], right: RangeSet) -> RangeSet:
-    """Return what both sets hold."""
+    """Return the numbers that both sets hold."""
     common = RangeSet()
     for first, end in left:
         at = first

@@ -1,7 +1,7 @@
-"""The sending end of a link: a machine without I/O. Offer what the log holds, send what the receiver lacks.
+"""The sending end of a link: a machine without I/O. It offers what the log holds and sends what the receiver lacks.
 
 Its owner gives it bytes (``receive_data``), time (``handle_timeout``; monotonic nanoseconds), the log's state
-(``offer``) and batches it asked for (``feed``), and takes events and messages out of it. The protocol is
+(``offer``) and requested batches (``feed``), and takes events and messages out of it. The protocol is
 docs/reference/formats/link.md; nothing counts as delivered before an ACK (or the WELCOME) names it.
 """
 
@@ -49,21 +49,21 @@ GAPS_PER_MESSAGE = 1024
 
 @dataclass(frozen=True)
 class SenderSettings:
-    """What an operator may set of a sender. Durations in nanoseconds."""
+    """Settings of a sender. Durations in nanoseconds."""
 
     window_bytes: int = 8 << 20
-    """Most DATA bytes on the way without an ACK; the receiver may allow less."""
+    """Maximum number of DATA bytes on the way without an ACK; the receiver may allow less."""
     read_bytes: int = 1 << 20
-    """Asked of the log at a time; this much waits in memory at most, besides one batch."""
+    """Bytes of one read of the log; at most this much waits in memory, besides one batch."""
     merge_bytes_max: int = 256 << 10
-    """Neighbouring batches that wait together are sent as one up to this uncompressed size. 0: never."""
+    """Uncompressed size up to which waiting neighbours are sent as one batch. 0: never."""
     mark_interval: int = SECOND
     ping_interval: int = 5 * SECOND
     silence: int = 20 * SECOND
-    """A peer from which nothing came for this long is lost."""
+    """Silence after which a peer counts as lost."""
     welcome_timeout: int = 60 * SECOND
     compression_level: int = 3
-    """Of the connection's zstd stream."""
+    """Compression level of the connection's zstd stream."""
 
 
 class _State(Enum):
@@ -111,34 +111,34 @@ class Sender:
         self._reading: ReadRequest | None = None
         self._events: list[SenderEvent] = []
         self.cluster_id = ""
-        """The hub's, once it took the link."""
+        """Cluster id of the hub, once it took the link."""
 
     @property
     def connected(self) -> bool:
-        """Whether the receiver took the link and it is not lost."""
+        """Return whether the receiver took the link and it is not lost."""
         return self._state is _State.OPEN
 
     @property
     def closed(self) -> bool:
-        """Whether the connection is over."""
+        """Return whether the connection is over."""
         return self._state is _State.CLOSED
 
     @property
     def peer_clock(self) -> PeerClock | None:
-        """The receiver's wall clock, as measured; None before the first answer."""
+        """Return the receiver's wall clock, as measured; None before the first answer."""
         return self._live.peer_clock
 
     @property
     def unacked_bytes(self) -> int:
-        """DATA bytes on the way; at most the window (or one batch)."""
+        """Return the DATA bytes on the way; at most the window (or one batch)."""
         return self._outbox.unacked_bytes
 
     def oldest_pending_time(self) -> int | None:
-        """Wall clock time of the oldest record that was read and is not acknowledged, ns."""
+        """Return the wall clock time of the oldest record that was read and is not acknowledged, ns."""
         return self._outbox.oldest_time()
 
     def safe(self, lane: int) -> RangeSet:
-        """What the receiver is known to hold of ``lane``, gaps included. Not to be changed."""
+        """Return the receiver's known ranges of ``lane``, including gaps. Do not change them."""
         return self._lanes[lane].safe
 
     def named_ends(self) -> dict[int, int]:
@@ -151,11 +151,11 @@ class Sender:
     # -- the owner's side
 
     def offer(self, lane: int, state: LaneSnapshot) -> None:
-        """Say what the log has of a lane now. Call it after commits, and whenever ``handle_timeout`` was due."""
+        """Update the log's state of a lane. Call it after commits, and whenever ``handle_timeout`` was due."""
         self._lanes[lane].offer(state)
 
     def feed(self, lane: int, batches: Sequence[bytes]) -> None:
-        """Answer the ``ReadRequest``: batches of ``lane`` as stored, ascending, none when there are none."""
+        """Answer the ``ReadRequest`` with batches of ``lane`` as stored, ascending; none when there are none."""
         request, self._reading = self._reading, None
         if request is None or request.lane != lane:
             raise ValueError(f"nothing was asked of lane {lane}")
@@ -187,7 +187,7 @@ class Sender:
     # -- the network's side
 
     def receive_data(self, data: bytes, now: int) -> None:
-        """Take one message from the receiver. Never raises for what the peer sent: the outcome is an event."""
+        """Take one message from the receiver. Never raises for the peer's input: the outcome is an event."""
         if self._state is _State.CLOSED:
             return
         self._now = now
@@ -255,7 +255,8 @@ class Sender:
     # -- what comes out
 
     def events(self) -> list[SenderEvent]:
-        """What happened since the last call, in order; ends with a ``ReadRequest`` when the machine wants data."""
+        """Return the events since the last call, in order; the last is a ``ReadRequest`` when the machine needs
+        data."""
         request = self._next_read()
         if request is not None:
             self._reading = request
@@ -276,7 +277,8 @@ class Sender:
         return None
 
     def data_to_send(self) -> bytes:
-        """The next message for the receiver, empty when there is none now. Send messages in order, or not at all."""
+        """Return the next message for the receiver, empty when there is none now. Send messages in order, or not at
+        all."""
         frames: list[Frame] = []
         if self._state is _State.GREETING and self._hello is not None:
             frames.append(self._hello)
@@ -303,7 +305,7 @@ class Sender:
     # -- time
 
     def deadline(self) -> int | None:
-        """When to call ``handle_timeout`` next; None once closed."""
+        """Return the time for the next call of ``handle_timeout``; None once closed."""
         if self._state is _State.CLOSED:
             return None
         if self._state is _State.GREETING:
@@ -337,9 +339,9 @@ class Sender:
 def _rolled_back(stream: str, end: int, high_watermark: int) -> Refusal:
     return Refusal(
         RefuseCode.IDENTITY_CONFLICT,
-        f"the hub holds records of stream {stream} up to seq {end}, but this log knows of none beyond {high_watermark} "
-        "that it was given: the log was restored from an old copy, or its disk lost what it had acknowledged",
-        "stop the node, keep its data directory aside (weft edge query reads the records that only it has), and start "
-        "with an empty data directory: it gets a new log id, and nothing is numbered twice",
+        f"the hub holds records of stream {stream} up to seq {end}, but this log gave it none beyond "
+        f"{high_watermark}. The log was restored from an old copy, or its disk lost acknowledged records",
+        "stop the node, keep its data directory aside and start with an empty one, which gets a new log id. "
+        "`weft edge query` reads the records that only the old one has",
         by_peer=False,
     )

@@ -1,4 +1,4 @@
-"""One lane as its sender sees it: what the log holds, what the receiver holds, what is still to say."""
+"""One lane as its sender sees it: the log's ranges, the receiver's ranges, and what is still to send."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ class SenderLane:
     def __init__(self, number: int, state: LaneSnapshot) -> None:
         self.number = number
         self.end = 0
-        """One past the last sequence number that the log assigned, as far as this end has seen."""
+        """Sequence number after the last one that the log assigned, as far as this end has seen."""
         self.safe = RangeSet()
-        """Durable at the receiver, by WELCOME and ACK."""
+        """Ranges that are durable at the receiver, by WELCOME and ACK."""
         self.sent = RangeSet()
-        """Not to be read (again) on this connection."""
+        """Ranges that are not read (again) on this connection."""
         self.mark_due = True
         self._told = RangeSet()
         self._awaited: Mark | None = None
@@ -30,22 +30,22 @@ class SenderLane:
         self.offer(state)
 
     def offer(self, state: LaneSnapshot) -> None:
-        """Take the log's present state."""
+        """Update the log's state."""
         self._held = state.held
         self.end = max(self.end, state.end)
         self._newest = state.mark
         self._gaps = [gap for gap in state.gaps if not self._told.covers(gap.first, gap.end)]
 
     def welcome(self, held: RangeSet) -> None:
-        """The receiver holds ``held`` already."""
+        """Note that the receiver holds ``held`` already."""
         self.safe = held
         self.sent = held.copy()
 
     def acknowledge(self, ranges: RangeSet) -> None:
-        """The receiver made ``ranges`` durable.
+        """Note that the receiver made ``ranges`` durable.
 
         Raises:
-            Corrupt: what the receiver holds has more holes than ``RANGES_MAX``.
+            Corrupt: the receiver's ranges have more holes than ``RANGES_MAX``.
         """
         self.safe.update(ranges)
         self.sent.update(ranges)
@@ -53,7 +53,7 @@ class SenderLane:
             raise Corrupt(f"more than {RANGES_MAX} holes in what the receiver holds of lane {self.number}")
 
     def wanted(self) -> int | None:
-        """The oldest held record that is neither sent nor safe."""
+        """Return the oldest held record that is neither sent nor safe."""
         for first, end in self._held:
             missing = self.sent.missing(first, end)
             if missing:
@@ -61,12 +61,13 @@ class SenderLane:
         return None
 
     def claim(self, first: int, end: int) -> None:
-        """``[first, end)`` was read and is going out."""
+        """Note that ``[first, end)`` was read and is being sent."""
         self.sent.add(first, end)
         self.end = max(self.end, end)
 
     def skip(self, seq: int, start: int | None) -> Range | None:
-        """A read from ``seq`` gave batches from ``start`` on (None: nothing). Give up on what lies between.
+        """Note that a read from ``seq`` returned batches from ``start`` on (None: nothing), and skip the numbers
+        between.
 
         Returns:
             The range given up, or None when the read began where it should.
@@ -82,11 +83,12 @@ class SenderLane:
         return seq, end
 
     def named_end(self) -> int:
-        """One past the highest number that the receiver holds, was told of, or may be told of by the next message."""
+        """Return the end of the numbers that the receiver holds, that it has a notice or mark of, or that the next
+        message may name."""
         return max(self.sent.end, self._told.end, *(gap.end for gap in self._gaps))
 
     def gap_frames(self, limit: int) -> list[Frame]:
-        """Gap notices that were not told on this connection, without what the receiver holds."""
+        """Return the gap notices not yet sent on this connection, without the receiver's ranges."""
         frames: list[Frame] = []
         taken = 0
         while taken < len(self._gaps) and len(frames) < limit:
@@ -99,10 +101,10 @@ class SenderLane:
         return frames
 
     def mark_frame(self, held_back: int | None) -> LaneMark | None:
-        """The mark to send, once it is due and everything it covers has been sent.
+        """Return the mark to send, once it is due and everything that it covers has been sent.
 
         While history is being sent the newest mark stays ahead of the data; so one mark is kept until the data has
-        reached it, and completeness moves on during a backlog too.
+        reached it, and completeness advances during a backlog too.
 
         Args:
             held_back: the first record that was read and waits for the window, if any.

@@ -14,20 +14,20 @@ class OfferedLane(NamedTuple):
     """A lane that a link carries."""
 
     lane: int
-    """Its number in the log, also the ``stream`` of its batches."""
+    """Number of the lane in the log, also the ``stream`` of its batches."""
     stream: str
     topics: tuple[str, ...]
     payload: PayloadKind = PayloadKind.BYTES
-    """What the stream's payloads are said to be."""
+    """Declared kind of the stream's payloads."""
 
 
 class LaneSnapshot(NamedTuple):
-    """What a log says of one lane at one instant."""
+    """A log's state of one lane at one instant."""
 
     held: RangeSet
-    """Durable records that can be read now. Whoever gives the set away does not change it afterwards."""
+    """Durable records that can be read now. The set does not change afterwards."""
     end: int
-    """One past the last sequence number ever assigned."""
+    """Sequence number after the last one ever assigned."""
     gaps: list[GapRange]
     mark: Mark
 
@@ -39,11 +39,11 @@ class LogSource(Protocol):
     """
 
     def lanes(self) -> list[OfferedLane]:
-        """The lanes to carry; the same for as long as the link runs."""
+        """Return the lanes to carry; they stay the same for as long as the link runs."""
         ...
 
     def state(self, lane: int) -> LaneSnapshot:
-        """What the log has of ``lane`` now."""
+        """Return the log's state of ``lane`` now."""
         ...
 
     async def read(self, lane: int, seq: int, bytes_max: int) -> list[bytes]:
@@ -55,9 +55,9 @@ class LogSource(Protocol):
         ...
 
     def high_watermark(self, hub: str, lane: int) -> int:
-        """Return one past the last number of ``lane`` that the hub can hold, unless this log has forgotten some.
+        """Return the end of the numbers of ``lane`` that the hub can hold, unless this log has lost some.
 
-        ``hub`` is what its WELCOME calls ``cluster_id``, which the hub's store keeps for ever.
+        ``hub`` is the ``cluster_id`` of its WELCOME, which the hub's store never changes.
         """
         ...
 
@@ -71,8 +71,8 @@ class LogSource(Protocol):
         ...
 
     def released(self, lane: int, ranges: RangeSet) -> None:
-        """The receiver has made ``ranges`` durable: for this link the log may forget them."""
+        """Note that the receiver has made ``ranges`` durable: for this link the log may forget them."""
 
     def listen(self, callback: Callable[[], None]) -> Callable[[], None]:
-        """Call ``callback`` on the event loop's thread after each durable commit. Returns how to stop that."""
+        """Call ``callback`` on the event loop's thread after each durable commit. Return a function that ends this."""
         ...

@@ -1,4 +1,4 @@
-"""What a link says of itself, whatever state it is in."""
+"""The status of a link, in whatever state it is."""
 
 from __future__ import annotations
 
@@ -7,14 +7,15 @@ from enum import StrEnum
 
 
 class LinkState(StrEnum):
-    """What a link is doing."""
+    """States of a link."""
 
     CONNECTING = "connecting"
     CONNECTED = "connected"
     WAITING = "waiting"
     """The last attempt failed; the next one is at ``next_try``."""
     REFUSED = "refused"
-    """The hub said no (token, version, HELLO): somebody has to change something. Tried again at ``next_try``."""
+    """The hub refused the link (token, version, HELLO): an operator has to change something. Tried again at
+    ``next_try``."""
     CONFLICT = "conflict"
     """Another node or another copy of the log replicates under this identity. Tried again, but rarely."""
     STOPPED = "stopped"
@@ -22,34 +23,35 @@ class LinkState(StrEnum):
 
 @dataclass
 class LinkStatus:
-    """Kept up to date by ``run_link``, about once a second and at every change of state. Times in ns since 1970."""
+    """The status of a link, updated by ``run_link`` about once a second and at every change of state. Times in ns since
+    1970."""
 
     name: str
     state: LinkState = LinkState.STOPPED
     url: str = ""
-    """The hub that is connected or was tried last."""
+    """URL of the hub node that is connected or was tried last."""
     cluster_id: str = ""
     connected_since: int | None = None
     connections: int = 0
-    """How many times a hub took the link."""
+    """Number of times that a hub took the link."""
     attempts_failed: int = 0
-    """In a row."""
+    """Number of failed attempts in a row."""
     next_try: int | None = None
     last_error: str = ""
-    """A sentence and what to do; kept after the link is up again, until the next error."""
+    """Last error, with what to do; kept after the link is up again, until the next error."""
     last_error_time: int | None = None
     pending_records: int = 0
-    """Held by the log and not known to be durable at the hub."""
+    """Records held by the log and not known to be durable at the hub."""
     pending_seconds: float = 0.0
-    """Age of the oldest of them."""
+    """Age of the oldest pending record."""
     unacked_bytes: int = 0
-    """On the way."""
+    """Bytes on the way."""
     bytes_sent: int = 0
-    """Compressed, as handed to the socket, since the start."""
+    """Compressed bytes handed to the socket since the start."""
     messages_sent: int = 0
     records_acked: int = 0
-    """Records and gaps that ACKs named since the start; what WELCOME names is not counted."""
+    """Records and gaps named in ACKs since the start; those named in WELCOME are not counted."""
     last_ack_time: int | None = None
     clock_offset_ns: int | None = None
-    """Add to this node's wall clock to get the hub's."""
+    """Nanoseconds to add to this node's wall clock to get the hub's."""
     clock_error_ns: int | None = None

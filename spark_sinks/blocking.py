@@ -13,10 +13,10 @@ Value = TypeVar("Value")
 
 
 def run(work: Coroutine[Any, Any, Value]) -> Value:
-    """Run a coroutine to its end, also where this thread already runs an event loop, as a notebook's does.
+    """Run a coroutine to its end, also where this thread already runs an event loop, as in a notebook.
 
     Raises:
-        ReadError: what the coroutine raised, without the frames in between: Spark prints them all before the sentence.
+        ReadError: the coroutine's error, without the frames in between: Spark prints them all before the sentence.
     """
     try:
         return _run(work)

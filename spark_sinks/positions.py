@@ -1,4 +1,4 @@
-"""Where a read starts and ends: record offsets per shard, or a way to find them.
+"""Start and end of a read: record offsets per shard, or a way to find them.
 
 Offsets are the log's own (``_offset`` of ``_shard``), so they stay valid when chunks become table rows.
 """
@@ -40,12 +40,12 @@ def parse_position(option: str, text: str) -> Position:
 
 
 def in_utc(moment: datetime) -> datetime:
-    """A time with a zone: UTC when it has none."""
+    """Return a time with a zone, UTC when it has none."""
     return moment if moment.tzinfo else moment.replace(tzinfo=UTC)
 
 
 def from_json(value: Any) -> Offsets:
-    """Offsets from their JSON form, which is also what a checkpoint holds: ``{"0": 1200, "1": 0}``.
+    """Return offsets from their JSON form, which is also the form in a checkpoint: ``{"0": 1200, "1": 0}``.
 
     Raises:
         ValueError: it is something else.
@@ -56,12 +56,12 @@ def from_json(value: Any) -> Offsets:
 
 
 def to_json(offsets: Offsets) -> dict[str, int]:
-    """The form that goes into checkpoints."""
+    """Return the form for checkpoints."""
     return {str(shard): offset for shard, offset in sorted(offsets.items())}
 
 
 def offsets_text(offsets: Offsets) -> str:
-    """The form that the options ``starting`` and ``ending`` take."""
+    """Return the form for the options ``starting`` and ``ending``."""
     return msgspec.json.encode(to_json(offsets)).decode()
 
 
@@ -87,7 +87,7 @@ def check_offsets(option: str, offsets: Offsets, heads: Offsets) -> None:
 
 
 def limited(start: Offsets, end: Offsets, records_max: int) -> Offsets:
-    """The end of a read from ``start`` towards ``end`` of at most ``records_max`` records, at least 1.
+    """Return the end of a read from ``start`` towards ``end`` of at most ``records_max`` records, at least 1.
 
     Shards share the limit evenly, and those with little to read leave their part to the others, so that a shard with
     a long backlog holds none of the others up.
@@ -104,7 +104,7 @@ def limited(start: Offsets, end: Offsets, records_max: int) -> Offsets:
 
 
 def nanoseconds(moment: datetime) -> int:
-    """Nanoseconds since 1970."""
+    """Return nanoseconds since 1970."""
     return (moment - _EPOCH) // timedelta(microseconds=1) * 1000
 
 

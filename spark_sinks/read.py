@@ -36,7 +36,7 @@ def read(
     columns: Sequence[str] | None = None,
     store_options: Mapping[str, str] | None = None,
 ) -> DataFrame:
-    """A stream from its first record to this moment, each record once.
+    """Return a stream from its first record to this moment, each record once.
 
     Where the log ends, the table's position and its list of files are taken now, the latter two from one version of
     the table, and the tail starts exactly at that position: a record is never in both parts and never in neither, and
@@ -48,7 +48,7 @@ def read(
 
     Args:
         store: root of the hub's store.
-        since: only records taken in at this moment or later (``_time``); a text is ISO 8601, without a zone UTC.
+        since: only records received at this moment or later (``_time``); a text is ISO 8601, without a zone UTC.
         edges: only records of these edge nodes; a text is a list of names as the option ``edges`` takes it.
         columns: only these columns, in this order; a text likewise.
         store_options: for the object store: ``{"AWS_REGION": ...}``.
@@ -78,7 +78,7 @@ def read(
 
 
 async def _opened(options: ReadOptions) -> tuple[StreamLog, TableSnapshot | None]:
-    """The log and the table, the log's end taken last: it is never below the table's position."""
+    """Return the log and the table. The log's end is taken last, so it is never below the table's position."""
     log = await StreamLog.open(options)
     await log.extend()
     return log, log.opened_table
@@ -93,12 +93,12 @@ def table(
     version: int | None = None,
     store_options: Mapping[str, str] | None = None,
 ) -> DataFrame:
-    """A stream's Delta table, without the tail.
+    """Return a stream's Delta table, without the tail.
 
     Through the Delta reader when the session has it (delta-spark), else as the exact list of files of one version.
 
     Args:
-        version: of the table, for a look at the past; None takes the newest.
+        version: version of the table, for a look at the past; None takes the newest.
 
     Raises:
         ReadError: there is no table yet, or only a Delta reader can read it here.
@@ -148,7 +148,8 @@ def _moment(since: datetime | str | None) -> datetime | None:
 
 
 def _between(spark: SparkSession, options: ReadOptions, start: Offsets, end: Offsets, schema: StructType) -> DataFrame:
-    """Offsets ``[start, end)`` through the source. Given the schema, Spark need not start a worker to ask for it."""
+    """Return offsets ``[start, end)`` through the source. Given the schema, Spark need not start a worker to ask for
+    it."""
     named = {f"{STORE_PREFIX}{name}": value for name, value in options.store_options}
     named |= {"store": options.store, "tenant": options.tenant, "stream": options.stream}
     named |= {"starting": offsets_text(start), "ending": offsets_text(end)}
@@ -157,7 +158,7 @@ def _between(spark: SparkSession, options: ReadOptions, start: Offsets, end: Off
 
 
 def _conformed(frame: DataFrame, snapshot: TableSnapshot, schema: pa.Schema) -> DataFrame:
-    """The stream's columns in the stream's order; topic levels that the table does not know yet are null."""
+    """Return the stream's columns in the stream's order; topic levels that the table does not know yet are null."""
     known = snapshot.columns
     return frame.select(*(_column(known.get(name.casefold()), name) for name in schema.names))
 
@@ -169,7 +170,8 @@ def _column(column: str | None, name: str) -> Column:
 
 
 def _parquet(spark: SparkSession, snapshot: TableSnapshot, files: Sequence[TableFile]) -> DataFrame:
-    """Without the table's own schema Spark would take the columns of whichever footer it reads first."""
+    """Return a reader of Parquet files with the table's schema. Without it Spark takes the columns of whichever footer
+    it reads first."""
     schema: StructType = from_arrow_schema(pa.schema(snapshot.table.schema()))
     if not files:
         return spark.createDataFrame([], schema)

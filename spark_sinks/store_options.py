@@ -1,4 +1,4 @@
-"""The object store's options that a reader takes from its environment and sends to executors."""
+"""Options of the object store that a reader takes from its environment and sends to executors."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def with_environment(options: Mapping[str, str], environment: Mapping[str, str])
     machine uses its own.
 
     Args:
-        options: by object_store's names in capitals. A group of which one is given is left as it is.
+        options: the given options, by object_store's names in capitals. A group of which one is given is left as it is.
         environment: the driver's.
     """
     found = dict(options)

@@ -24,27 +24,28 @@ from weft.storage.object_store import ObjectStore, StoreError, StoreUnfit, open_
 from weft.storage.table.rows import row_schema, usable_fields
 
 RECENT_CHUNKS_MAX = 4096
-"""Indexes of recent chunks that a running query keeps per shard, so that a micro-batch reads no index twice."""
+"""Maximum number of indexes of recent chunks that a running query keeps per shard, so that a micro-batch reads no index
+twice."""
 
 _OTHER = LaneUpdate("", "", 0, "", 0, [], [], None, None)
 
 
 class ChunkSlice(NamedTuple):
-    """What chunk ``n`` holds of the stream."""
+    """The records of the stream in chunk ``n``."""
 
     n: int
     section: StreamSection
     lanes: tuple[LaneUpdate, ...]
-    """The footer's lanes by number, without what they add to the hub's state."""
+    """Lanes of the footer by number, without what they add to the hub's state."""
 
     @property
     def end(self) -> int:
-        """One past the offset of the last record."""
+        """Return the offset after the last record."""
         return self.section.base_offset + self.section.count
 
 
 class StreamLog:
-    """The log of one (tenant, stream): where it ends, its topic levels, and which chunks hold which offsets."""
+    """The log of one (tenant, stream): its end, its topic levels, and the chunks that hold its offsets."""
 
     def __init__(self, options: ReadOptions, store: ObjectStore, cluster: Cluster) -> None:
         self.options = options
@@ -54,9 +55,9 @@ class StreamLog:
         self._states: list[ShardState] = []
         self._lanes: dict[tuple[str, int], LaneUpdate] = {}
         self.opened_table: TableSnapshot | None = None
-        """The table as it was when the log was opened: never ahead of the log as it is after ``extend``."""
+        """Table at the moment when the log was opened: never ahead of the log after ``extend``."""
         self.payload = PayloadKind.BYTES
-        """What the stream's payloads are: as the table was made, and before there is one, as the edges say."""
+        """Kind of the stream's payloads: the table's, and before there is a table, the one that the edges declare."""
         self._recent: list[deque[ChunkSlice]] = [deque(maxlen=RECENT_CHUNKS_MAX) for _ in self._logs]
 
     @classmethod
@@ -88,7 +89,7 @@ class StreamLog:
             )
 
     async def extend(self) -> None:
-        """Take in the chunks that were made since."""
+        """Add the chunks made since."""
         for slices, chunks in zip(
             self._recent,
             await asyncio.gather(*map(ShardLog.extend, self._logs, self._states)),
@@ -98,29 +99,29 @@ class StreamLog:
 
     @property
     def heads(self) -> Offsets:
-        """The end of the log, per shard."""
+        """Return the end of the log, per shard."""
         key = (self.options.tenant, self.options.stream)
         return {shard: state.next_offset.get(key, 0) for shard, state in enumerate(self._states)}
 
     @property
     def schema(self) -> pa.Schema:
-        """The stream's columns."""
+        """Return the stream's columns."""
         return row_schema(self.fields, self.payload)
 
     @property
     def fields(self) -> list[str]:
-        """The stream's named topic levels over all shards, in the order of ``row_schema``."""
+        """Return the stream's named topic levels over all shards, in the order of ``row_schema``."""
         found = (state.stream_fields(self.options.tenant, self.options.stream) for state in self._states)
         return usable_fields(name for names in found for name in names)
 
     @property
     def topics(self) -> dict[Lane, list[str]]:
-        """The topic patterns of every lane of the stream."""
+        """Return the topic patterns of every lane of the stream."""
         lanes = (state.stream_lanes(self.options.tenant, self.options.stream) for state in self._states)
         return {lane: held.topics for shard in lanes for lane, held in shard.items()}
 
     def table(self, version: int | None = None) -> TableSnapshot | None:
-        """The stream's table, or None before its first commit.
+        """Return the stream's table, or None before its first commit.
 
         Raises:
             ReadError: it was made, or made again, for other payloads since the log was opened.
@@ -134,12 +135,12 @@ class StreamLog:
         return found
 
     def remembers(self, shard: int, first: int) -> bool:
-        """Whether ``slices`` from this offset on needs no reading."""
+        """Return whether ``slices`` from this offset on are in memory."""
         recent = self._recent[shard]
         return bool(recent) and recent[0].section.base_offset <= first
 
     async def slices(self, shard: int, first: int, end: int) -> list[ChunkSlice]:
-        """The chunks that hold offsets ``[first, end)`` of a shard, ascending.
+        """Return the chunks that hold offsets ``[first, end)`` of a shard, ascending.
 
         Raises:
             ReadError: some of them were deleted.
@@ -157,8 +158,8 @@ class StreamLog:
             at = piece.end
         if at < end:
             raise ReadError(
-                f"offsets {at} to {end} of shard {shard} are neither in the log nor in the table: "
-                "the chunks were deleted after they had been tiered; start the query again"
+                f"offsets {at} to {end} of shard {shard} are neither in the log nor in the table. The chunks were "
+                "deleted after tiering; start the query again"
             )
         return found
 
@@ -182,8 +183,8 @@ class StreamLog:
         return found
 
     def _lane(self, update: LaneUpdate) -> LaneUpdate:
-        """Who a lane is and no more: one object per lane, which a plan then ships once, and one for those of other
-        streams, which only keep their number."""
+        """Return a lane without its updates: one object per lane, which a plan then ships once, and a common one for
+        those of other streams, which only keep their number."""
         if (update.tenant, update.stream) != (self.options.tenant, self.options.stream):
             return _OTHER
         name = (update.edge, update.log_id)
@@ -195,7 +196,7 @@ class StreamLog:
 
 
 def subset(schema: pa.Schema, columns: Sequence[str] | None) -> pa.Schema:
-    """The named columns of a stream's schema, in the order given; None means all.
+    """Return the named columns of a stream's schema, in the order given; None means all.
 
     Raises:
         ReadError: the stream lacks one of them, or one is named twice.
@@ -212,7 +213,7 @@ def subset(schema: pa.Schema, columns: Sequence[str] | None) -> pa.Schema:
 
 
 async def open_hub(options: ReadOptions) -> tuple[ObjectStore, Cluster]:
-    """The store and the hub's identity.
+    """Return the store and the hub's identity.
 
     Raises:
         ReadError: the address is wrong, executors cannot reach such a store, it does not answer, or it holds no hub.
@@ -233,7 +234,7 @@ async def open_hub(options: ReadOptions) -> tuple[ObjectStore, Cluster]:
 def open_stream_table(
     options: ReadOptions, store: ObjectStore, cluster: Cluster, version: int | None = None
 ) -> TableSnapshot | None:
-    """The stream's table, or None before its first commit.
+    """Return the stream's table, or None before its first commit.
 
     Raises:
         ReadError: see ``open_table``.

@@ -1,4 +1,4 @@
-"""A stream's Delta table at one version: how far it holds the log, and which file holds which offsets."""
+"""A stream's Delta table at one version: its position in the log, and the offsets of each file."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class TableFile(NamedTuple):
     time_max: datetime | None
 
     def may_hold(self, shard: int, first: int, end: int) -> bool:
-        """Whether rows of ``shard`` with offsets in ``[first, end)`` can be in this file."""
+        """Return whether rows of ``shard`` with offsets in ``[first, end)`` can be in this file."""
         if self.shard_min is not None and self.shard_max is not None and not self.shard_min <= shard <= self.shard_max:
             return False
         if self.offset_min is None or self.offset_max is None:
@@ -46,7 +46,7 @@ class TableFile(NamedTuple):
         return self.offset_min < end and first <= self.offset_max
 
     def may_reach(self, moment: datetime) -> bool:
-        """Whether the file can have a row with a ``_time`` of ``moment`` or later."""
+        """Return whether the file can have a row with a ``_time`` of ``moment`` or later."""
         return self.time_max is None or self.time_max + STATISTICS_STEP >= moment
 
 
@@ -57,24 +57,25 @@ class TableSnapshot(NamedTuple):
     storage_options: dict[str, str]
     version: int
     ends: Offsets
-    """Per shard, the offset below which every record is in the table and from which on none is."""
+    """Per shard, the offset below which the table has every record, and from which on none."""
     files: tuple[TableFile, ...]
     table: DeltaTable
 
     @property
     def columns(self) -> dict[str, str]:
-        """The table's columns by their names in lower case: its spelling of a topic level may be another edge's."""
+        """Return the table's columns by their names in lower case: the spelling of a topic level may come from another
+        edge."""
         return {field.name.casefold(): field.name for field in self.table.schema().fields}
 
     @property
     def payload(self) -> PayloadKind:
-        """Return what the table's payloads are."""
+        """Return the payload kind of the table."""
         types = {field.name: getattr(field.type, "type", None) for field in self.table.schema().fields}
         return table_payload(types.get("payload"), self.table.metadata().configuration)
 
     @property
     def is_remote(self) -> bool:
-        """Whether the files are in an object store rather than on a disk."""
+        """Return whether the files are in an object store rather than on a disk."""
         return "://" in self.uri
 
 
@@ -84,7 +85,7 @@ def open_table(
     """Open a table, or return None when there is none yet.
 
     Args:
-        version: of the table; None takes the newest.
+        version: version of the table; None takes the newest.
 
     Raises:
         ReadError: the table needs a reader feature that plain Parquet readers lack, or has no such version.

@@ -1,4 +1,4 @@
-"""The Python that runs Spark's workers, in sessions that others made."""
+"""The Python that runs Spark's workers, in sessions made without ``session()``."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pyspark.sql import SparkSession
 from spark_sinks.errors import ReadError
 
 VARIABLE = "PYSPARK_PYTHON"
-"""Where Spark reads which Python its workers run in, once, when the session starts. Its default is ``python3``."""
+"""Variable with the Python for Spark's workers, read once, when the session starts. Its default is ``python3``."""
 NEEDED = ("crc32c", "deltalake", "msgspec", "obstore", "pyarrow", "spark_sinks", "zstandard")
 CHECK_SECONDS_MAX = 30
 _LIST_MISSING = "import importlib.util as u, sys; print(*(n for n in sys.argv[1:] if u.find_spec(n) is None), sep=', ')"
@@ -44,7 +44,7 @@ def use_this_python(spark: SparkSession) -> bool:
 
 
 def _is_this(python: str | None) -> bool:
-    """Return whether it is this interpreter: an environment's ``python`` and ``python3`` are one."""
+    """Return whether a path is this interpreter: an environment's ``python`` and ``python3`` are the same."""
     return python is not None and all(
         part(python) == part(sys.executable) for part in (os.path.dirname, os.path.realpath)
     )

@@ -26,9 +26,9 @@ from weft.storage.object_store import AlreadyExists, NotFound, ObjectStore, Prec
 __all__ = ["Cluster", "ClusterUnusable", "Manifest", "ShardLog", "open_cluster", "table_key"]
 
 READ_AHEAD_MAX = 16
-"""Chunk indexes asked for at once when reading on: hides a store's round trips behind each other."""
+"""Maximum number of chunk indexes requested at once: hides a store's round trips behind each other."""
 SNAPSHOT_OFFSETS_MAX = 64
-"""Snapshots whose offsets a ``ShardLog`` remembers for ``locate``."""
+"""Maximum number of snapshots whose offsets a ``ShardLog`` remembers for ``locate``."""
 
 
 class Manifest(msgspec.Struct, frozen=True):
@@ -38,7 +38,7 @@ class Manifest(msgspec.Struct, frozen=True):
     snapshot: str | None = None
     """Key of the snapshot of chunk ``snapshot_n``; None before the first."""
     watermark: int = 0
-    """Chunks below this number may be gone. Only ever grows; never above ``snapshot_n + 1``."""
+    """Number below which chunks may be gone. It only grows, and is never above ``snapshot_n + 1``."""
 
 
 class ShardLog:
@@ -54,7 +54,7 @@ class ShardLog:
         self._snapshot_offsets: OrderedDict[str, dict[StreamKey, int]] = OrderedDict()
 
     async def create(self, n: int, data: Buffer) -> None:
-        """Make chunk n; durable when it returns.
+        """Create chunk n; durable when this returns.
 
         Raises:
             AlreadyExists: position n is taken, perhaps by an earlier attempt of one's own: read it.
@@ -62,7 +62,7 @@ class ShardLog:
         await self.store.create(hub_keys.chunk_key(self.shard, n), data)
 
     async def index(self, n: int) -> Chunk | None:
-        """Header and footer of chunk n, or None when it does not exist.
+        """Return header and footer of chunk n, or None when it does not exist.
 
         One GET of the tail, and one of the header when the chunk is longer than ``TAIL_READ_BYTES``.
 
@@ -89,7 +89,7 @@ class ShardLog:
         return Chunk(header, *chunks.decode_footer(tail))
 
     async def section(self, n: int, section: StreamSection) -> bytes:
-        """The bytes of one stream in chunk n, checked against the footer.
+        """Return the bytes of one stream in chunk n, checked against the footer.
 
         Raises:
             Corrupt: they are not what the footer says.
@@ -102,7 +102,7 @@ class ShardLog:
         return data
 
     async def indexes(self, first_n: int) -> AsyncIterator[Chunk]:
-        """Indexes of chunks ``first_n``, ``first_n + 1``, ... up to the head of the log at that moment.
+        """Yield the indexes of chunks ``first_n``, ``first_n + 1``, ... up to the head of the log at that moment.
 
         Raises:
             Corrupt: one of them is damaged.
@@ -117,7 +117,7 @@ class ShardLog:
             ahead = min(2 * ahead, READ_AHEAD_MAX)
 
     async def extend(self, state: ShardState) -> list[Chunk]:
-        """Apply every chunk after ``state.n``; they are returned in order.
+        """Apply every chunk after ``state.n`` and return them in order.
 
         Raises:
             Corrupt: a chunk is damaged or does not continue the state's history.
@@ -129,7 +129,7 @@ class ShardLog:
         return applied
 
     async def load(self) -> ShardState:
-        """The state at the head: the newest snapshot and the chunks after it.
+        """Return the state at the head: the newest snapshot and the chunks after it.
 
         Raises:
             Corrupt: a chunk is damaged, or no readable snapshot reaches up to the watermark.
@@ -152,7 +152,7 @@ class ShardLog:
         return ShardState(self.cluster.cluster_id, self.shard)
 
     async def manifest(self) -> tuple[Manifest, str | None]:
-        """The manifest and its etag; (an empty one, None) when there is none yet.
+        """Return the manifest and its etag; (an empty one, None) when there is none yet.
 
         Raises:
             Corrupt: it does not decode.
@@ -169,7 +169,8 @@ class ShardLog:
                 raise Corrupt(f"the manifest does not decode: {error}") from error
 
     async def swap_manifest(self, manifest: Manifest, expected_etag: str | None) -> bool:
-        """Replace the manifest that had ``expected_etag`` (None: there was none). False when another node was first."""
+        """Replace the manifest that had ``expected_etag`` (None: there was none). Return False when another node was
+        first."""
         key, data = hub_keys.manifest_key(self.shard), msgspec.json.encode(manifest)
         try:
             if expected_etag is None:
@@ -181,13 +182,13 @@ class ShardLog:
         return True
 
     async def put_snapshot(self, n: int, nonce: int, data: bytes) -> str:
-        """Store an encoded state; returns its key. It is found through the manifest or a listing."""
+        """Store an encoded state and return its key. It is found through the manifest or a listing."""
         key = hub_keys.snapshot_key(self.shard, n, nonce)
         await self.store.create(key, data)
         return key
 
     async def snapshots(self) -> list[tuple[int, str]]:
-        """(n, key) of every snapshot, ascending."""
+        """Return (n, key) of every snapshot, ascending."""
         listed = await self.store.list(hub_keys.snapshot_prefix(self.shard))
         numbers = ((hub_keys.parse_snapshot_key(item.key), item.key) for item in listed)
         return [(n, key) for n, key in numbers if n is not None]
@@ -206,7 +207,7 @@ class ShardLog:
         return state
 
     async def locate(self, tenant: str, stream: str, offset: int) -> int:
-        """A chunk number n such that the chunk that holds ``offset`` is not before n.
+        """Return a number n such that the chunk with ``offset`` is n or a later one.
 
         Snapshots serve as an index; one that is damaged or gone only makes it coarser.
 
@@ -240,7 +241,7 @@ class ShardLog:
 
 @contextlib.contextmanager
 def _naming(key: str) -> Iterator[None]:
-    """Damage says which object it is in, and what helps."""
+    """Add the object's key and what to do to errors about damage."""
     try:
         yield
     except UnsupportedVersion as error:

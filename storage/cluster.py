@@ -1,4 +1,4 @@
-"""What a store is: one hub cluster's, with an id, a format and a shard count that never change."""
+"""Identity of a store: one hub cluster, with an id, a format and a shard count that never change."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ CLUSTER_ID_BYTES = 16
 
 
 class ClusterUnusable(RuntimeError):
-    """The store is not a cluster that this release may use as asked. The sentence says what to do."""
+    """A store that is not a cluster which this release may use as asked. The sentence says what to do."""
 
 
 class Cluster(NamedTuple):
@@ -36,10 +36,10 @@ class _ClusterFile(msgspec.Struct, frozen=True):
 async def open_cluster(
     store: ObjectStore, shards: int | None, random_bytes: Callable[[int], bytes] = os.urandom
 ) -> Cluster:
-    """Read the store's ``cluster.json``, or make it.
+    """Read the store's ``cluster.json``, or create it.
 
     Args:
-        shards: how many shards a new cluster gets; an existing one must have as many. None takes what is there.
+        shards: the number of shards of a new cluster; an existing one must have as many. None takes its number.
 
     Raises:
         ClusterUnusable: there is none and ``shards`` is None, it has another shard count, it was made by a later

@@ -18,11 +18,11 @@ Buffer = bytes | bytearray | memoryview
 
 
 REMOVED = " (deleted)"
-"""What Linux puts behind the name of a file that has none any more, in ``/proc/<pid>/fd`` (proc_pid_fd(5))."""
+"""Suffix that Linux puts behind the name of a removed file, in ``/proc/<pid>/fd`` (proc_pid_fd(5))."""
 
 
 class DirectoryInUse(RuntimeError):
-    """Another process holds the lock: two writers on one directory would destroy it."""
+    """The error when another process holds the lock: two writers on one directory would destroy it."""
 
 
 class File(Protocol):
@@ -32,7 +32,7 @@ class File(Protocol):
         """Write all of ``data`` at ``offset``. Not durable before ``sync``."""
 
     def read_at(self, offset: int, length: int) -> bytes:
-        """Up to ``length`` bytes from ``offset``; fewer only at the end of the file."""
+        """Return up to ``length`` bytes from ``offset``; fewer only at the end of the file."""
         ...
 
     def allocate(self, length: int) -> None:
@@ -42,13 +42,13 @@ class File(Protocol):
         """Cut (or extend with zeros) to ``length`` bytes. Not durable before ``sync``."""
 
     def sync(self) -> None:
-        """Make everything written so far durable (fdatasync). After an error nothing is known: never try again.
+        """Make everything written so far durable (fdatasync). After an error the state is unknown: never try again.
 
-        ``FileNotFoundError`` when no name leads to the file any more: what it holds would go with the process.
+        ``FileNotFoundError`` when no name leads to the file any more: its content would be lost with the process.
         """
 
     def size(self) -> int:
-        """Length in bytes."""
+        """Return the length in bytes."""
         ...
 
     def close(self) -> None:
@@ -59,7 +59,7 @@ class Lock(Protocol):
     """An exclusive lock on a directory, held until ``close`` or the end of the process."""
 
     def is_in_place(self) -> bool:
-        """Whether the directory still is where it was when it was locked, and not another's by now."""
+        """Return whether the locked directory is still in its place, and no other has taken it."""
         ...
 
     def close(self) -> None:
@@ -79,28 +79,28 @@ class FileSystem(Protocol):
         ...
 
     def read(self, path: str) -> bytes:
-        """The whole content of a file."""
+        """Return the whole content of a file."""
         ...
 
     def size(self, path: str) -> int:
-        """Length of a file in bytes."""
+        """Return the length of a file in bytes."""
         ...
 
     def exists(self, path: str) -> bool:
-        """Whether the name is there."""
+        """Return whether the name exists."""
         ...
 
     def list_names(self, directory: str) -> list[str]:
-        """Names in a directory, sorted."""
+        """Return the names in a directory, sorted."""
         ...
 
     def is_directory(self, path: str) -> bool:
-        """Whether the name is a directory."""
+        """Return whether the name is a directory."""
         ...
 
     def make_directory(self, path: str) -> None:
-        """Create a directory and its missing parents, durably; also if an earlier process made it and ended before it
-        was durable."""
+        """Create a directory and its missing parents, durably, also if an earlier process created it and ended before
+        it was durable."""
 
     def link(self, source: str, target: str) -> None:
         """Give a file a second name that must not exist yet (``FileExistsError``): create-if-absent."""
@@ -115,7 +115,7 @@ class FileSystem(Protocol):
         """Make the names in a directory durable."""
 
     def free_bytes(self, path: str) -> int:
-        """Bytes that may still be written to the file system that holds ``path``."""
+        """Return the number of bytes that may still be written to the file system that holds ``path``."""
         ...
 
     def lock(self, directory: str) -> Lock:
@@ -163,7 +163,7 @@ class _OSFile:
             raise FileNotFoundError(errno.ENOENT, "the file was removed while it was being written")
 
     def _is_removed(self) -> bool:
-        # Not with fstat: since Linux 6.13 the write after a look at a file's times sets them anew, to the nanosecond,
+        # Not with fstat: since Linux 6.13 the write after a look at a file's times sets them again, to the nanosecond,
         # and that change of the inode takes a third of the time and of the processor time of a small write and sync.
         try:
             if not os.readlink(self._link).endswith(REMOVED):
@@ -251,7 +251,7 @@ class OSFileSystem:
             try:
                 self.sync_directory(directory)
             except OSError as error:
-                # In others' folders, and on file systems that are read-only (EINVAL), nobody has made a directory.
+                # This process makes no directory in others' folders, nor on read-only file systems (EINVAL).
                 if directory in changed or error.errno not in (errno.EACCES, errno.EPERM, errno.EINVAL, errno.EROFS):
                     raise
 

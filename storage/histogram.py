@@ -1,11 +1,11 @@
-"""Counts of durations by bucket: what Prometheus makes percentiles of."""
+"""Counts of durations by bucket, from which Prometheus computes percentiles."""
 
 from __future__ import annotations
 
 from bisect import bisect_left
 
 LATENCY_BUCKETS_S = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0)
-"""Upper bounds for what clients wait for: from a fast disk's fsync to a store in trouble."""
+"""Upper bounds for the waits of clients: from a fast disk's fsync to a store in trouble."""
 
 
 class Histogram:
@@ -20,7 +20,7 @@ class Histogram:
     def __init__(self, bounds: tuple[float, ...] = LATENCY_BUCKETS_S) -> None:
         self.bounds = bounds
         self.counts = [0] * (len(bounds) + 1)
-        """Per bucket, not cumulated."""
+        """Counts per bucket, not cumulated."""
         self.seconds = 0.0
         """Sum of all durations."""
 
@@ -30,7 +30,7 @@ class Histogram:
         self.counts[bisect_left(self.bounds, seconds)] += 1
 
     def copy(self) -> Histogram:
-        """Return the counts of this moment."""
+        """Return a copy with the present counts."""
         copied = Histogram(self.bounds)
         copied.add(self)
         return copied

@@ -1,4 +1,4 @@
-"""Keys of the objects that a hub keeps in its store: built and parsed here and nowhere else.
+"""Keys of a hub's objects in its store: built and parsed only here.
 
 Numbers are zero-padded, so that listing order is log order.
 """
@@ -14,31 +14,32 @@ _SNAPSHOT = re.compile(r"shard-\d+/snapshot/(\d{20})-[0-9a-f]{16}")
 
 
 def chunk_key(shard: int, n: int) -> str:
-    """Chunk n of a shard: immutable, made with create-if-absent."""
+    """Return the key of chunk n of a shard: immutable, made with create-if-absent."""
     return f"shard-{shard}/chunk/{chunk.file_name(n)}"
 
 
 def snapshot_prefix(shard: int) -> str:
-    """Prefix of a shard's snapshots."""
+    """Return the prefix of a shard's snapshots."""
     return f"shard-{shard}/snapshot/"
 
 
 def snapshot_key(shard: int, n: int, nonce: int) -> str:
-    """A snapshot of the fold up to chunk n; ``nonce`` (64 random bits) tells two nodes' snapshots apart."""
+    """Return the key of a snapshot of the fold up to chunk n; ``nonce`` (64 random bits) tells two nodes' snapshots
+    apart."""
     return f"{snapshot_prefix(shard)}{n:020d}-{nonce:016x}"
 
 
 def parse_snapshot_key(key: str) -> int | None:
-    """The n of a snapshot's key, or None when the key is no snapshot's."""
+    """Return the n of a snapshot's key, or None when the key is no snapshot's."""
     match = _SNAPSHOT.fullmatch(key)
     return int(match[1]) if match else None
 
 
 def manifest_key(shard: int) -> str:
-    """The shard's manifest: newest snapshot and watermark, changed by compare-and-swap."""
+    """Return the key of the shard's manifest: newest snapshot and watermark, changed by compare-and-swap."""
     return f"shard-{shard}/manifest"
 
 
 def table_key(tenant: str, stream: str) -> str:
-    """Directory of a stream's Delta table."""
+    """Return the directory of a stream's Delta table."""
     return f"tables/{tenant}/{stream}"

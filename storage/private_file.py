@@ -13,13 +13,10 @@ _OWNER_AND_GROUP = 0o640
 
 
 def replace_private_file(path: str, data: bytes) -> None:
-    """Replace a file's content durably and in one step; make the file when it is missing.
+    """Replace a file's content durably and in one step; create the file if it is missing.
 
-    A file that is there keeps its owner, group and mode, so that an administrator may change what a service reads.
-    A new file is readable by its owner alone.
-
-    A new file that root makes gets the owner and group of its folder: ``sudo weft token create`` must not leave a
-    file that the service's user cannot read. In root's own folder, the folder's group may read it.
+    An existing file keeps its owner, group and mode. A new file is readable by its owner alone; one that root creates
+    gets the owner and group of its folder, and in root's own folder, the folder's group may read it.
 
     Raises:
         OSError: the file or its folder cannot be written. The old content stays.
@@ -43,12 +40,14 @@ def replace_private_file(path: str, data: bytes) -> None:
 
 
 def _ownership(path: str, folder: str) -> tuple[int, int, int]:
-    """Owner, group and mode that the file is to have."""
+    """Return the owner, group and mode for the file."""
     with contextlib.suppress(FileNotFoundError):
         known = os.stat(path)
+        # Kept, so that an administrator may change a file that the service reads.
         return known.st_uid, known.st_gid, known.st_mode & 0o777
     if os.geteuid() != 0:
         return os.geteuid(), os.getegid(), _OWNER
+    # `sudo weft token create` must not leave a file that the service's user cannot read.
     place = os.stat(folder)
     of_root_for_a_group = place.st_uid == 0 and place.st_gid != 0
     return place.st_uid, place.st_gid, _OWNER_AND_GROUP if of_root_for_a_group else _OWNER

@@ -1,8 +1,8 @@
 """A temporary folder for each run of the tests, which has to be empty again at the end and goes with the run.
 
 Every test, worker process and program that the tests start makes its temporary files there: Python and most programs
-follow ``TMPDIR``, and a Java runtime is told. What is left in it at the end fails the run. After a failed run the
-folders of its failed tests stay until the next run, for whoever looks for the reason.
+follow ``TMPDIR``, and Java gets an option. What is left in it at the end fails the run. After a failed run the
+folders of its failed tests stay until the next run, for a look at the reason.
 """
 
 from __future__ import annotations

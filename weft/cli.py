@@ -31,7 +31,7 @@ _EXTRAS = {
     "deltalake": "hub", "obstore": "hub", "pyarrow": "hub", "numpy": "hub",
     "pandas": "spark", "pyspark": "spark", "paho": "demo",
 }  # fmt: skip
-"""What an edge goes without, and the extra that brings it."""
+"""Libraries that an edge node does not need, and the extra that installs each."""
 TRACEBACK_VARIABLE = "WEFT_TRACEBACK"
 
 
@@ -61,7 +61,7 @@ class _Commands(click.Group):
 @click.command(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
 @click.version_option(package_name="weft-fabric", prog_name="weft", message="%(prog)s %(version)s")
 def cli() -> None:
-    """Weft carries device messages from edges to open tables: acknowledged is on disk, and in the table exactly once.
+    """Carry device messages from edge nodes to open tables: acknowledged is on disk, and in the table exactly once.
 
     \b
     Exit status: 0 done, 1 it could not be done or the answer is no, 2 wrong usage or
@@ -70,7 +70,7 @@ def cli() -> None:
 
 
 def main(arguments: list[str] | None = None) -> NoReturn:
-    """Entry point of ``weft``. People get a sentence, never a traceback, unless ``WEFT_TRACEBACK=1`` asks for it."""
+    """Run ``weft``. People get a sentence, never a traceback, unless ``WEFT_TRACEBACK=1`` asks for one."""
     given = sys.argv[1:] if arguments is None else arguments
     if tuple(given[:2]) in _NODES:
         # First of all: loading what a node needs takes half a second on a small machine.
@@ -101,7 +101,7 @@ def main(arguments: list[str] | None = None) -> NoReturn:
 
 
 def _exit(status: int) -> NoReturn:
-    """End the process with ``status``, also where its output cannot be written."""
+    """End the process with ``status``, even when its output cannot be written."""
     for stream in (sys.stdout, sys.stderr):
         if stream is None:  # the process was started with it closed
             continue
@@ -116,7 +116,7 @@ def _exit(status: int) -> NoReturn:
 
 
 def _end(message: str, exit_status: int, as_json: bool, cause: BaseException | None = None) -> NoReturn:
-    """Say what went wrong, and exit."""
+    """Print the error and end the process."""
     # Standard error may be a file on the disk that is the error.
     with contextlib.suppress(OSError):
         if as_json:

@@ -1,4 +1,4 @@
-"""How commands speak: facts as JSON or as tables, errors as sentences on standard error."""
+"""Output of the commands: facts as JSON or as tables, errors as sentences on standard error."""
 
 from __future__ import annotations
 
@@ -15,28 +15,28 @@ from weft.config.errors import Problem, format_path
 FAILURE_EXIT_CODE = 1
 USAGE_EXIT_CODE = 2
 STOPPED_EXIT_CODE = 130
-"""What shells give a program that Ctrl-C ended: 128 and the number of SIGINT."""
+"""Exit status that shells report after Ctrl-C: 128 and the number of SIGINT."""
 EXIT_CODES = {
-    0: "done; of a question: yes",
+    0: "done; for a question: yes",
     FAILURE_EXIT_CODE: "it could not be done, or the answer is no; the same command may work later",
     USAGE_EXIT_CODE: "the command line or a configuration is wrong, or, of `check`, does not fit this machine",
     STOPPED_EXIT_CODE: "Ctrl-C, or the end of input where a question was asked",
 }
-"""Exit statuses and their meaning, for people."""
+"""Exit statuses and their meaning."""
 _COLUMN_MIN = 20
-"""Characters that a value needs for its lines to be wrapped."""
+"""Least width of a value's column for its lines to be wrapped."""
 _WORD_MAX = 12
-"""Characters of the longest word in a table that stays on one line however narrow the terminal is."""
+"""Length up to which a word in a table stays on one line, however narrow the terminal is."""
 
 
 class Refused(Exception):
-    """The command line or a configuration is wrong: exit status 2."""
+    """A wrong command line or configuration: exit status 2."""
 
     exit_code = USAGE_EXIT_CODE
 
 
 class Failed(click.ClickException):
-    """The command was understood and could not be done: exit status 1."""
+    """A command that was understood and could not be done: exit status 1."""
 
     exit_code = FAILURE_EXIT_CODE
 
@@ -65,21 +65,21 @@ def problem_facts(problem: Problem) -> dict[str, str | int | None]:
 
 
 def print_json(facts: Any) -> None:
-    """Facts for programs: one JSON document on standard output."""
+    """Print facts for programs: one JSON document on standard output."""
     import msgspec
 
     click.echo(msgspec.json.format(msgspec.json.encode(facts), indent=2).decode())
 
 
 def print_json_line(facts: Any) -> None:
-    """One JSON document on one line, for commands that print many."""
+    """Print facts for programs: one JSON document on one line, for commands that print many."""
     import msgspec
 
     click.echo(msgspec.json.encode(facts).decode())
 
 
 def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]], title: str = "") -> None:
-    """Facts for people: a table on a terminal, tab-separated lines when the output goes elsewhere."""
+    """Print facts for people: a table on a terminal, tab-separated lines elsewhere."""
     if not sys.stdout.isatty():
         for row in (columns, *rows):
             click.echo("\t".join(str(cell) for cell in row))
@@ -113,7 +113,7 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]], title:
 
 
 def print_facts(facts: Mapping[str, object]) -> None:
-    """Names and values, one to a line; a value of several lines, or too long for the terminal, stays in its column."""
+    """Print names and values, one to a line; a value that needs several lines stays in its column."""
     width = max((len(name) for name in facts), default=0)
     room = shutil.get_terminal_size().columns - width - 2 if sys.stdout.isatty() else 0
     for name, value in facts.items():
@@ -125,5 +125,5 @@ def print_facts(facts: Mapping[str, object]) -> None:
 
 
 def counted(count: int, noun: str) -> str:
-    """``1 record``, ``2 records``."""
+    """Return a count with its noun: ``1 record``, ``2 records``."""
     return f"{count} {noun}" if count == 1 else f"{count} {noun}s"

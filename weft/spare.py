@@ -1,4 +1,4 @@
-"""What a command may take of a machine on which a node runs: never more than half of what nobody uses."""
+"""Memory and disk space that a command may use on a machine on which a node runs: at most half of what is free."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from pathlib import Path
 
 _MEMORY_FACTS = Path("/proc/meminfo")
 _MEMORY_BYTES_MIN = 96 << 20
-"""Below this SQLite's own cache does not fit."""
+"""Least memory in which SQLite's own cache fits."""
 
 
 def spare_memory(wished_bytes: int) -> int:
-    """``wished_bytes``, or half of the memory that is available, if that is less."""
+    """Return ``wished_bytes``, or half of the available memory if that is less."""
     try:
         found = re.search(r"^MemAvailable: +(\d+) kB$", _MEMORY_FACTS.read_text(encoding="ascii"), re.MULTILINE)
     except OSError:
@@ -22,7 +22,7 @@ def spare_memory(wished_bytes: int) -> int:
 
 
 def spare_space(wished_bytes: int) -> int:
-    """``wished_bytes``, or half of what is free where SQLite puts its temporary files, if that is less."""
+    """Return ``wished_bytes``, or half of the free space for SQLite's temporary files if that is less."""
     # In this order: https://www.sqlite.org/tempfiles.html, section 5.
     folders = (os.environ.get("SQLITE_TMPDIR"), os.environ.get("TMPDIR"), "/var/tmp", "/usr/tmp", "/tmp", ".")
     fit = (each for each in folders if each and os.path.isdir(each) and os.access(each, os.W_OK | os.X_OK))

@@ -1,4 +1,4 @@
-"""Who may do what at the hub's port."""
+"""Access control at the hub's port: the requests that a token permits."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from weft.cloud_hub.api.tokens import Scope, TokenFile, TokenIdentity
 
 
 class ApiError(Exception):
-    """A request that is answered with an error: HTTP status, what is wrong, and what to do."""
+    """An error response: HTTP status, what is wrong, and what to do."""
 
     def __init__(self, status: int, error: str, advice: str) -> None:
         super().__init__(error)
@@ -20,10 +20,10 @@ class ApiError(Exception):
 
 
 class Access:
-    """Checks requests against the tokens, or without tokens against the peer's address.
+    """Checks of requests against the tokens, or without tokens against the peer's address.
 
     Args:
-        open_to_network: without tokens, let in peers of other machines too.
+        open_to_network: without tokens, admit peers of other machines too.
     """
 
     def __init__(self, tokens: TokenFile | None, open_to_network: bool) -> None:
@@ -31,13 +31,13 @@ class Access:
         self._open_to_network = open_to_network
 
     def link(self, request: web.Request) -> TokenIdentity | None:
-        """The edge's identity for a link; None when the hub has no tokens, then HELLO is taken at its word.
+        """Return the edge's identity for a link; None when the hub has no tokens and trusts HELLO.
 
         Raises:
             ApiError: 401, 403.
         """
         if "Origin" in request.headers:
-            # Only browsers send it, and any page that somebody opens on this machine could reach a loopback port.
+            # Only browsers send it, and any page opened on this machine could reach a loopback port.
             raise ApiError(403, "links are not for browsers", "connect with weft edge run")
         identity = self._identity(request)
         if identity is not None and identity.scope is not Scope.EDGE:
@@ -47,7 +47,7 @@ class Access:
         return identity
 
     def tenant(self, request: web.Request) -> str:
-        """The tenant whose streams a request may read: ``?tenant=``, else the token's own, else "default".
+        """Return the tenant whose streams a request may read: ``?tenant=``, else the token's own, else "default".
 
         Raises:
             ApiError: 401, 403.
@@ -63,7 +63,7 @@ class Access:
         return wanted or identity.tenant
 
     def operate(self, request: web.Request) -> None:
-        """Let a request see the whole node.
+        """Permit a request that concerns the whole node.
 
         Raises:
             ApiError: 401, 403.
@@ -78,7 +78,7 @@ class Access:
                 raise ApiError(
                     403,
                     "without tokens this hub serves its own machine only",
-                    "configure a tokens_file, or say that the network is trusted",
+                    "set tokens_file, or set `anonymous: allowed_beyond_loopback` if the network is trusted",
                 )
             return None
         scheme, _, token = request.headers.get("Authorization", "").partition(" ")

@@ -33,7 +33,7 @@ logger = logging.getLogger(__name__)
 
 RECORDS_DEFAULT = 100
 RECORDS_MAX = 10_000
-"""Most records in one answer."""
+"""Maximum number of records in one response."""
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -42,23 +42,23 @@ class Node(Protocol):
     """The hub node besides its shards: ``cloud_hub.hub.Hub``, which makes the API and so is not imported here."""
 
     def status(self) -> View:
-        """The node, its shards and its links."""
+        """Return the node, its shards and its links."""
         ...
 
     def table_rows(self, tenant: str, stream: str) -> int | None:
-        """Records of a stream that are table rows; None when the node does not know."""
+        """Return the number of records of a stream that are table rows; None when the node does not know it."""
         ...
 
     def unhealthy(self) -> list[str]:
-        """Return why the node should be started again."""
+        """Return the reasons to restart the node."""
         ...
 
     def unready(self) -> list[str]:
-        """Return why the node takes no work."""
+        """Return the reasons why the node accepts no work."""
         ...
 
     def table_payload(self, tenant: str, stream: str) -> PayloadKind | None:
-        """Return what the payloads of a stream's table are; None when the node does not know."""
+        """Return the payload kind of a stream's table; None when the node does not know it."""
         ...
 
     async def serve_link(self, request: web.Request) -> web.StreamResponse:
@@ -89,7 +89,7 @@ class Api:
 
     @web.middleware
     async def _errors(self, request: web.Request, handler: Handler) -> web.StreamResponse:
-        """Every failure becomes JSON that says what to do."""
+        """Turn every failure into JSON that says what to do."""
         try:
             return await handler(request)
         except ApiError as error:
@@ -111,7 +111,7 @@ class Api:
             return _json({"error": f"the log is damaged: {error}", "advice": "see the hub's log; keep the store"}, 500)
 
     def application(self, *outer: Middleware) -> web.Application:
-        """The aiohttp application, with ``outer`` middlewares around everything."""
+        """Return the aiohttp application, with ``outer`` middlewares around everything."""
         application = web.Application(middlewares=[*outer, self._errors])
         stream = "/v1/streams/{stream}"
         application.add_routes(
@@ -132,11 +132,12 @@ class Api:
 
     @property
     def _states(self) -> list[ShardState]:
-        """Of all shards: what a stream has in one that is missing would be missing in the answer."""
+        """Return the states of all shards. A missing shard is an error: its part of a stream would be missing in the
+        response."""
         for sequencer in self._sequencers:
             if not sequencer.loaded:
                 shard = sequencer.log.shard
-                raise ApiError(500, f"shard {shard} cannot be loaded: {sequencer.trouble}", "mend the store's object")
+                raise ApiError(500, f"shard {shard} cannot be loaded: {sequencer.trouble}", "repair the store's object")
         return [sequencer.state for sequencer in self._sequencers]
 
     async def _get_metrics(self, request: web.Request) -> web.Response:
@@ -165,7 +166,7 @@ class Api:
         return views.stream_view(self._states, tenant, stream, rows, payload)
 
     def _payload(self, tenant: str, stream: str) -> PayloadKind:
-        """As the table has them, and before there is one, as it would be made now."""
+        """Return the payload kind of the table, or before there is a table, the kind that it would get now."""
         known = self._node.table_payload(tenant, stream)
         return views.told_payload(self._states, tenant, stream) if known is None else known
 
@@ -215,7 +216,9 @@ class Api:
         try:
             time = views.parse_moment(since)
         except ValueError:
-            raise ApiError(400, f"since={since!r} is no time", "write 2026-01-31T12:00:00Z, or nanoseconds") from None
+            raise ApiError(
+                400, f"since={since!r} is not a time", "write 2026-01-31T12:00:00Z, or nanoseconds"
+            ) from None
         return await self._readers[shard].offset_at(self._sequencers[shard].state, tenant, stream, time)
 
     def _shards(self, request: web.Request) -> list[int]:

@@ -1,6 +1,6 @@
-"""Connections that ask nothing: without a bound on them, whoever can reach the port could take every file descriptor.
+"""Bound on idle connections: without it, anyone who can reach the port could use up all file descriptors.
 
-aiohttp gives a client all the time in the world for the head of a request, and asks for no token before it is there.
+aiohttp waits without limit for the head of a request, and needs the head before it can ask for a token.
 """
 
 from __future__ import annotations
@@ -11,14 +11,14 @@ from collections.abc import Awaitable, Callable, Iterable
 from aiohttp import web
 
 IDLE_S_MAX = 30.0
-"""How long a connection may take until its (next) request is there; longer than Prometheus' usual interval."""
+"""Longest wait of a connection for its (next) request, longer than Prometheus' usual interval."""
 IDLE_MAX = 256
-"""Connections that may be idle at a time; past it those go first that have been idle longest."""
+"""Maximum number of idle connections; above it, those that have been idle longest are closed."""
 LOOK_INTERVAL_S = 1.0
 
 
 class IdleConnections:
-    """Closes connections that have been idle for too long, or are too many. One per server.
+    """A guard that closes connections that have been idle for too long, or are too many. One per server.
 
     Args:
         connections: those that are open now.
@@ -33,11 +33,11 @@ class IdleConnections:
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
-        """Begin to look."""
+        """Start the checks."""
         self._task = asyncio.create_task(self._run(), name="idle-connections")
 
     async def close(self) -> None:
-        """Stop looking."""
+        """Stop the checks."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.wait([self._task])
@@ -46,7 +46,7 @@ class IdleConnections:
     async def middleware(
         self, request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
     ) -> web.StreamResponse:
-        """Keep count of the connections that have a request under way."""
+        """Track the connections with a request under way."""
         transport = request.transport
         if transport is None:
             return await handler(request)
@@ -62,7 +62,7 @@ class IdleConnections:
             self.look()
 
     def look(self) -> None:
-        """Close what is due."""
+        """Close the connections that are due."""
         now = self._monotonic()
         open_now = [connection.transport for connection in self._connections()]
         idle = [transport for transport in open_now if transport is not None and transport not in self._busy]

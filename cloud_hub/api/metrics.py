@@ -1,4 +1,4 @@
-"""The hub's figures for Prometheus, read from the counters when they are asked for."""
+"""The hub's figures for Prometheus, read from the counters at each scrape."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ _NS = 1_000_000_000
 
 
 class Metrics:
-    """The text that ``GET /metrics`` answers.
+    """The text of ``GET /metrics``.
 
     Args:
-        links: how many edges are connected now.
+        links: the number of connected edges.
     """
 
     def __init__(self, sequencers: Sequence[Sequencer], streams: StreamFigures, links: Callable[[], int]) -> None:
@@ -28,7 +28,7 @@ class Metrics:
         self._links = links
 
     async def text(self) -> bytes:
-        """Prometheus text format. The figures of streams are some seconds old at most."""
+        """Return the metrics in Prometheus's text format. The figures of streams are at most some seconds old."""
         await self._streams.refresh()
         return exposition.render(HUB_METRICS, self._samples())
 

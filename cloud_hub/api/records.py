@@ -1,4 +1,4 @@
-"""Records of a stream by offset or by time, for people: decoded one by one, in bounded helpings."""
+"""Records of a stream by offset or by time, for people: decoded one by one, in bounded pages."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from weft.protocols.shard_state import ShardState, StreamKey
 from weft.storage.chunk_log import ShardLog
 
 CHUNKS_MAX = 64
-"""Chunks that one request looks through once it has found a record; before that, until it finds one."""
+"""Maximum number of chunks that one request reads after it has found a record; before that, there is no bound."""
 
 
 class Helping(NamedTuple):
-    """A run of records of one shard, and the offset to go on from."""
+    """A run of records of one shard, and the offset to continue from."""
 
     records: list[View]
     next_offset: int
@@ -36,7 +36,7 @@ class _Wanted(NamedTuple):
 
 
 class RecordReader:
-    """Reads one shard's part of a stream from the store, whatever this node holds in memory."""
+    """A reader of one shard's part of a stream in the store, whatever this node holds in memory."""
 
     def __init__(self, log: ShardLog, bytes_max: int) -> None:
         self._log = log
@@ -45,11 +45,11 @@ class RecordReader:
     async def read(
         self, stream: StreamKey, offset: int, end: int, limit: int, *, payload: PayloadKind = PayloadKind.BYTES
     ) -> Helping:
-        """Records ``[offset, end)``, at most ``limit`` and about ``bytes_max`` bytes of payload, at least one.
+        """Return records ``[offset, end)``, at most ``limit`` and about ``bytes_max`` bytes of payload, at least one.
 
         Args:
             end: the stream's next offset in this shard: never read beyond what is committed.
-            payload: what the stream's payloads are.
+            payload: the stream's payload kind.
 
         Raises:
             StoreError, NotFound, Corrupt: the log cannot be read.
@@ -74,7 +74,7 @@ class RecordReader:
         return Helping(found, offset)
 
     async def offset_at(self, state: ShardState, tenant: str, stream: str, since: int) -> int:
-        """The offset of the first record committed at or after ``since`` (ns, the hub's clock).
+        """Return the offset of the first record committed at or after ``since`` (ns, the hub's clock).
 
         Raises:
             StoreError, Corrupt: the log cannot be read.

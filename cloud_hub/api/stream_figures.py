@@ -1,8 +1,8 @@
-"""Figures by stream for the metrics: what the log holds, how far tables lag, up to when it is complete.
+"""Figures by stream for the metrics: records in the log, lag of the tables, completeness.
 
 A hub of 10,000 edges with 20 streams holds 200,000 lanes. Walking them takes a good part of a second, during which no
-link would be served; so they are walked in slices between which the loop does other work, at most once in
-``REFRESH_S``, and only when metrics are asked for.
+link would be served. So they are walked in slices between which the loop does other work, at most once in
+``REFRESH_S``, and only when metrics are requested.
 """
 
 from __future__ import annotations
@@ -16,47 +16,47 @@ from weft.cloud_hub.shard.sequencer import Sequencer
 from weft.protocols.shard_state import StreamKey
 
 REFRESH_S = 5.0
-"""How old figures may be: less than the interval of any scraper."""
+"""Maximum age of figures, less than the interval of any scraper."""
 SLICE_LANES = 2_000
-"""Lanes walked without a pause: about a millisecond."""
+"""Number of lanes walked without a pause: about a millisecond."""
 LAG_INTERVAL_S = 5.0
-"""How often it is noted how much the logs hold: the precision of the lag in seconds."""
+"""Interval at which log positions are noted: the precision of the lag in seconds."""
 STREAMS_MAX = 500
-"""Streams with figures of their own; each is four series in everybody's Prometheus."""
+"""Maximum number of streams with figures of their own; each is four series in Prometheus."""
 OTHERS = ("(other)", "(other)")
-"""Tenant and stream under which the rest are added up. No stream can be called so."""
+"""Tenant and stream under which the other streams are added up. No stream can have this name."""
 NOTES_MAX = 256
 _UNKNOWN = -(1 << 63)
-"""Below every moment, so that the earliest of several is unknown when one is."""
+"""A value below every moment, so that the earliest of several is unknown when one is."""
 
 
 class StreamFigure(NamedTuple):
-    """One stream now."""
+    """The current figures of one stream."""
 
     tenant: str
     stream: str
     records: int
     complete_up_to: int | None
-    """Nanoseconds since 1970; None while an edge has not said, or a shard is not loaded."""
+    """Nanoseconds since 1970; None while an edge has not reported, or a shard is not loaded."""
     lag_records: int | None
-    """None while this node does not know how many are table rows."""
+    """Records that are not yet table rows; None while this node does not know."""
     lag_seconds: float | None
     """None when this node does not keep tables."""
 
 
 class TableLag:
-    """How long the oldest record that is no table row has waited. Records become rows in their order.
+    """The time that the oldest record without a table row has waited. Records become rows in their order.
 
     ``now`` is monotonic seconds.
     """
 
     def __init__(self) -> None:
         self._notes: deque[tuple[float, int]] = deque()
-        """When the log was first seen to hold so many records, where those are not all rows."""
+        """Times at which the log was first seen with a number of records that are not all rows."""
         self._noted = 0
 
     def note(self, now: float, records: int, rows: int) -> None:
-        """Note how many records the log holds, and how many of them are rows."""
+        """Note the number of records in the log and the number of rows."""
         if records > self._noted:
             self._notes.append((now, records))
             self._noted = records
@@ -76,7 +76,7 @@ class StreamFigures:
 
     Args:
         table_rows: (tenant, stream) -> records that are rows; None while that is not known.
-        keeps_tables: whether this node makes table rows.
+        keeps_tables: true when this node makes table rows.
         monotonic: seconds.
     """
 
@@ -88,7 +88,7 @@ class StreamFigures:
         monotonic: Callable[[], float],
     ) -> None:
         self.figures: list[StreamFigure] = []
-        """As of the last ``refresh``."""
+        """Figures as of the last ``refresh``."""
         self._sequencers = sequencers
         self._table_rows = table_rows
         self._keeps_tables = keeps_tables
@@ -96,23 +96,23 @@ class StreamFigures:
         self._refreshing = asyncio.Lock()
         self._refreshed_at: float | None = None
         self._labels: dict[StreamKey, StreamKey] = {}
-        """Streams in the order in which they were seen first, so that one that has series keeps them."""
+        """Streams in the order of first sight, so that a stream that has series keeps them."""
         self._lags: dict[StreamKey, TableLag] = {}
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
-        """Begin to note how far the tables are."""
+        """Start to note the tables' positions."""
         if self._keeps_tables:
             self._task = asyncio.create_task(self._note_lags(), name="table-lag")
 
     async def close(self) -> None:
-        """Stop noting."""
+        """Stop to note the tables' positions."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.wait([self._task])
 
     async def refresh(self) -> None:
-        """Bring ``figures`` up to date when they are older than ``REFRESH_S``. Those who ask meanwhile wait for it."""
+        """Update ``figures`` when they are older than ``REFRESH_S``. Concurrent callers wait for the update."""
         async with self._refreshing:
             now = self._monotonic()
             if self._refreshed_at is None or now - self._refreshed_at >= REFRESH_S:
@@ -134,7 +134,7 @@ class StreamFigures:
             self._lags.setdefault(key, TableLag()).note(now, records, rows or 0)
 
     def _counted(self) -> dict[StreamKey, tuple[int, int | None]]:
-        """Records and rows of each label."""
+        """Return records and rows of each label."""
         totals: dict[StreamKey, int] = {}
         for sequencer in self._sequencers:
             for key, end in sequencer.state.next_offset.items():
@@ -156,7 +156,7 @@ class StreamFigures:
         return known
 
     async def _complete_up_to(self) -> dict[StreamKey, int]:
-        """The earliest moment of each label's lanes; a walk over all lanes that lets others run."""
+        """Return the earliest moment of each label's lanes, walking the lanes in slices."""
         earliest: dict[StreamKey, int] = {}
         for sequencer in self._sequencers:
             # Copies, since chunks are applied between slices. Marks only move on: an older one claims nothing false.

@@ -1,6 +1,7 @@
-"""Tokens: who may link, read or administer. The file keeps their SHA-256 only; a lost token is made anew.
+"""Tokens that permit an edge to link, or a client to read or administer. The file keeps only their SHA-256; a lost
+token is replaced by a new one.
 
-A token is 32 random bytes, so a fast hash is safe: there is nothing to guess from a dictionary.
+A token is 32 random bytes, so a fast hash is safe: no dictionary helps to guess it.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ NAMES_SHOWN_MAX = 20
 
 
 class Scope(StrEnum):
-    """What a token opens. The words are persisted."""
+    """The access that a token gives. The words are persisted."""
 
     EDGE = "edge"
     """Link as one edge of one tenant."""
@@ -43,19 +44,19 @@ class Scope(StrEnum):
 
 
 class TokensUnusable(ValueError):
-    """The tokens file is not valid, or a token cannot be made as asked. The sentence says where and why."""
+    """An invalid tokens file, or a token that cannot be created as asked. The sentence says where and why."""
 
 
 class TokenIdentity(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """One line of the tokens file."""
 
     name: str
-    """For people: what the token is called in logs and refusals."""
+    """Name of the token in logs and refusals."""
     sha256: str
     scope: Scope
     tenant: str = "default"
     edge: str | None = None
-    """The edge that may link with it; for the scope ``edge`` only."""
+    """Edge that may link with the token; only for the scope ``edge``."""
 
 
 class _TokensFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -63,12 +64,12 @@ class _TokensFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def hash_token(token: str) -> str:
-    """What the file keeps of a token."""
+    """Return the hash that the file keeps of a token."""
     return sha256(token.encode()).hexdigest()
 
 
 def read_tokens(data: bytes, path: str) -> list[TokenIdentity]:
-    """The identities of a tokens file.
+    """Return the identities of a tokens file.
 
     Raises:
         TokensUnusable: it is not valid YAML, or an entry is not.
@@ -82,7 +83,7 @@ def read_tokens(data: bytes, path: str) -> list[TokenIdentity]:
     except (UnicodeDecodeError, msgspec.ValidationError, RecursionError) as error:
         why = str(error).replace("`", "").replace(" - at $.", " at ")
         raise TokensUnusable(
-            f"{path} is no tokens file ({why}). Restore it, or name one of `weft token create`"
+            f"{path} is not a tokens file ({why}). Restore it, or name a file that `weft token create` made"
         ) from error
     if len(identities) > TOKENS_MAX:
         raise TokensUnusable(f"{path}: {len(identities)} tokens, at most {TOKENS_MAX} are read")
@@ -104,10 +105,10 @@ def _check(identity: TokenIdentity, path: str) -> None:
 
 
 def create_token(path: str, name: str, scope: Scope, tenant: str = "default", edge: str | None = None) -> str:
-    """Add a token to a file (made when missing) durably. A running hub takes it up by itself.
+    """Add a token to a file (created if missing) durably. A running hub picks it up by itself.
 
     Returns:
-        The token. It is nowhere else: show it once.
+        The token. It is stored nowhere: show it once.
 
     Raises:
         TokensUnusable: the file is not valid, or has a token of this name already.
@@ -124,12 +125,12 @@ def create_token(path: str, name: str, scope: Scope, tenant: str = "default", ed
 
 
 def revoke_token(path: str, name: str) -> TokenIdentity:
-    """Take a token out of a file, durably. A running hub takes it up by itself: nobody gets in with it any more.
+    """Remove a token from a file, durably. A running hub rejects it immediately.
 
-    A link that is open already stays open until it ends.
+    An open link stays open until it ends.
 
     Returns:
-        What the token was for.
+        The identity of the token.
 
     Raises:
         TokensUnusable: the file is not valid, or has no token of this name.
@@ -171,7 +172,7 @@ class TokenFile:
         self._identities = self._read()
 
     def identify(self, token: str | None) -> TokenIdentity | None:
-        """Whose token this is, or None. Takes the same time for every wrong token."""
+        """Return the identity of a token, or None. Takes the same time for every wrong token."""
         if not token or len(token) > TOKEN_CHARACTERS_MAX:
             return None
         self._reload_if_changed()
@@ -184,11 +185,11 @@ class TokenFile:
 
     @property
     def count(self) -> int:
-        """Return how many tokens are in force."""
+        """Return the number of tokens in force."""
         return len(self._identities)
 
     def reload(self) -> bool:
-        """Read the file again, changed or not. False when it cannot be used; the log says why."""
+        """Read the file again, changed or not. Return False when it cannot be used; the log says why."""
         self._version = None
         return self._reload_if_changed()
 

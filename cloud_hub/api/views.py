@@ -1,4 +1,4 @@
-"""What the API shows of shard states: plain dicts for JSON. Times are RFC 3339 text, UTC, with nanoseconds."""
+"""JSON views of shard states. Times are RFC 3339 text, UTC, with nanoseconds."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ View = dict[str, Any]
 
 
 def moment(time: int | None) -> str | None:
-    """Nanoseconds since 1970 as text. None stays None; a time that no calendar has becomes its number."""
+    """Return nanoseconds since 1970 as text. None stays None; a time outside the calendar stays a number."""
     if time is None:
         return None
     seconds, rest = divmod(time, _NS)
@@ -29,7 +29,7 @@ def moment(time: int | None) -> str | None:
 
 
 def parse_moment(text: str) -> int:
-    """Nanoseconds since 1970 from RFC 3339 text (without an offset: UTC) or from the number itself.
+    """Return nanoseconds since 1970 from RFC 3339 text (without an offset: UTC) or from the number itself.
 
     Raises:
         ValueError: it is neither.
@@ -59,7 +59,7 @@ def _who(lane: Lane, shard: int) -> View:
 
 
 def lane_view(lane: Lane, held: LaneState, shard: int) -> View:
-    """Everything the hub knows of a lane."""
+    """Return everything that the hub knows of a lane."""
     return {
         **_who(lane, shard),
         "epoch": held.epoch,
@@ -73,7 +73,7 @@ def lane_view(lane: Lane, held: LaneState, shard: int) -> View:
 
 
 def completeness_view(lane: Lane, held: LaneState, shard: int) -> View:
-    """Up to when a lane is complete, what can never come and why, and what is still to come."""
+    """Return the moment up to which a lane is complete, what can never come and why, and what is still to come."""
     newest = held.newest_mark
     told = max(held.ranges.end, newest.seq if newest else 0)
     return {
@@ -87,20 +87,20 @@ def completeness_view(lane: Lane, held: LaneState, shard: int) -> View:
 
 
 def stream_keys(states: Sequence[ShardState], tenant: str) -> list[str]:
-    """Names of a tenant's streams, sorted."""
+    """Return the names of a tenant's streams, sorted."""
     keys: set[StreamKey] = {key for state in states for key in state.next_offset}
     keys |= {(lane.tenant, lane.stream) for state in states for lane in state.lanes}
     return sorted(stream for owner, stream in keys if owner == tenant)
 
 
 def stream_lanes(states: Sequence[ShardState], tenant: str, stream: str) -> list[tuple[int, Lane, LaneState]]:
-    """(shard, lane, what is held of it) of a stream, by edge and log."""
+    """Return (shard, lane, state of the lane) for a stream, by edge and log."""
     found = [(state.shard, lane, held) for state in states for lane, held in state.stream_lanes(tenant, stream).items()]
     return sorted(found, key=lambda item: item[1])
 
 
 def told_payload(states: Sequence[ShardState], tenant: str, stream: str) -> PayloadKind:
-    """Return what a table of the stream that is made now has payloads as: the strictest kind that an edge names."""
+    """Return the payload kind that a new table of the stream would get: the strictest kind that an edge declares."""
     return strictest(held.payload for _, _, held in stream_lanes(states, tenant, stream))
 
 
@@ -111,11 +111,11 @@ def stream_view(
     table_rows: int | None,
     payload: PayloadKind = PayloadKind.BYTES,
 ) -> View:
-    """A stream over all shards.
+    """Return a stream over all shards.
 
     Args:
         table_rows: records that are table rows; None when that is not known.
-        payload: what the payloads are.
+        payload: the payload kind.
     """
     lanes = stream_lanes(states, tenant, stream)
     offsets = {

@@ -1,7 +1,7 @@
-"""Is the data all there? Lanes, log and table of a stream, compared number by number.
+"""Comparison of the lanes, log and table of a stream, number by number.
 
-Every section of the log is read and its checksum checked; of the table only the columns that name a record are. The
-table is read first, so records that arrive meanwhile count as waiting and as nothing else.
+Every section of the log is read and its checksum checked; of the table, only the columns that name a record are read.
+The table is read first, so records that arrive meanwhile count only as waiting.
 """
 
 from __future__ import annotations
@@ -67,11 +67,11 @@ class _Comparison:
         self._below: dict[LaneKey, RangeSet] = defaultdict(RangeSet)
         self._indexed: dict[LaneKey, RangeSet] = defaultdict(RangeSet)
         self._named: dict[str, dict[str, RangeSet]] = defaultdict(lambda: defaultdict(RangeSet))
-        """Log id -> tenant/edge -> what stands in the log and the table of this stream under that name, of any tenant.
-        A record is one log's one number, so the same under two names is there twice."""
+        """Log id -> tenant/edge -> numbers in the log and the table of this stream under that name, of any tenant. A
+        record is one number of one log, so a number under two names is there twice."""
         self._explained: dict[str, RangeSet] = defaultdict(RangeSet)
-        """Log id -> numbers that the hub has under some name, of any tenant, or whose loss some name gives a
-        reason for. A gap that says `renamed` is none: it only says that another name has them."""
+        """Log id -> numbers that the hub has under some name, of any tenant, or whose loss some name explains. A gap
+        with the reason `renamed` explains nothing: it only says that another name has the numbers."""
         self._gaps: dict[LaneKey, list[GapRange]] = defaultdict(list)
         self._resent: Counter[LaneKey] = Counter()
         self._chunks: Counter[int] = Counter()
@@ -200,7 +200,7 @@ class _Comparison:
         )
 
     def _told(self, log_id: str, gap: GapRange) -> RangeSet:
-        """What of a gap notice's numbers needs no further explanation.
+        """Return the numbers of a gap notice that need no further explanation.
 
         Numbers before a rename that no name has are none: this hub lost them, or was never sent them.
         """
@@ -210,7 +210,7 @@ class _Comparison:
         return _without(numbers, _without(numbers, self._explained[log_id]))
 
     def _named_twice(self, key: LaneKey) -> dict[str, int]:
-        """Other names of the lane's log, and how many of its records each has too."""
+        """Return other names of the lane's log, with the number of its records that each has too."""
         own, names = f"{self._tenant}/{key[0]}", self._named[key[1]]
         counts = {name: names[own].count() - _without(names[own], ranges).count() for name, ranges in names.items()}
         return {name: count for name, count in sorted(counts.items()) if name != own and count}

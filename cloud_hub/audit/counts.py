@@ -1,4 +1,4 @@
-"""Counting which numbers are there, which twice, and which not, by runs instead of rows."""
+"""Counts of numbers that are present, doubled or missing, by runs instead of rows."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ class SeqCounts(Generic[K]):
         held.add(first, end)
 
     def add_rows(self, keys: Sequence[K], codes: Array, numbers: Array) -> None:
-        """Count many numbers at once; only the runs among them cost Python time.
+        """Count many numbers at once; the cost in Python is per run, not per number.
 
         Args:
-            keys: what the codes stand for.
+            keys: the keys that the codes stand for.
             codes: an index into ``keys`` per row.
             numbers: u64 per row.
         """
@@ -42,7 +42,7 @@ class SeqCounts(Generic[K]):
 
 
 def _runs(codes: Array, numbers: Array) -> Iterator[tuple[int, int, int]]:
-    """(code, first, end) of maximal runs; a number that occurs twice is in two runs."""
+    """Yield (code, first, end) of maximal runs; a number that occurs twice is in two runs."""
     if not len(codes):
         return
     order = np.lexsort((numbers, codes))
@@ -54,11 +54,11 @@ def _runs(codes: Array, numbers: Array) -> Iterator[tuple[int, int, int]]:
 
 
 def unsigned(column: pa.Array) -> Array:
-    """A column of integers as u64; sequence numbers past 2**63 stand in it as negative ones."""
+    """Return a column of integers as u64. Sequence numbers from 2**63 on are stored in it as negative ones."""
     return np.asarray(column.to_numpy(zero_copy_only=False), np.int64).view(np.uint64)
 
 
 def coded(column: pa.Array) -> tuple[list[Any], Array]:
-    """The distinct values of a column, and for each row which."""
+    """Return the distinct values of a column, and for each row the index of its value."""
     encoded = column.dictionary_encode()
     return encoded.dictionary.to_pylist(), encoded.indices.to_numpy(zero_copy_only=False)

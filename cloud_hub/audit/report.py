@@ -1,4 +1,4 @@
-"""What an audit finds, and how it says so."""
+"""Findings of an audit, and their text."""
 
 from __future__ import annotations
 
@@ -11,46 +11,46 @@ DAMAGE_LISTED_MAX = 100
 
 
 class LaneAudit(msgspec.Struct, frozen=True):
-    """One lane. Everything but ``hole_ranges`` and ``gaps`` counts records."""
+    """The findings for one lane. Everything but ``hole_ranges`` and ``gaps`` counts records."""
 
     edge: str
     log_id: str
     records: int
-    """Distinct ones in the log."""
+    """Distinct records in the log."""
     log_doubled: int
-    """Sequence numbers that the log holds again."""
+    """Sequence numbers that occur again in the log."""
     unindexed: int
-    """Held but not in the chunks' indexes, or the other way round."""
+    """Records in the log that the chunks' indexes lack, or the other way round."""
     table_records: int
     table_doubled: int
     waiting: int
-    """In the log, above the table's position."""
+    """Records in the log, above the table's position."""
     missing: int
-    """In the log, below the table's position, and not in the table."""
+    """Records in the log, below the table's position, and not in the table."""
     unknown: int
-    """In the table and not in the log."""
+    """Records in the table and not in the log."""
     gaps: dict[str, int]
     """Sequence numbers that can never come, by reason."""
     holes: int
-    """Below the last sequence number, neither held nor under a gap notice: still to come over a link. Numbers before a
-    rename that the hub has under no name are among them."""
+    """Numbers below the last sequence number, neither held nor under a gap notice: still to come over a link. Numbers
+    before a rename that the hub has under no name are among them."""
     hole_ranges: list[tuple[int, int]]
-    """The first ``HOLES_LISTED_MAX``."""
+    """First ``HOLES_LISTED_MAX`` ranges of the holes."""
     resent: int
     """Records that the device sent with DUP: it may have published the same message before."""
     named_twice: dict[str, int] = {}
-    """Records of this log that stand under another name (tenant/edge) too: its node was renamed without its log."""
+    """Records of this log that exist under another name (tenant/edge) too: its node was renamed without its log."""
 
 
 class ShardAudit(msgspec.Struct, frozen=True):
-    """One shard's log of the stream against the table's offsets."""
+    """The findings for one shard: its log of the stream against the table's offsets."""
 
     shard: int
     chunks: int
     log_end: int
-    """One past the last offset."""
+    """Offset after the last one in the log."""
     position: int
-    """The table says it holds every offset below."""
+    """Position of the table: it claims to hold every offset below."""
     missing: int
     doubled: int
     ahead: int
@@ -58,28 +58,29 @@ class ShardAudit(msgspec.Struct, frozen=True):
 
 
 class AuditReport(msgspec.Struct, frozen=True):
-    """The whole answer."""
+    """The result of an audit."""
 
     tenant: str
     stream: str
     table_version: int | None
-    """The version that was compared; None when there is no table yet."""
+    """Version of the table that was compared; None when there is no table yet."""
     lanes: list[LaneAudit]
     shards: list[ShardAudit]
     damage: list[str]
-    """What could not be read, one sentence each; at most ``DAMAGE_LISTED_MAX``."""
+    """Unreadable parts, one sentence each; at most ``DAMAGE_LISTED_MAX``."""
     problems: list[str]
-    """Where lanes, log and table differ, one sentence each. Empty when they agree."""
+    """Differences between lanes, log and table, one sentence each. Empty when they agree."""
     agrees: bool
-    """Every record in the log is there once, and every one below the table's position is in the table once."""
+    """True when every record in the log is there once, and every one below the table's position is in the table
+    once."""
 
     def total(self, count: str) -> int:
-        """A count of ``LaneAudit`` added up over the lanes."""
+        """Return the sum of a ``LaneAudit`` count over the lanes."""
         return sum(getattr(lane, count) for lane in self.lanes)
 
 
 def lane_problems(lanes: Sequence[LaneAudit]) -> list[str]:
-    """Where a lane's records differ between log and table, one sentence each."""
+    """Return the differences of a lane's records between log and table, one sentence each."""
     sentences = {
         "log_doubled": "are in the log twice",
         "unindexed": "differ between the log and its indexes",
@@ -101,7 +102,7 @@ def lane_problems(lanes: Sequence[LaneAudit]) -> list[str]:
 
 
 def shard_problems(shards: Sequence[ShardAudit]) -> list[str]:
-    """Where a shard's offsets do not fit the table's position, one sentence each."""
+    """Return the offsets of a shard that do not fit the table's position, one sentence each."""
     sentences = {
         "missing": "offsets below the table's position have no row",
         "doubled": "offsets have a second row",

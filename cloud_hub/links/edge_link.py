@@ -1,4 +1,4 @@
-"""The hub's side of one link: HELLO's lanes to sessions of their shards, frames to pending items."""
+"""The hub's side of one link: opens sessions for HELLO's lanes in their shards, and passes frames on to them."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ class EdgeLink:
 
     Args:
         sequencers: one per shard.
-        identity: what the link's token says; None when the hub has no tokens.
+        identity: the identity of the link's token; None when the hub has no tokens.
         wall_clock: nanoseconds since 1970.
-        log: told when the link is taken and when it is over.
+        log: logs when the link is taken and when it is over.
         peer: the address that the link comes from.
     """
 
@@ -51,7 +51,7 @@ class EdgeLink:
         self._is_taken = False
         self._lanes: dict[int, _OpenedLane] = {}
         self.hello: Hello | None = None
-        """What the edge said of itself, for status pages."""
+        """HELLO of the edge, for status pages."""
 
     async def open(self, hello: Hello, link: LinkSession) -> list[WelcomeLane]:
         """Make the epoch durable in every lane's shard, then return what is held.
@@ -92,12 +92,12 @@ class EdgeLink:
             raise LinkRefused(
                 RefuseCode.OVERLOADED,
                 f"shard {shard}, where lane {lane} belongs, cannot be loaded: {sequencer.trouble}",
-                "nothing is lost, the edge tries again until somebody has mended the hub's store",
+                "nothing is lost; repair the hub's store, and the edge connects again by itself",
             )
         if not sequencer.admits(lane):
             raise LinkRefused(
                 RefuseCode.OVERLOADED,
-                f"the hub holds as many lanes as it may, {lane} is one more",
+                f"the hub has reached its limit on lanes, {lane} is one more",
                 "raise the hub's limit on lanes",
             )
 
@@ -108,26 +108,26 @@ class EdgeLink:
         return _OpenedLane(session, sequencer)
 
     async def data(self, lane: int, batches: list[tuple[BatchHeader, memoryview]]) -> None:
-        """Hand verified batches to the lane's shard; returns when it can take more."""
+        """Pass verified batches to the lane's shard; return when it can take more."""
         session, sequencer = self._lanes[lane]
         await sequencer.put(session, batches)
 
     async def gap(self, lane: int, gap: GapRange) -> None:
-        """Hand a gap notice to the lane's shard."""
+        """Pass a gap notice to the lane's shard."""
         session, sequencer = self._lanes[lane]
         await sequencer.put_gap(session, gap)
 
     async def mark(self, lane: int, mark: Mark) -> None:
-        """Hand a mark to the lane's shard.
+        """Pass a mark to the lane's shard.
 
-        A mark for a moment that has not come yet is taken as one for now, which it includes: an edge whose clock runs
-        ahead must not promise that the future is complete.
+        A mark for a moment in the future is taken as one for now, which it includes: an edge whose clock runs ahead
+        must not claim that the future is complete.
         """
         session, sequencer = self._lanes[lane]
         sequencer.put_mark(session, Mark(min(mark.time, self._wall_clock()), mark.seq))
 
     def closed(self, reason: str) -> None:
-        """The connection is over."""
+        """Handle the end of the connection."""
         if self.hello is None:
             self._log.turned_away(self._peer, reason)
         elif self._is_taken:

@@ -1,6 +1,6 @@
-"""The lines that links leave in a hub's log: which edge came, went, was refused, and was back after how long.
+"""Log lines of a hub about links: edges that connected, disconnected, were refused, and came back.
 
-Who has a token writes the edge's name, and everybody an address can be written for; names are checked before they come
+A token's holder chooses the edge's name, and anyone can cause lines with an address. Names are checked before they come
 here, and the log's formatter escapes and bounds every line.
 """
 
@@ -17,18 +17,18 @@ from weft.config.units import approximate_duration
 logger = logging.getLogger(__name__)
 
 EDGES_MAX = 16_384
-"""Edges whose last line is remembered; an edge beyond is told of as one that never came before. 2 KiB each."""
+"""Maximum number of edges whose last line is remembered, at 2 KiB each; further edges are logged as new."""
 
 
 class _Edge:
     def __init__(self, now: float) -> None:
         self.state = UpAndDown(now)
         self.links = 0
-        """Open now: an edge that lost its network comes back before the hub notices that the old link is dead."""
+        """Open links. An edge that lost its network comes back before the hub notices that the old link is dead."""
 
 
 class HubLinkLog:
-    """The lines of one hub node.
+    """The log lines of one hub node.
 
     Args:
         monotonic: seconds.
@@ -38,10 +38,10 @@ class HubLinkLog:
         self._monotonic = monotonic
         self._edges: OrderedDict[str, _Edge] = OrderedDict()
         self._strangers = Repeats()
-        """Requests for a link that were answered before it was known which edge asks."""
+        """Requests for a link that were answered before the edge's name was known."""
 
     def connected(self, edge: str, peer: str, log_id: str, software: str) -> None:
-        """An edge's link was taken.
+        """Log that an edge's link was taken.
 
         Args:
             edge: tenant and name.
@@ -61,7 +61,7 @@ class HubLinkLog:
         )  # fmt: skip
 
     def disconnected(self, edge: str, peer: str, reason: str) -> None:
-        """A link that was taken is over."""
+        """Log that a link that was taken is over."""
         known = self._edge(edge)
         known.links = max(0, known.links - 1)
         if known.links:
@@ -75,7 +75,7 @@ class HubLinkLog:
             )  # fmt: skip
 
     def refused(self, edge: str, peer: str, reason: str) -> None:
-        """A link was not taken, although it said which edge's it is."""
+        """Log that a link was refused after the edge gave its name."""
         known = self._edge(edge)
         if known.links:
             self._say_replaced(edge, peer, reason)
@@ -85,7 +85,7 @@ class HubLinkLog:
             logger.warning("edge %s at %s: %s%s", edge, peer, reason, left_out(told.left_out))
 
     def turned_away(self, peer: str, reason: str) -> None:
-        """A request for a link was answered with an error, or ended before it said which edge's it is."""
+        """Log that a request for a link failed before the edge gave its name."""
         count = self._strangers.say(f"{peer} {reason}", self._monotonic())
         if count is not None:
             logger.warning("a link from %s: %s%s", peer, reason, left_out(count))

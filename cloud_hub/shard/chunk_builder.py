@@ -1,4 +1,4 @@
-"""Pending items and a shard's state to the bytes of the next chunk: trims, assigns offsets, touches no record."""
+"""Builder of the next chunk from pending items and a shard's state: trims, assigns offsets, touches no record."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class _LaneDraft:
 
 
 class ChunkBuilder:
-    """Builds chunk ``state.n + 1``. One use: ``add`` each lane, then ``finish``."""
+    """A builder of chunk ``state.n + 1``. One use: ``add`` each lane, then ``finish``."""
 
     def __init__(self, state: ShardState, bytes_max: int) -> None:
         self._state = state
@@ -70,10 +70,10 @@ class ChunkBuilder:
         self._substantial = False
 
     def add(self, session: LaneSession) -> None:
-        """Take what the state lacks, as far as the chunk has room.
+        """Take the items that the state lacks, as far as the chunk has room.
 
-        Several sessions may add to one lane: what an older one left, then a newer one's epoch. Never the other way
-        round, and never two that want the same epoch: the second is left out, and finds itself fenced by the first.
+        Several sessions may add to one lane: the items of an older one, then a newer one's epoch. Never the other way
+        round, and never two that want the same epoch: the second is left out and then fenced by the first.
         """
         taken = self._epochs.get(session.lane, -1)
         if session.epoch < taken or (session.epoch == taken and session.ungranted):
@@ -117,7 +117,7 @@ class ChunkBuilder:
         self._bytes += len(item.data)
 
     def finish(self, created: int, nonce: int, marks_due: bool) -> Draft | None:
-        """The chunk, or None when there is nothing to write.
+        """Return the chunk, or None when there is nothing to write.
 
         Args:
             created: nanoseconds since 1970.

@@ -32,7 +32,7 @@ class SessionRefused(Exception):
 
 
 class ReceivedBatch(NamedTuple):
-    """A batch as received, verified."""
+    """A verified batch, as received."""
 
     header: BatchHeader
     data: memoryview
@@ -57,9 +57,9 @@ class LaneSession:
     """One lane of one link session. Items are committed in the order in which they came.
 
     Args:
-        acknowledge: told the lane's ranges after each commit that took something from here.
+        acknowledge: called with the lane's ranges after each commit that took an item from here.
         payload: the kind of the stream's payloads as the edge told it.
-        refuse: told when the session must end after it was opened; before that, ``opened`` raises.
+        refuse: called when the session must end after it was opened; before that, ``opened`` raises.
     """
 
     __slots__ = (
@@ -79,12 +79,14 @@ class LaneSession:
         self.items: deque[PendingItem] = deque()
         self.mark: Mark | None = None
         self.known = RangeSet()
-        """Held by the shard when the session began, or handed over since: counts the holes that the sender leaves."""
+        """Ranges that the shard held when the session began, or that were handed over since: counts the holes that the
+        sender leaves."""
         self.opened: asyncio.Future[RangeSet] = asyncio.get_running_loop().create_future()
         self.granted = False
-        """A chunk of this node has made ``epoch`` the lane's: the session may write until a higher one comes."""
+        """True once a chunk of this node has made ``epoch`` the lane's: the session may write until a higher one
+        comes."""
         self.closed = False
-        """The link is gone; what it brought is still committed, unless a higher epoch comes first."""
+        """True when the link is gone. Its items are still committed, unless a higher epoch comes first."""
 
     @property
     def opening(self) -> bool:

@@ -32,7 +32,7 @@ class RetryLoop:
         self.trouble: str | None = None
         """The last failure; None while the store works."""
         self.retries = 0
-        """Waits since the start."""
+        """Number of waits since the start."""
         self._name = name
         self._retry_min_s = retry_min_s
         self._retry_max_s = retry_max_s
@@ -42,7 +42,7 @@ class RetryLoop:
         self._repeats = Repeats()
         self._trouble_since = self._now()
         self.answered_at = self._now()
-        """When the store last did all that it should, by the loop's clock; at first, when the waiting began."""
+        """Time on the loop's clock when the store last did all that it should; at first, when the waiting began."""
 
     async def run(self, call: Callable[[], Awaitable[T]]) -> T:
         """Call until the store answers, and return its answer.
@@ -68,7 +68,7 @@ class RetryLoop:
         self._failures, self.trouble = 0, None
 
     async def wait(self, trouble: str) -> None:
-        """Sit out the next wait."""
+        """Wait for the next attempt."""
         if self.trouble is None:
             self._trouble_since = self._now()
             self._repeats.clear()

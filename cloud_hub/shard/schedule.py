@@ -6,17 +6,17 @@ from weft.cloud_hub.settings import SequencerSettings
 
 
 class CommitSchedule:
-    """When one shard's next commit and next look are due. Times are seconds of one monotonic clock."""
+    """Times of one shard's next commit and next look. They are seconds of one monotonic clock."""
 
     def __init__(self, settings: SequencerSettings) -> None:
         self._settings = settings
         self._last_commit = self._last_chunk = self._last_look = float("-inf")
         self._waiting_since: float | None = None
-        """When the oldest records came that no commit has begun to write."""
+        """Arrival of the oldest records that no commit has begun to write."""
 
     @property
     def look_at(self) -> float:
-        """The time at which the shard looks for chunks of other nodes."""
+        """Return the time at which the shard looks for chunks of other nodes."""
         return self._last_look + self._settings.follow_interval_s
 
     def commit_at(self, pending_bytes: int, *, urgent: bool, pending: bool) -> float:

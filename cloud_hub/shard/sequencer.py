@@ -1,9 +1,9 @@
-"""One shard's committer: pending batches to chunks, and chunks to acknowledgements.
+"""Committer of one shard: turns pending batches into chunks, and chunks into acknowledgements.
 
 The rules are in docs/architecture.md, "The commit at the hub".
 
-Everything here serves one rule: whatever the store answers except a clean success, the log is read, and only the log
-says what happened. State changes by applying chunks in order and in no other way; acknowledgements are read out of it.
+One rule governs all code here: whatever the store answers except a clean success, the log is read, and only the log
+says what happened. State changes only by applying chunks in order, and acknowledgements are read out of it.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ logger = logging.getLogger(__name__)
 
 
 class _Attempt(NamedTuple):
-    """What this node remembers of a chunk whose fate it does not know."""
+    """A chunk creation of this node with an unknown outcome."""
 
     openings: list[LaneSession]
     bytes: int
@@ -45,7 +45,7 @@ class _Attempt(NamedTuple):
 
 @dataclass(slots=True)
 class ShardCounters:
-    """Since the start of this node."""
+    """Counters since the start of this node."""
 
     chunks: int = 0
     records: int = 0
@@ -53,13 +53,13 @@ class ShardCounters:
     foreign_chunks: int = 0
     """Chunks of other nodes."""
     unclear: int = 0
-    """Chunk creations that did not end in a clean success."""
+    """Number of chunk creations that did not end in a clean success."""
     reloads: int = 0
-    """Times that the collector had passed this node."""
+    """Number of times that the collector had passed this node."""
     put: Histogram = field(default_factory=Histogram)
-    """Times in which the store took a chunk."""
+    """Times that the store took to write one chunk."""
     commit: Histogram = field(default_factory=Histogram)
-    """Per commit, the time from the first batch that waited for it until its acknowledgements."""
+    """Time per commit from the first batch that waited for it until its acknowledgements."""
 
 
 class Sequencer:
@@ -99,43 +99,43 @@ class Sequencer:
         )
         self._state = ShardState(log.cluster.cluster_id, log.shard)
         self.loaded = False
-        """Whether ``state`` is the log's. While it is not, the shard takes nothing and nothing can be said of it."""
+        """True while ``state`` is the log's. Otherwise the shard takes nothing and its content is unknown."""
         self.sessions = ShardSessions(settings.pending_bytes_max, settings.ranges_per_lane_max, self._wake.set)
         self._attempts: dict[int, _Attempt] = {}
-        """By nonce, each attempt at chunk ``n + 1``: so a node knows its own chunk when it reads it."""
+        """Attempts at chunk ``n + 1`` by nonce, by which a node recognises its own chunk in the log."""
         self._schedule = CommitSchedule(settings)
         self._task: asyncio.Task[None] | None = None
 
     @property
     def state(self) -> ShardState:
-        """The state at the last chunk this node knows. To be read, not changed, and not kept across awaits."""
+        """Return the state at the last chunk known to this node. Do not change it, and do not keep it across awaits."""
         return self._state
 
     @property
     def trouble(self) -> str | None:
-        """The store's last failure; None while it works."""
+        """Return the store's last failure; None while it works."""
         return self._retry_loop.trouble
 
     @property
     def silent_s(self) -> float:
-        """Seconds since the store last did all that this shard asked of it."""
+        """Return the seconds since the store last did all that this shard asked of it."""
         return self._now() - self._retry_loop.answered_at
 
     @property
     def is_running(self) -> bool:
-        """Return whether the shard is worked on: from ``start`` to ``close``."""
+        """Return whether the shard's task runs: from ``start`` to ``close``."""
         return self._task is not None and not self._task.done()
 
     @property
     def retries(self) -> int:
-        """Times that the store gave no answer and was asked again."""
+        """Return the number of times that the store gave no answer and was asked again."""
         return self._retry_loop.retries
 
     async def start(self) -> None:
         """Load the state and begin to commit.
 
-        A damaged log is no error here: the shard is in trouble, and not ``loaded`` before somebody has mended it. The
-        node's other shards do without it meanwhile.
+        A damaged log is no error here: the shard is in trouble, and not ``loaded`` until the log is repaired. The
+        node's other shards work meanwhile.
 
         Raises:
             StoreError: the store does not answer.
@@ -151,7 +151,7 @@ class Sequencer:
         self._schedule.looked(self._now())
 
     async def close(self) -> None:
-        """Stop. What is pending was not acknowledged, and its senders will offer it again."""
+        """Stop. Pending items were not acknowledged, and their senders will offer them again."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.wait([self._task])
@@ -163,7 +163,7 @@ class Sequencer:
     # -- what links call
 
     def admits(self, lane: Lane) -> bool:
-        """Whether the state has room for this lane."""
+        """Return whether the state has room for this lane."""
         return lane in self._state.lanes or len(self._state.lanes) < self._settings.lanes_max
 
     def open(self, session: LaneSession) -> None:
@@ -174,7 +174,7 @@ class Sequencer:
         self.sessions.add(session)
 
     async def put(self, session: LaneSession, batches: Iterable[tuple[BatchHeader, memoryview]]) -> None:
-        """Take verified batches. Returns when the shard can take more; their commit is acknowledged later."""
+        """Take verified batches. Return when the shard can take more; their commit is acknowledged later."""
         received = self._wall_clock()
         self._schedule.records_came(self._now())
         await self.sessions.take(session, [ReceivedBatch(header, data, received) for header, data in batches])
@@ -195,7 +195,7 @@ class Sequencer:
         self.sessions.mark(session, mark)
 
     def leave(self, session: LaneSession) -> None:
-        """The link is gone."""
+        """Note that the link is gone."""
         self.sessions.leave(session)
 
     # -- the loop
@@ -212,15 +212,15 @@ class Sequencer:
                     await self._follow()
                 self._retry_loop.answered()
             except Exception:
-                # A bug, or input that nobody foresaw. Forgetting everything equals a restart of the process: what was
+                # A bug, or unforeseen input. Forgetting everything equals a restart of the process: what was
                 # not acknowledged comes again, and one bad link cannot stop the shard for the others.
-                logger.exception("shard %d: unexpected failure, starting anew from the store", self.log.shard)
+                logger.exception("shard %d: unexpected failure, loading the state again from the store", self.log.shard)
                 self.sessions.refuse_all(RefuseCode.OVERLOADED, "the hub met an internal error", "connect again later")
                 await self._retry_loop.wait("an unexpected failure, see the log")
                 await self._reload()
 
     async def _work_is_due(self) -> bool:
-        """Wait until a commit is due (True), or a look at what other nodes wrote (False)."""
+        """Wait until a commit is due (True), or a look at the chunks of other nodes (False)."""
         while True:
             sessions, look_at = self.sessions, self._schedule.look_at
             commit_at = self._schedule.commit_at(
@@ -237,7 +237,8 @@ class Sequencer:
                 continue
 
     async def _commit(self) -> None:
-        """Write what is pending (at most one chunk of this node's own), check the watermark, acknowledge from state."""
+        """Write the pending items (at most one chunk of this node's own), check the watermark, acknowledge from the
+        state."""
         since = self._schedule.begin_commit()
         while True:
             while (draft := self._draft()) is not None:
@@ -265,7 +266,8 @@ class Sequencer:
     async def _place(self, draft: Draft) -> bool:
         """Try to make the draft the next chunk.
 
-        Returns whether a chunk of this node was placed there. If not, the state may have moved on: build anew.
+        Return whether a chunk of this node was placed there. If not, the state may have moved on: build the chunk
+        again.
         """
         n = draft.chunk.header.n
         self._attempts[draft.chunk.header.nonce] = _Attempt(draft.openings, len(draft.data))
@@ -285,7 +287,7 @@ class Sequencer:
         return own
 
     async def _read_on(self) -> bool:
-        """Apply what follows in the log, up to its head. Returns whether a chunk of this node was among it."""
+        """Apply the following chunks, up to the log's head. Return whether a chunk of this node was among them."""
         own = False
         async for chunk in self.log.indexes(self._state.n + 1):
             own |= self._apply(chunk)
@@ -293,7 +295,7 @@ class Sequencer:
         return own
 
     def _apply(self, chunk: Chunk) -> bool:
-        """Take the next chunk, from wherever it came. Returns whether this node wrote it."""
+        """Apply the next chunk, of any node. Return whether this node wrote it."""
         self._state.apply(chunk)
         attempt = self._attempts.get(chunk.header.nonce)
         self._attempts.clear()  # this position is decided: no attempt at it can land any more
@@ -313,16 +315,20 @@ class Sequencer:
         self.counters.bytes += attempt.bytes
 
     async def _follow(self) -> None:
-        """While there is nothing to commit: keep up with other nodes, which serves readers and fences old sessions."""
+        """Keep up with other nodes while there is nothing to commit, which serves readers and fences old sessions."""
         await self._retry_loop.run(self._read_on)
         if await self._retry_loop.run(lambda: self._guard.passed(self._state.n)):
             await self._reload()
 
     async def _reload(self) -> None:
-        """Forget the state and load the newest. Sessions that were not open yet cannot be told from others': refuse."""
+        """Drop the state and load the newest, and refuse sessions that are not open yet."""
+        # Their attempts are forgotten, so an epoch in the loaded state could be theirs or another session's.
         self.counters.reloads += 1
         self._attempts.clear()
         self.sessions.refuse_all(
-            RefuseCode.OVERLOADED, "this hub node was paused and starts anew", "connect again", opening_only=True
+            RefuseCode.OVERLOADED,
+            "this hub node was paused and loads its state again",
+            "connect again",
+            opening_only=True,
         )
         await self._retry_loop.run(self._load)

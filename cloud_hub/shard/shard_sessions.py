@@ -1,4 +1,4 @@
-"""All link sessions of one shard: what they have pending, its bound, and who is fenced."""
+"""All link sessions of one shard: their pending items, its bound, and the sessions that are fenced."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class ShardSessions:
         self._active: dict[LaneSession, None] = {}
         self._room = asyncio.Event()
         self.pending_bytes = 0
-        """Bytes taken from links and not committed yet."""
+        """Bytes from links that are not committed yet."""
         self.refused = 0
         """Sessions that were refused, since the start."""
 
@@ -58,7 +58,7 @@ class ShardSessions:
         self._touch(session)
 
     async def take(self, session: LaneSession, items: Iterable[PendingItem]) -> None:
-        """Add pending items; returns when there is room for more. Items of a refused session are dropped."""
+        """Add pending items; return when there is room for more. Items of a refused session are dropped."""
         if not self._registered(session):
             return
         for item in items:
@@ -75,7 +75,7 @@ class ShardSessions:
             await self._room.wait()
 
     def mark(self, session: LaneSession, mark: Mark) -> None:
-        """Take a mark; the newest of a session is the one that is committed."""
+        """Take a mark; only the newest mark of a session is committed."""
         if self._registered(session):
             session.mark = mark
             self._touch(session)
@@ -108,7 +108,7 @@ class ShardSessions:
         )
 
     def settle(self, state: ShardState) -> None:
-        """Answer every session from the state: its opening, and what was committed of its items."""
+        """Answer every session from the state: its opening, and the commits of its items."""
         for session in self:
             held = state.lanes.get(session.lane)
             freed = session.settle(held)
@@ -126,7 +126,7 @@ class ShardSessions:
         self._room.set()
 
     def refuse(self, session: LaneSession, code: RefuseCode, message: str, advice: str) -> None:
-        """End a session and drop what it has pending."""
+        """End a session and drop its pending items."""
         self._forget(session)
         self.refused += 1
         if session.opening:

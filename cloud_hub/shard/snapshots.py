@@ -16,7 +16,7 @@ logger = logging.getLogger(__name__)
 
 
 async def write_snapshot(log: ShardLog, n: int, data: bytes, nonce: int) -> bool:
-    """Store an encoded state and name it in the manifest, unless that names a later one already.
+    """Store an encoded state and name it in the manifest, unless the manifest names a later one.
 
     Losing the swap to another node is fine: its snapshot serves as well.
 
@@ -24,7 +24,7 @@ async def write_snapshot(log: ShardLog, n: int, data: bytes, nonce: int) -> bool
         Whether the manifest now names this snapshot.
 
     Raises:
-        StoreError: nobody knows how far it came. The next one will do.
+        StoreError: the outcome is unknown. The next snapshot will do.
     """
     manifest, etag = await log.manifest()
     if manifest.snapshot_n >= n:
@@ -34,7 +34,7 @@ async def write_snapshot(log: ShardLog, n: int, data: bytes, nonce: int) -> bool
 
 
 class Snapshotter:
-    """Decides when a snapshot is due and writes it beside the commits. One per shard.
+    """Decides when a snapshot is due, and writes it beside the commits. One per shard.
 
     Args:
         monotonic: seconds.
@@ -59,7 +59,7 @@ class Snapshotter:
         self._task: asyncio.Task[None] | None = None
 
     def loaded(self, snapshot_n: int) -> None:
-        """The state was loaded from a snapshot of chunk ``snapshot_n`` (-1: from the beginning)."""
+        """Note that the state was loaded from a snapshot of chunk ``snapshot_n`` (-1: from the beginning)."""
         self._last_n, self._last_time = snapshot_n, self._monotonic()
 
     def consider(self, state: ShardState) -> None:
@@ -83,7 +83,7 @@ class Snapshotter:
             logger.warning("shard %d: no snapshot of chunk %d was made: %s", self._log.shard, n, error)
 
     async def close(self) -> None:
-        """Wait for the one that is being written."""
+        """Wait for the snapshot that is being written."""
         if self._task is not None:
             with contextlib.suppress(asyncio.CancelledError):
                 await self._task

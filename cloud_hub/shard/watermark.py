@@ -1,8 +1,8 @@
-"""The check that must precede every acknowledgement: has the collector passed this node?
+"""The check before every acknowledgement that the collector has not passed this node.
 
-A paused node can re-create a chunk number that was collected meanwhile, and would acknowledge into the void. In a
-simulation 176 of 200 seeds lost acknowledged data without this check, 0 of 1,500 with it. It is step 4 of "The commit
-at the hub" in docs/architecture.md.
+A paused node can create a chunk number again that was collected meanwhile, and would acknowledge records that are lost.
+In a simulation 176 of 200 seeds lost acknowledged data without this check, 0 of 1,500 with it. It is step 4 of "The
+commit at the hub" in docs/architecture.md.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ _NS = 1_000_000_000
 
 
 class WatermarkGuard:
-    """Knows the manifest's watermark, not older than its validity.
+    """A copy of the manifest's watermark, not older than its validity.
 
     Args:
         boot_clock: nanoseconds on a clock that counts suspend (CLOCK_BOOTTIME). One that stops while the machine
@@ -31,7 +31,7 @@ class WatermarkGuard:
         self._watermark = 0
 
     async def passed(self, n: int) -> bool:
-        """Whether chunks that follow n may have been collected: the state at n must then be loaded anew.
+        """Return whether chunks that follow n may have been collected; if so, the state at n must be loaded again.
 
         The answer holds until the caller next waits for anything.
 

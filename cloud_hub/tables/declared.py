@@ -1,4 +1,4 @@
-"""What edges say of a stream: topic levels, topic patterns, and what its payloads are."""
+"""Declarations of edges about a stream: topic levels, topic patterns and the payload kind."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _logger = logging.getLogger(__name__)
 
 
 class Declared:
-    """Reads it from the states of the shards, which the caller refreshes."""
+    """A reader of the declarations in the states of the shards, which the caller refreshes."""
 
     def __init__(self, tenant: str, stream: str, views: Sequence[ShardView]) -> None:
         self._tenant, self._stream = tenant, stream
@@ -26,12 +26,12 @@ class Declared:
         return [name for view in self._views for name in view.state.stream_fields(self._tenant, self._stream)]
 
     def payload(self) -> PayloadKind:
-        """Return what a table that is made now takes the payloads for: the strictest kind that an edge names."""
+        """Return the payload kind that a new table would get: the strictest kind that an edge declares."""
         lanes = (view.state.stream_lanes(self._tenant, self._stream).values() for view in self._views)
         return strictest(held.payload for shard in lanes for held in shard)
 
     def topics(self, view: ShardView) -> Callable[[Lane], Sequence[str]]:
-        """Return a look-up of topic patterns as the lane last told them."""
+        """Return a look-up of topic patterns as last declared for the lane."""
 
         def topics(lane: Lane) -> Sequence[str]:
             held = view.state.lanes.get(lane)
@@ -40,9 +40,9 @@ class Declared:
         return topics
 
     def compare(self, chunk: Chunk, made_for: PayloadKind) -> None:
-        """Warn once of each kind that an edge names in this chunk and the table was not made for.
+        """Warn once of each payload kind in this chunk that the table was not created for.
 
-        An edge names its kind in the chunk that opens its session, so no lane of the state has to be looked at here.
+        An edge declares its kind in the chunk that opens its session, so no lane of the state has to be looked at here.
         """
         for lane in chunk.footer.lanes:
             if lane.payload is None or (lane.tenant, lane.stream) != (self._tenant, self._stream):
@@ -51,7 +51,7 @@ class Declared:
             if named is not made_for and named not in self._warned:
                 self._warned.add(named)
                 _logger.warning(
-                    "the table of %s/%s has payloads as %s and keeps them so; edge %s says payload: %s. To change the "
-                    "table, move it away: it is made again from the log",
+                    "the table of %s/%s has payloads as %s and keeps them; edge %s has payload: %s. To change "
+                    "the table, move it away: the hub makes it again from the log",
                     self._tenant, self._stream, made_for.label, lane.edge, named.label,
                 )  # fmt: skip

@@ -1,7 +1,7 @@
 """A Delta table through deltalake: every call that blocks, in one place.
 
-A ``DeltaHandle`` is one reading of the table. What is decided from it is committed through it and only on top of the
-version it has seen, because deltalake does not refuse a transaction version that is already there.
+A ``DeltaHandle`` is one reading of the table. A decision made from it is committed through it, and only on top of the
+version that it has seen: deltalake does not refuse a transaction version that is already there.
 """
 
 from __future__ import annotations
@@ -23,9 +23,10 @@ from weft.storage.table.names import table_payload
 
 T = TypeVar("T")
 ACTIONS_KEY = "weftActions"
-"""In a commit's info: how many lines follow it, so that an entry cut short by a power cut is known for what it is."""
+"""Key in a commit's info: the number of lines that follow, by which an entry cut short by a power cut is recognised."""
 _NO_HOOKS = PostCommitHookProperties(create_checkpoint=False, cleanup_expired_logs=False)
-"""deltalake's own checkpoints are not synced; ``maintenance`` makes them when the log before them is durable."""
+"""Properties that turn deltalake's own checkpoints off: they are not synced. ``maintenance`` makes checkpoints when the
+log before them is durable."""
 
 _SCAN_ROWS = 128 << 10
 
@@ -42,7 +43,7 @@ class DataFile(NamedTuple):
     end_offset: int
     modified_ms: int
     stats: str
-    """JSON, as the Delta protocol's "Per-file Statistics" has it."""
+    """Statistics in JSON, as in the Delta protocol's "Per-file Statistics"."""
 
 
 async def in_thread(call: Callable[[], T]) -> T:
@@ -65,14 +66,14 @@ def _guarded(call: Callable[[], T]) -> T:
     except Exception as error:
         raise TableError(_sentence(error)) from error
     except BaseException as error:
-        # A Rust panic derives from BaseException, so that nobody swallows it; it must not end the hub.
+        # A Rust panic derives from BaseException, so that no `except Exception` swallows it; it must not end the hub.
         if type(error).__name__ != "PanicException":
             raise
         raise TableError(_sentence(error)) from error
 
 
 def _sentence(error: BaseException) -> str:
-    """The first line: deltalake appends a backtrace."""
+    """Return the first line of an error: deltalake appends a backtrace."""
     lines = str(error).splitlines()
     return lines[0] if lines else type(error).__name__
 
@@ -85,7 +86,7 @@ class DeltaHandle:
 
     @classmethod
     def open(cls, uri: str, options: dict[str, str]) -> DeltaHandle | None:
-        """The table as it is now, or None when there is none."""
+        """Return the table as it is now, or None when there is none."""
         try:
             return cls(DeltaTable(uri, storage_options=options))
         except TableNotFoundError:
@@ -93,7 +94,7 @@ class DeltaHandle:
 
     @classmethod
     def create(cls, uri: str, options: dict[str, str], schema: pa.Schema, configuration: dict[str, str]) -> None:
-        """Make an empty table unless one is there (reader version 1, writer version 2: every engine reads it).
+        """Create an empty table unless one exists (reader version 1, writer version 2: every engine reads it).
 
         ``configuration`` may have names of our own beside Delta's.
         """
@@ -110,27 +111,27 @@ class DeltaHandle:
 
     @property
     def version(self) -> int:
-        """The version seen, or made by the last commit through this handle."""
+        """Return the version that was read, or committed last through this handle."""
         return int(self._table.version())
 
     def position(self, app_id: str) -> int:
-        """The version of an application's last transaction; 0 when it never committed."""
+        """Return the version of an application's last transaction; 0 when it never committed."""
         found = self._table.transaction_version(app_id)
         return 0 if found is None else int(found)
 
     def columns(self) -> list[tuple[str, str]]:
-        """(name, type) of the columns, in the table's order. Types other than simple ones read "nested"."""
+        """Return (name, type) of the columns, in the table's order. Nested types read "nested"."""
         return [
             (field.name, field.type.type if isinstance(field.type, PrimitiveType) else "nested")
             for field in self._table.schema().fields
         ]
 
     def payload(self) -> PayloadKind:
-        """Return what the table's payloads are, ever since it was made."""
+        """Return the payload kind of the table, fixed since its creation."""
         return table_payload(dict(self.columns()).get("payload"), self.properties())
 
     def properties(self) -> dict[str, str]:
-        """The table's properties."""
+        """Return the table's properties."""
         return dict(self._table.metadata().configuration)
 
     def set_properties(self, properties: dict[str, str]) -> None:
@@ -144,7 +145,7 @@ class DeltaHandle:
         alter.set_table_properties(properties, commit_properties=commit, post_commithook_properties=_NO_HOOKS)
 
     def add_columns(self, names: Sequence[str]) -> None:
-        """Let the table have further text columns. Existing rows have null there.
+        """Add text columns. Existing rows have null there.
 
         Raises:
             TableConflict: the table is not what this handle has seen.
@@ -164,7 +165,7 @@ class DeltaHandle:
         self._write(adds, [Transaction(app_id, end) for app_id, end in positions.items()], schema)
 
     def replace(self, old: Sequence[DataFile], new: DataFile, now_ms: int, schema: pa.Schema) -> None:
-        """Put one file in the place of others that hold the same rows.
+        """Replace files by one file with the same rows.
 
         Raises:
             TableConflict: as ``commit``.
@@ -185,11 +186,11 @@ class DeltaHandle:
             ),
             post_commithook_properties=_NO_HOOKS,
         )
-        # The handle does not follow by itself, and the newest version may be somebody else's by now.
+        # The handle does not follow by itself, and the newest version may be another writer's by now.
         self._table.load_as_version(made)
 
     def files(self) -> list[DataFile]:
-        """The files of this version whose statistics name one shard and an offset range; others are left out."""
+        """Return the files of this version whose statistics name one shard and an offset range; others are left out."""
         actions = pa.table(self._table.get_add_actions(flatten=True))
         wanted = ["min._shard", "max._shard", "min._offset", "max._offset", "num_records"]
         if any(name not in actions.column_names for name in wanted):
@@ -204,13 +205,13 @@ class DeltaHandle:
         ]  # fmt: skip
 
     def rows(self, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
-        """All rows of this version, some columns of them, in no order, a bounded number at a time."""
+        """Yield all rows of this version, some columns of them, in no order, a bounded number at a time."""
         dataset = self._table.to_pyarrow_dataset()
         scanner = dataset.scanner(list(columns), batch_size=_SCAN_ROWS, batch_readahead=2, fragment_readahead=1)
         yield from scanner.to_batches()
 
     def checkpoint(self) -> None:
-        """Write this version's whole state into one file."""
+        """Write a checkpoint of this version."""
         self._table.create_checkpoint()
 
     def clean_log(self) -> None:
@@ -218,7 +219,7 @@ class DeltaHandle:
         self._table.cleanup_metadata()
 
     def vacuum(self, retention_hours: int) -> int:
-        """Remove files that no version within the retention refers to, orphans included; returns how many."""
+        """Remove files that no version within the retention refers to, including orphans. Return their number."""
         removed = self._table.vacuum(retention_hours, dry_run=False, full=True, post_commithook_properties=_NO_HOOKS)
         return len(removed)
 
@@ -228,7 +229,7 @@ def _add(file: DataFile, data_change: bool) -> Any:
 
 
 def whole_entry(data: bytes) -> bool:
-    """Whether a log entry is all that its writer wrote, as far as one can tell."""
+    """Return whether a log entry is complete, as far as can be seen."""
     try:
         lines = [msgspec.json.decode(line) for line in data.splitlines() if line]
     except msgspec.DecodeError:

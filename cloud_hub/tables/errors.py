@@ -1,11 +1,12 @@
-"""What can go wrong with a table."""
+"""Errors of tables."""
 
 from __future__ import annotations
 
 
 class TableError(Exception):
-    """The table could not be read or changed, or does not fit the log. Nothing is lost: the log keeps the records."""
+    """A table that could not be read or changed, or does not fit the log. Nothing is lost: the log keeps the
+    records."""
 
 
 class TableConflict(TableError):
-    """Another writer committed first. Read the table again and decide again."""
+    """A commit that lost against another writer. Read the table again and decide again."""

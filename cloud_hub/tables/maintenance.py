@@ -1,7 +1,7 @@
-"""Keeping a table small: joining small files, checkpoints, removing what nobody can need.
+"""Maintenance of a table: joining small files, checkpoints, and removing files that are no longer needed.
 
 deltalake's own ``optimize`` and hooks are not used because they sync nothing: a power cut could leave a version that
-names files whose bytes are gone. Everything here is durable before something depends on it.
+names files whose bytes are gone. Here everything is durable before something depends on it.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _BATCH_ROWS = 64 << 10
 
 
 class Maintenance:
-    """Looks after one tierer's table, between its steps and in the same task.
+    """Maintenance of one tierer's table, between its steps and in the same task.
 
     Args:
         clock: nanoseconds since 1970.
@@ -55,7 +55,8 @@ class Maintenance:
         self._looked = False
 
     async def maintain(self) -> None:
-        """Do what is due. Cheap when nothing is: the table is opened once in ``compact_files_min`` versions.
+        """Do the maintenance that is due. Cheap when there is none: the table is opened once in ``compact_files_min``
+        versions.
 
         Raises:
             TableError: the table cannot be read or changed; what was done before stays done.
@@ -67,7 +68,7 @@ class Maintenance:
             return
         self._looked = True
         handle = await self._tierer.open()
-        # A conflict means that somebody else is at work on the table: the next time will do.
+        # A conflict means that another writer is at work on the table: the next time will do.
         with suppress(TableConflict):
             await self.compact(handle)
         await self.checkpoint(handle)
@@ -77,7 +78,7 @@ class Maintenance:
         self._seen_version = handle.version
 
     async def compact(self, handle: DeltaHandle) -> int:
-        """Join neighbouring small files of a shard; returns how many files went. One rewrite per shard and call.
+        """Join neighbouring small files of a shard. Return how many files went. One rewrite per shard and call.
 
         Raises:
             TableConflict: another writer was first; nothing changed.
@@ -120,7 +121,7 @@ class Maintenance:
         return True
 
     async def vacuum(self, handle: DeltaHandle) -> int:
-        """Remove files that no version within the retention needs; returns how many."""
+        """Remove files that no version within the retention needs. Return their number."""
         removed = await in_thread(lambda: handle.vacuum(self._settings.retention_hours))
         await self._tierer.log.sync(handle.version)
         return removed
@@ -130,9 +131,9 @@ class Maintenance:
 
 
 def small_runs(files: Sequence[DataFile], settings: TableSettings) -> list[list[DataFile]]:
-    """For each shard with enough small files, the neighbours that one rewrite joins, offsets ascending.
+    """Return for each shard with enough small files the neighbours that one rewrite joins, offsets ascending.
 
-    Neighbours, so that the file that takes their place still has a narrow range of offsets for readers to skip by.
+    Neighbours, so that the joined file still has a narrow range of offsets, by which readers skip it.
     """
     runs = []
     ordered = sorted(files, key=attrgetter("shard", "first_offset"))
@@ -159,7 +160,7 @@ def _runs(files: Sequence[DataFile], settings: TableSettings) -> Iterator[list[D
 
 
 def _rows(data: bytes, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
-    """The rows of a file as the table has them now: columns that came later are null."""
+    """Yield the rows of a file with the table's present columns: columns added later are null."""
     for batch in pq.ParquetFile(pa.BufferReader(data)).iter_batches(_BATCH_ROWS):
         columns = [
             batch.column(field.name).cast(field.type)

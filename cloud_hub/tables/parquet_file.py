@@ -23,7 +23,7 @@ _CONTENT = {"_headers", "payload", BYTES_COLUMN}
 
 
 class ParquetFile:
-    """Collects rows of one shard, offsets ascending, and becomes the bytes of a file. Its methods block."""
+    """A collector of one shard's rows, offsets ascending, that becomes the bytes of a file. Its methods block."""
 
     def __init__(self, schema: pa.Schema) -> None:
         self._schema = schema
@@ -54,13 +54,13 @@ class ParquetFile:
                 self._flush()
 
     def finish(self) -> memoryview:
-        """The file's bytes. Nothing can be added afterwards."""
+        """Return the file's bytes. No rows can be added afterwards."""
         self._flush()
         self._writer.close()
         return memoryview(self._sink.getvalue()).cast("B")
 
     def data_file(self, path: str, size: int, now_ms: int) -> DataFile:
-        """The file as a table's log names it."""
+        """Return the file's entry for a table's log."""
         first, last = self._statistics.bounds("_offset")
         shard, _ = self._statistics.bounds("_shard")
         return DataFile(path, size, self.rows, shard, first, last + 1, now_ms, self._statistics.to_json())

@@ -1,4 +1,4 @@
-"""Runs a tierer for every stream of a hub."""
+"""Service that runs a tierer for every stream of a hub."""
 
 from __future__ import annotations
 
@@ -24,21 +24,21 @@ from weft.storage.object_store import NotFound, ObjectStore, StoreError, StoreUn
 
 _logger = logging.getLogger(__name__)
 EXPECTED = (TableError, StoreError, StoreUnfit, NotFound, CodecError)
-"""What may go wrong in a round and go right in the next."""
+"""Errors of a round that may be gone in the next."""
 
 
 class ShardPosition(msgspec.Struct, frozen=True):
-    """How far one shard of a stream has come."""
+    """The progress of one shard of a stream."""
 
     shard: int
     table: int
-    """Offsets below are in the table."""
+    """Offset below which all records are in the table."""
     log: int
-    """One past the last offset in the log."""
+    """Offset after the last one in the log."""
 
 
 class TableStatus(msgspec.Struct, frozen=True):
-    """What a person wants to know of one stream's table."""
+    """The status of one stream's table."""
 
     tenant: str
     stream: str
@@ -48,15 +48,15 @@ class TableStatus(msgspec.Struct, frozen=True):
     lag_records: int
     """Records in the log that are not in the table yet."""
     rows_moved: int
-    """Since this node started."""
+    """Rows moved since this node started."""
     committed_at: int | None
-    """When this node last moved rows (ns since 1970)."""
+    """Time when this node last moved rows (ns since 1970)."""
     error: str | None
-    """Why the last round failed; None when it did not."""
+    """Error of the last round; None when it succeeded."""
 
 
 class _Stream:
-    """One stream's tierer with what is known of its work."""
+    """A stream's tierer and the state of its work."""
 
     def __init__(self, tierer: Tierer, maintenance: Maintenance) -> None:
         self.tierer = tierer
@@ -80,7 +80,7 @@ class _Stream:
 
 
 class TableService:
-    """Finds the streams in the shards' states and moves their rows, a round every ``interval_s``.
+    """A service that finds the streams in the shards' states and moves their rows, a round every ``interval_s``.
 
     Nothing that goes wrong with a table or the store ends it: the error stands in ``status`` and the next round tries
     again. Several nodes may run it on one store; they waste work, and double nothing.
@@ -104,14 +104,14 @@ class TableService:
         self._task: asyncio.Task[None] | None = None
         self._repeats = Repeats()
         self.error: str | None = None
-        """Why the last round could not read the log; None when it could."""
+        """Error of the last round's reading of the log; None when it succeeded."""
 
     def start(self) -> None:
-        """Begin the rounds."""
+        """Start the rounds."""
         self._task = asyncio.get_running_loop().create_task(self._run(), name="weft-tables")
 
     async def close(self) -> None:
-        """Stop. A commit under way may still happen; whoever comes next reads how far it got."""
+        """Stop. A commit under way may still happen; the next reader sees how far it got."""
         if self._task is not None:
             self._task.cancel()
             with contextlib.suppress(asyncio.CancelledError):
@@ -120,25 +120,26 @@ class TableService:
 
     @property
     def is_running(self) -> bool:
-        """Return whether rounds are made: from ``start`` to ``close``."""
+        """Return whether rounds run: from ``start`` to ``close``."""
         return self._task is not None and not self._task.done()
 
     def status(self) -> list[TableStatus]:
-        """Every stream known so far, by tenant and name."""
+        """Return the status of every known stream, by tenant and name."""
         return [stream.status(key) for key, stream in sorted(self._streams.items())]
 
     def rows(self, tenant: str, stream: str) -> int | None:
-        """How many records of a stream are table rows, as last seen; None while that is not known yet."""
+        """Return how many records of a stream are table rows, as last seen; None while that is unknown."""
         found = self._streams.get((tenant, stream))
         return sum(found.tierer.positions.values()) if found and found.tierer.positions else None
 
     def payload(self, tenant: str, stream: str) -> PayloadKind | None:
-        """Return what the payloads of a stream's table are; None while there is none, or it was not read yet."""
+        """Return the payload kind of a stream's table; None while there is no table, or it was not read yet."""
         found = self._streams.get((tenant, stream))
         return found.tierer.payload if found and found.tierer.version >= 0 else None
 
     async def run_once(self) -> int:
-        """One round: read on in the log, then move rows of every stream; returns how many. Errors go to ``status``."""
+        """Run one round: read on in the log, then move rows of every stream. Return how many. Errors go to
+        ``status``."""
         self.error = None
         for shard in range(self._cluster.shards):
             try:
@@ -190,11 +191,11 @@ class TableService:
                 stream.committed_at = self._clock()
             await stream.maintenance.maintain()
             if stream.error is not None:
-                _logger.info("the table of %s/%s is kept up again", *key)
-                self._repeats.forget(f"the table of {key[0]}/{key[1]} is not kept up")
+                _logger.info("the table of %s/%s is being updated again", *key)
+                self._repeats.forget(f"the table of {key[0]}/{key[1]} is not being updated")
             stream.error = None
         except EXPECTED as error:
-            stream.error = self._told(f"the table of {key[0]}/{key[1]} is not kept up", error)
+            stream.error = self._told(f"the table of {key[0]}/{key[1]} is not being updated", error)
         return moved
 
     def _told(self, what: str, error: Exception) -> str:

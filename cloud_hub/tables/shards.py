@@ -17,12 +17,12 @@ class ShardView(NamedTuple):
 
     @property
     def shard(self) -> int:
-        """The shard's number."""
+        """Return the shard's number."""
         return self.log.shard
 
 
 async def load_shard(store: ObjectStore, cluster: Cluster, shard: int) -> ShardView:
-    """A shard at its head.
+    """Return a shard with its log read to the head.
 
     Raises:
         StoreError: the store did not answer.
@@ -33,5 +33,5 @@ async def load_shard(store: ObjectStore, cluster: Cluster, shard: int) -> ShardV
 
 
 async def load_shards(store: ObjectStore, cluster: Cluster) -> list[ShardView]:
-    """Every shard at its head. Raises as ``load_shard``."""
+    """Return every shard with its log read to the head. Raises as ``load_shard``."""
     return [await load_shard(store, cluster, shard) for shard in range(cluster.shards)]

@@ -22,10 +22,10 @@ EARLIER_COLUMNS = "_offset,_shard,_edge,_seq,_time"
 """The property as earlier releases wrote it. Their files have no statistics of ``_edge``."""
 COMPLETE_EARLIER = ("_offset", "_shard", "_seq", "_time")
 LEVELS_WITH_STATISTICS_MAX = 32
-"""Bounds of more levels would make the table's log long: each stands in it twice for every file. Delta's own default
-is 32 columns, too."""
+"""Maximum number of levels with bounds: each is in the table's log twice for every file. Delta's own default is 32
+columns, too."""
 LEVEL_CHARACTERS_MAX = 64
-"""Levels with longer names have no statistics, for the same reason."""
+"""Length of a level's name above which it has no statistics, for the same reason."""
 TEXT_CHARACTERS_MAX = 64
 """Longest bound of a text column: the name of an edge node is never cut. Delta's own writer cuts at 32."""
 _CHARACTER_MAX = 0x10FFFF
@@ -48,7 +48,7 @@ class FileStatistics:
         self._rows = 0
 
     def add(self, batch: pa.RecordBatch) -> None:
-        """Take further rows into account."""
+        """Add further rows to the statistics."""
         self._rows += batch.num_rows
         for name in self._nulls:
             column = batch.column(name)
@@ -65,7 +65,7 @@ class FileStatistics:
         return self._bounds[name]
 
     def to_json(self) -> str:
-        """Return the statistics as the table's log has them.
+        """Return the statistics in the form of the table's log.
 
         A column that is null in every row has no bounds: its null count tells engines that no value is there.
         """

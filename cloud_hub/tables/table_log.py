@@ -1,8 +1,8 @@
-"""The table's own log as objects: what is durable of it, and what a power cut left half written.
+"""The table's own log as objects: its durable part, and entries that a power cut left half written.
 
-deltalake never syncs what it writes. On a directory a power cut may therefore keep version n+1 and lose version n,
-and with it rows that the position of n+1 says are there. So before anything is committed on top of a version, every
-entry up to it is synced; at most the newest entry can then be torn, and ``mend`` removes it.
+deltalake never syncs what it writes. On a directory a power cut may therefore keep version n+1 and lose version n, and
+with it rows that the position of n+1 claims. So before a commit on top of a version, every entry up to it is synced; at
+most the newest entry can then be torn, and ``mend`` removes it.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class TableLog:
         self._synced: int | None = None
 
     async def checkpoint_version(self) -> int:
-        """The version of the newest checkpoint that the log names; -1 when there is none."""
+        """Return the version of the newest checkpoint that the log names; -1 when there is none."""
         try:
             data = (await self._store.get(f"{self._folder}/_last_checkpoint")).data
             return msgspec.json.decode(data, type=_LastCheckpoint).version
@@ -40,7 +40,7 @@ class TableLog:
             return -1
 
     async def sync(self, version: int) -> None:
-        """Make every entry up to ``version`` durable, whoever wrote it."""
+        """Make every entry up to ``version`` durable, also those of other writers."""
         if self._synced is None:
             self._synced = await self.sync_checkpoint()
         for number in range(self._synced + 1, version + 1):
@@ -50,7 +50,7 @@ class TableLog:
             self._synced = number
 
     async def sync_checkpoint(self) -> int:
-        """Make the newest checkpoint durable; returns its version."""
+        """Make the newest checkpoint durable. Return its version."""
         version = await self.checkpoint_version()
         if version >= 0:
             for part in await self._parts(version):
@@ -60,11 +60,9 @@ class TableLog:
         return version
 
     async def mend(self) -> bool:
-        """Remove what a power cut left half written; returns whether there was anything.
-
-        The offsets that a removed entry had moved are moved again: its Parquet files become orphans. A checkpoint only
-        repeats what the entries say.
-        """
+        """Remove files that a power cut left half written. Return whether there were any."""
+        # Removing loses nothing: a checkpoint repeats what the entries say, and the offsets that an entry had moved are
+        # moved again. Only its Parquet files become orphans.
         torn = [*await self._torn_checkpoint(), *await self._torn_entry()]
         for key in torn:
             _logger.warning("removing %s, which was not written to its end", key)

@@ -1,4 +1,4 @@
-"""Committed offsets of one stream into its Delta table, exactly once.
+"""Tierer of one stream: moves committed offsets into its Delta table, exactly once.
 
 A step reads the table's positions, writes the rows from there as Parquet, and commits files and new positions in one
 table version, on top of the version that it read. A crash anywhere leaves at worst a Parquet file that no version
@@ -33,7 +33,7 @@ from weft.storage.table.names import PAYLOAD_PROPERTY, app_id
 from weft.storage.table.rows import row_schema, section_rows
 
 ATTEMPTS_MAX = 5
-"""Times that a step starts over because another writer was first."""
+"""Maximum number of times that a step starts over because another writer was first."""
 
 
 class _Written(NamedTuple):
@@ -42,16 +42,16 @@ class _Written(NamedTuple):
     file: DataFile
     schema: pa.Schema
     chunk: int
-    """The chunk that the next offset is in, or after."""
+    """Chunk of the next offset, or the chunk before it."""
 
 
 class Tierer:
-    """Moves one (tenant, stream). Used by one task at a time.
+    """A tierer of one (tenant, stream). Used by one task at a time.
 
     Args:
         views: the shards; the caller refreshes their states.
         clock: nanoseconds since 1970, for file times.
-        nonce: a name that nobody else gives a file.
+        nonce: a name that no other tierer gives a file.
     """
 
     def __init__(
@@ -69,11 +69,11 @@ class Tierer:
         self.key = table_key(tenant, stream)
         self.log = TableLog(store, self.key)
         self.positions: dict[int, int] = {}
-        """Per shard: rows of offsets below it are in the table, as last read or committed."""
+        """Positions per shard: rows of offsets below are in the table, as last read or committed."""
         self.version = -1
         """The table's version as last read or committed; -1 before."""
         self.payload = PayloadKind.BYTES
-        """What the table's payloads are, once it was read."""
+        """Payload kind of the table, once it was read."""
         self._store = store
         self._cluster = cluster
         self._tenant, self._stream = tenant, stream
@@ -85,12 +85,12 @@ class Tierer:
         self._declared = Declared(tenant, stream, views)
 
     def ends(self) -> dict[int, int]:
-        """Per shard that holds the stream: one past the last offset in the log, as last refreshed."""
+        """Return for each shard that holds the stream the offset after the last one in the log, as last refreshed."""
         ends = {view.shard: view.state.next_offset.get((self._tenant, self._stream), 0) for view in self._views}
         return {shard: end for shard, end in ends.items() if end}
 
     async def step(self) -> int:
-        """Move what is new, up to one file per shard; returns how many rows. When it returns they are durable.
+        """Move new records, up to one file per shard. Return the number of rows, which are durable.
 
         Raises:
             TableError: the table cannot be read or written, or does not fit the log.
@@ -109,7 +109,7 @@ class Tierer:
         raise TableError(f"{self.key}: other writers were first {ATTEMPTS_MAX} times: {latest}") from latest
 
     async def open(self) -> DeltaHandle:
-        """The table as it is now, made if there is none; its log is durable up to the version returned.
+        """Return the table, created if there is none; its log is durable up to the version returned.
 
         Raises:
             TableError: it cannot be read or made.
@@ -167,13 +167,13 @@ class Tierer:
                 await view.log.extend(view.state)
             if position > (end := self.ends().get(view.shard, 0)):
                 raise TableError(
-                    f"{self.key} holds offsets of shard {view.shard} up to {position}, the log only up to {end}: the "
-                    "store was restored to an earlier state; move the table away and it is made again"
+                    f"{self.key} holds offsets of shard {view.shard} up to {position}, the log only up to {end}. "
+                    "The store was restored to an earlier state. Move the table away, and the hub makes it again"
                 )
         self.positions = found
 
     async def _grow(self, handle: DeltaHandle) -> list[str]:
-        """Give the table a column for every named topic level; returns all that it has."""
+        """Give the table a column for every named topic level. Return all that it has."""
         columns = await in_thread(handle.columns)
         known = level_columns(columns)
         fresh = new_columns([name for name, _ in columns], self._declared.levels())
@@ -183,7 +183,7 @@ class Tierer:
         return [*known, *fresh]
 
     async def _write(self, view: ShardView, schema: pa.Schema) -> _Written | None:
-        """Rows of one shard from its position on as a file in the store, or None when there are none."""
+        """Return rows of one shard from its position on as a file in the store, or None when there are none."""
         first, end = self.positions.get(view.shard, 0), self.ends().get(view.shard, 0)
         if first >= end:
             return None
@@ -195,7 +195,7 @@ class Tierer:
         return _Written(out.data_file(path, len(data), self._clock() // 1_000_000), schema, chunk)
 
     async def _collect(self, view: ShardView, out: ParquetFile, levels: Sequence[str], first: int, end: int) -> int:
-        """Read sections until the file is full or the log ends; returns the last chunk read."""
+        """Read sections until the file is full or the log ends. Return the last chunk read."""
         known = self._next_chunk.get(view.shard)
         n = known[1] if known and known[0] == first else await view.log.locate(self._tenant, self._stream, first)
         limit = min(end, first + self._settings.file_rows_max)
@@ -221,7 +221,7 @@ class Tierer:
         raise TableError(f"{self.key}: the log of shard {view.shard} ends at offset {at}, its state says {end}")
 
     def _section(self, chunk: Chunk, at: int) -> StreamSection | None:
-        """What the chunk holds of the stream at or after an offset."""
+        """Return the section of the stream in a chunk, at or after an offset."""
         for section in chunk.footer.streams:
             if (section.tenant, section.stream) == (self._tenant, self._stream):
                 return section if section.base_offset + section.count > at else None

@@ -1,4 +1,4 @@
-"""How often a log repeats itself: a thing is said the first time, and then at growing intervals with a count."""
+"""Repetitions in a log: a line is written the first time, and then at growing intervals with a count."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ FIRST_INTERVAL_S = 60.0
 INTERVAL_S_MAX = 3600.0
 """Longest wait: the last hour of a log shows that the trouble goes on."""
 KEYS_MAX = 1024
-"""Things remembered at a time. The one that was asked about longest ago goes first, and is then said once more."""
+"""Maximum number of keys remembered. The key that was asked about longest ago goes first, and its next line is a first
+one."""
 
 
 @dataclass(slots=True)
@@ -21,7 +22,7 @@ class _Said:
 
 
 class Repeats:
-    """Decides which repetitions are said. Keys are texts that are equal when two lines would say the same.
+    """A filter of repeated lines. Keys are texts that are equal when two lines would say the same.
 
     ``now`` is monotonic seconds throughout.
     """
@@ -35,7 +36,7 @@ class Repeats:
         self._said: OrderedDict[str, _Said] = OrderedDict()
 
     def say(self, key: str, now: float, *, always: bool = False) -> int | None:
-        """Return how many repetitions were left out since the last line; None when this one is left out too.
+        """Return the number of repetitions left out since the last line; None when this one is left out too.
 
         Args:
             always: say it whatever was said before; the intervals grow from here.
@@ -59,7 +60,7 @@ class Repeats:
         return left_out
 
     def forget(self, key: str) -> None:
-        """Let the next ``say`` of a key be the first: what it was about is over."""
+        """Let the next ``say`` of a key be the first, because its trouble is over."""
         self._said.pop(key, None)
 
     def clear(self) -> None:
@@ -68,5 +69,5 @@ class Repeats:
 
 
 def left_out(count: int) -> str:
-    """Return what a line adds about repetitions before it; empty for none."""
+    """Return the part of a line about left-out repetitions; empty for none."""
     return f"; {count:,} more like this since the last line" if count else ""

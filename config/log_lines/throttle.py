@@ -1,4 +1,4 @@
-"""A bound on log lines: a flood of bad connections must not fill the disk with what is said of them."""
+"""A bound on log lines, so that a flood of bad connections cannot fill the disk with messages about them."""
 
 from __future__ import annotations
 
@@ -7,12 +7,13 @@ import time
 from collections.abc import Callable
 
 LINES_MAX = 200
-"""Lines of one logger in an interval; metrics count what all of them say."""
+"""Maximum number of lines of one logger in an interval; metrics count all of them."""
 INTERVAL_S = 10.0
 
 
 class Throttle(logging.Filter):
-    """Lets the first lines of each interval through. The next interval's first line says how many were left out."""
+    """A filter that passes the first lines of each interval. The next interval's first line says how many were left
+    out."""
 
     def __init__(
         self,

@@ -19,24 +19,24 @@ class Up(NamedTuple):
     """A line is due: the thing is up."""
 
     again: bool
-    """Whether it was up before."""
+    """True when the link was up before."""
     away_s: float
-    """How long it was not."""
+    """Seconds for which the link was down."""
     failures: int
-    """Attempts that failed meanwhile."""
+    """Failed attempts in that time."""
 
 
 class Down(NamedTuple):
     """A line is due: the thing is not up."""
 
     was_up: bool
-    """Whether it was until now; else one more attempt has failed."""
+    """True when the link was up until now; otherwise one more attempt has failed."""
     since_s: float
-    """How long it was up, or has been down."""
+    """Seconds for which the link was up, or has been down."""
     failures: int
-    """Attempts that failed since it was up."""
+    """Failed attempts since the link was up."""
     left_out: int
-    """Lines like this one that were not written."""
+    """Number of lines like this one that were not written."""
 
 
 class UpAndDown:

@@ -1,1 +1,1 @@
-"""Users, access rules and certificates: who a client is and what it may do."""
+"""Users, access rules and certificates: the identity of a client and its permissions."""

@@ -1,4 +1,4 @@
-"""Who may read and write which topics, in the format of Mosquitto's ``acl_file``.
+"""Access rules for topics, in the format of Mosquitto's ``acl_file``.
 
     # for clients without a user name
     topic read public/#
@@ -6,11 +6,11 @@
     user press-7
     topic readwrite plant/a/press-7/#
     topic deny plant/a/press-7/firmware
-    # for everybody; %u is the user name, %c the client identifier
+    # for every client; %u is the user name, %c the client identifier
     pattern write devices/%u/#
 
-``read``, ``write``, ``readwrite`` (which is meant when none stands there) or ``deny``, and a topic filter. What no line
-grants is refused, and ``deny`` wins over every grant, wherever it stands.
+A rule has ``read``, ``write``, ``readwrite`` (the default) or ``deny``, and a topic filter. Access that no line grants
+is refused, and ``deny`` wins over every grant, wherever it stands.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ from weft.protocols.topics import InvalidTopic, check_filter
 LINES_MAX = 100_000
 FILE_BYTES_MAX = 64 << 20
 _UNSAFE = frozenset("+#/\0")
-"""What a name must not hold to stand in a pattern: it would be more than the one level it was meant for."""
+"""Characters that a name in a pattern must not have: it would be more than the one level it is meant for."""
 
 
 class AclUnusable(ValueError):
-    """The file is no access list. The sentence names file, line and what was expected."""
+    """An invalid access list. The sentence names file, line and what was expected."""
 
 
 class Permission(IntFlag):
-    """What a rule is about."""
+    """Kinds of access that a rule grants."""
 
     READ = 1
     WRITE = 2
@@ -47,18 +47,18 @@ _WORDS = {
 
 
 class Rule(NamedTuple):
-    """One line. ``levels`` of a pattern may hold ``%u`` and ``%c``."""
+    """One rule. ``levels`` of a pattern may hold ``%u`` and ``%c``."""
 
     permission: Permission
-    """Nothing for a rule that denies."""
+    """Granted access; none for a rule that denies."""
     levels: tuple[str, ...]
     is_pattern: bool = False
 
     def for_client(self, username: str | None, client_id: str) -> tuple[str, ...] | None:
-        """The levels of the filter that the rule is for one client; None when it says nothing about it.
+        """Return the levels of the rule's filter for one client; None when the rule does not apply to it.
 
-        A name that is missing or could be more than one level grants nothing; with such a name a rule that denies
-        holds for everything that it could be about.
+        A name that is missing or could be more than one level grants nothing; with such a name a rule that denies holds
+        for everything that it could be about.
         """
         if not self.is_pattern:
             return self.levels
@@ -75,7 +75,8 @@ class Rule(NamedTuple):
 
 
 def covers(wider: Sequence[str], narrower: Sequence[str]) -> bool:
-    """Whether every topic that the filter ``narrower`` matches is matched by ``wider``. Both are given by their levels.
+    """Return whether ``wider`` matches every topic that the filter ``narrower`` matches. Both are given by their
+    levels.
 
     A topic is its own filter. Wildcards on the first level say nothing of ``$...`` topics [MQTT-4.7.2-1].
     """
@@ -95,25 +96,25 @@ class AccessList:
     """The rules of one file. Immutable; a change of the file makes a new one."""
 
     def __init__(self, everybody: Sequence[Rule], by_user: dict[str | None, list[Rule]]) -> None:
-        """Keep rules for all clients, and by user name; None is for clients without one."""
+        """Keep rules for all clients and rules by user name; None stands for clients without one."""
         self._everybody = tuple(everybody)
         self._by_user = by_user
 
     @property
     def users(self) -> frozenset[str]:
-        """Names that have rules of their own."""
+        """Return the user names that have rules of their own."""
         return frozenset(name for name in self._by_user if name is not None)
 
     def may_publish(self, username: str | None, client_id: str, topic: str) -> bool:
-        """Whether a client may publish to a topic."""
+        """Return whether a client may publish to a topic."""
         return self._grants(Permission.WRITE, username, client_id, topic.split("/"))
 
     def may_read(self, username: str | None, client_id: str, topic: str) -> bool:
-        """Whether a client may be sent messages of a topic."""
+        """Return whether a client may be sent messages of a topic."""
         return self._grants(Permission.READ, username, client_id, topic.split("/"))
 
     def may_subscribe(self, username: str | None, client_id: str, topic_filter: str) -> bool:
-        """Whether a client may subscribe: one rule grants the whole filter, and none denies the whole of it.
+        """Return whether a client may subscribe: one rule grants the whole filter, and no rule denies the whole of it.
 
         A rule that denies part of it lets it pass; ``may_read`` then says no for the topics of that part.
         """
@@ -133,7 +134,7 @@ class AccessList:
 
 
 def read(path: str) -> AccessList:
-    """``parse`` of a file.
+    """Read an access list from a file.
 
     Raises:
         AclUnusable, OSError: it cannot be used, or read.
@@ -193,5 +194,5 @@ def _rule(text: str, *, is_pattern: bool) -> Rule:
     except InvalidTopic as error:
         raise ValueError(str(error)) from None
     if not is_pattern and ("%u" in topic_filter or "%c" in topic_filter):
-        raise ValueError("%u and %c stand for names in `pattern` lines alone: write `pattern` in place of `topic`")
+        raise ValueError("%u and %c are replaced only in `pattern` lines: write `pattern` instead of `topic`")
     return Rule(_WORDS.get(word, Permission.READ | Permission.WRITE), tuple(topic_filter.split("/")), is_pattern)

@@ -1,4 +1,5 @@
-"""Who a client is (users file, certificate, or nobody) and what it may do, by what the files say now."""
+"""Authentication of clients (users file, certificate, or none) and their permissions, by the present content of the
+files."""
 
 from __future__ import annotations
 
@@ -18,16 +19,17 @@ from weft.protocols.mqtt.packets import Connect
 from weft.protocols.mqtt.reason_codes import ReasonCode
 
 THREADS = 2
-"""That hash passwords at a time, each with the 19 MiB of ``users.HASHER``."""
+"""Number of password-hashing threads; each uses the 19 MiB of ``users.HASHER``."""
 WAITING_MAX = 4096
-"""Default of how many clients may wait for their password to be checked; further ones are told to come again."""
+"""Default for the number of clients that may wait for their password check; further ones are refused as busy."""
 NAME_SHOWN_MAX = 80
 KNOWN_MAX = 20_000
-"""Passwords remembered as right, so that clients that come back do not cost a hash each; some 100 bytes for one."""
+"""Number of passwords remembered as right, so that clients that come back do not cost a hash each; some 100 bytes for
+one."""
 
 
 class AccountIdentity:
-    """Who a client is. The rules that answer are always the newest."""
+    """Identity of a client. Its permissions always follow the newest rules."""
 
     __slots__ = ("_accounts", "_client_id", "_hashed", "client_id", "unrestricted", "username")
 
@@ -37,33 +39,34 @@ class AccountIdentity:
         Args:
             username: None for one that did not say who it is, or was not asked.
             client_id: as CONNECT gave it: what ``%c`` stands for. With an empty one no ``%c`` rule grants anything.
-            hashed: of the password that it gave; None for one that came in without.
+            hashed: the hash of its password; None for a client without one.
         """
         self._hashed = hashed
         self._accounts = accounts
         self._client_id = client_id
         self.username = username
         self.client_id: str | None = None
-        """Clients choose their identifier themselves."""
+        """Client identifier to use instead of CONNECT's: None, because clients choose their own."""
         self.unrestricted = accounts.acl is None
 
     @property
     def admitted(self) -> bool:
-        """Whether the password that it gave is still its user's. Who gave none is not in the users file."""
+        """Return whether the client's password is still its user's. True without a password: such a client is not in
+        the users file."""
         return self._hashed is None or (self.username is not None and self._accounts.has(self.username, self._hashed))
 
     def may_publish(self, topic: bytes) -> bool:
-        """Whether it may publish to a topic. The answer holds until ``Accounts.watch`` calls back."""
+        """Return whether the client may publish to a topic. The answer holds until ``Accounts.watch`` calls back."""
         acl = self._accounts.acl
         return acl is None or acl.may_publish(self.username, self._client_id, topic.decode())
 
     def may_subscribe(self, topic_filter: str) -> bool:
-        """Whether it may subscribe to a filter, which comes without ``$share/<group>/``."""
+        """Return whether the client may subscribe to a filter, which comes without ``$share/<group>/``."""
         acl = self._accounts.acl
         return acl is None or acl.may_subscribe(self.username, self._client_id, topic_filter)
 
     def may_read(self, topic: bytes) -> bool:
-        """Whether a message of this topic may be delivered to it. Holds as ``may_publish`` does."""
+        """Return whether a message of this topic may be delivered to the client. Holds as ``may_publish`` does."""
         acl = self._accounts.acl
         return acl is None or acl.may_read(self.username, self._client_id, topic.decode())
 
@@ -79,11 +82,11 @@ class Accounts:
         counters: ListenerCounters | None = None,
         waiting_max: int = WAITING_MAX,
     ) -> None:
-        """Start with what the files say.
+        """Start with the content of the files.
 
         Args:
-            names: user -> hash (``users.parse``); None without a users file: then nobody can give a password.
-            acl: None without an ACL file: then who is let in may do everything.
+            names: user -> hash (``users.parse``); None without a users file: then every password is wrong.
+            acl: None without an ACL file: then every client may publish and read everything.
             waiting_max: clients whose passwords may wait to be checked.
         """
         self.acl = acl
@@ -96,29 +99,30 @@ class Accounts:
         self._watchers: list[Callable[[], None]] = []
 
     def watch(self, callback: Callable[[], None]) -> None:
-        """Call back after users or rules have changed: answers of identities may be others now."""
+        """Call back after users or rules have changed: permissions may be others now."""
         self._watchers.append(callback)
 
     def replace(self, *, names: dict[str, str] | None = None, acl: AccessList | None = None) -> None:
-        """Put newly read users or rules in force; what is not given stays."""
+        """Replace the users or the rules; None leaves them."""
         self._names = self._names if names is None else names
         self.acl = self.acl if acl is None else acl
         for callback in self._watchers:
             callback()
 
     def has(self, username: str, hashed: str) -> bool:
-        """Whether the users file has this line."""
+        """Return whether the users file has this line."""
         return self._names is not None and self._names.get(username) == hashed
 
     def close(self) -> None:
-        """Check no more passwords; does not wait for those being checked."""
+        """Stop checking passwords; do not wait for checks under way."""
         self._pool.shutdown(wait=False, cancel_futures=True)
 
     async def identify(self, connect: Connect, common_name: str | None, *, may_be_anonymous: bool) -> AccountIdentity:
-        """Who a client is: by its certificate, else by user name and password, else nobody if it may be.
+        """Return the identity of a client: by its certificate, else by user name and password, else anonymous if that
+        is allowed.
 
-        A certificate settles it: its common name is the user name, and what CONNECT says is not asked. Cancelling
-        takes a password that waits to be checked off the list.
+        A certificate decides: its common name is the user name, and CONNECT's user name is ignored. Cancelling removes
+        a waiting password.
 
         Raises:
             ConnectRefused: with the reason code for CONNACK. The sentence never holds a password.
@@ -129,13 +133,13 @@ class Accounts:
             return AccountIdentity(self, common_name, connect.client_id)
         if self._names is None or (connect.username is None and may_be_anonymous):
             if not may_be_anonymous:
-                self._refuse(connect, ReasonCode.NOT_AUTHORIZED, "it may not come in without a name")
+                self._refuse(connect, ReasonCode.NOT_AUTHORIZED, "clients without a user name are refused")
             return AccountIdentity(self, None, connect.client_id)
         if connect.username is None or connect.password is None:
             self._refuse(connect, ReasonCode.BAD_USER_NAME_OR_PASSWORD, "user name or password is missing")
         hashed = self._names.get(connect.username)
         is_right = await self._is_right(connect, hashed, connect.password)
-        # The file may have been read anew meanwhile.
+        # The file may have been read again meanwhile.
         if hashed is None or not is_right or not self.has(connect.username, hashed):
             reason = f"wrong password or no such user: {_shown(connect.username)}"
             self._refuse(connect, ReasonCode.BAD_USER_NAME_OR_PASSWORD, reason)
@@ -170,7 +174,7 @@ class Accounts:
 
 
 def _shown(name: str) -> str:
-    """A name that anybody may have made up, fit for a log line."""
+    """Return a name in a form fit for a log line: any client may have made it up."""
     return repr(name if len(name) <= NAME_SHOWN_MAX else f"{name[:NAME_SHOWN_MAX]}...")
 
 

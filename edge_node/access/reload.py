@@ -1,4 +1,4 @@
-"""Files that are read again when they change: users, access rules, certificates."""
+"""Reload of files that change: users, access rules, certificates."""
 
 from __future__ import annotations
 
@@ -17,19 +17,20 @@ Content = TypeVar("Content")
 
 
 class Watched(NamedTuple, Generic[Content]):
-    """Files that mean something together."""
+    """Files that are read together."""
 
     what: str
     """For log lines: ``users``."""
     paths: Sequence[str]
     read: Callable[[], Content]
-    """Reads and checks them, in a thread. ``OSError`` and ``ValueError`` mean that they cannot be used."""
+    """Function that reads and checks the files, in a thread. ``OSError`` and ``ValueError`` mean that they cannot be
+    used."""
     use: Callable[[Content], None]
-    """Puts what was read in force, on the event loop's thread."""
+    """Function that puts the content in force, on the event loop's thread."""
 
 
 class Reloads:
-    """Looks after watched files. What cannot be used is told once, and what was read before stays in force."""
+    """A watch over files. Unusable files are reported once, and their former content stays in force."""
 
     def __init__(self, counters: ListenerCounters) -> None:
         self._counters = counters
@@ -39,16 +40,16 @@ class Reloads:
 
     @property
     def watched(self) -> list[str]:
-        """Return what is looked after, for log lines."""
+        """Return the names of the watched files, for log lines."""
         return [watched.what for watched in self._watched]
 
     def add(self, watched: Watched[Content]) -> None:
-        """Watch files, whose content as it is now is in force already."""
+        """Watch files whose present content is in force already."""
         self._watched.append(watched)
         self._states.append(_state(watched.paths))
 
     async def check(self, *, all_of_them: bool = False) -> None:
-        """Read again what has changed since it was read last, or everything."""
+        """Read again the files that have changed since the last read, or all of them."""
         async with self._lock:
             for position, watched in enumerate(self._watched):
                 state = _state(watched.paths)
@@ -72,7 +73,7 @@ class Reloads:
 
 
 def _state(paths: Sequence[str]) -> object:
-    """What is another after every change, also of owner and permissions."""
+    """Return a value that differs after every change, also of owner and permissions."""
     states: list[object] = []
     for path in paths:
         try:

@@ -1,6 +1,6 @@
-"""The users file: one line ``name:hash`` for each user, the hash being argon2id's (RFC 9106).
+"""The users file: one line ``name:hash`` for each user, with an argon2id hash (RFC 9106).
 
-That is Mosquitto's ``password_file`` as it writes it with argon2id. Comments and empty lines stay where they are.
+Mosquitto writes its ``password_file`` in this form with argon2id. Comments and empty lines stay where they are.
 """
 
 from __future__ import annotations
@@ -14,10 +14,11 @@ from weft.storage.filesystem import FileSystem, OSFileSystem
 from weft.storage.private_file import replace_private_file
 
 HASHER = PasswordHasher(time_cost=2, memory_cost=19 << 10, parallelism=1, type=Type.ID)
-"""19 MiB, two passes, one lane: the least that OWASP advises, as a Raspberry Pi must check many devices at once."""
+"""Hasher with 19 MiB, two passes, one lane: the least that OWASP advises, as a Raspberry Pi must check many devices at
+once."""
 MEMORY_KIB_MAX = 256 << 10
 TIME_COST_MAX = 32
-"""A hash that costs more is refused: whoever connects could make the node compute it."""
+"""Bound on the cost of a hash: any client could make the node compute it."""
 NAME_CHARACTERS_MAX = 256
 PASSWORD_BYTES_MAX = 1024
 USERS_MAX = 100_000
@@ -25,11 +26,11 @@ FILE_BYTES_MAX = 64 << 20
 
 
 class UsersUnusable(ValueError):
-    """The users file is not valid, or cannot be changed as asked. The sentence says where and why."""
+    """A users file that is not valid, or cannot be changed as asked. The sentence says where and why."""
 
 
 def parse(text: str, path: str) -> dict[str, str]:
-    """Name -> hash of a users file.
+    """Return name -> hash of a users file.
 
     Raises:
         UsersUnusable: a line is not ``name:hash``, a name comes twice, or a hash is not argon2id's.
@@ -53,7 +54,7 @@ def parse(text: str, path: str) -> dict[str, str]:
 
 
 def read(path: str, filesystem: FileSystem | None = None) -> dict[str, str]:
-    """``parse`` of a file.
+    """Read a users file.
 
     Raises:
         UsersUnusable, OSError: it cannot be used, or read.
@@ -65,7 +66,7 @@ def read(path: str, filesystem: FileSystem | None = None) -> dict[str, str]:
 
 
 def verify(hashed: str, password: bytes) -> bool:
-    """Whether a password is the one that was hashed. Slow on purpose; releases the interpreter lock."""
+    """Return whether a password has this hash. Slow on purpose; releases the interpreter lock."""
     try:
         return HASHER.verify(hashed, password)
     except (VerificationError, InvalidHashError):
@@ -73,7 +74,7 @@ def verify(hashed: str, password: bytes) -> bool:
 
 
 def add(path: str, name: str, password: bytes) -> bool:
-    """Add a user to a file (made when missing, for its owner alone), or give one a new password; durably.
+    """Add a user to a file (created if missing, for its owner alone), or give a user a new password; durably.
 
     Returns:
         Whether the user is new.
@@ -97,7 +98,7 @@ def add(path: str, name: str, password: bytes) -> bool:
 
 
 def remove(path: str, name: str) -> None:
-    """Take a user out of a file, durably.
+    """Remove a user from a file, durably.
 
     Raises:
         UsersUnusable: the file is not valid, or has no such user.

@@ -1,4 +1,4 @@
-"""The running node's control socket as commands see it: how it is named, what is said there, and asking."""
+"""The running node's control socket as commands see it: its name, its messages, and requests."""
 
 from __future__ import annotations
 
@@ -14,47 +14,47 @@ from weft.protocols.errors import Corrupt
 from weft.protocols.ranges import SEQ_END, RangeSet
 
 SOCKET_NAME = "control.sock"
-"""In the node's data_dir."""
+"""Name of the socket in the node's data_dir."""
 DROP_PATH = "/drop"
 REPLY_S_MAX = 20.0
-"""The node answers within this, also while its disk takes nothing."""
+"""Longest time in which the node answers, also while its disk takes nothing."""
 _WAIT_S_MAX = REPLY_S_MAX + 10
 _REPLY_BYTES_MAX = 16 << 20
 
 
 class DropRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What is to be given up: records of a stream with numbers below ``below``."""
+    """A request to drop the records of a stream with numbers below ``below``."""
 
     log_id: str
-    """As ``protocols.lane.format_log_id`` writes it: another log's numbers mean other records."""
+    """Log id in the form of ``protocols.lane.format_log_id``: another log's numbers mean other records."""
     stream: str
     below: Annotated[int, msgspec.Meta(ge=1, le=SEQ_END)]
 
 
 class DropReply(msgspec.Struct, frozen=True):
-    """What was given up, or why nothing was (``error``)."""
+    """The dropped ranges, or the reason why nothing was dropped (``error``)."""
 
     ranges: list[tuple[int, int]] = []
     error: str = ""
 
 
 class ControlFailed(Exception):
-    """The node did not do it, or nobody knows; the sentence says which, and what to do."""
+    """A request that the node refused, or whose outcome is unknown; the sentence says which, and what to do."""
 
 
 def socket_path(directory: str) -> str:
-    """Where the node with this data_dir listens."""
+    """Return the path of the socket of the node with this data_dir."""
     return os.path.join(directory, SOCKET_NAME)
 
 
 def ask_drop(directory: str, request: DropRequest) -> RangeSet:
-    """Have the node that runs on ``directory`` give up records. Blocks until it has answered.
+    """Have the node that runs on ``directory`` drop records. Blocks until it has answered.
 
     Returns:
-        What was given up; its notices are durable.
+        The dropped ranges; their notices are durable.
 
     Raises:
-        ControlFailed: it was not, or not as far as anybody knows. To ask again is harmless.
+        ControlFailed: the node dropped nothing, or it is unknown what it dropped. A repeated request is harmless.
     """
     status, body = _post(directory, DROP_PATH, msgspec.json.encode(request))
     try:
@@ -65,7 +65,7 @@ def ask_drop(directory: str, request: DropRequest) -> RangeSet:
         reply = DropReply()
     raise ControlFailed(
         reply.error
-        or f"the node that runs on {directory} is of another release, and answers {status}: use the release of "
+        or f"the node that runs on {directory} is of another release and answered {status}. Use the release of "
         "Weft that it runs, or stop the node first"
     )
 
@@ -101,8 +101,7 @@ def _connected(directory: str) -> _Connection:
     except OSError as error:
         connection.close()
         raise ControlFailed(
-            f"{directory} is in use, and nobody takes requests at {path} ({error.strerror or error}): "
-            "stop the node first"
+            f"{directory} is in use, but no node answers at {path} ({error.strerror or error}). Stop the node first"
         ) from None
     return connection
 
@@ -115,13 +114,13 @@ def _post(directory: str, path: str, body: bytes) -> tuple[int, bytes]:
         return answer.status, answer.read(_REPLY_BYTES_MAX)
     except TimeoutError:
         raise ControlFailed(
-            f"the node that runs on {directory} has not answered for {_WAIT_S_MAX:.0f} s: see with weft edge status "
-            "whether the records are gone, and run this again if not"
+            f"the node that runs on {directory} did not answer within {_WAIT_S_MAX:.0f} s. See with `weft edge "
+            "status` whether the records are still there; if so, run this again"
         ) from None
     except (OSError, http.client.HTTPException) as error:
         raise ControlFailed(
-            f"the node that runs on {directory} ended before it answered ({error or type(error).__name__}): the "
-            "records are either given up under a notice or still there; run this again"
+            f"the node that runs on {directory} ended before it answered ({error or type(error).__name__}). The "
+            "records are either dropped, with a gap notice, or still there; run this again"
         ) from None
     finally:
         connection.close()

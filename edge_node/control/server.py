@@ -1,6 +1,6 @@
-"""The node's control socket, ``<data_dir>/control.sock``: what an operator tells a node that runs.
+"""The node's control socket, ``<data_dir>/control.sock``: orders of an operator to a running node.
 
-Only ``POST /drop``: to give up a backlog (``weft log drop``). Whoever may write the data_dir may do that to a stopped
+Only ``POST /drop``: drop a backlog (``weft log drop``). A user who may write the data_dir may do that to a stopped
 node, so the socket is for the node's user and root alone, and nothing of it is on the network.
 """
 
@@ -29,11 +29,11 @@ REQUEST_BYTES_MAX = 4096
 SHUTDOWN_TIMEOUT_S = 1.0
 _BACKLOG = 4
 _UCRED = struct.Struct("3i")
-"""struct ucred of unix(7): process, user, group."""
+"""Layout of struct ucred of unix(7): process, user, group."""
 
 
 class OrderRefused(Exception):
-    """A request that is not done: the status and a sentence."""
+    """A request that is refused: the status and a sentence."""
 
     def __init__(self, status: int, sentence: str) -> None:
         super().__init__(sentence)
@@ -41,10 +41,10 @@ class OrderRefused(Exception):
 
 
 class Control:
-    """Takes orders for one log; ``start`` listens, ``close`` ends. Belongs to the event loop's thread."""
+    """A server of orders for one log; ``start`` listens, ``close`` ends. Belongs to the event loop's thread."""
 
     def __init__(self, directory: str, log: SegmentLog, *, reply_s_max: float = REPLY_S_MAX) -> None:
-        """Take orders for the log in ``directory``, which this process has locked."""
+        """Serve the log in ``directory``, which this process has locked."""
         self._path = socket_path(directory)
         self._log = log
         self._reply_s_max = reply_s_max
@@ -53,12 +53,12 @@ class Control:
         self._work: asyncio.Task[RangeSet] | None = None
 
     async def start(self) -> None:
-        """Listen. Where no socket can be made a warning says so: then the node must be stopped to give up records."""
+        """Listen. If no socket can be created, log a warning: the node must then be stopped to drop records."""
         try:
             listening = _listen(self._path)
         except OSError as error:
             logger.warning(
-                "cannot listen at %s (%s): weft log drop will need this node stopped",
+                "cannot listen at %s (%s): `weft log drop` works only while this node is stopped",
                 self._path,
                 error.strerror or error,
             )
@@ -71,7 +71,8 @@ class Control:
         self._server = await asyncio.get_running_loop().create_unix_server(self._runner.server, sock=listening)
 
     async def close(self) -> None:
-        """Stop listening. Records whose notices are not durable by then may stay or go; nobody was told."""
+        """Stop listening. Records whose notices are not durable by then may stay or go; no client has an answer about
+        them."""
         if self._server is None or self._runner is None:
             return
         with contextlib.suppress(FileNotFoundError):
@@ -100,35 +101,37 @@ class Control:
         if number is None:
             raise OrderRefused(404, f"the log has no stream {order.stream}")
         if self._work is not None and not self._work.done():
-            raise OrderRefused(503, "the node is still giving up records for an earlier request: run this again later")
+            raise OrderRefused(503, "the node is still dropping records for an earlier request. Run this again later")
         work = self._work = asyncio.create_task(self._work_on(number, order))
         done, _ = await asyncio.wait({work}, timeout=self._reply_s_max)
         if not done:
             raise OrderRefused(
                 504,
-                "the disk has not taken the notices yet, so that the records are still there: they go as soon as it "
-                "has; see with weft edge status what keeps it",
+                "timed out waiting for the disk. The records are still present, and are dropped as soon as the "
+                "disk takes the gap notices; see `weft edge status`",
             )
         if work.cancelled():
-            raise OrderRefused(503, "the node ends: the records are either given up under a notice or still there")
+            raise OrderRefused(
+                503, "the node is shutting down. The records are either dropped, with a gap notice, or still there"
+            )
         try:
             return work.result()
         except LogFull as error:
             raise OrderRefused(507, str(error)) from None
         except (LogError, OSError) as error:
-            raise OrderRefused(500, f"nothing is given up for certain: {error}") from None
+            raise OrderRefused(500, f"it is uncertain whether records were dropped: {error}") from None
 
     async def _work_on(self, number: int, order: DropRequest) -> RangeSet:
         # In a thread: it looks for the ends of batches, on the disk.
         ranges = await asyncio.to_thread(self._log.drop_backlog, number, 0, order.below)
         await self._log.durable()
         if ranges:
-            logger.warning("gave up %d records of %s by an operator's word", ranges.count(), order.stream)
+            logger.warning("dropped %d records of %s on an operator's order", ranges.count(), order.stream)
         return ranges
 
 
 def _listen(path: str) -> socket.socket:
-    """In place of a socket that a node before us left behind: the lock on the folder says that it is gone.
+    """Listen in place of a socket that an earlier node left behind: the lock on the folder proves that it is gone.
 
     Raises:
         OSError: no socket can be there, or its name is too long for one (``sun_path`` of unix(7): 107 bytes).
@@ -138,8 +141,8 @@ def _listen(path: str) -> socket.socket:
             os.unlink(path)
     listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
-        # Linux makes the name with the socket's own mode. Elsewhere it has no such mode, and until it listens nobody
-        # can connect.
+        # Linux makes the name with the socket's own mode. Elsewhere it has no such mode, and until it listens no
+        # process can connect.
         with contextlib.suppress(OSError):
             os.fchmod(listening.fileno(), 0o600)
         listening.bind(path)
@@ -153,16 +156,16 @@ def _listen(path: str) -> socket.socket:
 
 
 def _check_peer(request: web.Request) -> None:
-    """The socket's mode lets in nobody else already; but modes can be changed.
+    """Refuse other users. The socket's mode keeps them out already; but modes can be changed.
 
     Raises:
-        OrderRefused: another user asks.
+        Refused: another user asks.
     """
     if not hasattr(socket, "SO_PEERCRED"):
         return
     connected = request.transport.get_extra_info("socket") if request.transport is not None else None
     if connected is None:
-        raise OrderRefused(403, "nobody knows who asks")
+        raise OrderRefused(403, "the user who asks is unknown")
     with socket.socket(fileno=os.dup(connected.fileno())) as own:
         _, user, _ = _UCRED.unpack(own.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size))
     if user not in (0, os.geteuid()):

@@ -21,29 +21,30 @@ from weft.storage.segment_log.room.drop_backlog import whole_batches
 from weft.storage.segment_log.room.retention import held_within
 
 _SEGMENT_BYTES = 64 << 10
-"""Little is written, and half a segment of the node's own, far larger ones is always free within its budget."""
+"""Segment size for the few bytes to write; half of the node's own, far larger segment size is always free within its
+budget."""
 _ROOM_BYTES = 16 << 20
 
 
 class UnknownStream(ValueError):
-    """The log has no such stream."""
+    """An error: the log has no such stream."""
 
 
 @dataclass(frozen=True)
 class DropPreview:
-    """What would be dropped."""
+    """The records that would be dropped."""
 
     numbers: RangeSet
     first_time: int = 0
-    """When the first and the last of them were taken in, ns since 1970; 0 when there are none."""
+    """Times at which the first and the last of them were received, ns since 1970; 0 when there are none."""
     last_time: int = 0
 
 
 class StoppedLog:
-    """The log of a node that does not run, opened by ``stopped_log``."""
+    """The log of a stopped node, opened by ``stopped_log``."""
 
     def __init__(self, log: SegmentLog) -> None:
-        """Not for callers."""
+        """Wrap an open log; ``stopped_log`` is the caller."""
         self._log = log
 
     def backlog(self, stream: str, end: int | None = None) -> DropPreview:
@@ -92,10 +93,10 @@ class StoppedLog:
 
 
 class RunningLog:
-    """The log of a node that runs: looked at from outside, changed by the node."""
+    """The log of a running node: inspected from outside, changed by the node."""
 
     def __init__(self, directory: str) -> None:
-        """The log in a node's data_dir, as long as it is the same log.
+        """Open the log in a node's data_dir, as long as it is the same log.
 
         Raises:
             ControlFailed: its node takes no requests, or not from this user.
@@ -132,18 +133,18 @@ class RunningLog:
         return DropPreview(numbers, first_time or 0, last_time or 0)
 
     def drop_backlog(self, stream: str, end: int) -> RangeSet:
-        """Have the node drop what of the numbers below ``end`` no hub has; durable when this returns.
+        """Have the node drop the numbers below ``end`` that no hub has; durable when this returns.
 
         Returns:
-            What was dropped.
+            The dropped ranges.
 
         Raises:
-            ControlFailed: it was not, or not as far as anybody knows. To repeat it is harmless.
+            ControlFailed: the node dropped nothing, or it is unknown what it dropped. A repeated request is harmless.
         """
         return ask_drop(self._directory.path, DropRequest(self._log_id, stream, end))
 
     def _batch(self, stream: str, seq: int) -> BatchHeader | None:
-        """The batch that holds a number. Reads a segment or two."""
+        """Return the batch that holds a number. Reads a segment or two."""
 
         def skips(footer: Footer) -> bool:
             ours = [lane for lane in (*footer.lanes, *footer.moved) if footer.streams.get(lane.stream) == stream]
@@ -169,7 +170,7 @@ def _check_stream(stream: str, names: Iterable[str]) -> None:
 
 @contextmanager
 def opened_log(directory: str) -> Iterator[StoppedLog | RunningLog]:
-    """The log in a node's data_dir, whether or not the node runs: ``stopped_log`` if it does not.
+    """Open the log in a node's data_dir, whether or not the node runs: with ``stopped_log`` if it does not.
 
     Raises:
         NoLog: there is none.
@@ -192,7 +193,7 @@ def opened_log(directory: str) -> Iterator[StoppedLog | RunningLog]:
 
 @contextmanager
 def stopped_log(directory: str) -> Iterator[StoppedLog]:
-    """The log in a node's data_dir, for as long as the context lasts; the node cannot start meanwhile.
+    """Open the log in a node's data_dir, for as long as the context lasts; the node cannot start meanwhile.
 
     Raises:
         NoLog: there is none.

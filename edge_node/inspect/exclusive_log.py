@@ -13,7 +13,7 @@ from weft.storage.segment_log import LogSettings, SegmentLog
 
 
 class NotTheOwner(Exception):
-    """Files that this user makes are not the node's to read."""
+    """An error: the node could not read the files that this user would create."""
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""The name in a configuration, held against the name that the log in its data_dir belongs to."""
+"""Comparison of the name in a configuration with the name that the log in its data_dir belongs to."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def owner_of(directory: str) -> NodeName | None:
 
 
 def wrong_name(config: EdgeConfig, owner: NodeName, file: str) -> Finding | None:
-    """Return what is wrong with the name in ``config`` when the log is ``owner``'s; None when they agree.
+    """Return the finding for a wrong name in ``config``, when the log is ``owner``'s; None when they agree.
 
     Args:
         file: the configuration's, for the command that is to be run.
@@ -31,6 +31,6 @@ def wrong_name(config: EdgeConfig, owner: NodeName, file: str) -> Finding | None
     back = " and ".join(f"`{key}: {name}`" for key, name in changed.items())
     return Finding(
         path,
-        f"the log in {config.data_dir} belongs to {owner}, and this names {config.tenant}/{config.node}. "
-        f"Put {back} back, or give the log the new name: weft edge rename {file}",
+        f"the log in {config.data_dir} belongs to {owner}, but this configuration names "
+        f"{config.tenant}/{config.node}. Put {back} back, or give the log the new name: weft edge rename {file}",
     )

@@ -1,8 +1,8 @@
-"""Giving a stopped node's log another name (``weft edge rename``).
+"""Renaming of a stopped node's log (``weft edge rename``).
 
 A record keeps the name under which it was sent: tenant, edge, log id, stream, sequence number. So everything that links
-carry is delivered under the former name first, and only then does the log change hands, for the numbers that follow. A
-log of which no hub has anything goes as a whole.
+carry is delivered under the former name first, and only then does the log get the new name, for the numbers that
+follow. A log of which no hub has anything is renamed as a whole.
 """
 
 from __future__ import annotations
@@ -30,29 +30,29 @@ _REFUSALS = (LinkState.REFUSED, LinkState.CONFLICT)
 
 
 class NameUnknown(Exception):
-    """The log does not say under which name its records went."""
+    """An error: the log does not name the owner of its records."""
 
 
 class Waiting(NamedTuple):
-    """What a hub lacks of one stream under the former name."""
+    """The records of one stream that a hub lacks under the former name."""
 
     link: str
     stream: str
     records: int
-    """In the log, and not known to be at the hub."""
+    """Number of records in the log that are not known to be at the hub."""
     trouble: str
-    """Why the link did not deliver them."""
+    """Reason why the link did not deliver them."""
 
 
 class Renaming:
-    """The log of a stopped node on its way to another name; made by ``renaming``."""
+    """The log of a stopped node on its way to another name; created by ``renaming``."""
 
     def __init__(self, config: EdgeConfig, log: SegmentLog, former: NodeName, software: str) -> None:
-        """Not for callers."""
+        """Wrap an open log; ``renaming`` is the caller."""
         self._log = log
         self.former = former
         self.name = NodeName(config.tenant, config.node)
-        """The new one, as the configuration says."""
+        """New name, from the configuration."""
         as_before = msgspec.structs.replace(config, tenant=former.tenant, node=former.edge)
         self._links = Links(as_before, log, wall_clock=wall_clock, software=software)
 
@@ -69,7 +69,7 @@ class Renaming:
         """Run the links under the former name until their hubs have everything, or nothing more moves.
 
         Args:
-            patience_s: how long no hub need acknowledge anything before this gives up.
+            patience_s: longest time without an acknowledgement from any hub.
             tell: called with the records that wait, whenever that changes.
 
         Returns:
@@ -126,7 +126,7 @@ def renaming(config: EdgeConfig, software: str) -> Iterator[Renaming]:
     with exclusive_log(config.data_dir, settings) as log:
         if log.owner is None:
             raise NameUnknown(
-                f"the log in {config.data_dir} was written by an earlier release and does not say whose it is: start "
-                "the node once under the name it has had, then rename it"
+                f"the log in {config.data_dir} was written by an earlier release and does not name its node. Start "
+                "the node once under its former name, then rename it"
             )
         yield Renaming(config, log, log.owner, software)

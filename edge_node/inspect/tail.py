@@ -1,4 +1,5 @@
-"""The records of a node's log, in the order in which they became durable and as they do: ``weft edge tail``."""
+"""The records of a node's log, in the order in which they became durable, and new ones as they do: ``weft edge
+tail``."""
 
 from __future__ import annotations
 
@@ -16,9 +17,9 @@ from weft.protocols.segment import EntryKind, GapNotice
 from weft.storage.segment_log.walk.entry import Entry
 
 POLL_INTERVAL_S = 0.25
-"""How often a follower looks at the directory: one listing and one short read."""
+"""Interval at which a follower looks at the directory: one listing and one short read."""
 UNPROVEN_WAIT_S_MAX = 3.0
-"""How long a reader that does not follow waits for the last commit to be durable before it ends without it."""
+"""Longest time that a reader without ``follow`` waits for the last commit to be durable, before it ends without it."""
 _CLOCK_STEP_NS = 10 * 10**9
 
 
@@ -37,7 +38,7 @@ class Gap(NamedTuple):
 
 
 class Missing(NamedTuple):
-    """Records ``[first, end)`` that a follower did not get to see: deleted before it came to them, or damaged."""
+    """Records ``[first, end)`` that a follower could not show: deleted before it reached them, or damaged."""
 
     stream: str
     first: int
@@ -45,18 +46,18 @@ class Missing(NamedTuple):
 
 
 class LogReplaced(NamedTuple):
-    """The folder holds another log from here on; numbers begin again."""
+    """A sign that the folder holds another log from here on; numbers begin again."""
 
     directory: str
 
 
 Item = Taken | Gap | Missing | DamagedBytes | LogReplaced
 Wait = Callable[[float], bool]
-"""Waits for some seconds; False when it is time to end."""
+"""Function that waits for some seconds and returns False when it is time to end."""
 
 
 def sleep(seconds: float) -> bool:
-    """Wait without anybody who could end it."""
+    """Wait for some seconds, without a way to end early."""
     time.sleep(seconds)
     return True
 
@@ -64,7 +65,7 @@ def sleep(seconds: float) -> bool:
 def newest_records(
     directory: LogDirectory, wants: Callable[[str], bool], start: Start, durability: Durability, wait: Wait = sleep
 ) -> Iterator[Item]:
-    """What the log holds now, from ``start`` on.
+    """Yield the records that the log holds now, from ``start`` on.
 
     Everything that was durable before the call is given; the call ends at what was written later.
 
@@ -84,7 +85,7 @@ def newest_records(
 def follow(
     directory: LogDirectory, wants: Callable[[str], bool], start: Start, durability: Durability, wait: Wait = sleep
 ) -> Iterator[Item]:
-    """``newest_records``, and then what comes, across restarts of the node, until ``wait`` says to end."""
+    """Yield ``newest_records``, and then new ones, across restarts of the node, until ``wait`` returns False."""
     tail = _Tail(directory, wants, start)
     try:
         while True:
@@ -101,7 +102,7 @@ def follow(
 
 
 def settled_commits(cursor: Cursor, durability: Durability, wait: Wait = sleep) -> Iterator[Commit]:
-    """All commits that are durable, with those that become so within ``UNPROVEN_WAIT_S_MAX``.
+    """Yield all durable commits, with those that become durable within ``UNPROVEN_WAIT_S_MAX``.
 
     Commits made after the end was first reached are left out, so that this ends however busy the node is.
     """
@@ -121,7 +122,7 @@ def settled_commits(cursor: Cursor, durability: Durability, wait: Wait = sleep) 
 
 
 class _Tail:
-    """Turns commits into what is shown."""
+    """A converter from commits to shown items."""
 
     def __init__(self, directory: LogDirectory, wants: Callable[[str], bool], start: Start) -> None:
         beginning = find_beginning(directory, wants, start)
@@ -137,7 +138,7 @@ class _Tail:
         self._newest_ns = 0
 
     def items(self, commit: Commit) -> Iterator[Item]:
-        """What a commit holds, in log order."""
+        """Yield the items of a commit, in log order."""
         if commit.log_began_anew:
             self._seen.clear()
             self._noted.clear()

@@ -1,4 +1,4 @@
-"""Where a tail begins: found from the log's end backwards, so that it starts at once however long the log is."""
+"""The start of a tail, found from the log's end backwards, so that it starts at once however long the log is."""
 
 from __future__ import annotations
 
@@ -15,28 +15,28 @@ from weft.storage.segment_log.walk.entry import Entry
 from weft.storage.segment_log.walk.walker import Torn
 
 LAST_MAX = 1_000_000
-"""Most records that may be asked for by their number from the end."""
+"""Maximum number of records that may be requested from the end."""
 
 
 @dataclass(frozen=True)
 class Start:
-    """What to begin with: the newest ``last`` records, or else all that ``choice`` takes."""
+    """A request for the newest ``last`` records, or else for all that ``choice`` takes."""
 
     choice: Choice = field(default_factory=Choice)
     last: int | None = None
 
 
 class Beginning(NamedTuple):
-    """Where to read from."""
+    """The place to read from."""
 
     place: Place | None
-    """None for the beginning of the log."""
+    """Place in the log; None for its beginning."""
     skip: int
-    """How many of the wanted records from there on are not asked for."""
+    """Number of the wanted records from there on that were not requested."""
 
 
 def find_beginning(directory: LogDirectory, wants: Callable[[str], bool], start: Start) -> Beginning:
-    """Walk backwards until everything that is asked for lies ahead.
+    """Walk backwards until every requested record lies ahead.
 
     Raises:
         NoLog: there is no log.
@@ -76,7 +76,8 @@ class _Search:
         return max(0, self._found - self._start.last) if self._start.last is not None else 0
 
     def look_through(self, view: SegmentView, *, is_newest: bool) -> int | None:
-        """Offset from which everything asked for follows; None when more of it may stand before this segment."""
+        """Return the offset from which all requested records follow; None when more of them may stand before this
+        segment."""
         if view.footer is not None:
             lanes = (*view.footer.lanes, *view.footer.moved)
             if not any(self._wants(view.name_of(lane.stream)) for lane in lanes):

@@ -39,13 +39,14 @@ from weft.protocols.lane import NodeName, format_log_id
 from weft.storage.filesystem import FileSystem, write_atomically
 
 HUBS_MAX: Final = 16
-"""Hubs that are told apart. Further ones share what is known of hubs in general: less is noticed, nothing wrongly."""
+"""Maximum number of hubs with ends of their own. Further ones share the ends of hubs in general: fewer losses are
+detected, and none wrongly."""
 HUB_BYTES_MAX: Final = 64
-"""Of a cluster id; the ids that hubs make have 32 characters."""
+"""Longest cluster id; the ids of hubs have 32 characters."""
 FILE_BYTES_MAX: Final = 8 << 20
-"""Of the file: 17 hubs with 4,096 streams (``protocols.link.LANES_MAX``) of 64 characters each."""
+"""Largest file: 17 hubs with 4,096 streams (``protocols.link.LANES_MAX``) of 64 characters each."""
 OTHER_HUBS: Final = ""
-"""Stands for every hub that was never given anything."""
+"""Name for all hubs that were never sent anything."""
 
 logger = logging.getLogger(__name__)
 
@@ -55,7 +56,7 @@ class _File(msgspec.Struct):
     hubs: dict[str, dict[str, int | None]]
     """Hub -> stream -> its high watermark; None once it was passed."""
     unsent: str = ""
-    """A name (tenant/edge) under which no hub was ever given anything; empty when that is not known."""
+    """Name (tenant/edge) under which no hub was ever sent anything; empty when that is unknown."""
 
 
 class HubHighWatermarks:
@@ -71,7 +72,7 @@ class HubHighWatermarks:
     def __init__(
         self, filesystem: FileSystem, path: str, log_id: int, opened: Mapping[str, int], *, name: NodeName
     ) -> None:
-        """Take what the file says into the life that begins, and write it.
+        """Carry the file's content over into this start, and write it.
 
         Never fails: the program's log tells of a disk that cannot do it, and what will not be noticed for want of it.
         """
@@ -95,8 +96,8 @@ class HubHighWatermarks:
             self._write(self._passed)
         except OSError as error:
             logger.warning(
-                "%s cannot be written (%s). The node runs all the same; but should this log be an old copy that was "
-                "restored, and the node start again before its links have connected, they will not notice it",
+                "%s cannot be written (%s). The node runs on. If this log is a restored old copy and the node "
+                "restarts before its links connect, they will not notice it",
                 path, error,
             )  # fmt: skip
 
@@ -187,7 +188,7 @@ class HubHighWatermarks:
         write_atomically(self._filesystem, self._path, b"%08x %s\n" % (crc32c(line), line))
 
     def _read(self) -> _File:
-        """What the file says of this log: nothing, if there is none, or it is another log's or damaged."""
+        """Return the file's content for this log: empty if there is no file, or it is another log's or damaged."""
         nothing = _File(self._log_id, {})
         try:
             if self._filesystem.size(self._path) > FILE_BYTES_MAX:
@@ -202,12 +203,12 @@ class HubHighWatermarks:
             return nothing
         except (OSError, ValueError, msgspec.MsgspecError) as error:
             logger.warning(
-                "%s cannot be used (%s) and is begun anew from where the log ends now. Should this log be an old copy "
-                "that was restored, or its disk have lost records, links will not notice what was so before this start",
+                "%s cannot be used (%s) and is replaced, starting at the log's present end. Links will not "
+                "notice a restored copy or lost records from before this start",
                 self._path, error,
             )  # fmt: skip
             return nothing
         if file.log_id != self._log_id:
-            logger.info("%s was of log %s: it is begun anew for log %s", self._path, file.log_id, self._log_id)
+            logger.info("%s belonged to log %s and is replaced for log %s", self._path, file.log_id, self._log_id)
             return nothing
         return file

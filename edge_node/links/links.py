@@ -64,7 +64,7 @@ class Links:
         }
         self._watermarks = self._high_watermarks()
         self.statuses = [LinkStatus(name) for name in config.links]
-        """One per link, kept up to date while it runs."""
+        """Status of each link, updated while it runs."""
         carriers = {
             self._log.stream(stream): [name for name, streams in self._carried.items() if stream in streams]
             for stream in self._streams()
@@ -72,7 +72,7 @@ class Links:
         self._ledger = ReleaseLedger(carriers, self._log.release)
 
     def start(self) -> None:
-        """Start every link; they connect, and come back after trouble, by themselves."""
+        """Start every link; links connect, and reconnect after trouble, by themselves."""
         for status in self.statuses:
             streams = {stream: self._offered(stream) for stream in self._carried[status.name]}
             released = functools.partial(self._ledger.released, status.name)
@@ -80,7 +80,7 @@ class Links:
             self._tasks.append(asyncio.create_task(self._run(status, source)))
 
     async def close(self) -> None:
-        """Stop every link. What the hubs have not acknowledged stays in the log."""
+        """Stop every link. Records that hubs have not acknowledged stay in the log."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -97,14 +97,14 @@ class Links:
         return self._watermarks.is_unsent
 
     def record_new_name(self, name: NodeName) -> None:
-        """Note that the log was given a name. Blocks on the disk; the program's log tells of one that fails."""
+        """Note that the log was given a name. Blocks on the disk; a failure is logged."""
         try:
             self._watermarks.record_new_name(name)
         except OSError as error:
             logger.warning("another rename will need the hubs, also if they get nothing until then: %s", error)
 
     def waiting(self) -> dict[tuple[str, str], tuple[int, int]]:
-        """(link, stream) -> records that the hub is not known to have, and numbers of which it knows nothing.
+        """Return (link, stream) -> number of records that the hub is not known to have, and of numbers unknown to it.
 
         Pairs of which the hub knows everything are left out.
         """
@@ -150,7 +150,7 @@ class Links:
 
 
 def epoch_file(filesystem: FileSystem, path: str) -> Epochs:
-    """Return a link's epoch as ``<data_dir>/links/<name>.epoch`` keeps it, in decimal."""
+    """Return a link's epoch, kept in decimal in ``<data_dir>/links/<name>.epoch``."""
 
     def write(data: bytes) -> None:
         filesystem.make_directory(os.path.dirname(path))
@@ -160,7 +160,7 @@ def epoch_file(filesystem: FileSystem, path: str) -> Epochs:
 
 
 def link_settings(link: Link) -> LinkSettings:
-    """A link's settings from the node's configuration."""
+    """Return a link's settings from the node's configuration."""
     return LinkSettings(
         urls=link.to,
         token=no_token if link.token_file is None else functools.partial(read_token, link.token_file),

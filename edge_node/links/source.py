@@ -16,7 +16,7 @@ from weft.storage.segment_log import LogError, SegmentLog
 
 
 class OfferedStream(NamedTuple):
-    """What a hub is told of a stream."""
+    """The declaration of a stream to a hub."""
 
     topics: tuple[str, ...]
     payload: PayloadKind = PayloadKind.BYTES
@@ -48,21 +48,21 @@ class SegmentLogSource:
         self.released = released
 
     def lanes(self) -> list[OfferedLane]:
-        """The link's streams."""
+        """Return the link's streams."""
         return self._lanes
 
     def state(self, lane: int) -> LaneSnapshot:
-        """What the log has now."""
+        """Return the log's present state."""
         # A record may still come with the time that the clock shows now, but none with an earlier one.
         mark = Mark(*self._log.mark(lane, self._wall_clock() - 1))
         now = self._log.snapshot(lane)
         gaps = [GapRange(gap.first, gap.end, gap.reason) for gap in now.gaps]
-        # A hub that never had what was deleted after others had it, or by retention, would wait for it for ever.
+        # Records deleted after other hubs had them, or by retention: a hub without them would wait for them endlessly.
         gaps += [GapRange(first, end, GapReason.EXPIRED) for first, end in now.gone]
         return _from(self._begins.get(lane, 0), LaneSnapshot(now.held, now.next_seq, gaps, mark))
 
     async def read(self, lane: int, seq: int, bytes_max: int) -> list[bytes]:
-        """From memory at once; from the disk in a thread.
+        """Return batches, from memory at once, or from the disk in a thread.
 
         Raises:
             OSError: the log cannot be read.
@@ -77,7 +77,7 @@ class SegmentLogSource:
         return self._watermarks.get(hub, self._streams[lane])
 
     async def prepare_to_send(self, hub: str, ends: Mapping[int, int]) -> None:
-        """At once, but for the first time in a life of the node: that is written to the disk, in a thread.
+        """Return at once, except for the first time after a start: that is written to the disk, in a thread.
 
         Raises:
             OSError: the disk did not take it.
@@ -90,12 +90,12 @@ class SegmentLogSource:
         self._watermarks.raise_to(hub, named)
 
     def listen(self, callback: Callable[[], None]) -> Callable[[], None]:
-        """Called after each commit."""
+        """Call ``callback`` after each commit."""
         return self._log.listen(callback)
 
 
 def _from(begin: int, state: LaneSnapshot) -> LaneSnapshot:
-    """The state of a lane that begins there: what lies before belongs to the lane of the node's earlier name.
+    """Return the state of a lane that begins at a number: earlier ones belong to the lane of the node's earlier name.
 
     Hubs have it there. Offered under this name too, it would stand in the table twice.
     """

@@ -1,1 +1,1 @@
-"""Where MQTT clients connect: sockets, TLS, WebSocket, proxies, and how many of them there may be."""
+"""Listeners for MQTT clients: sockets, TLS, WebSocket, proxies, and bounds on the number of connections."""

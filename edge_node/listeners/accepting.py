@@ -24,30 +24,30 @@ from weft.edge_node.listeners.tls_alert import Alert
 log = logging.getLogger(__name__)
 
 ACCEPTS_MAX = 64
-"""Connections accepted before others of the event loop have their turn."""
+"""Number of connections accepted before other work of the event loop has its turn."""
 ACCEPT_PAUSE_S = 1.0
-"""How long nothing is accepted after the process ran out of file descriptors; asyncio waits as long."""
+"""Pause in accepting after the process ran out of file descriptors; asyncio waits as long."""
 _EXHAUSTED = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 
 MakeProtocol = Callable[[asyncio.Transport, NetworkConnection], asyncio.Protocol]
-"""Makes the protocol of a connection whose transport is ready."""
+"""Function that creates the protocol of a connection whose transport is ready."""
 
 
 class Acceptor:
-    """Accepts on one address, and brings each connection through proxy header and TLS handshake to its protocol."""
+    """An acceptor at one address that brings each connection through proxy header and TLS handshake to its protocol."""
 
     def __init__(self, settings: ListenerSettings, admission: Admission, make_protocol: MakeProtocol) -> None:
         self._settings = settings
         self._admission = admission
         self._make_protocol = make_protocol
         self.tls: ssl.SSLContext | None = None
-        """For handshakes from now on; None for none."""
+        """Context for further handshakes; None for plain TCP."""
         self._loop = asyncio.get_running_loop()
         self._sockets: list[socket.socket] = []
         self._handshakes: set[asyncio.Task[None]] = set()
         self._pause: asyncio.TimerHandle | None = None
         self.bound: Address | UnixSocket = settings.bind
-        """The address with the port that was found for port 0."""
+        """Address, with the actual port where port 0 was asked for."""
 
     async def start(self) -> None:
         """Bind and accept.
@@ -60,7 +60,7 @@ class Acceptor:
             self._loop.add_reader(each, self._accept, each)
 
     def stop(self) -> None:
-        """Accept no more; handshakes under way are given up."""
+        """Stop accepting, and abort handshakes under way."""
         if self._pause is not None:
             self._pause.cancel()
             self._pause = None
@@ -94,7 +94,7 @@ class Acceptor:
         proxies = self._settings.proxies
         if proxies is not None and not _is_trusted(host, proxies):
             self._admission.listener_counters.proxy_headers_refused += 1
-            self._complain("untrusted", "refused %s at listener %s: it is no trusted proxy", name)
+            self._complain("untrusted", "refused %s at listener %s: it is not a trusted proxy", name)
             sock.close()
             return
         connection = self._admission.arrive(host, name, via_proxy=proxies is not None)
@@ -161,14 +161,15 @@ class Acceptor:
         self._admission.listener_counters.accept_pauses += 1
         if self._pause is not None:
             return
-        log.error("listener %s accepts nothing for now: %s; raise the process's limit of open files, or lower "
+        log.error("listener %s has stopped accepting for now: %s; raise the process's limit of open files, or lower "
                   "limits.connections", self._settings.name, error.strerror)  # fmt: skip
         for each in self._sockets:
             self._loop.remove_reader(each)
         self._pause = self._loop.call_later(ACCEPT_PAUSE_S, self._try_again)
 
     def _try_again(self) -> None:
-        """Accept again as soon as a file can be opened. That is tried, so that each shortage makes one log line."""
+        """Accept again as soon as a file can be opened. That is tested by opening one, so that each shortage makes one
+        log line."""
         try:
             os.close(os.open(os.devnull, os.O_RDONLY))
         except OSError:
@@ -180,7 +181,7 @@ class Acceptor:
 
 
 class _PendingTransport:
-    """Stands for the transport while there is none."""
+    """A stand-in for the transport while there is none."""
 
     __slots__ = ("_task",)
 
@@ -219,7 +220,7 @@ class _ProtocolSwitch(asyncio.Protocol):
 
 
 def shown(address: tuple[Any, ...]) -> str:
-    """An internet address for log lines."""
+    """Return an internet address for log lines."""
     return str(Address(address[0], address[1]))
 
 
@@ -227,6 +228,6 @@ def _is_trusted(host: str, proxies: tuple[Network, ...]) -> bool:
     from ipaddress import ip_address
 
     if not host:
-        return True  # a unix socket: whoever may write to it
+        return True  # a unix socket: its mode says which proxies may connect
     address = ip_address(host.partition("%")[0])
     return any(address in network for network in proxies)

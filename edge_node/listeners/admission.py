@@ -15,12 +15,12 @@ from weft.edge_node.listeners.settings import AdmissionLimits
 log = logging.getLogger(__name__)
 
 ADDRESSES_MAX = 65_536
-"""Addresses whose rate is remembered; the one that has waited longest since its last connection is forgotten first."""
+"""Maximum number of addresses whose rate is remembered; the one whose last connection is oldest goes first."""
 SWEEP_INTERVAL_S = 1.0
 COMPLAINT_INTERVAL_S = 10.0
-"""Between two log lines about the same bound."""
+"""Interval between two log lines about the same bound."""
 IPV6_PREFIX = 64
-"""A customer has a whole /64 of IPv6, so that is what counts as one address."""
+"""Prefix of IPv6 that counts as one address, because a customer has a whole /64."""
 
 
 class Abortable(Protocol):
@@ -47,16 +47,16 @@ class NetworkConnection:
     def __init__(self, admission: Admission, host: str, name: str, deadline: float) -> None:
         self._admission = admission
         self.host = host
-        """The address without its port; ``""`` for a unix socket."""
+        """Address without its port; ``""`` for a unix socket."""
         self.name = name
-        """For log lines."""
+        """Name for log lines."""
         self.origin = _origin(host)
-        """What counts as its address."""
+        """Address for the bounds per address."""
         self.counted_as = ""
-        """The address it is counted for, if it is."""
+        """Address for which the connection is counted, if it is."""
         self.deadline = deadline
         self.transport: Abortable | None = None
-        """What ``abort`` closes; None for a moment after accepting."""
+        """Transport that ``abort`` closes; None for a moment after accepting."""
         self.is_half_open = True
         self.is_over = False
 
@@ -65,7 +65,7 @@ class NetworkConnection:
         self._admission.opened(self)
 
     async def room(self) -> bool:
-        """Return whether there is room for one more client; waits a moment for one that leaves."""
+        """Return whether there is room for one more client; wait a moment for one that leaves."""
         return await self._admission.room(self)
 
     def closed(self) -> None:
@@ -74,7 +74,7 @@ class NetworkConnection:
 
     @property
     def is_local(self) -> bool:
-        """Whether it comes from this machine."""
+        """Return whether the connection comes from this machine."""
         return self.origin == ""
 
 
@@ -93,12 +93,12 @@ class Admission:
         self._loop = asyncio.get_running_loop()
         self._connections: set[NetworkConnection] = set()
         self._slots: ClientSlots[NetworkConnection] = ClientSlots(limits.connections_max)
-        """Of those let in."""
+        """Places of admitted clients."""
         self._half_open: dict[NetworkConnection, None] = {}
-        """Those not let in yet, first come first."""
+        """Half-open connections, in order of arrival."""
         self._by_origin: dict[str, int] = {}
         self._due: dict[str, float] = {}
-        """By address: when its burst is whole again (the generic cell rate algorithm, ITU-T I.371)."""
+        """Time by address at which its burst is whole again (the generic cell rate algorithm, ITU-T I.371)."""
         self._timer: asyncio.TimerHandle | None = None
         self._said: dict[str, float] = {}
 
@@ -163,14 +163,14 @@ class Admission:
         self._show()
 
     def complain(self, what: str, message: str, *arguments: object) -> None:
-        """Log a warning, unless ``what`` was complained of lately: a flood must not flood the log as well."""
+        """Log a warning, unless there was one about ``what`` lately: a flood must not flood the log as well."""
         now = self._loop.time()
         if now - self._said.get(what, -COMPLAINT_INTERVAL_S) >= COMPLAINT_INTERVAL_S:
             self._said[what] = now
             log.warning(message, *arguments)
 
     def close(self) -> None:
-        """Stop looking after half-open connections."""
+        """Stop watching half-open connections."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -209,10 +209,11 @@ class Admission:
             self._by_origin[origin] = left
 
     def _evict(self) -> None:
-        """A good client is let in within milliseconds, so the one that has taken longest is the least likely one."""
+        """Close the oldest half-open connection: a good client is admitted within milliseconds, so the oldest is the
+        least likely one."""
         connection = next(iter(self._half_open))
         self.listener_counters.half_open_evicted += 1
-        self.complain("half open", "gave up %s: more than %d connections are half open (limits.half_open)",
+        self.complain("half open", "closed %s: more than %d connections are half open (limits.half_open)",
                        connection.name, self.limits.half_open_max)  # fmt: skip
         self._abort(connection)
 
@@ -227,7 +228,7 @@ class Admission:
             if connection.deadline <= now:
                 self.counters.connect_timeouts += 1
                 self.complain(
-                    "late", "closed %s: not let in within %g s", connection.name, self.limits.connect_timeout_s
+                    "late", "closed %s: not admitted within %g s", connection.name, self.limits.connect_timeout_s
                 )
                 self._abort(connection)
             elif connection.transport is not None and connection.transport.is_closing():
@@ -240,12 +241,12 @@ class Admission:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether an address, or the lack of one (a unix socket), is this machine's own."""
+    """Return whether an address, or the lack of one (a unix socket), is this machine's own."""
     return _origin(host) == ""
 
 
 def _origin(host: str) -> str:
-    """What counts as the address of a host: nothing for this machine, a /64 of IPv6."""
+    """Return the address of a host for the bounds: none for this machine, a /64 of IPv6."""
     if not host:
         return ""
     try:

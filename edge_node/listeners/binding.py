@@ -1,4 +1,4 @@
-"""Sockets that listen."""
+"""Listening sockets."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from weft.config.machine import why_not_listening
 from weft.config.units import Address, UnixSocket
 
 BACKLOG = 1024
-"""Connections that the kernel may hold before they are accepted: all devices of a plant reconnect at once."""
+"""Number of connections that the kernel may hold before they are accepted: all devices of a plant reconnect at once."""
 
 
 class CannotListen(OSError):
-    """An address cannot be bound. The sentence says why, and what to do."""
+    """An address that cannot be bound. The sentence says why, and what to do."""
 
 
 async def listening_sockets(bind: Address | UnixSocket) -> tuple[list[socket.socket], Address | UnixSocket]:
-    """Listen at every address that a host name has, or at a unix socket.
+    """Listen at every address of a host name, or at a unix socket.
 
     Returns:
         The sockets, which do not block, and where they are: with the port that was found for port 0.
@@ -54,7 +54,7 @@ async def listening_sockets(bind: Address | UnixSocket) -> tuple[list[socket.soc
 
 
 def _listen_unix(bind: UnixSocket) -> socket.socket:
-    """In place of a socket that a node before us left behind. Its group may connect, others may not."""
+    """Listen in place of a socket that an earlier node left behind. Its group may connect, others may not."""
     with contextlib.suppress(FileNotFoundError):
         if stat.S_ISSOCK(os.stat(bind.path).st_mode):
             _refuse_if_alive(bind)

@@ -1,9 +1,4 @@
-"""Slots for admitted clients: at most ``limits.connections``, and a moment's wait when all are taken.
-
-Clients that lose their connection come back at once, and often before their old connection is seen to end: its end may
-wait behind a pause in reading, a closing TLS or WebSocket connection, or a proxy. A node at its limit that refused them
-on the spot would lose clients that it had room for.
-"""
+"""Slots for admitted clients: at most ``limits.connections``, and a short wait when all are taken."""
 
 from __future__ import annotations
 
@@ -12,7 +7,7 @@ import contextlib
 from typing import Generic, TypeVar
 
 WAIT_S = 0.5
-"""How long a client waits for the slot of one that leaves."""
+"""Longest wait of a client for the slot of one that leaves."""
 
 Holder = TypeVar("Holder")
 
@@ -24,7 +19,7 @@ class ClientSlots(Generic[Holder]):
         self._slots_max = slots_max
         self._holders: set[Holder] = set()
         self._waiting: dict[Holder, asyncio.Future[None]] = {}
-        """First come first."""
+        """Waiting clients, in order of arrival."""
 
     def __len__(self) -> int:
         return len(self._holders)
@@ -50,6 +45,9 @@ class ClientSlots(Generic[Holder]):
         if len(self._holders) < self._slots_max and not self._waiting:
             self._holders.add(holder)
             return True
+        # Wait rather than refuse on the spot: clients that lose their connection come back at once, often before the
+        # node sees their old connection end. A pause in reading, a closing TLS or WebSocket connection or a proxy may
+        # hold that up. The node has room for them.
         granted = self._waiting[holder] = asyncio.get_running_loop().create_future()
         with contextlib.suppress(TimeoutError):
             try:

@@ -1,4 +1,4 @@
-"""The settings of listeners and of what is before the broker, from the node's configuration."""
+"""Settings of listeners and of admission, from the node's configuration."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from weft.config.units import parse_listen
 from weft.edge_node.listeners.settings import AdmissionLimits, ListenerSettings, TlsFiles, WebSocketSettings
 
 WEBSOCKET_NAMES = ("ws", "wss")
-"""Listeners of these names speak WebSocket without a section that says so."""
+"""Names of listeners that speak WebSocket without a section for it."""
 
 
 def listener_settings(config: EdgeConfig) -> Iterator[ListenerSettings]:
-    """Of every listener that is not switched off."""
+    """Yield the settings of every listener that is not switched off."""
     for name, listener in config.listeners.items():
         if listener is None:
             continue
@@ -31,7 +31,7 @@ def listener_settings(config: EdgeConfig) -> Iterator[ListenerSettings]:
 
 
 def admission_limits(config: EdgeConfig) -> AdmissionLimits:
-    """The bounds on connections."""
+    """Return the bounds on connections."""
     limits = config.limits
     return AdmissionLimits(
         connections_max=limits.connections,

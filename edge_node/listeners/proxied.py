@@ -1,4 +1,4 @@
-"""Connections that a trusted proxy passes on: read its header, and be from where it says."""
+"""Connections through a trusted proxy: read its header, and use the client's address from it."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ class ProxiedTransport:
         self._transport = transport
         self._peername = (connection.host, int(connection.name.rpartition(":")[2]))
         self.write = transport.write
-        """Bound once: it is what connections call most."""
+        """Method of the transport, bound once: it is the one that connections call most."""
 
     def get_extra_info(self, name: str, default: Any = None) -> Any:
-        """As the transport, but for the peer's name."""
+        """Return the transport's information, except for the peer's name."""
         return self._peername if name == "peername" else self._transport.get_extra_info(name, default)
 
     def __getattr__(self, name: str) -> Any:

@@ -1,4 +1,4 @@
-"""The PROXY protocol, version 2: who connected to the proxy (haproxy.org, proxy-protocol.txt, section 2.2).
+"""The PROXY protocol, version 2, which names the client of a proxy (haproxy.org, proxy-protocol.txt, section 2.2).
 
 Pure: bytes to values. Version 1, which is text, is refused.
 """
@@ -14,25 +14,26 @@ from weft.protocols.errors import CodecError
 SIGNATURE = b"\r\n\r\n\0\r\nQUIT\n"
 PREFIX_BYTES = 16
 BODY_BYTES_MAX = 2048
-"""Addresses and extras; the specification wants 536 bytes to be enough, unix addresses and TLS details included."""
+"""Longest part after the first 16 bytes: addresses and extras. The specification calls 536 bytes enough, unix addresses
+and TLS details included."""
 _LOCAL, _PROXY = 0x20, 0x21
 _INET, _INET6 = 0x10, 0x20
 _STREAM = 0x01
 
 
 class BadProxyHeader(CodecError):
-    """No PROXY header of version 2. The sentence says what is wrong with it."""
+    """Bytes that are no PROXY header of version 2. The sentence says what is wrong with them."""
 
 
 class Source(NamedTuple):
-    """The client that a proxy stands for. ``host`` is empty when that is no internet address."""
+    """The client behind a proxy. ``host`` is empty when it is no internet address."""
 
     host: str
     port: int
 
 
 def body_length(prefix: bytes) -> int:
-    """How many bytes follow the first 16.
+    """Return the number of bytes after the first 16.
 
     Raises:
         BadProxyHeader: those are not the beginning of a header, or it is longer than ``BODY_BYTES_MAX``.
@@ -48,7 +49,7 @@ def body_length(prefix: bytes) -> int:
 
 
 def source(prefix: bytes, body: bytes) -> Source | None:
-    """The client's address; None when the proxy speaks for itself (LOCAL), such as to see whether we are there.
+    """Return the client's address; None when the proxy speaks for itself (LOCAL), as in a health check.
 
     Raises:
         BadProxyHeader: the addresses are cut short, or of no stream connection over IPv4 or IPv6.

@@ -1,4 +1,4 @@
-"""What one listener is, and the bounds that all of them share."""
+"""Settings of one listener, and the bounds that all of them share."""
 
 from __future__ import annotations
 
@@ -16,35 +16,37 @@ class TlsFiles:
     """PEM files of a listener with TLS."""
 
     certificate: str
-    """The listener's own, with the chain that clients need after it."""
+    """File of the listener's own certificate, with the chain that clients need after it."""
     key: str
     client_ca: str | None = None
-    """Authorities of client certificates; None asks clients for none."""
+    """File of the authorities of client certificates; None asks clients for none."""
     client_certificate_required: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WebSocketSettings:
-    """How a WebSocket listener is reached."""
+    """Settings of a WebSocket listener."""
 
     path: str = "/mqtt"
     origins: tuple[str, ...] | None = None
-    """Pages that may connect; None is those of the listener's own host, ``("*",)`` all. Only browsers say."""
+    """Origins of pages that may connect; None means the listener's own host, ``("*",)`` all. Only browsers send an
+    origin."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ListenerSettings:
-    """One listener."""
+    """Settings of one listener."""
 
     name: str = "mqtt"
-    """For log lines."""
+    """Name for log lines."""
     bind: Address | UnixSocket = LOOPBACK
     tls: TlsFiles | None = None
     websocket: WebSocketSettings | None = None
     proxies: tuple[Network, ...] | None = None
-    """Where connections may come from, each with a PROXY header (version 2) before anything else; None: no proxy."""
+    """Networks of proxies, whose connections begin with a PROXY header (version 2); None: no proxy."""
     anonymous: str = "loopback"
-    """Who may come in without a name: ``never`` anybody, ``loopback`` this machine, ``allowed_beyond_loopback`` all."""
+    """Admission of clients without a user name: ``never`` none, ``loopback`` those of this machine,
+    ``allowed_beyond_loopback`` all."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,15 +54,15 @@ class AdmissionLimits:
     """Bounds on connections, over all listeners."""
 
     connections_max: int = 16_384
-    """Clients that are let in. Connections that are not are counted by ``half_open_max``."""
+    """Maximum number of admitted clients. Half-open connections are counted by ``half_open_max``."""
     connections_per_address_max: int | None = None
     connection_rate_per_address: int = 200
-    """New connections a second from one address. This machine's own clients are not held to it."""
+    """Maximum rate of new connections from one address, per second. This machine's own clients are exempt."""
     connection_burst_per_address: int = 2_000
-    """Connections that an address may make at once before the rate holds."""
+    """Number of connections that an address may open at once before the rate applies."""
     half_open_max: int = 1_024
-    """Connections not yet let in; past it the one that has taken longest is given up."""
+    """Maximum number of half-open connections; above it, the oldest is closed."""
     connect_timeout_s: float = 10.0
-    """From accepting a connection to letting its client in."""
+    """Maximum time from accepting a connection to admitting its client."""
     websocket_message_bytes_max: int = 1 << 20
     """Longest WebSocket message; one packet may be spread over many, and one may hold many [MQTT-6.0.0-2]."""

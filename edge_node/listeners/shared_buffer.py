@@ -1,6 +1,6 @@
-"""Reads of TLS connections through one buffer that all of them share.
+"""Reads of TLS connections through one shared buffer.
 
-For a protocol that takes ``bytes``, asyncio and uvloop make an object of 256 KiB for every decrypted read, and shrink
+For a protocol that takes ``bytes``, asyncio and uvloop create an object of 256 KiB for every decrypted read, and shrink
 it to what came; a buffered protocol spares them that. It also makes it cheap to have the C library give large blocks
 back at once (``MALLOC_MMAP_THRESHOLD_``, set in ``deploy/``), which halves the memory of an idle TLS connection: uvloop
 has a block of 256 KiB for each, of which a page or two is used.
@@ -11,12 +11,13 @@ from __future__ import annotations
 import asyncio
 
 BUFFER_BYTES = 64 << 10
-"""Four TLS records. More that waits comes with the next round of the loop."""
+"""Size of four TLS records. Further bytes come with the next round of the loop."""
 _buffer = memoryview(bytearray(BUFFER_BYTES))
 
 
 class SharedBufferProtocol(asyncio.BufferedProtocol):
-    """Hands what comes to another protocol, as ``bytes``. Belongs to the event loop's thread, as all others do."""
+    """A protocol that passes received bytes to another protocol as ``bytes``. Belongs to the event loop's thread, as
+    all do."""
 
     __slots__ = ("_protocol",)
 
@@ -28,11 +29,11 @@ class SharedBufferProtocol(asyncio.BufferedProtocol):
         self._protocol.connection_made(transport)
 
     def get_buffer(self, _sizehint: int) -> memoryview:
-        """The one of all connections: ``buffer_updated`` follows before anything else happens."""
+        """Return the shared buffer: ``buffer_updated`` follows before anything else happens."""
         return _buffer
 
     def buffer_updated(self, nbytes: int) -> None:
-        """Pass on what came."""
+        """Pass on the received bytes."""
         self._protocol.data_received(bytes(_buffer[:nbytes]))
 
     def pause_writing(self) -> None:

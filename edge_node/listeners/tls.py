@@ -13,11 +13,11 @@ from weft.edge_node.listeners.tls_alert import AlertingContext
 
 
 class TlsUnusable(OSError):
-    """Certificate, key or authorities cannot be used. The sentence names the file."""
+    """Certificate, key or authorities that cannot be used. The sentence names the file."""
 
 
 def server_context(files: TlsFiles) -> ssl.SSLContext:
-    """A context for TLS 1.2 and later.
+    """Return a context for TLS 1.2 and later.
 
     Raises:
         TlsUnusable: a file cannot be read, is not PEM, the key is encrypted, or does not belong to the certificate.
@@ -43,14 +43,14 @@ def server_context(files: TlsFiles) -> ssl.SSLContext:
 
 
 def common_name(peer_certificate: dict[str, Any] | None) -> str | None:
-    """The common name of a client's certificate, which the handshake has verified; None without exactly one."""
+    """Return the common name of a client's certificate, which the handshake has verified; None without exactly one."""
     subject = (peer_certificate or {}).get("subject", ())
     names = [value for part in subject for key, value in part if key == "commonName"]
     return names[0] if len(names) == 1 and names[0] else None
 
 
 def expiry(files: TlsFiles) -> tuple[str | None, datetime | None]:
-    """Look how long the certificate of usable files is valid, by a handshake in memory.
+    """Return the validity of the certificate of usable files, found by a handshake in memory.
 
     Returns:
         Why clients refuse it now, and when it expires where that is still to come.
@@ -71,7 +71,7 @@ def expiry(files: TlsFiles) -> tuple[str | None, datetime | None]:
 
 
 def _handshake(server: ssl.SSLContext, client: ssl.SSLContext) -> dict[str, Any]:
-    """Shake hands in memory, and return what the client learns of the server's certificate."""
+    """Shake hands in memory, and return the client's view of the server's certificate."""
     there, back = ssl.MemoryBIO(), ssl.MemoryBIO()
     ends = [client.wrap_bio(back, there), server.wrap_bio(there, back, server_side=True)]
     while ends:
@@ -89,11 +89,11 @@ def _refuse_password() -> str:
 
 
 def _why(error: Exception, files: TlsFiles) -> str:
-    """Return why certificate and key cannot be used together, and what to do."""
+    """Return the reason why certificate and key cannot be used together, and what to do."""
     if not isinstance(error, ssl.SSLError):
-        return f"{files.key} is encrypted. A node that starts by itself needs a key that is not (`openssl pkey`)"
+        return f"{files.key} is encrypted, and the node cannot ask for the password. Decrypt the key (`openssl pkey`)"
     if error.reason == "KEY_VALUES_MISMATCH":
-        return f"{files.key} is not the key of {files.certificate}: they do not belong together. Name a pair"
+        return f"{files.key} is not the key of {files.certificate}: they do not belong together. Name a matching pair"
     return (
         f"{files.certificate} is no certificate in PEM, or {files.key} no key. "
         "Name the certificate with its chain, and its key"

@@ -16,17 +16,17 @@ from contextvars import ContextVar
 from typing import Any
 
 LINGER_S = 1.0
-"""How long a client may take to read its alert. A good network needs one round trip."""
+"""Longest time that a client may take to read its alert. A good network needs one round trip."""
 READ_BYTES = 64 << 10
 READS_MAX = 16
-"""Reads that are thrown away after the alert: 1 MiB, the longest packet that clients send by default."""
+"""Maximum number of reads thrown away after the alert: 1 MiB, the longest packet that clients send by default."""
 
 _alert: ContextVar[Alert | None] = ContextVar("tls alert", default=None)
-"""Of the connection that the current task brings through its handshake; event loops pass the context on."""
+"""Alert of the connection that the current task brings through its handshake; event loops pass the context on."""
 
 
 class Alert:
-    """What is to be said to one client whose handshake fails; usually nothing."""
+    """The alert for one client whose handshake fails; usually none."""
 
     __slots__ = ("_connection", "_data", "_socket")
 
@@ -41,7 +41,7 @@ class Alert:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Let go of the connection: the transport holds the context, and so this object, as long as it is open."""
+        """Release the connection: the transport holds the context, and so this object, as long as it is open."""
         self._connection = None
         if self._socket is not None:
             self._socket.close()
@@ -54,11 +54,7 @@ class Alert:
                 self._data = data
 
     async def send(self) -> None:
-        """Send the alert, if there is one, and wait until the client has read it, at most ``LINGER_S``.
-
-        A socket that is closed while it holds unread bytes is reset, and a reset may overtake the alert. With TLS 1.3 a
-        client sends its first packet before it knows whether its certificate is good, so there are such bytes.
-        """
+        """Send the alert, if there is one, and wait until the client has read it, at most ``LINGER_S``."""
         connection, loop = self._socket, asyncio.get_running_loop()
         if connection is None:
             return
@@ -66,6 +62,8 @@ class Alert:
             async with asyncio.timeout(LINGER_S):
                 await loop.sock_sendall(connection, self._data)
                 connection.shutdown(socket.SHUT_WR)
+                # Closing a socket that holds unread bytes resets it, and the reset may overtake the alert. There are
+                # such bytes: in TLS 1.3 a client sends its first packet before it knows if its certificate is good.
                 for _ in range(READS_MAX):
                     if not await loop.sock_recv(connection, READ_BYTES):
                         break
@@ -75,10 +73,10 @@ class _Handshake(ssl.SSLObject):
     """A TLS connection whose alert is kept when its handshake fails."""
 
     kept: tuple[Alert, ssl.MemoryBIO] | None = None
-    """Where the alert goes, and what OpenSSL writes it to; None once the handshake is over."""
+    """Alert to keep, and the buffer that OpenSSL writes it to; None once the handshake is over."""
 
     def do_handshake(self) -> None:
-        """Go on with the handshake."""
+        """Continue the handshake."""
         try:
             super().do_handshake()
         except (ssl.SSLWantReadError, ssl.SSLWantWriteError):

@@ -13,11 +13,11 @@ if TYPE_CHECKING:
     from weft.edge_node.listeners.websocket_connection import WebSocketTransport
 
 Connect = Callable[[asyncio.Transport, NetworkConnection], asyncio.Protocol]
-"""Makes the MQTT connection of a WebSocket that is open."""
+"""Function that creates the MQTT connection of an open WebSocket."""
 
 
 class WebSockets:
-    """Speaks HTTP, then WebSocket with new connections, and knows those that there are."""
+    """The WebSocket connections of a listener, from their HTTP request on."""
 
     def __init__(self, settings: WebSocketSettings, connect: Connect, admission: Admission) -> None:
         """Serve ``settings.path`` and nothing else."""

@@ -1,4 +1,4 @@
-"""A WebSocket that looks like any other transport. What its bytes mean is the library's to know."""
+"""A WebSocket in the form of any other transport. The library interprets its bytes."""
 
 from __future__ import annotations
 
@@ -15,29 +15,29 @@ from weft.edge_node.listeners.settings import WebSocketSettings
 from weft.edge_node.listeners.websocket_handshake import END, HEAD_BYTES_MAX, UpgradeRefused, silent, too_long, upgrade
 
 CLOSE_TIMEOUT_S = 2.0
-"""How long a client may take to answer our closing frame, and to read what was sent before it."""
+"""Longest time that a client may take to answer our closing frame, and to read the bytes before it."""
 
 _BINARY, _CONTINUATION, _TEXT = Opcode.BINARY, Opcode.CONT, Opcode.TEXT
 
 
 @dataclass(frozen=True, slots=True)
 class WebSocketShared:
-    """What all connections of a listener share."""
+    """State that all connections of a listener share."""
 
     settings: WebSocketSettings
     connect: Callable[[asyncio.Transport, NetworkConnection], asyncio.Protocol]
-    """Makes the MQTT connection of a WebSocket that is open."""
+    """Function that creates the MQTT connection of an open WebSocket."""
     admission: Admission
     opened: Callable[[WebSocketTransport], None]
-    """Called when a connection was made; it has not asked for its upgrade yet."""
+    """Function called when a connection was made; it has not asked for its upgrade yet."""
     ended: Callable[[WebSocketTransport], None]
 
 
 class WebSocketTransport(asyncio.Transport, asyncio.Protocol):
-    """One connection: the protocol of its socket, and the transport of its MQTT side.
+    """A connection: the protocol of its socket, and the transport of its MQTT side.
 
-    What is written goes out as binary messages [MQTT-6.0.0-1]. What comes is a stream of bytes: packets need not begin
-    with messages [MQTT-6.0.0-2], so fragments are passed on as they come.
+    Written bytes go out as binary messages [MQTT-6.0.0-1]. Received bytes are a stream: packets need not begin with
+    messages [MQTT-6.0.0-2], so fragments are passed on as they come.
     """
 
     __slots__ = ("_connection", "_head", "_library", "_protocol", "_shared", "_timer", "_transport")
@@ -48,18 +48,18 @@ class WebSocketTransport(asyncio.Transport, asyncio.Protocol):
         self._connection = connection
         self._transport: asyncio.Transport
         self._head = b""
-        """Of the HTTP request, until it is whole."""
+        """Received part of the HTTP request, until it is whole."""
         self._library: Protocol | None = None
-        """From the upgrade on. One of its own: the handshake's would keep the request, some 5 KB."""
+        """Library object from the upgrade on, a new one: the handshake's would keep the request, some 5 KB."""
         self._protocol: asyncio.Protocol | None = None
-        """Who bytes are handed to, from the upgrade on."""
+        """Protocol that gets the bytes, from the upgrade on."""
         self._timer: asyncio.TimerHandle | None = None
-        """Runs from the first closing frame on, whoever sent it."""
+        """Timer that runs from the first closing frame on, ours or the client's."""
 
     # --- asyncio.Protocol, of the socket
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Wait for the request; the admission minds how long."""
+        """Wait for the request; the admission bounds the wait."""
         self._transport = cast(asyncio.Transport, transport)
         self._shared.opened(self)
 
@@ -77,17 +77,17 @@ class WebSocketTransport(asyncio.Transport, asyncio.Protocol):
                 self._transport.close()
 
     def pause_writing(self) -> None:
-        """The client does not read."""
+        """Pause the MQTT side: the client does not read."""
         if self._protocol is not None:
             self._protocol.pause_writing()
 
     def resume_writing(self) -> None:
-        """It does again."""
+        """Resume the MQTT side."""
         if self._protocol is not None:
             self._protocol.resume_writing()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """The socket is closed, whoever closed it."""
+        """Handle the end of the socket."""
         self._shared.ended(self)
         if self._timer is not None:
             self._timer.cancel()
@@ -102,30 +102,30 @@ class WebSocketTransport(asyncio.Transport, asyncio.Protocol):
     # --- asyncio.Transport, of the MQTT connection
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
-        """Send as one message. Nothing is sent once either side has closed."""
+        """Send data as one message. Nothing is sent once either side has closed."""
         library = self._library
         if library is not None and library.state is State.OPEN and data:
             library.send_binary(bytes(data))
             self._send(library)
 
     def get_write_buffer_size(self) -> int:
-        """Bytes that the socket has not taken."""
+        """Return the number of bytes that the socket has not taken."""
         return self._transport.get_write_buffer_size()
 
     def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
-        """When to pause and resume the protocol's writing."""
+        """Set the buffer sizes that pause and resume the protocol's writing."""
         self._transport.set_write_buffer_limits(high, low)
 
     def get_write_buffer_limits(self) -> tuple[int, int]:
-        """(low, high)."""
+        """Return (low, high) of the write buffer."""
         return self._transport.get_write_buffer_limits()
 
     def get_extra_info(self, name: str, default: Any = None) -> Any:
-        """What the socket beneath knows."""
+        """Return information from the socket beneath."""
         return self._transport.get_extra_info(name, default)
 
     def is_closing(self) -> bool:
-        """Whether it is closed, or being closed."""
+        """Return whether the connection is closed, or being closed."""
         return self._timer is not None or self._transport.is_closing()
 
     def pause_reading(self) -> None:
@@ -137,7 +137,7 @@ class WebSocketTransport(asyncio.Transport, asyncio.Protocol):
         self._transport.resume_reading()
 
     def close(self) -> None:
-        """Send what waits and a closing frame; then wait a little for the client's."""
+        """Send the waiting bytes and a closing frame; then wait a little for the client's."""
         self._close(CloseCode.NORMAL_CLOSURE)
 
     def abort(self) -> None:
@@ -145,18 +145,18 @@ class WebSocketTransport(asyncio.Transport, asyncio.Protocol):
         self._transport.abort()
 
     def set_protocol(self, protocol: asyncio.BaseProtocol) -> None:
-        """Hand bytes to another protocol from now on."""
+        """Pass bytes to another protocol from now on."""
         self._protocol = cast(asyncio.Protocol, protocol)
 
     def get_protocol(self) -> asyncio.BaseProtocol:
-        """Who bytes are handed to."""
+        """Return the protocol that gets the bytes."""
         assert self._protocol is not None
         return self._protocol
 
     # --- inside
 
     def go_away(self) -> None:
-        """The listener ends."""
+        """Close because the listener ends."""
         self._close(CloseCode.GOING_AWAY) if self._library is not None else self._transport.abort()
 
     def _read_head(self, data: bytes) -> None:
@@ -185,7 +185,7 @@ class WebSocketTransport(asyncio.Transport, asyncio.Protocol):
             self.data_received(rest)
 
     def _read(self, library: Protocol, data: bytes) -> None:
-        """Pass on what came, then send pongs, and close if the client did or broke the protocol."""
+        """Pass on received messages, then send pongs, and close if the client did or broke the protocol."""
         library.receive_data(data)
         pieces = []
         for frame in cast(list[Frame], library.events_received()):
@@ -222,7 +222,8 @@ class WebSocketTransport(asyncio.Transport, asyncio.Protocol):
         self._transport.resume_reading()
 
     def _begin_to_end(self) -> None:
-        """Bytes that the client does not read, or a closing frame that it does not send, are not waited for longer."""
+        """Bound the end: bytes that the client does not read, and a closing frame that it does not send, are not
+        awaited longer."""
         if self._timer is None:
             self._timer = asyncio.get_running_loop().call_later(CLOSE_TIMEOUT_S, self._transport.abort)
 

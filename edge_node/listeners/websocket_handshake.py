@@ -1,6 +1,6 @@
-"""The HTTP request with which a WebSocket begins (RFC 6455 section 4.2), and who may make it. No I/O.
+"""The HTTP request with which a WebSocket begins (RFC 6455 section 4.2), and the checks of it. No I/O.
 
-The library reads the request and answers it; ours is what is asked for beyond the RFC: path, subprotocol and origin.
+The library reads the request and answers it; ours are the checks beyond the RFC: path, subprotocol and origin.
 """
 
 from __future__ import annotations
@@ -17,15 +17,16 @@ from websockets.typing import Subprotocol
 from weft.edge_node.listeners.settings import WebSocketSettings
 
 PROTOCOLS = (Subprotocol("mqtt"), Subprotocol("mqttv3.1"))
-"""The subprotocol [MQTT-6.0.0-3], and what clients of MQTT 3.1 ask for; the first one is preferred."""
+"""Subprotocols: MQTT's [MQTT-6.0.0-3], and the one that clients of MQTT 3.1 ask for; the first one is preferred."""
 HEAD_BYTES_MAX = 8 << 10
-"""Of a request without its body; browsers send some 500 bytes, and cookies. The library allows 128 lines of it."""
+"""Longest request without its body; browsers send some 500 bytes, and cookies. The library allows 128 lines of it."""
 END = b"\r\n\r\n"
 REASON_LENGTH_MAX = 200
-"""Of what a log line says: the library quotes what the client sent."""
+"""Longest reason in a log line: the library quotes what the client sent."""
 
 silent = logging.getLogger(f"{__name__}.library")
-"""For the library. It would log each connection, and a traceback where strangers send rubbish; we count and say so."""
+"""Logger for the library. It would log each connection, and a traceback where strangers send rubbish; we count and log
+those."""
 silent.setLevel(logging.CRITICAL + 1)
 
 _READ = (
@@ -35,7 +36,7 @@ _READ = (
 
 
 class UpgradeRefused(Exception):
-    """The request is not one that may become a WebSocket of MQTT. ``answer`` says so in HTTP."""
+    """A request that may not become a WebSocket of MQTT. ``answer`` is the response in HTTP."""
 
     def __init__(self, response: Response, reason: str) -> None:
         """Refuse for a reason that may be logged."""
@@ -43,17 +44,17 @@ class UpgradeRefused(Exception):
         self.status = response.status_code
         response.headers["Sec-WebSocket-Version"] = "13"  # RFC 6455 section 4.4
         self.answer = response.serialize()
-        """The whole response; the connection is closed after it."""
+        """Whole response; the connection is closed after it."""
 
 
 def upgrade(head: bytes, settings: WebSocketSettings) -> bytes:
-    """The response that makes a connection a WebSocket without extensions.
+    """Return the response that makes a connection a WebSocket without extensions.
 
     Args:
         head: the request with its empty line; nothing may follow.
 
     Raises:
-        UpgradeRefused: it is to be closed instead.
+        Refused: it is to be closed instead.
     """
     library = ServerProtocol(subprotocols=PROTOCOLS, logger=silent)
     library.receive_data(head)
@@ -74,7 +75,7 @@ def upgrade(head: bytes, settings: WebSocketSettings) -> bytes:
 
 
 def too_long() -> UpgradeRefused:
-    """A request that has not ended after ``HEAD_BYTES_MAX`` bytes."""
+    """Refuse a request that has not ended after ``HEAD_BYTES_MAX`` bytes."""
     reason = f"a request of more than {HEAD_BYTES_MAX} bytes"
     return _refused(ServerProtocol(logger=silent), HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, reason)
 
@@ -84,7 +85,7 @@ def _refused(library: ServerProtocol, status: HTTPStatus, reason: str) -> Upgrad
 
 
 def _is_welcome(request: Request, origins: tuple[str, ...] | None) -> bool:
-    """Whether pages of an origin may connect: otherwise any page in a browser could speak to a local node."""
+    """Return whether pages of an origin may connect: otherwise any page in a browser could speak to a local node."""
     origin, hosts = request.headers.get("Origin"), request.headers.get_all("Host")
     if not origin:
         return True

@@ -1,1 +1,1 @@
-"""What the node tells about itself: status, metrics, health."""
+"""Status, metrics and health of the node."""

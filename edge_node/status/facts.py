@@ -1,4 +1,4 @@
-"""What a node says of itself: the facts behind the status page, ``weft edge status`` and the metrics."""
+"""Facts about a node, behind the status page, ``weft edge status`` and the metrics."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ AnyCounters = Counters | ListenerCounters | StateCounters
 
 
 class NodeStatus:
-    """Gathers the facts when they are asked for. Belongs to the event loop's thread; nothing here blocks."""
+    """A collector of the facts at each request. Belongs to the event loop's thread; nothing here blocks."""
 
     def __init__(
         self,
@@ -36,10 +36,10 @@ class NodeStatus:
         *,
         unrouted: Callable[[], dict[str, Any]],
     ) -> None:
-        """Gather from these.
+        """Collect from these parts.
 
         Args:
-            counters: where two count the same, the later one is shown.
+            counters: the counters; when two count the same, the later one is shown.
             unrouted: the facts about messages that no stream matches.
         """
         self.config = config
@@ -54,36 +54,36 @@ class NodeStatus:
 
     @property
     def is_clock_synchronised(self) -> bool:
-        """Whether a time source keeps the machine's wall clock right."""
+        """Return whether a time source keeps the machine's wall clock right."""
         return self._clock_reading().state is ClockState.SYNCED
 
     def streams(self) -> dict[str, int]:
-        """Name and number of each stream of the log, but for those that the node keeps for itself."""
+        """Return name and number of each stream of the log, except for internal ones."""
         return {name: number for name, number in self.log.streams().items() if name not in SESSION_STREAMS}
 
     def counted(self) -> dict[str, int]:
-        """Every counter of the MQTT side by its name."""
+        """Return every counter of the MQTT side by its name."""
         return {name: value for counters in self._counters for name, value in dataclasses.asdict(counters).items()}
 
     def sample(self) -> None:
-        """Note how much the log has written; called every ``outage.SAMPLE_INTERVAL_S``."""
+        """Note the bytes written by the log; called every ``outage.SAMPLE_INTERVAL_S``."""
         self._outage.sample(time.monotonic(), self.log.stats().bytes_written)
 
     def low_water(self, stats: LogStats | None = None) -> str | None:
-        """A warning while little is left for records; None while there is enough."""
+        """Return a warning while little space is left for records; None while there is enough."""
         stats, disk = stats or self.log.stats(), self.config.disk
         low = disk.budget_bytes // 10 if disk.low_water_bytes is None else disk.low_water_bytes
         left = stats.usable_bytes - stats.unsafe_bytes
         if left >= low:
             return None
         return (
-            f"{approximate_size(max(left, 0))} of the log's {approximate_size(stats.budget_bytes)} are left for "
-            "records that no hub has yet: restore the link, raise disk.budget, or let streams drop their oldest "
+            f"{approximate_size(max(left, 0))} of the log's {approximate_size(stats.budget_bytes)} is left for "
+            "records that no hub has yet. Restore the link, raise disk.budget, or let streams drop their oldest "
             "(when_full)"
         )
 
     def facts(self) -> dict[str, Any]:
-        """Everything, as plain values: sizes in bytes, times in seconds since 1970, durations in seconds."""
+        """Return all facts as plain values: sizes in bytes, times in seconds since 1970, durations in seconds."""
         stats = self.log.stats()
         return {
             "node": self.config.node,
@@ -104,7 +104,7 @@ class NodeStatus:
         }
 
     def _recovery(self) -> dict[str, Any]:
-        """What the start of the node found on the disk."""
+        """Return the findings of the node's start on the disk."""
         report = self.log.recovery
         return {
             "seconds": report.seconds,
@@ -150,13 +150,14 @@ class NodeStatus:
         }
 
     def card_lifetime_s(self, stats: LogStats) -> float | None:
-        """How long the card lasts from new at the rate since the node started; None without ``disk.card_endurance``."""
+        """Return the lifetime of a new card at the rate since the node started; None without
+        ``disk.card_endurance``."""
         endurance, seconds = self.config.disk.card_endurance_bytes, time.monotonic() - self._started
         return endurance * seconds / stats.device_bytes if endurance and stats.device_bytes else None
 
 
 def write_amplification(stats: LogStats) -> float | None:
-    """Bytes of the device's pages written per byte of payload; None before the first payload."""
+    """Return the bytes of the device's pages written per byte of payload; None before the first payload."""
     return stats.device_bytes / stats.payload_bytes if stats.payload_bytes else None
 
 

@@ -1,7 +1,7 @@
-"""Whether a node is well, and whether it can take work: two different questions.
+"""Health of a node, and its readiness for work: two different questions.
 
-A node that is not healthy is to be started again. One that is not ready is to get no new clients for now; starting it
-again would help nothing, and would drop those it has.
+A node that is not healthy is to be started again. One that is not ready should get no new clients for now; starting it
+again would help nothing, and would drop the clients that it has.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from weft.storage.segment_log import SegmentLog
 
 
 class Health:
-    """Answers both questions from what the parts say. Reasons name no streams, paths or users.
+    """Answers to both questions from the state of the parts. Reasons name no streams, paths or users.
 
     Args:
-        has_lost_state: whether the sessions' database has failed.
-        is_listening: whether every listener is open.
+        has_lost_state: returns True when the sessions' database has failed.
+        is_listening: returns True when every listener is open.
     """
 
     def __init__(self, log: SegmentLog, has_lost_state: Callable[[], bool], is_listening: Callable[[], bool]) -> None:
@@ -25,10 +25,10 @@ class Health:
         self._is_listening = is_listening
 
     def unhealthy(self) -> list[str]:
-        """Return why the node should be started again; empty when it should not.
+        """Return the reasons to restart the node; empty when there are none.
 
-        It ends by itself when the log or the database has failed, within a second. That the event loop turns is what
-        any answer says.
+        The node ends by itself within a second when the log or the database has failed. Any answer shows that the event
+        loop runs.
         """
         reasons = []
         if self._log.failed is not None:
@@ -38,7 +38,7 @@ class Health:
         return reasons
 
     def unready(self) -> list[str]:
-        """Return why the node takes no work; empty when it does.
+        """Return the reasons why the node takes no work; empty when it does.
 
         A link that is down is no reason: taking messages while no hub can be reached is what a node is for. A full log
         is one: devices sent here get no acknowledgement, and another node might give it.

@@ -15,16 +15,16 @@ from weft.storage.segment_log.state.gaps import reason_name
 
 _PREFIX = "weft_edge_"
 _LOSSES = [reason for reason in GapReason if reason is not GapReason.RENAMED]
-"""What a log's notices may say: `RENAMED` is for links only, since the records are in the log still."""
+"""Reasons of gap notices in a log. `RENAMED` is for links only, since its records are still in the log."""
 
 
 def render(status: NodeStatus) -> bytes:
-    """All metrics now."""
+    """Return all metrics now."""
     return exposition.render(EDGE_METRICS, samples(status))
 
 
 def samples(status: NodeStatus) -> Iterator[AnySample]:
-    """The value of every metric of the catalogue."""
+    """Yield the value of every metric of the catalogue."""
     yield from _counters(status)
     yield from _log(status)
     for name, number in status.streams().items():

@@ -1,4 +1,5 @@
-"""How long an outage of the hub the node survives: the free part of its disk budget over how fast the log grows."""
+"""Estimate of how long an outage of the hub the node survives: the free part of its disk budget over the growth of the
+log."""
 
 from __future__ import annotations
 
@@ -10,22 +11,22 @@ from weft.config.units import YEAR_S, approximate_duration
 
 SAMPLE_INTERVAL_S = 10.0
 WINDOW_SAMPLES_MAX = 360
-"""An hour of samples: devices that report every few minutes still give a rate."""
+"""Number of samples: an hour, so that devices that report every few minutes still give a rate."""
 ELAPSED_S_MIN = 1.0
 
 
 class OutageEstimate:
-    """Samples of how much the log has written, and what follows from them. ``now`` is monotonic seconds."""
+    """Samples of the bytes written by the log, and estimates from them. ``now`` is monotonic seconds."""
 
     def __init__(self) -> None:
         self._samples: deque[tuple[float, int]] = deque(maxlen=WINDOW_SAMPLES_MAX)
 
     def sample(self, now: float, bytes_written: int) -> None:
-        """Note how many bytes the log has written since the node started."""
+        """Note the number of bytes written by the log since the node started."""
         self._samples.append((now, bytes_written))
 
     def bytes_per_second(self, now: float, bytes_written: int) -> float | None:
-        """How fast the log grows, over the window of samples; None until there is something to go by."""
+        """Return the growth of the log over the window of samples; None until there are enough."""
         if not self._samples:
             return None
         then, written_then = self._samples[0]
@@ -33,9 +34,9 @@ class OutageEstimate:
         return (bytes_written - written_then) / elapsed if elapsed >= ELAPSED_S_MIN else None
 
     def seconds_left(self, now: float, bytes_written: int, bytes_free: int) -> float | None:
-        """Seconds until ``bytes_free`` are full at the rate of the last hour, 0 when they are.
+        """Return the seconds until ``bytes_free`` are full at the rate of the last hour, 0 when they are.
 
-        None when nothing comes in or nothing is known.
+        None when no records come in, or nothing is known.
         """
         if bytes_free <= 0:
             return 0.0
@@ -44,19 +45,19 @@ class OutageEstimate:
 
 
 def outage_left(facts: Mapping[str, Any]) -> str:
-    """What the facts of a running node (``NodeStatus.facts``) say of it, for people."""
+    """Return the estimate in the facts of a running node (``NodeStatus.facts``), as text."""
     disk, left = facts["disk"], facts["disk"]["outage_seconds_left"]
     if facts["log_error"]:
         return "none: the log has stopped"
     if facts["log_full"] or left == 0:
         return "none: the log is full"
     if left is None:
-        return "unknown yet" if disk["bytes_per_second"] is None else "without end while nothing comes in"
+        return "unknown yet" if disk["bytes_per_second"] is None else "unlimited while no records come in"
     return f"{outage_duration(left)} at the rate of the last hour"
 
 
 def outage_duration(seconds: float) -> str:
-    """Return how long an outage may last, for people.
+    """Return the length of an outage, as text.
 
     A node that took three messages in its last hour would need centuries to fill its disk. No plan needs such a
     number, and one busy hour makes it wrong: past a year it is not said.

@@ -30,10 +30,10 @@ SHUTDOWN_TIMEOUT_S = 1.0
 
 
 class Pages:
-    """Serves the pages; ``start`` binds, ``close`` ends. Belongs to the event loop's thread."""
+    """A server of the pages; ``start`` binds, ``close`` ends. Belongs to the event loop's thread."""
 
     def __init__(self, status: Callable[[], dict[str, Any]], metrics: Callable[[], bytes], health: Health) -> None:
-        """Serve what these say.
+        """Serve pages about these parts.
 
         Args:
             status: the facts, as ``edge_node.status.facts`` gathers them.
@@ -47,7 +47,7 @@ class Pages:
         self.port = 0
 
     async def start(self, bind: str) -> None:
-        """Listen on ``host:port``. ``SettingError`` when the address cannot be had."""
+        """Listen on ``host:port``. Raise ``SettingError`` when the address cannot be used."""
         app = web.Application(client_max_size=1024)
         app.router.add_get("/", self._page)
         app.router.add_get("/status", self._json)
@@ -87,7 +87,7 @@ class Pages:
 
 
 def page(facts: dict[str, Any]) -> str:
-    """The status page, which reloads itself every few seconds."""
+    """Return the status page, which reloads itself every few seconds."""
     disk, unrouted = facts["disk"], facts["unrouted"]
     title = escape(f"{facts['tenant']}/{facts['node']}")
     summary = [
@@ -121,7 +121,7 @@ def page(facts: dict[str, Any]) -> str:
 
 
 def trouble(link: dict[str, Any]) -> str:
-    """What keeps a link from delivering now; an error that is over is not shown to people."""
+    """Return the error that keeps a link from delivering now. An error that is over is not shown to people."""
     return "" if link["state"] == "connected" else link["last_error"]
 
 

@@ -16,7 +16,7 @@ _NAMES = {
     (b"MQTT", 4 | BRIDGE_BIT): (Version.V311, True),
     (b"MQTT", 5): (Version.V5, False),
 }
-"""Protocol name and level -> the version, and whether a bridge says so."""
+"""Protocol name and level -> the version, and whether the client is a bridge."""
 
 
 def decode_connect(reader: Reader, flags: int) -> Connect:
@@ -81,7 +81,7 @@ def _body(reader: Reader, *, bridge: bool = False) -> Connect:
 
 def _used_in_31(flags: int) -> int:
     """Return the connect flags without those that mean nothing. MQTT 3.1 does not use the lowest bit, nor will QoS and
-    will retain without a will (its section 3.1), and does not say that they are 0."""
+    will retain without a will (its section 3.1), and does not require that they are 0."""
     return flags & (0xFE if flags & 0x04 else 0xC6)
 
 

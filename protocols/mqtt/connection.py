@@ -42,7 +42,7 @@ __all__ = ["CLIENT_ID_BYTES_MAX", "KEEP_ALIVE_GRACE", "PACKET_BYTES_MAX", "Conne
 
 
 class State(Enum):
-    """Where a connection is in its life."""
+    """States of a connection."""
 
     AWAITING_CONNECT = auto()
     OPEN = auto()
@@ -72,7 +72,7 @@ KEEP_ALIVE_GRACE = 1.5
 
 
 class Connection:
-    """The state of one client's connection. No I/O, no clock: the caller says what came."""
+    """The state of one client's connection. No I/O, no clock: the caller reports what came."""
 
     __slots__ = (
         "_aliases", "_bridge", "_expiring", "_limits", "client_packet_bytes_max", "client_receive_maximum",
@@ -85,22 +85,22 @@ class Connection:
         self._aliases: dict[int, bytes] | None = None
         self._bridge = False
         self._expiring = False
-        """Whether the session was to outlive the connection when it began."""
+        """True when the session was to outlive the connection when it began."""
         self.state = State.AWAITING_CONNECT
         self.version: int = Version.V311
-        """What packets are decoded and encoded in; known once CONNECT has come."""
+        """Version for decoding and encoding packets; known once CONNECT has come."""
         self.silence_s_max: float | None = None
-        """Seconds without a packet after which the client counts as gone; None for ever."""
+        """Seconds without a packet after which the client counts as gone; None for no limit."""
         self.server_keep_alive: int | None = None
-        """Seconds that the client must use instead of its own keep alive, to be said in CONNACK."""
+        """Seconds that the client must use instead of its own keep alive, announced in CONNACK."""
         self.client_receive_maximum = 65_535
-        """Publishes at QoS 1 and 2 that the client may be sent before it has answered the first."""
+        """Maximum number of unanswered publishes at QoS 1 and 2 to the client."""
         self.client_packet_bytes_max = PACKET_BYTES_MAX
-        """Longer packets must not be sent to the client [MQTT-3.1.2-24]."""
+        """Longest packet that may be sent to the client [MQTT-3.1.2-24]."""
         self.client_topic_alias_maximum = 0
-        """Largest topic alias that the client may be sent."""
+        """Largest topic alias that may be sent to the client."""
         self.problem_information = True
-        """Whether acknowledgements may carry reason strings and user properties [MQTT-3.1.2-29]."""
+        """True when acknowledgements may carry reason strings and user properties [MQTT-3.1.2-29]."""
 
     def receive(self, packet: Packet) -> Packet:
         """Take note of a packet from the client.
@@ -132,10 +132,11 @@ class Connection:
 
     @property
     def answers_due_max(self) -> int:
-        """Publishes at QoS 1 and 2 that may wait for their answer before the client is held back.
+        """Return the number of publishes at QoS 1 and 2 that may wait for their answer before the node stops reading
+        from the client.
 
-        MQTT 5.0 allows DISCONNECT with 0x93 past the receive maximum (section 3.3.4) and does not ask for it. Clients
-        exist that send past it, and closing makes them send again what is stored already: the caller stops reading
+        MQTT 5.0 allows DISCONNECT with 0x93 past the receive maximum (section 3.3.4) and does not require it. Clients
+        exist that send past it, and closing would make them send stored messages again: the caller stops reading
         instead. MQTT 3.1 and 3.1.1 have no receive maximum; there are no more than 65,535 identifiers.
         """
         return self._limits.receive_maximum if self.version == Version.V5 else PACKET_IDS_MAX
@@ -143,7 +144,7 @@ class Connection:
     def announcement(
         self, *, assigned_client_identifier: str | None = None, session_expiry_interval: int | None = None
     ) -> Properties:
-        """CONNACK's properties: the limits, as far as they are not what clients assume anyway."""
+        """Return CONNACK's properties: the limits, as far as they differ from what clients assume."""
         if self.version != Version.V5:
             return NO_PROPERTIES
         limits = self._limits
@@ -177,7 +178,7 @@ class Connection:
         return encode(msgspec.structs.replace(packet, properties=bare), Version.V5)
 
     def last_words(self, error: MqttError) -> bytes:
-        """What the client is sent before the connection is closed for an error of its own; often nothing."""
+        """Return the bytes for the client before the connection is closed for an error of its own; often none."""
         if self.state is State.AWAITING_CONNECT:
             if not isinstance(error, ConnectRefused):
                 return b""
@@ -188,7 +189,7 @@ class Connection:
         return self.farewell(ReasonCode.PROTOCOL_ERROR if second else error.code, str(error))
 
     def farewell(self, code: ReasonCode, reason: str | None = None) -> bytes:
-        """The DISCONNECT with which a server ends an open connection; nothing before MQTT 5.0 [MQTT-3.14.0-1]."""
+        """Return the DISCONNECT with which a server ends an open connection; none before MQTT 5.0 [MQTT-3.14.0-1]."""
         if self.version != Version.V5 or self.state is not State.OPEN:
             return b""
         packet = self.encode(Disconnect(code, Properties(reason_string=reason) if reason else NO_PROPERTIES))
@@ -258,8 +259,9 @@ class Connection:
 
 
 def _for_bridge(packet: Subscribe) -> Subscribe:
-    """No local, so that a topic which is bridged in both directions does not go round, and retain as published, so that
-    what is retained here is there. Shared subscriptions have no "no local" [MQTT-3.8.3-4]."""
+    """Set the options that a bridge cannot ask for: no local, so that a topic bridged in both directions does not go
+    round, and retain as published, so that retained messages arrive as such. Shared subscriptions have no "no local"
+    [MQTT-3.8.3-4]."""
     filters = tuple(
         msgspec.structs.replace(each, no_local=not each.filter.startswith(SHARE_PREFIX), retain_as_published=True)
         for each in packet.filters

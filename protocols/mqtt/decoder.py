@@ -40,12 +40,12 @@ from weft.protocols.topics import SHARE_PREFIX, InvalidTopic, split_share
 FIXED_HEADER_BYTES_MAX = 5
 _LENGTH_BYTES_MAX = 4
 FILTERS_MAX = 4096
-"""Most topic filters of one SUBSCRIBE or UNSUBSCRIBE. A packet of 1 MiB has room for 262,144, whose decoding alone
-would keep all other clients waiting for a second."""
+"""Maximum number of topic filters in one SUBSCRIBE or UNSUBSCRIBE. A packet of 1 MiB has room for 262,144, whose
+decoding alone would keep all other clients waiting for a second."""
 
 
 def packet_end(data: bytes, at: int, packet_bytes_max: int) -> tuple[int, int] | None:
-    """Where the packet at ``at`` has its body and its end (which may lie past the end of ``data``).
+    """Return the offsets of the body and of the end of the packet at ``at`` (the end may lie past the end of ``data``).
 
     Returns:
         (offset of the body, offset one past the packet), or None when the fixed header is not all there.
@@ -73,7 +73,7 @@ def decode(data: bytes, at: int, packet_bytes_max: int, version: int = Version.V
     """Decode the packet at ``at``.
 
     Args:
-        version: what the connection's CONNECT said. CONNECT itself is read by its own.
+        version: the version in the connection's CONNECT. CONNECT itself is read by its own.
 
     Returns:
         The packet and the offset after it, or None when its bytes are not all there.
@@ -227,7 +227,7 @@ def _unsuback(reader: Reader, _flags: int) -> Packet:
 def _answer(
     packet: type[PubAck] | type[PubRec] | type[PubRel] | type[PubComp], kind: PacketType, allowed: frozenset[int]
 ) -> Callable[[Reader, int], Packet]:
-    """The decoder of an acknowledgement: reason code and properties may be left out (section 3.4.2.1)."""
+    """Return the decoder of an acknowledgement: reason code and properties may be left out (section 3.4.2.1)."""
 
     def decode_answer(reader: Reader, _flags: int) -> Packet:
         packet_id = reader.packet_id()
@@ -287,7 +287,7 @@ _RESERVED = (-1, _reserved)
 _BY_TYPE: dict[int, tuple[tuple[str, int | None, Callable[[Reader, int], Packet]], ...]] = {
     version: _by_type(version) for version in Version
 }
-"""Version -> the same by packet type, with the packet's name. Reserved types want flags that no byte has."""
+"""Version -> the same by packet type, with the packet's name. Reserved types require flags that no byte has."""
 
 _CONNECT_CODES = frozenset(reason_codes.ConnectCode)
 

@@ -34,15 +34,15 @@ REMAINING_LENGTH_MAX = VARIABLE_MAX
 """Largest remaining length (section 2.2.3)."""
 
 PUBACK = bytes([PacketType.PUBACK << 4, 2])
-"""What precedes the two bytes of the packet id; so ``PUBACK + PUBACK.join(ids)`` is a run of PUBACKs. MQTT 5.0 reads
-it as success (section 3.4.2.1)."""
+"""Bytes before the packet id, so ``PUBACK + PUBACK.join(ids)`` is a run of PUBACKs. MQTT 5.0 reads it as success
+(section 3.4.2.1)."""
 PUBREC = bytes([PacketType.PUBREC << 4, 2])
 PUBREL = bytes([PacketType.PUBREL << 4 | 2, 2])
 PUBCOMP = bytes([PacketType.PUBCOMP << 4, 2])
 PINGRESP = bytes([PacketType.PINGRESP << 4, 0])
 
 encode_length = variable
-"""The remaining length in one to four bytes (section 2.2.3)."""
+"""Remaining length in one to four bytes (section 2.2.3)."""
 
 _PUBLISH = PacketType.PUBLISH << 4
 
@@ -62,7 +62,7 @@ def encode_publish(
     version: int = Version.V311,
     properties: Properties = NO_PROPERTIES,
 ) -> bytes:
-    """A PUBLISH packet without a ``Publish`` value: the fan-out to subscribers makes many."""
+    """Encode a PUBLISH packet without a ``Publish`` value: the fan-out to subscribers makes many."""
     head, tail = publish_parts(topic, payload, qos, retain=retain, dup=dup, version=version, properties=properties)
     return b"".join((head, packet_id.to_bytes(2, "big"), tail)) if qos else head + tail
 
@@ -77,9 +77,9 @@ def publish_parts(
     version: int = Version.V311,
     properties: Properties = NO_PROPERTIES,
 ) -> tuple[bytes, bytes]:
-    """What comes before and after the packet identifier of a PUBLISH (at QoS 0 there is none between them).
+    """Return the bytes before and after the packet identifier of a PUBLISH (at QoS 0 there is none between them).
 
-    Made once for many subscribers: ``head + packet_id.to_bytes(2, "big") + tail`` is each one's packet.
+    They are computed once for many subscribers: ``head + packet_id.to_bytes(2, "big") + tail`` is each one's packet.
     """
     if version != Version.V5:
         tail = payload
@@ -141,7 +141,7 @@ def _answer(start: bytes) -> Callable[[Any, int], bytes]:
 
 
 def _reason(code: int, properties: Properties) -> bytes:
-    """A reason code and properties, which may be left out from the end."""
+    """Encode a reason code and properties, which may be left out from the end."""
     if properties is NO_PROPERTIES:
         return bytes([code])
     return bytes([code]) + encode_properties(properties)
@@ -205,9 +205,8 @@ _ENCODERS: dict[type[Packet], Callable[[Any, int], bytes]] = {
 
 
 def encode(packet: Packet, version: int = Version.V311) -> bytes:
-    """Encode any packet. The values are the caller's own: they are not checked again.
+    """Encode any packet. The values are the caller's own and are not checked again.
 
-    What the version has no place for (properties, most reason codes) is left out. CONNECT is encoded in its own
-    version.
+    Fields that the version lacks (properties, most reason codes) are left out. CONNECT is encoded in its own version.
     """
     return _ENCODERS[type(packet)](packet, version)

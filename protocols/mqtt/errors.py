@@ -1,4 +1,4 @@
-"""What a peer can do wrong. Every error closes that peer's connection and no other [MQTT-4.8.0-1]."""
+"""Errors of a peer. Every error closes that peer's connection and no other [MQTT-4.8.0-1]."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ __all__ = ["ConnectCode", "ConnectRefused", "MalformedPacket", "MqttError", "Pro
 
 
 class MqttError(CodecError):
-    """The peer broke the protocol. The sentence ends with the clause, such as ``[MQTT-3.1.0-2]``, where one applies.
+    """A breach of the protocol by the peer. The sentence ends with the clause, such as ``[MQTT-3.1.0-2]``, where one
+    applies.
 
-    ``code`` is what DISCONNECT or CONNACK of MQTT 5.0 says of it.
+    ``code`` is the reason code for DISCONNECT or CONNACK of MQTT 5.0.
     """
 
     def __init__(self, reason: str, clause: str = "", code: ReasonCode = ReasonCode.UNSPECIFIED_ERROR) -> None:
@@ -22,14 +23,14 @@ class MqttError(CodecError):
 
 
 class MalformedPacket(MqttError):
-    """The bytes are no MQTT packet, and no further bytes would make them one."""
+    """Bytes that are no MQTT packet, and that no further bytes would make one."""
 
     def __init__(self, reason: str, clause: str = "", code: ReasonCode = ReasonCode.MALFORMED_PACKET) -> None:
         super().__init__(reason, clause, code)
 
 
 class ProtocolViolation(MqttError):
-    """A packet that can be read, but may not come now, or says what it may not say."""
+    """A readable packet that is not allowed now, or has content that is not allowed."""
 
     def __init__(self, reason: str, clause: str = "", code: ReasonCode = ReasonCode.PROTOCOL_ERROR) -> None:
         super().__init__(reason, clause, code)
@@ -41,4 +42,4 @@ class ConnectRefused(MqttError):
     def __init__(self, code: ReasonCode, reason: str, clause: str = "", version: int = Version.V311) -> None:
         super().__init__(reason, clause, code)
         self.version = version
-        """The version in which the client is answered."""
+        """Version in which the client is answered."""

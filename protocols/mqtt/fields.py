@@ -9,7 +9,7 @@ TEXT_BYTES_MAX = 65_535
 
 
 def variable(value: int) -> bytes:
-    """A variable byte integer in one to four bytes.
+    """Encode a variable byte integer in one to four bytes.
 
     Raises:
         ValueError: over ``VARIABLE_MAX``.
@@ -27,12 +27,12 @@ def variable(value: int) -> bytes:
 
 
 def u16(value: int) -> bytes:
-    """A two byte integer."""
+    """Encode a two byte integer."""
     return value.to_bytes(2, "big")
 
 
 def text(value: str | bytes) -> bytes:
-    """A string or binary data with its length before it.
+    """Encode a string or binary data with its length before it.
 
     Raises:
         ValueError: over ``TEXT_BYTES_MAX``.

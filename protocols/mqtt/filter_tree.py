@@ -1,4 +1,4 @@
-"""Who subscribed to what: a tree of filter levels, walked once per topic (MQTT 3.1.1 and 5.0 section 4.7)."""
+"""Subscriptions by filter: a tree of filter levels, walked once per topic (MQTT 3.1.1 and 5.0 section 4.7)."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class FilterTree(Generic[Entry]):
         self._root: _Node[Entry] = _Node()
 
     def add(self, topic_filter: str, entry: Entry) -> None:
-        """Put an entry at a filter; nothing happens when it is there already."""
+        """Add an entry at a filter; do nothing when it is there already."""
         node = self._root
         for level in topic_filter.split("/"):
             child = node.children.get(level)
@@ -41,7 +41,7 @@ class FilterTree(Generic[Entry]):
         node.entries[entry] = None
 
     def remove(self, topic_filter: str, entry: Entry) -> None:
-        """Take an entry out; nothing happens when it is not there. Branches left empty are cut off."""
+        """Remove an entry; do nothing when it is not there. Empty branches are cut off."""
         node = self._root
         path: list[tuple[_Node[Entry], str]] = []
         for level in topic_filter.split("/"):
@@ -58,7 +58,7 @@ class FilterTree(Generic[Entry]):
             del parent.children[level]
 
     def match(self, topic: str) -> list[Entry]:
-        """The entries of all filters that match a topic; one that is at several of them comes as often."""
+        """Return the entries of all filters that match a topic; an entry at several of them comes as often."""
         found: list[Entry] = []
         nodes = [self._root]
         hidden = topic.startswith("$")  # no wildcard on the first level matches these [MQTT-4.7.2-1]

@@ -1,4 +1,4 @@
-"""What a server tells of itself in CONNACK, and the checks that hold clients to it."""
+"""Limits that a server announces in CONNACK, and the checks of clients against them."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ PACKET_BYTES_MAX = 268_435_460
 CONNACK_OVERHEAD_BYTES = 5
 """A CONNACK of MQTT 5.0 without properties."""
 ASSIGNED_IDENTIFIER_BYTES = 32
-"""What an identifier of the server's making adds to it: 29 characters."""
+"""Bytes that an identifier of the server's making adds to a CONNACK: 29 characters."""
 SUBACK_OVERHEAD_BYTES_MAX = 8
-"""A SUBACK or UNSUBACK is no longer than this and a byte for each filter."""
+"""Longest SUBACK or UNSUBACK without its codes: each filter adds a byte."""
 
 
 class ServerLimits(msgspec.Struct, frozen=True):
-    """What the server says of itself in CONNACK of MQTT 5.0 (section 3.2.2.3), and holds clients to."""
+    """Limits that the server announces in CONNACK of MQTT 5.0 (section 3.2.2.3) and enforces."""
 
     receive_maximum: int = 65_535
-    """Publishes at QoS 1 and 2 that a client may have unanswered."""
+    """Maximum number of unanswered publishes at QoS 1 and 2 from a client."""
     topic_alias_maximum: int = 0
     maximum_qos: int = 2
     maximum_packet_size: int = PACKET_BYTES_MAX
     """Announced only: ``decode`` holds clients to it."""
     keep_alive_s_max: int = 0
-    """Longest keep alive that a client of MQTT 5.0 may have; 0 for any, none included."""
+    """Longest keep alive that a client of MQTT 5.0 may have; 0 for any, including none."""
     retain_available: bool = True
     wildcard_subscription_available: bool = True
     subscription_identifier_available: bool = True
@@ -43,7 +43,7 @@ DEFAULT_LIMITS = ServerLimits()
 
 
 def connect_refusal(packet: Connect, limits: ServerLimits) -> ConnectRefused | None:
-    """Why a well-formed CONNECT cannot be accepted; None when it can."""
+    """Return the reason to refuse a well-formed CONNECT; None to accept it."""
     version, will = packet.version, packet.will
     if version == Version.V31 and not packet.client_id:
         code, reason = ReasonCode.CLIENT_IDENTIFIER_NOT_VALID, "MQTT 3.1 has no empty client identifier; give one"
@@ -70,7 +70,8 @@ def connect_refusal(packet: Connect, limits: ServerLimits) -> ConnectRefused | N
 
 
 def connack_bytes_max(packet: Connect, limits: ServerLimits) -> int:
-    """No CONNACK that accepts this CONNECT of MQTT 5.0 is longer: what it must say of the limits cannot be left out."""
+    """Return the length of the longest CONNACK that accepts this CONNECT of MQTT 5.0: the limits in it cannot be left
+    out."""
     keeps_alive = not limits.keep_alive_s_max or 0 < packet.keep_alive_s <= limits.keep_alive_s_max
     bytes_of = (
         (0 if packet.client_id else ASSIGNED_IDENTIFIER_BYTES),

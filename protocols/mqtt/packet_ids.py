@@ -19,7 +19,7 @@ class PacketIds:
         self._count = 0
 
     def add(self, packet_id: int) -> bool:
-        """Add a number; False when it was there already."""
+        """Add a number. Return False when it was there already."""
         if not self._bits:
             self._bits = bytearray((PACKET_IDS_MAX + 1) // 8)
         mask = 1 << (packet_id & 7)
@@ -30,7 +30,7 @@ class PacketIds:
         return True
 
     def discard(self, packet_id: int) -> None:
-        """Take a number out; nothing happens when it is not there."""
+        """Remove a number; do nothing when it is not there."""
         if packet_id in self:
             self._bits[packet_id >> 3] &= ~(1 << (packet_id & 7))
             self._count -= 1
@@ -39,8 +39,8 @@ class PacketIds:
         return bool(self._bits) and bool(self._bits[packet_id >> 3] & 1 << (packet_id & 7))
 
     def __iter__(self) -> Iterator[int]:
-        """The numbers, ascending. Costs what is there: thousands of sessions with one each are looked through at a time
-        when their clients connect anew."""
+        """Yield the numbers, ascending. The cost grows with their count only: thousands of sessions with one each are
+        walked at a time when their clients reconnect."""
         for found in _NOT_EMPTY.finditer(self._bits):
             first, byte = found.start() << 3, found[0][0]
             yield from (first | bit for bit in range(8) if byte >> bit & 1)

@@ -1,4 +1,5 @@
-"""The control packets of MQTT 3.1, 3.1.1 and 5.0 as values (chapter 3). What a version lacks has its default."""
+"""The control packets of MQTT 3.1, 3.1.1 and 5.0 as values (chapter 3). Fields that a version lacks have their
+default."""
 
 from __future__ import annotations
 
@@ -19,7 +20,7 @@ class Packet(msgspec.Struct, frozen=True, repr_omit_defaults=True):
 
 
 class Will(msgspec.Struct, frozen=True, repr_omit_defaults=True):
-    """What the server publishes for a client that goes without DISCONNECT (section 3.1.2.5)."""
+    """A message that the server publishes for a client that goes without DISCONNECT (section 3.1.2.5)."""
 
     topic: bytes
     """UTF-8, checked: not empty, no wildcard."""
@@ -45,7 +46,8 @@ class Connect(Packet, frozen=True):
     version: int = Version.V311
     properties: Properties = NO_PROPERTIES
     bridge: bool = False
-    """Before 5.0: another broker, which is not to get its own messages back (``packet_types.BRIDGE_BIT``)."""
+    """True for a bridge before MQTT 5.0: another broker, which must not get its own messages back
+    (``packet_types.BRIDGE_BIT``)."""
 
 
 class ConnAck(Packet, frozen=True):
@@ -53,7 +55,7 @@ class ConnAck(Packet, frozen=True):
 
     session_present: bool
     code: int
-    """A ``ReasonCode``; the encoder says it in the words of older versions, whose ``ConnectCode`` it takes too."""
+    """A ``ReasonCode``; the encoder translates it for older versions, whose ``ConnectCode`` it takes too."""
     properties: Properties = NO_PROPERTIES
 
 

@@ -10,10 +10,10 @@ from weft.protocols.mqtt.packet_types import PacketType
 
 
 class Properties(msgspec.Struct, frozen=True, repr_omit_defaults=True):
-    """The properties of one packet or will. None, or an empty tuple, is a property that is not there."""
+    """The properties of one packet or will. None, or an empty tuple, stands for a missing property."""
 
     payload_format_indicator: int | None = None
-    """1 when the payload is UTF-8, 0 when nothing is said about it."""
+    """1 when the payload is UTF-8, 0 when its format is not declared."""
     message_expiry_interval: int | None = None
     """Seconds."""
     content_type: str | None = None
@@ -22,7 +22,7 @@ class Properties(msgspec.Struct, frozen=True, repr_omit_defaults=True):
     subscription_identifiers: tuple[int, ...] = ()
     """1 to 268,435,455 each. SUBSCRIBE has at most one."""
     session_expiry_interval: int | None = None
-    """Seconds; 0xFFFFFFFF for ever."""
+    """Seconds; 0xFFFFFFFF means that the session never expires."""
     assigned_client_identifier: str | None = None
     server_keep_alive: int | None = None
     """Seconds."""
@@ -36,10 +36,10 @@ class Properties(msgspec.Struct, frozen=True, repr_omit_defaults=True):
     server_reference: str | None = None
     reason_string: str | None = None
     receive_maximum: int | None = None
-    """Publishes at QoS 1 and 2 that the sender of this takes before it has answered the first; not 0."""
+    """Number of unanswered publishes at QoS 1 and 2 that the sender of this property accepts; not 0."""
     topic_alias_maximum: int | None = None
     topic_alias: int | None = None
-    """Not 0."""
+    """Any number but 0."""
     maximum_qos: int | None = None
     """0 or 1."""
     retain_available: bool | None = None
@@ -53,11 +53,11 @@ class Properties(msgspec.Struct, frozen=True, repr_omit_defaults=True):
 
 
 NO_PROPERTIES = Properties()
-"""What packets without properties have, those of MQTT 3.1 and 3.1.1 among them: comparing with ``is`` will do."""
+"""Properties of a packet without any, also of MQTT 3.1 and 3.1.1; compare with ``is``."""
 
 
 class Kind(Enum):
-    """How a property's value is written."""
+    """Encodings of a property's value."""
 
     FLAG = auto()
     BYTE = auto()
@@ -106,4 +106,4 @@ TABLE: dict[int, tuple[str, Kind, tuple[PacketType, ...]]] = {
     0x29: ("subscription_identifier_available", Kind.FLAG, (_CONNACK,)),
     0x2A: ("shared_subscription_available", Kind.FLAG, (_CONNACK,)),
 }
-"""Identifier -> (field of ``Properties``, how it is written, the packets that may have it). Table 2-4."""
+"""Identifier -> (field of ``Properties``, its encoding, the packets that may have it). Table 2-4."""

@@ -12,8 +12,8 @@ from weft.protocols.mqtt.properties import NO_PROPERTIES, TABLE, Kind, Propertie
 from weft.protocols.mqtt.reader import Reader
 
 PROPERTIES_MAX = 1024
-"""Most properties of one packet. A packet of 1 MiB has room for 170,000, whose decoding alone would keep all other
-clients waiting for half a second."""
+"""Maximum number of properties of one packet. A packet of 1 MiB has room for 170,000, whose decoding alone would keep
+all other clients waiting for half a second."""
 
 _READERS: dict[Kind, Callable[[Reader, str], Any]] = {
     Kind.FLAG: Reader.u8,
@@ -106,7 +106,7 @@ def _check_response_topic(value: str) -> None:
 
 
 def encode_properties(properties: Properties) -> bytes:
-    """A property section, its length included. The values are the caller's own: they are not checked again."""
+    """Encode a property section, including its length. The values are the caller's own and are not checked again."""
     if properties is NO_PROPERTIES:
         return b"\0"
     body = property_body(properties)
@@ -114,7 +114,7 @@ def encode_properties(properties: Properties) -> bytes:
 
 
 def property_body(properties: Properties) -> bytes:
-    """The properties without their length, so that more can follow."""
+    """Encode the properties without their length, so that more can follow."""
     parts: list[bytes] = []
     for prefix, name, write, many in _WRITE:
         value = getattr(properties, name)

@@ -15,10 +15,10 @@ from weft.protocols.mqtt.packet_ids import PacketIds
 from weft.protocols.mqtt.packet_types import PacketType, Version
 
 SCAN_PACKET_BYTES_MIN = 129
-"""The longest packet that ``scan`` takes without asking the limit: ``packet_bytes_max`` must not be smaller."""
+"""Longest packet that ``scan`` takes without checking the limit: ``packet_bytes_max`` must not be smaller."""
 
 _ANSWERS = {PacketType.PUBLISH << 4 | qos << 1: (answer, qos) for qos, answer in enumerate((b"", PUBACK, PUBREC))}
-"""First byte of a PUBLISH without DUP and retain -> what answers it, and its QoS."""
+"""First byte of a PUBLISH without DUP and retain -> the first byte of its answer, and its QoS."""
 _AT_LEAST_ONCE = PacketType.PUBLISH << 4 | 1 << 1
 """The one at QoS 1."""
 _SINGLE_BYTES_MIN = 7
@@ -27,12 +27,12 @@ _NO_ID = b"\0\0"
 
 
 class Route(Protocol):
-    """What becomes of the publishes of a topic."""
+    """Destination of the publishes of a topic."""
 
     destination: Any
-    """Publishes of one destination are one run."""
+    """Key of the run: publishes of one destination are one run."""
     noted: bool
-    """Whether ``Gathered.note`` is to be told of them."""
+    """True when ``Gathered.note`` is called for them."""
 
 
 class Run(Protocol):
@@ -41,13 +41,13 @@ class Run(Protocol):
     keys: list[bytes]
     payloads: list[bytes]
     sources: list[Any]
-    """Who published each of them."""
+    """Publisher of each record."""
     flags: dict[int, int]
     """Index in this run -> flag bits, for the records that have any."""
 
 
 class Gathered(Protocol):
-    """Where packets are taken to (``edge_node/ingest/record.py``)."""
+    """Collector of the packets (``edge_node/ingest/record.py``)."""
 
     clients: list[Any]
     answers: list[bytes]
@@ -58,7 +58,7 @@ class Gathered(Protocol):
 
     @property
     def groups(self) -> Mapping[Any, Run]:
-        """By destination; begins a run for one that has none yet."""
+        """Return the runs by destination; a new destination gets an empty run."""
         ...
 
     def note(self, route: Any, run: Any, first: int) -> None:

@@ -1,4 +1,4 @@
-"""Walks the fields of one complete packet (section 1.5)."""
+"""A reader of the fields of one complete packet (section 1.5)."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from weft.protocols.topics import InvalidTopic, check_filter, check_topic
 
 
 class Reader:
-    """Takes field after field. A field that runs past the packet's end is an error, never a wait for more."""
+    """A reader that takes field after field. A field that runs past the packet's end is an error, never a wait for
+    more."""
 
     __slots__ = ("at", "data", "end", "name", "version")
 
@@ -20,11 +21,11 @@ class Reader:
         self.version = version
 
     def clause(self, before_5: str, in_5: str) -> str:
-        """The number that a rule has in this packet's version."""
+        """Return the number of a rule in this packet's version."""
         return in_5 if self.version == Version.V5 else before_5
 
     def take(self, length: int, field: str) -> bytes:
-        """The next bytes, as they are."""
+        """Return the next bytes, as they are."""
         start = self.at
         if start + length > self.end:
             raise MalformedPacket(f"{self.name} ends inside its {field}")
@@ -32,19 +33,19 @@ class Reader:
         return self.data[start : self.at]
 
     def u8(self, field: str) -> int:
-        """A byte."""
+        """Return a byte."""
         return self.take(1, field)[0]
 
     def u16(self, field: str) -> int:
-        """A two byte integer."""
+        """Return a two byte integer."""
         return int.from_bytes(self.take(2, field), "big")
 
     def u32(self, field: str) -> int:
-        """A four byte integer."""
+        """Return a four byte integer."""
         return int.from_bytes(self.take(4, field), "big")
 
     def variable(self, field: str) -> int:
-        """A variable byte integer, which has one form only: the shortest (MQTT 5.0 section 1.5.5)."""
+        """Return a variable byte integer, which has one form only: the shortest (MQTT 5.0 section 1.5.5)."""
         value = 0
         for shift in (0, 7, 14, 21):
             byte = self.u8(field)
@@ -56,11 +57,11 @@ class Reader:
         raise MalformedPacket(f"the {field} of {self.name} is an integer of more than four bytes")
 
     def binary(self, field: str) -> bytes:
-        """Bytes with their length before them."""
+        """Return bytes that follow their length."""
         return self.take(self.u16(field), field)
 
     def text(self, field: str) -> str:
-        """UTF-8 with its length before it."""
+        """Return UTF-8 text that follows its length."""
         data = self.binary(field)
         try:
             value = data.decode()
@@ -73,7 +74,7 @@ class Reader:
         return value
 
     def topic(self, field: str, *, may_be_empty: bool = False) -> bytes:
-        """A topic name."""
+        """Return a topic name."""
         value = self.text(field)
         if not value and may_be_empty:
             return b""
@@ -84,7 +85,7 @@ class Reader:
         return value.encode()
 
     def filter(self) -> str:
-        """A topic filter."""
+        """Return a topic filter."""
         value = self.text("topic filter")
         try:
             check_filter(value)
@@ -93,7 +94,7 @@ class Reader:
         return value
 
     def packet_id(self) -> int:
-        """A packet identifier."""
+        """Return a packet identifier."""
         value = self.u16("packet identifier")
         if not value:
             reason, clause = f"{self.name} with packet identifier 0", self.clause("2.3.1-1", "2.2.1-3")
@@ -101,17 +102,17 @@ class Reader:
         return value
 
     def code(self, allowed: frozenset[int]) -> int:
-        """A reason code out of the packet's table."""
+        """Return a reason code from the packet's table."""
         value = self.u8("reason code")
         if value not in allowed:
             raise ProtocolViolation(f"{self.name} with reason code {value:#04x}, which it cannot have")
         return value
 
     def rest(self) -> bytes:
-        """All that is left."""
+        """Return all remaining bytes."""
         return self.take(self.end - self.at, "payload")
 
     def finish(self) -> None:
-        """Check that nothing is left."""
+        """Check that no bytes are left."""
         if self.at != self.end:
             raise MalformedPacket(f"{self.end - self.at} bytes follow the last field of {self.name}")

@@ -1,4 +1,5 @@
-"""The reason codes of MQTT 5.0 (section 2.4), which packet may carry which, and what older versions say instead."""
+"""The reason codes of MQTT 5.0 (section 2.4), the packets that may carry each, and their translation for older
+versions."""
 
 from __future__ import annotations
 
@@ -6,10 +7,10 @@ from enum import IntEnum
 
 
 class ReasonCode(IntEnum):
-    """Why something went as it did. From 0x80 on it failed."""
+    """Reason codes. A code from 0x80 on is a failure."""
 
     SUCCESS = 0x00
-    """Also the normal disconnection, and QoS 0 granted."""
+    """Code 0: also the normal disconnection, and QoS 0 granted."""
     GRANTED_QOS_1 = 0x01
     GRANTED_QOS_2 = 0x02
     DISCONNECT_WITH_WILL = 0x04
@@ -101,7 +102,7 @@ _CONNECT_CODES = {
 
 
 def connect_code(code: int) -> int:
-    """What CONNACK of MQTT 3.1 and 3.1.1 says for a reason code; return codes pass unchanged."""
+    """Return the CONNACK return code of MQTT 3.1 and 3.1.1 for a reason code; return codes pass unchanged."""
     if 0 < code < FAILED:
         return code
     return _CONNECT_CODES.get(ReasonCode(code), ConnectCode.SERVER_UNAVAILABLE)

@@ -1,7 +1,7 @@
-"""The packet that a read cut in two.
+"""Reassembly of a packet that a read cut in two.
 
-A read is parsed where it lies. Only the packet that straddles two reads is put together, so nothing else is copied
-and a large packet that comes in many reads is joined once.
+A read is parsed where it lies. Only the packet that straddles two reads is put together, so nothing else is copied, and
+a large packet that comes in many reads is joined once.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from weft.protocols.mqtt.decoder import FIXED_HEADER_BYTES_MAX, packet_end
 
 
 class Reassembly:
-    """Holds the beginning of at most one packet; at most ``packet_bytes_max`` bytes."""
+    """The beginning of at most one packet, at most ``packet_bytes_max`` bytes."""
 
     __slots__ = ("_held", "_packet_bytes_max", "_parts", "_total")
 

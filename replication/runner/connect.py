@@ -1,4 +1,4 @@
-"""The edge's end: connect, keep a ``Sender`` busy, and come back after every trouble."""
+"""The edge's end: connect, keep a ``Sender`` busy, and reconnect after every trouble."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ log = logging.getLogger(__name__)
 
 
 class Backoff:
-    """How long to wait before the next attempt: doubles per round through the URLs, with full jitter."""
+    """Waits between attempts: doubled per round through the URLs, with full jitter."""
 
     def __init__(self, settings: LinkSettings, rng: random.Random) -> None:
         self._settings = settings
@@ -35,7 +35,7 @@ class Backoff:
         self.failures = 0
 
     def reset(self) -> None:
-        """The link delivered: trouble from now on is new trouble."""
+        """Note that the link delivered: trouble from now on is new trouble."""
         self.failures = 0
 
     def next_wait_s(self) -> float:
@@ -58,10 +58,10 @@ async def run_link(
     clock: Callable[[], int] = time.monotonic_ns,
     wall_clock: Callable[[], int] = time.time_ns,
 ) -> None:
-    """Replicate ``source`` to a hub until cancelled. Never raises for what the network, the hub or the log do.
+    """Replicate ``source`` to a hub until cancelled. Never raises for errors of the network, the hub or the log.
 
     Args:
-        status: kept up to date for whoever shows it.
+        status: updated by this function, for status pages.
         tls: for ``https`` URLs; without it the system's certificate authorities are trusted.
         rng: for the jitter.
     """
@@ -135,7 +135,7 @@ async def _attempt(
 
 
 def _wait_s(outcome: Outcome, backoff: Backoff, settings: LinkSettings) -> float:
-    """Count a failure, and say how long to wait after it."""
+    """Count a failure, and return the wait after it."""
     seconds = backoff.next_wait_s()
     if outcome.state is LinkState.CONFLICT:
         return settings.conflict_retry_s
@@ -147,7 +147,7 @@ def _wait_s(outcome: Outcome, backoff: Backoff, settings: LinkSettings) -> float
 async def _wait(
     progress: Progress, outcome: Outcome, failures: int, seconds: float, wall_clock: Callable[[], int]
 ) -> None:
-    """Sit out the wait, keeping the status fresh."""
+    """Wait, keeping the status fresh."""
     status = progress.status
     status.state, status.attempts_failed = outcome.state, failures
     status.next_try = wall_clock() + int(seconds * SECOND)

@@ -1,4 +1,5 @@
-"""Why a link could not connect, in sentences for the status page and the log: what went wrong, then what to do."""
+"""Reasons why a link could not connect, in sentences for the status page and the log: what went wrong, then what
+to do."""
 
 from __future__ import annotations
 
@@ -13,28 +14,31 @@ from weft.replication.status import LinkState
 
 
 def no_token(error: OSError | ValueError) -> Outcome:
-    """Say why the link's token could not be read."""
+    """Explain why the link's token could not be read."""
     if isinstance(error, OSError):
         return Outcome(LinkState.WAITING, f"token_file {error.filename}: {why_unreadable(error)}")
     return Outcome(LinkState.WAITING, f"token_file {error}")
 
 
 def no_connection(url: str, error: Exception) -> Outcome:
-    """Say why no HTTP connection came about."""
+    """Explain why no HTTP connection was made."""
     return Outcome(LinkState.WAITING, f"{url}: {_why(error)}")
 
 
 def refused(url: str, status: int, *, has_token: bool) -> Outcome:
-    """Say why the server did not answer with a WebSocket."""
+    """Explain why the server did not answer with a WebSocket."""
     match status:
         case 401 if not has_token:
-            why = "the hub wants a token (401) and the link has none. Set the link's token_file"
+            why = "the hub requires a token (401) and the link has none. Set the link's token_file"
         case 401:
-            why = "the hub does not accept the token (401). It is mistyped, revoked, or another hub's: make one there"
+            why = (
+                "the hub does not accept the token (401). It is mistyped, revoked, or another hub's: create one "
+                "on this hub"
+            )
         case 403 if not has_token:
-            why = "the hub has no tokens_file and takes links of its own machine alone (403). Give it one"
+            why = "the hub has no tokens_file and accepts links only from its own machine (403). Set its tokens_file"
         case 403:
-            why = "the hub does not accept the token for links (403). Make one there with `--scope edge`"
+            why = "the hub does not accept the token for links (403). Create one on the hub with `--scope edge`"
         case 404:
             why = f"no hub answers at {LINK_PATH} (404). Check the link's `to`"
         case 400:
@@ -46,7 +50,7 @@ def refused(url: str, status: int, *, has_token: bool) -> Outcome:
 
 
 def _why(error: Exception) -> str:
-    """Return what aiohttp wraps in the address once more, in a few words."""
+    """Return the part of the error that aiohttp wraps, in a few words."""
     match error:
         case aiohttp.ClientConnectorDNSError():
             return f"the name cannot be resolved ({error.os_error.strerror}). Check it, and the machine's DNS"
@@ -59,7 +63,7 @@ def _why(error: Exception) -> str:
         case aiohttp.ServerDisconnectedError() | aiohttp.ClientOSError() | ConnectionResetError():
             return "the server closed the connection unanswered. Write https:// if it speaks TLS, or check the port"
         case aiohttp.ClientResponseError():
-            return "what answers does not speak HTTP. Check the host and port of the link's `to`"
+            return "the server does not speak HTTP. Check the host and port of the link's `to`"
     return str(error) or type(error).__name__
 
 

@@ -25,12 +25,12 @@ LAST_WORDS_S = 1.0
 
 
 class Outcome(NamedTuple):
-    """How a connection ended."""
+    """End of a connection."""
 
     state: LinkState
     reason: str
     code: int = 0
-    """The REFUSE's code, 0 without one."""
+    """Code of the REFUSE, 0 without one."""
 
 
 class SenderConnection:
@@ -66,11 +66,11 @@ class SenderConnection:
         self._welcomed: int | None = None
 
     def proven(self, after: int) -> bool:
-        """Whether the hub took not only the link but also data, or kept the link up for ``after`` ns."""
+        """Return whether the hub took not only the link but also data, or kept the link up for ``after`` ns."""
         return self._delivered or (self._welcomed is not None and self._clock() - self._welcomed >= after)
 
     async def run(self, socket: aiohttp.ClientWebSocketResponse) -> Outcome:
-        """Replicate over an open socket until the connection is over; the socket is left to the caller."""
+        """Replicate over an open socket until the connection is over; the caller closes the socket."""
         try:
             epoch = await asyncio.to_thread(self._epochs.propose)
         except (OSError, ValueError) as error:
@@ -113,7 +113,7 @@ class SenderConnection:
         self._wake.set()
 
     async def _read(self, socket: aiohttp.ClientWebSocketResponse, sender: Sender) -> None:
-        """Also the watchdog: the pump may be stuck in a write that the peer does not take."""
+        """Read messages. Also the watchdog: the pump may be stuck in a write that the peer does not take."""
         while not sender.closed:
             try:
                 message = await socket.receive(timeout=self._settings.silence / SECOND)
@@ -123,7 +123,7 @@ class SenderConnection:
             if message.type is not aiohttp.WSMsgType.BINARY:
                 return
             if not sender.connected:
-                # What another link gave away meanwhile must not look like records that nobody here knows.
+                # What another link gave away meanwhile must not look like records that this log never had.
                 for lane in self._source.lanes():
                     sender.offer(lane.lane, self._source.state(lane.lane))
             sender.receive_data(message.data, self._clock())
@@ -152,7 +152,9 @@ class SenderConnection:
                 try:
                     await self._source.prepare_to_send(sender.cluster_id, sender.named_ends())
                 except OSError as error:
-                    self._outcome = Outcome(LinkState.WAITING, f"what this hub is given cannot be noted: {error}")
+                    self._outcome = Outcome(
+                        LinkState.WAITING, f"the positions given to this hub cannot be saved: {error}"
+                    )
                     return
             data = sender.data_to_send()
             if data:
@@ -228,5 +230,7 @@ def _failure(results: Iterable[BaseException | None], close_code: int | None) ->
         if isinstance(result, Exception):
             raise result
     if close_code is None or close_code == aiohttp.WSCloseCode.ABNORMAL_CLOSURE:
-        return Outcome(LinkState.WAITING, "the connection broke: the hub or the network went away without a word")
+        return Outcome(
+            LinkState.WAITING, "the connection broke: the hub or the network went away without closing the connection"
+        )
     return Outcome(LinkState.WAITING, f"the hub closed the connection (WebSocket code {close_code})")

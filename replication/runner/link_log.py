@@ -1,4 +1,4 @@
-"""The lines that a link's sending end leaves in the log."""
+"""The log lines of a link's sending end."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class LinkLog:
         self._state = UpAndDown(now)
 
     def connected(self, url: str, cluster_id: str, now: float) -> None:
-        """The hub took the link."""
+        """Log that the hub took the link."""
         told = self._state.up(now)
         if told is None:
             return
@@ -37,10 +37,10 @@ class LinkLog:
         )  # fmt: skip
 
     def failed(self, state: LinkState, reason: str, retry_s: float, now: float) -> None:
-        """An attempt failed, or the connection is over.
+        """Log a failed attempt, or the end of a connection.
 
         Args:
-            state: what it leaves the link in.
+            state: the link's state afterwards.
             reason: for people; peers wrote parts of it.
         """
         told = self._state.down(f"{state} {reason}", now)
@@ -58,5 +58,5 @@ class LinkLog:
 
 
 def failed(attempts: int) -> str:
-    """``1 failed attempt``, ``2,880 failed attempts``."""
+    """Return a count of failed attempts: ``1 failed attempt``, ``2,880 failed attempts``."""
     return f"{attempts:,} failed {'attempt' if attempts == 1 else 'attempts'}"

@@ -1,4 +1,4 @@
-"""How far a link is, kept across its connections."""
+"""Progress of a link, kept across its connections."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from weft.replication.status import LinkStatus
 
 
 class Progress:
-    """Fills the figures of a ``LinkStatus``. Remembers what the hub holds while nobody is connected."""
+    """The figures of a ``LinkStatus``. It remembers the hub's ranges while there is no connection."""
 
     def __init__(self, source: LogSource, status: LinkStatus, wall_clock: Callable[[], int]) -> None:
         self.status = status
@@ -22,19 +22,19 @@ class Progress:
         self._wall_clock = wall_clock
         self._safe: dict[int, RangeSet] = {}
         self._oldest: dict[int, tuple[int, int]] = {}
-        """Lane -> (seq, time) of its oldest pending record, so that waiting reads each only once."""
+        """Oldest pending record of each lane as (seq, time), so that waiting reads each only once."""
 
     def welcomed(self, sender: Sender) -> None:
-        """From now on ``sender`` knows what the hub holds, also after its connection ended."""
+        """Use the hub's ranges as ``sender`` knows them from now on, also after its connection has ended."""
         self._safe = {lane.lane: sender.safe(lane.lane) for lane in self._source.lanes()}
 
     def failed(self, reason: str) -> None:
-        """Something went wrong; ``reason`` is for people."""
+        """Note an error; ``reason`` is for people."""
         self.status.last_error = reason
         self.status.last_error_time = self._wall_clock()
 
     async def refresh(self, sender: Sender | None) -> None:
-        """Count what is pending. ``sender`` is the connected one, if any."""
+        """Count the pending records. ``sender`` is the connected one, if any."""
         pending = {}
         total = 0
         for lane in self._source.lanes():

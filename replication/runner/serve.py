@@ -31,13 +31,13 @@ LINK_PATH = "/v1/link"
 MESSAGE_SLACK_BYTES = 2 << 20
 """Longest WebSocket message beyond the largest batch: a HELLO or a WELCOME with every range it may have."""
 CLOSE_TIMEOUT_S = 2.0
-"""How long a peer may take to read what is left and to answer a close frame."""
+"""Longest time that a peer may take to read the rest and to answer a close frame."""
 
 log = logging.getLogger(__name__)
 
 
 class LinkRefused(Exception):
-    """A handler does not take the link; the edge is told the code, why, and what to do."""
+    """An error of a handler that refuses the link; the edge gets the code, the reason and what to do."""
 
     def __init__(self, code: RefuseCode, message: str, advice: str) -> None:
         super().__init__(message)
@@ -55,23 +55,24 @@ class LinkHandler(Protocol):
     """
 
     async def open(self, hello: Hello, session: LinkSession) -> list[WelcomeLane]:
-        """Take the link and say what is durable here of the hello's lanes, or raise ``LinkRefused``."""
+        """Take the link and return what is durable here of HELLO's lanes, or raise ``LinkRefused``."""
         ...
 
     async def data(self, lane: int, batches: list[tuple[BatchHeader, memoryview]]) -> None:
-        """Take verified batches; not durable yet. Nothing more is read from the edge until this returns.
+        """Take verified batches, which are not durable yet. Nothing more is read from the edge until this returns.
 
         Batches that are durable already are acknowledged again by the handler, or the edge's window never opens.
         """
 
     async def gap(self, lane: int, gap: GapRange) -> None:
-        """Records that can never come; acknowledged like records."""
+        """Take a notice of records that can never come; acknowledged like records."""
 
     async def mark(self, lane: int, mark: Mark) -> None:
-        """All records the lane took in up to the mark's time are below its seq; needs no acknowledgement."""
+        """Take a mark: all records that the lane received up to its time are below its seq. It needs no
+        acknowledgement."""
 
     def closed(self, reason: str) -> None:
-        """The connection is over; called once, whatever ended it, also when ``open`` was not called.
+        """Handle the end of the connection; called once, whatever ended it, also when ``open`` was not called.
 
         Args:
             reason: for people; the edge may have written parts of it.
@@ -106,7 +107,7 @@ class LinkSession:
         self._wake.set()
 
     def refuse(self, code: RefuseCode, message: str, advice: str) -> None:
-        """Tell the edge why, and close."""
+        """Tell the edge the reason, and close."""
         self._ended(f"refused: {message}; {advice}")
         self._receiver.refuse(code, message, advice)
         self._wake.set()
@@ -128,7 +129,7 @@ class LinkSession:
             self._handler.closed(self._reason)
 
     def _ended(self, reason: str) -> None:
-        """Note why the connection ends; what comes after the first reason follows from it."""
+        """Note why the connection ends; later reasons follow from the first."""
         self._reason = self._reason or reason
 
     def _look_back(self, results: Iterable[BaseException | None]) -> None:
@@ -142,11 +143,11 @@ class LinkSession:
                 log.error("a link failed", exc_info=result)
                 self._ended("the hub met an internal error")
         if self._socket.close_code == aiohttp.WSCloseCode.ABNORMAL_CLOSURE or self._socket.close_code is None:
-            self._ended("the connection broke: the edge or the network went away without a word")
+            self._ended("the connection broke: the edge or the network went away without closing the connection")
         self._ended(f"the edge closed the connection (WebSocket code {self._socket.close_code})")
 
     async def _read(self) -> None:
-        """Also the watchdog: the writer may be stuck in a write that the peer does not take."""
+        """Read messages. Also the watchdog: the writer may be stuck in a write that the peer does not take."""
         while not self._receiver.closed:
             try:
                 message = await self._socket.receive(timeout=self._silence_s)

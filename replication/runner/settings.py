@@ -1,4 +1,4 @@
-"""Who a link's sender is, and what an operator may set of the link."""
+"""Identity of a link's sender, and the settings of the link."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ TOKEN_BYTES_MAX = 4096
 
 
 class LinkIdentity(NamedTuple):
-    """Who the sender is."""
+    """Identity of a sender."""
 
     tenant: str
     edge: str
@@ -24,22 +24,22 @@ class EpochStore(Protocol):
     """The epoch of a link's sender, durable (``replication.epochs.Epochs``). Calls block, and are made in a thread."""
 
     def propose(self) -> int:
-        """The next epoch: higher than every one proposed before, durable when this returns."""
+        """Return the next epoch: higher than every one proposed before, durable when this returns."""
         ...
 
     def withdraw(self, epoch: int) -> None:
-        """The hub said that it did not take ``epoch``: propose the same one the next time.
+        """Propose ``epoch`` again the next time, because the hub did not take it.
 
         Otherwise an old copy of a log, trying again and again, would count up to an epoch that passes for new.
         """
 
 
 def no_token() -> None:
-    """For a hub that asks for none."""
+    """Return no token, for a hub that asks for none."""
 
 
 def read_token(path: str) -> str:
-    """Return the token that is all of the file ``path``. Blocks; raises ``OSError``, ``ValueError``."""
+    """Return the token in the file ``path``. Blocks; raises ``OSError``, ``ValueError``."""
     with open(path, "rb") as file:
         data = file.read(TOKEN_BYTES_MAX + 1)
     words = data.decode("ascii", "replace").split()
@@ -59,8 +59,8 @@ class LinkSettings:
     urls: tuple[str, ...]
     """Nodes of one hub, ``http(s)://host:port``; tried in turn."""
     token: Callable[[], str | None] = no_token
-    """Called in a thread before every attempt, so that a token changes without a restart. May raise ``OSError``
-    and ``ValueError``, which the status shows."""
+    """Source of the token, called in a thread before every attempt, so that a token changes without a restart. May
+    raise ``OSError`` and ``ValueError``, which the status shows."""
     retry_min_s: float = 0.5
     retry_max_s: float = 30.0
     conflict_retry_s: float = 300.0

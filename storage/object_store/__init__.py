@@ -1,4 +1,4 @@
-"""Objects by key, with create-if-absent and compare-and-swap: the hub's only truth.
+"""Objects by key, with create-if-absent and compare-and-swap: the only state of the hub.
 
 ``open_store`` and ``probe`` are the way in; ``ObjectStore`` (protocol.py) says what each call promises.
 """

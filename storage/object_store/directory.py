@@ -34,11 +34,11 @@ from weft.storage.object_store.protocol import (
 )
 
 THREADS = 8
-"""Calls that run at once. An fsync waits for the disk, not for a core."""
+"""Maximum number of concurrent calls. An fsync waits for the disk, not for a core."""
 SWAP_WAIT_SECONDS_MAX = 10.0
 _SWAP_POLL_SECONDS = 0.002
 DURABLE_KEYS_MAX = 4096
-"""Keys whose directory entry is known to be synced, so that reading a chunk in ranges syncs once."""
+"""Maximum number of keys whose directory entry is known to be synced, so that reading a chunk in ranges syncs once."""
 
 T = TypeVar("T")
 
@@ -49,12 +49,12 @@ _ADVICE = {
     errno.ENOSPC: _FULL, errno.EDQUOT: _FULL,
     errno.EROFS: _READ_ONLY,
     errno.ENOENT: _MISSING, errno.ENOTDIR: _MISSING,
-    errno.EIO: "The disk fails: look into the system's log",
+    errno.EIO: "The disk reports errors: see the system's log",
 }  # fmt: skip
 
 
 class DirectoryStore:
-    """Keeps ``ObjectStore`` in files below ``root``, one file per object.
+    """An ``ObjectStore`` in files below ``root``, one file per object.
 
     Args:
         root: the directory; made when missing.
@@ -72,7 +72,7 @@ class DirectoryStore:
         self._durable_keys: OrderedDict[str, None] = OrderedDict()
 
     async def create(self, key: str, data: Buffer) -> str:
-        """Temporary file, write, fdatasync, link to the final name, fsync of the directory."""
+        """Write a temporary file, fdatasync it, link it to the final name, and fsync the directory."""
         return await self._run(self._create, check_key(key), data)
 
     async def swap(self, key: str, data: Buffer, expected_etag: str) -> str:
@@ -80,15 +80,15 @@ class DirectoryStore:
         return await self._run(self._swap, check_key(key), data, expected_etag)
 
     async def get(self, key: str) -> Object:
-        """The whole object."""
+        """Return the whole object."""
         return await self._read(self._get, check_key(key))
 
     async def get_range(self, key: str, start: int, length: int) -> bytes:
-        """A part of an object."""
+        """Return a part of an object."""
         return await self._read(self._get_range, check_key(key), start, length)
 
     async def list(self, prefix: str, after: str | None = None, limit: int | None = None) -> Listing:
-        """Objects below a folder, ascending."""
+        """Return objects below a folder, ascending."""
         return await self._run(self._list, check_prefix(prefix), after or "", limit)
 
     async def delete(self, key: str) -> None:
@@ -96,22 +96,22 @@ class DirectoryStore:
         await self._run(self._delete, check_key(key))
 
     async def sync(self, key: str) -> None:
-        """fdatasync of the file and fsync of its directories."""
+        """Sync the file (fdatasync) and its directories (fsync)."""
         await self._read(self._sync, check_key(key))
 
     def location(self, key: str) -> tuple[str, dict[str, str]]:
-        """A path: deltalake and pyarrow open it as it is."""
+        """Return the path, which deltalake and pyarrow open as it is."""
         return self._path(check_key(key)), {}
 
     async def _run(self, call: Callable[..., T], key: str, *arguments: object) -> T:
-        """Run a blocking call in a thread and name the key in whatever goes wrong."""
+        """Run a blocking call in a thread, and add the key to its errors."""
         try:
             return await asyncio.get_running_loop().run_in_executor(self._threads, call, key, *arguments)
         except OSError as error:
             raise StoreError(self._told(key, error)) from error
 
     async def _read(self, call: Callable[..., T], key: str, *arguments: object) -> T:
-        """As ``_run``, where a missing file is an answer."""
+        """Run a blocking call as ``_run`` does, but pass ``FileNotFoundError`` on: a missing file is an answer."""
 
         def read() -> T:
             try:
@@ -149,7 +149,8 @@ class DirectoryStore:
         return content_etag(data)
 
     def _refuse_create(self, key: str) -> None:
-        """Whoever made the object may not have synced its name yet, and the caller will build on what it finds."""
+        """Sync the existing object, then refuse: its creator may not have synced its name yet, and the caller will
+        build on it."""
         self._fs.sync_directory(os.path.dirname(self._path(key)))
         raise AlreadyExists(key)
 
@@ -167,7 +168,7 @@ class DirectoryStore:
         return content_etag(data)
 
     def _swap_lock(self) -> Lock:
-        """The machine-wide lock of swaps and deletions: about one a minute, so one for the whole store."""
+        """Return the machine-wide lock of swaps and deletions: about one a minute, so one for the whole store."""
         directory = f"{self._root}/{HIDDEN}/swap"
         self._fs.make_directory(directory)
         deadline = time.monotonic() + SWAP_WAIT_SECONDS_MAX
@@ -194,7 +195,8 @@ class DirectoryStore:
         return data
 
     def _sync_name_once(self, key: str) -> None:
-        """A name may be seen before its writer has synced it; what a reader builds on must not vanish."""
+        """Sync a name once. It may be seen before its writer has synced it, and what a reader builds on must not
+        vanish."""
         with self._mutex:
             if key in self._durable_keys:
                 return
@@ -215,7 +217,7 @@ class DirectoryStore:
         return found
 
     def _walk(self, directory: str, after: str) -> Iterator[Listed]:
-        """Files in key order. A directory sorts as its name with '/', since that is how its keys continue."""
+        """Yield files in key order. A directory sorts as its name with '/', since that is how its keys continue."""
         base = f"{directory}/" if directory else ""
         try:
             names = [name for name in self._fs.list_names(self._path(directory)) if valid_part(name)]
@@ -250,7 +252,7 @@ class DirectoryStore:
             yield file
 
     def _make_directories(self, directory: str) -> None:
-        """Make a directory and be sure that it and its parents are durable, whoever made them."""
+        """Create a directory, and make it and its parents durable, also those that other processes created."""
         with self._mutex:
             if directory in self._durable_directories:
                 return

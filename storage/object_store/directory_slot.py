@@ -1,4 +1,4 @@
-"""Where a directory store keeps temporary files: one locked slot per open store.
+"""Folders for a directory store's temporary files: one locked slot per open store.
 
 The lock tells a crashed writer's leftovers from a living one's work in progress, without trusting any clock.
 """
@@ -26,12 +26,12 @@ class Slot:
         weakref.finalize(self, lock.close)
 
     def new_path(self) -> str:
-        """A path that was not given before."""
+        """Return a path that was not returned before."""
         return f"{self._path}/{next(self._numbers)}"
 
 
 def take_slot(filesystem: FileSystem, root: str) -> Slot:
-    """Take a free slot, and sweep what crashed writers left in it and in every other free one.
+    """Take a free slot, and remove the files of crashed writers from it and every other free slot.
 
     Raises:
         OSError: the directory cannot be written, or ``SLOTS_MAX`` stores are open at once.

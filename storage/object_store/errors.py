@@ -1,17 +1,17 @@
-"""What a store can answer besides a value. Each kind tells the caller what to do next."""
+"""Errors of a store. Each kind tells the caller what to do next."""
 
 from __future__ import annotations
 
 
 class StoreError(Exception):
-    """Nobody knows whether it happened: a timeout, a refused connection, a full disk, a server error.
+    """A call with an unknown outcome: a timeout, a refused connection, a full disk, a server error.
 
     After a write, read the object to learn the outcome; never decide from the error.
     """
 
 
 class AlreadyExists(Exception):
-    """``create`` found the key taken. It may be an earlier attempt of one's own: read it."""
+    """``create`` found the key taken, perhaps by an earlier attempt of the same writer: read it."""
 
 
 class PreconditionFailed(Exception):
@@ -23,4 +23,4 @@ class NotFound(Exception):
 
 
 class StoreUnfit(Exception):
-    """The store does not keep the promises that the log depends on, or cannot do what was asked. Choose another."""
+    """A store that does not keep the promises that the log depends on, or cannot do what was asked. Choose another."""

@@ -10,12 +10,13 @@ from weft.storage.object_store.protocol import Buffer, Listed, Listing, Object, 
 
 
 def content_etag(data: Buffer) -> str:
-    """An etag that depends on the bytes alone, as S3's does, so that code which relies on more fails here too."""
+    """Return an etag that depends on the bytes alone, as S3's does, so that code which relies on more fails here
+    too."""
     return blake2b(data, digest_size=16).hexdigest()
 
 
 class MemoryStore:
-    """Keeps ``ObjectStore`` in a dict. No method waits, so every call is atomic within an event loop."""
+    """An ``ObjectStore`` in a dict. No method waits, so every call is atomic within an event loop."""
 
     def __init__(self) -> None:
         self._objects: dict[str, Object] = {}
@@ -36,20 +37,20 @@ class MemoryStore:
         return self._put(key, data)
 
     async def get(self, key: str) -> Object:
-        """The whole object."""
+        """Return the whole object."""
         found = self._objects.get(check_key(key))
         if found is None:
             raise NotFound(key)
         return found
 
     async def get_range(self, key: str, start: int, length: int) -> bytes:
-        """A part of an object."""
+        """Return a part of an object."""
         data = (await self.get(key)).data
         first, end = clamp_range(len(data), start, length)
         return data[first:end]
 
     async def list(self, prefix: str, after: str | None = None, limit: int | None = None) -> Listing:
-        """Objects below a folder, ascending."""
+        """Return objects below a folder, ascending."""
         prefix = check_prefix(prefix)
         start = f"{prefix}/" if prefix else ""
         found: Listing = []
@@ -65,11 +66,11 @@ class MemoryStore:
             self._keys.remove(key)
 
     async def sync(self, key: str) -> None:
-        """Nothing to make durable."""
+        """Do nothing: there is nothing to make durable."""
         await self.get(key)
 
     def location(self, key: str) -> tuple[str, dict[str, str]]:
-        """Other libraries cannot see this process's memory."""
+        """Refuse: other libraries cannot see this process's memory."""
         raise StoreUnfit(f"{key}: a store in memory cannot hold tables; give the hub a directory or a bucket")
 
     def _put(self, key: str, data: Buffer) -> str:

@@ -1,4 +1,4 @@
-"""From a URI to a store."""
+"""Opening of a store by its URI."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Refuse a store that lies before anything is entrusted to it.
+"""Probe that refuses a store which breaks its promises, before the hub relies on it.
 
 Some S3-compatible stores ignore conditions on writes; there two hub nodes would overwrite each other's chunks.
 """
@@ -40,7 +40,7 @@ async def _probe_create(store: ObjectStore, key: str) -> None:
     try:
         await store.create(key, _FIRST)
     except AlreadyExists:
-        raise StoreUnfit("the store says that an object exists which nobody made") from None
+        raise StoreUnfit("the store reports an object that was never created") from None
     try:
         await store.create(key, _SECOND)
     except AlreadyExists:

@@ -1,4 +1,4 @@
-"""What Weft asks of an object store.
+"""Contract of an object store.
 
 Memory, directory and S3 keep it, under one suite: tests/storage/object_store/test_conformance.py.
 """
@@ -12,7 +12,7 @@ Buffer = bytes | bytearray | memoryview
 
 KEY_CHARACTERS_MAX = 512
 KEY_PART_CHARACTERS_MAX = 200
-"""Below the 255 bytes of a file name, and S3's 1,024 bytes of a key with a prefix before it."""
+"""Longest part of a key: below the 255 bytes of a file name, and S3's 1,024 bytes of a key with a prefix before it."""
 _PART = re.compile(rf"[A-Za-z0-9_][A-Za-z0-9_.=@+~-]{{0,{KEY_PART_CHARACTERS_MAX - 1}}}")
 
 
@@ -21,8 +21,8 @@ class Object(NamedTuple):
 
     data: bytes
     etag: str
-    """Names this content for ``swap``. Derived from the bytes, so equal bytes may have equal etags: whoever swaps in a
-    loop puts a counter into the object."""
+    """Name of this content for ``swap``. Derived from the bytes, so equal bytes may have equal etags: a caller that
+    swaps in a loop puts a counter into the object."""
 
 
 class Listed(NamedTuple):
@@ -40,12 +40,12 @@ class ObjectStore(Protocol):
     """Immutable objects by key, and compare-and-swap for the few that change.
 
     Keys are '/'-separated relative names (``check_key``). A store serves any number of tasks of one event loop and any
-    number of processes at once. Every method may raise ``StoreError``: unavailable, or the outcome is unknown. No
-    call waits for ever: the implementation bounds each.
+    number of processes at once. Every method may raise ``StoreError``: unavailable, or the outcome is unknown. Every
+    call is bounded in time by the implementation.
     """
 
     async def create(self, key: str, data: Buffer) -> str:
-        """Make an object that must not exist yet; of any number of concurrent attempts exactly one succeeds.
+        """Create an object that must not exist yet; of any number of concurrent attempts exactly one succeeds.
 
         Returns:
             Its etag. The object is durable, whole, and seen by every later read anywhere.
@@ -64,7 +64,7 @@ class ObjectStore(Protocol):
         ...
 
     async def get(self, key: str) -> Object:
-        """The whole object. What was read is durable: no power cut takes it back.
+        """Return the whole object. What was read is durable: no power cut takes it back.
 
         Raises:
             NotFound: no such object.
@@ -72,7 +72,7 @@ class ObjectStore(Protocol):
         ...
 
     async def get_range(self, key: str, start: int, length: int) -> bytes:
-        """Bytes ``[start, start + length)`` of an object that is never swapped; fewer where it ends.
+        """Return bytes ``[start, start + length)`` of an object that is never swapped; fewer where it ends.
 
         Args:
             start: from the beginning; negative counts from the end, clamped to the beginning.
@@ -84,7 +84,7 @@ class ObjectStore(Protocol):
         ...
 
     async def list(self, prefix: str, after: str | None = None, limit: int | None = None) -> Listing:
-        """Objects below the folder ``prefix`` ('' for all), ascending by key, compared byte by byte.
+        """Return objects below the folder ``prefix`` ('' for all), ascending by key, compared byte by byte.
 
         Args:
             prefix: whole parts of a key: ``a/b`` holds ``a/b/c`` but not ``a/bc``. A final '/' changes nothing.
@@ -104,7 +104,7 @@ class ObjectStore(Protocol):
         """
 
     def location(self, key: str) -> tuple[str, dict[str, str]]:
-        """URI and storage options by which deltalake and pyarrow reach the same place.
+        """Return the URI and storage options by which deltalake and pyarrow reach the same place.
 
         Raises:
             StoreUnfit: other libraries cannot reach this store (memory).
@@ -113,21 +113,21 @@ class ObjectStore(Protocol):
 
 
 def check_key(key: str) -> str:
-    """``key`` itself.
+    """Return ``key`` itself, checked.
 
     Raises:
         ValueError: not a relative name that every store and file system can hold.
     """
     if len(key) > KEY_CHARACTERS_MAX or not all(map(_PART.fullmatch, key.split("/"))):
         raise ValueError(
-            f"{key[:80]!r} is no object key: expected parts of A-Z a-z 0-9 _ . = @ + ~ -, not starting with a dot or a "
-            f"dash, joined by '/', at most {KEY_CHARACTERS_MAX} characters"
+            f"{key[:80]!r} is no object key: expected at most {KEY_CHARACTERS_MAX} characters, in parts joined by '/'. "
+            "A part has only A-Z a-z 0-9 _ . = @ + ~ - and does not begin with a dot or a dash"
         )
     return key
 
 
 def check_prefix(prefix: str) -> str:
-    """``prefix`` without a final '/'; '' means everything.
+    """Return ``prefix`` without a final '/'; '' means everything.
 
     Raises:
         ValueError: as ``check_key``.
@@ -137,12 +137,12 @@ def check_prefix(prefix: str) -> str:
 
 
 def valid_part(name: str) -> bool:
-    """Whether ``name`` may be one part of a key; other names in a store's directory are not objects."""
+    """Return whether ``name`` may be one part of a key; other names in a store's directory are not objects."""
     return _PART.fullmatch(name) is not None
 
 
 def clamp_range(size: int, start: int, length: int) -> tuple[int, int]:
-    """``[first, end)`` within ``size`` bytes that ``get_range(start, length)`` means.
+    """Return the range ``[first, end)`` within ``size`` bytes that ``get_range(start, length)`` means.
 
     Raises:
         ValueError: a negative length.

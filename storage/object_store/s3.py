@@ -1,4 +1,4 @@
-"""The store in a bucket: S3, and whatever speaks its protocol and passes ``probe``.
+"""The store in a bucket: S3, and any service that speaks its protocol and passes ``probe``.
 
 The only module that imports obstore.
 """
@@ -28,7 +28,7 @@ READ_RETRIES_MAX = 5
 READ_RETRY_SECONDS_MAX = 30
 _TRIED = re.compile(r"Generic S3 error: Error performing (\w+) (\w+://[^,\s]+)(?:,? .*)? - (.+)")
 MACHINE_ROLE_PATH = "/latest/api/token"
-"""Where obstore asks for the machine's role, once it has found no key."""
+"""Path at which obstore asks for the machine's role, once it has found no key."""
 NO_KEY = (
     "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY are neither in the environment nor options, "
     "and this machine has no role: give a key"
@@ -36,14 +36,13 @@ NO_KEY = (
 
 
 class S3Store:
-    """Keeps ``ObjectStore`` with conditional PUTs (If-None-Match and If-Match).
+    """An ``ObjectStore`` with conditional PUTs (If-None-Match and If-Match).
 
-    Reads are retried; writes never are, because a retried conditional PUT answers "precondition failed" to its own
-    success. A write that got no clear answer raises ``StoreError`` and the caller reads what happened.
+    Only reads are retried. A write without a clear answer raises ``StoreError``, and the caller reads what happened.
 
     Args:
         bucket: its name.
-        prefix: where in the bucket the store begins; '' for its root.
+        prefix: the store's place in the bucket; '' for its root.
         options: object_store's names in capitals, as ``open_store`` describes.
     """
 
@@ -53,10 +52,11 @@ class S3Store:
         if allows_http(options, os.environ):
             self._options[ALLOW_HTTP] = "true"
         self._reads = _open_bucket(bucket, prefix, self._options, READ_RETRIES_MAX)
+        # No retries: the second attempt of a conditional PUT answers "precondition failed" to the first one's success.
         self._writes = _open_bucket(bucket, prefix, self._options, 0)
 
     async def create(self, key: str, data: Buffer) -> str:
-        """PUT with If-None-Match: *."""
+        """Create an object: PUT with If-None-Match: *."""
         with _answers(check_key(key)):
             try:
                 return await self._put(key, data, "create")
@@ -67,10 +67,12 @@ class S3Store:
                     raise AlreadyExists(key) from None
                 raise StoreError(f"{key}: the store refused a create, yet holds no such object") from None
             except FileNotFoundError:
-                raise StoreError(f"{self._uri} is not there: make the bucket, or correct the store's address") from None
+                raise StoreError(
+                    f"{self._uri} does not exist: create the bucket, or correct the store's address"
+                ) from None
 
     async def swap(self, key: str, data: Buffer, expected_etag: str) -> str:
-        """PUT with If-Match."""
+        """Replace an object: PUT with If-Match."""
         with _answers(check_key(key)):
             try:
                 return await self._put(key, data, {"e_tag": expected_etag})
@@ -80,14 +82,14 @@ class S3Store:
                 raise PreconditionFailed(f"{key}: missing") from None
 
     async def get(self, key: str) -> Object:
-        """One GET."""
+        """Return an object: one GET."""
         with _answers(check_key(key)):
             result = await self._reads.get_async(key)
             etag = _etag(key, result.meta["e_tag"])
             return Object(bytes(await result.bytes_async()), etag)
 
     async def get_range(self, key: str, start: int, length: int) -> bytes:
-        """One ranged GET; a negative start is a suffix range."""
+        """Return a range: one ranged GET; a negative start is a suffix range."""
         if length <= 0:
             clamp_range(await self._size(key), start, length)
             return b""
@@ -106,7 +108,7 @@ class S3Store:
                 return b""
 
     async def list(self, prefix: str, after: str | None = None, limit: int | None = None) -> Listing:
-        """As many LIST pages as the limit needs."""
+        """List objects, in as many LIST requests as the limit needs."""
         prefix = check_prefix(prefix)
         found: Listing = []
         with _answers(prefix):
@@ -118,16 +120,16 @@ class S3Store:
         return found
 
     async def delete(self, key: str) -> None:
-        """One DELETE."""
+        """Delete an object: one DELETE."""
         with _answers(check_key(key)), contextlib.suppress(FileNotFoundError):
             await self._reads.delete_async(key)
 
     async def sync(self, key: str) -> None:
-        """An object that a bucket shows is durable."""
+        """Return once the object is found: an object that a bucket shows is durable."""
         await self._size(key)
 
     def location(self, key: str) -> tuple[str, dict[str, str]]:
-        """The s3:// URI, and the options as they were given. Where the endpoint has no TLS they allow that."""
+        """Return the s3:// URI and the options as given. Where the endpoint has no TLS, they allow plain HTTP."""
         return f"{self._uri}/{check_key(key)}", dict(self._options)
 
     async def _put(self, key: str, data: Buffer, mode: Any) -> str:
@@ -165,7 +167,7 @@ def _etag(key: str, etag: str | None) -> str:
 
 @contextlib.contextmanager
 def _answers(key: str) -> Iterator[None]:
-    """obstore's errors as ours: what is not a clear answer is "nobody knows"."""
+    """Turn obstore's errors into ours. An error that is no clear answer means that the outcome is unknown."""
     try:
         yield
     except FileNotFoundError:
@@ -176,7 +178,8 @@ def _answers(key: str) -> Iterator[None]:
 
 
 def _sentence(error: BaseException) -> str:
-    """The first line, without the counts and times of the tries that obstore puts between address and cause."""
+    """Return the first line, without the counts and times of the attempts that obstore puts between address and
+    cause."""
     first = str(error).partition("\n")[0]
     if MACHINE_ROLE_PATH in first:
         return NO_KEY

@@ -1,4 +1,4 @@
-"""Whether an S3 endpoint is reached with TLS, from the options and the environment."""
+"""Decision whether an S3 endpoint is reached with TLS, from the options and the environment."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from weft.storage.object_store.errors import StoreUnfit
 
 ALLOW_HTTP = "AWS_ALLOW_HTTP"
 ENDPOINTS = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT")
-"""Names of the endpoint, the most specific first. As options their prefix ``AWS_`` may be left out."""
+"""Names of the endpoint, the most specific first. As options they may lack their prefix ``AWS_``."""
 _PREFIX = "AWS_"
 
 
 def allows_http(options: Mapping[str, str], environment: Mapping[str, str]) -> bool:
     """Return whether requests may go without TLS.
 
-    An endpoint that begins with ``http://`` says so by itself. The libraries would want ``AWS_ALLOW_HTTP`` as well, and
-    call its absence a "builder error".
+    An endpoint that begins with ``http://`` is permission enough. The libraries would also require ``AWS_ALLOW_HTTP``,
+    and call its absence a "builder error".
 
     Args:
         options: the store's options by object_store's names; they win over the environment.
@@ -41,7 +41,7 @@ def allows_http(options: Mapping[str, str], environment: Mapping[str, str]) -> b
 
 
 def _endpoint(options: Mapping[str, str], environment: Mapping[str, str]) -> tuple[str, str]:
-    """The name and the value of the endpoint; two empty texts when Amazon's own is meant."""
+    """Return the name and the value of the endpoint; two empty texts mean Amazon's own."""
     for source, spellings in ((options, ("", _PREFIX)), (environment, ("",))):
         for name in ENDPOINTS:
             for prefix in spellings:

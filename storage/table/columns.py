@@ -1,4 +1,4 @@
-"""Columns of table rows from pieces of batches; ``storage.table.rows`` is the way in."""
+"""Columns of table rows from pieces of batches; ``storage.table.rows`` is the entry point."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from weft.protocols.topics import InvalidTopic, TopicPattern, compile_pattern
 from weft.storage.table.payload_columns import BYTES_COLUMN, payload_columns
 
 ROWS_MAX = 1 << 16
-"""Rows of the record batches made here: neighbouring batches are joined up to this many, longer ones are cut."""
+"""Maximum number of rows of a record batch: neighbouring batches are joined up to this many, longer ones are cut."""
 BYTES_MAX = 64 << 20
-"""Payload bytes of a joined record batch, and key bytes of any: keys are stored once in a batch but once per row
-here, so a batch of very long keys is cut into more record batches."""
+"""Maximum number of payload bytes of a joined record batch, and of key bytes of any. Keys are stored once in a batch
+but once per row here, so a batch of very long keys is cut into more record batches."""
 FUTURE_US = 5 * 60 * 1_000_000
-"""A record stamped more than this after the hub received it has a clock that runs ahead: ``_clock`` says future."""
+"""Microseconds by which a record's stamp may lie after its receipt by the hub; beyond them ``_clock`` says future."""
 
 TIMESTAMP = pa.timestamp("us", tz="UTC")
-"""Delta and Spark know microseconds; the log's nanoseconds are rounded down."""
+"""Type of times. Delta and Spark know microseconds; the log's nanoseconds are rounded down."""
 HEADERS = pa.map_(pa.string(), pa.string())
 _CLOCKS = pa.array(["unsynced", "synced", "future"])
 _FUTURE = 2
@@ -49,7 +49,7 @@ class Piece(NamedTuple):
     received: int
     columns: Columns
     key_bytes: int
-    """Bytes of key per row, at most."""
+    """Maximum number of key bytes per row."""
 
     @property
     def payload_bytes(self) -> int:
@@ -80,13 +80,13 @@ class Levels:
         return [found[key] for key in keys]
 
     def columns(self, rows: Sequence[tuple[str | None, ...]]) -> dict[str, pa.Array]:
-        """One array per field over a key table."""
+        """Return one array per field over a key table."""
         values = zip(*rows, strict=True)
         return {field: pa.array(column, pa.string()) for field, column in zip(self.fields, values, strict=True)}
 
 
 def _compile(topics: Sequence[str]) -> list[TopicPattern]:
-    """The patterns that compile. One that does not came from an edge of another release: it names no levels here."""
+    """Return the patterns that compile. Another one came from an edge of another release: it names no levels here."""
     patterns = []
     for topic in topics:
         with contextlib.suppress(InvalidTopic):
@@ -95,7 +95,7 @@ def _compile(topics: Sequence[str]) -> list[TopicPattern]:
 
 
 def _text(key: bytes) -> str:
-    """A key as text. Topics are UTF-8 (MQTT 3.1.1 section 1.5.3); bytes that are not show as U+FFFD."""
+    """Return a key as text. Topics are UTF-8 (MQTT 3.1.1 section 1.5.3); other bytes become U+FFFD."""
     return key.decode("utf-8", "replace")
 
 
@@ -124,7 +124,7 @@ class RowBuilder:
         self._key_bytes = 0
 
     def takes(self, piece: Piece) -> bool:
-        """Whether ``piece`` still fits; an empty builder takes any."""
+        """Return whether ``piece`` still fits; an empty builder takes any."""
         rows = self.rows + piece.rows
         return not self._pieces or (
             rows <= ROWS_MAX
@@ -157,12 +157,12 @@ class RowBuilder:
         return batch
 
     def _repeat(self, values: Sequence[int], dtype: type) -> Array:
-        """One value per piece, repeated for its rows."""
+        """Return one value per piece, repeated for its rows."""
         counts = [piece.rows for piece in self._pieces]
         return np.repeat(np.array(values, dtype), counts)
 
     def _runs(self, starts: Sequence[int]) -> pa.Array:
-        """Counting up from each piece's start."""
+        """Return numbers that count up from each piece's start."""
         counts = [piece.rows for piece in self._pieces]
         firsts = np.cumsum([0, *counts[:-1]])
         return pa.array(np.repeat(np.array(starts, np.int64) - firsts, counts) + np.arange(self.rows, dtype=np.int64))
@@ -243,8 +243,8 @@ class RowBuilder:
 
 
 def _unique(pairs: HeaderPairs) -> list[tuple[str, str]]:
-    """Header pairs for a map column, whose names must differ: the values of a repeated name are joined by ', ' in
-    their order, as HTTP does (RFC 9110 section 5.3)."""
+    """Return header pairs for a map column, whose names must differ. The values of a repeated name are joined by ', '
+    in their order, as in HTTP (RFC 9110 section 5.3)."""
     values: dict[str, list[str]] = {}
     for name, value in pairs:
         values.setdefault(name, []).append(value)
@@ -256,7 +256,7 @@ def _slice(column: Buffer, dtype: type, first: int, count: int) -> Array:
 
 
 def _aligned(offsets: Buffer) -> pa.Buffer:
-    """Offsets as Arrow wants them: bodies that were stored uncompressed may stand at any byte of a section."""
+    """Return offsets aligned for Arrow: bodies that were stored uncompressed may stand at any byte of a section."""
     values = np.frombuffer(offsets, np.int32)
     return pa.py_buffer(values if values.flags.aligned else values.copy())
 

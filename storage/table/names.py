@@ -1,4 +1,4 @@
-"""The names under which a table keeps what Weft has to know of it."""
+"""Names under which a table keeps facts that Weft needs."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from collections.abc import Mapping
 from weft.protocols.payloads import PayloadKind, kind_labelled
 
 PAYLOAD_PROPERTY = "weft.payload"
-"""The table property that says what the payloads are, from the table's first version on: `text` or `json`."""
+"""Table property for the payload kind, from the table's first version on: `text` or `json`."""
 
 
 def table_payload(column_type: str | None, properties: Mapping[str, str]) -> PayloadKind:
-    """Return what a table's payloads are; the column decides between bytes and text, whatever the property says.
+    """Return the payload kind of a table; the column decides between bytes and text, whatever the property says.
 
     Args:
         column_type: the Delta type of the column ``payload``.
@@ -23,7 +23,7 @@ def table_payload(column_type: str | None, properties: Mapping[str, str]) -> Pay
 
 
 def app_id(cluster_id: bytes, stream: str, shard: int) -> str:
-    """The Delta ``txn`` application id under which a table keeps its position in one shard.
+    """Return the Delta ``txn`` application id under which a table keeps its position in one shard.
 
     The transaction's version is the end offset: rows of the shard below it are in the table, rows from it on are not.
     The cluster id keeps a table that was copied to another cluster from passing for that cluster's own.

@@ -1,4 +1,4 @@
-"""A column of payloads as the columns of a table: bytes as they are, or text beside the bytes that are none."""
+"""A column of payloads as the columns of a table: bytes as they are, or text beside the bytes that are not text."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ import pyarrow.compute as pc
 from weft.protocols.payloads import PayloadKind, is_json, keeps
 
 BYTES_COLUMN = "_payload_bytes"
-"""Has the payloads that do not keep their stream's kind; null in all other rows."""
+"""Column of the payloads that are not of their stream's kind; null in all other rows."""
 
 
 def payload_fields(kind: PayloadKind) -> list[pa.Field]:
-    """Return the fields of a table whose payloads are of a kind."""
+    """Return the fields of a table for a payload kind."""
     if kind is PayloadKind.BYTES:
         return [pa.field("payload", pa.binary(), nullable=False)]
     return [pa.field("payload", pa.string()), pa.field(BYTES_COLUMN, pa.binary())]
@@ -40,7 +40,8 @@ def payload_columns(payloads: pa.Array, kind: PayloadKind) -> dict[str, pa.Array
 
 
 def _as_text(payloads: pa.Array) -> pa.Array | None:
-    """The payloads as text without a copy, or None when one of them is not UTF-8. Arrow checks each by itself."""
+    """Return the payloads as text without a copy, or None when one of them is not UTF-8. Arrow checks each by
+    itself."""
     try:
         return payloads.cast(pa.string())
     except pa.ArrowInvalid:

@@ -1,4 +1,4 @@
-"""Sections of chunks as table rows: the one place where log bytes become Arrow.
+"""Table rows from sections of chunks: the one place where log bytes become Arrow.
 
 The table step and the Spark source both read through here, so a record looks the same in the log's tail and in the
 table. Payloads are wrapped, not copied, when a batch is large enough to stand alone; nothing here runs per record in
@@ -36,15 +36,15 @@ _AFTER = (
 FIXED_COLUMNS = frozenset({*(field.name for field in (*_BEFORE, *_AFTER)), "payload", BYTES_COLUMN})
 """Columns that are not topic levels, whatever the payloads are."""
 LEVELS_MAX = 512
-"""Named topic levels that become columns of one stream."""
+"""Maximum number of named topic levels that become columns of one stream."""
 
 
 def row_schema(fields: Sequence[str], payload: PayloadKind = PayloadKind.BYTES) -> pa.Schema:
-    """The columns of a stream's table and of its tail.
+    """Return the columns of a stream's table and of its tail.
 
     Args:
         fields: the stream's named topic levels, as ``usable_fields`` gives them.
-        payload: what the stream's payloads are.
+        payload: the stream's payload kind.
     """
     return pa.schema(
         [*_BEFORE, *(pa.field(name, pa.string()) for name in fields), *_AFTER, *payload_fields(payload)],
@@ -52,7 +52,7 @@ def row_schema(fields: Sequence[str], payload: PayloadKind = PayloadKind.BYTES) 
 
 
 def usable_fields(told: Iterable[str], columns: Collection[str] = ()) -> list[str]:
-    """The named topic levels that become columns, of those that edges told of, in the order told.
+    """Return the named topic levels that become columns, of those that edges told of, in the order told.
 
     Spark and Delta take column names that differ in case only for one column: the first spelling names it, and it has
     the values of all of them. A level called like one of the fixed columns gets none, and so do those beyond
@@ -85,7 +85,7 @@ def section_rows(  # noqa: PLR0917
     edges: Collection[str] | None = None,
     payload: PayloadKind = PayloadKind.BYTES,
 ) -> Iterator[pa.RecordBatch]:
-    """The records of a section as rows, offsets ascending.
+    """Yield the records of a section as rows, offsets ascending.
 
     Args:
         data: the section's bytes, checked against its CRC before.
@@ -95,7 +95,7 @@ def section_rows(  # noqa: PLR0917
         first_offset, end_offset: only offsets in ``[first_offset, end_offset)``.
         columns: make only these columns (in the schema's order); None makes all.
         edges: only records of these edge nodes; batches of others are passed over without being decompressed.
-        payload: what the stream's payloads are, as in ``row_schema``.
+        payload: the stream's payload kind, as in ``row_schema``.
 
     Raises:
         Corrupt: the section does not hold what its index says.
@@ -128,7 +128,7 @@ def _pieces(
 
 
 def _cut(entry: SectionEntry, first: int, end: int, offset: int) -> Iterator[Piece]:
-    """Records ``[first, end)`` of an entry's counted ones, in pieces of bounded size."""
+    """Yield records ``[first, end)`` of an entry's counted ones, in pieces of bounded size."""
     header = decode_header(entry.batch)
     columns = decode_columns(entry.batch, header)
     key_bytes = max(map(len, columns.keys))

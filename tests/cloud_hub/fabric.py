@@ -157,7 +157,7 @@ class Edge:
             return
         at = session.acked.contiguous_end()
         while at < self.records and session.refusal is None:
-            # Every session cuts its batches anew, and now and then repeats what it sent or knows to be held.
+            # Every session cuts its batches in its own way, and now and then repeats what it sent or knows to be held.
             first = max(0, at - self.rng.randrange(8)) if self.rng.random() < 0.2 else at
             end = min(self.records, at + self.rng.randrange(1, 12))
             if self.rng.random() < 0.05:

@@ -96,7 +96,7 @@ def test_an_optional_section_can_be_switched_off() -> None:
         ("streams: {a: {from: []}}", "edge.yaml:3: streams.a.from: expected 1 to 256 entries, got 0"),
         ("streams: {a: {from: [b, [c]]}}", "edge.yaml:3: streams.a.from[1]: expected an MQTT filter"),
         ("streams: {[a]: {from: b}}", "edge.yaml:3: streams: expected a name as key, got a list"),
-        ("links: {c: {}}", "edge.yaml:3: links.c.to: is missing. URL or list of URLs"),
+        ("links: {c: {}}", "edge.yaml:3: links.c.to: is missing. URL, or list of URLs"),
         ("links: {c: {to: 'ftp://x'}}", 'links.c.to: expected a URL such as https://hub.example.com, got "ftp://x"'),
         ("listeners: {mqtt: {bind: '1883'}}", 'listeners.mqtt.bind: expected host:port such as 127.0.0.1:1883'),
         ("listeners: {mqtt: {bind: 'a:1', anonymous: all}}", "expected allowed_beyond_loopback or loopback or never"),
@@ -124,7 +124,7 @@ def test_errors_reported_at_once_are_bounded() -> None:
 @pytest.mark.parametrize("key", ["token", "password", "secret", "api_key"])
 def test_a_secret_in_the_file_is_refused_and_not_repeated(key: str) -> None:
     error = refusal(MINIMAL + f"links: {{cloud: {{to: 'https://hub', {key}: hunter2}}}}")
-    assert "secrets never stand in the configuration" in error
+    assert "the configuration never holds secrets" in error
     assert "hunter2" not in error
 
 

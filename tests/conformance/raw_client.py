@@ -1,4 +1,4 @@
-"""A small MQTT client that reads and sends bytes by hand, and sends whatever it is told to, right or wrong.
+"""A small MQTT client that reads and sends bytes by hand, and sends whatever a test asks for, right or wrong.
 
 It shares no code with the broker, so that a misreading of the specification on one side shows on the other. It is
 synchronous: a test reads from top to bottom as the packets go.

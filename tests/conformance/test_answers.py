@@ -87,7 +87,7 @@ def test_disconnect_is_not_over_the_client_s_maximum(connected: Connect, room: i
 @pytest.mark.parametrize("room", [*range(1, 60), 100])
 @pytest.mark.parametrize("client_id", ["given", ""])
 def test_connack_is_not_over_the_client_s_maximum(client: Connect, room: int, client_id: str) -> None:
-    """v5 [MQTT-3.1.2-24] [MQTT-3.2.2-19] [MQTT-3.2.2-20]: who has no room for it is told so where that fits"""
+    """v5 [MQTT-3.1.2-24] [MQTT-3.2.2-19] [MQTT-3.2.2-20]: a client without room for it gets a reason where that fits"""
     opened = client(5)
     opened.send(connect(client_id, version=5, properties_={"maximum_packet_size": room}))
     try:

@@ -245,7 +245,7 @@ def test_each_client_id_has_a_session_of_its_own(
 
 
 def test_clean_start_while_the_client_is_there(client: Connect, connected: Connect, topic: str, client_id: str) -> None:
-    """v5 [MQTT-3.1.4-4] [MQTT-3.1.4-3] [MQTT-3.1.2-4] [MQTT-3.2.2-2]: the old connection is told and closed, the
+    """v5 [MQTT-3.1.4-4] [MQTT-3.1.4-3] [MQTT-3.1.2-4] [MQTT-3.2.2-2]: the old connection is closed with a reason, the
     session with all that it was owed is gone, and a new one begins"""
     session = {"session_expiry_interval": 60}
     first, publisher = connected(client_id, 5, properties_=session), connected(version=5)

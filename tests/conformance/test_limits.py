@@ -164,7 +164,7 @@ def test_the_smaller_of_both_windows_holds(connected: Connect, topic: str, maxim
 
 
 def test_the_longest_filter(connected: Connect, version: int, live: str) -> None:
-    """[MQTT-4.7.3-3] [MQTT-3.8.3-1], v3 [MQTT-3.9.3-2], v5 [MQTT-3.9.3-2]: as much as the node was told to take, which
+    """[MQTT-4.7.3-3] [MQTT-3.8.3-1], v3 [MQTT-3.9.3-2], v5 [MQTT-3.9.3-2]: as much as the node's limits allow, which
     may be all that MQTT has; one byte more is refused in SUBACK, and the connection stays"""
     client = connected(version=version)
     longest = f"{live}/+/".ljust(FILTER_BYTES, "x")

@@ -106,7 +106,7 @@ def send_alias(client: Client, topic: str, alias: int, payload: bytes) -> None:
 
 
 def test_an_alias_stands_for_its_topic(connected: Connect, topic: str) -> None:
-    """v5 [MQTT-3.3.2-12], section 3.3.2.3.4: also mixed with full topics, and after it was given anew"""
+    """v5 [MQTT-3.3.2-12], section 3.3.2.3.4: also mixed with full topics, and after it was set again"""
     client = connected(version=5)
     client.subscribe(f"{topic}/#", 0)
     send_alias(client, f"{topic}/a", 1, b"1")

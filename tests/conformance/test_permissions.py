@@ -1,4 +1,4 @@
-"""A node whose users and access rules forbid something: what is told, and what is not delivered."""
+"""A node whose users and access rules forbid something: the answers, and what is not delivered."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ NOT_AUTHORIZED = 0x87
 
 @pytest.fixture(scope="module")
 def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
-    """The one of this module: ``guarded/#`` may be read, and published to by a user named press alone, and nobody
+    """The one of this module: ``guarded/#`` may be read, and published to by a user named press alone, and no client
     else knows of ``live/secret/#``."""
     directory = tmp_path_factory.mktemp("permissions")
     (directory / "acl").write_text(ACL)
@@ -54,7 +54,7 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
 @pytest.mark.parametrize("qos", [1, 2])
 def test_a_publish_that_is_not_permitted(connected: Connect, version: int, client_id: str, qos: int) -> None:
     """v3 [MQTT-3.3.5-2], v5 [MQTT-3.4.2-1] [MQTT-3.5.2-1]: MQTT 5 says so; 3.1.1 acknowledges all the same, or closes.
-    Nobody gets the message either way"""
+    No client gets the message either way"""
     watching = connected(version=version)
     watching.subscribe("guarded/#", 2)
     client = connected(client_id, version)
@@ -183,7 +183,7 @@ def test_who_has_a_name_may_do_what_it_grants(connected: Connect, version: int, 
 
 
 def test_a_will_that_is_not_permitted(client: Connect, version: int) -> None:
-    """v5 [MQTT-3.1.4-2] section 3.1.3.2, v3 section 3.1.4: refused while somebody is there to be told"""
+    """v5 [MQTT-3.1.4-2] section 3.1.3.2, v3 section 3.1.4: refused while the client is connected"""
     opened: Client = client(version)
     opened.send(connect("x", version=version, will=Will("guarded/will")))
     (answer,) = opened.closed()

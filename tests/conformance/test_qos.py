@@ -395,7 +395,7 @@ def test_a_negative_acknowledgement_ends_the_delivery(connected: Connect, topic:
 
 
 def test_no_matching_subscribers(connected: Connect, live: str) -> None:
-    """v5 section 3.4.2.1 and 3.5.2.1: 0x10 may be said, and never when somebody got it"""
+    """v5 section 3.4.2.1 and 3.5.2.1: 0x10 may be said, and never when a client got it"""
     client = connected(version=5)
     answer = client.publish(live, b"x", 1)
     assert answer is not None

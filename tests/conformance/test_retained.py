@@ -119,7 +119,7 @@ def test_user_properties_are_retained(connected: Connect, topic: str) -> None:
 
 
 def test_a_retained_message_expires(connected: Connect, topic: str) -> None:
-    """v5 [MQTT-3.3.2-5] [MQTT-3.3.2-6]: what is left is told, and at the end it is gone"""
+    """v5 [MQTT-3.3.2-5] [MQTT-3.3.2-6]: the rest of the expiry is sent along, and at the end the message is gone"""
     client = connected(version=5)
     client.publish(topic, b"kept", 1, retain=True, properties_={"message_expiry_interval": 2})
     client.subscribe(topic, 1)

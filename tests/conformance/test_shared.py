@@ -256,7 +256,7 @@ def test_an_offline_member_keeps_nobody_waiting(connected: Connect, topic: str, 
 
 
 def test_shared_subscriptions_survive_in_the_session(connected: Connect, topic: str, client_id: str) -> None:
-    """v5 section 4.1: they are subscriptions of the session; what comes while nobody is there is kept"""
+    """v5 section 4.1: they are subscriptions of the session; messages are kept while no member is connected"""
     member = connected(client_id, 5, properties_=PERSISTENT)
     member.subscribe(f"$share/group/{topic}", 1)
     member.vanish()

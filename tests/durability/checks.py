@@ -1,4 +1,4 @@
-"""What a node's log must hold, given what its devices sent and were told."""
+"""What a node's log must hold, given what its devices sent and the answers that they got."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def of_stream(messages: Iterable[Sent]) -> Iterator[bytes]:
 
 
 def check_all_there(held: Held, devices: list[Device], acked: dict[str, int], *, copies_max: int = 1) -> None:
-    """Every acknowledged message is there, unaltered; nothing that nobody sent; nothing was given up.
+    """Every acknowledged message is there, unaltered; nothing that no device sent; nothing was given up.
 
     Args:
         acked: device -> how many of its messages were acknowledged.

@@ -55,7 +55,7 @@ def puback_ids(stream: bytes) -> list[int]:
 
 
 class Messages(Sequence[Sent]):
-    """What a device sends, by number. Old ones are made anew when asked for: those of an hour would fill the memory."""
+    """A device's messages, by number. Old ones are made again on request: those of an hour would fill the memory."""
 
     def __init__(self, name: str, payload_bytes: int, random_bytes: int) -> None:
         self.many = 0

@@ -25,7 +25,7 @@ SOURCE = Path(__file__).with_name("disk_recorder.c")
 _RECORD = struct.Struct("<IIQQII")
 _MAGIC = 0x57464A31
 _NOT_RELIED_ON = "-shm"
-"""SQLite's shared memory: mapped, never synced, made anew by whoever opens the database first (sqlite.org/wal.html)."""
+"""SQLite's shared memory: mapped, never synced, made again by the first to open the database (sqlite.org/wal.html)."""
 
 
 class Kind(IntEnum):
@@ -81,7 +81,7 @@ def recorded(library: Path, tree: Path, journal: Path) -> dict[str, str]:
 
 
 def read_events(journal: Path) -> list[Event]:
-    """All whole records; SIGKILL may leave a part of one, of a call that nobody saw return."""
+    """All whole records; SIGKILL may leave a part of one, of a call that never returned."""
     return list(_events(journal.read_bytes()))
 
 

@@ -20,7 +20,7 @@ from weft.storage.object_store import open_store
 
 pytestmark = pytest.mark.processes
 LOOKS = 8
-"""How often is noted what the edge was told, some tenths of a second apart."""
+"""Number of times that the edge's acknowledgements are noted, some tenths of a second apart."""
 CUTS = int(os.environ.get("WEFT_POWER_CUT_HUBS", "20"))
 
 

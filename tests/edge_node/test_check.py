@@ -54,7 +54,7 @@ def test_a_good_configuration_passes() -> None:
         ),
         (
             GOOD + "  unrouted: {from: 'x/#'}\n",
-            "edge.yaml:5: streams.unrouted: is the name of the stream that keeps what no stream matches. Its size",
+            "edge.yaml:5: streams.unrouted: is the name of the stream for messages that no stream matches. Set its",
         ),
         (
             GOOD + "links: {c: {to: 'https://hub', streams: [telemetry, unrouted]}}",
@@ -123,7 +123,7 @@ def test_a_stream_that_stays_and_ends_by_itself_is_not_pointed_out() -> None:
     [
         (
             "  raw: {from: raw, replicate: false}\nlinks: {c: {to: 'http://h', streams: [raw]}}\n",
-            'links.c.streams: "raw" says `replicate: false`; no link may carry it',
+            'links.c.streams: "raw" has `replicate: false`; no link may carry it',
         ),
         ("  raw: {from: raw, retain: {size: 1TiB}}\n", "streams.raw.retain.size: expected at most disk.budget"),
         ("  raw: {from: raw, when_full: drop}\n", "expected drop_oldest or refuse"),

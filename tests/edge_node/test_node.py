@@ -149,7 +149,7 @@ def test_damage_on_the_disk_is_told_and_the_node_goes_on(run: Callable[[], Node]
     (segment,) = (config.parent / "data").glob("*.seg")
     data = bytearray(segment.read_bytes())
     data[data.index(b"message 3")] ^= 1
-    data[-1] ^= 1  # with a sound footer the damage would only be found by whoever reads the record
+    data[-1] ^= 1  # with a sound footer the damage would only be found by a reader of the record
     segment.write_bytes(data)
     again = run()
     facts = again.json("status")

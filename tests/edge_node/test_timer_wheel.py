@@ -1,4 +1,4 @@
-"""The timer wheel: everybody is asked in time, once, and nobody who has gone."""
+"""The timer wheel: every client is asked in time, once, and none that has gone."""
 
 from __future__ import annotations
 

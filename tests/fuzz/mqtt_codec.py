@@ -1,4 +1,4 @@
-"""Bytes of anybody's making against the codec: what it takes it can say again, what it refuses it refuses as it should.
+"""Arbitrary bytes against the codec: what it takes it can say again, what it refuses it refuses as it should.
 
 ``python -m tests.fuzz.mqtt_codec [libFuzzer options]`` runs it under atheris, which finds its way by coverage.
 """

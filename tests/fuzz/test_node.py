@@ -1,7 +1,7 @@
 """A running node under damaged conversations: it serves a good client all along, and is as small afterwards as before.
 
 ``WEFT_FUZZ_SECONDS`` makes the slow run last longer, ``WEFT_FUZZ_SEED`` repeats one. When something is wrong, the seed
-is told, and where what was sent last is written to.
+is printed, and the place of the last bytes sent.
 """
 
 from __future__ import annotations

@@ -30,7 +30,7 @@ BURST_S_MAX = 60.0
 SESSION_EXPIRY_S = 600
 MOSQUITTO_MESSAGES = 100
 """After so many messages mosquitto_sub disconnects of its own accord. A signal cannot end it well: its handler takes a
-lock, and hangs for ever when it interrupts the handling of a packet."""
+lock, and hangs when it interrupts the handling of a packet."""
 Pairs = Sequence[tuple[str, str]]
 
 
@@ -376,7 +376,7 @@ class Mosquitto(_Queued):
         assert await asyncio.wait_for(process.wait(), ANSWER_S_MAX) == 0
 
     async def close(self) -> None:
-        """Bring it to the number of messages after which it goes; those over it find nobody, and are not kept."""
+        """Bring it to the number of messages after which it goes; further ones find no subscriber and are not kept."""
         if self._process is not None and self._process.returncode is None:
             command = [str(self.PUB), *self._common(f"{self.options.client_id}-end"), "-t", self._end_topic, "-n"]
             ending = await asyncio.create_subprocess_exec(*command, "--repeat", str(MOSQUITTO_MESSAGES))

@@ -1,4 +1,4 @@
-"""What was written yesterday is read tomorrow: the bytes under ``tests/vectors`` keep their meaning for ever."""
+"""What was written yesterday is read tomorrow: the bytes under ``tests/vectors`` never change their meaning."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A log in memory, a hub that keeps what it was told, and a network that cuts: for driving the link machines."""
+"""A log in memory, a hub that keeps what it got, and a network that cuts: for driving the link machines."""
 
 from __future__ import annotations
 

@@ -169,7 +169,7 @@ async def test_nothing_is_sent_before_it_is_noted_that_the_hub_is_given_it(hub: 
     log.give_error = OSError("no space left")
     async with Link(log, hub.url) as link:
         await until(lambda: len(hub.hellos) >= 3)
-        assert link.status.last_error == "what this hub is given cannot be noted: no space left"
+        assert link.status.last_error == "the positions given to this hub cannot be saved: no space left"
         assert not hub.stored
         assert not hub.marks
         log.give_error = None

@@ -92,7 +92,7 @@ def test_a_hub_that_holds_more_than_it_was_ever_given_is_a_conflict(log: ModelLo
     (event,) = Peer(log).say(welcome(WelcomeLane(1, [(0, 5)])))
     assert isinstance(event, Refusal)
     assert event.code == RefuseCode.IDENTITY_CONFLICT
-    assert "records of stream telemetry up to seq 5, but this log knows of none beyond 4" in event.message
+    assert "records of stream telemetry up to seq 5, but this log gave it none beyond 4" in event.message
     assert isinstance(Peer(log).say(welcome(WelcomeLane(1, [(0, 4)])))[0], Welcomed)
 
 

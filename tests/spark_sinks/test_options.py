@@ -126,7 +126,7 @@ def test_options_that_the_store_cannot_serve_are_refused(small: Hub, options: di
 
 
 def test_what_spark_shows_of_a_refusal_is_nearly_the_sentence_alone(small: Hub) -> None:
-    """Spark sends the whole traceback to the driver; event loops and storage between are no help to anybody."""
+    """Spark sends the whole traceback to the driver; event loops and storage between help no reader."""
     try:
         WeftSource({"store": small.root, "stream": "telemetri"}).schema()
     except ReadError:

@@ -70,7 +70,7 @@ def test_a_table_file_that_was_deleted_since_is_named(hub: Hub) -> None:
 
 
 def test_spellings_of_a_level_that_differ_in_case_are_one_column_everywhere(hub: Hub) -> None:
-    """The table has the spelling that it was told first, a reader's view of the log begins with shard 0."""
+    """The table has the spelling that came first, a reader's view of the log begins with shard 0."""
     first, *_, last = sorted(EDGES, key=lambda edge: shard_of("default", STREAM, edge, SHARDS))
     hub.write(1, "plant/{LINE}/+/telemetry", [last])
     hub.tier()

@@ -90,7 +90,7 @@ def test_columns_by_option_and_by_schema(spark: SparkSession, hub: Hub) -> None:
     by_schema = reader.schema("_seq long, machine string").load()
     found = sorted((row._seq, row.machine) for row in by_schema.collect())
     assert found == sorted((row[1], f"m{row[1] % 2}") for row in hub.expected())
-    # The keys are needed to select by, though nobody asked to see them.
+    # The keys are needed to select by, though they are not to be shown.
     assert hub.load(spark, columns="_seq", keys="plant/paint/#").count() == 20
 
 

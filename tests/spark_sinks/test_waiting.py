@@ -1,4 +1,4 @@
-"""Scripts that wait for a query end cleanly when they are told to, and raise what ends the query."""
+"""Scripts that wait for a query end cleanly at a signal, and raise what ends the query."""
 
 from __future__ import annotations
 
@@ -90,6 +90,6 @@ def test_a_script_ends_at_ctrl_c_without_a_traceback_and_goes_on_where_it_was(
         finally:
             script.kill()
         assert (said, script.returncode) == ("ended\n", 0)
-        # Spark's worker daemon, a process of its own, may complain of a task that it was cut off from. Nobody else may.
+        # Spark's worker daemon, a process of its own, may complain of a task that it was cut off from. No other may.
         assert not re.search(r'File "(?!.*/pyspark\.zip/pyspark/daemon\.py")', trouble), trouble
     assert spark.read.parquet(str(tmp_path / "rows")).count() == 80

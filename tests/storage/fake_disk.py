@@ -93,7 +93,7 @@ def sectors(write: Write) -> list[Change]:
 
 
 def survivors(changes: list[T], chance: random.Random) -> list[T]:
-    """What a power cut leaves of changes that nobody made durable: all, none, a beginning, all but one, or any."""
+    """What a power cut leaves of changes that were not made durable: all, none, a beginning, all but one, or any."""
     if not changes:
         return []
     fate = chance.randrange(5)

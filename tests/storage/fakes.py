@@ -57,7 +57,7 @@ class FakeFile:
             self._call("write_at")
             self._filesystem.take_space(self._path, offset + len(data) - len(self._node.live))
         except OSError:
-            # A short write: some of it went, and nobody says how much.
+            # A short write: some of it went, and the result does not say how much.
             self._node.change(Write(offset, bytes(data)[: len(data) // 2]))
             raise
         self._node.change(Write(offset, bytes(data)))

@@ -116,7 +116,7 @@ def test_a_directory_that_an_interrupted_process_made_is_made_durable_by_the_nex
 
 @pytest.mark.parametrize("number", [errno.EACCES, errno.EPERM, errno.EINVAL, errno.EROFS])
 def test_folders_above_that_are_read_only_keep_no_log_from_opening(tmp_path: Path, number: int) -> None:
-    """A data folder mounted below a root that is read-only, or another user's: nobody has made a directory there."""
+    """A data folder mounted below a root that is read-only, or another user's: it has made no directory there."""
 
     class ReadOnlyAbove(OSFileSystem):
         def sync_directory(self, path: str) -> None:

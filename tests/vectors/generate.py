@@ -249,7 +249,7 @@ def flipped(data: bytes, offset: int) -> bytes:
 
 
 def signed_batch(data: bytes, offset: int, new: bytes) -> bytes:
-    """A batch changed by somebody who can compute checksums."""
+    """A batch changed by an attacker who can compute checksums."""
     data = patched(data, offset, new)
     return patched(data, 4, struct.pack("<I", batch.crc32c(data[8:])))
 

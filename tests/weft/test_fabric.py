@@ -1,4 +1,4 @@
-"""An edge and a hub as real processes: what a device was told is safe arrives, through kills, under tokens."""
+"""An edge and a hub as real processes: acknowledged messages arrive, through kills, under tokens."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ def test_a_hub_with_tokens_takes_the_edge_that_has_one(start: Start, configs: tu
     assert probe(hub, "metrics")[0] == 401
     wait_until(lambda: edge.json("status")["links"]["cloud"]["state"] == "refused")
     assert probe(edge, "readyz") == (200, "ready\n"), "a node takes messages while no hub takes its records"
-    assert "wants a token (401) and the link has none" in edge.json("status")["links"]["cloud"]["last_error"]
+    assert "requires a token (401) and the link has none" in edge.json("status")["links"]["cloud"]["last_error"]
     assert edge.stop() == 0
 
     edge_yaml.write_text(EDGE.format(port=hub.url.strip("/").rpartition(":")[2], token=", token_file: token"))

@@ -173,7 +173,7 @@ def test_a_torn_tail_is_told_and_is_no_damage(log: SegmentLog, tmp_path: Path) -
     status, lines = dump(tmp_path / "data", "--records")
     assert status == 0
     assert [line["payload"] for line in lines if line.get("kind") == "record"] == ["one"]
-    assert "nothing was acknowledged" in lines[-1]["torn"]
+    assert "nothing after this point was acknowledged" in lines[-1]["torn"]
     assert lines[-1]["offset"] == next(line["offset"] for line in lines if "error" in line)
 
 
@@ -212,14 +212,14 @@ def test_a_backlog_is_dropped_once_the_operator_has_said_so(log: SegmentLog, tmp
     data = tmp_path / "data"
     for payload in (b"one", b"two", b"three"):
         append(log, payload)
-    assert "stop the node first" in str(drop(data, "telemetry", "--all").exception)
+    assert "Stop the node first" in str(drop(data, "telemetry", "--all").exception)
     log.close()
     asked = drop(data, "telemetry", "--below", "2", answer="n\n")
-    assert "give up 2 records of telemetry, taken in from 1970-01-01 00:00:00 UTC to 1970" in asked.output
+    assert "drop 2 records of telemetry, received from 1970-01-01 00:00:00 UTC to 1970" in asked.output
     assert isinstance(asked.exception, Abort)
     done = drop(data, "telemetry", "--below", "2", answer="y\n")
     assert done.exception is None
-    assert "gave up 2 records of telemetry" in done.output
+    assert "dropped 2 records of telemetry" in done.output
     _, lines = dump(data, "--records")
     notices = [line["value"] for line in lines if line.get("kind") == "gap"]
     assert [(notice["first"], notice["end"], notice["reason"]) for notice in notices] == [(0, 2, GapReason.OPERATOR)]
@@ -337,8 +337,8 @@ def test_a_full_node_goes_on_by_itself_once_its_backlog_is_dropped(start: Start,
     held = telemetry(folder)["held"]
     done = drop(edge_yaml, "telemetry", "--all", answer="y\n")
     assert done.exception is None
-    assert f"give up {held} records of telemetry, taken in from 20" in done.output
-    assert f"gave up {held} records of telemetry; the hubs are told when their links connect" in done.output
+    assert f"drop {held} records of telemetry, received from 20" in done.output
+    assert (f"dropped {held} records of telemetry; the hubs get a gap notice when their links connect") in done.output
     assert (telemetry(folder)["held"], telemetry(folder)["lost"]) == (0, {"operator": held})
     publish(node.mqtt_port, TOPIC, ["new"] * 10)
 
@@ -363,7 +363,7 @@ def test_what_comes_after_the_question_stays(start: Start, edge_yaml: Path, monk
     publish(node.mqtt_port, TOPIC, ["old"] * 20)
 
     def confirm(question: str, **_: object) -> bool:
-        assert question.startswith("give up 20 records of telemetry")
+        assert question.startswith("drop 20 records of telemetry")
         publish(node.mqtt_port, TOPIC, ["new"] * 20)
         return True
 
@@ -376,7 +376,7 @@ def test_what_comes_after_the_question_stays(start: Start, edge_yaml: Path, monk
     (folder / "control.sock").unlink()
     refused = drop(folder, "telemetry", "--all")
     assert isinstance(refused.exception, Failed), "an earlier release has no such socket"
-    assert "stop the node first" in str(refused.exception)
+    assert "Stop the node first" in str(refused.exception)
     assert telemetry(folder)["held"] == 20
     assert node.stop() == 0
 
@@ -409,7 +409,7 @@ def test_a_node_that_is_killed_meanwhile_has_the_records_or_their_notice(
     lost = found["lost"].get("operator", 0)
     assert (found["held"] + lost, found["next_seq"], found["records_lost"]) == (200, 200, lost)
     if results[0].exception is None:
-        assert f"gave up {lost} records" in results[0].output
+        assert f"dropped {lost} records" in results[0].output
     else:
         assert isinstance(results[0].exception, Failed)
     assert drop(folder, "telemetry", "--below", "100", "--yes").exception is None

@@ -225,7 +225,7 @@ def test_status_of_a_node_that_runs_and_of_one_that_does_not(start: Start, edge_
     assert live["running"] is True
     asked = weft("edge", "status", folder)
     assert asked.return_value == 0
-    assert "running; its files answer for it: only its folder was named" in asked.stdout
+    assert "running; read from its files: only its folder was named" in asked.stdout
 
     node.kill()
     segment = max(folder.glob("*.seg"))
@@ -314,7 +314,7 @@ def test_status_of_a_stopped_node_says_what_its_next_start_finds(start: Start, e
     segment.write_bytes(data)
     before = {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}
     done = weft("edge", "status", edge_yaml)
-    assert "finds 1 record lost, and makes gap notices of it: telemetry seq 1\n" in done.stdout
+    assert "finds 1 record lost, and writes gap notices for it: telemetry seq 1\n" in done.stdout
     assert f"keeps the damaged {segment} aside" in done.stdout
     assert done.stderr == ""
     coming = json.loads(weft("edge", "status", edge_yaml, "--json").stdout)["next_start"]

@@ -106,7 +106,7 @@ def test_an_edge_says_what_it_read_again_and_which_settings_need_a_restart(
     wait_until(lambda: log.has("have changed and need a restart: disk.budget, streams.other (new)"))
     configs["edge"].write_text(EDGE.replace("64MiB", "as much as there is"))
     hang_up(edge.process)
-    wait_until(lambda: log.has("is not valid now, and the node could not start with it"))
+    wait_until(lambda: log.has("is not valid, and the node could not start with it"))
     assert edge.json("status")["disk"]["budget_bytes"] == 64 << 20
     assert edge.stop() == 0
 

@@ -1,1 +1,1 @@
-"""One module per command; each holds ``command``."""
+"""Modules of the commands; each holds ``command``."""

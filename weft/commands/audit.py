@@ -1,4 +1,4 @@
-"""``weft audit``: is the data all there?"""
+"""``weft audit``: compare lanes, log and table of a stream."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ if TYPE_CHECKING:
 @click.command("audit")
 @click.argument("stream")
 @click.option("--store", "uri", required=True, metavar="URI", help="The hub's store: a folder, or s3://bucket/prefix.")
-@click.option("--tenant", default="default", show_default=True, help="Who the stream belongs to.")
+@click.option("--tenant", default="default", show_default=True, help="Tenant of the stream.")
 @json_option
 def command(stream: str, uri: str, tenant: str, as_json: bool) -> int:
     """Compare lanes, log and table of STREAM, record by record.
 
-    Exit status 1 when they disagree, or when there is no such stream. Reads the whole log of the stream and the columns
-    of the table that name records. Nothing is changed, and the hub may go on meanwhile.
+    Exit status 1 if they disagree or if there is no such stream. The command reads the whole log of the stream and the
+    columns of the table that name records. It changes nothing, and the hub may run meanwhile.
     """
     from weft.cloud_hub.audit.audit import audit
     from weft.storage.cluster import ClusterUnusable
@@ -95,7 +95,7 @@ def _counts(lane: LaneAudit) -> tuple[int, ...]:
 
 
 def _row(lane: LaneAudit) -> tuple[object, ...]:
-    """One line for programs, with the reasons of the gaps in their column."""
+    """Return one line for programs, with the reasons of the gaps in their column."""
     counts: list[object] = list(_counts(lane))
     counts[_COUNTS.index("gaps")] = _gaps(lane) or 0
     return lane.edge, lane.log_id, *counts

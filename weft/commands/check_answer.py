@@ -1,4 +1,4 @@
-"""The answer of ``weft edge check`` and ``weft hub check``: errors, warnings, or that all is good."""
+"""Answer of ``weft edge check`` and ``weft hub check``: errors, warnings, or that the configuration is good."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ Config = TypeVar("Config", bound=msgspec.Struct)
 
 
 class CheckAnswer:
-    """Gives one answer. With ``as_json`` it is a document on standard output, whatever the answer is."""
+    """The answer of one check. With ``as_json`` it is a document on standard output, whatever the answer is."""
 
     def __init__(self, file: str, as_json: bool) -> None:
         self._file = file
         self._as_json = as_json
 
     def load(self, load: Callable[[str], Loaded[Config]]) -> Loaded[Config]:
-        """Load the file; a file that cannot be loaded ends the command."""
+        """Load the file; end the command if it cannot be loaded."""
         try:
             return load(self._file)
         except Refused as refusal:
@@ -42,7 +42,7 @@ class CheckAnswer:
         facts: Mapping[str, Any],
         summary: str,
     ) -> int:
-        """Print what was found; returns the exit status."""
+        """Print the findings and return the exit status."""
         wrong, doubtful = self._placed(loaded, errors), self._placed(loaded, warnings)
         if self._as_json:
             self._print(doubtful, wrong, facts)
@@ -56,7 +56,7 @@ class CheckAnswer:
         return USAGE_EXIT_CODE if wrong else 0
 
     def _placed(self, loaded: Loaded[Config], findings: Sequence[Finding]) -> list[Problem]:
-        """Give findings their lines; what is said of several settings has none."""
+        """Add lines to findings; a finding about several settings has no line."""
         problems = loaded.refuse(findings).problems if findings else []
         return [problem if problem.path else problem._replace(line=0) for problem in problems]
 

@@ -1,4 +1,4 @@
-"""What the commands share: loading a configuration, reading a node's own status."""
+"""Parts that several commands share: loading a configuration, reading a node's own status."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ Config = TypeVar("Config", bound=msgspec.Struct)
 
 
 class ExistingPath(click.Path):
-    """A path that is there. One that this user may not look at is not taken for one that is missing."""
+    """A path that must exist. A path that this user may not look at is reported as denied, not as missing."""
 
     def __init__(self, *, dir_okay: bool = True) -> None:
         super().__init__(exists=True, dir_okay=dir_okay, readable=False)
@@ -40,7 +40,7 @@ class ExistingPath(click.Path):
     def convert(
         self, value: str | os.PathLike[str], param: click.Parameter | None, ctx: click.Context | None
     ) -> str | bytes | os.PathLike[str]:
-        """Return the path, or say whose it is."""
+        """Return the path, or raise an error that names its owner."""
         try:
             os.stat(value)
         except PermissionError as error:
@@ -57,7 +57,7 @@ log_level_option = click.option(
     type=click.Choice(["debug", "info", "warning", "error"]),
     default="info",
     show_default=True,
-    help="How much to say on standard error.",
+    help="Lowest level of log lines on standard error.",
 )
 
 
@@ -101,7 +101,7 @@ def _load(
 
 
 def cannot_be_done(loaded: Loaded[Config], findings: Sequence[Finding]) -> Failed:
-    """Return the failure of a command for what a configuration names on this machine, which may change."""
+    """Return the failure of a command for something that a configuration names on this machine and that may change."""
     error = loaded.refuse(findings)
     failure = Failed(str(error))
     failure.__cause__ = error
@@ -110,7 +110,7 @@ def cannot_be_done(loaded: Loaded[Config], findings: Sequence[Finding]) -> Faile
 
 @contextmanager
 def located(loaded: Loaded[Config], directory: str, store: str = "") -> Iterator[None]:
-    """Name file, line and setting in what keeps a node from running.
+    """Add file, line and setting to errors that keep a node from running.
 
     Args:
         directory: the setting of its folder or store.
@@ -134,12 +134,12 @@ def located(loaded: Loaded[Config], directory: str, store: str = "") -> Iterator
 
 
 def store_trouble(uri: str, error: Exception) -> str:
-    """Return what a store that did not answer says, and what to do; a folder's error says both itself."""
+    """Return the message of a store that did not answer, and what to do; a folder's error says both itself."""
     return f"{error}. {_BUCKET_ADVICE}" if uri.startswith("s3://") else str(error)
 
 
 def open_hub_store(uri: str) -> ObjectStore:
-    """The store at ``uri``. ``Refused`` when it is no store."""
+    """Return the store at ``uri``. ``Refused`` when the URI names no store."""
     from weft.storage.object_store import StoreUnfit, open_store
 
     try:
@@ -149,10 +149,11 @@ def open_hub_store(uri: str) -> ObjectStore:
 
 
 def get_status(bind: str, path: str, token_file: str | None = None) -> Any:
-    """The JSON document that a running node of this machine serves at ``path``. ``Failed`` when there is no answer."""
+    """Return the JSON document that a running node of this machine serves at ``path``. ``Failed`` when there is no
+    answer."""
     address = parse_bind(bind)
     if address.port == 0:
-        raise Failed("the node listens at any free port, so that it cannot be found. Name a port in the configuration")
+        raise Failed("the node uses any free port, so its address is unknown. Set a port in the configuration")
     url = f"http://{address.from_here}{path}"
     request = urllib.request.Request(url)
     if token_file is not None:
@@ -170,9 +171,11 @@ def get_status(bind: str, path: str, token_file: str | None = None) -> Any:
 
 
 def _advice(error: urllib.error.HTTPError) -> str:
-    """Return what to do about an answer: what a hub says besides the status, in the words of a command line."""
+    """Return what to do about an HTTP error, in the words of a command line."""
     if error.code in (401, 403):
-        return "the token opens no status page. Give an admin token with --token-file (`weft token create`)"
+        return (
+            "the token gives no access to the status page. Give an admin token with --token-file (`weft token create`)"
+        )
     try:
         answer = json.loads(error.read(STATUS_BYTES_MAX))
         return f"{answer['error']}. {answer['advice']}"
@@ -182,7 +185,7 @@ def _advice(error: urllib.error.HTTPError) -> str:
 
 @contextmanager
 def using(path: str, *, makes: str = "") -> Iterator[None]:
-    """Say in a sentence why a file cannot be read or written.
+    """Turn an error of reading or writing a file into a sentence.
 
     Args:
         makes: the command that makes the file where there is none.
@@ -192,8 +195,8 @@ def using(path: str, *, makes: str = "") -> Iterator[None]:
     except FileNotFoundError:
         folder = os.path.dirname(os.path.abspath(path))
         if not os.path.isdir(folder):
-            raise Failed(f"{path}: there is no folder {folder}. Make it first") from None
-        raise Failed(f"{path}: there is no such file" + (f". `{makes}` makes one" if makes else "")) from None
+            raise Failed(f"{path}: there is no folder {folder}. Create it first") from None
+        raise Failed(f"{path}: there is no such file" + (f". `{makes}` creates one" if makes else "")) from None
     except PermissionError as error:
         # A file is replaced through another in its folder, which may be what is closed.
         raise Failed(f"{path}: {why_denied(str(error.filename or path), 'use')}") from None

@@ -1,4 +1,4 @@
-"""``weft config``: what may stand in a configuration."""
+"""``weft config``: describe the configuration files."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from weft.output import print_json
 
 @click.group("config")
 def command() -> None:
-    """What may stand in a configuration file."""
+    """Describe the configuration files."""
 
 
 @command.command()

@@ -1,4 +1,4 @@
-"""``weft demo``: the whole fabric on this machine."""
+"""``weft demo``: run the whole fabric on this machine."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import click
 
 
 @click.command("demo")
-@click.option("--keep", is_flag=True, help="Leave everything running at the end and say how to look around.")
+@click.option("--keep", is_flag=True, help="Leave everything running at the end and print how to look around.")
 def command(keep: bool) -> int:
     """Run the whole fabric on this machine on real sensor data, with faults, and audit the result."""
     from weft.demo.run import main

@@ -1,4 +1,4 @@
-"""``weft edge``: run an edge node, check its configuration, ask how it is, look into its log."""
+"""``weft edge``: run an edge node, check its configuration, show its state, inspect its log."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _PROTOCOLS = ("mqtt", "mqtts", "ws", "wss")
 
 @click.group("edge")
 def command() -> None:
-    """An edge node: takes messages from devices, keeps them on disk, sends them to hubs."""
+    """Run and inspect an edge node, which takes messages from devices, keeps them on disk and sends them to hubs."""
 
 
 @command.command()
@@ -96,7 +96,7 @@ async def _reload(node: EdgeNode, settings: RunningSettings) -> None:
 
 
 def _wrong_name(loaded: Loaded[EdgeConfig], owner: NodeName | None) -> Finding | None:
-    """Return what is wrong with a configuration that names another node than the log in its data_dir belongs to."""
+    """Return the finding for a configuration whose node name is not that of the log in its data_dir."""
     from weft.edge_node.inspect.log_owner import wrong_name
 
     return wrong_name(loaded.config, owner, loaded.file) if owner is not None else None
@@ -113,10 +113,11 @@ def _addresses(listeners: Mapping[str, Address | UnixSocket], http: Address | No
 @config_argument
 @json_option
 def check(config_file: str, as_json: bool) -> int:
-    """Check CONFIG and what it names on this machine: files, folders, disk, ports. Nothing is started or changed.
+    """Check CONFIG and what it names on this machine: files, folders, disk, ports. The command starts and changes
+    nothing.
 
-    Errors keep a node from its work: exit status 2. Warnings are on standard error, and leave exit status 0. Run it as
-    the node's user: another may read other files. While the node runs its ports are not tried.
+    An error stops a node from running: exit status 2. Warnings go to standard error and leave exit status 0. Run it as
+    the node's user, who may have access to other files than you. While the node runs, its ports are not checked.
     """
     from weft.edge_node import preflight
     from weft.edge_node.inspect.log_owner import owner_of

@@ -17,9 +17,13 @@ from weft.output import Failed, Refused
 @click.argument("sql", metavar="SQL")
 @click.option("--since", metavar="TIME", help="Only records since a time: -10m (ago), or 2026-11-20T07:00 (UTC).")
 @click.option(
-    "--rows-max", type=click.IntRange(1), default=10_000_000, show_default=True, help="Most records that are read."
+    "--rows-max",
+    type=click.IntRange(1),
+    default=10_000_000,
+    show_default=True,
+    help="Maximum number of records to read.",
 )
-@click.option("--timeout", metavar="DURATION", default="60s", show_default=True, help="Longest that it may take.")
+@click.option("--timeout", metavar="DURATION", default="60s", show_default=True, help="Maximum run time.")
 @click.option("--csv", "as_csv", is_flag=True, help="Print CSV.")
 @json_option
 def command(
@@ -27,9 +31,9 @@ def command(
 ) -> None:
     """Run a SELECT over the records of a node's log. Every stream is a table.
 
-    The node is named by its CONFIG, or by its data_dir (then topic levels have no columns). It may run or not: the
-    files are only read. What the SQL names is loaded into a database of its own (SQLite) that ends with the command;
-    nothing can be changed, attached or loaded by it. A lower bound on time is used to read less.
+    Name the node by its CONFIG, or by its data_dir, which gives no columns for topic levels. The node may run or not;
+    its files are only read. The tables that the SQL names are loaded into a temporary SQLite database. The SQL cannot
+    change, attach or load anything. A lower bound on time makes the command read less.
 
     \b
     time      text in UTC: 2026-11-20 07:51:26.123456789
@@ -67,7 +71,7 @@ def command(
     from weft.text.rows import print_rows
 
     if as_csv and as_json:
-        raise Refused("--csv and --json are two ways to print: choose one")
+        raise Refused("--csv and --json exclude each other: choose one")
     now_ns = time.time_ns()
     try:
         timeout_s = parse_duration(timeout)
@@ -98,4 +102,4 @@ def command(
                 query.close()
     for damage in query.damage:
         place = f"{damage.file} is damaged from byte {damage.offset} to {damage.end}"
-        click.echo(f"weft: {place}: what stood there is in no row", err=True)
+        click.echo(f"weft: {place}: the records there are missing from the result", err=True)

@@ -1,4 +1,4 @@
-"""``weft edge rename``: give a stopped node's log the name that its configuration has now."""
+"""``weft edge rename``: give a stopped node's log the name in its configuration."""
 
 from __future__ import annotations
 
@@ -20,16 +20,18 @@ if TYPE_CHECKING:
 
 @click.command("rename")
 @config_argument
-@click.option("--wait", default="30s", show_default=True, help="Give up when no hub acknowledges anything for so long.")
+@click.option(
+    "--wait", default="30s", show_default=True, help="Stop when no hub has acknowledged anything for this long."
+)
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @json_option
 def command(config_file: str, wait: str, *, yes: bool, as_json: bool) -> None:
-    """Give the log of a stopped node the name that CONFIG has now in `node` and `tenant`.
+    """Rename the log of a stopped node to the `node` and `tenant` in CONFIG.
 
-    What hubs have stays under the former name, and records from then on come under the new one. So the links first
-    deliver everything under the former name; until that is done their tokens must be those of the former name. When a
-    hub does not get everything, nothing is changed and the exit status is 1. If no hub was ever sent anything, all
-    records in the log take the new name, and no hub is asked.
+    Records that hubs have stay under the former name; later records come under the new one. The links first deliver
+    everything under the former name and need tokens for that name until then. If a hub does not get everything, nothing
+    is changed and the exit status is 1. If no hub was ever sent anything, all records in the log take the new name, and
+    no hub is contacted.
 
     \b
     systemctl stop weft-edge
@@ -61,7 +63,7 @@ def _rename(config: EdgeConfig, patience_s: float, *, yes: bool) -> dict[str, An
     from weft.storage.filesystem import DirectoryInUse
     from weft.storage.segment_log import LogError
 
-    # What keeps a link from delivering is told at the end, once.
+    # The end of the command says once why a link did not deliver.
     logging.getLogger("weft.replication").addHandler(logging.NullHandler())
     try:
         with readable(NodeLog(config.data_dir, config)), renaming(config, software()) as log:
@@ -78,7 +80,7 @@ def _rename(config: EdgeConfig, patience_s: float, *, yes: bool) -> dict[str, An
             return facts
     except DirectoryInUse:
         raise Failed(
-            f"the node that uses {config.data_dir} runs: stop it first (systemctl stop weft-edge), and run this again"
+            f"a node runs with {config.data_dir}. Stop it first (systemctl stop weft-edge), then run this again"
         ) from None
     except (LogError, NameUnknown, NotTheOwner) as error:
         raise Failed(str(error)) from None
@@ -87,7 +89,7 @@ def _rename(config: EdgeConfig, patience_s: float, *, yes: bool) -> dict[str, An
 def _question(log: Renaming) -> str:
     if log.is_unsent:
         return f"rename {log.former} to {log.name}? No hub was sent anything, so all records take the new name"
-    return f"rename {log.former} to {log.name}? What hubs have stays under {log.former}"
+    return f"rename {log.former} to {log.name}? Records that hubs have stay under {log.former}"
 
 
 def _progress(records: int) -> None:
@@ -105,24 +107,24 @@ def _told(facts: dict[str, Any]) -> str:
     if facts["all_records"]:
         lines.append(f"no hub was sent anything under {former}: all records in the log take the new name")
     else:
-        lines.append(f"hubs keep what they have under {former}; records from now on come under {name}")
-    # Losses alone: the hub does not hear of them any more under the name that they happened to.
+        lines.append(f"hubs keep their records under {former}; new records come under {name}")
+    # Losses alone: the hub gets no notice of them under the name that they happened to.
     lines += [
-        f"link {each['link']}: the hub was not told which records of {each['stream']} were lost ({each['trouble']})"
+        f"link {each['link']}: the hub has no notice of the lost records of {each['stream']} ({each['trouble']})"
         for each in facts["waiting"]
     ]
-    lines.append(f"a hub with tokens wants one for {name} from now on")
+    lines.append(f"a hub with tokens now needs one for {name}")
     return "\n".join(lines)
 
 
 def _undelivered(config_file: str, facts: dict[str, Any]) -> str:
     waiting = [each for each in facts["waiting"] if each["records"]]
-    lines = [f"weft: nothing was changed, because hubs lack records that can only come under {facts['from']}:"]
+    lines = [f"weft: nothing was changed: hubs lack records that can only come under {facts['from']}:"]
     for each in waiting:
         count = counted(each["records"], "record")
         lines.append(f"  link {each['link']}: {count} of {each['stream']} ({each['trouble']})")
     lines.append(
-        f"Run this again when the links work; until then their tokens must be those of {facts['from']}. To give the "
-        f"records up instead: weft log drop {config_file} {waiting[0]['stream']} --all"
+        f"Run this again when the links work; until then their tokens must be those of {facts['from']}. To drop "
+        f"the records instead: weft log drop {config_file} {waiting[0]['stream']} --all"
     )
     return "\n".join(lines)

@@ -1,4 +1,4 @@
-"""``weft edge status``: how a node is, from itself while it runs, from its files when it does not."""
+"""``weft edge status``: show the state of a node, from the running node or from its files."""
 
 from __future__ import annotations
 
@@ -20,11 +20,12 @@ if TYPE_CHECKING:
 @target_argument
 @json_option
 def command(target: str, *, as_json: bool) -> int:
-    """Say how a node is: streams, links, disk, and how many hours of outage it survives.
+    """Show the state of a node: streams, links, disk, and how many hours of outage it survives.
 
-    The node is named by its CONFIG, or by its data_dir. When it does not run, or cannot be asked, its files say what is
-    in its log, what its next start will find torn, damaged or lost, and how long an outage the rest of its disk budget
-    would take at the last known rate. Nothing is changed. Exit status 0 when it runs, 1 when it does not.
+    Name the node by its CONFIG, or by its data_dir. If the node does not run or does not answer, the command reads its
+    files. It then shows what is in the log and what the next start will find torn, damaged or lost. It also estimates
+    how long an outage the rest of the disk budget would last at the last known rate. Nothing is changed. Exit status 0
+    if the node runs, 1 if it does not.
 
     \b
     weft edge status edge.yaml
@@ -47,7 +48,7 @@ def command(target: str, *, as_json: bool) -> int:
 
 
 def _facts_of_files(found: NodeLog, named: str, why_not_asked: str) -> dict[str, Any]:
-    """What the files say; ``running`` is None where the system does not tell."""
+    """Return the facts in the files; ``running`` is None where the system cannot tell."""
     from weft.edge_node.inspect.log_owner import owner_of, wrong_name
     from weft.edge_node.inspect.view import NoLog, is_locked, summarise
     from weft.edge_node.streams import SESSION_STREAMS
@@ -95,7 +96,7 @@ def _facts_of_files(found: NodeLog, named: str, why_not_asked: str) -> dict[str,
 
 
 def _next_start(directory: str) -> dict[str, Any] | None:
-    """What recovery will find; None when the files changed meanwhile: a node has started."""
+    """Return what recovery will find; None when a node started meanwhile and changed the files."""
     from weft.edge_node.inspect.view import forecast
 
     # What recovery would say in the node's own log is in these facts.
@@ -115,7 +116,8 @@ def _next_start(directory: str) -> dict[str, Any] | None:
 
 
 def _disk(found: NodeLog, summary: LogSummary) -> dict[str, Any]:
-    """Sizes in bytes. What hubs have already, and so may go, only the running node learns: this is the least left."""
+    """Return sizes in bytes. Only the running node knows which records hubs have and may go, so this is the least
+    room."""
     stat = os.statvfs(found.directory)
     free = stat.f_bavail * stat.f_frsize
     budget = found.config.disk.budget_bytes if found.config else None

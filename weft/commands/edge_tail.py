@@ -18,11 +18,11 @@ LAST_DEFAULT = 10
 @click.command("tail")
 @target_argument
 @click.argument("streams", metavar="[STREAM]...", nargs=-1)
-@click.option("--last", type=click.IntRange(0, 1_000_000), help="Begin with the newest so many records.  [default: 10]")
-@click.option("--from", "since", metavar="TIME", help="Begin at a time: -10m (ago), or 2026-11-20T07:00 (UTC).")
-@click.option("--seq", type=click.IntRange(0), help="Begin at a sequence number of the one STREAM.")
+@click.option("--last", type=click.IntRange(0, 1_000_000), help="Start with the newest N records.  [default: 10]")
+@click.option("--from", "since", metavar="TIME", help="Start at a time: -10m (ago), or 2026-11-20T07:00 (UTC).")
+@click.option("--seq", type=click.IntRange(0), help="Start at a sequence number of a single STREAM.")
 @click.option("--filter", "topic_filter", metavar="FILTER", help="Only topics that match an MQTT filter: plant/+/m1/#.")
-@click.option("-f", "--follow", is_flag=True, help="Go on with what comes, also when the node restarts, until Ctrl-C.")
+@click.option("-f", "--follow", is_flag=True, help="Show new records until Ctrl-C, also across restarts of the node.")
 @json_option
 def command(
     target: str,
@@ -35,14 +35,14 @@ def command(
     follow: bool,
     as_json: bool,
 ) -> None:
-    """Show the records of a node's log, a line each: time, stream, sequence number, topic, payload, headers.
+    """Show the records of a node's log, one per line: time, stream, sequence number, topic, payload, headers.
 
-    The node is named by its CONFIG, or by its data_dir. It may run or not: the files are only read, nothing is locked
-    and the node is not slowed down. Records are shown once they are durable: of a running node the last moment's are
-    shown when its status page says so, or, where only DIR is known, after a second.
+    Name the node by its CONFIG, or by its data_dir. The node may run or not: its files are only read, without locks,
+    and it is not slowed down. Records are shown once they are durable. With CONFIG, the status page of a running node
+    says which the newest durable records are. With DIR, they are shown one second later.
 
-    Payloads that are no text are shown as hex:..., in JSON as payload_base64. Lines with -- tell of records that can
-    never come (gap notices), of damaged files, and of records that were deleted before they were shown.
+    Payloads that are not text are shown as hex:..., in JSON as payload_base64. Lines with -- report records that can
+    never come (gap notices), damaged files, and records that were deleted before they were shown.
 
     \b
     weft edge tail edge.yaml                          the newest 10 records of all streams
@@ -58,7 +58,7 @@ def command(
     from weft.text.record import facts, line
 
     if sum(option is not None for option in (last, since, seq)) > 1:
-        raise Refused("--last, --from and --seq each say where to begin: choose one")
+        raise Refused("--last, --from and --seq exclude each other: choose one")
     try:
         check_filter(topic_filter) if topic_filter is not None else None
     except InvalidTopic as error:
@@ -67,7 +67,7 @@ def command(
     with readable(found):
         wants = found.wanted(streams)
         if seq is not None and len(streams) != 1:
-            raise Refused("--seq counts within one stream: name one STREAM with it")
+            raise Refused("--seq needs exactly one STREAM")
         choice = Choice(topic_filter, None if since is None else parse_since("--from", since, time.time_ns()), seq or 0)
         is_counted = since is None and seq is None
         start = Start(choice, (LAST_DEFAULT if last is None else last) if is_counted else None)

@@ -1,4 +1,4 @@
-"""``weft hub``: run a hub node, check its configuration, ask how it is."""
+"""``weft hub``: run a hub node, check its configuration, show its state."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 @click.group("hub")
 def command() -> None:
-    """A hub node: takes links from edges, commits to the object store, keeps the tables."""
+    """Run and inspect a hub node, which takes links from edges, commits to the object store and keeps the tables."""
 
 
 @command.command()
@@ -85,9 +85,9 @@ async def _reload(hub: Hub, settings: RunningSettings) -> None:
 def check(config_file: str, as_json: bool) -> int:
     """Check CONFIG and what it names on this machine: tokens, a store that is a folder, the port.
 
-    Nothing is started or changed, and stores in a bucket are not asked. Errors keep a hub from its work: exit status 2.
-    Warnings are on standard error, and leave exit status 0. Run it as the hub's user: another may read other files.
-    While the hub runs its port is not tried.
+    The command starts and changes nothing, and does not contact stores in a bucket. An error stops a hub from running:
+    exit status 2. Warnings go to standard error and leave exit status 0. Run it as the hub's user, who may have access
+    to other files than you. While the hub runs, its port is not checked.
     """
     from weft.cloud_hub import preflight
 
@@ -106,10 +106,10 @@ def check(config_file: str, as_json: bool) -> int:
 
 @command.command()
 @config_argument
-@click.option("--token-file", type=ExistingPath(dir_okay=False), help="File that holds an admin token.")
+@click.option("--token-file", type=ExistingPath(dir_okay=False), help="File with an admin token.")
 @json_option
 def status(config_file: str, token_file: str | None, as_json: bool) -> None:
-    """Say how the running node of CONFIG is: its links and its shards."""
+    """Show the state of the running node of CONFIG: its links and its shards."""
     bind = load_hub(config_file).listen
     with using(token_file or ""):
         facts = get_status(bind, "/v1/status", token_file)
@@ -132,7 +132,7 @@ def status(config_file: str, token_file: str | None, as_json: bool) -> None:
 
 
 def settings_of(config: HubConfig) -> HubSettings:
-    """The hub's own settings from its configuration."""
+    """Return the hub's own settings from its configuration."""
     from weft.cloud_hub.settings import HubSettings, SequencerSettings
     from weft.config.units import parse_bind
 

@@ -1,4 +1,4 @@
-"""``weft log``: look into an edge node's log, and give up a backlog, whether or not the node runs."""
+"""``weft log``: inspect an edge node's log, and drop a backlog, whether or not the node runs."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ Facts = dict[str, Any]
 
 @click.group("log")
 def command() -> None:
-    """Look into an edge node's log, or give up what waits in it."""
+    """Inspect an edge node's log, or drop a backlog from it."""
 
 
 @command.command()
@@ -38,12 +38,12 @@ def command() -> None:
 @click.option("--records", is_flag=True, help="Show every record, not only the batches.")
 @json_option
 def dump(path: str, records: bool, as_json: bool) -> int:
-    """Print what is in the log of a node, named by its CONFIG or its data_dir, or in one segment FILE.
+    """Print the log of a node, named by its CONFIG or its data_dir, or one segment FILE.
 
-    One line per entry, in log order, each with its position in the log; every checksum is checked. Bytes that are no
-    entry get a line that says so; what follows them is shown. Exit status 1 says that there is damage. Bad bytes at the
-    end of the newest file are none: a last line says that they are torn, by a power cut or because the node is writing
-    them just now, and that nobody was told of them.
+    Each entry is one line, in log order, with its position in the log. Every checksum is checked. Bytes that are no
+    valid entry get a line of their own, and what follows them is shown. Exit status 1 means damage. Bad bytes at the
+    end of the newest file are not damage: the last line reports them as torn. A power cut left them, or the node is
+    writing them; they were never acknowledged.
 
     \b
     weft log dump edge.yaml                        every batch, notice and index
@@ -69,18 +69,20 @@ def dump(path: str, records: bool, as_json: bool) -> int:
 @command.command()
 @target_argument
 @click.argument("stream")
-@click.option("--below", type=click.IntRange(min=1), metavar="SEQ", help="Give up the records with numbers below SEQ.")
-@click.option("--all", "everything", is_flag=True, help="Give up all of the stream's records.")
+@click.option(
+    "--below", type=click.IntRange(min=1), metavar="SEQ", help="Drop the records with sequence numbers below SEQ."
+)
+@click.option("--all", "everything", is_flag=True, help="Drop all records of the stream.")
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @json_option
 def drop(target: str, stream: str, *, below: int | None, everything: bool, yes: bool, as_json: bool) -> None:
-    """Give up the backlog of STREAM on a node, named by its CONFIG or its data_dir. It may run or not.
+    """Drop the backlog of STREAM on a node, named by its CONFIG or its data_dir. The node may run or not.
 
-    For records that nobody will fetch: a hub that will never come back, or old values that only keep newer ones
-    waiting. They are gone for good, and make room. A notice with the reason `operator` takes their place, and reaches
-    the hubs when their links connect again. What a hub has already it keeps. Batches go as a whole, so that some
-    records just below SEQ may stay. A node that runs is told so through DATA_DIR/control.sock, as its user or root;
-    what it takes in after the question is not given up.
+    Use it for a hub that will never come back, or for old values that only delay newer ones. The records are deleted
+    for good and their space is freed. A gap notice with the reason `operator` replaces them and reaches the hubs when
+    their links connect again. Hubs keep the records that they have. Only whole batches are dropped, so some records
+    just below SEQ may stay. A running node gets the order through DATA_DIR/control.sock, from its own user or root.
+    Records that it accepts after the question are kept.
 
     \b
     weft log drop /var/lib/weft telemetry --below 1200000
@@ -91,7 +93,7 @@ def drop(target: str, stream: str, *, below: int | None, everything: bool, yes: 
     from weft.edge_node.inspect.exclusive_log import NotTheOwner
 
     if (below is not None) == everything:
-        raise Refused("say how much to give up: either --below SEQ or --all")
+        raise Refused("give either --below SEQ or --all")
     found = NodeLog.of(target)
     try:
         with readable(found), opened_log(found.directory) as log:
@@ -99,10 +101,10 @@ def drop(target: str, stream: str, *, below: int | None, everything: bool, yes: 
             count = backlog.numbers.count()
             if count and not yes:
                 _confirm(
-                    f"give up {counted(count, 'record')} of {stream}, taken in from {_time(backlog.first_time)} to "
-                    f"{_time(backlog.last_time)}? Those that no hub has are lost for good"
+                    f"drop {counted(count, 'record')} of {stream}, received from {_time(backlog.first_time)} to "
+                    f"{_time(backlog.last_time)}? Records that no hub has are lost for good"
                 )
-            # Up to a number, never "all": what a running node took in since the question stays.
+            # Up to a number, never "all": records that a running node received since the question stay.
             dropped = log.drop_backlog(stream, backlog.numbers.end) if count else backlog.numbers
     except UnknownStream as error:
         raise Refused(str(error)) from None
@@ -112,9 +114,9 @@ def drop(target: str, stream: str, *, below: int | None, everything: bool, yes: 
         print_json({"stream": stream, "records": dropped.count(), "ranges": dropped.to_wire()})
     elif dropped:
         gone = counted(dropped.count(), "record")
-        click.echo(f"gave up {gone} of {stream}; the hubs are told when their links connect")
+        click.echo(f"dropped {gone} of {stream}; the hubs get a gap notice when their links connect")
     elif count:
-        click.echo(f"nothing was lost: hubs have these records of {stream}, or they were given up before")
+        click.echo(f"nothing was dropped: hubs have these records of {stream}, or they were dropped before")
     else:
         click.echo(f"{stream} has no such records: nothing was changed")
 
@@ -127,7 +129,7 @@ def _confirm(question: str) -> None:
         if sys.stdin.isatty():
             raise
         click.echo(err=True)
-        raise Refused("nothing was given up: there is no terminal to ask at. Add --yes to answer beforehand") from None
+        raise Refused("nothing was dropped: there is no terminal to ask on. Add --yes to answer in advance") from None
     if not is_wanted:
         raise click.Abort
 
@@ -159,7 +161,8 @@ def _may_end_torn(path: str) -> bool:
 
 
 def _segment(path: str, with_records: bool) -> Iterator[Facts]:
-    """What a file holds. ``is_damage`` stands in the line of an error that is damage, ``record`` alone in its own."""
+    """Yield the contents of a file. ``is_damage`` marks the line that proves an error; ``record`` is alone in its
+    line."""
     names: dict[int, str] = {}
     try:
         size = os.path.getsize(path)
@@ -184,7 +187,7 @@ def _problem(path: str, found: Inspected) -> Iterator[Facts]:
     place = {"file": path, "offset": found.offset}
     yield place | {"error": found.problem} | ({} if found.is_torn else {"is_damage": True})
     if found.is_torn:
-        yield place | {"torn": "from here on nothing was acknowledged"}
+        yield place | {"torn": "nothing after this point was acknowledged"}
 
 
 def _entry(place: Facts, found: Inspected, names: Mapping[int, str], with_records: bool) -> Iterator[Facts]:
@@ -200,7 +203,7 @@ def _entry(place: Facts, found: Inspected, names: Mapping[int, str], with_record
 
 
 def _plain(value: Any) -> Any:
-    """Structs with their field names, which they go without on disk."""
+    """Return a struct with its field names, which it does not have on disk."""
     if isinstance(value, msgspec.Struct):
         return {name: _plain(getattr(value, name)) for name in value.__struct_fields__}
     if isinstance(value, dict):

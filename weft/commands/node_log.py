@@ -1,4 +1,4 @@
-"""What the commands that look into an edge node's log share: which log, which streams, what of it is durable."""
+"""Parts of the commands that inspect an edge node's log: the log, its streams, and how much of it is durable."""
 
 from __future__ import annotations
 
@@ -31,30 +31,30 @@ class NodeLog:
 
     directory: str
     config: EdgeConfig | None
-    """None when the folder was named: then nobody knows topic patterns, budget, or where to ask the node."""
+    """Configuration; None when the folder was named: topic patterns, budget and the node's address are then unknown."""
 
     @classmethod
     def of(cls, path: str) -> NodeLog:
-        """From the command line. ``Refused`` when the configuration is wrong."""
+        """Return the target for a path of the command line. ``Refused`` when the configuration is wrong."""
         if os.path.isdir(path):
             return cls(path, None)
         config = load_edge(path)
         return cls(config.data_dir, config)
 
     def log(self) -> LogDirectory:
-        """The files."""
+        """Return the files."""
         from weft.edge_node.inspect.view import LogDirectory
 
         return LogDirectory(self.directory)
 
     def durability(self) -> Durability:
-        """What of the log's end may be shown."""
+        """Return how much of the log's end is durable and may be shown."""
         from weft.edge_node.inspect.view import Durability
 
         return Durability(self.directory, self._durable_ends if self.config and self.config.http else None)
 
     def patterns(self, *, thorough: bool = False) -> dict[str, tuple[str, ...]]:
-        """The streams with their topic patterns; streams that no configuration names have none.
+        """Return the streams with their topic patterns; streams that no configuration names have none.
 
         Args:
             thorough: look for such streams in all of the log's newest segment.
@@ -68,7 +68,8 @@ class NodeLog:
         return known | dict.fromkeys(others, ())
 
     def wanted(self, names: Sequence[str]) -> Callable[[str], bool]:
-        """Tells the streams that were named, or all of devices. ``Refused`` when one is not there."""
+        """Return a predicate for the named streams, or for all streams of devices. ``Refused`` when one does not
+        exist."""
         from weft.edge_node.streams import SESSION_STREAMS
 
         if not names:
@@ -83,7 +84,7 @@ class NodeLog:
         return frozenset(names).__contains__
 
     def status(self) -> dict[str, Any]:
-        """What the running node says of itself. ``Failed`` when nobody answers for it."""
+        """Return the status that the running node reports. ``Failed`` when no node answers."""
         if self.config is None:
             raise Failed("only its folder was named")
         if self.config.http is None:
@@ -109,7 +110,7 @@ class NodeLog:
 
 @contextmanager
 def readable(target: NodeLog) -> Iterator[None]:
-    """Says in a sentence what keeps a log from being read."""
+    """Turn an error of reading a log into a sentence."""
     from weft.edge_node.inspect.view import NoLog
     from weft.protocols.errors import UnsupportedVersion
 

@@ -1,4 +1,4 @@
-"""``weft token``: who may use a hub."""
+"""``weft token``: manage the tokens of a hub."""
 
 from __future__ import annotations
 
@@ -17,27 +17,29 @@ file_option = click.option(
     "path",
     required=True,
     type=click.Path(dir_okay=False, readable=False),
-    help="The hub's tokens_file; made when missing.",
+    help="The hub's tokens_file; created if it is missing.",
 )
 
 
 @click.group("token")
 def command() -> None:
-    """Who may use a hub.
+    """Manage the tokens of a hub.
 
-    The tokens file keeps hashes only. A running hub takes changes up by itself.
+    The tokens file holds only hashes. A running hub picks up changes by itself.
     """
 
 
 @command.command()
 @click.argument("name")
 @file_option
-@click.option("--scope", type=click.Choice(["edge", "reader", "admin"]), required=True, help="What the token opens.")
-@click.option("--edge", help="The edge that may link with it; for the scope edge.")
-@click.option("--tenant", default="default", show_default=True, help="Whose data.")
+@click.option(
+    "--scope", type=click.Choice(["edge", "reader", "admin"]), required=True, help="Access that the token gives."
+)
+@click.option("--edge", help="Edge that may link with the token; for the scope edge.")
+@click.option("--tenant", default="default", show_default=True, help="Tenant whose data the token opens.")
 @json_option
 def create(name: str, path: str, *, scope: str, edge: str | None, tenant: str, as_json: bool) -> None:
-    """Make a token called NAME and print it. It is shown this once and stored nowhere."""
+    """Create token NAME and print it. The token is shown only once and stored nowhere."""
     from weft.cloud_hub.api.tokens import Scope, TokensUnusable, create_token
 
     if (scope == Scope.EDGE) != (edge is not None):
@@ -59,9 +61,9 @@ def create(name: str, path: str, *, scope: str, edge: str | None, tenant: str, a
 @file_option
 @json_option
 def revoke(name: str, path: str, *, as_json: bool) -> None:
-    """Revoke the token called NAME: running hubs let nobody in with it any more.
+    """Revoke token NAME. Running hubs reject it immediately; open links stay open.
 
-    A link that is open already stays open until it ends; to end it now, restart the hub.
+    To close an open link too, restart the hub.
     """
     from weft.cloud_hub.api.tokens import TokensUnusable, revoke_token
 
@@ -80,7 +82,7 @@ def revoke(name: str, path: str, *, as_json: bool) -> None:
 @file_option
 @json_option
 def list_tokens(path: str, as_json: bool) -> None:
-    """List the tokens by name, without the tokens themselves."""
+    """List the names of the tokens, not the tokens themselves."""
     facts = [_facts(each) for each in _read(path)]
     if as_json:
         print_json(facts)

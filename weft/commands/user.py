@@ -1,4 +1,4 @@
-"""``weft user``: which MQTT clients may connect to an edge node, and with which password."""
+"""``weft user``: manage the user names and passwords of an edge node's MQTT clients."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ file_option = click.option(
 password_option = click.option(
     "--password-file",
     type=click.File("rb"),
-    help="File with the password on its first line, `-` for standard input; asked for when it is left out.",
+    help="File with the password on its first line, `-` for standard input. Without it, the command asks.",
 )
 
 
 @click.group("user")
 def command() -> None:
-    """MQTT clients with a name and a password.
+    """Manage the user names and passwords of MQTT clients.
 
-    The users file keeps argon2id hashes only. A running node takes changes up by itself. Passwords are asked for or
-    read from a file: on a command line other people of the machine would see them.
+    The users file holds only argon2id hashes. A running node picks up changes by itself. Passwords are asked for or
+    read from a file: other users of the machine could see them on a command line.
     """
 
 
@@ -41,7 +41,7 @@ def command() -> None:
 @file_option
 @password_option
 def add(name: str, path: str, password_file: BinaryIO | None) -> None:
-    """Add NAME to the file, which is made when missing, or give NAME a new password."""
+    """Add NAME to the file, which is created if it is missing, or give NAME a new password."""
     from weft.edge_node.access import users
 
     try:
@@ -57,7 +57,7 @@ def add(name: str, path: str, password_file: BinaryIO | None) -> None:
 @click.argument("name")
 @file_option
 def remove(name: str, path: str) -> None:
-    """Take NAME out of the file. Who is connected under that name stays so until the connection ends."""
+    """Remove NAME from the file. A running node disconnects the clients that use this name."""
     from weft.edge_node.access import users
 
     try:
@@ -86,7 +86,7 @@ def list_users(path: str, as_json: bool) -> None:
 @file_option
 @password_option
 def check(name: str, path: str, password_file: BinaryIO | None) -> None:
-    """Say whether the password is NAME's. Exit status 1 when it is not."""
+    """Check whether the password is NAME's. Exit status 1 if it is not."""
     from weft.edge_node.access import users
 
     hashed = _read(path).get(name)
@@ -115,14 +115,15 @@ def _password(file: BinaryIO | None, *, confirm: bool) -> bytes:
 
 
 def _asked(*, confirm: bool) -> bytes:
-    """Ask for a password at the terminal; without one it would be read from a pipe by mistake, or shown."""
+    """Ask for a password at the terminal; refuse without one, where it would be read from a pipe by mistake, or
+    shown."""
     with warnings.catch_warnings():
         warnings.simplefilter("error", getpass.GetPassWarning)
         try:
             asked: str = click.prompt("Password", hide_input=True, confirmation_prompt=confirm)
         except getpass.GetPassWarning:
             raise Refused(
-                "there is no terminal to ask for the password at. "
-                "Give it with --password-file FILE, or --password-file - for standard input"
+                "there is no terminal to ask for the password on. Give it with --password-file FILE, or "
+                "--password-file - for standard input"
             ) from None
     return asked.encode()

@@ -25,7 +25,7 @@ CSV_DEVICES = {
     "office": "ambient_temperature_system_failure.csv.gz",
 }
 IN_FLIGHT_MAX = 200
-"""Unacked messages a device keeps on the way; it waits when there are more."""
+"""Maximum number of unacked messages of a device; the device waits above it."""
 PROGRESS_INTERVAL_S = 0.25
 
 
@@ -35,7 +35,7 @@ def _lines(name: str) -> Iterator[str]:
 
 
 def payloads(device: str) -> list[bytes]:
-    """A device's messages in order: the original reading with its timestamp, numbered by ``n`` from 0."""
+    """Return a device's messages in order: the original reading with its timestamp, numbered by ``n`` from 0."""
     if device in CSV_DEVICES:
         rows = csv.DictReader(_lines(CSV_DEVICES[device]))
         readings: Iterator[dict[str, Any]] = (
@@ -52,7 +52,7 @@ def payloads(device: str) -> list[bytes]:
 
 
 class Device:
-    """One simulated device: publishes its messages in order and counts the acks. Sends again what was not acked."""
+    """One simulated device: publishes its messages in order, counts the acks, and sends unacked messages again."""
 
     def __init__(self, name: str, port: int, rate: float) -> None:
         self.name = name
@@ -90,7 +90,7 @@ class Device:
 
 
 def main() -> None:
-    """Entry point of the device process."""
+    """Run the device process."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--port", type=int, required=True)
     parser.add_argument("--rate", type=float, default=1500.0, help="messages per second and device at most")

@@ -45,7 +45,7 @@ links:
 
 
 class FabricError(RuntimeError):
-    """A process of the demo did not do what it should; the sentence names its log file."""
+    """A failed process of the demo; the sentence names its log file."""
 
 
 # Below the ports that systems give to outgoing connections (32768 and up on Linux): a client that tries again and again
@@ -54,7 +54,7 @@ _candidates = itertools.cycle(random.sample(range(20_000, 32_000), 12_000))
 
 
 def free_port() -> int:
-    """A TCP port on loopback that nobody listens on now; two calls in a row are never given the same."""
+    """Return a free TCP port on loopback; two calls in a row never return the same."""
     while True:
         port = next(_candidates)
         with socket.socket() as probe, contextlib.suppress(OSError):
@@ -63,7 +63,7 @@ def free_port() -> int:
 
 
 def get_json(url: str, timeout_s: float = 5.0) -> Any:
-    """The JSON document at ``url``. Raises ``OSError`` when it is not to be had."""
+    """Return the JSON document at ``url``. Raises ``OSError`` when the request fails."""
     with urllib.request.urlopen(url, timeout=timeout_s) as answer:
         return json.load(answer)
 
@@ -101,7 +101,7 @@ class Service:
         raise FabricError(f"{self.name} did not answer within {READY_TIMEOUT_S:.0f} s; see {self.log_path}")
 
     def status(self) -> Any:
-        """The process's own status document.
+        """Return the process's own status document.
 
         Raises:
             FabricError: it does not answer.
@@ -109,7 +109,7 @@ class Service:
         return self.ask(self._status_url)
 
     def ask(self, url: str) -> Any:
-        """A JSON document of the process.
+        """Return a JSON document of the process.
 
         Raises:
             FabricError: it does not answer.
@@ -121,18 +121,18 @@ class Service:
 
     @property
     def pid(self) -> int:
-        """Process id of the running process."""
+        """Return the process id of the running process."""
         assert self._process is not None
         return self._process.pid
 
     def kill(self) -> None:
-        """SIGKILL: no time to say goodbye."""
+        """Send SIGKILL, which leaves the process no time to clean up."""
         assert self._process is not None
         os.kill(self._process.pid, signal.SIGKILL)
         self._process.wait()
 
     def stop(self) -> None:
-        """SIGTERM, and SIGKILL when that takes longer than ``STOP_TIMEOUT_S``."""
+        """Send SIGTERM, and SIGKILL when the process has not ended after ``STOP_TIMEOUT_S``."""
         if self._process is None or self._process.poll() is not None:
             return
         self._process.terminate()
@@ -154,7 +154,7 @@ class Edge(Service):
         self.point_link_at(link_port)
 
     def point_link_at(self, link_port: int) -> None:
-        """Write the configuration with the link going to this port; a running process keeps the old one."""
+        """Write a configuration whose link goes to this port; a running process keeps the old one."""
         text = EDGE_YAML.format(
             name=self.name,
             directory=self._directory,
@@ -177,11 +177,11 @@ class DemoHub(Service):
         super().__init__(directory, "hub", ["hub", "run", str(self.config_path)], f"{self.url}/v1/status")
 
     def records(self) -> int:
-        """Records of all streams in the hub's log."""
+        """Return the number of records of all streams in the hub's log."""
         return sum(stream["records"] for stream in self._streams())
 
     def table_rows(self) -> int:
-        """Records of all streams that are table rows."""
+        """Return the number of records of all streams that are table rows."""
         return sum(stream["table_rows"] or 0 for stream in self._streams())
 
     def _streams(self) -> list[dict[str, Any]]:
@@ -205,7 +205,7 @@ class DeviceProcess:
             )
 
     def progress(self) -> dict[str, tuple[int, int]]:
-        """Device -> (messages acked, messages in all), as last reported.
+        """Return device -> (messages acked, messages in all), as last reported.
 
         Raises:
             FabricError: the process died before it was done.

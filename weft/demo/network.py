@@ -10,7 +10,7 @@ _READ_BYTES = 256 << 10
 
 
 class Relay:
-    """Passes connections on to ``target_port`` on loopback until ``cut``; passes them again after ``restore``."""
+    """A relay to ``target_port`` on loopback, until ``cut`` and again after ``restore``."""
 
     def __init__(self, target_port: int) -> None:
         self._target_port = target_port

@@ -1,4 +1,4 @@
-"""What the demo shows at its end: a Spark result over the stream, and the audit of every message."""
+"""Final report of the demo: a Spark result over the stream, and the audit of every message."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ HOURS_SHOWN = 4
 
 @dataclass(frozen=True)
 class MessageCount:
-    """The rows of the stream counted by the message they carry: (device, n)."""
+    """The number of rows per message (device, n)."""
 
     distinct: int
     copies: int
-    """Rows beyond the first of the same message: the device sent it again."""
+    """Rows beyond the first of the same message, which the device sent again."""
     unflagged_copies: int
-    """Copies that no DUP flag explains: must be 0."""
+    """Copies without a DUP flag that explains them: must be 0."""
 
 
 def _readings(frame: Any) -> Any:
-    """Rows of the stream with the fields that the demo's devices put into their payloads."""
+    """Return the rows of the stream with the fields that the demo's devices put into their payloads."""
     from pyspark.sql import functions as f
 
     payload = f.col("payload").cast("string")
@@ -42,7 +42,7 @@ def _readings(frame: Any) -> Any:
 
 
 def hourly_statistics(frame: Any) -> list[Any]:
-    """(device, hour, n, lowest, mean, highest temperature) of every device and hour, from one Spark job."""
+    """Return (device, hour, n, lowest, mean, highest temperature) of every device and hour, from one Spark job."""
     from pyspark.sql import functions as f
 
     hours = _readings(frame).groupBy("device", f.date_trunc("hour", "measured").alias("hour"))
@@ -56,7 +56,7 @@ def hourly_statistics(frame: Any) -> list[Any]:
 
 
 def count_messages(frame: Any) -> MessageCount:
-    """Count the stream's rows by message, so that the devices' own count can be held against them."""
+    """Count the stream's rows by message, for comparison with the devices' own count."""
     from pyspark.sql import functions as f
 
     messages = (
@@ -96,7 +96,7 @@ def show_statistics(console: Console, rows: list[Any]) -> None:
 
 
 def show_audit(console: Console, acked: int, report: AuditReport, messages: MessageCount) -> bool:
-    """Print the audit and say whether everything agrees."""
+    """Print the audit and return whether everything agrees."""
     log, rows = report.total("records"), report.total("table_records")
     doubled = report.total("log_doubled") + report.total("table_doubled")
     gaps = sum(sum(lane.gaps.values()) for lane in report.lanes)

@@ -30,11 +30,11 @@ CUT_SECONDS = 5.0
 KILL_AT = 0.45
 """Fraction of the second edge's messages after which it is killed."""
 DEVICE_RATE = 1500.0
-"""Messages per second and device at most: fast enough for a short demo, slow enough to see the faults bite."""
+"""Maximum messages per second and device: fast enough for a short demo, slow enough to see the faults bite."""
 DRAIN_TIMEOUT_S = 60.0
 POLL_INTERVAL_S = 0.2
 SPARK_START_S_MAX = 30.0
-"""How long a demo that has failed waits for Spark's start, which cannot be interrupted."""
+"""Longest time that a failed demo waits for Spark's start, which cannot be interrupted."""
 
 SHOP_DEVICES = ["machine-7", "iot-device-01"]
 GREENHOUSE_DEVICES = ["iot-device-02", "iot-device-03", "office"]
@@ -76,7 +76,7 @@ class Demo:
             self.console.print(f"[green]up[/]    {service.name} (process {service.pid})")
 
     def replay(self) -> int:
-        """Replay every device's messages through both faults. Returns the messages acked to devices."""
+        """Replay every device's messages through both faults. Return the number of messages acked to devices."""
         self._devices = [
             DeviceProcess(self._directory, self.shop, SHOP_DEVICES, DEVICE_RATE),
             DeviceProcess(self._directory, self.greenhouse, GREENHOUSE_DEVICES, DEVICE_RATE),
@@ -108,7 +108,7 @@ class Demo:
 
     @staticmethod
     def _count(devices: DeviceProcess) -> tuple[int, int]:
-        """Messages acked, and messages in all."""
+        """Return the number of acked messages and of all messages."""
         counts = devices.progress().values()
         return sum(acked for acked, _ in counts), sum(total for _, total in counts)
 
@@ -149,7 +149,7 @@ class Demo:
         return step
 
     def _drain(self, bars: Bars) -> None:
-        """Wait until everything the edges hold is in the hub's log and in the table."""
+        """Wait until everything that the edges hold is in the hub's log and in the table."""
         expected = sum(edge.status()["streams"][STREAM]["durable_end"] for edge in (self.shop, self.greenhouse))
         deadline = time.monotonic() + DRAIN_TIMEOUT_S
         while time.monotonic() < deadline:
@@ -159,7 +159,7 @@ class Demo:
         raise FabricError(f"not everything arrived within {DRAIN_TIMEOUT_S:.0f} s; see the logs in {self._directory}")
 
     def prove(self, acked: int, spark: Any) -> bool:
-        """Run the Spark job and the audit. True when everything agrees."""
+        """Run the Spark job and the audit. Return whether everything agrees."""
         from spark_sinks import read
         from weft.cloud_hub.audit.audit import audit
         from weft.storage.object_store import open_store
@@ -174,7 +174,7 @@ class Demo:
         return show_audit(self.console, acked, report, messages)
 
     def how_to_look_around(self) -> None:
-        """Print what a person can do while everything is left running."""
+        """Print commands for looking around while everything runs on."""
         self.shop.stop()
         self.shop.point_link_at(self.hub.port)  # the relay that plays the network ends with this process
         self.shop.start()
@@ -204,7 +204,7 @@ Stop it with: kill {" ".join(str(service.pid) for service in processes)}; remove
 
 
 def main(keep: bool = False) -> int:
-    """Run the demo. Returns the exit status: 0 only when devices, log and table agree.
+    """Run the demo. Return the exit status: 0 only when devices, log and table agree.
 
     Args:
         keep: leave the processes and their files for a look around.

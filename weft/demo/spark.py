@@ -10,12 +10,13 @@ from pathlib import Path
 from typing import Any
 
 _NO_PERFORMANCE_DATA = dict.fromkeys(("SPARK_SUBMIT_OPTS", "SPARK_LAUNCHER_OPTS"), "-XX:-UsePerfData")
-"""Java options of Spark and of its launcher. The data is for monitors, in a folder of ``/tmp`` that stays."""
+"""Java options of Spark and of its launcher that turn performance data off. Monitors read it from a folder of ``/tmp``,
+which stays."""
 
 
 @contextlib.contextmanager
 def stderr_to(path: Path) -> Iterator[None]:
-    """Send this process's stderr, and that of processes started meanwhile, to a file."""
+    """Send this process's stderr, and that of its new child processes, to a file."""
     kept = os.dup(2)
     with path.open("ab") as log:
         os.dup2(log.fileno(), 2)
@@ -27,7 +28,7 @@ def stderr_to(path: Path) -> Iterator[None]:
 
 
 class SparkStart(threading.Thread):
-    """Starts the Spark session while the messages flow, because a JVM takes its time."""
+    """A Spark session that starts while the messages flow, because a JVM takes its time."""
 
     def __init__(self, log_path: Path) -> None:
         super().__init__(name="demo-spark", daemon=True)
@@ -47,7 +48,7 @@ class SparkStart(threading.Thread):
             self._error = error
 
     def session(self) -> Any:
-        """The session, when it is up. Raises what its start raised."""
+        """Return the session once it has started. Raises the error of a failed start."""
         self.join()
         if self._error is not None:
             raise self._error

@@ -1,4 +1,4 @@
-"""SIGHUP before the event loop runs. Imports nothing that takes time: until then a SIGHUP ends the process."""
+"""SIGHUP before the event loop runs. Imports nothing that takes time, because an early SIGHUP would end the process."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ _has_come = False
 
 
 def hold_hang_ups() -> None:
-    """Keep a SIGHUP that comes before the node has started for when it has.
+    """Hold a SIGHUP that comes while the node is starting, and deliver it afterwards.
 
     `systemctl reload` sends one whenever a person says so, also while a large log is being recovered.
     """
@@ -21,5 +21,5 @@ def hold_hang_ups() -> None:
 
 
 def hang_up_has_come() -> bool:
-    """Return whether one was held."""
+    """Return whether a SIGHUP was held."""
     return _has_come

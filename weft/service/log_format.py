@@ -1,4 +1,4 @@
-"""The lines that a node writes to standard error: time, level, part, and a sentence that poses as no other line."""
+"""Log lines of a node on standard error: time, level, part and a sentence that cannot pose as another line."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import sys
 import time
 
 LINE_CHARACTERS_MAX = 2000
-"""Longest message of one line: peers write parts of some, and a disk holds only so many."""
+"""Longest message of one line. Peers write parts of some messages, and a disk holds only so much."""
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
 _CONTROL_IN_TRACEBACKS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029]")
 

@@ -1,4 +1,4 @@
-"""What a node says of its configuration file at SIGHUP: which changed settings a restart would take up."""
+"""Reload of the configuration at SIGHUP: name the changed settings that need a restart."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ class RunningSettings:
         self._load = load
 
     async def say_what_needs_a_restart(self) -> None:
-        """Read the file again and name the settings that differ. None of them is taken up."""
+        """Read the file again and log the settings that differ. The running node adopts none of them."""
         try:
             now = await asyncio.to_thread(self._load, self._path)
         except Refused as error:
             logger.error(
-                "SIGHUP: %s is not valid now, and the node could not start with it. It goes on as it is: %s",
+                "SIGHUP: %s is not valid, and the node could not start with it. The node keeps its settings: %s",
                 self._path, error,
             )  # fmt: skip
             return

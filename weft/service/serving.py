@@ -1,4 +1,4 @@
-"""Running a node as a process: the event loop, and the signals that end it or make it read its files again."""
+"""A node as a process: the event loop, and the signals that end it or make it read its files again."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ COLLECT_AFTER_OBJECTS = 20_000
 that wait for one commit make it look at every connection several times a second: a fifth of the processor's time at
 1,000 connections. Cycles are rare here, so what it finds later than before is little."""
 COLLECTIONS_BETWEEN_OLDER = 20
-"""Of young objects, before those that survived them are looked at; and so on to the oldest."""
+"""Collections of young objects before their survivors are looked at; and so on to the oldest."""
 
 
 def collect_garbage_rarely() -> None:
@@ -32,17 +32,17 @@ def collect_garbage_rarely() -> None:
 
 
 def software() -> str:
-    """Name and version, which nodes tell each other."""
+    """Return name and version, which nodes tell each other."""
     return f"weft {version('weft-fabric')}"
 
 
 class Signals:
-    """What the process was told. Belongs to the event loop's thread."""
+    """Signals that the process received. Belongs to the event loop's thread."""
 
     def __init__(self) -> None:
         loop = asyncio.get_running_loop()
         self.stop = asyncio.Event()
-        """SIGTERM or SIGINT has come."""
+        """Event: SIGTERM or SIGINT was received."""
         self._hang_up = asyncio.Event()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._stop, number)
@@ -61,7 +61,7 @@ class Signals:
 
     @contextlib.asynccontextmanager
     async def reloading(self, reload: Callable[[], Awaitable[None]]) -> AsyncIterator[None]:
-        """Within this, call ``reload`` after each SIGHUP, and once for those that came before."""
+        """Call ``reload`` after each SIGHUP while the context lasts, and once for those that came before it."""
         task = asyncio.create_task(self._reload(reload), name="reload")
         try:
             yield
@@ -77,11 +77,11 @@ class Signals:
                 await reload()
             except Exception:
                 # A mistake of ours in reading files again must not end a node that runs well with those it has.
-                logger.exception("SIGHUP: reading again failed; what was read before stays in force")
+                logger.exception("SIGHUP: the reload failed; the files read before stay in force")
 
 
 def run_until_stopped(serve: Callable[[Signals], Awaitable[None]]) -> None:
-    """Run ``serve`` on a fresh event loop; it is told of SIGTERM, SIGINT and SIGHUP."""
+    """Run ``serve`` on a fresh event loop that handles SIGTERM, SIGINT and SIGHUP."""
     loop_factory: Callable[[], asyncio.AbstractEventLoop] | None = None
     with contextlib.suppress(ImportError):  # Linux only
         import uvloop

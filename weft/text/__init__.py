@@ -1,1 +1,1 @@
-"""What commands print, as text."""
+"""Text output of the commands."""

@@ -1,4 +1,4 @@
-"""What ``weft log dump`` tells people: a line for each entry of a log, and for each record."""
+"""Text of ``weft log dump``: a line for each entry of a log, and for each record."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _TIMES = frozenset({"created", "first_time", "last_time"})
 
 
 def entry_line(facts: dict[str, Any]) -> str:
-    """The place and the kind, then names and values."""
+    """Return a line for an entry: place and kind, then names and values."""
     facts = dict(facts)
     place = f"{facts.pop('position'):>12} " if "position" in facts else ""
     kind = facts.pop("kind", "")
@@ -21,7 +21,7 @@ def entry_line(facts: dict[str, Any]) -> str:
 
 
 def record_line_below(record: Record) -> str:
-    """A record, under its batch."""
+    """Return a line for a record, under its batch."""
     return f"{'':>20} {record_line(record)}"
 
 

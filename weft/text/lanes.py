@@ -14,12 +14,12 @@ _GAP = 2
 
 
 class Counted(NamedTuple):
-    """One thing."""
+    """A thing with its counts."""
 
     name: str
     counts: tuple[int, ...]
     note: str = ""
-    """Printed below the counts."""
+    """Text below the counts."""
 
 
 def print_counted(columns: Sequence[str], rows: Sequence[Counted]) -> None:

@@ -1,4 +1,4 @@
-"""Records of a log for people and for programs. What devices sent is never trusted to be harmless on a terminal."""
+"""Records of a log for people and for programs. Bytes from devices are never trusted to be harmless on a terminal."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _FLAGS = {
 
 
 def line(item: Item) -> str:
-    """One line for people."""
+    """Return one line for people."""
     if isinstance(item, Taken):
         return record_line(item.record, item.stream)
     if isinstance(item, Gap):
@@ -41,7 +41,7 @@ def line(item: Item) -> str:
 
 
 def record_line(record: Record, *stream: str) -> str:
-    """A record in one line: time, stream where it is given, sequence number, topic, payload, headers, flags."""
+    """Return a record in one line: time, stream where it is given, sequence number, topic, payload, headers, flags."""
     parts = [timestamp(record.time), *stream, str(record.seq), shown(record.key.decode("utf-8", "backslashreplace"))]
     parts.append(shown_payload(record.payload))
     if record.headers:
@@ -52,7 +52,7 @@ def record_line(record: Record, *stream: str) -> str:
 
 
 def facts(item: Item) -> dict[str, Any]:
-    """One JSON object for programs."""
+    """Return one JSON object for programs."""
     if isinstance(item, Taken):
         return {"kind": "record", "stream": item.stream, **record_facts(item.record)}
     if isinstance(item, Gap):
@@ -68,7 +68,7 @@ def facts(item: Item) -> dict[str, Any]:
 
 
 def record_facts(record: Record) -> dict[str, Any]:
-    """A record as JSON has it: bytes that are not UTF-8 under a name that says so."""
+    """Return a record as a JSON object. Bytes that are not UTF-8 have a key that says so."""
     known: dict[str, Any] = {"seq": record.seq, "time": timestamp(record.time), "time_ns": record.time}
     known |= _text_or_base64("key", record.key) | _text_or_base64("payload", record.payload)
     if record.headers:
@@ -79,7 +79,7 @@ def record_facts(record: Record) -> dict[str, Any]:
 
 
 def timestamp(ns: int) -> str:
-    """A time in ISO 8601, UTC, to the nanosecond."""
+    """Return a time in ISO 8601, UTC, to the nanosecond."""
     second, rest = divmod(ns, 10**9)
     try:
         return f"{(_EPOCH + timedelta(seconds=second)).strftime('%Y-%m-%dT%H:%M:%S')}.{rest:09d}Z"
@@ -88,7 +88,7 @@ def timestamp(ns: int) -> str:
 
 
 def shown(text: str) -> str:
-    """Text with everything escaped that is not to be seen, or would steer a terminal."""
+    """Return text with invisible characters and terminal controls escaped."""
     if text.isprintable():
         return text
     escaped = text.translate(_SPACES)
@@ -96,7 +96,7 @@ def shown(text: str) -> str:
 
 
 def shown_payload(payload: bytes) -> str:
-    """A payload in a line: text where it is text, else ``hex:`` and its bytes; cut where it is long."""
+    """Return a payload in a line: text where it is text, else ``hex:`` and its bytes; cut where it is long."""
     head = payload[: 4 * PAYLOAD_SHOWN_MAX]
     try:
         text = payload.decode() if len(payload) == len(head) else head.decode(errors="ignore")
@@ -109,7 +109,7 @@ def shown_payload(payload: bytes) -> str:
 
 
 def flag_names(flags: Flag) -> list[str]:
-    """What is special about a record, in words."""
+    """Return the flags of a record in words."""
     return [name for flag, name in _FLAGS.items() if flags & flag]
 
 

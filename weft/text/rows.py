@@ -1,4 +1,4 @@
-"""Rows as they come, however many: an aligned table, CSV, or one JSON object a line."""
+"""Rows of any number, printed as they come: an aligned table, CSV, or one JSON object a line."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from weft.text.record import PAYLOAD_SHOWN_MAX, shown
 
 Style = Literal["csv", "json", "table"]
 _MEASURED_ROWS = 1000
-"""Rows that say how wide the columns are; later ones may stick out."""
+"""Number of rows that determine the column widths; later values may be wider."""
 _WIDTH_MAX = 80
 
 
 def print_rows(columns: Sequence[str], rows: Iterable[Sequence[Any]], style: Style) -> None:
-    """Print rows; no more than ``_MEASURED_ROWS`` of them are held."""
+    """Print rows, holding at most ``_MEASURED_ROWS`` of them."""
     write = {"csv": _csv, "json": _json, "table": _table}[style]
     write(columns, rows)
     sys.stdout.flush()
@@ -72,7 +72,7 @@ def _cell(value: Any) -> str:
 
 
 def _distinct(columns: Sequence[str]) -> list[str]:
-    """Names for a JSON object: of a join, two columns may have one name."""
+    """Return distinct names for a JSON object: a join can give two columns one name."""
     names: list[str] = []
     for name in columns:
         number, distinct = 2, name

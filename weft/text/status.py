@@ -1,4 +1,4 @@
-"""What ``weft edge status`` tells people."""
+"""Text of ``weft edge status``."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _UNROUTED = {"keep": "kept in the stream unrouted", "live": "sent to subscribers
 
 
 def show_running(facts: dict[str, Any]) -> None:
-    """A node that answered for itself."""
+    """Print the status of a node that answered."""
     disk = facts["disk"]
     known = {
         "node": f"{facts['tenant']}/{facts['node']} (log {facts['log_id']})",
@@ -53,7 +53,7 @@ def show_running(facts: dict[str, Any]) -> None:
 
 
 def show_files(facts: dict[str, Any]) -> None:
-    """A node that did not answer: what its files say."""
+    """Print the status from the files of a node that did not answer."""
     disk, lost = facts["disk"], facts["records_lost"]
     owner = facts["owner"]
     names = owner if facts["node"] is None and owner is not None else facts
@@ -103,12 +103,12 @@ def _outage_of_files(disk: dict[str, Any]) -> str:
 def _state(facts: dict[str, Any]) -> str:
     why = facts["not_asked"].removesuffix("; is the node running?")
     if facts["running"] is None:
-        return f"unknown: this system does not tell whether it runs. Its files answer for it: {why}"
-    return f"running; its files answer for it: {why}" if facts["running"] else "NOT RUNNING"
+        return f"unknown: this system does not say whether the node runs. Read from its files: {why}"
+    return f"running; read from its files: {why}" if facts["running"] else "NOT RUNNING"
 
 
 def _unrouted(unrouted: dict[str, Any]) -> str:
-    """Nothing while all is as most people want it: no such messages, or they would be kept."""
+    """Return the state of unrouted messages; empty while there are none, or while they are kept."""
     if not unrouted["messages"] and unrouted["policy"] == "keep":
         return ""
     messages = counted(unrouted["messages"], "message")
@@ -123,7 +123,7 @@ def _last_start(recovery: dict[str, Any]) -> str:
         found.append(f"cut {counted(recovery['torn_bytes'], 'byte')} at the end: a commit that was never acknowledged")
     if recovery["records_lost"]:
         found.append(f"found {counted(recovery['records_lost'], 'record')} lost, which gap notices name")
-    found += [f"found damage in {file}, and kept it aside" for file in recovery["damaged_files"]]
+    found += [f"found damage in {file}, and moved it aside" for file in recovery["damaged_files"]]
     return "\n".join(found)
 
 
@@ -136,7 +136,7 @@ def _next_start(coming: dict[str, Any]) -> str:
     if coming["lost"]:
         at_most = "up to " if coming["unreadable_bytes"] else ""
         told.append(
-            f"finds {at_most}{counted(coming['records_lost'], 'record')} lost, and makes gap notices of "
+            f"finds {at_most}{counted(coming['records_lost'], 'record')} lost, and writes gap notices for "
             f"{'it' if coming['records_lost'] == 1 else 'them'}: {_ranges(coming['lost'])}"
         )
     told += [f"keeps the damaged {file} aside" for file in coming["damaged_files"]]

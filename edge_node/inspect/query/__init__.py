@@ -1,4 +1,4 @@
-"""SQL over a node's log, read only: what a query names is loaded into a database of its own, which goes with it."""
+"""SQL over a node's log, read only: the tables that a query names are loaded into a temporary database."""
 
 from weft.edge_node.inspect.query.engine import FILE_BYTES_MAX, HEAP_BYTES_MAX, Query, QuerySettings, Result
 from weft.edge_node.inspect.query.errors import NoSuchTable, QueryRefused, QueryStopped

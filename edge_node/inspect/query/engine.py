@@ -1,4 +1,4 @@
-"""Running one query: find what it reads, load that, run it within its bounds."""
+"""One query: find the tables that it reads, load them, run it within its bounds."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from weft.protocols.segment import Footer
 FILE_BYTES_MAX = 1 << 30
 HEAP_BYTES_MAX = 768 << 20
 _PROGRESS_STEPS = 20_000
-"""Steps of SQLite's machine between two looks at the clock: a few milliseconds."""
+"""Number of steps of SQLite's machine between two looks at the clock: a few milliseconds."""
 
 
 @dataclass(frozen=True)
@@ -31,24 +31,24 @@ class QuerySettings:
     """The bounds of a query."""
 
     rows_max: int = 10_000_000
-    """Most records that are loaded."""
+    """Maximum number of records to load."""
     timeout_s: float = 60.0
-    """Longest that it may run, loading included."""
+    """Maximum run time, loading included."""
     since_ns: int | None = None
-    """Only records taken in at this time or later, ns since 1970."""
+    """Earliest time of receipt of the records, ns since 1970."""
     file_bytes_max: int = FILE_BYTES_MAX
-    """Most that loaded records take: 64 MiB of memory, and then a temporary file."""
+    """Maximum size of the loaded records: 64 MiB of memory, and then a temporary file."""
     heap_bytes_max: int = HEAP_BYTES_MAX
     """Memory of all of SQLite in this process: its cache, and what a query sorts or groups. The least of all queries of
     a process counts."""
 
 
 class Result(NamedTuple):
-    """What a query gives, as it is made."""
+    """The result of a query, as it is made."""
 
     columns: tuple[str, ...]
     rows: Iterator[tuple[Any, ...]]
-    """Raises ``QueryRefused`` and ``QueryStopped`` as ``Query.run`` does."""
+    """Rows. Raises ``QueryRefused`` and ``QueryStopped`` as ``Query.run`` does."""
 
 
 class Query:
@@ -69,7 +69,7 @@ class Query:
 
         Args:
             streams: the streams that there are, with their topic patterns, as far as these are known.
-            now_ns: what ``now()`` is, ns since 1970.
+            now_ns: the time of ``now()``, ns since 1970.
         """
         self._directory = directory
         self._streams = streams
@@ -82,7 +82,7 @@ class Query:
         self._loaded = 0
         self._function_error: Exception | None = None
         self.damage: list[DamagedBytes] = []
-        """Bytes of the log that could not be read: their records are in no row."""
+        """Unreadable bytes of the log: their records are in no row."""
         self._tables = tables.columns_of(streams)
         self._connection = sqlite3.connect("", isolation_level=None)
         guard.confine(self._connection, settings.file_bytes_max, settings.heap_bytes_max)
@@ -91,11 +91,11 @@ class Query:
         tables.create(self._connection, self._tables)
 
     def close(self) -> None:
-        """Forget what was loaded."""
+        """Drop everything that was loaded."""
         self._connection.close()
 
     def run(self, sql: str) -> Result:
-        """Load what ``sql`` reads and start it.
+        """Load the tables that ``sql`` reads and start it.
 
         Raises:
             QueryRefused: the SQL is wrong, or not a SELECT.
@@ -180,7 +180,7 @@ class Query:
                 )
 
     def _evaluate(self, expression: str) -> object:
-        """The value of a constant expression; None when it has none."""
+        """Return the value of a constant expression; None when it has none."""
         try:
             row = self._connection.execute(f"SELECT {expression}").fetchone()
         except sqlite3.Error:
@@ -201,7 +201,7 @@ class Query:
         return f"the query took longer than {self._settings.timeout_s:g} s: ask for less, or allow more with --timeout"
 
     def _guarded(self, call: Callable[[], Any]) -> Any:
-        """Call SQLite; what it says becomes a sentence."""
+        """Call SQLite, and turn its errors into sentences."""
         try:
             return call()
         except sqlite3.Error as error:
@@ -221,7 +221,7 @@ class Query:
 
 
 def _level(key: object, number: object) -> str | None:
-    """The ``number``-th level of a topic, counted from 1; NULL when there is none."""
+    """Return the ``number``-th level of a topic, counted from 1; NULL when there is none."""
     if not isinstance(key, str) or not isinstance(number, int):
         return None
     levels = key.split("/")

@@ -1,4 +1,4 @@
-"""What can be wrong with a query, whose fault it is, and what SQLite's words mean here."""
+"""Errors of a query: whose fault each is, and what SQLite's words mean here."""
 
 from __future__ import annotations
 
@@ -7,31 +7,31 @@ from collections.abc import Mapping
 from weft.edge_node.inspect.query.tables import as_written, told
 
 TOO_LARGE = (
-    "the query needs more memory or temporary space than it may take: ask for fewer records with --since 10m, or name "
+    "the query needs more memory or temporary space than allowed. Read fewer records with --since 10m, or name "
     "the columns that you need instead of *"
 )
 
 
 class QueryRefused(ValueError):
-    """The SQL is wrong, or wants more than to read."""
+    """Wrong SQL, or SQL that would do more than read."""
 
 
 class NoSuchTable(QueryRefused):
-    """The SQL names a table that there is not, as far as was looked."""
+    """An error: the SQL names a table that does not exist, as far as the log was read."""
 
 
 class QueryStopped(Exception):
-    """The query reached a bound: time, rows or space. Ask for less, or allow more."""
+    """A query that reached a bound: time, rows or space. Ask for less, or allow more."""
 
 
 def explained(text: str, tables: Mapping[str, Mapping[str, str]]) -> QueryRefused | QueryStopped:
-    """An error of SQLite as a sentence for who wrote the query."""
+    """Return an error of SQLite as a sentence for the author of the query."""
     if any(words in text for words in ("disk is full", "out of memory", "too big")):
         return QueryStopped(TOO_LARGE)
     if any(words in text for words in ("not authorized", "prohibited", 'near "EXPLAIN"', "authorization denied")):
-        return QueryRefused("a query is one SELECT: nothing here can be changed, attached, set or loaded")
+        return QueryRefused("a query must be one SELECT: it cannot change, attach, set or load anything")
     if "one statement" in text:
-        return QueryRefused("a query is one SELECT, and there is more behind it")
+        return QueryRefused("a query must be one SELECT, and there is more text after it")
     if "malformed JSON" in text:
         return QueryRefused(
             "a payload is not JSON: write iif(json_valid(payload), payload ->> '$.name', NULL) "

@@ -1,4 +1,4 @@
-"""What a query may do: read. And what it reads, so that nothing else is loaded."""
+"""Permissions of a query, which may only read, and the columns that it reads, so that nothing else is loaded."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Reads:
     columns: dict[str, set[str]] = field(default_factory=dict)
 
     def authorize(self, action: int, first: str | None, second: str | None, *_others: object) -> int:
-        """For ``set_authorizer``: allows reading, and notes what is read."""
+        """Allow reading, and note what is read (for ``set_authorizer``)."""
         if action == sqlite3.SQLITE_READ and first is not None:
             # An empty column is a table of which no column is read: SELECT count(*).
             self.columns.setdefault(first, set()).update({second} if second else ())
@@ -26,14 +26,14 @@ class Reads:
 
 
 def authorize(action: int, _first: str | None, second: str | None, *_others: object) -> int:
-    """For ``set_authorizer``: allows reading and nothing else."""
+    """Allow reading and nothing else (for ``set_authorizer``)."""
     if action == sqlite3.SQLITE_FUNCTION:
         return sqlite3.SQLITE_DENY if (second or "").lower() in _FORBIDDEN_FUNCTIONS else sqlite3.SQLITE_OK
     return sqlite3.SQLITE_OK if action in _READS else sqlite3.SQLITE_DENY
 
 
 def what_it_reads(connection: sqlite3.Connection, sql: str) -> dict[str, set[str]]:
-    """Table -> columns that a statement reads; it is compiled, not run.
+    """Return table -> columns that a statement reads; it is compiled, not run.
 
     Raises:
         sqlite3.Error, sqlite3.Warning: it is wrong, more than one statement, or more than a reader may do.
@@ -48,7 +48,7 @@ def what_it_reads(connection: sqlite3.Connection, sql: str) -> dict[str, set[str
 
 
 def confine(connection: sqlite3.Connection, file_bytes_max: int, heap_bytes_max: int) -> None:
-    """Bound what a database and the statements run on it can take, and prepare it for ``authorize``."""
+    """Bound the size of a database and the cost of its statements, and prepare it for ``authorize``."""
     # SQLite declares these once, by a CREATE TABLE that a reader may not make.
     connection.execute("SELECT 1 FROM json_each('1'), json_tree('1')").close()
     connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, VALUE_BYTES_MAX)

@@ -21,12 +21,12 @@ _HELD_BYTES_MAX = 1 << 20
 
 
 class StreamTable:
-    """Fills the table of one stream."""
+    """A loader for the table of one stream."""
 
     def __init__(
         self, connection: sqlite3.Connection, stream: str, patterns: Iterable[str], columns: Collection[str]
     ) -> None:
-        """Fill the ``columns`` and ``seq``; the others stay null, and nobody looks at them."""
+        """Fill the ``columns`` and ``seq``; the others stay null, because the query does not read them."""
         self._connection = connection
         self._patterns = [compile_pattern(pattern) for pattern in patterns]
         levels = {name: name.casefold() for name in level_names(pattern for pattern in patterns)}
@@ -39,11 +39,11 @@ class StreamTable:
         names = [*self._makers, *self._levels]
         self._insert = insert(stream, names)
         self._columns: list[list[Any]] = [[] for _ in names]
-        """The first is ``seq``."""
+        """Columns to fill; the first is ``seq``."""
         self._held_bytes = 0
 
     def add(self, body: Buffer, since_ns: int | None) -> int:
-        """Add the records of a batch that was checked before, those of ``since_ns`` and later. Returns how many.
+        """Add the records of a batch that was checked before, those of ``since_ns`` and later. Return how many.
 
         They are in the table after ``flush``: many small batches go in together.
 
@@ -72,7 +72,7 @@ class StreamTable:
             self.flush()
 
     def flush(self) -> None:
-        """Put into the table what was added. Raises as ``add``."""
+        """Put the added records into the table. Raises as ``add``."""
         self._connection.executemany(self._insert, zip(*self._columns, strict=True)).close()
         self._held_bytes = 0
         for column in self._columns:
@@ -101,7 +101,7 @@ def _match(topic: str, patterns: Sequence[TopicPattern]) -> dict[str, str]:
 
 
 class _Rows:
-    """A decoded batch and which of its records are picked."""
+    """A decoded batch and the indexes of the wanted records."""
 
     def __init__(self, base_seq: int, columns: Columns) -> None:
         self.base_seq = base_seq
@@ -139,7 +139,7 @@ def _keys(rows: _Rows) -> Values:
 
 
 def _payloads(rows: _Rows) -> Values:
-    """Text where it is UTF-8, so that SQLite's JSON and text functions work; else a blob.
+    """Return text where it is UTF-8, so that SQLite's JSON and text functions work; else a blob.
 
     Text with a NUL is a blob as well: SQLite's functions would see it up to there.
     """

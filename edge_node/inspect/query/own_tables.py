@@ -1,4 +1,4 @@
-"""``weft_streams`` and ``weft_gaps``: what a log holds, as tables."""
+"""``weft_streams`` and ``weft_gaps``: the contents of a log, as tables."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def fill(
 
     Args:
         patterns: the streams that there are, with their topic patterns.
-        found: what the log holds of them.
+        found: the log's contents.
     """
     for name in [*patterns, *(found.keys() - patterns.keys() - SESSION_STREAMS)]:
         stream, topics = found.get(name, StreamSummary(0)), patterns.get(name, ())

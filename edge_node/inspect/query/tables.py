@@ -1,4 +1,4 @@
-"""The tables that queries see: one for each stream, ``weft_streams`` and ``weft_gaps``."""
+"""Tables of a query: one for each stream, ``weft_streams`` and ``weft_gaps``."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ GAPS = {
 }  # fmt: skip
 OWN_TABLES = {STREAMS_TABLE: STREAMS, GAPS_TABLE: GAPS}
 LEVELS_MAX = 512
-"""Named topic levels that become columns of one stream."""
+"""Maximum number of named topic levels that become columns of one stream."""
 
 
 def level_names(patterns: Iterable[str]) -> tuple[str, ...]:
-    """The named topic levels of a stream that become columns, in the order of its patterns.
+    """Return the named topic levels of a stream that become columns, in the order of its patterns.
 
     SQL does not tell upper from lower case: of names that differ in nothing else the first is the column's. A level
     called like another column of every stream has none; ``level(key, n)`` gives it.
@@ -42,7 +42,7 @@ def level_names(patterns: Iterable[str]) -> tuple[str, ...]:
 
 
 def columns_of(streams: Mapping[str, Sequence[str]]) -> dict[str, dict[str, str]]:
-    """Table -> column -> type, for streams by name with their patterns."""
+    """Return table -> column -> type, for streams by name with their patterns."""
     tables = {
         name: BEFORE_LEVELS | dict.fromkeys(level_names(patterns), "TEXT") | AFTER_LEVELS
         for name, patterns in streams.items()
@@ -51,28 +51,28 @@ def columns_of(streams: Mapping[str, Sequence[str]]) -> dict[str, dict[str, str]
 
 
 def create(connection: sqlite3.Connection, tables: Mapping[str, Mapping[str, str]]) -> None:
-    """Make the tables, empty."""
+    """Create the empty tables."""
     for table, columns in tables.items():
         spelt = ", ".join(f"{quoted(name)} {kind}".rstrip() for name, kind in columns.items())
         connection.execute(f"CREATE TABLE {quoted(table)} ({spelt})").close()
 
 
 def insert(table: str, columns: Collection[str]) -> str:
-    """The statement that adds a row of these columns, or leaves it out when its key is there already."""
+    """Return the statement that adds a row of these columns, or leaves it out when its key is there already."""
     names, marks = ", ".join(map(quoted, columns)), ", ".join("?" * len(columns))
     return f"INSERT OR IGNORE INTO {quoted(table)} ({names}) VALUES ({marks})"  # noqa: S608 - all identifiers are quoted
 
 
 def quoted(name: str) -> str:
-    """An identifier of SQL."""
+    """Return an identifier of SQL, in quotes."""
     return '"' + name.replace('"', '""') + '"'
 
 
 def told(tables: Mapping[str, Mapping[str, str]]) -> str:
-    """The tables and their columns in a line, for who misspelt one."""
+    """Return the tables and their columns in a line, for the author of a misspelt name."""
     return "; ".join(f"{as_written(name)}({', '.join(columns)})" for name, columns in tables.items())
 
 
 def as_written(name: str) -> str:
-    """A table's name as a query spells it."""
+    """Return a table's name as a query spells it."""
     return name if name.replace("_", "a").isalnum() and not name[0].isdigit() else quoted(name)

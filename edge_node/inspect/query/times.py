@@ -19,12 +19,12 @@ _TEXT = re.compile(r"\d{4}-\d\d-\d\d(?: \d\d(?::\d\d(?::\d\d(?:\.\d{1,9})?)?)?)?
 
 
 def time_text(ns: int) -> str:
-    """A time, ns since 1970. Times outside of the years 1 to 9999 are written as the nearest of them."""
+    """Return a time, ns since 1970. Times outside of the years 1 to 9999 are written as the nearest of them."""
     return f"{_second_text(ns // _SECOND_NS)}.{ns % _SECOND_NS:09d}"
 
 
 def time_texts(times: Iterable[int]) -> list[str]:
-    """``time_text`` of many: neighbours share their second, and often all of it."""
+    """Return the texts of many times: neighbours share their second, and often all of it."""
     texts: list[str] = []
     known, text, second, prefix = None, "", None, ""
     for ns in times:
@@ -46,7 +46,8 @@ def _second_text(second: int) -> str:
 
 
 def earliest_ns(text: str) -> int | None:
-    """The earliest time whose text does not sort before ``text``; None when that cannot be told from its shape."""
+    """Return the earliest time whose text does not sort before ``text``; None when the shape of ``text`` does not
+    tell."""
     if not _TEXT.fullmatch(text):
         return None
     full = text + _EARLIEST[len(text) :]
@@ -58,7 +59,7 @@ def earliest_ns(text: str) -> int | None:
 
 
 def shifted(now_ns: int, offset: str = "") -> int:
-    """The time that ``now('-10m')`` means.
+    """Return the time of ``now('-10m')``.
 
     Raises:
         ValueError: the offset is not a sign and a duration.

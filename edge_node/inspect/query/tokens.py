@@ -1,8 +1,8 @@
-"""A look at the words of a query: which records it cannot need, where that can be told without a doubt.
+"""A look at the words of a query, for records that it certainly does not need.
 
 Only two shapes count: a single SELECT over a single stream whose WHERE is a chain of ANDs, and one that looks at the
-first or the newest few records. Everything else is left to SQLite, which gets all records and comes to the same
-result, slower.
+first or the newest few records. Everything else is left to SQLite, which gets all records and comes to the same result,
+slower.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ _LIKE_ISO = re.compile(r"'\d{4}-\d\d-\d\d[Tt]")
 
 
 def words(sql: str) -> list[str]:
-    """The tokens of a statement without spaces and comments."""
+    """Return the tokens of a statement without spaces and comments."""
     return [part for part in _TOKEN.findall(sql) if not part.isspace() and not part.startswith(("--", "/*"))]
 
 
 def refuse_other_times(tokens: Sequence[str]) -> None:
-    """Refuse ``time > '2026-11-20T07:00'``: as text it sorts behind every time of that day, and nobody means that.
+    """Refuse ``time > '2026-11-20T07:00'``: as text it sorts behind every time of that day, which is never meant.
 
     Raises:
         QueryRefused: such a comparison is there.
@@ -50,7 +50,7 @@ def refuse_other_times(tokens: Sequence[str]) -> None:
 
 
 def earliest_wanted(tokens: Sequence[str], table: str, evaluate: Callable[[str], object]) -> int | None:
-    """The earliest time, ns since 1970, of records that can matter; None when all may.
+    """Return the earliest time, ns since 1970, of records that can matter; None when all may.
 
     Args:
         table: the one stream that the query reads.
@@ -66,14 +66,14 @@ def earliest_wanted(tokens: Sequence[str], table: str, evaluate: Callable[[str],
 
 
 class Few(NamedTuple):
-    """How many records a query looks at, from one end of a stream."""
+    """The number of records that a query looks at, from one end of a stream."""
 
     rows: int
     newest: bool
 
 
 def few_wanted(tokens: Sequence[str], table: str) -> Few | None:
-    """For ``SELECT ... FROM table [ORDER BY seq [DESC]] LIMIT n`` the n; None for anything else.
+    """Return the n of ``SELECT ... FROM table [ORDER BY seq [DESC]] LIMIT n``; None for anything else.
 
     Args:
         table: the one stream that the query reads.
@@ -94,13 +94,14 @@ def few_wanted(tokens: Sequence[str], table: str) -> Few | None:
 
 
 def _mentions(tokens: Sequence[str], table: str) -> int:
-    """How often the table is named other than before a column: a table joined to itself has no one bound."""
+    """Return how often the query names the table other than before a column: a table joined to itself has no one
+    bound."""
     pairs = zip(tokens, [*tokens[1:], ""], strict=True)
     return sum(1 for part, after in pairs if after != "." and part.strip('"`[]').lower() == table)
 
 
 def _terms(tokens: Sequence[str], upper: Sequence[str]) -> Iterator[list[str]]:
-    """What the ANDs of the WHERE connect."""
+    """Yield the terms of the WHERE between its ANDs."""
     term: list[str] = []
     depth = 0
     for part, word in zip(tokens, upper, strict=True):
@@ -141,7 +142,7 @@ def _value(column: str, operand: Sequence[str], evaluate: Callable[[str], object
 
 
 def _is_constant(operand: Sequence[str]) -> bool:
-    """Whether it is a literal, or a call of a function of times with nothing but literals."""
+    """Return whether a term is a literal, or a call of a time function with nothing but literals."""
     if len(operand) == 1:
         return operand[0][0] == "'" or operand[0].isdecimal()
     if len(operand) < 3 or operand[0].upper() not in _FUNCTIONS or operand[1] != "(" or operand[-1] != ")":

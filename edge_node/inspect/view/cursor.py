@@ -16,12 +16,12 @@ from weft.storage.segment_log.walk.walker import Damage
 
 
 class Place(NamedTuple):
-    """Where an entry stands."""
+    """The place of an entry."""
 
     segment: int
     """First position of the segment."""
     offset: int
-    """In the segment's file."""
+    """Offset in the segment's file."""
 
 
 @dataclass
@@ -35,24 +35,24 @@ class DamagedBytes:
 
 @dataclass
 class Commit:
-    """Wanted batches, notices and damage, in log order: one commit at the log's end, or a piece of what is older."""
+    """Wanted batches, notices and damage, in log order: one commit at the log's end, or a piece of older commits."""
 
     segment: int
     file: str
     items: list[tuple[str, Entry] | DamagedBytes] = field(default_factory=list)
     """(stream name, entry) of batches and notices."""
     ends: dict[str, int] = field(default_factory=dict)
-    """Stream -> one past its last record here."""
+    """Stream -> sequence number after its last record here."""
     end: int = 0
-    """File offset of what follows."""
+    """File offset after the commit."""
     is_proven: bool = True
-    """Whether later entries prove that it was synced; else ask ``Durability``."""
+    """True when later entries prove that the commit was synced; otherwise ask ``Durability``."""
     age_s: float = 0.0
-    """Seconds since the file was written to, by the machine's clock; 0 unless it is not proven."""
+    """Seconds since the file was written to, by the machine's clock; 0 when the commit is proven."""
     log_began_anew: bool = False
-    """The directory holds another log than before: numbers begin again."""
+    """True when the directory holds another log than before: numbers begin again."""
     was_overtaken: bool = False
-    """Segments between this and the commit before were deleted before they were read."""
+    """True when segments between this commit and the one before were deleted before they were read."""
 
 
 class Cursor:
@@ -92,7 +92,8 @@ class Cursor:
             self._view = None
 
     def read(self) -> Iterator[Commit]:
-        """What stands between the place and the log's end now. Taking the next commit moves the place past the last.
+        """Yield the commits between the place and the log's present end. Taking the next commit moves the place past
+        the last.
 
         Stop taking at a commit that is not to be shown yet: the next ``read`` gives it again.
 
@@ -110,7 +111,7 @@ class Cursor:
             self._leave()
 
     def _open_next(self) -> bool:
-        """Make sure that the segment to read is open, if there is one. Whether it is the newest."""
+        """Open the next segment to read, if there is one. Return whether it is the newest."""
         positions = self._directory.positions()
         if (
             self._view is not None

@@ -11,7 +11,7 @@ from weft.storage.filesystem import FileSystem, OSFileSystem
 
 
 class NoLog(Exception):
-    """The directory holds no segment: no node has run on it yet, or it is another directory."""
+    """An error: the directory holds no segment, because no node has run on it yet or it is another directory."""
 
 
 class LogDirectory:
@@ -22,7 +22,7 @@ class LogDirectory:
         self._filesystem = filesystem or OSFileSystem()
 
     def positions(self) -> list[int]:
-        """First positions of the segments that are there now, in log order.
+        """Return the first positions of the present segments, in log order.
 
         Raises:
             OSError: the directory cannot be read.
@@ -31,7 +31,7 @@ class LogDirectory:
         return sorted(position for position in map(parse_file_name, names) if position is not None)
 
     def open(self, position: int) -> SegmentView | None:
-        """A segment; None when it was deleted since it was listed.
+        """Return a segment; None when it was deleted since it was listed.
 
         Raises:
             OSError: the file cannot be read.
@@ -43,7 +43,7 @@ class LogDirectory:
             return None
 
     def require(self) -> list[int]:
-        """``positions``, of which there is at least one.
+        """Return ``positions``, at least one.
 
         Raises:
             NoLog: there is none.
@@ -58,7 +58,7 @@ class LogDirectory:
         return positions
 
     def log_id(self) -> int | None:
-        """The log's random number; None without a segment whose header is sound.
+        """Return the log's random number; None without a segment whose header is sound.
 
         Raises:
             OSError: as ``positions``.
@@ -72,7 +72,7 @@ class LogDirectory:
         return None
 
     def owner(self) -> NodeName | None:
-        """Return the name that the log belongs to; None when no segment says it.
+        """Return the name that the log belongs to; None when no segment has it.
 
         Raises:
             OSError: as ``positions``, or a file cannot be read.
@@ -90,7 +90,7 @@ class LogDirectory:
         return None
 
     def names(self, *, thorough: bool = False) -> dict[int, str]:
-        """Number and name of each stream that the log speaks of.
+        """Return number and name of each stream in the log.
 
         Args:
             thorough: find those too that were declared after much had been written to the newest segment. Reads it all.

@@ -1,10 +1,10 @@
-"""What of a log's end is durable: nobody is shown a record that a power cut could still take back.
+"""The durable part of a log's end: no reader sees a record that a power cut could still take back.
 
 Bytes can be read by other processes before the fsync that covers them has returned. A commit mark proves that
-everything before it was synced; of the last commit only the node knows. So it is shown
+everything before it was synced; only the node knows about the last commit. So it is shown
 
-- once the node says so (the ends of its streams on its status page), where it can be asked;
-- else once it has stood unchanged for ``SETTLED_S``;
+- once the node says so (the ends of its streams on its status page), where the node can be asked;
+- otherwise once it has not changed for ``SETTLED_S``;
 - at once when no node runs: recovery keeps what can be read.
 """
 
@@ -19,15 +19,16 @@ if TYPE_CHECKING:
     from weft.edge_node.inspect.view.cursor import Commit
 
 SETTLED_S = 1.0
-"""An fsync takes milliseconds; one that takes longer than this is a disk in trouble."""
+"""Time without a change after which a commit counts as synced: an fsync takes milliseconds on a healthy disk."""
 _LOCKS = "/proc/locks"
 
 DurableEnds = Callable[[], Mapping[str, int] | None]
-"""Asks the node for one past the last durable record of each stream; None when it does not answer."""
+"""Function that asks the node for the sequence number after the last durable record of each stream; None when it does
+not answer."""
 
 
 def is_locked(directory: str) -> bool | None:
-    """Whether a node runs on a data directory; None where the system does not tell.
+    """Return whether a node runs on a data directory; None where the system cannot tell.
 
     The lock is looked up rather than tried: holding it, however shortly, could keep a node from starting.
     """
@@ -43,7 +44,8 @@ def is_locked(directory: str) -> bool | None:
 
 
 def _is_lock_of(fields: list[str], file: os.stat_result) -> bool:
-    """Whether a line of /proc/locks (proc(5)), such as ``1: FLOCK ADVISORY WRITE 25 fe:00:99 0 EOF``, is about it."""
+    """Return whether a line of /proc/locks (proc(5)), such as ``1: FLOCK ADVISORY WRITE 25 fe:00:99 0 EOF``, is about
+    this lock."""
     if len(fields) < 6 or fields[1] != "FLOCK":
         return False
     major, _, rest = fields[5].partition(":")
@@ -56,7 +58,7 @@ def _is_lock_of(fields: list[str], file: os.stat_result) -> bool:
 
 
 class Durability:
-    """Tells which commits at the end of a log may be shown. For one reader."""
+    """A judge of commits at the end of a log, which may be shown or not. For one reader."""
 
     def __init__(
         self,
@@ -69,7 +71,7 @@ class Durability:
         """Judge the log in ``directory``.
 
         Args:
-            durable_ends: asks the node; None when nobody knows where.
+            durable_ends: asks the node; None when its address is unknown.
         """
         self._directory = directory
         self._durable_ends = durable_ends
@@ -79,7 +81,7 @@ class Durability:
         self._seen_at = 0.0
 
     def covers(self, commit: Commit) -> bool:
-        """Whether a commit that no mark proves is durable."""
+        """Return whether a commit without a mark after it is durable."""
         if commit.is_proven:
             return True
         ends = self._durable_ends() if self._durable_ends is not None and commit.ends else None

@@ -13,29 +13,29 @@ from weft.storage.segment_log.walk.walker import Damage, Torn
 
 _HELD_BYTES_MAX = 1 << 20
 _HELD_ITEMS_MAX = 1000
-"""About what a group holds at most: many small commits are given together."""
+"""Approximate bound on the items of a group: many small commits are yielded together."""
 
 
 class Group(NamedTuple):
     """Items that belong together: the last commit of a log that is open, else a run of commits."""
 
     items: list[Entry | Damage]
-    """In log order."""
+    """Items in log order."""
     end: int
-    """File offset of what follows."""
+    """File offset after the group."""
     is_proven: bool
-    """Whether what follows proves that they were synced."""
+    """True when later entries prove that the items were synced."""
 
 
 def walk_groups(
     view: SegmentView, offset: int, wants: Wants, *, is_newest: bool, searches_zeros: bool = True
 ) -> Iterator[Group]:
-    """Yield what ``SegmentView.walk`` gives in groups, without unwanted batches; nothing of a torn commit.
+    """Yield the entries of ``SegmentView.walk`` in groups, without unwanted batches and without a torn commit.
 
-    Where the log ends is where the node is writing just now, or a torn commit: nothing is told of that.
+    The log ends where the node is writing now, or with a torn commit; the groups do not tell which.
 
     Args:
-        is_newest: no later segment of the log is there.
+        is_newest: true when the log has no later segment.
     """
     is_open = is_newest and view.footer is None
     items: list[Entry | Damage] = []

@@ -1,4 +1,4 @@
-"""What the next start of a node will find in its log: recovery's own judgement, with nothing written."""
+"""A forecast of a node's next start: recovery's own judgement of the log, with nothing written."""
 
 from __future__ import annotations
 
@@ -17,32 +17,32 @@ from weft.storage.segment_log.state.log_state import LogState
 
 
 class NextStart(NamedTuple):
-    """What recovery will do about a log as it is now."""
+    """Recovery's actions on a log as it is now."""
 
     torn_bytes: int
-    """It will cut so many bytes at the end: a commit of which nothing was acknowledged."""
+    """Bytes that recovery will cut at the end: a commit of which nothing was acknowledged."""
     unreadable_bytes: int
-    """The device cannot read so many bytes where the newest records stood."""
+    """Bytes that the device cannot read where the newest records are."""
     damaged: tuple[str, ...]
-    """Files that hold damage and are not kept aside yet, as it will."""
+    """Files with damage that recovery will move aside."""
     strange: tuple[str, ...]
-    """Files that may be another log's; it will set each aside, with what is in it."""
+    """Files that may be another log's; recovery will set each aside with its content."""
     lost: tuple[tuple[str, GapNotice], ...]
-    """(stream, notice) of the numbers that were given out and are gone, and of which no notice tells yet."""
+    """(stream, notice) of the used numbers that are gone and that no notice covers yet."""
 
     @property
     def records_lost(self) -> int:
-        """How many records that is; at most, where something cannot be read."""
+        """Return the number of lost records; an upper bound where something cannot be read."""
         return sum(notice.end - notice.first for _, notice in self.lost)
 
     @property
     def finds_all_well(self) -> bool:
-        """Whether there will be nothing to do."""
+        """Return whether recovery will have nothing to do."""
         return not any(self)
 
 
 def forecast(directory: str, filesystem: FileSystem | None = None) -> NextStart:
-    """Ask recovery about a log that no node has open. Sealed segments are taken by their indexes, as it does.
+    """Ask recovery about a log that no node has open. Sealed segments are taken by their indexes, as in recovery.
 
     Raises:
         OSError: a file cannot be read, or a node has started meanwhile and deleted it.

@@ -1,4 +1,4 @@
-"""Picking records out of batches of the log, without making those that are not wanted."""
+"""Selection of records from batches of the log, without building unwanted ones."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from weft.protocols.topics import matches
 
 @dataclass(frozen=True)
 class Choice:
-    """Which records are wanted."""
+    """A choice of records."""
 
     topic_filter: str | None = None
     """An MQTT topic filter."""
     since_ns: int | None = None
-    """Only records taken in at this time or later, ns since 1970."""
+    """Earliest time of receipt, ns since 1970."""
     from_seq: int = 0
-    """Only this number and later ones."""
+    """Least sequence number."""
 
     def takes_key(self, key: bytes) -> bool:
-        """Whether records of a topic are wanted. Keys that are no topic match no filter."""
+        """Return whether records of a topic are wanted. Keys that are no topic match no filter."""
         if self.topic_filter is None:
             return True
         try:
@@ -35,7 +35,7 @@ class Choice:
 
 
 def choose(body: Buffer, choice: Choice) -> Iterator[Record]:
-    """The wanted records of a batch that was checked before, in their order.
+    """Yield the wanted records of a batch that was checked before, in their order.
 
     Raises:
         CodecError: the batch does not hold what its header says.

@@ -24,7 +24,7 @@ _CHUNK_BYTES = 256 << 10
 _CHUNK_GROWTH = 4
 
 Wants = Callable[[int], bool]
-"""Whether the batches of a stream number are wanted with their bodies."""
+"""Function from a stream number to whether its batches are wanted with their bodies."""
 
 
 def wants_none(_number: int) -> bool:
@@ -49,12 +49,12 @@ class SegmentView:
         self._file = filesystem.open(path, read_only=True)
         self._opened = _identity(path)
         self.footer: Footer | None = None
-        """The index, once the segment is sealed."""
+        """Index, once the segment is sealed."""
         self.end = 0
-        """Where entries end at the latest."""
+        """Offset at which entries end at the latest."""
         self.look_again()
         self.header = find_header(self.source(), position)
-        """None when it is damaged."""
+        """Header; None when it is damaged."""
         self._names: dict[int, str] = {}
         self._named = False
         self._marks_end = HEADER_BYTES
@@ -64,7 +64,7 @@ class SegmentView:
         self._file.close()
 
     def look_again(self) -> None:
-        """See whether the node has sealed the segment, or given it another length, since the last look."""
+        """Check whether the node has sealed the segment, or given it another length, since the last look."""
         size = self._file.size()
         if self.footer is None and (found := find_footer(self.source(size), size)) is not None:
             self.end, self.footer = found
@@ -72,19 +72,19 @@ class SegmentView:
             self.end = size
 
     def is_written_at(self, offset: int) -> bool:
-        """Whether anything but the zeros of reserved space stands at ``offset``: one short read."""
+        """Return whether there is anything but the zeros of reserved space at ``offset``: one short read."""
         return any(self._file.read_at(offset, format_.ENTRY_HEADER_BYTES))
 
     @property
     def is_same_file(self) -> bool:
-        """Whether the name still leads to the file that is open here."""
+        """Return whether the name still leads to the open file."""
         try:
             return _identity(self.path) == self._opened
         except FileNotFoundError:
             return False
 
     def source(self, end: int | None = None) -> SegmentBytes:
-        """The file as it is now up to ``end``, through a window of its own."""
+        """Return the file as it is now up to ``end``, through a window of its own."""
         end = self.end if end is None else end
         return SegmentBytes(self._file, self.position, end, window_bytes=_WINDOW_BYTES, unreadable_as_zeros=True)
 
@@ -126,13 +126,13 @@ class SegmentView:
                 yield Entry(item.kind, item.offset, item.end, item.value, body)
 
     def first_entry_from(self, offset: int) -> int | None:
-        """Offset of the first sound entry at or after any ``offset``; None when none follows."""
+        """Return the offset of the first sound entry at or after ``offset``; None when none follows."""
         if offset <= HEADER_BYTES:
             return HEADER_BYTES
         return find_entry(self.source(), offset - 1)
 
     def chunks_backward(self) -> Iterator[tuple[int, int]]:
-        """(start, end) of ever larger pieces of what is written, from the end to the beginning.
+        """Yield (start, end) of ever larger pieces of the written part, from the end to the beginning.
 
         Each starts at a sound entry. Together they are everything after the header.
         """
@@ -150,7 +150,7 @@ class SegmentView:
         return last_nonzero(self.source(), 0)
 
     def names(self) -> dict[int, str]:
-        """The streams that the index and the segment's first entry name. Later marks may name more."""
+        """Return the streams that the index and the segment's first entry name. Later marks may name more."""
         if not self._named:
             self._named = True
             first = read_entry(self.source(), HEADER_BYTES)
@@ -171,17 +171,17 @@ class SegmentView:
         return None
 
     def next_seqs(self) -> dict[int, int]:
-        """The next sequence number of each stream when the segment was begun, as its first entry says."""
+        """Return the next sequence number of each stream at the start of the segment, from its first entry."""
         first = read_entry(self.source(), HEADER_BYTES)
         value = first.value if first is not None else None
         return {number: entry.next_seq for number, entry in value.items()} if isinstance(value, dict) else {}
 
     def size(self) -> int:
-        """Bytes of the file."""
+        """Return the bytes of the file."""
         return self._file.size()
 
     def name_of(self, number: int) -> str:
-        """A stream's name, looked for from mark to mark if need be: streams are named before they are used."""
+        """Return a stream's name, searched from mark to mark if need be: streams are named before they are used."""
         names = self.names()
         if number not in names:
             self._read_marks(lambda: number in names)
@@ -189,13 +189,13 @@ class SegmentView:
         return names.get(number, f"unnamed-{number}")
 
     def early_names(self) -> dict[int, str]:
-        """The streams that the index or the first marks name: all, but for those declared late in the segment."""
+        """Return the streams that the index or the first marks name: all but those declared late in the segment."""
         if self.footer is None:
             self._read_marks(lambda: self._marks_end >= _EARLY_BYTES)
         return self.names()
 
     def all_names(self) -> dict[int, str]:
-        """The streams that any mark of the segment names."""
+        """Return the streams that any mark of the segment names."""
         if self.footer is None:
             self._read_marks(lambda: False)
         return self.names()
@@ -211,11 +211,11 @@ class SegmentView:
                 return
 
     def learn(self, streams: dict[int, StreamEntry]) -> None:
-        """Note what a mark names."""
+        """Note the streams that a mark names."""
         self.names().update({number: entry.name for number, entry in streams.items()})
 
     def age_s(self) -> float:
-        """Seconds since the file was last written to, by the machine's clock; a file that is gone is old."""
+        """Return the seconds since the file was last written to, by the machine's clock; a file that is gone is old."""
         try:
             return max(0.0, time.time() - os.stat(self.path).st_mtime)
         except FileNotFoundError:

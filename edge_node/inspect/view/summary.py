@@ -1,4 +1,4 @@
-"""What a log holds, from its files alone: for ``weft edge status`` of a node that does not run, and for queries."""
+"""Contents of a log, from its files alone: for ``weft edge status`` of a node that does not run, and for queries."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from weft.storage.segment_log.state.gaps import merged
 from weft.storage.segment_log.walk.walker import Damage, Torn
 
 RATE_WINDOW_NS = 3_600 * 10**9
-"""How much of a log's newest past says how fast it grew: the hour that a running node goes by too."""
+"""Newest part of a log from which its growth is computed: an hour, as on a running node."""
 RATE_WINDOW_NS_MIN = 60 * 10**9
 
 
@@ -25,42 +25,43 @@ class StreamSummary:
 
     number: int
     held: RangeSet = field(default_factory=RangeSet)
-    """Records that are there."""
+    """Number of records present."""
     next_seq: int = 0
     gaps: list[GapNotice] = field(default_factory=list)
     first_time: int | None = None
-    """Of the records that are there, ns since 1970."""
+    """Times of the first and the last present record, ns since 1970."""
     last_time: int | None = None
 
     def saw(self, first_time: int, last_time: int) -> None:
-        """Account for records of these times."""
+        """Count records of these times."""
         self.first_time = first_time if self.first_time is None else min(self.first_time, first_time)
         self.last_time = last_time if self.last_time is None else max(self.last_time, last_time)
 
 
 @dataclass
 class LogSummary:
-    """A log as its files show it."""
+    """Summary of a log from its files."""
 
     log_id: int | None = None
-    """None when every header is damaged."""
+    """Log id; None when every header is damaged."""
     segments: int = 0
     bytes: int = 0
-    """Of all segment files, reserved space included."""
+    """Bytes of all segment files, including reserved space."""
     streams: dict[str, StreamSummary] = field(default_factory=dict)
     damage: list[DamagedBytes] = field(default_factory=list)
-    """In files without a sound index only: of others nothing but the index was read."""
+    """Damage, only in files without a sound index: of other files nothing but the index was read."""
     torn_bytes: int = 0
     """Bytes at the end that the next start will cut: a commit of which nothing was acknowledged."""
     growth: list[tuple[int, int, int]] = field(default_factory=list)
     """(first time, last time, bytes) of each segment that holds records."""
 
     def of(self, name: str, number: int) -> StreamSummary:
-        """The account of a stream, begun if it is new."""
+        """Return the account of a stream, created if it is new."""
         return self.streams.setdefault(name, StreamSummary(number))
 
     def bytes_per_second(self) -> float | None:
-        """How fast the log grew in the last hour in which it did, or in what there is of it; None if too little."""
+        """Return the growth of the log in its last hour with records, or in a shorter history; None if there is too
+        little."""
         last = max((end for _, end, _ in self.growth), default=0)
         total, first = 0, last
         for start, end, size in reversed(self.growth):
@@ -74,7 +75,7 @@ class LogSummary:
 
 
 def summarise(directory: LogDirectory) -> LogSummary:
-    """Read the index of every sealed segment, and all of those that have none.
+    """Read the index of every sealed segment, and the whole of segments without one.
 
     Raises:
         NoLog: there is no log.
@@ -115,7 +116,7 @@ def _add(summary: LogSummary, view: SegmentView, *, is_newest: bool) -> None:
 
 
 def _by_index(summary: LogSummary, view: SegmentView, footer: Footer) -> Iterator[tuple[int, int]]:
-    """Account for a sealed segment. Yields first and last time of its streams."""
+    """Count a sealed segment. Yield first and last time of its streams."""
     for lane in (*footer.lanes, *footer.moved):
         stream = summary.of(view.name_of(lane.stream), lane.stream)
         stream.held.update(lane.ranges)
@@ -126,7 +127,7 @@ def _by_index(summary: LogSummary, view: SegmentView, footer: Footer) -> Iterato
 
 
 def _by_entries(summary: LogSummary, view: SegmentView, is_newest: bool) -> Iterator[tuple[int, int]]:
-    """Account for a segment that has no index. Yields first and last time of its batches."""
+    """Count a segment that has no index. Yield first and last time of its batches."""
     for item in view.walk(0, is_newest=is_newest):
         if isinstance(item, Torn):
             summary.torn_bytes = item.end - item.offset

@@ -107,8 +107,8 @@ async def test_a_table_of_bytes_stays_one_and_the_hub_says_so_once(
     assert rows(directory).column("payload").to_pylist() == PAYLOADS * 3
     (said,) = [record.getMessage() for record in caplog.records]
     assert said == (
-        "the table of default/telemetry has payloads as bytes and keeps them so; edge press-1 says payload: json. "
-        "To change the table, move it away: it is made again from the log"
+        "the table of default/telemetry has payloads as bytes and keeps them; edge press-1 has payload: json. "
+        "To change the table, move it away: the hub makes it again from the log"
     )
 
 

@@ -147,7 +147,7 @@ def test_a_pattern_never_grants_what_is_outside_its_prefix(
         ("# fine\n\nuser\n", "acl:3: expected `user NAME`"),
         ("topic read\n", "acl:1: "),
         ("topic read a/#/b\n", "acl:1: topic filter 'a/#/b'"),
-        ("topic write devices/%u/x\n", "write `pattern` in place of `topic`"),
+        ("topic write devices/%u/x\n", "write `pattern` instead of `topic`"),
         ("topic\n", "acl:1: expected read, write, readwrite or deny, and a topic filter"),
     ],
 )

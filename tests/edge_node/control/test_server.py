@@ -1,4 +1,4 @@
-"""The control socket: a running node gives up a backlog for its own user, and for nobody else."""
+"""The control socket: a running node gives up a backlog for its own user, and for no other."""
 
 from __future__ import annotations
 
@@ -148,7 +148,7 @@ async def test_the_socket_never_had_another_mode(
         (request(SESSION_JOURNAL_STREAM), "has no stream"),
         (request(below=0), "expected log_id, stream and below: .*below"),
         (request(below=1 << 63), "expected log_id, stream and below"),
-        (request("x" * REQUEST_BYTES_MAX), "answers 413"),
+        (request("x" * REQUEST_BYTES_MAX), "answered 413"),
     ],
 )
 async def test_what_is_not_done_is_said_in_a_sentence(
@@ -179,7 +179,7 @@ async def test_only_what_is_known_is_taken(tmp_path: Path, log: SegmentLog, cont
     ("error", "sentence"),
     [
         (LogFull("no room to note what is given up"), "no room to note"),
-        (LogFailed("the log failed"), "nothing is given up for certain: the log failed"),
+        (LogFailed("the log failed"), "it is uncertain whether records were dropped: the log failed"),
         (OSError(5, "Input/output error"), "Input/output error"),
     ],
 )
@@ -205,10 +205,10 @@ async def test_nothing_is_answered_before_the_notices_are_durable_and_one_reques
     log.committer.run_once()
     control = Control(str(tmp_path), log, reply_s_max=0.05)
     await control.start()
-    with pytest.raises(ControlFailed, match="the disk has not taken the notices yet"):
+    with pytest.raises(ControlFailed, match="timed out waiting for the disk"):
         await ask(tmp_path, request())
     assert log.ranges(log.stream("telemetry")).count() == 5
-    with pytest.raises(ControlFailed, match="still giving up records for an earlier request"):
+    with pytest.raises(ControlFailed, match="still dropping records for an earlier request"):
         await ask(tmp_path, request())
     log.committer.run_once()
     assert operator_gaps(log) == [(0, 5)]
@@ -233,7 +233,7 @@ async def test_a_node_that_ends_leaves_no_request_behind(tmp_path: Path) -> None
     asked = asyncio.create_task(ask(tmp_path, request()))
     await eventually(lambda: bool(log._state.queue))
     await control.close()
-    with pytest.raises(ControlFailed, match="the node ends: "):
+    with pytest.raises(ControlFailed, match="the node is shutting down"):
         await asked
     log.close()
 
@@ -248,9 +248,10 @@ async def test_a_folder_whose_name_is_too_long_for_a_socket_costs_a_warning(
     with caplog.at_level(logging.WARNING):
         await control.start()
     assert [record.getMessage() for record in caplog.records] == [
-        f"cannot listen at {folder}/control.sock (AF_UNIX path too long): weft log drop will need this node stopped"
+        f"cannot listen at {folder}/control.sock (AF_UNIX path too long): `weft log drop` works only while this "
+        "node is stopped"
     ]
-    with pytest.raises(ControlFailed, match="stop the node first"):
+    with pytest.raises(ControlFailed, match="Stop the node first"):
         await ask(folder, request())
     await control.close()
     await asyncio.to_thread(log.close)
@@ -328,9 +329,9 @@ async def test_a_node_of_another_release_and_one_that_dies_are_told(tmp_path: Pa
         asked.transport.abort()
         return web.Response()
 
-    assert "of another release, and answers 404" in await answer_of(tmp_path, knows_nothing)
-    assert "of another release, and answers 200" in await answer_of(tmp_path, says_otherwise)
-    assert "either given up under a notice or still there" in await answer_of(tmp_path, dies)
+    assert "of another release and answered 404" in await answer_of(tmp_path, knows_nothing)
+    assert "of another release and answered 200" in await answer_of(tmp_path, says_otherwise)
+    assert "either dropped, with a gap notice, or still there" in await answer_of(tmp_path, dies)
 
 
 async def test_a_backlog_is_found_in_the_files_of_a_log_that_is_being_written(

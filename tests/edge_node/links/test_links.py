@@ -97,7 +97,7 @@ async def log(tmp_path: Path) -> AsyncIterator[SegmentLog]:
 
 @pytest.fixture
 def released(log: SegmentLog, monkeypatch: pytest.MonkeyPatch) -> dict[int, RangeSet]:
-    """What the log was told that it may forget."""
+    """What the log may forget, by its links."""
     told: dict[int, RangeSet] = {}
     release = log.release
 

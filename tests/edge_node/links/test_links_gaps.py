@@ -188,7 +188,7 @@ async def test_numbers_that_a_damaged_log_gives_out_again_never_reach_the_hub(
         put(log, "telemetry", new)
         links.start()
         await eventually(lambda: links.statuses[0].state is LinkState.CONFLICT)
-        assert "knows of none beyond 2" in (links.statuses[0].last_error or "")
+        assert "gave it none beyond 2" in (links.statuses[0].last_error or "")
         await asyncio.sleep(0)
         assert (await completeness(hub, "telemetry"))["complete_below_seq"] == 3
         await links.close()

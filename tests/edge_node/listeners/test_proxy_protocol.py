@@ -24,7 +24,7 @@ TLV = b"\x20\x00\x05\x01\0\0\0\0"
 
 
 def header(body: bytes = INET, command: int = 0x21, family: int = 0x11, length: int | None = None) -> bytes:
-    """A header, which is right unless it is told otherwise."""
+    """A header, which is right unless an argument makes it wrong."""
     return SIGNATURE + struct.pack("!BBH", command, family, len(body) if length is None else length) + body
 
 

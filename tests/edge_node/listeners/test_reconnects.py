@@ -1,4 +1,4 @@
-"""A node with exactly as many clients as it may have: those that come back get in, others are told."""
+"""A node with exactly as many clients as it may have: those that come back get in, others are refused with a reason."""
 
 from __future__ import annotations
 

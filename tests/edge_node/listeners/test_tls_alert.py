@@ -1,4 +1,4 @@
-"""What a client is told whose TLS handshake fails: an alert, and not a bare reset. With clients as they are."""
+"""A client whose TLS handshake fails gets an alert, and not a bare reset. With clients as they are."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def tls(authority: Authority) -> ssl.SSLContext:
 
 
 def reason(listener: EchoListener, authority: Authority, version: str, client: Pem | None) -> str:
-    """What a blocking client of Python's ``ssl`` is told."""
+    """Return the error that a blocking client of Python's ``ssl`` gets."""
     context = ssl.create_default_context(cafile=authority.path)
     context.minimum_version = context.maximum_version = VERSIONS[version]
     if client is not None:

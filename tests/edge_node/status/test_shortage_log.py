@@ -1,4 +1,4 @@
-"""A full log is told of when it begins, now and then, and when it is over; one that flaps fills no disk."""
+"""A full log is reported when it begins, now and then, and when it is over; one that flaps fills no disk."""
 
 from __future__ import annotations
 

@@ -158,7 +158,7 @@ def test_the_server_may_shorten_the_keep_alive(asked: int, told: int | None, sil
     connection = connected(limits, version=5, keep_alive_s=asked)
     assert connection.server_keep_alive == connection.announcement().server_keep_alive == told
     assert connection.silence_s_max == silence_s_max
-    assert connected(limits, keep_alive_s=60).silence_s_max == 90  # 3.1.1 has no way to be told
+    assert connected(limits, keep_alive_s=60).silence_s_max == 90  # a server cannot tell a client of 3.1.1
 
 
 # --- MQTT 5.0
@@ -308,7 +308,7 @@ def test_a_session_that_was_to_end_cannot_be_made_to_last() -> None:
     connected_5().receive(Disconnect(0, Properties(session_expiry_interval=0)))
 
 
-# --- what the client is told
+# --- what the client gets
 
 
 def test_an_error_is_told_in_the_packet_that_its_time_and_version_have() -> None:

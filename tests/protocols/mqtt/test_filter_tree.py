@@ -55,7 +55,7 @@ def test_a_filter_of_the_greatest_depth_is_walked() -> None:
 
 
 def test_an_entry_comes_once_for_each_of_its_filters() -> None:
-    """Overlapping subscriptions are all found, so that every identifier can be told: v5 [MQTT-3.3.4-3]."""
+    """Overlapping subscriptions are all found, so that every identifier can be sent: v5 [MQTT-3.3.4-3]."""
     tree: FilterTree[str] = FilterTree()
     for topic_filter in ("a/b", "a/+", "#"):
         tree.add(topic_filter, "x")

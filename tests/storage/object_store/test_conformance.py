@@ -142,7 +142,7 @@ KEYS = sorted(["a", "a-b/c", "a/b", "a/b-c", "a/b/c", "a/b/d", "a/b0", "b/0", "b
 class TestList:
     @pytest.fixture
     async def full(self, store: ObjectStore) -> ObjectStore:
-        # A directory cannot hold a file and a folder of one name; nobody needs a store to.
+        # A directory cannot hold a file and a folder of one name; no caller needs a store to.
         for key in KEYS:
             if not any(other.startswith(f"{key}/") for other in KEYS):
                 await store.create(key, key.encode())

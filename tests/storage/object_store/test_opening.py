@@ -53,7 +53,7 @@ def test_an_unknown_option_is_refused() -> None:
 
 @pytest.mark.s3
 async def test_a_bucket_that_is_not_there_is_named(s3: S3Endpoint) -> None:
-    with pytest.raises(StoreError, match="s3://no-such-bucket/root is not there: make the bucket"):
+    with pytest.raises(StoreError, match="s3://no-such-bucket/root does not exist: create the bucket"):
         await probe(open_store("s3://no-such-bucket/root", s3.options))
 
 

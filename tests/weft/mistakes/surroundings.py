@@ -86,7 +86,7 @@ def machine(place: Place) -> None:
 
 
 def read_only() -> str | None:
-    """A folder on a file system that nobody may write to; None where there is none."""
+    """A folder on a file system that no user may write to; None where there is none."""
     for line in Path("/proc/mounts").read_text().splitlines():
         _, folder, kind, options, *_ = line.split()
         if "ro" in options.split(",") and kind not in ("proc", "sysfs") and os.path.isdir(folder):

@@ -102,9 +102,8 @@ COMMANDS = [
     Mistake(
         "status of a node with a status page on any port",
         "edge status edge.yaml",
-        "weft: <dir>/data holds no log: expected the data_dir of a node that has run. It was not asked "
-        "either: the node listens at any free port, so that it cannot be found. Name a port in the "
-        "configuration",
+        "weft: <dir>/data holds no log: expected the data_dir of a node that has run. It was not asked either: "
+        "the node uses any free port, so its address is unknown. Set a port in the configuration",
         exit_status=1,
         files=edge(STREAM + "http: {bind: '127.0.0.1:0'}\n"),
         in_process=True,
@@ -136,13 +135,13 @@ COMMANDS = [
     Mistake(
         "two beginnings",
         "edge tail <node>/edge.yaml --last 3 --from -1h",
-        "weft: --last, --from and --seq each say where to begin: choose one",
+        "weft: --last, --from and --seq exclude each other: choose one",
         in_process=True,
     ),
     Mistake(
         "a number of no stream",
         "edge tail <node>/edge.yaml --seq 3",
-        "weft: --seq counts within one stream: name one STREAM with it",
+        "weft: --seq needs exactly one STREAM",
         in_process=True,
     ),
     Mistake(
@@ -173,7 +172,7 @@ COMMANDS = [
     Mistake(
         "a statement that changes something",
         "edge query <node>/edge.yaml 'DELETE FROM telemetry'",
-        "weft: a query is one SELECT: nothing here can be changed, attached, set or loaded",
+        "weft: a query must be one SELECT: it cannot change, attach, set or load anything",
         in_process=True,
     ),
     Mistake(
@@ -191,7 +190,7 @@ COMMANDS = [
     Mistake(
         "two statements",
         "edge query <node>/edge.yaml 'SELECT 1; SELECT 2'",
-        "weft: a query is one SELECT, and there is more behind it",
+        "weft: a query must be one SELECT, and there is more text after it",
         in_process=True,
     ),
     Mistake(
@@ -228,7 +227,7 @@ COMMANDS = [
     Mistake(
         "two ways to print",
         "edge query <node>/edge.yaml 'SELECT 1' --csv --json",
-        '{"error":"--csv and --json are two ways to print: choose one","exit_status":2,"problems":[]}',
+        '{"error":"--csv and --json exclude each other: choose one","exit_status":2,"problems":[]}',
         in_process=True,
     ),
     Mistake(
@@ -274,7 +273,7 @@ COMMANDS = [
     Mistake(
         "a drop that does not say how much",
         "log drop <node>/edge.yaml telemetry",
-        "weft: say how much to give up: either --below SEQ or --all",
+        "weft: give either --below SEQ or --all",
     ),
     Mistake(
         "a drop of a stream that is none",
@@ -284,15 +283,14 @@ COMMANDS = [
     Mistake(
         "a drop without a terminal to ask at",
         "log drop <node>/edge.yaml telemetry --all",
-        "give up 2 records of telemetry, taken in from <time> to <time>? Those that no hub has are lost for "
-        "good [y/N]: \n"
-        "weft: nothing was given up: there is no terminal to ask at. Add --yes to answer beforehand",
+        "drop 2 records of telemetry, received from <time> to <time>? Records that no hub has are lost for good "
+        "[y/N]: \nweft: nothing was dropped: there is no terminal to ask on. Add --yes to answer in advance",
     ),
     Mistake(
         "a drop, and no for an answer",
         "log drop <node>/edge.yaml telemetry --all",
-        "give up 2 records of telemetry, taken in from <time> to <time>? Those that no hub has are lost "
-        "for good [y/N]: weft: stopped before it was done",
+        "drop 2 records of telemetry, received from <time> to <time>? Records that no hub has are lost for good "
+        "[y/N]: weft: stopped before it was done",
         exit_status=130,
         given="n\n",
     ),
@@ -306,7 +304,7 @@ COMMANDS = [
     Mistake(
         "a password without a terminal",
         "user add anna --file users",
-        "weft: there is no terminal to ask for the password at. Give it with --password-file FILE, or "
+        "weft: there is no terminal to ask for the password on. Give it with --password-file FILE, or "
         "--password-file - for standard input",
     ),
     Mistake(
@@ -344,7 +342,7 @@ COMMANDS = [
     Mistake(
         "a users file in a folder that is not there",
         "user add anna --file no/users --password-file -",
-        "weft: no/users: there is no folder <dir>/no. Make it first",
+        "weft: no/users: there is no folder <dir>/no. Create it first",
         exit_status=1,
         given="secret\n",
     ),
@@ -367,7 +365,7 @@ COMMANDS = [
     Mistake(
         "a list of users that is not there",
         "user list --file users",
-        "weft: users: there is no such file. `weft user add` makes one",
+        "weft: users: there is no such file. `weft user add` creates one",
         exit_status=1,
         in_process=True,
     ),
@@ -444,7 +442,7 @@ COMMANDS = [
     Mistake(
         "a list of tokens that is not there",
         "token list --file tokens",
-        "weft: tokens: there is no such file. `weft token create` makes one",
+        "weft: tokens: there is no such file. `weft token create` creates one",
         exit_status=1,
         in_process=True,
     ),
@@ -461,7 +459,7 @@ COMMANDS = [
     Mistake(
         "a tokens file in a folder that is not there",
         "token create bi --file no/tokens --scope reader",
-        "weft: no/tokens: there is no folder <dir>/no. Make it first",
+        "weft: no/tokens: there is no folder <dir>/no. Create it first",
         exit_status=1,
         in_process=True,
     ),
@@ -476,16 +474,16 @@ COMMANDS = [
     Mistake(
         "hub status without the token",
         "hub status <hub>/hub.yaml",
-        "weft: http://127.0.0.1:<hub port>/v1/status answered 401 Unauthorized: the token opens no status "
-        "page. Give an admin token with --token-file (`weft token create`)",
+        "weft: http://127.0.0.1:<hub port>/v1/status answered 401 Unauthorized: the token gives no access to the "
+        "status page. Give an admin token with --token-file (`weft token create`)",
         exit_status=1,
         in_process=True,
     ),
     Mistake(
         "hub status with a token for an edge",
         "hub status <hub>/hub.yaml --token-file <hub>/shop.token",
-        "weft: http://127.0.0.1:<hub port>/v1/status answered 403 Forbidden: the token opens no status page. "
-        "Give an admin token with --token-file (`weft token create`)",
+        "weft: http://127.0.0.1:<hub port>/v1/status answered 403 Forbidden: the token gives no access to the "
+        "status page. Give an admin token with --token-file (`weft token create`)",
         exit_status=1,
         in_process=True,
     ),

@@ -26,7 +26,7 @@ MACHINE = [
         "a users file that is not there, checked",
         "edge check edge.yaml",
         "weft: edge.yaml:7: auth.users_file: <dir>/users: there is no such file. `weft user add NAME --file "
-        "<dir>/users` makes one",
+        "<dir>/users` creates one",
         files=edge(QUIET + "auth: {users_file: users}\n"),
         in_process=True,
     ),
@@ -34,7 +34,7 @@ MACHINE = [
         "a users file that is not there, run",
         "edge run edge.yaml --log-level error",
         "weft: edge.yaml:7: auth.users_file: <dir>/users: there is no such file. `weft user add NAME --file "
-        "<dir>/users` makes one",
+        "<dir>/users` creates one",
         exit_status=1,
         files=edge(QUIET + "auth: {users_file: users}\n"),
     ),
@@ -91,8 +91,8 @@ MACHINE = [
     Mistake(
         "access rules with %u in a topic line",
         "edge check edge.yaml",
-        "weft: edge.yaml:7: auth.acl_file: <dir>/acl:1: %u and %c stand for names in `pattern` lines alone: "
-        "write `pattern` in place of `topic`",
+        "weft: edge.yaml:7: auth.acl_file: <dir>/acl:1: %u and %c are replaced only in `pattern` lines: write "
+        "`pattern` instead of `topic`",
         files=edge(QUIET + "auth: {acl_file: acl}\n", acl="topic write devices/%u/x\n"),
         in_process=True,
     ),
@@ -127,8 +127,8 @@ MACHINE = [
     Mistake(
         "a token file that is not there",
         "edge check edge.yaml",
-        "weft: edge.yaml:7: links.cloud.token_file: <dir>/token: there is no such file. Write the token "
-        "there that `weft token create` printed on the hub",
+        "weft: edge.yaml:7: links.cloud.token_file: <dir>/token: there is no such file. Write the token into it "
+        "that `weft token create` printed on the hub",
         files=edge(QUIET + "links: {cloud: {to: 'http://localhost:8090', token_file: token}}\n"),
         in_process=True,
     ),
@@ -170,7 +170,7 @@ MACHINE = [
     Mistake(
         "a token over http to another machine",
         "edge check edge.yaml",
-        "warning: edge.yaml:7: links.cloud.to: the token crosses the network as it is to "
+        "warning: edge.yaml:7: links.cloud.to: the token crosses the network in clear text to "
         "http://hub.example.com. Use https",
         exit_status=0,
         files=edge(QUIET + "links: {cloud: {to: 'http://hub.example.com', token_file: token}}\n", token="abc\n"),
@@ -179,8 +179,8 @@ MACHINE = [
     Mistake(
         "no token for a hub on another machine",
         "edge check edge.yaml",
-        "warning: edge.yaml:7: links.cloud.token_file: is missing: hubs that other machines reach want a "
-        "token. `weft token create` makes one there",
+        "warning: edge.yaml:7: links.cloud.token_file: is missing: hubs that other machines reach require a "
+        "token. `weft token create` creates one there",
         exit_status=0,
         files=edge(QUIET + "links: {cloud: {to: 'https://hub.example.com'}}\n"),
         in_process=True,
@@ -188,8 +188,8 @@ MACHINE = [
     Mistake(
         "a token from systemd, looked at by hand",
         "edge check edge.yaml",
-        "warning: edge.yaml:7: links.cloud.token_file: /run/credentials/weft-edge.service/token is there "
-        "only while systemd runs the unit, so it was not looked at",
+        "warning: edge.yaml:7: links.cloud.token_file: /run/credentials/weft-edge.service/token exists only "
+        "while systemd runs the unit, so it was not checked",
         exit_status=0,
         files=edge(
             QUIET
@@ -241,8 +241,8 @@ MACHINE = [
     Mistake(
         "the key of another certificate",
         "edge check edge.yaml",
-        "weft: edge.yaml:7: listeners.mqtts.tls: <dir>/other.key is not the key of <dir>/good.crt: they do "
-        "not belong together. Name a pair",
+        "weft: edge.yaml:7: listeners.mqtts.tls: <dir>/other.key is not the key of <dir>/good.crt: they do not "
+        "belong together. Name a matching pair",
         files=edge(
             NODE
             + (
@@ -281,8 +281,8 @@ MACHINE = [
     Mistake(
         "an encrypted key",
         "edge check edge.yaml",
-        "weft: edge.yaml:7: listeners.mqtts.tls: <dir>/encrypted.key is encrypted. A node that starts by "
-        "itself needs a key that is not (`openssl pkey`)",
+        "weft: edge.yaml:7: listeners.mqtts.tls: <dir>/encrypted.key is encrypted, and the node cannot ask for "
+        "the password. Decrypt the key (`openssl pkey`)",
         files=edge(
             NODE
             + (
@@ -395,8 +395,8 @@ MACHINE = [
     Mistake(
         "a data_dir of another user",
         "edge check edge.yaml",
-        "weft: edge.yaml:2: data_dir: user <user> may not make it in /var/lib. Run this as the node's user, or "
-        "make the folder: `sudo install -d -o <user> -m 750 /var/lib/weft-of-another`",
+        "weft: edge.yaml:2: data_dir: user <user> may not create it in /var/lib. Run this as the node's user, or "
+        "create the folder: `sudo install -d -o <user> -m 750 /var/lib/weft-of-another`",
         files=edge(
             "node: press-shop-7\n"
             "data_dir: /var/lib/weft-of-another\n"
@@ -432,7 +432,7 @@ MACHINE = [
     Mistake(
         "a budget beyond the disk",
         "edge check edge.yaml",
-        "weft: edge.yaml:6: disk.budget: 900TiB is more than the disk of <dir>/data holds (<disk>). Set a smaller one",
+        "weft: edge.yaml:6: disk.budget: 900TiB is more than the disk of <dir>/data holds (<disk>). Set a smaller size",
         files=edge(
             NODE
             + (
@@ -447,8 +447,8 @@ MACHINE = [
     Mistake(
         "no streams",
         "edge check edge.yaml",
-        "warning: edge.yaml:1: streams: there are none, so that no table gets a message. Add one, such as "
-        '`telemetry: {from: "#"}`',
+        "warning: edge.yaml:1: streams: there are none, so no table gets a message. Add one, such as `telemetry: "
+        '{from: "#"}`',
         exit_status=0,
         files=edge(NODE + "http: null\nlisteners: {mqtt: null}\ndisk: {budget: 64MiB}\n"),
         in_process=True,
@@ -492,16 +492,16 @@ MACHINE = [
     Mistake(
         "a port below 1024 without rights",
         "edge check edge.yaml",
-        "weft: edge.yaml:6: listeners.mqtt.bind: user <user> may not listen at 127.0.0.1:<low>: ports below "
-        "1024 are root's. Choose a higher port, or give the service CAP_NET_BIND_SERVICE",
+        "weft: edge.yaml:6: listeners.mqtt.bind: user <user> may not listen at 127.0.0.1:<low>: ports below 1024 "
+        "are reserved for root. Choose a higher port, or give the service CAP_NET_BIND_SERVICE",
         files=edge(STREAM + "http: null\nlisteners: {mqtt: {bind: '127.0.0.1:<low>'}}\n"),
         needs="<low>",
     ),
     Mistake(
         "an address of another machine",
         "edge run edge.yaml --log-level error",
-        "weft: edge.yaml:6: listeners.mqtt.bind: 192.0.2.7:1883 is no address of this machine. `ip address` "
-        "lists them; 0.0.0.0 stands for all",
+        "weft: edge.yaml:6: listeners.mqtt.bind: 192.0.2.7:1883 is not an address of this machine. `ip address` "
+        "lists its addresses; 0.0.0.0 means all of them",
         exit_status=1,
         files=edge(
             STREAM + ("http: null\nlisteners: {mqtt: {bind: '192.0.2.7:1883', anonymous: allowed_beyond_loopback}}\n")
@@ -521,7 +521,7 @@ MACHINE = [
     Mistake(
         "a unix socket in a folder that is not there",
         "edge run edge.yaml --log-level error",
-        "weft: edge.yaml:6: listeners.mqtt.bind: the folder of unix:<dir>/run/mqtt.sock does not exist. Make "
+        "weft: edge.yaml:6: listeners.mqtt.bind: the folder of unix:<dir>/run/mqtt.sock does not exist. Create "
         "it, or choose another path",
         exit_status=1,
         files=edge(STREAM + "http: null\nlisteners: {mqtt: {bind: 'unix:run/mqtt.sock'}}\n"),
@@ -552,7 +552,7 @@ MACHINE = [
         "a hub's tokens file that is not there",
         "hub run hub.yaml --log-level error",
         "weft: hub.yaml:3: tokens_file: <dir>/tokens: there is no such file. `weft token create NAME --file "
-        "<dir>/tokens ...` makes one",
+        "<dir>/tokens ...` creates one",
         exit_status=1,
         files=hub("store: store\nlisten: 127.0.0.1:0\ntokens_file: tokens\n"),
     ),
@@ -567,16 +567,16 @@ MACHINE = [
     Mistake(
         "a token in the hub's tokens file",
         "hub check hub.yaml",
-        "weft: hub.yaml:3: tokens_file: <dir>/tokens is no tokens file (Expected object, got str). Restore "
-        "it, or name one of `weft token create`",
+        "weft: hub.yaml:3: tokens_file: <dir>/tokens is not a tokens file (Expected object, got str). Restore "
+        "it, or name a file that `weft token create` made",
         files=hub("store: store\nlisten: 127.0.0.1:0\ntokens_file: tokens\n", tokens="abc\n"),
         in_process=True,
     ),
     Mistake(
         "a hub's tokens file without tokens",
         "hub check hub.yaml",
-        "warning: hub.yaml:3: tokens_file: <dir>/tokens holds no token, so that the hub refuses everything. "
-        "`weft token create` adds one",
+        "warning: hub.yaml:3: tokens_file: <dir>/tokens holds no token, so the hub refuses every request. `weft "
+        "token create` adds one",
         exit_status=0,
         files=hub("store: store\nlisten: 127.0.0.1:0\ntokens_file: tokens\n", tokens="tokens: []\n"),
         in_process=True,
@@ -591,8 +591,8 @@ MACHINE = [
     Mistake(
         "a store in a folder of another user",
         "hub check hub.yaml",
-        "weft: hub.yaml:1: store: user <user> may not make it in /var/lib. Run this as the node's user, or make "
-        "the folder: `sudo install -d -o <user> -m 750 /var/lib/weft-of-another`",
+        "weft: hub.yaml:1: store: user <user> may not create it in /var/lib. Run this as the node's user, or "
+        "create the folder: `sudo install -d -o <user> -m 750 /var/lib/weft-of-another`",
         files=hub("store: /var/lib/weft-of-another\nlisten: 127.0.0.1:0\n"),
     ),
     Mistake(

@@ -85,7 +85,7 @@ PROGRAMS = [
     Mistake(
         "a users file that is not there, for a program",
         "user list --file users --json",
-        '{"error":"users: there is no such file. `weft user add` makes one","exit_status":1,"problems":[]}',
+        '{"error":"users: there is no such file. `weft user add` creates one","exit_status":1,"problems":[]}',
         exit_status=1,
         in_process=True,
     ),
@@ -116,28 +116,11 @@ PROGRAMS = [
     Mistake(
         "a users file that is not there, checked for a program",
         "edge check edge.yaml --json",
-        "{\n"
-        '  "file": "edge.yaml",\n'
-        '  "good": false,\n'
-        '  "errors": [\n'
-        "    {\n"
-        '      "file": "edge.yaml",\n'
-        '      "line": 7,\n'
-        '      "setting": "auth.users_file",\n'
-        '      "message": "<dir>/users: there is no such file. `weft user add NAME --file <dir>/users` makes '
-        'one"\n'
-        "    }\n"
-        "  ],\n"
-        '  "warnings": [],\n'
-        '  "node": "press-shop-7",\n'
-        '  "tenant": "default",\n'
-        '  "streams": {\n'
-        '    "telemetry": [\n'
-        '      "plant/{line}/telemetry"\n'
-        "    ]\n"
-        "  },\n"
-        '  "links": {}\n'
-        "}",
+        '{\n  "file": "edge.yaml",\n  "good": false,\n  "errors": [\n    {\n      "file": "edge.yaml",\n      '
+        '"line": 7,\n      "setting": "auth.users_file",\n      "message": "<dir>/users: there is no such file. '
+        '`weft user add NAME --file <dir>/users` creates one"\n    }\n  ],\n  "warnings": [],\n  "node": '
+        '"press-shop-7",\n  "tenant": "default",\n  "streams": {\n    "telemetry": [\n      '
+        '"plant/{line}/telemetry"\n    ]\n  },\n  "links": {}\n}',
         files=edge(QUIET + "auth: {users_file: users}\n"),
         in_process=True,
     ),

@@ -82,8 +82,8 @@ SETTINGS = [
     Mistake(
         "a stream without a filter",
         "edge check edge.yaml",
-        "weft: edge.yaml:3: streams.telemetry.from: is missing. MQTT filter or list of filters whose "
-        "messages this stream keeps.",
+        "weft: edge.yaml:3: streams.telemetry.from: is missing. MQTT filter, or list of filters, of the "
+        "messages that this stream keeps.",
         files=edge(NODE + "streams: {telemetry: {when_full: refuse}}\n"),
         in_process=True,
     ),
@@ -193,8 +193,8 @@ SETTINGS = [
     Mistake(
         "a password in the configuration",
         "edge check edge.yaml",
-        "weft: edge.yaml:3: auth.password: is not a setting: secrets never stand in the configuration. Name "
-        "a file that holds them",
+        "weft: edge.yaml:3: auth.password: is not a setting: the configuration never holds secrets. Name a file "
+        "with the secret",
         files=edge(NODE + "auth: {password: hunter2}\n"),
         in_process=True,
     ),
@@ -256,24 +256,24 @@ SETTINGS = [
     Mistake(
         "a listener for other machines without users",
         "edge check edge.yaml",
-        "weft: edge.yaml:3: listeners.mqtt.bind: 0.0.0.0:1883 can be reached from other machines, and "
-        "clients are not asked who they are. Name a users file (auth.users_file) or authorities "
-        "(tls.client_ca), bind to 127.0.0.1, or say `anonymous: allowed_beyond_loopback`",
+        "weft: edge.yaml:3: listeners.mqtt.bind: 0.0.0.0:1883 can be reached from other machines without "
+        "authentication. Set auth.users_file or tls.client_ca, bind to 127.0.0.1, or set `anonymous: "
+        "allowed_beyond_loopback`",
         files=edge(NODE + "listeners: {mqtt: {bind: '0.0.0.0:1883'}}\n"),
         in_process=True,
     ),
     Mistake(
         "a status page for other machines",
         "edge check edge.yaml",
-        "weft: edge.yaml:3: http.bind: 0.0.0.0:8080 can be reached from other machines, and they are not "
-        "asked who they are. Bind to 127.0.0.1, or say `anonymous: allowed_beyond_loopback`",
+        "weft: edge.yaml:3: http.bind: 0.0.0.0:8080 can be reached from other machines without authentication. "
+        "Bind to 127.0.0.1, or set `anonymous: allowed_beyond_loopback`",
         files=edge(NODE + "http: {bind: '0.0.0.0:8080'}\n"),
         in_process=True,
     ),
     Mistake(
         "MQTTS without a certificate",
         "edge check edge.yaml",
-        "weft: edge.yaml:3: listeners.mqtts.tls: is missing: a listener called mqtts has TLS. Name certificate and key",
+        "weft: edge.yaml:3: listeners.mqtts.tls: is missing: a listener named mqtts needs TLS. Set certificate and key",
         files=edge(NODE + "listeners: {mqtts: {bind: '127.0.0.1:8883'}}\n"),
         in_process=True,
     ),
@@ -324,7 +324,7 @@ SETTINGS = [
     Mistake(
         "a hub without a store",
         "hub check hub.yaml",
-        "weft: hub.yaml:1: store: is missing. Where everything is kept: a folder, or `s3://bucket/prefix`.",
+        "weft: hub.yaml:1: store: is missing. Store of the hub: a folder, or `s3://bucket/prefix`.",
         files=hub("listen: 127.0.0.1:8090\n"),
         in_process=True,
     ),
@@ -345,8 +345,8 @@ SETTINGS = [
     Mistake(
         "a hub for other machines without tokens",
         "hub check hub.yaml",
-        "weft: hub.yaml:2: listen: 0.0.0.0:8090 can be reached from other machines, and they are not asked "
-        "who they are. Give a tokens_file, bind to 127.0.0.1, or say `anonymous: allowed_beyond_loopback`",
+        "weft: hub.yaml:2: listen: 0.0.0.0:8090 can be reached from other machines without authentication. Set a "
+        "tokens_file, bind to 127.0.0.1, or set `anonymous: allowed_beyond_loopback`",
         files=hub("store: store\nlisten: 0.0.0.0:8090\n"),
         in_process=True,
     ),

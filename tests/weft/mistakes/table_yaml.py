@@ -8,7 +8,7 @@ YAML = [
     Mistake(
         "indented with a tab",
         "edge check edge.yaml",
-        "weft: edge.yaml:4: there is a tab where spaces belong. Replace it: YAML is indented with spaces alone",
+        "weft: edge.yaml:4: a tab is used for indentation. Replace it with spaces: YAML allows no tabs there",
         files=edge("node: a\ndata_dir: data\nstreams:\n\ttelemetry: {from: x}\n"),
         in_process=True,
     ),
@@ -117,7 +117,7 @@ YAML = [
     Mistake(
         "a colon inside of a value",
         "edge check edge.yaml",
-        "weft: edge.yaml:1: a value that holds a colon and a space needs quotes",
+        "weft: edge.yaml:1: a value with a colon and a space needs quotes",
         files=edge("node: press: 7\ndata_dir: data\n"),
         in_process=True,
     ),
@@ -145,14 +145,14 @@ YAML = [
     Mistake(
         "an empty file",
         "edge check edge.yaml",
-        "weft: edge.yaml: expected settings, got an empty file. Write them there, or name another file",
+        "weft: edge.yaml: expected settings, got an empty file. Write settings into it, or name another file",
         files=edge(""),
         in_process=True,
     ),
     Mistake(
         "a file with comments alone",
         "edge check edge.yaml",
-        "weft: edge.yaml: expected settings, got an empty file. Write them there, or name another file",
+        "weft: edge.yaml: expected settings, got an empty file. Write settings into it, or name another file",
         files=edge("# node: a\n# data_dir: data\n"),
         in_process=True,
     ),
@@ -181,7 +181,7 @@ YAML = [
     Mistake(
         "a program in place of the configuration",
         "edge check edge.yaml",
-        "weft: edge.yaml:1: the character U+007F may not stand in YAML. Delete it",
+        "weft: edge.yaml:1: the character U+007F is not allowed in YAML. Delete it",
         files=edge(
             b"\x7fELF\x02\x01\x01\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00"
         ),

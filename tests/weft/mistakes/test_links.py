@@ -35,24 +35,25 @@ HUB = "to: 'http://127.0.0.1:<hub port>'"
 LINKS = [
     Link(
         "no token where one is wanted", "none", HUB, "refused",
-        "http://127.0.0.1:<hub port>: the hub wants a token (401) and the link has none. Set the link's token_file",
+        "http://127.0.0.1:<hub port>: the hub requires a token (401) and the link has none. Set the link's "
+        "token_file",
     ),
     Link(
         "a token of nowhere", "wrong", HUB, "refused",
-        "http://127.0.0.1:<hub port>: the hub does not accept the token (401). It is mistyped, revoked, or another "
-        "hub's: make one there",
+        "http://127.0.0.1:<hub port>: the hub does not accept the token (401). It is mistyped, revoked, or "
+        "another hub's: create one on this hub",
         token="abc",
     ),
     Link(
         "a token that was revoked", "revoked", HUB, "refused",
-        "http://127.0.0.1:<hub port>: the hub does not accept the token (401). It is mistyped, revoked, or another "
-        "hub's: make one there",
+        "http://127.0.0.1:<hub port>: the hub does not accept the token (401). It is mistyped, revoked, or "
+        "another hub's: create one on this hub",
         token="<revoked>",
     ),
     Link(
         "a reader's token", "reader", HUB, "refused",
-        "http://127.0.0.1:<hub port>: the hub does not accept the token for links (403). Make one there with "
-        "`--scope edge`",
+        "http://127.0.0.1:<hub port>: the hub does not accept the token for links (403). Create one on the hub "
+        "with `--scope edge`",
         token="<bi>",
     ),
     Link(
@@ -187,7 +188,7 @@ def test_a_link_s_mistake_stands_in_status_and_log(link: Link, edge: Edge) -> No
 def test_a_person_reads_it_in_the_status(edge: Edge) -> None:
     said = edge.place.run(["edge", "status", "edge.yaml"], edge.folder)
     assert said.exit_status == 0
-    assert "the hub wants a token (401) and the link has none. Set the link's token_file" in said.stdout
+    assert "the hub requires a token (401) and the link has none. Set the link's token_file" in said.stdout
 
 
 def without_openssl(said: str) -> str:

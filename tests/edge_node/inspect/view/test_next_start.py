@@ -1,4 +1,4 @@
-"""What is told of a stopped node's log is what its next start does; telling it changes nothing."""
+"""The forecast for a stopped node's log is what its next start does; the forecast changes nothing."""
 
 from __future__ import annotations
 
