@@ -76,6 +76,9 @@ def broker_settings(config: EdgeConfig, software: str) -> BrokerSettings:
     limits = config.limits
     keep_alive_s = round(limits.keep_alive_s)
     return BrokerSettings(
+        patterns={name: stream.from_ for name, stream in config.streams.items()},
+        sessions=session_limits(config),
+        pending_bytes_max=limits.pending_bytes,
         packet_bytes_max=limits.packet_bytes,
         write_timeout_s=limits.write_timeout_s,
         send_queue_bytes_max=limits.send_queue_bytes,

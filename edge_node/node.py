@@ -18,7 +18,6 @@ from weft.edge_node.counters import Counters
 from weft.edge_node.from_config import (
     broker_settings,
     log_settings,
-    session_limits,
     state_settings,
     stream_policies,
     unrouted_policy,
@@ -30,6 +29,7 @@ from weft.edge_node.links.links import Links
 from weft.edge_node.listeners.counters import ListenerCounters
 from weft.edge_node.mqtt import connection as mqtt_connection
 from weft.edge_node.mqtt.broker import Broker
+from weft.edge_node.mqtt.connection import ClientConnection
 from weft.edge_node.mqtt.listeners import Listeners
 from weft.edge_node.sessions import delivery_journal
 from weft.edge_node.sessions.store import BrokerState, StateCounters
@@ -168,17 +168,14 @@ class EdgeNode:
         self.listeners = Listeners(config, self.counters, self.listener_counters)
         stack.push_async_callback(self.listeners.close)
         broker = Broker(
-            log, {name: stream.from_ for name, stream in config.streams.items()},
-            broker_settings(config, self._software), session_limits(config), self.counters, wall_clock,
-            retained=state.retained, journal=state.journal, backlog=state.backlog, resent=state.resent,
-            unrouted=self.unrouted, turn=self.turn, pending_bytes_max=config.limits.pending_bytes,
-        )  # fmt: skip
+            log, state, self.turn, self.unrouted, broker_settings(config, self._software), self.counters, wall_clock
+        )
         self.listeners.accounts.watch(broker.permissions_changed)
         broker.start()
         state.start()
         stack.callback(broker.close)
         stack.callback(self.listeners.stop)  # first: no client connects while the broker closes
-        await self.listeners.open(broker.connection)
+        await self.listeners.open(lambda door, arrival: ClientConnection(broker, door, arrival))
         self.addresses = self.listeners.addresses
 
     async def _start_pages(self, stack: contextlib.AsyncExitStack) -> None:

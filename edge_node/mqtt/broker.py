@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from weft.edge_node.counters import Counters
@@ -13,15 +13,11 @@ from weft.edge_node.ingest.ingest import TOPIC_LEVELS_MAX, Ingest
 from weft.edge_node.ingest.router import Router
 from weft.edge_node.ingest.turn import Turn
 from weft.edge_node.ingest.unrouted import Unrouted
-from weft.edge_node.mqtt.connection import MqttConnection
-from weft.edge_node.mqtt.door import Arrival, Door
+from weft.edge_node.mqtt.client import Client
 from weft.edge_node.sessions.limits import SessionLimits
 from weft.edge_node.sessions.parts import Kept, make_parts
 from weft.edge_node.sessions.sessions import Sessions
-from weft.edge_node.sessions.store.backlog import Backlog
-from weft.edge_node.sessions.store.journal import SessionJournal
-from weft.edge_node.sessions.store.resent import Resent
-from weft.edge_node.sessions.store.retained import RetainedMessages
+from weft.edge_node.sessions.store.broker_state import BrokerState
 from weft.edge_node.sessions.sys_topics import INTERVAL_S, Facts, SysTopics
 from weft.edge_node.streams import SESSION_TOPICS_STREAM
 from weft.edge_node.subscriptions.fan_out import FanOut
@@ -39,8 +35,14 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BrokerSettings:
-    """Bounds on one connection, and what CONNACK says of them."""
+    """What the broker takes in, and bounds on clients, of which CONNACK tells those that concern it."""
 
+    patterns: Mapping[str, Sequence[str]]
+    """Stream name -> its patterns, in the order of the configuration."""
+    sessions: SessionLimits = field(default_factory=SessionLimits)
+    """Bounds on sessions."""
+    pending_bytes_max: int = 8 << 20
+    """Bytes that may wait for the disk before publishers are held."""
     packet_bytes_max: int = 1 << 20
     """Longest packet, fixed header included; a longer one is refused on its first bytes."""
     write_timeout_s: float = 60.0
@@ -80,35 +82,29 @@ class Broker:
     def __init__(  # noqa: PLR0917
         self,
         segment_log: SegmentLog,
-        patterns: dict[str, Any],
+        state: BrokerState,
+        turn: Turn,
+        unrouted: Unrouted,
         settings: BrokerSettings,
-        limits: SessionLimits,
         counters: Counters,
         wall_clock: Callable[[], int],
-        *,
-        retained: RetainedMessages,
-        journal: SessionJournal,
-        backlog: Backlog,
-        resent: Resent,
-        unrouted: Unrouted,
-        pending_bytes_max: int,
-        turn: Turn,
     ) -> None:
         """Join the parts.
 
         Args:
-            patterns: stream name -> its patterns, in the order of the configuration.
+            state: what of sessions and retained messages outlives a restart.
+            turn: the one whose end is the end of the log's turns.
             wall_clock: nanoseconds since 1970.
-            pending_bytes_max: bytes that may wait for the disk before publishers are held.
         """
+        limits, journal = settings.sessions, state.journal
         self._loop = asyncio.get_running_loop()
         self.settings = settings
         self.counters = counters
         self.wall_clock = wall_clock
         self.clock = self._loop.time
-        self.retained = retained
+        self.retained = state.retained
         self.journal = journal
-        self.resent = resent
+        self.resent = state.resent
         self.server_limits = ServerLimits(
             receive_maximum=settings.receive_maximum,
             topic_alias_maximum=settings.topic_alias_maximum,
@@ -119,17 +115,17 @@ class Broker:
         self.subscriptions, outbox = Subscriptions(), Outbox()
         self.fan_out = FanOut(self.subscriptions, outbox)
         self.ingest = Ingest(
-            segment_log, Router(patterns, segment_log.stream), self.subscriptions, self.fan_out, wall_clock, counters,
-            unrouted, turn, session_topics=segment_log.stream(SESSION_TOPICS_STREAM),
-            pending_bytes_max=pending_bytes_max,
+            segment_log, Router(settings.patterns, segment_log.stream), self.subscriptions, self.fan_out, wall_clock,
+            counters, unrouted, turn, session_topics=segment_log.stream(SESSION_TOPICS_STREAM),
+            pending_bytes_max=settings.pending_bytes_max,
             topic_levels_max=settings.topic_levels_max,
         )  # fmt: skip
         self.session_parts = make_parts(
-            Kept(segment_log, journal, backlog, retained), self.ingest, self.subscriptions, outbox,
+            Kept(segment_log, journal, state.backlog, state.retained), self.ingest, self.subscriptions, outbox,
             self._match_retained, limits, counters, wall_clock,
         )  # fmt: skip
         self.sessions = Sessions(self.session_parts, limits, counters, self.wheel, self.clock)
-        self._connections: set[MqttConnection] = set()
+        self._connections: set[Client] = set()
         self._tasks: set[asyncio.Task[None]] = set()
         self._sys: SysTopics | None = None
         if settings.sys_interval_s is not None:
@@ -141,10 +137,6 @@ class Broker:
         self.run(self._every(self.settings.positions_interval_s, self._look_after_sessions))
         if self._sys is not None and self.settings.sys_interval_s is not None:
             self.run(self._every(self.settings.sys_interval_s, self._sys.update))
-
-    def connection(self, door: Door, arrival: Arrival) -> MqttConnection:
-        """The protocol of a new connection."""
-        return MqttConnection(self, door, arrival)
 
     def close(self) -> None:
         """Close every connection. Wills are published after the next start; what was not acknowledged comes again."""
@@ -173,11 +165,11 @@ class Broker:
         task.add_done_callback(self._tasks.discard)
         return task
 
-    def arrived(self, connection: MqttConnection) -> None:
+    def arrived(self, connection: Client) -> None:
         """A connection was made."""
         self._connections.add(connection)
 
-    def left(self, connection: MqttConnection) -> None:
+    def left(self, connection: Client) -> None:
         """A connection has ended."""
         self._connections.discard(connection)
         self.ingest.back_pressure.leave(connection)

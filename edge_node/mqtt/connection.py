@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
 from weft.edge_node.ingest.back_pressure import Pause
+from weft.edge_node.ingest.routes import RouteCache
 from weft.edge_node.ingest.turn import TURN_BYTES_MAX
 from weft.edge_node.mqtt import other_protocols
+from weft.edge_node.mqtt.broker import Broker
 from weft.edge_node.mqtt.door import Arrival, Door
 from weft.edge_node.mqtt.handshake import Handshake
-from weft.edge_node.mqtt.packet_handlers import Conversation
+from weft.edge_node.mqtt.packet_handlers import PacketHandlers
 from weft.edge_node.mqtt.publishes import Publishes
 from weft.edge_node.sessions.session import Session
 from weft.protocols.mqtt.connection import Connection, State
@@ -29,22 +31,19 @@ from weft.protocols.mqtt.reason_codes import ReasonCode
 from weft.protocols.mqtt.reassembly import Reassembly
 from weft.storage.segment_log import LogError, LogFull
 
-if TYPE_CHECKING:
-    from weft.edge_node.mqtt.broker import Broker
-
 log = logging.getLogger(__name__)
 
 _ASKING = int(Pause.ASKING)
 
 
-class MqttConnection(asyncio.Protocol):
+class ClientConnection(asyncio.Protocol):
     """Server side of one connection. Every method runs on the event loop's thread."""
 
     __slots__ = (
         "_broker",
-        "_conversation",
         "_door",
         "_fast",
+        "_handlers",
         "_handshake",
         "_heard",
         "_machine",
@@ -72,7 +71,7 @@ class MqttConnection(asyncio.Protocol):
         """While nothing but packets of an open session may come, that all begin where a read begins, and publishes are
         stored at the end of the turn."""
         self._partial = Reassembly(broker.settings.packet_bytes_max)
-        self._conversation: Conversation | None = None
+        self._handlers: PacketHandlers | None = None
         self._handshake: Handshake | None = None
         self._pause = 0
         self._unparsed = b""
@@ -119,22 +118,22 @@ class MqttConnection(asyncio.Protocol):
             try:
                 self._parse_read(data)
             finally:  # what came before a malformed packet was taken in good order
-                if self._conversation is not None:
-                    self._conversation.publishes.end_read()
+                if self._handlers is not None:
+                    self._handlers.publishes.end_read()
         except MqttError as error:
             self._broken(error, data)
         except LogError as error:
             self.refuse(error)
         self._broker.fan_out.flush()
-        publishes = self._conversation.publishes if self._conversation is not None else None
+        publishes = self._handlers.publishes if self._handlers is not None else None
         is_plain = self._transport is not None and not (self._partial or self._pause & _ASKING)
         self._fast = publishes if is_plain and publishes is not None and publishes.is_fast else None
 
     def pause_writing(self) -> None:
         """The client does not read: neither is it read, and after a while it is closed."""
         self.hold(Pause.WRITE)
-        if self._conversation is not None:
-            self._conversation.session.window.pause(self)
+        if self._handlers is not None:
+            self._handlers.session.window.pause(self)
         self._write_deadline = self._broker.clock() + self._broker.settings.write_timeout_s
         self._broker.wheel.set(self, self._write_deadline)
 
@@ -143,8 +142,8 @@ class MqttConnection(asyncio.Protocol):
         self._write_deadline = None
         self._wait()
         self.release(Pause.WRITE)
-        if self._conversation is not None:
-            self._conversation.session.window.resume(self)
+        if self._handlers is not None:
+            self._handlers.session.window.resume(self)
             self._broker.fan_out.flush()
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -212,7 +211,7 @@ class MqttConnection(asyncio.Protocol):
         limit = self._machine.silence_s_max
         if self._pause:
             self._heard = now  # a client that is not read cannot be blamed for silence
-        if limit is not None and self._conversation is not None and now >= self._heard + limit:
+        if limit is not None and self._handlers is not None and now >= self._heard + limit:
             self._broker.counters.keep_alive_timeouts += 1
             clause = "3.1.2-22" if self._machine.version == Version.V5 else "3.1.2-24"
             reason = f"silent for {limit:g} s, 1.5 times its keep alive [MQTT-{clause}]"
@@ -243,9 +242,9 @@ class MqttConnection(asyncio.Protocol):
         machine, limit = self._machine, self._broker.settings.packet_bytes_max
         size = len(data)
         while at < size and self._transport is not None and not self._pause & _ASKING:
-            conversation = self._conversation
-            if conversation is not None:
-                before, at = at, conversation.scan(data, at)
+            handlers = self._handlers
+            if handlers is not None:
+                before, at = at, handlers.scan(data, at)
                 if at > before:
                     continue
             decoded = decode(data, at, limit, machine.version)
@@ -254,8 +253,8 @@ class MqttConnection(asyncio.Protocol):
             packet, at = decoded
             packet = machine.receive(packet)
             self._broker.counters.packets_received += 1
-            if self._conversation is not None:
-                self._conversation.handle(packet)
+            if self._handlers is not None:
+                self._handlers.handle(packet)
             elif isinstance(packet, Connect):  # the state table lets nothing else come first
                 self._on_connect(packet)
         return at
@@ -267,9 +266,11 @@ class MqttConnection(asyncio.Protocol):
         self._handshake = Handshake(self._broker, self._door, self, self._machine)
         self._handshake.begin(packet, self._transport)
 
-    def welcome(self, session: Session, publishes: Publishes) -> None:
-        """CONNACK is sent: packets are the session's from now on."""
-        self._conversation = Conversation(self._broker, self, self._machine, session, publishes)
+    def welcome(self, session: Session, routes: RouteCache) -> None:
+        """Handle packets for this session from now on. CONNACK follows, and then ``go_on``."""
+        machine = self._machine
+        publishes = Publishes(self._broker, self, session, routes, machine.answers_due_max)
+        self._handlers = PacketHandlers(self._broker, self, machine, session, publishes)
         self._handshake = None
         self._heard = self._broker.clock()
         self._wait()
@@ -301,7 +302,7 @@ class MqttConnection(asyncio.Protocol):
             self._broker.wheel.cancel(self)
 
     def _next_due(self) -> float | None:
-        limit = self._machine.silence_s_max if self._conversation is not None else None
+        limit = self._machine.silence_s_max if self._handlers is not None else None
         times = [] if limit is None else [self._heard + limit]
         if self._write_deadline is not None:
             times.append(self._write_deadline)
@@ -312,7 +313,7 @@ class MqttConnection(asyncio.Protocol):
     def _broken(self, error: MqttError, data: bytes) -> None:
         self._broker.counters.protocol_errors += 1
         words = self._machine.last_words(error)
-        is_first = self._conversation is None and self._handshake is None
+        is_first = self._handlers is None and self._handshake is None
         self._close((other_protocols.named(data) if is_first else None) or str(error), words=words)
 
     def _close(
@@ -348,18 +349,18 @@ class MqttConnection(asyncio.Protocol):
 
     def _client(self) -> str:
         """Return the client as log lines name it."""
-        if self._conversation is not None:
-            return repr(self._conversation.session.client_id)
+        if self._handlers is not None:
+            return repr(self._handlers.session.client_id)
         # A CONNECT that was refused names its client, too; without any CONNECT only the address is known.
         client_id = self._handshake.client_id if self._handshake is not None else None
         return repr(client_id) if client_id else "without an identifier" if client_id == "" else "without a CONNECT"
 
     def _leave(self, *, with_will: bool) -> None:
-        broker, conversation = self._broker, self._conversation
+        broker, handlers = self._broker, self._handlers
         broker.wheel.cancel(self)
-        if conversation is not None:
-            broker.ingest.leave(conversation.publishes.routes)
-            if conversation.session.window.is_of(self):
-                broker.sessions.close(conversation.session, with_will=with_will)
+        if handlers is not None:
+            broker.ingest.leave(handlers.publishes.routes)
+            if handlers.session.window.is_of(self):
+                broker.sessions.close(handlers.session, with_will=with_will)
         broker.left(self)
         self.arrival.closed()

@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 
 from weft.edge_node.access.identity import Identity
+from weft.edge_node.mqtt.broker import Broker
+from weft.edge_node.mqtt.client import Client
 from weft.edge_node.mqtt.door import Door
-from weft.edge_node.mqtt.publishes import Publishes
 from weft.edge_node.sessions.session import Session
 from weft.edge_node.sessions.window.packets_out import Wire
 from weft.protocols.mqtt.connection import Connection, State
@@ -20,20 +21,16 @@ from weft.protocols.mqtt.packets import ConnAck, Connect
 from weft.protocols.mqtt.reason_codes import ReasonCode
 from weft.storage.segment_log import LogFailed, LogFull
 
-if TYPE_CHECKING:
-    from weft.edge_node.mqtt.broker import Broker
-    from weft.edge_node.mqtt.connection import MqttConnection
-
 
 class Handshake:
     """One CONNECT. The connection is not parsed meanwhile."""
 
-    __slots__ = ("_broker", "_connection", "_door", "_machine", "_task", "client_id")
+    __slots__ = ("_broker", "_client", "_door", "_machine", "_task", "client_id")
 
-    def __init__(self, broker: Broker, door: Door, connection: MqttConnection, machine: Connection) -> None:
+    def __init__(self, broker: Broker, door: Door, client: Client, machine: Connection) -> None:
         self._broker = broker
         self._door = door
-        self._connection = connection
+        self._client = client
         self._machine = machine
         self._task: asyncio.Task[None] | None = None
         self.client_id = ""
@@ -50,7 +47,7 @@ class Handshake:
             self._task.cancel()
 
     async def _let_in(self, packet: Connect, transport: Any) -> None:
-        connection = self._connection
+        client = self._client
         try:
             identity = await self._door.authenticate(packet, transport)
             has_room = await self._has_room(packet, identity)
@@ -60,10 +57,10 @@ class Handshake:
             else:  # the listener has said so in the log, once for many
                 reason = "as many clients as limits.connections allows are connected"
                 refusal = ConnectRefused(ReasonCode.QUOTA_EXCEEDED, reason, version=packet.version)
-                connection.fail(refusal, logging.DEBUG)
+                client.fail(refusal, logging.DEBUG)
         except ConnectRefused as error:
             self._task = None
-            connection.fail(error)
+            client.fail(error)
 
     async def _has_room(self, packet: Connect, identity: Identity) -> bool:
         """Wait until the client can be let in. One that takes over its own connection needs no room: a device that lost
@@ -74,26 +71,25 @@ class Handshake:
         """
         if self._broker.sessions.is_connected(identity.client_id or packet.client_id):
             return True
-        has_room = await self._connection.arrival.room()
+        has_room = await self._client.arrival.room()
         if has_room and not identity.admitted:
             raise ConnectRefused(ReasonCode.NOT_AUTHORIZED, "its user has changed", version=packet.version)
         return has_room
 
     def _welcome(self, packet: Connect, identity: Identity) -> None:
-        broker, connection, machine = self._broker, self._connection, self._machine
+        broker, client, machine = self._broker, self._client, self._machine
         if packet.will is not None and packet.will.topic.startswith(b"$SYS/"):
             # Bridges of Mosquitto would not connect at all otherwise; their publishes to $SYS are treated alike.
             packet = msgspec.structs.replace(packet, will=None)
         client_id = identity.client_id or packet.client_id or f"auto-{secrets.token_hex(12)}"
         self._check_will(packet, identity)
         try:
-            session, present = broker.sessions.open(packet, client_id, identity, connection)
+            session, present = broker.sessions.open(packet, client_id, identity, client)
         except (LogFull, LogFailed) as error:
             raise ConnectRefused(
                 ReasonCode.SERVER_BUSY, f"its session cannot be kept: {error}", version=packet.version
             ) from error
-        routes = broker.ingest.routes_of(identity)
-        connection.welcome(session, Publishes(broker, connection, session, routes, machine.answers_due_max))
+        client.welcome(session, broker.ingest.routes_of(identity))
         answer = machine.encode(ConnAck(present, ReasonCode.SUCCESS, self._announcement(packet, client_id, session)))
         if session.awaits_journal:
             machine.state = State.AWAITING_CONNECT  # who is displaced before its CONNACK gets no DISCONNECT either
@@ -102,15 +98,15 @@ class Handshake:
             self._accept(session, answer, None)
 
     def _accept(self, session: Session, answer: bytes, error: BaseException | None) -> None:
-        connection, machine = self._connection, self._machine
+        client, machine = self._client, self._machine
         if error is not None:
-            connection.refuse(error)
-        elif connection.is_open and session.window.is_of(connection):
+            client.refuse(error)
+        elif client.is_open and session.window.is_of(client):
             machine.state = State.OPEN
-            connection.send(answer)
+            client.send(answer)
             wire = Wire(session.version, machine.client_packet_bytes_max, machine.client_topic_alias_maximum)
             self._broker.sessions.resume(session, wire, machine.client_receive_maximum)
-            connection.go_on()  # CONNACK is the first packet that the client gets [MQTT-3.2.0-1]
+            client.go_on()  # CONNACK is the first packet that the client gets [MQTT-3.2.0-1]
 
     def _announcement(self, packet: Connect, client_id: str, session: Session) -> Any:
         asked = packet.properties.session_expiry_interval or 0

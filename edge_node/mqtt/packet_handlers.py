@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from weft.edge_node.ingest.back_pressure import Pause
+from weft.edge_node.mqtt.broker import Broker
+from weft.edge_node.mqtt.client import Client
 from weft.edge_node.mqtt.publishes import Publishes
 from weft.edge_node.sessions.session import Session
 from weft.protocols.mqtt.connection import Connection
@@ -27,21 +29,17 @@ from weft.protocols.mqtt.packets import (
 from weft.protocols.mqtt.reason_codes import ReasonCode
 from weft.storage.segment_log import LogError
 
-if TYPE_CHECKING:
-    from weft.edge_node.mqtt.broker import Broker
-    from weft.edge_node.mqtt.connection import MqttConnection
 
-
-class Conversation:
+class PacketHandlers:
     """One client that has its CONNACK. Errors are the connection's to handle."""
 
-    __slots__ = ("_broker", "_connection", "_machine", "publishes", "session")
+    __slots__ = ("_broker", "_client", "_machine", "publishes", "session")
 
     def __init__(
-        self, broker: Broker, connection: MqttConnection, machine: Connection, session: Session, publishes: Publishes
+        self, broker: Broker, client: Client, machine: Connection, session: Session, publishes: Publishes
     ) -> None:
         self._broker = broker
-        self._connection = connection
+        self._client = client
         self._machine = machine
         self.session = session
         self.publishes = publishes
@@ -79,13 +77,17 @@ class Conversation:
         """Act upon a packet that the state table lets through."""
         _HANDLERS[type(packet)](self, packet)
 
-    def store(self) -> None:
-        """Append what was published so far.
+    def store(self) -> bool:
+        """Append what was published so far, by any client in this turn.
+
+        Returns:
+            Whether the client is still there: it is refused when there is no room for what it published.
 
         Raises:
-            LogError: it could not be stored.
+            LogError: it could not be stored; the client is to be refused.
         """
         self.publishes.store()
+        return self._client.is_open
 
     # --- packets
 
@@ -104,16 +106,17 @@ class Conversation:
             publishes.publish(packet)  # the flag says DUP
             return
         # QoS 2 asks whatever the stream says: a torn commit may have kept the record and lost its identifier.
-        self.store()
-        self._connection.hold(Pause.ASKING)
+        if not self.store():
+            return
+        self._client.hold(Pause.ASKING)
 
         async def ask() -> None:
             try:
                 known = await resent.recognise(session.client_id, packet.packet_id, packet.topic, packet.payload)
             except (OSError, LogError) as error:
-                self._connection.refuse(error)
+                self._client.refuse(error)
                 return
-            if not self._connection.is_open:
+            if not self._client.is_open:
                 return
             if known:
                 publishes.suppress(packet)
@@ -122,9 +125,9 @@ class Conversation:
             try:
                 publishes.end_read()
             except LogError as error:
-                self._connection.refuse(error)
+                self._client.refuse(error)
                 return
-            self._connection.go_on()
+            self._client.go_on()
 
         self._broker.run(ask())
 
@@ -132,7 +135,7 @@ class Conversation:
         if packet.packet_id in self.session.received:
             self.publishes.complete((packet.packet_id,))
         else:
-            self._connection.answer(PubComp(packet.packet_id, ReasonCode.PACKET_IDENTIFIER_NOT_FOUND))
+            self._client.answer(PubComp(packet.packet_id, ReasonCode.PACKET_IDENTIFIER_NOT_FOUND))
 
     def _on_puback(self, packet: PubAck) -> None:
         window = self.session.window
@@ -150,7 +153,8 @@ class Conversation:
         window.pump()
 
     def _on_subscribe(self, packet: Subscribe) -> None:
-        self.store()  # what came before it is not for it
+        if not self.store():  # what came before it is not for it
+            return
         session = self.session
         identifiers = packet.properties.subscription_identifiers
         codes, feeds = [], []
@@ -166,7 +170,8 @@ class Conversation:
         self._answer_durably(session, answer, lambda: self._broker.sessions.send_retained(session, feeds))
 
     def _on_unsubscribe(self, packet: Unsubscribe) -> None:
-        self.store()
+        if not self.store():
+            return
         session = self.session
         codes = tuple(self._broker.sessions.filters.unsubscribe(session, text) for text in packet.filters)
         self._answer_durably(session, self._machine.encode(UnsubAck(packet.packet_id, codes)))
@@ -176,9 +181,9 @@ class Conversation:
 
         def durable(error: BaseException | None) -> None:
             if error is not None:
-                self._connection.refuse(error)
-            elif self._connection.is_open:
-                self._connection.send(answer)
+                self._client.refuse(error)
+            elif self._client.is_open:
+                self._client.send(answer)
                 if then is not None:
                     then()
 
@@ -188,27 +193,28 @@ class Conversation:
             durable(None)
 
     def _on_pingreq(self, _packet: PingReq) -> None:
-        self._connection.send(PINGRESP)
+        self._client.send(PINGRESP)
 
     def _on_disconnect(self, packet: Disconnect) -> None:
-        self.store()
+        if not self.store():
+            return
         session = self.session
         expiry = packet.properties.session_expiry_interval
         if expiry is not None:
             self._broker.sessions.change_expiry(session, expiry)
         with_will = packet.code != ReasonCode.SUCCESS  # [MQTT-3.1.2-10], [MQTT-3.14.4-3]
-        self._connection.said_goodbye(packet.code, with_will=with_will)
+        self._client.said_goodbye(packet.code, with_will=with_will)
 
 
-_HANDLERS: dict[type[Packet], Callable[[Conversation, Any], None]] = {
-    Publish: Conversation._on_publish,
-    PubAck: Conversation._on_puback,
-    PubRec: Conversation._on_pubrec,
-    PubRel: Conversation._on_pubrel,
-    PubComp: Conversation._on_pubcomp,
-    Subscribe: Conversation._on_subscribe,
-    Unsubscribe: Conversation._on_unsubscribe,
-    PingReq: Conversation._on_pingreq,
-    Disconnect: Conversation._on_disconnect,
+_HANDLERS: dict[type[Packet], Callable[[PacketHandlers, Any], None]] = {
+    Publish: PacketHandlers._on_publish,
+    PubAck: PacketHandlers._on_puback,
+    PubRec: PacketHandlers._on_pubrec,
+    PubRel: PacketHandlers._on_pubrel,
+    PubComp: PacketHandlers._on_pubcomp,
+    Subscribe: PacketHandlers._on_subscribe,
+    Unsubscribe: PacketHandlers._on_unsubscribe,
+    PingReq: PacketHandlers._on_pingreq,
+    Disconnect: PacketHandlers._on_disconnect,
 }
 """What each packet does that the state table lets through."""

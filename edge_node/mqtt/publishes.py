@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
-from typing import Protocol
 
-from weft.edge_node.counters import Counters
-from weft.edge_node.ingest.back_pressure import Pause, Publisher
-from weft.edge_node.ingest.ingest import Ingest
+from weft.edge_node.ingest.back_pressure import Pause
 from weft.edge_node.ingest.record import Gathering
 from weft.edge_node.ingest.routes import Route, RouteCache
+from weft.edge_node.mqtt.broker import Broker
+from weft.edge_node.mqtt.client import Client
 from weft.edge_node.sessions.session import Session
-from weft.edge_node.sessions.store.journal import SessionJournal
-from weft.edge_node.sessions.store.retained import RetainedMessages
 from weft.edge_node.subscriptions.message_headers import USER_PROPERTIES_MAX, to_headers
 from weft.protocols.batch import Flag
 from weft.protocols.mqtt.encoder import PUBACK, PUBCOMP, PUBREC, encode
@@ -32,46 +29,6 @@ TOPIC_SHOWN_BYTES_MAX = 128
 _QOS_FLAGS = (int(Flag.PUBLISHED_QOS0), 0, int(Flag.PUBLISHED_QOS2))
 
 
-class Client(Publisher, Protocol):
-    """The connection that the publishes come from."""
-
-    @property
-    def is_open(self) -> bool:
-        """Whether the client can still be sent something."""
-        ...
-
-    def send(self, data: bytes) -> None:
-        """Write whole packets."""
-
-    def refuse(self, error: BaseException) -> None:
-        """Close: what the client sent could not be stored, so it must not be acknowledged."""
-
-
-class PublishSettings(Protocol):
-    """``BrokerSettings``, as far as publishes go."""
-
-    @property
-    def closes_on_refusal(self) -> bool: ...
-
-    @property
-    def packet_bytes_max(self) -> int: ...
-
-
-class PublishParts(Protocol):
-    """What the publishes of all clients share (``Broker`` is it)."""
-
-    ingest: Ingest
-    retained: RetainedMessages
-    journal: SessionJournal
-    counters: Counters
-    wall_clock: Callable[[], int]
-
-    @property
-    def settings(self) -> PublishSettings:
-        """What an operator may choose."""
-        ...
-
-
 class Publishes:
     """Takes the publishes of one client, and answers them after the fsync, in order of receipt.
 
@@ -80,12 +37,28 @@ class Publishes:
     """
 
     __slots__ = (
-        "_asked", "_client", "_gathered", "_has_codes", "_holding", "_kept", "_late", "_opened", "_parts",
-        "_retains", "_session", "due", "due_max", "in_5", "joined", "known", "publisher", "routes",
+        "_asked",
+        "_broker",
+        "_client",
+        "_gathered",
+        "_has_codes",
+        "_holding",
+        "_kept",
+        "_late",
+        "_opened",
+        "_retains",
+        "_session",
+        "due",
+        "due_max",
+        "in_5",
+        "joined",
+        "known",
+        "publisher",
+        "routes",
     )  # fmt: skip
 
     def __init__(
-        self, parts: PublishParts, client: Client, session: Session, routes: RouteCache, answers_due_max: int
+        self, broker: Broker, client: Client, session: Session, routes: RouteCache, answers_due_max: int
     ) -> None:
         """Take a client's publishes.
 
@@ -95,7 +68,7 @@ class Publishes:
                 What one read brought is still taken, as with back-pressure: PUBRELs may lie behind publishes, so bytes
                 that are left unread could hold up the answers that they wait for.
         """
-        self._parts = parts
+        self._broker = broker
         self._client = client
         self._session = session
         self.publisher: str | None = session.client_id
@@ -103,7 +76,7 @@ class Publishes:
         self.in_5 = session.version == Version.V5
         self.known = routes.matched if self.in_5 else routes.plain
         """Topics whose plain publishes need nothing but storing."""
-        self._gathered: Gathering = Gathering() if session.persistent else parts.ingest.turn
+        self._gathered: Gathering = Gathering() if session.persistent else broker.ingest.turn
         self._opened: list[int] = []
         """QoS 2 identifiers that this read opened; to be closed again if its records cannot be stored."""
         self._retains = False
@@ -130,7 +103,7 @@ class Publishes:
     @property
     def waits_for_turn(self) -> bool:
         """Return whether what a read brings is stored at the end of the turn."""
-        return self._gathered is self._parts.ingest.turn
+        return self._gathered is self._broker.ingest.turn
 
     # --- packets
 
@@ -140,7 +113,7 @@ class Publishes:
         before = len(gathered.answers)
         at = scan(
             data, at, self.known, gathered, self, self._session.received, self._opened,
-            self._parts.settings.packet_bytes_max, self._session.version, _QOS_FLAGS,
+            self._broker.settings.packet_bytes_max, self._session.version, _QOS_FLAGS,
         )  # fmt: skip
         if len(gathered.answers) > before:
             self.is_due(len(gathered.answers[-1]) // ACK_BYTES)
@@ -154,7 +127,7 @@ class Publishes:
         """
         session = self._session
         if packet.qos == 2 and packet.packet_id in session.received:
-            self._parts.counters.publishes_repeated += 1
+            self._broker.counters.publishes_repeated += 1
             self._acknowledge(packet, ReasonCode.SUCCESS)
             return
         route = self.routes.route(packet.topic)
@@ -167,13 +140,13 @@ class Publishes:
             self._opened.append(packet.packet_id)
         if not route.streams and not route.live:
             code = ReasonCode.NO_MATCHING_SUBSCRIBERS
-        headers = to_headers(packet.properties, self._parts.wall_clock())
+        headers = to_headers(packet.properties, self._broker.wall_clock())
         self._gathered.add(route, packet.topic, packet.payload, self, flags_of(packet), headers)
         self._acknowledge(packet, code)
 
     def suppress(self, packet: Publish) -> None:
         """Acknowledge a publish that is in the log already; at QoS 2 its identifier is open again until PUBREL."""
-        self._parts.counters.publishes_resent += 1
+        self._broker.counters.publishes_resent += 1
         if packet.qos == 2:
             self._session.received.add(packet.packet_id)
             self._opened.append(packet.packet_id)
@@ -189,7 +162,7 @@ class Publishes:
         answers = b"".join([PUBCOMP + packet_id.to_bytes(2, "big") for packet_id in packet_ids])
         if session.persistent:
             self.store()  # the journal must have their PUBLISH first
-            self._parts.journal.released(session.client_id, packet_ids)
+            self._broker.journal.released(session.client_id, packet_ids)
         session.forget(packet_ids)
         self._gathered.answer(self, answers)
         self._gathered.more_acks -= 1  # they acknowledge nothing that was not acknowledged by PUBREC
@@ -207,16 +180,16 @@ class Publishes:
             return
         if not self.joined:
             self.joined = True
-            self._parts.ingest.back_pressure.join(self._client)
+            self._broker.ingest.back_pressure.join(self._client)
         if self._retains:
             self._retains = False
             self._asked += 1
             if self._late is None:
                 self._late = deque()
-            self._parts.retained.on_durable(self._keep_retained)
+            self._broker.retained.on_durable(self._keep_retained)
         if self.waits_for_turn:
             self._opened.clear()
-            self._parts.ingest.turn.gathered()
+            self._broker.ingest.turn.gathered()
         else:
             self.store()
 
@@ -226,7 +199,7 @@ class Publishes:
         Raises:
             LogFull, LogFailed: nothing of the read may be acknowledged.
         """
-        self._parts.ingest.turn.store()
+        self._broker.ingest.turn.store()
         if self.waits_for_turn or not self._gathered:
             return
         gathered, opened, session = self._gathered.hand_over(), self._opened, self._session
@@ -235,12 +208,12 @@ class Publishes:
             if session.persistent and gathered.answers and (gathered.groups or opened):
                 self._store_with_journal(gathered, opened)
             else:
-                self._parts.ingest.store(gathered)
+                self._broker.ingest.store(gathered)
         except (LogFull, LogFailed):
             session.forget(opened)
             raise
         if gathered.clients:
-            self._parts.ingest.on_durable(partial(self._durable, gathered, opened))
+            self._broker.ingest.on_durable(partial(self._durable, gathered, opened))
 
     def is_due(self, count: int) -> None:
         """Count answers that were gathered, and read no more while there are too many."""
@@ -252,19 +225,19 @@ class Publishes:
         """Read no more from the client until answers are sent."""
         if not self._holding:
             self._holding = True
-            self._parts.counters.receive_maximum_pauses += 1
+            self._broker.counters.receive_maximum_pauses += 1
             self._client.hold(Pause.ACKS)
 
     # --- taking
 
     def _refusal(self, packet: Publish, route: Route | None) -> int:
-        counters = self._parts.counters
+        counters = self._broker.counters
         if route is None and self._is_unrouted(packet.topic):
-            self._parts.ingest.unrouted.count([packet.topic])
+            self._broker.ingest.unrouted.count([packet.topic])
             return ReasonCode.TOPIC_NAME_INVALID  # "not malformed, but is not accepted by this [...] Server", 3.4.2.1
         if route is None:
             counters.publishes_denied += 1
-            deep = packet.topic.count(b"/") >= self._parts.ingest.topic_levels_max
+            deep = packet.topic.count(b"/") >= self._broker.ingest.topic_levels_max
             return ReasonCode.TOPIC_NAME_INVALID if deep else ReasonCode.NOT_AUTHORIZED
         if len(packet.properties.user_properties) > USER_PROPERTIES_MAX:
             return ReasonCode.QUOTA_EXCEEDED
@@ -280,7 +253,7 @@ class Publishes:
         [MQTT-3.3.5-2], and so do the settings: an acknowledgement would say that the message is kept, and a client with
         a queue sends it again for ever. ``$SYS`` is in no stream, and bridges of Mosquitto tell their state there: they
         would never stay connected."""
-        closes = self._parts.settings.closes_on_refusal and not packet.topic.startswith(b"$SYS/")
+        closes = self._broker.settings.closes_on_refusal and not packet.topic.startswith(b"$SYS/")
         if packet.qos and not self.in_5 and closes:
             what = ReasonCode(code).name.lower().replace("_", " ")
             if code == ReasonCode.TOPIC_NAME_INVALID and self._is_unrouted(packet.topic):
@@ -293,11 +266,11 @@ class Publishes:
 
     def _is_unrouted(self, topic: bytes) -> bool:
         """Return whether the client may publish to a topic that has no route: then no stream matches it."""
-        return self.routes.permits(topic) and self._parts.ingest.refuses(topic)
+        return self.routes.permits(topic) and self._broker.ingest.refuses(topic)
 
     def _retain(self, packet: Publish) -> bool:
         self._retains = True
-        return self._parts.retained.retain(packet, self._parts.wall_clock())
+        return self._broker.retained.retain(packet, self._broker.wall_clock())
 
     def _acknowledge(self, packet: Publish, code: int) -> None:
         if not packet.qos:
@@ -313,19 +286,19 @@ class Publishes:
     # --- storing at the end of a read
 
     def _store_with_journal(self, gathered: Gathering, opened: Sequence[int]) -> None:
-        parts, client_id = self._parts, self._session.client_id
-        with parts.journal.together():
-            stored = parts.ingest.store(gathered)
+        broker, client_id = self._broker, self._session.client_id
+        with broker.journal.together():
+            stored = broker.ingest.store(gathered)
             if opened:
-                parts.journal.received(client_id, opened)
+                broker.journal.received(client_id, opened)
             pubacks = b"".join(each for each in gathered.answers if each.startswith(PUBACK))
             if stored and pubacks:
-                parts.journal.published(client_id, pubacks, stored)
+                broker.journal.published(client_id, pubacks, stored)
 
     def _durable(self, gathered: Gathering, opened: Sequence[int], error: BaseException | None) -> None:
         if error is not None:
             self._session.forget(opened)
-        self._parts.ingest.turn.durable(gathered, error)
+        self._broker.ingest.turn.durable(gathered, error)
 
     # --- answering
 

@@ -21,6 +21,7 @@ from weft.edge_node.counters import Counters
 from weft.edge_node.ingest.turn import Turn
 from weft.edge_node.ingest.unrouted import Policy, Unrouted
 from weft.edge_node.mqtt.broker import Broker, BrokerSettings
+from weft.edge_node.mqtt.connection import ClientConnection
 from weft.edge_node.sessions.limits import SessionLimits
 from weft.edge_node.sessions.store.broker_state import BrokerState
 from weft.edge_node.sessions.store.settings import StateCounters, StateSettings
@@ -208,13 +209,12 @@ async def running(
         wall_clock=wall_clock, post=post,
     )  # fmt: skip
     broker = Broker(
-        log, patterns, BrokerSettings(**settings), limits, counters, wall_clock,
-        retained=state.retained, journal=state.journal, backlog=state.backlog, resent=state.resent,
-        unrouted=Unrouted(unrouted, log, counters), turn=turn,
-        pending_bytes_max=pending_bytes_max,
+        log, state, turn, Unrouted(unrouted, log, counters),
+        BrokerSettings(patterns=patterns, sessions=limits, pending_bytes_max=pending_bytes_max, **settings),
+        counters, wall_clock,
     )  # fmt: skip
     broker.start()
-    server = await loop.create_server(lambda: broker.connection(door, Guest(counters)), "127.0.0.1", 0)
+    server = await loop.create_server(lambda: ClientConnection(broker, door, Guest(counters)), "127.0.0.1", 0)
     try:
         yield Node(log, broker, state, door, counters, server.sockets[0].getsockname()[1])
     finally:

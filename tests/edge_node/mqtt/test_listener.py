@@ -34,4 +34,4 @@ async def test_the_end_of_the_node_ends_every_connection_and_publishes_no_will(t
 @pytest.mark.parametrize("packet_bytes_max", [128, (16 << 20) + 1])
 def test_packet_limits_that_cannot_work_are_refused(packet_bytes_max: int) -> None:
     with pytest.raises(ValueError, match="packet_bytes_max must be"):
-        BrokerSettings(packet_bytes_max=packet_bytes_max)
+        BrokerSettings(patterns={}, packet_bytes_max=packet_bytes_max)
