@@ -10,7 +10,9 @@ from tests.edge_node.sessions.store.helpers import Node
 from tests.edge_node.sessions.window.clients import Socket
 from weft.edge_node.counters import Counters
 from weft.edge_node.ingest.ingest import Ingest
+from weft.edge_node.ingest.record import Record
 from weft.edge_node.ingest.router import Router
+from weft.edge_node.ingest.turn import Turn
 from weft.edge_node.ingest.unrouted import Unrouted
 from weft.edge_node.sessions.limits import SessionLimits
 from weft.edge_node.sessions.parts import Kept, make_parts
@@ -22,9 +24,11 @@ from weft.edge_node.subscriptions.fan_out import FanOut
 from weft.edge_node.subscriptions.message import Message
 from weft.edge_node.subscriptions.outbox import Outbox
 from weft.edge_node.subscriptions.subscriptions import Subscriptions
-from weft.protocols.mqtt.packets import Connect, Publish, Subscription
+from weft.protocols.batch import Flag
+from weft.protocols.mqtt.packets import Connect, Subscription
 from weft.protocols.mqtt.properties import Properties
 
+QOS_FLAGS = (int(Flag.PUBLISHED_QOS0), 0, int(Flag.PUBLISHED_QOS2))
 NODES: list[Node] = []
 """Nodes of the test at hand, for ``close_all``."""
 
@@ -76,10 +80,11 @@ class Room:
         self.now = 0.0
         self.counters, self.wheel = Counters(), Wheel()
         self.subscriptions, self.outbox = Subscriptions(), Outbox()
-        fan_out = FanOut(self.subscriptions, self.outbox, node.clock.wall)
+        fan_out = FanOut(self.subscriptions, self.outbox)
         self.ingest = Ingest(
             node.log, Router({"telemetry": ["plant/#"]}, node.log.stream), self.subscriptions, fan_out,
             node.clock.wall, self.counters, Unrouted("keep", node.log, self.counters),
+            Turn(lambda _: None, lambda: self.now, self.counters),
             session_topics=node.log.stream(SESSION_TOPICS_STREAM), pending_bytes_max=1 << 20,
         )  # fmt: skip
         self.retained: list[Message] = []
@@ -109,7 +114,7 @@ class Room:
 
     def publish(self, topic: bytes, *payloads: bytes, qos: int = 1) -> None:
         for payload in payloads:
-            self.ingest.publish(Publish(topic, payload, qos, 1 if qos else 0))
+            self.ingest.publish(Record(topic, payload, QOS_FLAGS[qos]))
 
     def leave(self, client: Client, *, with_will: bool = True) -> None:
         assert client.session is not None

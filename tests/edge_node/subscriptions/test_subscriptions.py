@@ -66,13 +66,13 @@ def test_a_run_reaches_its_subscribers_at_the_lower_qos_and_not_its_own_publishe
     subscriptions.add(subscription(one, "t", 1))
     subscriptions.add(subscription(own, "t", 2, no_local=True))
     outbox.add(lambda: flushed.append("one"))
-    fan_out = FanOut(subscriptions, outbox, lambda: 0)
-    fan_out.run(
-        [b"t", b"t"], [b"2", b"0"], {0: int(Flag.PUBLISHED_QOS2), 1: int(Flag.PUBLISHED_QOS0)}, {}, NOWHERE, 0, "own"
-    )
+    fan_out = FanOut(subscriptions, outbox)
+    for payload, flag in ((b"2", Flag.PUBLISHED_QOS2), (b"0", Flag.PUBLISHED_QOS0)):
+        fan_out.deliver(b"t", payload, int(flag), (), "own", NOWHERE, 0)
+    fan_out.flush()
     assert (one.got, own.got, flushed) == ([b"2", b"0"], [], ["one"])
     assert [qos for _, _, qos in one.pending.values()] == [1]
-    fan_out.run([b"t"], [b"x"], {}, {}, 5, 9, None)
+    fan_out.deliver(b"t", b"x", 0, (), None, 5, 9)
     assert own.got == [b"x"]
     ((message, _, qos),) = own.pending.values()
     assert (message.stream, message.seq, qos) == (5, 9, 1)
