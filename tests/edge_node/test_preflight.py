@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import socket
 import tempfile
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
@@ -20,7 +21,7 @@ CONFIG = "node: a\ndata_dir: {data_dir}\nstreams: {{telemetry: {{from: '#'}}}}\n
 
 def loaded(data_dir: object, more: str = "") -> tuple[EdgeConfig, preflight.EdgeFindings]:
     found = parse(CONFIG.format(data_dir=data_dir) + more, "edge.yaml", EdgeConfig, check)
-    return found.config, preflight.look(found.config, found.lines)
+    return found.config, preflight.look(found.config, found.lines, datetime.now(UTC))
 
 
 def paths(findings: list[preflight.Finding]) -> list[str]:
