@@ -25,8 +25,8 @@ from typing import Any
 import msgspec
 import psutil
 
-from bench.common import LOAD_CORE, machine, write_results
-from bench.ingest import PAYLOAD_BYTES, build, mosquitto, mosquitto_version, pinned, server, weft
+from bench.common import LOAD_CORE, PAYLOAD_BYTES, machine, write_results
+from bench.ingest import build, mosquitto, mosquitto_version, pinned, server, weft
 from weft.demo.fabric import free_port
 
 Figures = dict[str, Any]
@@ -163,7 +163,7 @@ def fsync_ms(directory: Path) -> tuple[float, float]:
 def latency(generator: Path, directory: Path, seconds: float, rounds: int) -> Figures:
     """Ack latency at an open-loop rate, beside what one fsync takes."""
     sync, sync_p99 = fsync_ms(directory)
-    options = {"q": 1, "c": 10, "r": LATENCY_RATE}
+    options: dict[str, object] = {"q": 1, "c": 10, "r": LATENCY_RATE}
     turns: dict[str, list[Figures]] = {"weft": [], "mosquitto": []}
     for _ in range(rounds):
         for broker, results in turns.items():

@@ -118,11 +118,11 @@ def edges() -> tuple[Edge, ...]:
 def _imported(module: ast.Module) -> Iterator[tuple[int, str]]:
     for node in ast.walk(module):
         if isinstance(node, ast.Import):
-            candidates = [(_local(alias.name),) for alias in node.names]
+            candidates = [[_local(alias.name)] for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
             base = _local(node.module or "")
             # "from package import name": the module of that name, else the package, which has the name.
-            candidates = [(f"{base}.{alias.name}", base) for alias in node.names]
+            candidates = [[f"{base}.{alias.name}", base] for alias in node.names]
         else:
             continue
         for names in candidates:

@@ -168,7 +168,7 @@ def forgotten_tasks(module: ast.Module) -> Iterator[int]:
         if isinstance(call, ast.Call) and ast.unparse(call.func).rpartition(".")[2] in ("create_task", "ensure_future"):
             owner = ast.unparse(call.func).rpartition(".")[0]
             if owner not in groups:  # A task group holds its tasks and waits for them.
-                yield node.lineno
+                yield call.lineno
 
 
 def test_no_module_is_too_long() -> None:

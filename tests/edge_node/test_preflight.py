@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from weft.config.errors import Finding
 from weft.config.load import parse
 from weft.config.models import EdgeConfig
 from weft.edge_node import preflight
@@ -24,7 +25,7 @@ def loaded(data_dir: object, more: str = "") -> tuple[EdgeConfig, preflight.Edge
     return found.config, preflight.look(found.config, found.lines, datetime.now(UTC))
 
 
-def paths(findings: list[preflight.Finding]) -> list[str]:
+def paths(findings: list[Finding]) -> list[str]:
     return [".".join(map(str, finding.path)) for finding in findings]
 
 

@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.edge_node.mqtt.harness import Node, RawClient, running, until
+from tests.edge_node.mqtt.harness import Node, RawClient, running
 from tests.edge_node.sessions.test_client_window import Keeper, Socket
+from tests.support.waiting import until
 from weft.edge_node.sessions import retained_delivery
 from weft.edge_node.sessions.client_window import Outbound
 from weft.edge_node.sessions.packets_out import Wire

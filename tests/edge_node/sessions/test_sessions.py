@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.edge_node.mqtt.harness import Node, RawClient, SyncGate, running, until
+from tests.edge_node.mqtt.harness import Node, RawClient, SyncGate, running
+from tests.support.waiting import until
 from weft.edge_node.sessions.limits import SessionLimits
 from weft.protocols.mqtt.packet_ids import PacketIds
 from weft.protocols.mqtt.packets import (
@@ -148,8 +149,9 @@ async def test_what_was_published_before_a_subscription_is_not_for_it_after_the_
         device.send(Publish(b"plant/b", b"late", 1, 200))
         assert await device.receive() == PubAck(200)
     async with running(tmp_path, limits=limits) as node:
-        client, got = await stay(node, "c"), []
-        while not got or got[-1].payload != b"late":
+        client = await stay(node, "c")
+        got = [await client.receive()]
+        while got[-1].payload != b"late":
             got.append(await client.receive())
             client.send(PubAck(got[-1].packet_id))
         assert [packet.payload for packet in got] == [b"1", b"2", b"3", b"4", b"5", b"late"]
