@@ -25,6 +25,8 @@ PORTS = range(20_000, 32_000)
 # A slow or busy machine is no fault: what takes too long is ended by pytest's timeout.
 settings.register_profile("weft", settings(), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("weft")
+# ./run nightly: many more examples wherever a test does not say how many, and other ones each time.
+settings.register_profile("nightly", settings.get_profile("weft"), max_examples=2000)
 
 
 @pytest.hookimpl(tryfirst=True)
