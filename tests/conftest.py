@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
+from tests.second_run import SecondRun
 from tests.temporary_folder import TemporaryFolder
 from weft.demo import fabric
 
@@ -29,12 +30,18 @@ settings.load_profile("weft")
 settings.register_profile("nightly", settings.get_profile("weft"), max_examples=2000)
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--passed-to", metavar="FILE", help="write the names of the tests that passed to FILE")
+    parser.addoption("--not-again", metavar="FILE", help="leave out tests of FILE, except those that start Spark")
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_configure(config: pytest.Config) -> None:
     """Each process draws from ports of its own: a port must stay free while the node that has it is down.
 
     The first process, which starts the others, makes the temporary folder of all.
     """
+    config.pluginmanager.register(SecondRun(config))
     worker = os.environ.get("PYTEST_XDIST_WORKER", "").removeprefix("gw")
     if worker:
         ports = PORTS[int(worker) :: int(os.environ["PYTEST_XDIST_WORKER_COUNT"])]
