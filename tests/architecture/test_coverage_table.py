@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import io
+
 from rich.console import Console
 
 from tests.support.coverage_table import table
@@ -19,7 +21,7 @@ def test_files_are_summed_by_package_and_room() -> None:
         "edge_node/sessions/store/journal.py": summary(100, 100),
         "config/load.py": summary(0, 0),
     }
-    console = Console(width=60, record=True, quiet=True)
+    console = Console(width=60, file=io.StringIO(), record=True)
     console.print(table({"files": files, "totals": summary(290, 210, 10, 5)["totals"]}))
     rows = [line.replace("│", "").split() for line in console.export_text().splitlines() if "%" in line]
     assert rows == [
