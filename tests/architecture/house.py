@@ -9,9 +9,20 @@ from pathlib import Path
 from typing import NamedTuple
 
 ROOT = Path(__file__).parents[2]
-PACKAGES = (
-    "protocols", "config", "storage", "replication", "edge_node", "cloud_hub", "spark_sinks", "pyspark_weft", "weft",
-)  # fmt: skip
+FOUNDATION = {"protocols", "config"}
+ALLOWED: dict[str, set[str]] = {
+    "protocols": set(),
+    "config": set(),
+    "storage": FOUNDATION,
+    "replication": FOUNDATION,
+    "edge_node": {*FOUNDATION, "storage", "replication"},
+    "cloud_hub": {*FOUNDATION, "storage", "replication"},
+    "spark_sinks": {*FOUNDATION, "storage"},
+    "pyspark_weft": {"spark_sinks"},
+    "weft": {*FOUNDATION, "storage", "replication", "edge_node", "cloud_hub", "spark_sinks"},
+}
+"""Package -> packages of ours that it may import, also inside functions."""
+PACKAGES = tuple(ALLOWED)
 OTHERS = "*"
 """In a table of rooms: every module of the folder that the table does not name. Among them only circles are refused."""
 
