@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from weft.cloud_hub.audit.audit import audit
-from weft.demo.fabric import Edge, DemoHub, Service
+from weft.demo.fabric import DemoHub, Edge, Service
 from weft.storage.chunk_log import table_key
 from weft.storage.object_store import open_store
 

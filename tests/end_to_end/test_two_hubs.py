@@ -13,7 +13,7 @@ import pytest
 
 from tests.end_to_end.test_kills import DRAIN_TIMEOUT_S, STREAM, Load, check_every_message, make_edge
 from weft.cloud_hub.audit.audit import audit
-from weft.demo.fabric import Edge, DemoHub
+from weft.demo.fabric import DemoHub, Edge
 from weft.storage.object_store import open_store
 
 pytestmark = pytest.mark.processes

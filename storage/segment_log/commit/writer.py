@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Callable
 
 from weft.storage.segment_log.commit.committer import Committer
 from weft.storage.segment_log.settings import COMMIT_BYTES_MAX, HOUSEKEEPING_INTERVAL_S, SPACE_INTERVAL_S
@@ -16,8 +17,9 @@ class WriterThread:
     Writing, syncing and compressing release the GIL.
     """
 
-    def __init__(self, state: LogState, committer: Committer) -> None:
+    def __init__(self, state: LogState, committer: Committer, monotonic: Callable[[], float] = time.monotonic) -> None:
         self._state = state
+        self._monotonic = monotonic
         self._committer = committer
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="weft-log-writer", daemon=True)
@@ -33,21 +35,21 @@ class WriterThread:
     def _run(self) -> None:
         state, stopping = self._state, self._stopping
         interval_s = state.settings.commit_interval_s
-        housekeeping_at = time.monotonic() + HOUSEKEEPING_INTERVAL_S
+        housekeeping_at = self._monotonic() + HOUSEKEEPING_INTERVAL_S
         while True:
             with state.changed:
                 while (
                     not (state.queue.due and state.queue)
                     and not self._committer.waits_for_space
                     and not stopping.is_set()
-                    and time.monotonic() < housekeeping_at
+                    and self._monotonic() < housekeeping_at
                 ):
-                    state.changed.wait(housekeeping_at - time.monotonic())
+                    state.changed.wait(housekeeping_at - self._monotonic())
                 if state.failed or (stopping.is_set() and not state.queue):
                     return
-            if time.monotonic() >= housekeeping_at or self._committer.waits_for_space:
+            if self._monotonic() >= housekeeping_at or self._committer.waits_for_space:
                 self._committer.housekeep()
-                housekeeping_at = time.monotonic() + HOUSEKEEPING_INTERVAL_S
+                housekeeping_at = self._monotonic() + HOUSEKEEPING_INTERVAL_S
             self._committer.run_once()
             if self._committer.waits_for_space:
                 if stopping.wait(SPACE_INTERVAL_S):
