@@ -60,9 +60,9 @@ def machine() -> dict[str, Any]:
     }
 
 
-def write_results(name: str, results: Any) -> Path:
-    """Write ``results`` and the machine's facts to ``bench/results/<name>-<date>.json``; the path."""
-    RESULTS.mkdir(exist_ok=True)
-    path = RESULTS / f"{name}-{time.strftime('%Y-%m-%d', time.gmtime())}.json"
+def write_results(name: str, results: Any, folder: Path = RESULTS) -> Path:
+    """Write ``results`` and the machine's facts to ``<folder>/<name>-<date>.json``; the path."""
+    folder.mkdir(exist_ok=True)
+    path = folder / f"{name}-{time.strftime('%Y-%m-%d', time.gmtime())}.json"
     path.write_text(json.dumps({"machine": machine(), "results": results}, indent=2) + "\n")
     return path

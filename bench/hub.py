@@ -199,10 +199,11 @@ def run(payloads: str, seconds: float, directory: str) -> dict[str, Any]:
     try:
         url = ours.recv()
         pin(LOAD_CORE)
-        results, acked = uvloop.run(measure(url, payloads, seconds, psutil.Process(process.pid)))
+        measured: tuple[dict[str, Any], int] = uvloop.run(measure(url, payloads, seconds, psutil.Process(process.pid)))
     finally:
         ours.send("stop")
         process.join(30)
+    results, acked = measured
     stored = asyncio.run(records_in_log(directory))
     if stored < acked:
         raise SystemExit(f"{acked} records were acknowledged, the log holds {stored}")

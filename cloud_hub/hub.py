@@ -159,7 +159,9 @@ class Hub:
         self._figures = StreamFigures(self.sequencers, self.table_rows, self._tables is not None, time.monotonic)
         self._figures.start()
         metrics = Metrics(self.sequencers, self._figures, lambda: len(self._links))
-        api = Api(self, self.sequencers, self._access, metrics, self._settings.response_bytes_max)
+        api = Api(
+            self, self.sequencers, self._access, metrics, self._settings.response_bytes_max, monotonic=time.monotonic
+        )
         self._idle = IdleConnections(self._connections, time.monotonic)
         application = api.application(self._idle.middleware)
         self._runner = web.AppRunner(application, access_log=None, shutdown_timeout=SHUTDOWN_S)

@@ -1,6 +1,6 @@
-"""Generator of docs/reference/settings.md, metrics.md and cli.md from the code: ``python -m docs.generate``.
+"""Generator of docs/architecture.svg, and of settings.md, metrics.md and cli.md of docs/reference, from the code.
 
-A test fails while a page differs from what this prints.
+``./run docs`` calls it. A test fails while a page or the picture differs.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from pathlib import Path
 
 import click
 
+from docs.picture import picture
 from weft.cli import cli
 from weft.config.metrics import EDGE_METRICS, HUB_METRICS, PROCESS_METRICS
 from weft.config.models import EdgeConfig, HubConfig
@@ -32,6 +33,7 @@ _ERRORS = """With `--json` an error is one line of JSON, the last on standard er
 - `weft edge check --json` and `weft hub check --json` of a wrong configuration, which print `errors` and `warnings`,
   both in the form of `problems`."""
 REFERENCE = Path(__file__).parent / "reference"
+PICTURE = Path(__file__).parent / "architecture.svg"
 _GENERATED = "<!-- Written by docs/generate.py from the code. Edit the code. -->"
 
 
@@ -93,3 +95,4 @@ def _contexts(name: str, command: click.Command, parent: click.Context | None) -
 if __name__ == "__main__":
     for file, text in pages().items():
         (REFERENCE / file).write_text(text)
+    PICTURE.write_text(picture())

@@ -80,9 +80,9 @@ def texts(source: str) -> Iterator[Text]:
     """Yield the docstrings, comments and messages of a module."""
     tree = ast.parse(source)
     documented = set()
-    for node, statement in _bare_strings(tree):
+    for node, statement, string in _bare_strings(tree):
         documented.add(id(statement.value))
-        text = inspect.cleandoc(statement.value.value)
+        text = inspect.cleandoc(string)
         of_function = isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.body[0] is statement
         yield Text(statement.lineno, "function" if of_function else "noun", text)
         if of_function and _is_command(node):
@@ -93,13 +93,13 @@ def texts(source: str) -> Iterator[Text]:
             yield Text(token.start[0], "comment", token.string)
 
 
-def _bare_strings(tree: ast.Module) -> Iterator[tuple[ast.AST, ast.Expr]]:
+def _bare_strings(tree: ast.Module) -> Iterator[tuple[ast.AST, ast.Expr, str]]:
     for node in ast.walk(tree):
         body = getattr(node, "body", None)
         for statement in body if isinstance(body, list) else []:
             match statement:
-                case ast.Expr(value=ast.Constant(value=str())):
-                    yield node, statement
+                case ast.Expr(value=ast.Constant(value=str(string))):
+                    yield node, statement, string
 
 
 def _is_command(node: ast.AST) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Container, Iterator
 from dataclasses import dataclass, field
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from urllib.parse import urlsplit
 
 from weft.config.errors import Finding, KeyPath
@@ -37,18 +37,19 @@ class EdgeFindings:
     """Findings with which the node works, perhaps not as intended."""
 
 
-def look(config: EdgeConfig, written: Container[KeyPath] = ()) -> EdgeFindings:
+def look(config: EdgeConfig, written: Container[KeyPath], now: datetime) -> EdgeFindings:
     """Open what the configuration names, except ports. Blocks; changes nothing.
 
     Args:
         written: settings that stand in the file. A default that does not fit the machine is only doubtful.
+        now: certificates are judged at this time.
     """
     found = EdgeFindings()
     _look_at_disk(config, written, found)
     _look_at_accounts(config, found)
     for listener in listener_settings(config):
         if listener.tls is not None:
-            _look_at_tls(("listeners", listener.name, "tls"), listener.tls, found)
+            _look_at_tls(("listeners", listener.name, "tls"), listener.tls, now, found)
     for name, link in config.links.items():
         _look_at_link(("links", name), link, found)
     if not config.streams:
@@ -124,7 +125,7 @@ def _look_at_acl(file: str, names: frozenset[str] | None, found: EdgeFindings) -
         )
 
 
-def _look_at_tls(path: KeyPath, files: TlsFiles, found: EdgeFindings) -> None:
+def _look_at_tls(path: KeyPath, files: TlsFiles, now: datetime, found: EdgeFindings) -> None:
     try:
         server_context(files)
     except TlsUnusable as error:
@@ -134,7 +135,7 @@ def _look_at_tls(path: KeyPath, files: TlsFiles, found: EdgeFindings) -> None:
     at = (*path, "certificate")
     if refusal:
         found.unfit.append(Finding(at, f"clients refuse {files.certificate}: {refusal}. Renew it"))
-    elif expires is not None and expires - datetime.now(UTC) < EXPIRES_SOON:
+    elif expires is not None and expires - now < EXPIRES_SOON:
         found.doubtful.append(Finding(at, f"{files.certificate} expires on {expires:%Y-%m-%d}. Renew it before"))
     found.doubtful += _too_readable((*path, "key"), files.key)
 

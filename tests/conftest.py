@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
+from tests.second_run import SecondRun
 from tests.temporary_folder import TemporaryFolder
 from weft.demo import fabric
 
@@ -25,6 +26,13 @@ PORTS = range(20_000, 32_000)
 # A slow or busy machine is no fault: what takes too long is ended by pytest's timeout.
 settings.register_profile("weft", settings(), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("weft")
+# ./run nightly: many more examples wherever a test does not say how many, and other ones each time.
+settings.register_profile("nightly", settings.get_profile("weft"), max_examples=2000)
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--passed-to", metavar="FILE", help="write the names of the tests that passed to FILE")
+    parser.addoption("--not-again", metavar="FILE", help="leave out tests of FILE, except those that start Spark")
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -33,6 +41,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
     The first process, which starts the others, makes the temporary folder of all.
     """
+    config.pluginmanager.register(SecondRun(config))
     worker = os.environ.get("PYTEST_XDIST_WORKER", "").removeprefix("gw")
     if worker:
         ports = PORTS[int(worker) :: int(os.environ["PYTEST_XDIST_WORKER_COUNT"])]

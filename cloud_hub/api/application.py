@@ -6,7 +6,6 @@ Errors are JSON ``{"error": ..., "advice": ...}``. ``?tenant=`` chooses the tena
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Protocol
 
@@ -78,12 +77,20 @@ class Api:
     """
 
     def __init__(
-        self, node: Node, sequencers: Sequence[Sequencer], access: Access, metrics: Metrics, response_bytes_max: int
+        self,
+        node: Node,
+        sequencers: Sequence[Sequencer],
+        access: Access,
+        metrics: Metrics,
+        response_bytes_max: int,
+        *,
+        monotonic: Callable[[], float],
     ) -> None:
         self._node = node
         self._sequencers = sequencers
         self._access = access
         self._metrics = metrics
+        self._monotonic = monotonic
         self._repeats = Repeats()
         self._readers = [RecordReader(sequencer.log, response_bytes_max) for sequencer in sequencers]
 
@@ -105,7 +112,7 @@ class Api:
             return _json({"error": f"the store does not answer: {error}", "advice": "try again in a moment"}, 503)
         except CodecError as error:
             # Readers ask again and again for what cannot be read.
-            count = self._repeats.say(str(error), time.monotonic())
+            count = self._repeats.say(str(error), self._monotonic())
             if count is not None:
                 logger.error("the log is damaged: %s%s", error, left_out(count))
             return _json({"error": f"the log is damaged: {error}", "advice": "see the hub's log; keep the store"}, 500)

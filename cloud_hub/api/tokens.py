@@ -11,6 +11,7 @@ import logging
 import os
 import secrets
 import time
+from collections.abc import Callable
 from enum import StrEnum
 from hashlib import sha256
 
@@ -165,8 +166,9 @@ class TokenFile:
         TokensUnusable, OSError: at the start. Later a file that cannot be used leaves the last good one in force.
     """
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, monotonic: Callable[[], float] = time.monotonic) -> None:
         self._path = path
+        self._monotonic = monotonic
         self._repeats = Repeats()
         self._version: tuple[int, int, int] | None = self._stat()
         self._identities = self._read()
@@ -210,7 +212,7 @@ class TokenFile:
 
     def _say_unusable(self, reason: str) -> None:
         # A file that is gone is met at every request.
-        count = self._repeats.say(reason, time.monotonic())
+        count = self._repeats.say(reason, self._monotonic())
         if count is not None:
             logger.error(
                 "the tokens file cannot be used, the tokens read before stay in force: %s%s", reason, left_out(count)

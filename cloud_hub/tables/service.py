@@ -87,6 +87,7 @@ class TableService:
 
     Args:
         clock: nanoseconds since 1970.
+        monotonic: seconds.
     """
 
     def __init__(
@@ -96,9 +97,10 @@ class TableService:
         *,
         settings: TableSettings = DEFAULTS,
         clock: Callable[[], int] = time.time_ns,
+        monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         self._store, self._cluster, self._settings = store, cluster, settings
-        self._clock = clock
+        self._clock, self._monotonic = clock, monotonic
         self._views: list[ShardView] = []
         self._streams: dict[StreamKey, _Stream] = {}
         self._task: asyncio.Task[None] | None = None
@@ -200,7 +202,7 @@ class TableService:
 
     def _told(self, what: str, error: Exception) -> str:
         # A round every few seconds meets the same trouble.
-        count = self._repeats.say(what, time.monotonic())
+        count = self._repeats.say(what, self._monotonic())
         if count is not None:
             _logger.warning("%s: %s%s", what, error, left_out(count))
         return str(error) or type(error).__name__

@@ -8,7 +8,6 @@ follow. A log of which no hub has anything is renamed as a whole.
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import NamedTuple
@@ -85,15 +84,16 @@ class Renaming:
         return [Waiting(link, stream, records, troubles[link]) for (link, stream), (records, _) in left.items()]
 
     async def _until_still(self, patience_s: float, tell: Callable[[int], None]) -> None:
-        before, since = self._links.waiting(), time.monotonic()
-        while before and time.monotonic() - since < patience_s:
+        loop = asyncio.get_running_loop()
+        before, since = self._links.waiting(), loop.time()
+        while before and loop.time() - since < patience_s:
             late = {link for link, _ in before}
             if all(link.state in _REFUSALS for link in self._links.statuses if link.name in late):
                 return
             await asyncio.sleep(_LOOK_INTERVAL_S)
             now = self._links.waiting()
             if now != before:
-                before, since = now, time.monotonic()
+                before, since = now, loop.time()
                 tell(self.waiting_records())
 
     def finish(self) -> None:

@@ -35,6 +35,8 @@ class NodeStatus:
         clock_reading: Callable[[], ClockReading],
         *,
         unrouted: Callable[[], dict[str, Any]],
+        wall_clock: Callable[[], int] = time.time_ns,
+        monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         """Collect from these parts.
 
@@ -46,8 +48,9 @@ class NodeStatus:
         self.log = log
         self._counters = counters
         self.links = links
-        self.started_ns = time.time_ns()
-        self._started = time.monotonic()
+        self.started_ns = wall_clock()
+        self._monotonic = monotonic
+        self._started = monotonic()
         self._clock_reading = clock_reading
         self._unrouted = unrouted
         self._outage = OutageEstimate()
@@ -67,7 +70,7 @@ class NodeStatus:
 
     def sample(self) -> None:
         """Note the bytes written by the log; called every ``outage.SAMPLE_INTERVAL_S``."""
-        self._outage.sample(time.monotonic(), self.log.stats().bytes_written)
+        self._outage.sample(self._monotonic(), self.log.stats().bytes_written)
 
     def low_water(self, stats: LogStats | None = None) -> str | None:
         """Return a warning while little space is left for records; None while there is enough."""
@@ -90,7 +93,7 @@ class NodeStatus:
             "tenant": self.config.tenant,
             "log_id": format_log_id(self.log.log_id),
             "started": self.started_ns / 1e9,
-            "uptime_seconds": time.monotonic() - self._started,
+            "uptime_seconds": self._monotonic() - self._started,
             "clock": "synchronised" if self.is_clock_synchronised else "not synchronised",
             "log_error": str(stats.failed) if stats.failed else None,
             "log_full": self.log.shortage(),
@@ -126,7 +129,7 @@ class NodeStatus:
         }
 
     def _disk(self, stats: LogStats) -> dict[str, Any]:
-        now = time.monotonic()
+        now = self._monotonic()
         free = stats.usable_bytes - stats.unsafe_bytes
         return {
             "bytes": stats.bytes_on_disk,
@@ -152,7 +155,7 @@ class NodeStatus:
     def card_lifetime_s(self, stats: LogStats) -> float | None:
         """Return the lifetime of a new card at the rate since the node started; None without
         ``disk.card_endurance``."""
-        endurance, seconds = self.config.disk.card_endurance_bytes, time.monotonic() - self._started
+        endurance, seconds = self.config.disk.card_endurance_bytes, self._monotonic() - self._started
         return endurance * seconds / stats.device_bytes if endurance and stats.device_bytes else None
 
 

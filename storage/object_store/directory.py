@@ -61,8 +61,11 @@ class DirectoryStore:
         filesystem: the door to the disk.
     """
 
-    def __init__(self, root: str, filesystem: FileSystem | None = None) -> None:
+    def __init__(
+        self, root: str, filesystem: FileSystem | None = None, monotonic: Callable[[], float] = time.monotonic
+    ) -> None:
         self._root = os.path.abspath(root)
+        self._monotonic = monotonic
         self._fs: FileSystem = filesystem or OSFileSystem()
         self._threads = ThreadPoolExecutor(THREADS, "weft-store")
         self._mutex = threading.Lock()
@@ -171,12 +174,12 @@ class DirectoryStore:
         """Return the machine-wide lock of swaps and deletions: about one a minute, so one for the whole store."""
         directory = f"{self._root}/{HIDDEN}/swap"
         self._fs.make_directory(directory)
-        deadline = time.monotonic() + SWAP_WAIT_SECONDS_MAX
+        deadline = self._monotonic() + SWAP_WAIT_SECONDS_MAX
         while True:
             try:
                 return self._fs.lock(directory)
             except DirectoryInUse:
-                if time.monotonic() > deadline:
+                if self._monotonic() > deadline:
                     raise TimeoutError(f"another process held the swap lock for {SWAP_WAIT_SECONDS_MAX} s") from None
                 time.sleep(_SWAP_POLL_SECONDS)
 

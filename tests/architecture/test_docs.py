@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from docs.generate import REFERENCE, pages
+from docs.generate import PICTURE, REFERENCE, pages
+from docs.picture import missing, picture
 from weft.config.metrics import EDGE_METRICS, HUB_METRICS
 
 ROOT = Path(__file__).parents[2]
@@ -16,6 +17,12 @@ ROOT = Path(__file__).parents[2]
 @pytest.mark.parametrize("name", ["settings.md", "metrics.md", "cli.md"])
 def test_generated_pages_are_current(name: str) -> None:
     assert (REFERENCE / name).read_text() == pages()[name], "run: ./run docs"
+
+
+def test_the_picture_of_the_architecture_is_current_and_whole() -> None:
+    assert missing() == []
+    assert PICTURE.read_text() == picture(), "run: ./run docs"
+    assert f"]({PICTURE.name})" in (ROOT / "docs/architecture.md").read_text()
 
 
 def test_every_invariant_names_tests_that_are_there() -> None:

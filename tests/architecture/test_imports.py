@@ -9,20 +9,7 @@ from typing import NamedTuple
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
-FOUNDATION = {"protocols", "config"}
-ALLOWED: dict[str, set[str]] = {
-    "protocols": set(),
-    "config": set(),
-    "storage": FOUNDATION,
-    "replication": FOUNDATION,
-    "edge_node": {*FOUNDATION, "storage", "replication"},
-    "cloud_hub": {*FOUNDATION, "storage", "replication"},
-    "spark_sinks": {*FOUNDATION, "storage"},
-    "pyspark_weft": {"spark_sinks"},
-    "weft": {*FOUNDATION, "storage", "replication", "edge_node", "cloud_hub", "spark_sinks"},
-}
-"""Package -> packages of ours that it may import, also inside functions."""
+from tests.architecture.house import ALLOWED, ROOT, place, sources
 
 THIRD_PARTIES: dict[str, tuple[str, ...]] = {
     "obstore": ("storage/object_store/",),
@@ -67,10 +54,6 @@ class Import(NamedTuple):
         return second if first == "weft" and second in ALLOWED else first
 
 
-def sources(*folders: str) -> list[Path]:
-    return sorted(path for folder in folders for path in (ROOT / folder).rglob("*.py"))
-
-
 def imports(path: Path) -> Iterator[Import]:
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
@@ -79,10 +62,6 @@ def imports(path: Path) -> Iterator[Import]:
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{path}:{node.lineno}: imports are absolute"
             yield from (Import(f"{node.module}.{alias.name}", node.lineno) for alias in node.names)
-
-
-def place(path: Path) -> str:
-    return path.relative_to(ROOT).as_posix()
 
 
 @pytest.mark.parametrize("package", ALLOWED)

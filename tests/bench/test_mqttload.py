@@ -69,7 +69,7 @@ async def test_topics_are_shared_when_asked(generator: Generator) -> None:
 @pytest.mark.parametrize("qos", [0, 1, 2])
 @pytest.mark.parametrize("shape", [{"c": 3, "w": 4}, {"c": 20, "r": 1000}], ids=["closed", "open"])
 async def test_every_quality_of_service_is_counted(
-    generator: Generator, qos: int, version: int, shape: dict[str, object]
+    generator: Generator, qos: int, version: int, shape: dict[str, float]
 ) -> None:
     async with running(Broker()) as broker:
         figures = await load(generator, broker, q=qos, V=version, **shape)

@@ -175,7 +175,7 @@ class Edge:
 
 
 async def read_chunks(store: ObjectStore, first: int = 0) -> list[tuple[Chunk, bytes]]:
-    found = []
+    found: list[tuple[Chunk, bytes]] = []
     while True:
         try:
             data = (await store.get(chunk_key(0, first + len(found)))).data

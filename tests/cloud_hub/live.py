@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -112,16 +112,6 @@ async def running_link(
     finally:
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
-
-
-async def eventually(condition: Callable[[], bool | Awaitable[bool]], seconds: float = 20.0) -> None:
-    """Wait until ``condition`` holds."""
-    async with asyncio.timeout(seconds):
-        while True:
-            holds = condition()
-            if holds if isinstance(holds, bool) else await holds:
-                return
-            await asyncio.sleep(0.02)
 
 
 async def get(hub: Hub, path: str, token: str | None = None, accept: str = "*/*") -> tuple[int, Any]:

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from tests.cloud_hub.faulty_store import CALM, FaultyStore
-from tests.cloud_hub.live import eventually, get, running_hub
+from tests.cloud_hub.live import get, running_hub
+from tests.support.waiting import until
 from weft.cloud_hub.api.tokens import Scope, create_token
 from weft.storage.object_store.memory import MemoryStore
 
@@ -30,16 +31,16 @@ async def test_a_store_that_does_not_answer_makes_it_not_ready_and_a_restart_wou
     store = FaultyStore(MemoryStore(), random.Random(1), replace(CALM, latency_s=0.0))
     async with running_hub(store, shards=1) as hub:
         # Idle shards ask the store every 2 s; the bound here is shorter, so the moment after a look is waited for.
-        await eventually(lambda: not hub.unready())
+        await until(lambda: not hub.unready())
         store.faults = replace(CALM, read=1.0, latency_s=0.0)
-        await eventually(lambda: bool(hub.unready()) and hub.sequencers[0].trouble is not None)
+        await until(lambda: bool(hub.unready()) and hub.sequencers[0].trouble is not None)
         status, text = await get(hub, "/readyz")
         assert status == 503
         assert text.startswith("not ready: the store has not answered for ")
         assert text.endswith("(shard 0)\n")
         assert (await get(hub, "/healthz"))[0] == 200
         store.faults = replace(CALM, latency_s=0.0)
-        await eventually(lambda: not hub.unready())
+        await until(lambda: not hub.unready())
 
 
 async def test_work_that_has_ended_is_a_reason_to_start_again() -> None:

@@ -20,8 +20,8 @@ def changed(*replacements: tuple[str, str]) -> set[str]:
     for before, after in replacements:
         assert before in text
         text = text.replace(before, after)
-    before, now = (parse(each, "/etc/weft/edge.yaml", EdgeConfig).config for each in (BASE, text))
-    return set(changed_settings(before, now))
+    was, now = (parse(each, "/etc/weft/edge.yaml", EdgeConfig).config for each in (BASE, text))
+    return set(changed_settings(was, now))
 
 
 def test_nothing_has_changed_when_the_file_only_reads_differently() -> None:

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from tests.conformance.raw_client import Client
-from tests.weft.processes import free_port
+from weft.demo.fabric import free_port
 
 CONFIG = """\
 node: conformance

@@ -54,7 +54,8 @@ class Packet:
 
     @property
     def user_properties(self) -> list[tuple[str, str]]:
-        return self.properties.get("user_property", [])
+        found: list[tuple[str, str]] = self.properties.get("user_property", [])
+        return found
 
 
 def read_number(data: bytes, at: int) -> tuple[int, int]:

@@ -163,7 +163,7 @@ class Client:
     def _complete(self) -> Packet | None:
         for end in range(1, min(len(self._data), 5)):
             if self._data[end] < 128:
-                length, at = read_number(self._data, 1)
+                length, at = read_number(bytes(self._data[:5]), 1)
                 if len(self._data) < at + length:
                     return None
                 first, body = self._data[0], bytes(self._data[at : at + length])

@@ -141,8 +141,10 @@ def test_all_clients_of_a_full_node_come_back_at_once(node: Node, healthy: Healt
                 client.send(connect(f"{attempt if attempt % 2 else 'c'}{index}", version=5))
             assert [client.next().reason for client in some] == [0] * len(some)
             back += some
-        for each in (*clients, *silent):
-            (each.drop if isinstance(each, Client) else each.close)()
+        for client in clients:
+            client.drop()
+        for connection in silent:
+            connection.close()
         clients = back
         for client in clients:
             client.ping()

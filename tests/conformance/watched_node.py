@@ -13,7 +13,7 @@ import psutil
 
 from tests.conformance.raw_client import Client
 from tests.edge_node.listeners.certificates import Authority
-from tests.weft.processes import free_port
+from weft.demo.fabric import free_port
 
 SETTLING_S_MAX = 20.0
 CONFIG = """\

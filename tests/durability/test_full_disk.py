@@ -10,7 +10,7 @@ import os
 import statistics
 import subprocess
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
 
@@ -20,8 +20,9 @@ import pytest
 from tests.durability.checks import check_all_there, check_rest_is_noticed, of_stream, open_after, read_stream
 from tests.durability.devices import Device
 from tests.durability.nodes import STREAM, Node
+from tests.support.waiting import wait_until
 from weft.cloud_hub.audit.audit import audit
-from weft.demo.fabric import Hub
+from weft.demo.fabric import DemoHub
 from weft.storage.filesystem import OSFileSystem
 from weft.storage.object_store import open_store
 
@@ -44,13 +45,6 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
         pytest.skip("mounting a small disk needs root")
     yield folder
     subprocess.run(["umount", "--lazy", str(folder)], check=True)
-
-
-def until(condition: Callable[[], bool], what: str) -> None:
-    deadline = time.monotonic() + PATIENCE_S
-    while not condition():
-        assert time.monotonic() < deadline, f"{what} did not come within {PATIENCE_S:g} s"
-        time.sleep(0.05)
 
 
 def device_of(node: Node) -> Device:
@@ -91,14 +85,14 @@ def test_a_node_on_a_full_disk_refuses_and_goes_on_when_there_is_space(tmp_path:
         node.start()
         device = device_of(node)
         device.start()
-        until(lambda: bool(node.status()["log_full"]), "a full disk")
+        wait_until(lambda: bool(node.status()["log_full"]), PATIENCE_S, "a full disk")
         before = device.acked
         samples = watch(node)
         assert node.status()["log_full"]
         assert device.acked - before < RATE, "acknowledged although there was no room"
         assert device.lost_connections, "the device was not told"
         filler.unlink()
-        until(lambda: device.acked > before + RATE, "an acknowledgement once there was room")
+        wait_until(lambda: device.acked > before + RATE, PATIENCE_S, "an acknowledgement once there was room")
         finish(device)
         node.stop()
     check_flat(samples)
@@ -110,22 +104,22 @@ def test_a_node_on_a_full_disk_refuses_and_goes_on_when_there_is_space(tmp_path:
 @pytest.mark.slow
 @pytest.mark.timeout(4 * PATIENCE_S + 2 * FULL_SECONDS)
 def test_a_node_whose_budget_is_used_up_goes_on_when_its_hub_is_back(tmp_path: Path) -> None:
-    tree, hub = tmp_path / "data", Hub(tmp_path)
+    tree, hub = tmp_path / "data", DemoHub(tmp_path)
     links = f"links:\n  cloud: {{to: {hub.url}, retry_min: 50ms, retry_max: 200ms}}\n"
     try:
         with Node(tmp_path, tree, budget="16MiB", links=links) as node:
             node.start()
             device = device_of(node)
             device.start()
-            until(lambda: bool(node.status()["log_full"]), "a full log")
+            wait_until(lambda: bool(node.status()["log_full"]), PATIENCE_S, "a full log")
             before = device.acked
             samples = watch(node)
             assert device.acked - before < RATE, "acknowledged although there was no room"
             hub.start()
-            until(lambda: device.acked > before + RATE, "an acknowledgement once the hub was back")
+            wait_until(lambda: device.acked > before + RATE, PATIENCE_S, "an acknowledgement once the hub was back")
             finish(device)
             end = node.status()["streams"][STREAM]["durable_end"]
-            until(lambda: hub.records() == end, "the last record to be at the hub")
+            wait_until(lambda: hub.records() == end, PATIENCE_S, "the last record to be at the hub")
             node.stop()
     finally:
         hub.stop()
@@ -144,7 +138,9 @@ def test_a_node_that_may_drop_the_oldest_never_refuses_and_says_what_is_gone(tmp
         node.start()
         device = device_of(node)
         device.start()
-        until(lambda: node.status()["streams"][STREAM]["records_lost"] > 0, "the first record to be dropped")
+        wait_until(
+            lambda: node.status()["streams"][STREAM]["records_lost"] > 0, PATIENCE_S, "the first record to be dropped"
+        )
         before = device.acked
         samples = watch(node)
         assert device.acked > before + RATE * FULL_SECONDS / 4, "it refuses"

@@ -15,7 +15,8 @@ import pytest
 from paho.mqtt.enums import CallbackAPIVersion
 from prometheus_client.parser import text_string_to_metric_families
 
-from tests.weft.processes import STOP_S_MAX, Node, publish, wait_until
+from tests.support.processes import STOP_S_MAX, Node, publish
+from tests.support.waiting import wait_until
 from weft.config.log_lines.throttle import LINES_MAX
 from weft.config.metrics import EDGE_METRICS, PROCESS_METRICS
 

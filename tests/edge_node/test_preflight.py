@@ -5,10 +5,12 @@ from __future__ import annotations
 import os
 import socket
 import tempfile
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
 
+from weft.config.errors import Finding
 from weft.config.load import parse
 from weft.config.models import EdgeConfig
 from weft.edge_node import preflight
@@ -20,10 +22,10 @@ CONFIG = "node: a\ndata_dir: {data_dir}\nstreams: {{telemetry: {{from: '#'}}}}\n
 
 def loaded(data_dir: object, more: str = "") -> tuple[EdgeConfig, preflight.EdgeFindings]:
     found = parse(CONFIG.format(data_dir=data_dir) + more, "edge.yaml", EdgeConfig, check)
-    return found.config, preflight.look(found.config, found.lines)
+    return found.config, preflight.look(found.config, found.lines, datetime.now(UTC))
 
 
-def paths(findings: list[preflight.Finding]) -> list[str]:
+def paths(findings: list[Finding]) -> list[str]:
     return [".".join(map(str, finding.path)) for finding in findings]
 
 

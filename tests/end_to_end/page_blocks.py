@@ -57,7 +57,8 @@ def _is_followed(before: str) -> bool:
 def _file(body: str, before: str) -> str | None:
     if commented := _COMMENT_NAME.match(body):
         return commented[1]
-    return (_PROSE_NAME.findall(before) or [None])[-1]
+    names: list[str] = _PROSE_NAME.findall(before)
+    return names[-1] if names else None
 
 
 def commands(shell: str) -> Iterator[str]:

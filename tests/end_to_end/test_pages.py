@@ -16,7 +16,7 @@ from tests.end_to_end.page_blocks import RUN, SHOWN, Block, blocks, commands
 from tests.end_to_end.page_reader import PageReader, page_reader, stand_in
 from tests.end_to_end.page_rules import CANNOT_RUN, PAGES, ROOT, RULES, TOUR, Rule
 from tests.storage.object_store.buckets import s3_endpoint
-from tests.weft.processes import Node
+from tests.support.processes import Node
 
 BUCKETS = "https://minio.example.com"
 NODE = """\

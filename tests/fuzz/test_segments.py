@@ -244,7 +244,7 @@ def check(folder: Path, disk: Disk) -> None:
     in_files: dict[int, RangeSet] = {}
     for stream in summary.streams.values():
         in_files.setdefault(stream.number, RangeSet()).update(stream.held)
-    for stream, ranges in held.items():
-        assert in_files.get(stream, RangeSet()) == ranges
+    for number, ranges in held.items():
+        assert in_files.get(number, RangeSet()) == ranges
     set_aside = [path.name for path in folder.iterdir() if path.name.endswith((DAMAGED, STRANGE))]
     assert damaged or not set_aside

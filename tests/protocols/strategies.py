@@ -5,6 +5,7 @@ from __future__ import annotations
 import struct
 
 import zstandard
+from crc32c import crc32c
 from hypothesis import strategies as st
 
 from weft.protocols import batch, chunk, link, segment
@@ -117,7 +118,7 @@ def make_chunk(
     parts, streams, at = [chunk.encode_header(header)], [], chunk.HEADER_BYTES
     for name, entries in sections:
         section, count = make_section(entries)
-        crc = batch.crc32c(section)
+        crc = crc32c(section)
         streams.append(chunk.StreamSection("default", name, 0, count, 0, 0, at, len(section), crc))
         parts.append(section)
         at += len(section)

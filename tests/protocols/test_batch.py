@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import struct
 import tracemalloc
+from typing import Any
 
 import pytest
 import zstandard
+from crc32c import crc32c
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -29,7 +31,7 @@ def encode(columns_: Columns | None = None, compressor: zstandard.ZstdCompressor
 def with_crc(data: bytes | bytearray) -> bytes:
     """``data`` as a writer with bad intentions would sign it."""
     data = bytearray(data)
-    struct.pack_into("<I", data, 4, batch.crc32c(data[8:]))
+    struct.pack_into("<I", data, 4, crc32c(data[8:]))
     return bytes(data)
 
 
@@ -275,7 +277,7 @@ def test_payload_offsets_ascend_from_zero_to_the_end(offsets: tuple[int, int, in
     ],
     ids=repr,
 )
-def test_what_could_not_be_read_back_is_not_written(change: dict[str, object]) -> None:
+def test_what_could_not_be_read_back_is_not_written(change: dict[str, Any]) -> None:
     made = batch.columns_from_lists(TIMES, [b"a", b"b"], [b"x", b"yz"])
     with pytest.raises(ValueError):
         encode(made._replace(**change))

@@ -50,6 +50,7 @@ def test_what_surfaces_as_other_errors_is_corrupt(data: bytes) -> None:
     class Text(msgspec.Struct, array_like=True):
         text: str
 
-    for decoder in (msgspec.msgpack.Decoder(str), msgspec.msgpack.Decoder(Text), msgspec.msgpack.Decoder(object)):
+    for kind in (str, Text, object):
+        decoder: msgspec.msgpack.Decoder[object] = msgspec.msgpack.Decoder(kind)
         with pytest.raises(Corrupt):
             fields.unpack(decoder, data, "a field")

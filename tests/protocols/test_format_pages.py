@@ -56,7 +56,7 @@ def test_every_format_has_a_page_with_an_example(kind: str) -> None:
 @pytest.mark.parametrize(("target", "rows"), tables("layout"))
 def test_fixed_layouts_are_those_of_the_code(target: str, rows: list[list[str]]) -> None:
     layout: struct.Struct = look_up(target)
-    sizes = []
+    sizes: list[tuple[str, int]] = []
     for part in re.findall(r"\d*[a-zA-Z]", layout.format[1:]):
         # "4s" is one field, "xxx" are three bytes of one field.
         if part == "x" and sizes and sizes[-1][0] == "x":

@@ -8,6 +8,7 @@ import tracemalloc
 import msgspec
 import pytest
 import zstandard
+from crc32c import crc32c
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -86,7 +87,7 @@ def test_a_data_frame_that_ends_inside_a_batch_is_refused(frame: link.Data, draw
 def test_a_batch_with_a_good_checksum_and_a_bad_body_is_found_at_the_door() -> None:
     data = bytearray(make_batch(3))
     data[batch.HEADER_BYTES] ^= 8
-    struct.pack_into("<I", data, 4, batch.crc32c(data[8:]))
+    struct.pack_into("<I", data, 4, crc32c(data[8:]))
     batch.verify(data)
     with pytest.raises(Corrupt):
         take(data)
@@ -297,7 +298,9 @@ def test_frames_that_the_peer_would_refuse_are_not_encoded() -> None:
 
 def test_a_refused_send_leaves_the_stream_intact() -> None:
     encoder, decoder = link.FrameEncoder(), link.FrameDecoder()
-    for frames in ([link.Ping(1), link.Data(1, bytes(link.FRAME_BYTES_MAX))], [link.Ping(1)] * (link.FRAMES_MAX + 1)):
+    too_large: list[link.Frame] = [link.Ping(1), link.Data(1, bytes(link.FRAME_BYTES_MAX))]
+    too_many: list[link.Frame] = [link.Ping(1)] * (link.FRAMES_MAX + 1)
+    for frames in (too_large, too_many):
         with pytest.raises(ValueError):
-            encoder.encode(list(frames))
+            encoder.encode(frames)
     assert decoder.decode(encoder.encode([link.Ping(2)])) == [link.Ping(2)]

@@ -6,6 +6,8 @@ new thing a new number, or the format a new version.
 
 from __future__ import annotations
 
+from enum import ReprEnum
+
 import msgspec
 import pytest
 
@@ -124,7 +126,7 @@ SHARDS = [14, 3, 3, 9, 2, 10, 5, 14]
 
 
 @pytest.mark.parametrize("enum", ENUMS, ids=lambda enum: enum.__name__)
-def test_enum_numbers(enum: type) -> None:
+def test_enum_numbers(enum: type[ReprEnum]) -> None:
     assert {member.name: member.value for member in enum} == ENUMS[enum]
 
 

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import random
 from itertools import pairwise
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -80,8 +81,8 @@ def histories(draw: st.DrawFn) -> list[list[LaneUpdate]]:
             ranges = [piece for piece in missing if GapRange(*piece, 1) not in gaps]
             mark = Mark(rng.randrange(1000), rng.randrange(90)) if rng.random() < 0.6 else None
             topics = [f"plant/{{level{rng.randrange(4)}}}/x"] if rng.random() < 0.3 else None
-            told = {"topics": topics, "payload": rng.choice([None, None, 0, 1, 2, 77])}
-            updates.append(update(lane, ranges, gaps=gaps, mark=mark, epoch=rng.randint(1, 5), **told))
+            epoch, payload = rng.randint(1, 5), rng.choice([None, None, 0, 1, 2, 77])
+            updates.append(update(lane, ranges, gaps=gaps, mark=mark, epoch=epoch, topics=topics, payload=payload))
         history.append(updates)
     return history
 
@@ -198,7 +199,7 @@ def test_the_kind_of_payloads_is_what_the_lane_said_last_also_one_of_a_later_rel
     assert ShardState.decode(state.encode()).lanes[other].payload == 4_000_000_000
 
 
-def _foreign(state: ShardState, **changes: object) -> Chunk:
+def _foreign(state: ShardState, **changes: Any) -> Chunk:
     chunk = next_chunk(state, update(ranges=[(10, 12)]))
     return chunk._replace(header=chunk.header._replace(**changes))
 

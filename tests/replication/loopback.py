@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable
 
 from aiohttp import web
 
@@ -100,9 +99,3 @@ class _Handler:
     def closed(self, reason: str) -> None:
         self.hub.closed += 1
         self.hub.reasons.append(reason)
-
-
-async def until(condition: Callable[[], object], seconds: float = 5) -> None:
-    async with asyncio.timeout(seconds):
-        while not condition():  # noqa: ASYNC110 - what a status says changes without an event
-            await asyncio.sleep(0.005)

@@ -16,8 +16,9 @@ from collections.abc import AsyncIterator
 import pytest
 from aiohttp import web
 
-from tests.replication.loopback import Hub, until
+from tests.replication.loopback import Hub
 from tests.replication.model import CLOCK, WALL, ModelLog
+from tests.support.waiting import until
 from weft.protocols.batch import columns_from_lists, encode
 from weft.protocols.chunk import GapRange
 from weft.protocols.link import FrameEncoder, RefuseCode, Welcome

@@ -46,7 +46,8 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> Hub:
 def test_defaults_read_the_whole_stream_of_the_default_tenant() -> None:
     options = parse_options(WHERE)
     assert (options.tenant, options.starting, options.ending) == ("default", "earliest", "latest")
-    assert options.edges is options.keys is options.columns is options.max_records_per_trigger is None
+    given = (options.edges, options.keys, options.columns, options.max_records_per_trigger)
+    assert given == (None, None, None, None)
 
 
 def test_names_are_known_in_any_case_and_store_options_are_upper_case() -> None:

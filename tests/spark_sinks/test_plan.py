@@ -32,7 +32,7 @@ async def planned(hub: Hub, start: Offsets | None = None) -> tuple[StreamLog, Ta
 
 def read_all(partitions: list[object]) -> list[tuple[int, int]]:
     """(shard, offset) of every row, as executors would read them."""
-    found = []
+    found: list[tuple[int, int]] = []
     for partition in partitions:
         shipped = pickle.loads(pickle.dumps(partition))
         for rows in read_partition(shipped, SCHEMA):

@@ -18,7 +18,7 @@ from pyspark.sql import SparkSession
 from spark_sinks import await_termination
 from tests.end_to_end.page_reader import java_options
 from tests.spark_sinks.conftest import STREAM, Hub
-from tests.weft.processes import wait_until
+from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.spark
 ROOT = Path(__file__).parents[2]

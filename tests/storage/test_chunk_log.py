@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import msgspec
 import pytest
+from crc32c import crc32c
 
 from tests.protocols.strategies import make_batch, make_section
 from weft.protocols import chunk
@@ -29,7 +30,7 @@ class Writer:
         section, count = make_section([(0, make_batch(records, base_seq=base))])
         header = chunk.ChunkHeader(state.cluster_id, state.n + 1, 0, state.shard, state.footer_crc, state.n + 1)
         placed = chunk.StreamSection(
-            "default", stream, base, count, 0, 0, chunk.HEADER_BYTES, len(section), chunk.crc32c(section)
+            "default", stream, base, count, 0, 0, chunk.HEADER_BYTES, len(section), crc32c(section)
         )
         topics = ["x" * 1000] * padding or None
         lane = LaneUpdate("default", "edge", 1, stream, 1, [(base, base + count)], [], Mark(base, base), topics)

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import msgspec
 import zstandard
+from crc32c import crc32c
 
 from tests.vectors import notation
 from tests.vectors.notation import Notation
@@ -251,7 +252,7 @@ def flipped(data: bytes, offset: int) -> bytes:
 def signed_batch(data: bytes, offset: int, new: bytes) -> bytes:
     """A batch changed by an attacker who can compute checksums."""
     data = patched(data, offset, new)
-    return patched(data, 4, struct.pack("<I", batch.crc32c(data[8:])))
+    return patched(data, 4, struct.pack("<I", crc32c(data[8:])))
 
 
 def later_version(data: bytes) -> bytes:

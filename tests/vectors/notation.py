@@ -11,9 +11,11 @@ from collections.abc import Callable
 from typing import Any
 
 import msgspec
+from crc32c import crc32c
 
 from weft.protocols import batch, chunk, link, segment
 from weft.protocols.batch import ClockReading, ClockState, Codec
+from weft.protocols.errors import Corrupt
 from weft.protocols.lane import Lane
 from weft.protocols.ranges import RangeSet
 from weft.protocols.shard_state import LaneState, ShardState
@@ -51,7 +53,7 @@ def _encode_batch(meaning: Notation) -> bytes:
 def _decode_batch(data: bytes) -> Notation:
     header = batch.verify(data)
     if header.length != len(data):
-        raise batch.Corrupt(f"{len(data) - header.length} bytes follow the batch")
+        raise Corrupt(f"{len(data) - header.length} bytes follow the batch")
     records = []
     for record in batch.records(data):
         found: Notation = {"time": record.time, "key": record.key.decode(), "payload": record.payload.hex()}
@@ -119,7 +121,7 @@ def _encode_chunk(meaning: Notation) -> bytes:
     for noted in meaning["sections"]:
         section = b"".join(map(_encode_chunk_entry, noted["entries"]))
         fields = {name: value for name, value in noted.items() if name != "entries"}
-        crc = batch.crc32c(section)
+        crc = crc32c(section)
         streams.append(chunk.StreamSection(**fields, position=len(data), length=len(section), crc=crc))
         data += section
     lanes = msgspec.convert(meaning["lanes"], list[chunk.LaneUpdate])

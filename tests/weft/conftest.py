@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.weft.processes import STOP_S_MAX, Log, Node
+from tests.support.processes import STOP_S_MAX, Log, Node
 
 
 @pytest.fixture

@@ -54,7 +54,8 @@ def test_output_that_cannot_be_written_does_not_hide_the_exit_status(
         done = subprocess.run(
             [sys.executable, "-m", "weft", *arguments],
             check=False, text=True, timeout=60, env=environment,
-            **{"stdout": subprocess.PIPE, "stderr": subprocess.PIPE} | {full: no_space},
+            stdout=no_space if full == "stdout" else subprocess.PIPE,
+            stderr=no_space if full == "stderr" else subprocess.PIPE,
         )  # fmt: skip
     assert done.returncode == status
     if full == "stdout":

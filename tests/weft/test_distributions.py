@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.weft.processes import STOP_S_MAX, Node, publish
+from tests.support.processes import STOP_S_MAX, Node, publish
 
 pytestmark = [pytest.mark.slow, pytest.mark.processes, pytest.mark.timeout(600)]
 
@@ -72,7 +72,7 @@ def installed_as_in_the_readme(home: Path) -> Path:
 
 def pip(binaries: Path, *arguments: str) -> str:
     """What pip of that environment says."""
-    command = [binaries / "pip", "--disable-pip-version-check", *arguments]
+    command = [str(binaries / "pip"), "--disable-pip-version-check", *arguments]
     done = subprocess.run(command, check=False, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     return done.stdout

@@ -14,7 +14,9 @@ import paho.mqtt.client as paho
 import pytest
 from paho.mqtt.enums import CallbackAPIVersion
 
-from tests.weft.processes import Node, Start, free_port, publish, wait_until, weft
+from tests.support.processes import Node, Start, publish, weft
+from tests.support.waiting import wait_until
+from weft.demo.fabric import free_port
 
 pytestmark = pytest.mark.processes
 

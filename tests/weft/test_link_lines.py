@@ -8,7 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.weft.processes import Log, Start, free_port, wait_until, weft
+from tests.support.processes import Log, Start, weft
+from tests.support.waiting import wait_until
+from weft.demo.fabric import free_port
 
 pytestmark = pytest.mark.processes
 

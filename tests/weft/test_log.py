@@ -17,7 +17,8 @@ from click.exceptions import Abort
 from click.testing import Result
 from paho.mqtt.enums import CallbackAPIVersion
 
-from tests.weft.processes import Start, publish, wait_until, weft
+from tests.support.processes import Start, publish, weft
+from tests.support.waiting import wait_until
 from weft.demo.fabric import free_port
 from weft.edge_node.clock import clock_reader, wall_clock
 from weft.edge_node.control.client import DropRequest, ask_drop

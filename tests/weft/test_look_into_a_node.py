@@ -12,7 +12,9 @@ from typing import Any
 
 import pytest
 
-from tests.weft.processes import STOP_S_MAX, Start, free_port, publish, wait_until, weft
+from tests.support.processes import STOP_S_MAX, Start, publish, weft
+from tests.support.waiting import wait_until
+from weft.demo.fabric import free_port
 from weft.output import Failed, Refused
 
 pytestmark = pytest.mark.processes

@@ -14,7 +14,9 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from tests.weft.processes import Node, Start, free_port, publish, wait_until, weft
+from tests.support.processes import Node, Start, publish, weft
+from tests.support.waiting import wait_until
+from weft.demo.fabric import free_port
 from weft.edge_node.clock import clock_reader
 from weft.output import Failed, Refused
 from weft.protocols.chunk import Mark

@@ -14,7 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.weft.processes import READY_S_MAX, STOP_S_MAX, Log, Start, wait_until, weft
+from tests.support.processes import READY_S_MAX, STOP_S_MAX, Log, Start, weft
+from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.processes
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 import click
@@ -55,7 +56,7 @@ def run(config_file: str, log_level: str) -> None:
     logging.getLogger("weft").info("%s starts with %s, process %d", software(), config_file, os.getpid())
     from weft.edge_node import preflight
 
-    found = preflight.look(config, loaded.lines)
+    found = preflight.look(config, loaded.lines, datetime.now(UTC))
     if found.needed:
         raise cannot_be_done(loaded, found.needed)
     for finding in (*found.unfit, *found.doubtful):
@@ -124,7 +125,7 @@ def check(config_file: str, as_json: bool) -> int:
 
     answer = CheckAnswer(config_file, as_json)
     loaded = answer.load(located_edge)
-    config, found = loaded.config, preflight.look(loaded.config, loaded.lines)
+    config, found = loaded.config, preflight.look(loaded.config, loaded.lines, datetime.now(UTC))
     renamed = _wrong_name(loaded, owner_of(config.data_dir))
     taken, untried = preflight.ports(config)
     doubtful = [*found.doubtful, *untried, *(Finding((), note) for note in notes(config))]

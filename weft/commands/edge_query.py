@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import time
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import click
 
 from weft.commands.common import json_option
 from weft.commands.node_log import NodeLog, parse_since, readable, target_argument
 from weft.output import Failed, Refused
+
+if TYPE_CHECKING:
+    from weft.edge_node.inspect.query import QuerySettings
 
 
 @click.command("query")
@@ -58,17 +61,8 @@ def command(
     weft edge query /var/lib/weft "SELECT * FROM weft_gaps" --json
     """
     from weft.config.units import parse_duration
-    from weft.edge_node.inspect.query import (
-        FILE_BYTES_MAX,
-        HEAP_BYTES_MAX,
-        NoSuchTable,
-        Query,
-        QueryRefused,
-        QuerySettings,
-        QueryStopped,
-    )
+    from weft.edge_node.inspect.query import FILE_BYTES_MAX, HEAP_BYTES_MAX, QuerySettings
     from weft.spare import spare_memory, spare_space
-    from weft.text.rows import print_rows
 
     if as_csv and as_json:
         raise Refused("--csv and --json exclude each other: choose one")
@@ -77,17 +71,27 @@ def command(
         timeout_s = parse_duration(timeout)
     except ValueError as error:
         raise Refused(f"--timeout: {error}") from None
-    style: Literal["csv", "json", "table"] = "csv" if as_csv else "json" if as_json else "table"
-    found = NodeLog.of(target)
-    since_ns = None if since is None else parse_since("--since", since, now_ns)
-    with readable(found):
-        settings = QuerySettings(
-            rows_max=rows_max, timeout_s=timeout_s, since_ns=since_ns,
-            file_bytes_max=spare_space(FILE_BYTES_MAX), heap_bytes_max=spare_memory(HEAP_BYTES_MAX),
-        )  # fmt: skip
-        log, durability = found.log(), found.durability()
+    settings = QuerySettings(
+        rows_max=rows_max,
+        timeout_s=timeout_s,
+        since_ns=None if since is None else parse_since("--since", since, now_ns),
+        file_bytes_max=spare_space(FILE_BYTES_MAX),
+        heap_bytes_max=spare_memory(HEAP_BYTES_MAX),
+    )
+    _run(NodeLog.of(target), sql, settings, now_ns, "csv" if as_csv else "json" if as_json else "table")
+
+
+def _run(
+    target: NodeLog, sql: str, settings: QuerySettings, now_ns: int, style: Literal["csv", "json", "table"]
+) -> None:
+    """Print the rows, and on standard error what was damaged."""
+    from weft.edge_node.inspect.query import NoSuchTable, Query, QueryRefused, QueryStopped
+    from weft.text.rows import print_rows
+
+    with readable(target):
+        log, durability = target.log(), target.durability()
         for thorough in (False, True):
-            query = Query(log, found.patterns(thorough=thorough), durability, settings, now_ns=now_ns)
+            query = Query(log, target.patterns(thorough=thorough), durability, settings, now_ns=now_ns)
             try:
                 print_rows(*query.run(sql), style)
                 break

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import time
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -41,7 +42,7 @@ def command(target: str, *, as_json: bool) -> int:
     if as_json:
         print_json(facts)
     elif "started" in facts:
-        show_running(facts)
+        show_running(facts, time.time())
     else:
         show_files(facts)
     return 0 if facts["running"] else FAILURE_EXIT_CODE

@@ -16,7 +16,7 @@ _RANGES_SHOWN_MAX = 5
 _UNROUTED = {"keep": "kept in the stream unrouted", "live": "sent to subscribers and not kept", "refuse": "refused"}
 
 
-def show_running(facts: dict[str, Any]) -> None:
+def show_running(facts: dict[str, Any], now: float) -> None:
     """Print the status of a node that answered."""
     disk = facts["disk"]
     known = {
@@ -36,7 +36,6 @@ def show_running(facts: dict[str, Any]) -> None:
         ("stream", "in the log", "next seq", "lost", "waiting for the disk"),
         [(name, *_counts(s), s["next_seq"] - s["durable_end"]) for name, s in facts["streams"].items()],
     )
-    now = time.time()
     rows = [
         (
             name,

@@ -214,10 +214,10 @@ class SegmentView:
         """Note the streams that a mark names."""
         self.names().update({number: entry.name for number, entry in streams.items()})
 
-    def age_s(self) -> float:
+    def age_s(self, clock: Callable[[], float] = time.time) -> float:
         """Return the seconds since the file was last written to, by the machine's clock; a file that is gone is old."""
         try:
-            return max(0.0, time.time() - os.stat(self.path).st_mtime)
+            return max(0.0, clock() - os.stat(self.path).st_mtime)
         except FileNotFoundError:
             return math.inf
 

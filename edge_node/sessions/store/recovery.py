@@ -54,7 +54,15 @@ class Recovered(NamedTuple):
     """What the database stands for now."""
 
 
-def recover(database: Database, log: Log, journal: int, window: int, wall_clock: Callable[[], int]) -> Recovered:
+def recover(
+    database: Database,
+    log: Log,
+    journal: int,
+    window: int,
+    wall_clock: Callable[[], int],
+    *,
+    monotonic: Callable[[], float] = time.monotonic,
+) -> Recovered:
     """Fold the rest of the journal into what the database has, and save that. Blocks; before anything is appended.
 
     What the crash took from the log although the journal speaks of it is taken back here (``folding``). When the
@@ -64,7 +72,7 @@ def recover(database: Database, log: Log, journal: int, window: int, wall_clock:
         sqlite3.Error, DatabaseFailed: the database cannot be read.
         OSError, LogFailed: the log cannot be read.
     """
-    started = time.monotonic()
+    started = monotonic()
     loaded: list[tuple[Meta, Folded]] = []
 
     def load(db: sqlite_utils.Database) -> None:
@@ -107,7 +115,7 @@ def recover(database: Database, log: Log, journal: int, window: int, wall_clock:
     )
     logger.info(
         "recovered %d MQTT sessions, %d changes of them from the journal, in %.3f s",
-        len(kept.sessions), end - seq, time.monotonic() - started,
+        len(kept.sessions), end - seq, monotonic() - started,
     )  # fmt: skip
     return Recovered(kept, meta)
 

@@ -78,9 +78,9 @@ class Writer:
 class WriterThread:
     """Runs a ``Writer``. Writing, syncing and compressing release the GIL."""
 
-    def __init__(self, state: LogState, committer: Committer) -> None:
+    def __init__(self, state: LogState, committer: Committer, monotonic: Callable[[], float] = time.monotonic) -> None:
         self._changed = state.changed
-        self._writer = Writer(state, committer, time.monotonic)
+        self._writer = Writer(state, committer, monotonic)
         self._thread = threading.Thread(target=self._run, name="weft-log-writer", daemon=True)
         self._thread.start()
 

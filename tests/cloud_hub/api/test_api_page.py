@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from tests.cloud_hub.api.test_application import records
-from tests.cloud_hub.live import EdgeLog, eventually, get, running_hub, running_link
+from tests.cloud_hub.live import EdgeLog, get, running_hub, running_link
+from tests.support.waiting import until
 from weft.cloud_hub.hub import Hub
 from weft.protocols.chunk import GapRange
 from weft.replication.runner import LinkIdentity
@@ -32,7 +33,7 @@ def shape(value: Any) -> Any:
 
 def routes(hub: Hub) -> set[str]:
     assert hub._runner is not None
-    resources = hub._runner.app.router.resources()  # type: ignore[union-attr]
+    resources = hub._runner.app.router.resources()
     return {resource.canonical for resource in resources}
 
 
@@ -48,7 +49,7 @@ async def test_every_route_is_on_the_page_and_every_answer_looks_like_its_exampl
             return stream.get("table_rows") == 2 and stream["complete_up_to"] is not None
 
         async with running_link(hub, log, LinkIdentity("default", "press-shop-7", 0xABC, "weft 0.1.0")):
-            await eventually(settled)
+            await until(settled)
             for path, text in SECTIONS.items():
                 example = EXAMPLE.search(text)
                 if example is None:

@@ -12,7 +12,8 @@ from typing import Any
 import aiohttp
 import pytest
 
-from tests.cloud_hub.live import EdgeLog, Epochs, eventually, get, running_hub, running_link
+from tests.cloud_hub.live import EdgeLog, Epochs, get, running_hub, running_link
+from tests.support.waiting import until
 from weft.cloud_hub.api.access import _is_loopback
 from weft.cloud_hub.api.tokens import Scope, create_token
 from weft.cloud_hub.api.views import moment, parse_moment
@@ -100,7 +101,7 @@ async def test_records_of_a_json_stream_are_shown_as_the_table_has_them(tmp_path
         async def tiered() -> bool:
             return tables is None or (await get(hub, STREAM))[1]["table_rows"] == 3
 
-        await eventually(tiered)
+        await until(tiered)
         _, answer = await get(hub, f"{STREAM}/records")
         found = [(record.get("payload"), record.get("payload_base64")) for record in answer["records"]]
         assert found == [('{"t": 1}', None), (None, "dGV4dA=="), (None, "/w==")]
@@ -151,7 +152,7 @@ async def test_a_stream_its_lanes_and_its_completeness(hub: Hub) -> None:
 
     async with running_link(hub, log, EDGE, epochs=Epochs(7)):
         await log.until_released(20)
-        await eventually(told)
+        await until(told)
         _, complete = await get(hub, f"{STREAM}/completeness")
     [lane] = complete["lanes"]
     assert lane["edge"] == "press-1"
@@ -184,7 +185,7 @@ async def test_a_mark_from_the_future_promises_nothing_beyond_now(hub: Hub) -> N
         return (await get(hub, STREAM))[1].get("complete_up_to") is not None
 
     async with running_link(hub, log, EDGE):
-        await eventually(complete)
+        await until(complete)
     _, stream = await get(hub, STREAM)
     assert parse_moment(stream["complete_up_to"]) <= time.time_ns()
 
@@ -210,7 +211,7 @@ async def test_a_second_node_with_the_same_log_is_told_about_the_conflict(hub: H
     async with running_link(hub, log, EDGE, epochs=Epochs(5)) as status:
         await log.until_released(3)
         async with running_link(hub, EdgeLog(), EDGE, epochs=Epochs(2)) as clone:
-            await eventually(lambda: clone.state is LinkState.CONFLICT)
+            await until(lambda: clone.state is LinkState.CONFLICT)
         assert "epoch 6" in clone.last_error
         assert status.state is LinkState.CONNECTED
 
@@ -308,7 +309,7 @@ async def test_a_link_needs_its_own_edges_token(
         log = EdgeLog()
         log.append(*records(0, [b"a"]))
         async with running_link(hub, log, identity, tokens[token] if token else None) as status:
-            await eventually(lambda: status.state is LinkState.REFUSED)
+            await until(lambda: status.state is LinkState.REFUSED)
         assert "token" in status.last_error
         assert (await get(hub, "/v1/streams?tenant=acme", tokens["admin"]))[1] == {"streams": []}
 
@@ -327,15 +328,15 @@ async def test_a_hub_has_a_limit_of_links() -> None:
         async with running_link(hub, log, EDGE):
             await log.until_released(1)
             async with running_link(hub, EdgeLog(), EDGE._replace(edge="press-2")) as status:
-                await eventually(lambda: bool(status.last_error))
+                await until(lambda: bool(status.last_error))
         assert "503" in status.last_error
 
 
 def test_only_this_machine_counts_as_loopback() -> None:
     for address in ("127.0.0.1", "127.9.9.9", "::1", "::ffff:127.0.0.1"):
         assert _is_loopback(address)
-    for address in ("10.0.0.1", "::ffff:10.0.0.1", "2001:db8::1", "", None, "localhost"):
-        assert not _is_loopback(address)
+    for other in ("10.0.0.1", "::ffff:10.0.0.1", "2001:db8::1", "", None, "localhost"):
+        assert not _is_loopback(other)
 
 
 @pytest.mark.parametrize("time_ns", [0, 1, T, -1, 253_402_300_799 * 10**9])

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 
 from tests.cloud_hub.api.test_application import EDGE, records
-from tests.cloud_hub.live import EdgeLog, eventually, get, running_hub, running_link
+from tests.cloud_hub.live import EdgeLog, get, running_hub, running_link
+from tests.support.waiting import until
 from weft.cloud_hub.api.idle import IDLE_MAX, IDLE_S_MAX, IdleConnections
 from weft.cloud_hub.hub import Hub
 from weft.storage.object_store.memory import MemoryStore
@@ -43,7 +44,7 @@ async def test_a_request_whose_head_never_ends_is_cut_off_and_a_link_is_not() ->
         async with running_link(hub, log, EDGE) as link:
             await log.until_released(1)
             peer = await half_open(hub)
-            await eventually(lambda: len(list(hub._connections())) == 2)
+            await until(lambda: len(list(hub._connections())) == 2)
             idle.look()
             now[0] = IDLE_S_MAX - 1
             idle.look()
@@ -65,11 +66,11 @@ async def test_too_many_idle_connections_are_cut_off_oldest_first() -> None:
         now = [0.0]
         idle._monotonic = lambda: now[0]
         old = [await half_open(hub) for _ in range(3)]
-        await eventually(lambda: len(list(hub._connections())) == 3)
+        await until(lambda: len(list(hub._connections())) == 3)
         idle.look()
         now[0] = 1.0
         young = [await half_open(hub) for _ in range(IDLE_MAX)]
-        await eventually(lambda: len(list(hub._connections())) == IDLE_MAX + 3)
+        await until(lambda: len(list(hub._connections())) == IDLE_MAX + 3)
         idle.look()
         assert [await closed(peer) for peer in old] == [True] * 3
         assert not any(reader.at_eof() for reader, _ in young)

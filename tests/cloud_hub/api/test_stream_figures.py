@@ -10,7 +10,9 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests.cloud_hub.api.test_application import records
-from tests.cloud_hub.live import EdgeLog, eventually, get, running_hub, running_link
+from tests.cloud_hub.live import EdgeLog, get, running_hub, running_link
+from tests.support.clocks import Clock
+from tests.support.waiting import until
 from weft.cloud_hub.api import stream_figures
 from weft.cloud_hub.api.stream_figures import NOTES_MAX, OTHERS, SLICE_LANES, StreamFigures, TableLag
 from weft.protocols.chunk import Mark
@@ -28,14 +30,6 @@ class Shard:
 
     state: ShardState
     loaded: bool = True
-
-
-@dataclass
-class Clock:
-    now: float = 0.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 @dataclass
@@ -175,7 +169,7 @@ async def test_a_hub_exports_what_its_streams_hold_and_how_long_edges_and_the_st
                 stream = (await get(hub, "/v1/streams/telemetry"))[1]
                 return stream.get("table_rows") == 30 and stream["complete_up_to"] is not None
 
-            await eventually(is_in_the_table)
+            await until(is_in_the_table)
             text = (await get(hub, "/metrics"))[1]
     samples = [sample for family in text_string_to_metric_families(text) for sample in family.samples]
     labels = [sample.labels for sample in samples if sample.name.startswith("weft_hub_stream")]

@@ -7,21 +7,15 @@ import tracemalloc
 
 import pytest
 
+from tests.support.clocks import Clock
 from weft.cloud_hub.links.link_log import EDGES_MAX, HubLinkLog
 
 CONFLICT = "refused: a connection with epoch 4 has taken over, this one has 3"
 
 
-class Clock:
-    now = 1000.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
 @pytest.fixture
 def clock() -> Clock:
-    return Clock()
+    return Clock(1000.0)
 
 
 @pytest.fixture

@@ -135,6 +135,7 @@ async def _history(actions: list[tuple[str, int]], seed: int) -> None:
         node.sequencer.put_mark(session.lane_session, mark)
     await asyncio.sleep(LONGER_THAN_MARKS_WAIT_S)
     check()
+    assert node.sequencer is not None
     state = await node.sequencer.log.load()
     for edge in edges:
         assert state.lanes[edge.lane].complete_up_to == edge.marks[-1].time

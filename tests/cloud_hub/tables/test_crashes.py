@@ -172,7 +172,7 @@ class TestPowerCut:
         entry = max((tmp_path / "store/tables/default/telemetry/_delta_log").glob("*.json"))
         data = entry.read_bytes()
         lines = data.splitlines(keepends=True)
-        entry.write_bytes(b"".join(lines[:-1]) if keep == "lines" else data[:keep])
+        entry.write_bytes(b"".join(lines[:-1]) if isinstance(keep, str) else data[:keep])
         await log.append(0, Run(LANE, 6, 3))
         assert await drain(await new_tierer(directory, log)) == 6
         assert contents(directory) == expected({0: [Run(LANE, 0, 9)]})

@@ -20,7 +20,8 @@ import msgspec
 import pytest
 from aiohttp import web
 
-from tests.cloud_hub.live import eventually, get, running_hub
+from tests.cloud_hub.live import get, running_hub
+from tests.support.waiting import until
 from weft.config.models import EdgeConfig
 from weft.config.streams import Link as LinkConfig
 from weft.config.streams import Stream
@@ -212,11 +213,11 @@ async def test_nothing_is_answered_before_the_notices_are_durable_and_one_reques
         await ask(tmp_path, request())
     log.committer.run_once()
     assert operator_gaps(log) == [(0, 5)]
-    await eventually(lambda: control._work is not None and control._work.done())
+    await until(lambda: control._work is not None and control._work.done())
     log.append(log.stream("telemetry"), 5, [b"k"] * 5, [b"v"] * 5)
     log.committer.run_once()
     asked = asyncio.create_task(ask(tmp_path, request()))
-    await eventually(lambda: bool(log._state.queue))
+    await until(lambda: bool(log._state.queue))
     log.committer.poison(OSError("the disk is gone"))
     with pytest.raises(ControlFailed, match="the disk is gone"):
         await asked
@@ -231,7 +232,7 @@ async def test_a_node_that_ends_leaves_no_request_behind(tmp_path: Path) -> None
     control = Control(str(tmp_path), log)
     await control.start()
     asked = asyncio.create_task(ask(tmp_path, request()))
-    await eventually(lambda: bool(log._state.queue))
+    await until(lambda: bool(log._state.queue))
     await control.close()
     with pytest.raises(ControlFailed, match="the node is shutting down"):
         await asked
@@ -373,7 +374,7 @@ async def test_a_hub_that_is_sent_the_records_meanwhile_has_each_number_once(
         links.start()
         given_up, acked, below = RangeSet(), 0, 0
         for share in (3, 2, 1):
-            await eventually(lambda: links.statuses[0].records_acked > acked)
+            await until(lambda: links.statuses[0].records_acked > acked)
             below = log.durable_end(log.stream("telemetry")) // share
             acked = links.statuses[0].records_acked
             given_up.update(await ask(tmp_path, request(below=below)))
@@ -387,7 +388,7 @@ async def test_a_hub_that_is_sent_the_records_meanwhile_has_each_number_once(
         async def is_complete() -> bool:
             return bool((await lane())["complete_below_seq"] == end)
 
-        await eventually(is_complete)
+        await until(is_complete)
         lost = RangeSet((gap["first"], gap["end"]) for gap in (await lane())["gaps"])
         records = (await get(hub, "/v1/streams/telemetry/records?limit=10000"))[1]["records"]
         arrived = [record["seq"] for record in records]

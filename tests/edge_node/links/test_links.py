@@ -12,7 +12,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from tests.replication.loopback import Hub, until
+from tests.replication.loopback import Hub
+from tests.support.waiting import until
 from weft.config.models import EdgeConfig
 from weft.config.streams import Link as LinkConfig
 from weft.config.streams import Stream

@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 
-from tests.cloud_hub.live import eventually, get, running_hub
+from tests.cloud_hub.live import get, running_hub
 from tests.storage.fakes import FakeFileSystem
 from tests.storage.segment_log.helpers import DIRECTORY, commit_all
+from tests.support.waiting import until
 from weft.config.models import EdgeConfig
 from weft.config.streams import Link as LinkConfig
 from weft.config.streams import Stream
@@ -99,16 +100,17 @@ async def test_a_hub_names_every_loss_with_its_reason_and_then_the_log_forgets_i
                 lane and lane["complete_below_seq"] == log.next_seq(numbers[name]) for name, lane in lanes.items()
             )
 
-        await eventually(all_named)
+        await until(all_named)
         for name, end in ends.items():
             lane = await completeness(hub, name)
             assert lane["gaps"] == [{"first": 0, "end": end, "reason": name}]
             assert lane["holes"] == []
-        await eventually(lambda: not log._state.lanes[numbers["budget"]].released.missing(0, 400))
+        await until(lambda: not log._state.lanes[numbers["budget"]].released.missing(0, 400))
         # Hubs have the notices: with their segments they go.
         for end in range(430, 700, 30):
             put(log, "budget", 30)
-            await eventually(lambda end=end: not log._state.lanes[numbers["budget"]].released.missing(end - 30, end))
+            newest = (end - 30, end)
+            await until(lambda: not log._state.lanes[numbers["budget"]].released.missing(*newest))
         assert not log.gaps(numbers["budget"])
         await links.close()
     log.close()
@@ -133,7 +135,7 @@ async def test_a_hub_takes_a_notice_that_says_up_to_how_many(tmp_path: Path) -> 
         async def complete() -> bool:
             return (await completeness(hub, "telemetry")).get("complete_below_seq") == end
 
-        await eventually(complete)
+        await until(complete)
         assert (await completeness(hub, "telemetry"))["gaps"] == [{"first": 0, "end": end - 2, "reason": "corruption"}]
         await links.close()
     log.close()
@@ -154,7 +156,7 @@ async def test_a_hub_that_comes_later_is_told_what_is_gone(tmp_path: Path) -> No
         async def complete() -> bool:
             return (await completeness(hub, "telemetry")).get("complete_below_seq") == 300
 
-        await eventually(complete)
+        await until(complete)
         assert (await completeness(hub, "telemetry"))["gaps"] == [{"first": 0, "end": gone, "reason": "expired"}]
         await links.close()
     log.close()
@@ -171,7 +173,7 @@ async def test_numbers_that_a_damaged_log_gives_out_again_never_reach_the_hub(
     async with running_hub(MemoryStore()) as hub:
         links = links_of(tmp_path, log, hub.url, streams=("telemetry",))
         links.start()
-        await eventually(lambda: links.statuses[0].records_acked == 3)
+        await until(lambda: links.statuses[0].records_acked == 3)
         await links.close()
         # A crash, and rot that takes the last commit with its mark.
         last = [item for item in inspect_log(DIRECTORY, disk) if item.kind is EntryKind.STREAMS][-1]
@@ -187,7 +189,7 @@ async def test_numbers_that_a_damaged_log_gives_out_again_never_reach_the_hub(
         links = links_of(tmp_path, log, hub.url, streams=("telemetry",))
         put(log, "telemetry", new)
         links.start()
-        await eventually(lambda: links.statuses[0].state is LinkState.CONFLICT)
+        await until(lambda: links.statuses[0].state is LinkState.CONFLICT)
         assert "gave it none beyond 2" in (links.statuses[0].last_error or "")
         await asyncio.sleep(0)
         assert (await completeness(hub, "telemetry"))["complete_below_seq"] == 3

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import ssl
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any, cast
 
+from tests.support.waiting import until
 from weft.config.units import Address
 from weft.edge_node.counters import Counters
 from weft.edge_node.listeners.accepting import Acceptor
@@ -18,13 +19,6 @@ from weft.edge_node.listeners.settings import AdmissionLimits, ListenerSettings
 from weft.edge_node.listeners.websocket import WebSockets
 
 PATIENCE_S = 10.0
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    """Let the event loop run until something that no event tells has come true."""
-    async with asyncio.timeout(PATIENCE_S):
-        while not condition():  # noqa: ASYNC110
-            await asyncio.sleep(0.001)
 
 
 class Echo(asyncio.Protocol):

@@ -20,8 +20,9 @@ from typing import Any
 import pytest
 
 from tests.edge_node.listeners.certificates import Authority, Pem
-from tests.edge_node.listeners.echo import PATIENCE_S, EchoListener, echoing, until
+from tests.edge_node.listeners.echo import PATIENCE_S, EchoListener, echoing
 from tests.edge_node.listeners.test_proxy_protocol import header
+from tests.support.waiting import until
 from weft.config.units import UnixSocket
 from weft.edge_node.listeners.settings import AdmissionLimits, TlsFiles
 from weft.edge_node.listeners.tls import TlsUnusable, common_name, server_context

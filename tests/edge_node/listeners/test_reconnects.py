@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.edge_node.mqtt.harness import RawClient, until
+from tests.edge_node.mqtt.harness import RawClient
 from tests.edge_node.mqtt.test_listeners import running
+from tests.support.waiting import until
 from weft.config.units import Address
 from weft.edge_node.listeners import client_slots
 from weft.edge_node.node import EdgeNode

@@ -14,7 +14,8 @@ from pathlib import Path
 import pytest
 
 from tests.edge_node.listeners.certificates import Authority, Pem
-from tests.edge_node.listeners.echo import PATIENCE_S, EchoListener, echoing, until
+from tests.edge_node.listeners.echo import PATIENCE_S, EchoListener, echoing
+from tests.support.waiting import until
 from weft.edge_node.listeners.settings import TlsFiles
 from weft.edge_node.listeners.tls import server_context
 

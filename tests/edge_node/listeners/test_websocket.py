@@ -12,7 +12,8 @@ import aiohttp
 import pytest
 from aiohttp import WSMsgType
 
-from tests.edge_node.listeners.echo import PATIENCE_S, EchoListener, echoing, until
+from tests.edge_node.listeners.echo import PATIENCE_S, EchoListener, echoing
+from tests.support.waiting import until
 from weft.edge_node.listeners.settings import AdmissionLimits, WebSocketSettings
 
 MESSAGE_BYTES_MAX = 64 << 10

@@ -37,13 +37,6 @@ PATTERNS = {"telemetry": ["plant/{line}/#"], "alarms": ["alarm/+"]}
 PATIENCE_S = 10.0
 
 
-async def until(condition: Callable[[], bool]) -> None:
-    """Let the event loop run until something that no event tells has come true."""
-    async with asyncio.timeout(PATIENCE_S):
-        while not condition():  # noqa: ASYNC110
-            await asyncio.sleep(0.001)
-
-
 class _GatedFile:
     def __init__(self, file: File, gate: SyncGate) -> None:
         self._file, self._gate = file, gate
@@ -82,8 +75,8 @@ class SyncGate(OSFileSystem):
             self.reached.clear()
             self._open.set()
 
-    def open(self, path: str) -> Any:
-        return _GatedFile(super().open(path), self)
+    def open(self, path: str, *, read_only: bool = False) -> Any:
+        return _GatedFile(super().open(path, read_only=read_only), self)
 
     def create(self, path: str) -> Any:
         return _GatedFile(super().create(path), self)

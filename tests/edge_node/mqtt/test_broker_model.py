@@ -24,7 +24,8 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from tests.edge_node.mqtt.harness import Node, RawClient, running, until
+from tests.edge_node.mqtt.harness import Node, RawClient, running
+from tests.support.waiting import until
 from weft.edge_node.sessions.limits import SessionLimits
 from weft.edge_node.sessions.store.settings import StateSettings
 from weft.edge_node.streams import SESSION_TOPICS_STREAM, UNROUTED_STREAM
@@ -344,7 +345,7 @@ class BrokerModel(RuleBasedStateMachine):
     def _overdue(self) -> bool:
         """Whether the broker still has to end a session, or to publish a will, whose time has come."""
         sessions, now = self.node.broker.sessions.all(), self.loop.time()
-        return any(session.next_due() is not None and session.next_due() <= now for session in sessions)
+        return any((due := session.next_due()) is not None and due <= now for session in sessions)
 
     # --- the end of the node
 

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.edge_node.mqtt.harness import PATIENCE_S, PahoClient, RawClient, SyncGate, running, until
+from tests.edge_node.mqtt.harness import PATIENCE_S, PahoClient, RawClient, SyncGate, running
+from tests.support.waiting import until
 from weft.protocols.batch import Flag
 from weft.protocols.mqtt.encoder import encode, encode_publish
 from weft.protocols.mqtt.packets import (

@@ -22,7 +22,7 @@ from paho.mqtt.packettypes import PacketTypes
 from paho.mqtt.properties import Properties
 
 from tests.edge_node.listeners.certificates import Authority, Pem
-from tests.edge_node.listeners.echo import until
+from tests.support.waiting import until
 from weft.config.load import parse
 from weft.config.models import EdgeConfig
 from weft.config.units import Address, UnixSocket

@@ -9,7 +9,8 @@ from paho.mqtt.enums import CallbackAPIVersion
 from paho.mqtt.packettypes import PacketTypes
 from paho.mqtt.properties import Properties as PahoProperties
 
-from tests.edge_node.mqtt.harness import PATIENCE_S, Node, RawClient, SyncGate, running, until
+from tests.edge_node.mqtt.harness import PATIENCE_S, Node, RawClient, SyncGate, running
+from tests.support.waiting import until
 from weft.protocols.mqtt.errors import ConnectRefused
 from weft.protocols.mqtt.packets import (
     ConnAck,

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from tests.edge_node.mqtt.harness import Node, RawClient, SyncGate, running, until
+from tests.edge_node.mqtt.harness import Node, RawClient, SyncGate, running
+from tests.support.waiting import until
 from weft.protocols.mqtt.encoder import encode
 from weft.protocols.mqtt.packets import (
     Disconnect,

@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.edge_node.mqtt.harness import Node, RawClient, running, until
+from tests.edge_node.mqtt.harness import Node, RawClient, running
 from tests.edge_node.sessions.window.clients import Clients
+from tests.support.waiting import until
 from weft.edge_node.sessions import retained_delivery
 from weft.edge_node.sessions.retained_delivery import TURN_BYTES_MAX, TURN_MESSAGES_MAX, RetainedDelivery
 from weft.edge_node.subscriptions.message import Message

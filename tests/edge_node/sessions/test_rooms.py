@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.edge_node.mqtt.harness import until
 from tests.edge_node.sessions.room import Client, Room, close_all
+from tests.support.waiting import until
 from weft.edge_node.sessions.limits import SessionLimits
 from weft.edge_node.sessions.window.states import State
 from weft.protocols.mqtt.decoder import decode
@@ -47,6 +47,7 @@ async def test_a_session_waits_for_its_client_and_then_expires() -> None:
     room.later(99)
     again = room.connect("c", expiry=100)
     assert again.session is client.session
+    assert again.session is not None
     assert again.session.window.state in (State.BEHIND, State.JOINING)
     room.node.commit()
     await until(lambda: payloads(again) == [b"1"])

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from typing import cast
+
 from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.edge_node.sessions.window.clients import Clients
+from weft.edge_node.access.identity import Identity
 from weft.edge_node.sessions.records import NEVER_EXPIRES, Sent, SessionRecord
 from weft.edge_node.sessions.session import Absence, Session, Terms, seconds_left
 from weft.edge_node.sessions.window.client_window import ClientWindow
@@ -61,10 +64,11 @@ def test_who_may_do_everything_is_not_asked() -> None:
     class Someone:
         unrestricted = True
 
-    session, identity = make(), Someone()
-    session.agree(Terms(5, 9, None, identity))  # type: ignore[arg-type]
+    session, someone = make(), Someone()
+    identity = cast(Identity, someone)
+    session.agree(Terms(5, 9, None, identity))
     assert (session.rules, session.identity) == (None, identity)
-    identity.unrestricted = False
+    someone.unrestricted = False
     assert session.rules is identity
     assert session.window.persistent
 

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from tests.edge_node.mqtt.harness import until
 from tests.edge_node.sessions.room import Client, Room, close_all
 from tests.edge_node.sessions.test_rooms import payloads
+from tests.support.waiting import until
 from weft.edge_node.sessions.redelivery import Redelivery
 from weft.edge_node.sessions.session_reader import SessionReader
 from weft.edge_node.sessions.stored_messages import StoredMessages, is_retained_copy

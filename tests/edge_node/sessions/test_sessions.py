@@ -1,10 +1,12 @@
 """Sessions that stay: bounds, and what a restart or a crash leaves of them."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from tests.edge_node.mqtt.harness import Node, RawClient, SyncGate, running, until
+from tests.edge_node.mqtt.harness import Node, RawClient, SyncGate, running
+from tests.support.waiting import until
 from weft.edge_node.sessions.limits import SessionLimits
 from weft.edge_node.subscriptions.queue_budget import MESSAGE_OVERHEAD_BYTES
 from weft.protocols.mqtt.packet_ids import PacketIds
@@ -175,7 +177,8 @@ async def test_what_was_published_before_a_subscription_is_not_for_it_after_the_
         device.send(Publish(b"plant/b", b"late", 1, 200))
         assert await device.receive() == PubAck(200)
     async with running(tmp_path, limits=limits) as node:
-        client, got = await stay(node, "c"), []
+        client = await stay(node, "c")
+        got: list[Any] = []
         while not got or got[-1].payload != b"late":
             got.append(await client.receive())
             client.send(PubAck(got[-1].packet_id))

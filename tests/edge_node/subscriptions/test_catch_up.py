@@ -8,9 +8,9 @@ from collections.abc import Callable
 
 import pytest
 
-from tests.edge_node.mqtt.harness import until
 from tests.storage.fakes import FakeFileSystem
 from tests.storage.segment_log.helpers import SMALL, commit_all, open_log
+from tests.support.waiting import until
 from weft.edge_node.sessions.store.backlog import Backlog
 from weft.edge_node.sessions.store.settings import StateCounters, StateSettings
 from weft.edge_node.subscriptions import catch_up

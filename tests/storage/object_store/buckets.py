@@ -65,8 +65,9 @@ def _drained(server: subprocess.Popen[str]) -> Iterator[None]:
     """Read the request log to its end, or the server would stop at a full pipe."""
     import threading
 
-    assert server.stderr is not None
-    reader = threading.Thread(target=lambda: [None for _ in server.stderr], daemon=True)
+    lines = server.stderr
+    assert lines is not None
+    reader = threading.Thread(target=lambda: [None for _ in lines], daemon=True)
     reader.start()
     try:
         yield

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import os
+from collections.abc import Awaitable
 
 import pytest
 
 from weft.storage.object_store import AlreadyExists, NotFound, ObjectStore, PreconditionFailed, probe
+from weft.storage.object_store.protocol import Listed
 
 
-async def outcome(call) -> object:
+async def outcome(call: Awaitable[object]) -> object:
     """What a call answered: its value, or the class of its answer."""
     try:
         return await call
@@ -169,7 +171,7 @@ class TestList:
 
     async def test_a_limit_cuts_and_after_continues(self, full: ObjectStore) -> None:
         every = await full.list("")
-        pages = []
+        pages: list[Listed] = []
         while page := await full.list("", after=pages[-1].key if pages else None, limit=2):
             assert len(page) <= 2
             pages += page

@@ -317,7 +317,7 @@ def test_a_wall_clock_that_nobody_keeps_right_expires_nothing(disk: FakeFileSyst
     clock.state = ClockState.UNSYNCED
     walls = clock.wall
     clock.wall = lambda: walls() + 10**18  # type: ignore[method-assign]
-    log._wall_clock = log.committer._wall_clock = clock.wall
+    log._wall_clock = log.committer.wall_clock = clock.wall
     log.committer.housekeep()
     commit_all(log)
     assert not log.gaps(stream)

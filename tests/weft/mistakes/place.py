@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from multiprocessing.context import ForkServerContext
 from pathlib import Path
 
+from tests.support.waiting import wait_until
 from tests.weft.mistakes import child
-from tests.weft.processes import wait_until
 
 RUN_S_MAX = 30.0
 _TIME = re.compile(r"^\d{4}-\d\d-\d\d \d\d:\d\d:\d\d[.,]\d{3}\S* ", re.MULTILINE)
@@ -84,7 +84,9 @@ class Place:
             # The user who runs the tests may be called as a topic is.
             before = "(?:(?<=user )|(?<=-o ))" if placeholder == "<user>" else ""
             if value:
-                text = re.sub(rf"{before}(?<![\w-]){re.escape(value)}(?![\w-])", lambda _, name=placeholder: name, text)
+                # As a template of re.sub a backslash would have a meaning.
+                template = placeholder.replace("\\", r"\\")
+                text = re.sub(rf"{before}(?<![\w-]){re.escape(value)}(?![\w-])", template, text)
         return _PROBE.sub("probe/<key>", _MOMENT.sub("<time>", _TIME.sub("", text))).strip()
 
     def start(self, arguments: list[str], folder: Path, given: str = "") -> multiprocessing.process.BaseProcess:

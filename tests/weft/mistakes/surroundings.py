@@ -15,11 +15,12 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
+from tests.support.processes import publish
 from tests.weft.mistakes import child
 from tests.weft.mistakes.place import Place
-from tests.weft.processes import free_port, publish
 from weft.cloud_hub.api.tokens import Scope, create_token, revoke_token
 from weft.config.units import approximate_size
+from weft.demo.fabric import free_port
 from weft.edge_node.access import users
 
 EDGE = """node: press-shop-1

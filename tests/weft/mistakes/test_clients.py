@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.waiting import wait_until
 from tests.weft.mistakes import surroundings
 from tests.weft.mistakes.place import Place, made
-from tests.weft.processes import wait_until
 from weft.protocols.mqtt.encoder import encode
 from weft.protocols.mqtt.packets import Connect
 

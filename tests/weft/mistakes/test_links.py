@@ -14,9 +14,10 @@ from typing import Any, NamedTuple
 
 import pytest
 
+from tests.support.waiting import wait_until
 from tests.weft.mistakes import surroundings
 from tests.weft.mistakes.place import Place, made
-from tests.weft.processes import free_port, wait_until
+from weft.demo.fabric import free_port
 
 
 class Link(NamedTuple):

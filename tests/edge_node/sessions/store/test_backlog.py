@@ -82,7 +82,12 @@ async def test_a_page_asks_once_per_topic_of_a_batch() -> None:
     commit_all(log)
     asked: list[bytes] = []
     backlog, _ = backlog_of(log)
-    page = await backlog.read(stream, 0, lambda topic: bool(asked.append(topic)))
+
+    def may_read(topic: bytes) -> bool:
+        asked.append(topic)
+        return False
+
+    page = await backlog.read(stream, 0, may_read)
     assert sorted(asked) == [b"a", b"b"]
     assert page == ([], 100, 0)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -20,7 +21,11 @@ QUICK = StateSettings(save_interval_s=0.02)
 
 
 async def opened(directory: Path, settings: StateSettings = QUICK) -> tuple[SegmentLog, BrokerState]:
-    post = asyncio.get_running_loop().call_soon_threadsafe
+    loop = asyncio.get_running_loop()
+
+    def post(callback: Callable[[], None]) -> None:
+        loop.call_soon_threadsafe(callback)
+
     log = SegmentLog.open(
         str(directory), LogSettings(), wall_clock=wall_clock, clock_reading=clock_reader(),
         random_bits=random.getrandbits, post=post,

@@ -39,7 +39,7 @@ def database(tmp_path: Path, owner: Owner) -> Database:
 
 def test_what_waits_shares_a_transaction(tmp_path: Path, owner: Owner, database: Database) -> None:
     gate = threading.Event()
-    database.submit(lambda _: gate.wait() and None, lambda _: None)  # type: ignore[arg-type,return-value]
+    database.submit(lambda _: gate.wait() and None, lambda _: None)  # type: ignore[arg-type]
     told: list[BaseException | None] = []
     for number in range(100):
         database.submit(insert(number), told.append)  # type: ignore[arg-type]
@@ -53,7 +53,7 @@ def test_what_waits_shares_a_transaction(tmp_path: Path, owner: Owner, database:
 
 def test_one_bad_job_does_not_take_the_others_along(tmp_path: Path, owner: Owner, database: Database) -> None:
     gate = threading.Event()
-    database.submit(lambda _: gate.wait() and None, lambda _: None)  # type: ignore[arg-type,return-value]
+    database.submit(lambda _: gate.wait() and None, lambda _: None)  # type: ignore[arg-type]
     told: dict[int, BaseException | None] = {}
     for number, numbers in enumerate([(1, 2), (3, 1), (4,)]):
         database.submit(insert(*numbers), lambda error, number=number: told.update({number: error}))  # type: ignore[arg-type,misc]

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
 from tests.edge_node.sessions.store.helpers import Node, record
-from tests.storage.fakes import eio
+from tests.storage.fakes import FakeFileSystem, eio
 from tests.storage.segment_log.helpers import commit_all
 from weft.edge_node.sessions.records import Sent, SessionRecord
 from weft.edge_node.sessions.store import StateSettings
@@ -192,7 +192,8 @@ class JournalMachine(RuleBasedStateMachine):
 
     @rule(call=st.sampled_from(["write_at", "sync", "create"]), seed=st.integers(0, 1 << 32))
     def power_cut_during_a_commit(self, call: str, seed: int) -> None:
-        disk, left = self.node.disk, []
+        disk = self.node.disk
+        left: list[FakeFileSystem] = []
 
         def fail(name: str, path: str) -> OSError | None:
             if name == call and not left:

@@ -4,6 +4,7 @@ import time
 from pathlib import Path
 
 import pytest
+import sqlite_utils
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -34,11 +35,17 @@ class Shelf:
             self.database, settings or StateSettings(), self.counters, lambda: self.now
         )  # fmt: skip
 
-    def set(self, topic: str, payload: bytes = b"x", properties: Properties = NO_PROPERTIES) -> bool:
+    def put(self, topic: str, payload: bytes = b"x", properties: Properties = NO_PROPERTIES) -> bool:
         return self.messages.set(topic.encode(), payload, 1, properties, self.now)
 
     def topics(self, topic_filter: str = "#") -> set[str]:
         return {message.topic.decode() for message in self.messages.match(topic_filter)}
+
+    def limit_pages(self, pages: int) -> None:
+        def limit(database: sqlite_utils.Database) -> None:
+            database.execute(f"PRAGMA max_page_count = {pages}")
+
+        self.database.run(limit)
 
     def durable(self) -> BaseException | None:
         return self.owner.outcome(self.messages.on_durable)
@@ -67,10 +74,10 @@ def test_a_tree_forgets_what_was_taken_out() -> None:
 def test_the_last_message_of_a_topic_survives_a_restart(tmp_path: Path) -> None:
     shelf = Shelf(tmp_path)
     properties = Properties(content_type="text/plain", user_properties=(("a", "b"),), correlation_data=b"\0\xff")
-    shelf.set("plant/1", b"old")
-    shelf.set("plant/1", b"\0new", properties)
-    shelf.set("plant/2")
-    shelf.set("plant/ü")
+    shelf.put("plant/1", b"old")
+    shelf.put("plant/1", b"\0new", properties)
+    shelf.put("plant/2")
+    shelf.put("plant/ü")
     shelf.messages.clear(b"plant/2")
     shelf.messages.clear(b"never/there")
     assert shelf.durable() is None
@@ -88,7 +95,7 @@ def test_durable_says_so_at_once_when_nothing_waits(tmp_path: Path) -> None:
     told: list[object] = []
     shelf.messages.on_durable(told.append)
     assert told == [None]
-    shelf.set("a")
+    shelf.put("a")
     shelf.messages.on_durable(told.append)
     assert told == [None]
     shelf.owner.wait_for(lambda: len(told) == 2)
@@ -98,7 +105,7 @@ def test_durable_says_so_at_once_when_nothing_waits(tmp_path: Path) -> None:
 def test_topics_of_the_server_are_not_found_by_a_wildcard(tmp_path: Path) -> None:
     shelf = Shelf(tmp_path)
     for topic in ("$SYS/uptime", "a", "a/$b"):
-        shelf.set(topic)
+        shelf.put(topic)
     assert shelf.topics("#") == {"a", "a/$b"}
     assert shelf.topics("+/uptime") == set()
     assert shelf.topics("$SYS/#") == {"$SYS/uptime"}
@@ -106,10 +113,10 @@ def test_topics_of_the_server_are_not_found_by_a_wildcard(tmp_path: Path) -> Non
 
 def test_expired_messages_are_gone_also_from_the_file(tmp_path: Path) -> None:
     shelf = Shelf(tmp_path)
-    shelf.set("soon", properties=Properties(message_expiry_interval=10))
-    shelf.set("later", properties=Properties(message_expiry_interval=20))
-    shelf.set("renewed", properties=Properties(message_expiry_interval=10))
-    shelf.set("renewed")
+    shelf.put("soon", properties=Properties(message_expiry_interval=10))
+    shelf.put("later", properties=Properties(message_expiry_interval=20))
+    shelf.put("renewed", properties=Properties(message_expiry_interval=10))
+    shelf.put("renewed")
     shelf.now += 10 * SECOND
     assert shelf.topics() == {"later", "renewed"}
     assert shelf.counters.retained_expired == 1
@@ -121,7 +128,7 @@ def test_many_renewals_of_a_message_that_expires_do_not_pile_up(tmp_path: Path) 
     shelf = Shelf(tmp_path)
     for _ in range(1000):
         shelf.now += 1
-        shelf.set("a", properties=Properties(message_expiry_interval=3600))
+        shelf.put("a", properties=Properties(message_expiry_interval=3600))
     assert len(shelf.messages._deadlines) < 100
 
 
@@ -131,28 +138,28 @@ def test_many_renewals_of_a_message_that_expires_do_not_pile_up(tmp_path: Path) 
 )
 def test_a_limit_refuses_what_is_new_and_keeps_what_is_there(tmp_path: Path, settings: StateSettings) -> None:
     shelf = Shelf(tmp_path, settings)
-    assert shelf.set("a")
-    assert shelf.set("b")
-    assert not shelf.set("c")
-    assert shelf.set("a", b"y")
+    assert shelf.put("a")
+    assert shelf.put("b")
+    assert not shelf.put("c")
+    assert shelf.put("a", b"y")
     assert shelf.counters.retained_refused == 1
     shelf.messages.clear(b"b")
-    assert shelf.set("c")
+    assert shelf.put("c")
     assert shelf.topics() == {"a", "c"}
-    assert not shelf.set("a", bytes(10_000))
+    assert not shelf.put("a", bytes(10_000))
     assert shelf.messages.match("a")[0].payload == b"y"
 
 
 def test_a_full_disk_is_told_to_whoever_waits_and_tried_again(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     shelf = Shelf(tmp_path)
-    shelf.database.run(lambda database: database.execute("PRAGMA max_page_count = 20"))
-    shelf.set("large", bytes(1 << 20))
+    shelf.limit_pages(20)
+    shelf.put("large", bytes(1 << 20))
     error = shelf.durable()
     assert "full" in str(error)
     assert "cannot be written" in caplog.text
     assert shelf.database.failed is None
-    shelf.database.run(lambda database: database.execute("PRAGMA max_page_count = 100000"))
-    shelf.set("small", b"kept with the large one")
+    shelf.limit_pages(100_000)
+    shelf.put("small", b"kept with the large one")
     assert shelf.durable() is None
     assert "can be written again" in caplog.text
     assert Shelf(tmp_path).topics() == {"large", "small"}
@@ -162,7 +169,7 @@ def test_a_hundred_thousand_messages_load_in_a_second(tmp_path: Path) -> None:
     settings = StateSettings(retained_messages_max=100_000, retained_bytes_max=128 << 20)
     shelf = Shelf(tmp_path, settings)
     for number in range(100_000):
-        shelf.set(f"plant/{number % 100}/machine/{number}", b"21.5" * 10)
+        shelf.put(f"plant/{number % 100}/machine/{number}", b"21.5" * 10)
     assert shelf.durable() is None
     shelf.database.close()
     started, cpu = time.perf_counter(), time.process_time()

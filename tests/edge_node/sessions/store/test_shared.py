@@ -6,6 +6,7 @@ import logging
 from collections.abc import Iterator
 
 import pytest
+import sqlite_utils
 
 from tests.edge_node.sessions.store.helpers import Node
 from tests.storage.segment_log.helpers import put
@@ -117,7 +118,11 @@ def test_a_row_that_does_not_decode_is_passed_over(node: Node, caplog: pytest.Lo
     node.state.journal.shared_moved(NAME, {}, [])
     node.commit()
     node.save()
-    node.state._database.run(lambda database: database.conn.execute("UPDATE shared_subscriptions SET record = 'x'"))
+
+    def damage(database: sqlite_utils.Database) -> None:
+        database.conn.execute("UPDATE shared_subscriptions SET record = 'x'")
+
+    node.state._database.run(damage)
     with caplog.at_level(logging.ERROR):
         node.kill()
     assert shared(node) == []

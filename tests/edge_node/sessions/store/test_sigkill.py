@@ -25,7 +25,7 @@ def run_and_kill(directory: Path, life: int, seconds: float) -> list[list[str]]:
         assert process.stdout is not None
         assert process.stdout.readline() == b"started\n"
         timer = time.monotonic() + seconds
-        lines = []
+        lines: list[bytes] = []
         while time.monotonic() < timer or sum(line.startswith(b"received") for line in lines) <= 10:
             lines.append(process.stdout.readline())
         process.send_signal(signal.SIGKILL)

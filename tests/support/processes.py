@@ -18,11 +18,9 @@ from click.testing import CliRunner, Result
 from paho.mqtt.enums import CallbackAPIVersion
 
 from weft.cli import cli
-from weft.demo.fabric import free_port  # noqa: F401  # for those who start nodes
 
 READY_S_MAX = 20.0
 STOP_S_MAX = 10.0
-POLL_INTERVAL_S = 0.02
 
 
 class Node:
@@ -96,11 +94,3 @@ def publish(port: int, topic: str, payloads: list[str]) -> None:
     finally:
         client.disconnect()
         client.loop_stop()
-
-
-def wait_until(condition: Callable[[], object], seconds_max: float = 20.0) -> None:
-    """Poll another process: there is no event to wait for across processes."""
-    deadline = time.monotonic() + seconds_max
-    while not condition():
-        assert time.monotonic() < deadline, "it did not happen in time"
-        time.sleep(POLL_INTERVAL_S)

@@ -1,0 +1,219 @@
+"""The modules of the project, what each imports, and the order of its rooms."""
+
+from __future__ import annotations
+
+import ast
+import functools
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+ROOT = Path(__file__).parents[2]
+FOUNDATION = {"protocols", "config"}
+ALLOWED: dict[str, set[str]] = {
+    "protocols": set(),
+    "config": set(),
+    "storage": FOUNDATION,
+    "replication": FOUNDATION,
+    "edge_node": {*FOUNDATION, "storage", "replication"},
+    "cloud_hub": {*FOUNDATION, "storage", "replication"},
+    "spark_sinks": {*FOUNDATION, "storage"},
+    "pyspark_weft": {"spark_sinks"},
+    "weft": {*FOUNDATION, "storage", "replication", "edge_node", "cloud_hub", "spark_sinks"},
+}
+"""Package -> packages of ours that it may import, also inside functions."""
+PACKAGES = tuple(ALLOWED)
+OTHERS = "*"
+"""In a table of rooms: every module of the folder that the table does not name. Among them only circles are refused."""
+
+ROOMS: dict[str, tuple[tuple[str, ...], ...]] = {
+    "edge_node": (
+        ("counters", "clock", "timer_wheel", "streams", "light_imports"),
+        ("check",),
+        ("listeners",),
+        ("access",),
+        ("subscriptions",),
+        ("ingest",),
+        ("sessions",),
+        ("mqtt",),
+        ("links", "control", "status"),
+        ("inspect",),
+        ("from_config", "preflight"),
+        ("node",),
+    ),
+    "edge_node.inspect": (
+        ("exclusive_log", "view"),
+        ("drop", "log_owner", "rename", "tail_start"),
+        ("tail",),
+        ("query",),
+    ),
+    "storage": (
+        ("filesystem", "private_file", "histogram", "hub_keys", "table"),
+        ("object_store", "segment_log"),
+        ("cluster",),
+        ("chunk_log",),
+    ),
+    "storage.segment_log": (
+        ("errors", "settings", "names"),
+        ("state",),
+        ("walk",),
+        ("room",),
+        ("read", "commit"),
+        ("recover",),
+        ("log",),
+        ("__init__",),
+    ),
+    "replication": ((OTHERS,), ("runner",)),
+    "cloud_hub": (
+        ("check", "settings", "tables"),
+        ("audit", "shard"),
+        ("api",),
+        ("links", "preflight"),
+        ("hub",),
+    ),
+    "protocols": (("errors", "health", "lane", "payloads", "topics"), ("mqtt", OTHERS)),
+    "weft": ((OTHERS,), ("demo", "service", "text"), ("commands",), ("cli",), ("__main__",)),
+}
+"""Folder -> its floors from the ground up. A room knows rooms of lower floors, and none of its own floor.
+
+A name of one file is a room as well. What stands in a folder of this table stands in its table.
+"""
+
+
+class Edge(NamedTuple):
+    """One import: who, where, whom."""
+
+    importer: str
+    line: int
+    imported: str
+
+    def __str__(self) -> str:
+        return f"{self.importer}:{self.line} imports {self.imported}"
+
+
+def sources(*folders: str) -> list[Path]:
+    return sorted(path for folder in folders for path in (ROOT / folder).rglob("*.py"))
+
+
+def place(path: Path) -> str:
+    return path.relative_to(ROOT).as_posix()
+
+
+@functools.cache
+def tree(path: Path) -> ast.Module:
+    return ast.parse(path.read_text())
+
+
+@functools.cache
+def modules() -> Mapping[str, Path]:
+    """Dotted name below the repository -> file. A package goes by its own name: ``edge_node.inspect``."""
+    return {_name(path): path for path in sources(*PACKAGES)}
+
+
+def _name(path: Path) -> str:
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+@functools.cache
+def edges() -> tuple[Edge, ...]:
+    """Every import of one module of ours by another, also for types alone and inside functions."""
+    return tuple(
+        Edge(name, line, imported)
+        for name, path in modules().items()
+        for line, imported in _imported(tree(path))
+        if imported != name
+    )
+
+
+def _imported(module: ast.Module) -> Iterator[tuple[int, str]]:
+    for node in ast.walk(module):
+        if isinstance(node, ast.Import):
+            candidates = [[_local(alias.name)] for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            base = _local(node.module or "")
+            # "from package import name": the module of that name, else the package, which has the name.
+            candidates = [[f"{base}.{alias.name}", base] for alias in node.names]
+        else:
+            continue
+        for names in candidates:
+            if found := next((name for name in names if name in modules()), None):
+                yield node.lineno, found
+
+
+def _local(name: str) -> str:
+    """The name below the repository: ``weft.storage`` is the folder ``storage`` (decision record 0030)."""
+    rest = name.removeprefix("weft.")
+    return rest if rest.partition(".")[0] in PACKAGES else name
+
+
+def circles() -> list[list[str]]:
+    """The modules that import each other in a circle, a sorted list for each (Tarjan's algorithm)."""
+    graph: dict[str, set[str]] = {name: set() for name in modules()}
+    for edge in edges():
+        graph[edge.importer].add(edge.imported)
+    return [sorted(group) for group in strongly_connected(graph) if len(group) > 1]
+
+
+def strongly_connected(graph: Mapping[str, set[str]]) -> list[list[str]]:
+    order: dict[str, int] = {}
+    lowest: dict[str, int] = {}
+    stack: list[str] = []
+    found: list[list[str]] = []
+
+    def visit(node: str) -> None:
+        order[node] = lowest[node] = len(order)
+        stack.append(node)
+        for other in graph[node]:
+            if other not in order:
+                visit(other)
+                lowest[node] = min(lowest[node], lowest[other])
+            elif other in stack:
+                lowest[node] = min(lowest[node], order[other])
+        if lowest[node] == order[node]:
+            at = stack.index(node)
+            found.append(stack[at:])
+            del stack[at:]
+
+    for node in graph:
+        if node not in order:
+            visit(node)
+    return found
+
+
+def room(folder: str, module: str) -> str | None:
+    """The room of the folder that the module stands in; None for a module of elsewhere."""
+    if module == folder:
+        return "__init__"
+    return module.removeprefix(f"{folder}.").partition(".")[0] if module.startswith(f"{folder}.") else None
+
+
+def floor(folder: str, name: str) -> int:
+    """The floor of a room, from 0 at the ground.
+
+    Raises:
+        LookupError: the table has no place for it.
+    """
+    floors = ROOMS[folder]
+    for wanted in (name, OTHERS):
+        for number, names in enumerate(floors):
+            if wanted in names:
+                return number
+    if name == "__init__":
+        return len(floors)  # A package's own module hands out what its rooms hold.
+    raise LookupError(f"give {folder}.{name} a floor in the table of rooms")
+
+
+def upward(folder: str) -> list[Edge]:
+    """The imports between rooms of the folder that do not lead down."""
+    found = []
+    for edge in edges():
+        importer, imported = room(folder, edge.importer), room(folder, edge.imported)
+        if importer is None or imported is None or importer == imported:
+            continue
+        named = {name for names in ROOMS[folder] for name in names}
+        if not {importer, imported} & named:
+            continue  # Two of the others.
+        if floor(folder, imported) >= floor(folder, importer):
+            found.append(edge)
+    return found

@@ -1,0 +1,90 @@
+"""Of two runs that share their work, each test is in the one or the other."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.second_run import plain
+
+ROOT = Path(__file__).parents[2]
+CONFTEST = """\
+import pytest
+from tests.second_run import SecondRun
+
+def pytest_addoption(parser):
+    parser.addoption("--passed-to")
+    parser.addoption("--not-again")
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_configure(config):
+    config.pluginmanager.register(SecondRun(config))
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items):
+    for item in items:
+        item.add_marker(pytest.mark.xdist_group(item.path.name))
+"""
+TESTS = """\
+import os, pytest
+
+def test_good(): pass
+
+@pytest.mark.parametrize("text", ["a@b", "test_some.py@x"])
+def test_with_names(text): pass
+
+@pytest.mark.slow
+def test_slow(): pass
+
+@pytest.mark.spark
+def test_of_spark(): pass
+
+def test_that_needs_a_compiler():
+    if "COMPILER" not in os.environ:
+        pytest.skip("no compiler")
+
+@pytest.fixture
+def broken_end():
+    yield
+    assert "COMPILER" in os.environ
+
+def test_whose_end_fails(broken_end): pass
+"""
+
+
+@pytest.mark.parametrize("processes", [[], ["--numprocesses=1", "--dist=loadgroup"]], ids=["one", "workers"])
+def test_a_second_run_makes_what_the_first_has_not_settled(processes: list[str], tmp_path: Path) -> None:
+    (tmp_path / "conftest.py").write_text(CONFTEST)
+    (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers = slow\n    spark\n")
+    (tmp_path / "test_some.py").write_text(TESTS)
+
+    def run(*arguments: str, **environment: str) -> set[str]:
+        command = [sys.executable, "-m", "pytest", "-v", "-p", "no:cacheprovider", *processes, *arguments]
+        variables = {"PATH": "/usr/bin:/bin", "PYTHONPATH": str(ROOT), "TMPDIR": str(tmp_path), **environment}
+        done = subprocess.run(command, cwd=tmp_path, env=variables, capture_output=True, text=True, check=False)
+        assert done.returncode in (0, 1), done.stdout + done.stderr
+        # Workers' lines have the outcome before the name.
+        found = re.findall(r"::(test_\w+)\S* PASSED|PASSED \S+::(test_\w+)", done.stdout)
+        return {alone or of_worker for alone, of_worker in found}
+
+    first = run("-m", "not slow", "--passed-to=passed")
+    second = run("--not-again=passed", COMPILER="cc")
+    assert first == {"test_good", "test_with_names", "test_of_spark", "test_whose_end_fails"}
+    assert second == {"test_slow", "test_of_spark", "test_that_needs_a_compiler", "test_whose_end_fails"}
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("tests/config/test_a.py::test_b@config/test_a.py", "tests/config/test_a.py::test_b"),
+        ("tests/interop/test_a.py::test_b[x@y]@interop", "tests/interop/test_a.py::test_b[x@y]"),
+        ("tests/config/test_a.py::test_b[x@y]", "tests/config/test_a.py::test_b[x@y]"),
+        ("tests/config/test_a.py::test_b", "tests/config/test_a.py::test_b"),
+    ],
+)
+def test_names_are_the_same_with_and_without_workers(name: str, expected: str) -> None:
+    assert plain(name) == expected

@@ -1,0 +1,224 @@
+"""The house stays tidy: no circle, no import up, no crowded folder, no hidden clock, no lost task, nothing too long."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.architecture.house import (
+    PACKAGES,
+    ROOMS,
+    circles,
+    edges,
+    modules,
+    place,
+    room,
+    sources,
+    strongly_connected,
+    tree,
+    upward,
+)
+
+BEING_REMOVED = {
+    # 2026-11-20
+    "circles": ("edge_node.sessions.", "edge_node.subscriptions.", "edge_node.mqtt."),
+    "rooms": ("edge_node",),
+    "files": (),
+    "clocks": (),
+}
+"""What issue 8 is about to mend: beginnings of modules in circles, tables of rooms, files. Empty when it is done."""
+
+SIBLINGS_MAX = 20
+"""Modules and folders of one folder. What a reader can take in at one look at the tree; the largest today has 20."""
+FILE_LINES_MAX = 400
+"""A module fits in a head. Most have under 250 lines; above 400 two things are told in one file."""
+FUNCTION_LINES_MAX = 70
+"""A function fits on a screen, docstring included."""
+LONG_FUNCTIONS = {
+    "protocols/mqtt/publish_run.py::scan": "the hot loop of PUBLISH packets: a call for each packet would cost a third",
+}
+
+COMPOSITION_ROOTS = {
+    "edge_node/node.py": "starts an edge node",
+    "edge_node/clock.py": "the clock that node.py hands on: wall clock, boot clock, and whether it is synchronised",
+    "cloud_hub/hub.py": "starts a hub",
+    "weft/commands/": "a command begins now",
+    "weft/demo/": "drives the whole fabric in real time",
+}
+"""Who may read a clock. Everybody else is given the time, or a clock to ask, and can be tested at any moment.
+
+``loop.time()`` is not in question: it belongs to the loop that a test may replace. A clock as the default of a
+parameter is no read; whoever tests hands in another.
+"""
+CLOCKS = {
+    "time": {
+        "time", "time_ns", "monotonic", "monotonic_ns", "perf_counter", "perf_counter_ns", "process_time",
+        "process_time_ns", "thread_time", "thread_time_ns", "clock_gettime", "clock_gettime_ns", "localtime", "gmtime",
+    },
+    "datetime": {"now", "utcnow", "today"},
+    "date": {"today"},
+}  # fmt: skip
+"""Module or class -> its calls that read a clock. ``gmtime`` and ``localtime`` only without an argument."""
+
+
+def test_no_modules_import_each_other_in_a_circle() -> None:
+    """An import for types alone, or inside a function, counts: it hides a circle and removes none."""
+    assert [group for group in circles() if not all(name.startswith(BEING_REMOVED["circles"]) for name in group)] == []
+
+
+@pytest.mark.parametrize("folder", ROOMS)
+def test_no_room_knows_a_room_above_it(folder: str) -> None:
+    if folder not in BEING_REMOVED["rooms"]:
+        assert [str(edge) for edge in upward(folder)] == []
+
+
+def test_a_table_of_rooms_names_rooms_that_are_there() -> None:
+    found = {folder: {room(folder, name) for name in modules()} for folder in ROOMS}
+    gone = [
+        f"{folder}.{name}"
+        for folder, floors in ROOMS.items()
+        if folder not in BEING_REMOVED["rooms"]
+        for names in floors
+        for name in names
+        if name != "*" and name not in found[folder]
+    ]
+    assert gone == []
+
+
+def test_a_running_node_does_not_know_how_it_is_inspected() -> None:
+    """``inspect`` reads the log as another process sees it: from node.py it would run beside the log's own writer."""
+    assert (
+        reached_from("edge_node.node") & {name for name in modules() if name.startswith("edge_node.inspect")} == set()
+    )
+
+
+def reached_from(module: str) -> set[str]:
+    graph: dict[str, set[str]] = {}
+    for edge in edges():
+        graph.setdefault(edge.importer, set()).add(edge.imported)
+    found, waiting = set[str](), [module]
+    while waiting:
+        name = waiting.pop()
+        if name not in found:
+            found.add(name)
+            waiting += graph.get(name, ())
+    return found
+
+
+def test_no_folder_is_crowded() -> None:
+    folders = {path.parent for path in sources(*PACKAGES)}
+    found = {place(folder): len(siblings(folder)) for folder in folders}
+    assert {folder: count for folder, count in found.items() if count > SIBLINGS_MAX} == {}
+
+
+def siblings(folder: Path) -> list[Path]:
+    """Modules and folders with modules; not the links of weft/, which say the names of folders at the top."""
+    return [
+        path
+        for path in folder.iterdir()
+        if (path.suffix == ".py" and path.name != "__init__.py")
+        or (path.is_dir() and not path.is_symlink() and any(path.rglob("*.py")))
+    ]
+
+
+def test_only_composition_roots_read_a_clock() -> None:
+    allowed = (*COMPOSITION_ROOTS, *BEING_REMOVED["clocks"])
+    found = [
+        f"{place(path)}:{line}: {read}"
+        for path in sources(*PACKAGES)
+        if not place(path).startswith(allowed)
+        for line, read in clock_reads(tree(path))
+    ]
+    assert found == []
+
+
+def clock_reads(module: ast.Module) -> Iterator[tuple[int, str]]:
+    for node in ast.walk(module):
+        if isinstance(node, ast.ImportFrom) and node.module == "time":
+            # By their bare names calls of these could not be told from others.
+            yield from ((node.lineno, f"from time import {each.name}") for each in node.names if each.name != "sleep")
+        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+            owner = ast.unparse(node.func.value).rpartition(".")[2]
+            is_conversion = node.func.attr in ("gmtime", "localtime") and node.args
+            if node.func.attr in CLOCKS.get(owner, ()) and not is_conversion:
+                yield node.lineno, ast.unparse(node.func)
+
+
+def test_no_task_is_started_and_forgotten() -> None:
+    """The loop keeps weak references only: a task that nothing holds may vanish half done, and its error is lost."""
+    found = [
+        f"{place(path)}:{line}" for path in sources(*PACKAGES, "tests", "bench") for line in forgotten_tasks(tree(path))
+    ]
+    assert found == []
+
+
+def forgotten_tasks(module: ast.Module) -> Iterator[int]:
+    groups = {
+        item.optional_vars.id
+        for node in ast.walk(module)
+        if isinstance(node, ast.AsyncWith)
+        for item in node.items
+        if isinstance(item.optional_vars, ast.Name) and ast.unparse(item.context_expr).endswith("TaskGroup()")
+    }
+    for node in ast.walk(module):
+        call = node.value if isinstance(node, ast.Expr) else None
+        if isinstance(call, ast.Call) and ast.unparse(call.func).rpartition(".")[2] in ("create_task", "ensure_future"):
+            owner = ast.unparse(call.func).rpartition(".")[0]
+            if owner not in groups:  # A task group holds its tasks and waits for them.
+                yield call.lineno
+
+
+def test_no_module_is_too_long() -> None:
+    found = {place(path): len(path.read_text().splitlines()) for path in sources(*PACKAGES)}
+    for name in BEING_REMOVED["files"]:
+        found.pop(name, None)
+    assert {name: lines for name, lines in found.items() if lines > FILE_LINES_MAX} == {}
+
+
+def test_no_function_is_too_long() -> None:
+    found = {
+        f"{place(path)}::{node.name}": node.end_lineno - node.lineno + 1
+        for path in sources(*PACKAGES, "tests", "bench", "docs")
+        for node in ast.walk(tree(path))
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.end_lineno
+    }
+    long = {name: lines for name, lines in found.items() if lines > FUNCTION_LINES_MAX}
+    assert long.keys() == LONG_FUNCTIONS.keys()
+
+
+def test_circles_are_found() -> None:
+    graph = {"a": {"b"}, "b": {"c"}, "c": {"b", "d"}, "d": {"d"}}
+    assert sorted(sorted(group) for group in strongly_connected(graph)) == [["a"], ["b", "c"], ["d"]]
+
+
+@pytest.mark.parametrize(
+    ("source", "reads"),
+    [
+        ("import time\nnow = time.monotonic()", 1),
+        ("import datetime\nnow = datetime.datetime.now(datetime.UTC)", 1),
+        ("from time import monotonic", 1),
+        ("import time\ntext = time.gmtime()", 1),
+        ("import time\ntext = time.gmtime(0)", 0),
+        ("import time\ndef __init__(clock=time.monotonic): clock()", 0),
+        ("now = asyncio.get_running_loop().time()", 0),
+    ],
+)
+def test_reads_of_a_clock_are_found(source: str, reads: int) -> None:
+    assert len(list(clock_reads(ast.parse(source)))) == reads
+
+
+@pytest.mark.parametrize(
+    ("source", "lines"),
+    [
+        ("asyncio.create_task(work())", [1]),
+        ("loop.create_task(work())", [1]),
+        ("task = asyncio.create_task(work())", []),
+        ("async def f():\n async with asyncio.TaskGroup() as group:\n  group.create_task(work())", []),
+        ("async def f():\n async with asyncio.TaskGroup() as group:\n  asyncio.create_task(work())", [3]),
+    ],
+)
+def test_forgotten_tasks_are_found(source: str, lines: list[int]) -> None:
+    assert list(forgotten_tasks(ast.parse(source))) == lines

@@ -1,0 +1,157 @@
+"""Makes the long runs, as ``./run nightly`` does.
+
+    python -m tests.nightly --hours 8                    go on where the last night was stopped, else begin a new one
+    python -m tests.nightly --hours 0.1 --jobs node      only some of them
+    python -m tests.nightly repeat simulation 4711       one seed again
+
+Ctrl-C, or a kill, loses at most the slices under way: the next call makes them again. At the end of its hours a night
+writes bench/results/nightly-DATE.json. The exit status is 1 when a seed failed, 130 when the night was stopped.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import subprocess
+import sys
+import time
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from pathlib import Path
+
+import msgspec
+from rich.console import Console
+from rich.table import Table
+
+from bench.common import RESULTS, write_results
+from tests.nightly.jobs import JOBS, Failure, Outcome, run_slice
+from tests.nightly.state import Night, Slice
+
+ROOT = Path(__file__).parents[2]
+STATE = ROOT / "nightly.json"
+
+
+class Runner:
+    """Makes slices, each in a process of its own, until the hours are over."""
+
+    def __init__(self, night: Night, slice_seeds: int | None, processes: int, console: Console) -> None:
+        self._night, self._slice_seeds, self._console = night, slice_seeds, console
+        self._pool = ThreadPoolExecutor(processes)
+        self._processes = processes
+        self._children: set[subprocess.Popen[bytes]] = set()
+
+    def run(self, seconds_max: float) -> None:
+        """Make slices until the night is ``seconds_max`` old; then wait for those under way."""
+        before, started = self._night.state.seconds, time.monotonic()
+        running: dict[Future[tuple[Outcome, float]], Slice] = {}
+        while True:
+            self._night.state.seconds = before + time.monotonic() - started
+            while self._night.state.seconds < seconds_max and len(running) < self._processes:
+                begun = self._night.next(self._slice_seeds)
+                running[self._pool.submit(self._make, begun)] = begun
+            if not running:
+                return
+            for future in wait(running, return_when=FIRST_COMPLETED).done:
+                self._finish(running.pop(future), *future.result())
+
+    def _finish(self, done: Slice, outcome: Outcome, seconds: float) -> None:
+        self._night.note(done, outcome, seconds)
+        self._console.print(
+            f"{done.job}: seeds {done.first} to {done.end - 1}, {outcome.done:,} {JOBS[done.job].unit}, {seconds:.0f} s"
+        )
+        for failure in outcome.failures:
+            tell(failure, done.job, self._console)
+
+    def _make(self, begun: Slice) -> tuple[Outcome, float]:
+        started = time.monotonic()
+        command = [sys.executable, "-m", "tests.nightly", "slice", begun.job, str(begun.first), str(begun.end)]
+        # A session of its own, so that its whole family can be ended with it.
+        child = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, start_new_session=True)
+        self._children.add(child)
+        try:
+            answer, _ = child.communicate()
+        finally:
+            self._children.discard(child)
+        if child.returncode == 0:
+            outcome = msgspec.json.decode(answer, type=Outcome)
+        else:
+            again = f".venv/bin/python -m tests.nightly slice {begun.job} {begun.first} {begun.end}"
+            outcome = Outcome(0, [Failure(begun.first, f"the slice ended with status {child.returncode}", again)])
+        return outcome, time.monotonic() - started
+
+    def stop(self) -> None:
+        """End the slices under way."""
+        for child in list(self._children):
+            os.killpg(child.pid, signal.SIGKILL)
+        self._pool.shutdown(cancel_futures=True)
+
+
+def tell(failure: Failure, job: str, console: Console) -> None:
+    """Print what failed and how to see it again."""
+    console.print(f"[red]{job}, seed {failure.seed} FAILED[/red]", highlight=False)
+    console.print(failure.message, markup=False, highlight=False)
+    console.print(f"    {failure.repeat}", markup=False, highlight=False, soft_wrap=True)
+
+
+def table(night: Night) -> Table:
+    """The night at a glance."""
+    made = Table("job", "seeds", "done", "minutes", "failed")
+    for name, row in night.state.rows.items():
+        job = JOBS[name]
+        reached = f", {row.done / job.target:.0%} of {job.target:,}" if job.target else ""
+        figures = (f"{row.seeds:,}", f"{row.done:,} {job.unit}{reached}", f"{row.seconds / 60:.1f}")
+        made.add_row(name, *figures, f"[red]{len(row.failures)}[/red]" if row.failures else "0")
+    return made
+
+
+def spend(arguments: argparse.Namespace) -> int:
+    """Make the night, or go on with it."""
+    console = Console()
+    night = Night(arguments.state, {name: JOBS[name] for name in arguments.jobs})
+    if night.state.started:
+        console.print(f"Going on with the night of {night.state.started}, {night.state.seconds / 60:.0f} minutes old.")
+    night.state.started = night.state.started or time.strftime("%Y-%m-%d", time.gmtime())
+    runner = Runner(night, arguments.slice_seeds, arguments.processes, console)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        runner.run(arguments.hours * 3600)
+    except KeyboardInterrupt:
+        night.save()
+        runner.stop()
+        console.print("Stopped. The same command goes on.")
+        return 130
+    figures = {
+        name: {**msgspec.to_builtins(row), "unit": JOBS[name].unit, "next_seed": night.state.next_seeds[name]}
+        for name, row in night.state.rows.items()
+    }
+    path = write_results("nightly", {"hours": round(night.state.seconds / 3600, 3), "jobs": figures}, arguments.results)
+    console.print(table(night), f"Written to {path}")
+    failures = [(name, failure) for name, row in night.state.rows.items() for failure in row.failures]
+    for name, failure in failures:
+        tell(failure, name, console)
+    night.close()
+    return 1 if failures else 0
+
+
+def main() -> int:
+    """Read the command line."""
+    parser = argparse.ArgumentParser(
+        prog="./run nightly", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--hours", type=float, default=8.0, help="how long the whole night lasts (8)")
+    parser.add_argument("--processes", type=int, default=max(1, (os.cpu_count() or 2) - 1), help="slices at a time")
+    parser.add_argument("--jobs", nargs="+", choices=JOBS, default=list(JOBS), metavar="JOB", help=", ".join(JOBS))
+    parser.add_argument("--slice-seeds", type=int, metavar="N", help="seeds of a slice, instead of each job's own")
+    parser.add_argument("--state", type=Path, default=STATE, help=argparse.SUPPRESS)
+    parser.add_argument("--results", type=Path, default=RESULTS, help=argparse.SUPPRESS)
+    return spend(parser.parse_args())
+
+
+if __name__ == "__main__":
+    match sys.argv[1:]:
+        case ["slice", name, first, end]:
+            sys.stdout.buffer.write(msgspec.json.encode(run_slice(name, int(first), int(end))))
+        case ["repeat", name, seed]:
+            print(f"{JOBS[name].run(int(seed)):,} {JOBS[name].unit}: every promise was kept")
+        case _:
+            sys.exit(main())

@@ -1,0 +1,94 @@
+"""What a night has done so far, in a file that is whole at any moment."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+import msgspec
+
+from tests.nightly.jobs import Failure, Job, Outcome
+
+
+class Row(msgspec.Struct):
+    """One job of a night."""
+
+    seeds: int = 0
+    done: int = 0
+    seconds: float = 0.0
+    failures: list[Failure] = []
+
+
+class Slice(msgspec.Struct, frozen=True):
+    """Seeds of a job, from ``first`` to before ``end``."""
+
+    job: str
+    first: int
+    end: int
+
+
+class State(msgspec.Struct):
+    """The night under way, and where the next one goes on."""
+
+    next_seeds: dict[str, int] = {}
+    open: list[Slice] = []
+    """Begun and not done. After a kill they are made again, so that no seed is left out."""
+    rows: dict[str, Row] = {}
+    seconds: float = 0.0
+    """How long the night has lasted, pauses left out."""
+    started: str = ""
+    """The night's date; empty before its first slice."""
+
+
+class Night:
+    """The state and its file. After each method the file says what the state says."""
+
+    def __init__(self, path: Path, jobs: Mapping[str, Job]) -> None:
+        self._path = path
+        self.state = msgspec.json.decode(path.read_bytes(), type=State) if path.exists() else State()
+        self._left = [each for each in self.state.open if each.job in jobs]
+        self._jobs = jobs
+
+    def next(self, seeds: int | None = None) -> Slice:
+        """Begin a slice: one that a kill cut short, or new seeds of the job that lags behind its share.
+
+        Args:
+            seeds: how many new ones, instead of as many as the job says.
+        """
+        if self._left:
+            return self._left.pop()
+        running = [each.job for each in self.state.open]
+        job = min(self._jobs, key=lambda name: (running.count(name), self.row(name).seconds / self._jobs[name].share))
+        first = self.state.next_seeds.get(job, 1)
+        begun = Slice(job, first, first + (seeds or self._jobs[job].slice_seeds))
+        self.state.next_seeds[job] = begun.end
+        self.state.open.append(begun)
+        self.save()
+        return begun
+
+    def note(self, done: Slice, outcome: Outcome, seconds: float) -> None:
+        """Count what a slice came to."""
+        row = self.row(done.job)
+        row.seeds += done.end - done.first
+        row.done += outcome.done
+        row.seconds += seconds
+        row.failures += outcome.failures
+        self.state.open.remove(done)
+        self.save()
+
+    def row(self, job: str) -> Row:
+        """The figures of a job."""
+        return self.state.rows.setdefault(job, Row())
+
+    def close(self) -> None:
+        """End the night: what follows goes on with later seeds and counts from zero."""
+        self.state = State(next_seeds=self.state.next_seeds, open=self.state.open)
+        self.save()
+
+    def save(self) -> None:
+        """Replace the file; a kill leaves the old one or the new one."""
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        temporary = self._path.with_suffix(".new")
+        temporary.write_bytes(msgspec.json.format(msgspec.json.encode(self.state), indent=1))
+        os.replace(temporary, self._path)

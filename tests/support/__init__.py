@@ -1,0 +1,1 @@
+"""What tests of several folders need, once: waiting, clocks, processes and hubs."""
