@@ -21,7 +21,7 @@ from tests.durability.checks import check_all_there, check_rest_is_noticed, of_s
 from tests.durability.devices import Device
 from tests.durability.nodes import STREAM, Node
 from weft.cloud_hub.audit.audit import audit
-from weft.demo.fabric import Hub
+from weft.demo.fabric import DemoHub
 from weft.storage.filesystem import OSFileSystem
 from weft.storage.object_store import open_store
 
@@ -110,7 +110,7 @@ def test_a_node_on_a_full_disk_refuses_and_goes_on_when_there_is_space(tmp_path:
 @pytest.mark.slow
 @pytest.mark.timeout(4 * PATIENCE_S + 2 * FULL_SECONDS)
 def test_a_node_whose_budget_is_used_up_goes_on_when_its_hub_is_back(tmp_path: Path) -> None:
-    tree, hub = tmp_path / "data", Hub(tmp_path)
+    tree, hub = tmp_path / "data", DemoHub(tmp_path)
     links = f"links:\n  cloud: {{to: {hub.url}, retry_min: 50ms, retry_max: 200ms}}\n"
     try:
         with Node(tmp_path, tree, budget="16MiB", links=links) as node:

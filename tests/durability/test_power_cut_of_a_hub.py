@@ -15,7 +15,7 @@ from tests.durability.nodes import PATIENCE_S, STREAM, Node
 from tests.durability.recording import Replay, build_recorder, read_events, recorded, write_out
 from weft.cloud_hub.audit.audit import audit
 from weft.cloud_hub.audit.report import AuditReport
-from weft.demo.fabric import Hub
+from weft.demo.fabric import DemoHub
 from weft.storage.object_store import open_store
 
 pytestmark = pytest.mark.processes
@@ -24,7 +24,7 @@ LOOKS = 8
 CUTS = int(os.environ.get("WEFT_POWER_CUT_HUBS", "20"))
 
 
-def start_recorded(hub: Hub, environment: dict[str, str], patch: pytest.MonkeyPatch) -> None:
+def start_recorded(hub: DemoHub, environment: dict[str, str], patch: pytest.MonkeyPatch) -> None:
     with patch.context() as inherited:
         for name in ("LD_PRELOAD", "WEFT_RECORD_TREE", "WEFT_RECORD_JOURNAL"):
             inherited.setenv(name, environment[name])
@@ -45,7 +45,7 @@ def test_what_a_hub_acknowledged_survives_a_power_cut_at_any_call(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     library, journal = build_recorder(tmp_path), tmp_path / "journal"
-    hub = Hub(tmp_path)
+    hub = DemoHub(tmp_path)
     # Tables are made again from the log, which is what is looked at here.
     hub.config_path.write_text(hub.config_path.read_text().replace("tables: {interval: 1s}", "tables: null"))
     store = Path(hub.store)

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from weft.cloud_hub.audit.audit import audit
-from weft.demo.fabric import Edge, Hub, Service
+from weft.demo.fabric import DemoHub, Edge, Service
 from weft.storage.chunk_log import table_key
 from weft.storage.object_store import open_store
 
@@ -52,7 +52,7 @@ class Load:
         self._process.wait()
 
 
-def make_edge(directory: Path, hub: Hub) -> Edge:
+def make_edge(directory: Path, hub: DemoHub) -> Edge:
     edge = Edge(directory, "edge", hub.port)
     text = (
         edge.config_path.read_text()
@@ -63,7 +63,7 @@ def make_edge(directory: Path, hub: Hub) -> Edge:
     return edge
 
 
-def wait_until_drained(edge: Edge, hub: Hub) -> int:
+def wait_until_drained(edge: Edge, hub: DemoHub) -> int:
     """Wait until the table has a row for every record of the edge's log; the number of rows."""
     expected = edge.status()["streams"][STREAM]["durable_end"]
     deadline = time.monotonic() + DRAIN_TIMEOUT_S
@@ -112,7 +112,7 @@ def check_every_stray(edge: Edge, acked: dict[str, int]) -> None:
 def run_kills(directory: Path, kills: int, seed: int) -> Counter[str]:
     """``kills`` SIGKILLs of the edge and as many of the hub under load; what was counted afterwards."""
     chance = random.Random(seed)
-    hub = Hub(directory)
+    hub = DemoHub(directory)
     edge = make_edge(directory, hub)
     load = None
     try:

@@ -13,7 +13,7 @@ import pytest
 
 from tests.end_to_end.test_kills import DRAIN_TIMEOUT_S, STREAM, Load, check_every_message, make_edge
 from weft.cloud_hub.audit.audit import audit
-from weft.demo.fabric import Edge, Hub
+from weft.demo.fabric import DemoHub, Edge
 from weft.storage.object_store import open_store
 
 pytestmark = pytest.mark.processes
@@ -33,9 +33,9 @@ class Fabric:
         text = self.edge.config_path.read_text()
         self.edge.config_path.write_text(text.replace(f"to: {self.hubs[0].url}", link))
 
-    def _hub(self, directory: Path, name: str) -> Hub:
+    def _hub(self, directory: Path, name: str) -> DemoHub:
         (directory / name).mkdir()
-        hub = Hub(directory / name)
+        hub = DemoHub(directory / name)
         hub.config_path.write_text(hub.config_path.read_text().replace(hub.store, self.store))
         return hub
 
@@ -48,7 +48,7 @@ class Fabric:
             service.stop()
 
 
-def wait_until_drained(edge: Edge, hub: Hub) -> None:
+def wait_until_drained(edge: Edge, hub: DemoHub) -> None:
     expected = edge.status()["streams"][STREAM]["durable_end"]
     deadline = time.monotonic() + DRAIN_TIMEOUT_S
     while hub.table_rows() != expected:
@@ -66,13 +66,13 @@ def check(fabric: Fabric, acked: dict[str, int]) -> int:
     return counted["messages"]
 
 
-def kill(hub: Hub, chance: random.Random) -> None:
+def kill(hub: DemoHub, chance: random.Random) -> None:
     hub.kill()
     time.sleep(chance.uniform(0.0, 0.8))
     hub.start()
 
 
-def pause(hub: Hub, _: random.Random) -> None:
+def pause(hub: DemoHub, _: random.Random) -> None:
     """The node comes back with batches in its socket that another node has committed meanwhile."""
     os.kill(hub.pid, signal.SIGSTOP)
     time.sleep(STOP_S)
