@@ -23,14 +23,14 @@ UNPROVEN_WAIT_S_MAX = 3.0
 _CLOCK_STEP_NS = 10 * 10**9
 
 
-class Taken(NamedTuple):
+class TailRecord(NamedTuple):
     """A record."""
 
     stream: str
     record: Record
 
 
-class Gap(NamedTuple):
+class TailGap(NamedTuple):
     """A notice that records can never come."""
 
     stream: str
@@ -51,7 +51,7 @@ class LogReplaced(NamedTuple):
     directory: str
 
 
-Item = Taken | Gap | Missing | DamagedBytes | LogReplaced
+Item = TailRecord | TailGap | Missing | DamagedBytes | LogReplaced
 Wait = Callable[[float], bool]
 """Function that waits for some seconds and returns False when it is time to end."""
 
@@ -161,7 +161,7 @@ class _Tail:
             since = max(since or 0, self._newest_ns - _CLOCK_STEP_NS)
         noted = self._noted.setdefault(stream, RangeSet())
         if (since is None or notice.time >= since) and not noted.covers(notice.first, notice.end):
-            yield Gap(stream, notice)
+            yield TailGap(stream, notice)
         noted.add(notice.first, notice.end)
         self._seen.setdefault(stream, RangeSet()).add(notice.first, notice.end)
 
@@ -179,7 +179,7 @@ class _Tail:
                 if self._skip:
                     self._skip -= 1
                     continue
-                yield Taken(stream, record)
+                yield TailRecord(stream, record)
         except CodecError:
             yield DamagedBytes(file, entry.offset, entry.end)
         seen.add(header.base_seq, header.end_seq)

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from weft.edge_node.inspect.view import LogDirectory, Place, SegmentView
+from weft.edge_node.inspect.view import LogDirectory, LogPlace, SegmentView
 from weft.edge_node.inspect.view.records import Choice, choose
 from weft.protocols.batch import BatchHeader, Buffer
 from weft.protocols.errors import CodecError
@@ -29,7 +29,7 @@ class Start:
 class Beginning(NamedTuple):
     """The place to read from."""
 
-    place: Place | None
+    place: LogPlace | None
     """Place in the log; None for its beginning."""
     skip: int
     """Number of the wanted records from there on that were not requested."""
@@ -56,7 +56,7 @@ def find_beginning(directory: LogDirectory, wants: Callable[[str], bool], start:
         finally:
             view.close()
         if offset is not None:
-            return Beginning(Place(position, offset), search.surplus)
+            return Beginning(LogPlace(position, offset), search.surplus)
     return Beginning(None, search.surplus)
 
 

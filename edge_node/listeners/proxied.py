@@ -7,7 +7,7 @@ import socket
 from typing import Any
 
 from weft.edge_node.listeners.admission import NetworkConnection
-from weft.edge_node.listeners.proxy_protocol import PREFIX_BYTES, BadProxyHeader, Source, body_length, source
+from weft.edge_node.listeners.proxy_protocol import PREFIX_BYTES, BadProxyHeader, ProxiedAddress, body_length, source
 
 
 class ProxiedTransport:
@@ -29,7 +29,7 @@ class ProxiedTransport:
         return getattr(self._transport, name)
 
 
-async def read_header(loop: asyncio.AbstractEventLoop, connection: socket.socket) -> Source | None:
+async def read_header(loop: asyncio.AbstractEventLoop, connection: socket.socket) -> ProxiedAddress | None:
     """Read the PROXY header and not a byte more, as a TLS handshake may follow.
 
     Raises:

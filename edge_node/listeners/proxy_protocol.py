@@ -25,7 +25,7 @@ class BadProxyHeader(CodecError):
     """Bytes that are no PROXY header of version 2. The sentence says what is wrong with them."""
 
 
-class Source(NamedTuple):
+class ProxiedAddress(NamedTuple):
     """The client behind a proxy. ``host`` is empty when it is no internet address."""
 
     host: str
@@ -48,7 +48,7 @@ def body_length(prefix: bytes) -> int:
     return int(length)
 
 
-def source(prefix: bytes, body: bytes) -> Source | None:
+def source(prefix: bytes, body: bytes) -> ProxiedAddress | None:
     """Return the client's address; None when the proxy speaks for itself (LOCAL), as in a health check.
 
     Raises:
@@ -65,4 +65,4 @@ def source(prefix: bytes, body: bytes) -> Source | None:
     if len(body) < 2 * size + 4:
         raise BadProxyHeader("the addresses are cut short")
     (port,) = struct.unpack_from("!H", body, 2 * size)
-    return Source(str(ipaddress.ip_address(body[:size])), port)
+    return ProxiedAddress(str(ipaddress.ip_address(body[:size])), port)

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from weft.edge_node.clock import clock_reader
-from weft.edge_node.inspect.tail import Taken, newest_records
+from weft.edge_node.inspect.tail import TailRecord, newest_records
 from weft.edge_node.inspect.tail_start import Start
 from weft.edge_node.inspect.view import Cursor, Durability, LogDirectory, forecast, summarise
 from weft.protocols import batch
@@ -154,7 +154,7 @@ def by_cursor(folder: Path, disk: Disk) -> Records:
 def by_tail(folder: Path, disk: Disk) -> list[tuple[int, bytes]]:
     durability = Durability(str(folder), locked=lambda _: False)
     items = newest_records(LogDirectory(str(folder), disk), lambda _: True, Start(), durability)
-    return sorted((item.record.seq, item.record.payload) for item in items if isinstance(item, Taken))
+    return sorted((item.record.seq, item.record.payload) for item in items if isinstance(item, TailRecord))
 
 
 def by_recovery(log: SegmentLog) -> Records:

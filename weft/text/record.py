@@ -6,7 +6,7 @@ import base64
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from weft.edge_node.inspect.tail import Gap, Item, LogReplaced, Missing, Taken
+from weft.edge_node.inspect.tail import Item, LogReplaced, Missing, TailGap, TailRecord
 from weft.edge_node.inspect.view import DamagedBytes
 from weft.protocols.batch import Flag, HeaderPairs, Record
 from weft.storage.segment_log.state.gaps import reason_name
@@ -25,9 +25,9 @@ _FLAGS = {
 
 def line(item: Item) -> str:
     """Return one line for people."""
-    if isinstance(item, Taken):
+    if isinstance(item, TailRecord):
         return record_line(item.record, item.stream)
-    if isinstance(item, Gap):
+    if isinstance(item, TailGap):
         notice = item.notice
         return (
             f"-- {timestamp(notice.time)} {item.stream} {_span(notice.first, notice.end)} can never come: "
@@ -53,9 +53,9 @@ def record_line(record: Record, *stream: str) -> str:
 
 def facts(item: Item) -> dict[str, Any]:
     """Return one JSON object for programs."""
-    if isinstance(item, Taken):
+    if isinstance(item, TailRecord):
         return {"kind": "record", "stream": item.stream, **record_facts(item.record)}
-    if isinstance(item, Gap):
+    if isinstance(item, TailGap):
         notice = item.notice
         span = {"first": notice.first, "end": notice.end, "reason": reason_name(notice.reason)}
         return {"kind": "gap", "stream": item.stream, "time": timestamp(notice.time), **span}

@@ -1,6 +1,6 @@
 """A node's log as another process sees it, while the node runs or later. Nothing is locked, nothing is written."""
 
-from weft.edge_node.inspect.view.cursor import Commit, Cursor, DamagedBytes, Place
+from weft.edge_node.inspect.view.cursor import Commit, Cursor, DamagedBytes, LogPlace
 from weft.edge_node.inspect.view.directory import LogDirectory, NoLog
 from weft.edge_node.inspect.view.durability import Durability, is_locked
 from weft.edge_node.inspect.view.next_start import NextStart, forecast
@@ -13,10 +13,10 @@ __all__ = [
     "DamagedBytes",
     "Durability",
     "LogDirectory",
+    "LogPlace",
     "LogSummary",
     "NextStart",
     "NoLog",
-    "Place",
     "SegmentView",
     "StreamSummary",
     "forecast",

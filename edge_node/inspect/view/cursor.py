@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from weft.edge_node.inspect.view.directory import LogDirectory
-from weft.edge_node.inspect.view.groups import Group, walk_groups
+from weft.edge_node.inspect.view.groups import EntryGroup, walk_groups
 from weft.edge_node.inspect.view.segment_view import SegmentView
 from weft.protocols.batch import BatchHeader
 from weft.protocols.segment import HEADER_BYTES, Footer, GapNotice
@@ -15,7 +15,7 @@ from weft.storage.segment_log.walk.entry import Entry
 from weft.storage.segment_log.walk.walker import Damage
 
 
-class Place(NamedTuple):
+class LogPlace(NamedTuple):
     """The place of an entry."""
 
     segment: int
@@ -65,7 +65,7 @@ class Cursor:
     def __init__(
         self,
         directory: LogDirectory,
-        place: Place | None,
+        place: LogPlace | None,
         wants: Callable[[str], bool],
         skips: Callable[[Footer], bool] = lambda _footer: False,
     ) -> None:
@@ -129,13 +129,13 @@ class Cursor:
             if self._view is None:
                 # Deleted since it was listed.
                 positions = self._directory.positions()
-                self._place = Place(following[0] + 1, HEADER_BYTES)
+                self._place = LogPlace(following[0] + 1, HEADER_BYTES)
                 self._overtaken = True
                 continue
             if self._place is None or self._place.segment != following[0]:
                 first = self._place.segment if self._place is not None else following[0]
                 self._overtaken = self._overtaken or any(first <= known < following[0] for known in self._listed)
-                self._place = Place(following[0], HEADER_BYTES)
+                self._place = LogPlace(following[0], HEADER_BYTES)
             self._is_fresh = True
         self._listed = positions
         self._view.look_again()
@@ -143,7 +143,7 @@ class Cursor:
 
     def _leave(self) -> None:
         assert self._view is not None
-        self._place = Place(self._view.position + 1, HEADER_BYTES)
+        self._place = LogPlace(self._view.position + 1, HEADER_BYTES)
         self.close()
 
     def _commits(self, view: SegmentView, *, is_newest: bool) -> Iterator[Commit]:
@@ -165,9 +165,9 @@ class Cursor:
                 # Only now it is taken: a commit that was not is given again, with what it has to say.
                 self._began_anew = False
                 self._overtaken = self._overtaken and not commit.items
-            self._place = Place(view.position, group.end)
+            self._place = LogPlace(view.position, group.end)
 
-    def _commit(self, view: SegmentView, group: Group) -> Commit:
+    def _commit(self, view: SegmentView, group: EntryGroup) -> Commit:
         commit = Commit(
             view.position, view.path, end=group.end, log_began_anew=self._began_anew, was_overtaken=self._overtaken
         )

@@ -16,7 +16,7 @@ _HELD_ITEMS_MAX = 1000
 """Approximate bound on the items of a group: many small commits are yielded together."""
 
 
-class Group(NamedTuple):
+class EntryGroup(NamedTuple):
     """Items that belong together: the last commit of a log that is open, else a run of commits."""
 
     items: list[Entry | Damage]
@@ -29,7 +29,7 @@ class Group(NamedTuple):
 
 def walk_groups(
     view: SegmentView, offset: int, wants: Wants, *, is_newest: bool, searches_zeros: bool = True
-) -> Iterator[Group]:
+) -> Iterator[EntryGroup]:
     """Yield the entries of ``SegmentView.walk`` in groups, without unwanted batches and without a torn commit.
 
     The log ends where the node is writing now, or with a torn commit; the groups do not tell which.
@@ -48,7 +48,7 @@ def walk_groups(
         if is_mark or not is_open:
             proven, proven_end = len(items), end
             if held_bytes >= _HELD_BYTES_MAX or proven >= _HELD_ITEMS_MAX:
-                yield Group(items, end, is_proven=True)
+                yield EntryGroup(items, end, is_proven=True)
                 items, proven, held_bytes = [], 0, 0
         end = item.end
         if isinstance(item, Damage):
@@ -57,7 +57,7 @@ def walk_groups(
             items.append(item)
             held_bytes += len(item.body)
     if not is_open:
-        yield Group(items, end, is_proven=True)
+        yield EntryGroup(items, end, is_proven=True)
         return
-    yield Group(items[:proven], proven_end, is_proven=True)
-    yield Group(items[proven:], end, is_proven=False)
+    yield EntryGroup(items[:proven], proven_end, is_proven=True)
+    yield EntryGroup(items[proven:], end, is_proven=False)

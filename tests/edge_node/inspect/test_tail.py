@@ -21,7 +21,7 @@ from tests.edge_node.inspect.view.logs import (
     open_log,
     write_segment,
 )
-from weft.edge_node.inspect.tail import Gap, Item, LogReplaced, Missing, Taken, follow, newest_records
+from weft.edge_node.inspect.tail import Item, LogReplaced, Missing, TailGap, TailRecord, follow, newest_records
 from weft.edge_node.inspect.tail_start import Start
 from weft.edge_node.inspect.view import DamagedBytes, Durability, LogDirectory
 from weft.edge_node.inspect.view.records import Choice
@@ -48,7 +48,7 @@ def newest(path: Path, start: Start, *, locked: bool = False) -> list[Item]:
 
 
 def seqs(items: list[Item]) -> list[int]:
-    return [item.record.seq for item in items if isinstance(item, Taken)]
+    return [item.record.seq for item in items if isinstance(item, TailRecord)]
 
 
 def fill(log: SegmentLog, count: int) -> None:
@@ -86,7 +86,7 @@ def test_from_a_time_and_from_a_number(log: SegmentLog, tmp_path: Path) -> None:
 
 def test_a_record_comes_with_everything_it_has(log: SegmentLog, tmp_path: Path) -> None:
     append(log, b"\xff\0", b"text", headers={1: (("unit", "C"), ("unit", "F"))}, flags={0: 4})
-    first, second = [item.record for item in newest(tmp_path, Start()) if isinstance(item, Taken)]
+    first, second = [item.record for item in newest(tmp_path, Start()) if isinstance(item, TailRecord)]
     assert (first.key, first.payload, first.time, int(first.flags)) == (b"plant/a/m1", b"\xff\0", T0, 4)
     assert second.headers == (("unit", "C"), ("unit", "F"))
 
@@ -112,7 +112,7 @@ def test_gap_notices_and_damage_are_shown(log: SegmentLog, tmp_path: Path) -> No
     again = open_log(tmp_path)
     assert again.read(again.stream("telemetry"), 1, 1)  # meets the damage and takes note of it
     again.committer.run_once()
-    gaps = [item for item in newest(tmp_path, Start()) if isinstance(item, Gap)]
+    gaps = [item for item in newest(tmp_path, Start()) if isinstance(item, TailGap)]
     assert [(gap.stream, gap.notice.first, gap.notice.end) for gap in gaps] == [("telemetry", 1, 2)]
     again.close()
 
@@ -126,7 +126,7 @@ def test_what_was_carried_forward_for_its_segment_to_go_is_shown_once(tmp_path: 
     for start, expected in ((Start(), [0, 1, 4, 5]), (Start(Choice(from_seq=1)), [1, 4, 5]), (Start(last=1), [5])):
         items = newest(tmp_path, start)
         assert seqs(items) == expected
-        assert sum(isinstance(item, Gap) for item in items) == (0 if start.last else 1)
+        assert sum(isinstance(item, TailGap) for item in items) == (0 if start.last else 1)
 
 
 class Steps:
@@ -165,7 +165,7 @@ def test_a_follower_gets_what_comes_across_restarts(log: SegmentLog, tmp_path: P
         lambda: fill(logs[-1], 100),
     )
     assert seqs(items) == list(range(104))
-    assert all(isinstance(item, Taken) for item in items)
+    assert all(isinstance(item, TailRecord) for item in items)
     logs[-1].close()
 
 
@@ -214,7 +214,11 @@ def test_a_follower_survives_a_new_log(log: SegmentLog, tmp_path: Path) -> None:
         append(new[0], b"first of the new")
 
     items = followed(path, replace, begin)
-    assert [item.record.payload for item in items if isinstance(item, Taken)] == [b"zero", b"one", b"first of the new"]
+    assert [item.record.payload for item in items if isinstance(item, TailRecord)] == [
+        b"zero",
+        b"one",
+        b"first of the new",
+    ]
     assert sum(isinstance(item, LogReplaced) for item in items) == 1
     new[0].close()
 

@@ -13,7 +13,7 @@ from weft.edge_node.listeners.proxy_protocol import (
     PREFIX_BYTES,
     SIGNATURE,
     BadProxyHeader,
-    Source,
+    ProxiedAddress,
     body_length,
     source,
 )
@@ -28,7 +28,7 @@ def header(body: bytes = INET, command: int = 0x21, family: int = 0x11, length: 
     return SIGNATURE + struct.pack("!BBH", command, family, len(body) if length is None else length) + body
 
 
-def parse(data: bytes) -> Source | None:
+def parse(data: bytes) -> ProxiedAddress | None:
     length = body_length(data[:PREFIX_BYTES])
     return source(data[:PREFIX_BYTES], data[PREFIX_BYTES : PREFIX_BYTES + length])
 
@@ -36,14 +36,14 @@ def parse(data: bytes) -> Source | None:
 @pytest.mark.parametrize(
     ("data", "expected"),
     [
-        (header(), Source("192.0.2.7", 50_312)),
-        (header(INET + TLV), Source("192.0.2.7", 50_312)),
-        (header(INET6, family=0x21), Source("2001:db8::7", 1)),
+        (header(), ProxiedAddress("192.0.2.7", 50_312)),
+        (header(INET + TLV), ProxiedAddress("192.0.2.7", 50_312)),
+        (header(INET6, family=0x21), ProxiedAddress("2001:db8::7", 1)),
         (header(b"", command=0x20, family=0), None),
         (header(INET, command=0x20), None),
     ],
 )
-def test_vectors(data: bytes, expected: Source | None) -> None:
+def test_vectors(data: bytes, expected: ProxiedAddress | None) -> None:
     assert parse(data) == expected
 
 
@@ -73,4 +73,4 @@ def test_rejects(data: bytes, error: str) -> None:
 def test_any_bytes_are_a_source_or_an_error(prefix: bytes, body: bytes) -> None:
     for data in (prefix + body, SIGNATURE + prefix + body):
         with contextlib.suppress(BadProxyHeader):
-            assert isinstance(parse(data), Source | None)
+            assert isinstance(parse(data), ProxiedAddress | None)
