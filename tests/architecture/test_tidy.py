@@ -22,15 +22,6 @@ from tests.architecture.house import (
     upward,
 )
 
-BEING_REMOVED = {
-    # 2026-11-20
-    "circles": ("edge_node.sessions.", "edge_node.subscriptions.", "edge_node.mqtt."),
-    "rooms": ("edge_node",),
-    "files": (),
-    "clocks": (),
-}
-"""What issue 8 is about to mend: beginnings of modules in circles, tables of rooms, files. Empty when it is done."""
-
 SIBLINGS_MAX = 20
 """Modules and folders of one folder. What a reader can take in at one look at the tree; the largest today has 20."""
 FILE_LINES_MAX = 400
@@ -66,13 +57,12 @@ CLOCKS = {
 
 def test_no_modules_import_each_other_in_a_circle() -> None:
     """An import for types alone, or inside a function, counts: it hides a circle and removes none."""
-    assert [group for group in circles() if not all(name.startswith(BEING_REMOVED["circles"]) for name in group)] == []
+    assert circles() == []
 
 
 @pytest.mark.parametrize("folder", ROOMS)
 def test_no_room_knows_a_room_above_it(folder: str) -> None:
-    if folder not in BEING_REMOVED["rooms"]:
-        assert [str(edge) for edge in upward(folder)] == []
+    assert [str(edge) for edge in upward(folder)] == []
 
 
 def test_a_table_of_rooms_names_rooms_that_are_there() -> None:
@@ -80,7 +70,6 @@ def test_a_table_of_rooms_names_rooms_that_are_there() -> None:
     gone = [
         f"{folder}.{name}"
         for folder, floors in ROOMS.items()
-        if folder not in BEING_REMOVED["rooms"]
         for names in floors
         for name in names
         if name != "*" and name not in found[folder]
@@ -125,11 +114,10 @@ def siblings(folder: Path) -> list[Path]:
 
 
 def test_only_composition_roots_read_a_clock() -> None:
-    allowed = (*COMPOSITION_ROOTS, *BEING_REMOVED["clocks"])
     found = [
         f"{place(path)}:{line}: {read}"
         for path in sources(*PACKAGES)
-        if not place(path).startswith(allowed)
+        if not place(path).startswith(tuple(COMPOSITION_ROOTS))
         for line, read in clock_reads(tree(path))
     ]
     assert found == []
@@ -173,8 +161,6 @@ def forgotten_tasks(module: ast.Module) -> Iterator[int]:
 
 def test_no_module_is_too_long() -> None:
     found = {place(path): len(path.read_text().splitlines()) for path in sources(*PACKAGES)}
-    for name in BEING_REMOVED["files"]:
-        found.pop(name, None)
     assert {name: lines for name, lines in found.items() if lines > FILE_LINES_MAX} == {}
 
 
