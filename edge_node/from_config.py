@@ -6,7 +6,7 @@ from weft.config.models import EdgeConfig
 from weft.edge_node.check import carried_streams, segment_bytes, topics_log_bytes, unrouted_bytes
 from weft.edge_node.mqtt.broker import BrokerSettings
 from weft.edge_node.sessions.limits import SessionLimits
-from weft.edge_node.sessions.store import StateSettings
+from weft.edge_node.sessions.store.settings import StateSettings
 from weft.storage.segment_log import LogSettings, StreamPolicy
 
 READ_BYTES_MAX = 1 << 20

@@ -32,7 +32,8 @@ from weft.edge_node.mqtt.broker import Broker
 from weft.edge_node.mqtt.connection import ClientConnection
 from weft.edge_node.mqtt.listeners import Listeners
 from weft.edge_node.sessions import delivery_journal
-from weft.edge_node.sessions.store import BrokerState, StateCounters
+from weft.edge_node.sessions.store.broker_state import BrokerState
+from weft.edge_node.sessions.store.settings import StateCounters
 from weft.edge_node.sessions.window import client_window
 from weft.edge_node.status.facts import NodeStatus
 from weft.edge_node.status.health import Health

@@ -11,7 +11,7 @@ from weft.config.models import EdgeConfig
 from weft.config.units import approximate_size
 from weft.edge_node.counters import Counters
 from weft.edge_node.listeners.counters import ListenerCounters
-from weft.edge_node.sessions.store import StateCounters
+from weft.edge_node.sessions.store.settings import StateCounters
 from weft.edge_node.status.outage import OutageEstimate
 from weft.edge_node.streams import SESSION_STREAMS
 from weft.protocols.batch import ClockReading, ClockState

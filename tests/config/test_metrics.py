@@ -13,7 +13,7 @@ from weft.config.limits import EdgeLimits, State
 from weft.config.metrics import EDGE_METRICS, HUB_METRICS, PROCESS_METRICS
 from weft.edge_node.counters import Counters
 from weft.edge_node.listeners.counters import ListenerCounters
-from weft.edge_node.sessions.store import StateCounters
+from weft.edge_node.sessions.store.settings import StateCounters
 
 
 async def test_a_hub_exports_its_catalogue() -> None:

@@ -1,6 +1,1 @@
-"""What the broker keeps across restarts: retained messages, sessions, and the log read again for who was away."""
-
-from weft.edge_node.sessions.store.broker_state import BrokerState
-from weft.edge_node.sessions.store.settings import StateCounters, StateSettings
-
-__all__ = ["BrokerState", "StateCounters", "StateSettings"]
+"""State of the broker across restarts: retained messages, sessions, and the log read again for absent clients."""

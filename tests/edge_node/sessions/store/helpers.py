@@ -15,7 +15,9 @@ import sqlite_utils
 from tests.storage.fakes import FakeFileSystem
 from tests.storage.segment_log.helpers import Clock, commit_all, open_log
 from weft.edge_node.sessions.records import SessionRecord
-from weft.edge_node.sessions.store import BrokerState, StateCounters, StateSettings, broker_state
+from weft.edge_node.sessions.store import broker_state
+from weft.edge_node.sessions.store.broker_state import BrokerState
+from weft.edge_node.sessions.store.settings import StateCounters, StateSettings
 from weft.storage.segment_log import LogSettings, SegmentLog
 
 LOG = LogSettings(segment_bytes=1 << 16, budget_bytes=8 << 20, tail_bytes=4000, pending_bytes_max=1 << 20)

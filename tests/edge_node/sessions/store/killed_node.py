@@ -11,7 +11,8 @@ import sys
 import weft.edge_node.light_imports  # noqa: F401 - before edge_node.sessions.store
 from weft.edge_node.clock import clock_reader, wall_clock
 from weft.edge_node.sessions.records import SessionRecord
-from weft.edge_node.sessions.store import BrokerState, StateCounters, StateSettings
+from weft.edge_node.sessions.store.broker_state import BrokerState
+from weft.edge_node.sessions.store.settings import StateCounters, StateSettings
 from weft.protocols.batch import Flag
 from weft.protocols.mqtt.properties import NO_PROPERTIES
 from weft.storage.segment_log import LogSettings, SegmentLog

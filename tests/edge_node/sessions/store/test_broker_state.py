@@ -12,7 +12,8 @@ import pytest
 
 from tests.edge_node.sessions.store.helpers import record
 from weft.edge_node.clock import clock_reader, wall_clock
-from weft.edge_node.sessions.store import BrokerState, StateCounters, StateSettings
+from weft.edge_node.sessions.store.broker_state import BrokerState
+from weft.edge_node.sessions.store.settings import StateCounters, StateSettings
 from weft.protocols.mqtt.packets import Subscription
 from weft.protocols.mqtt.properties import NO_PROPERTIES
 from weft.storage.segment_log import LogSettings, SegmentLog

@@ -16,7 +16,7 @@ from tests.edge_node.sessions.store.helpers import Node, record
 from tests.storage.fakes import FakeFileSystem, eio
 from tests.storage.segment_log.helpers import commit_all
 from weft.edge_node.sessions.records import Sent, SessionRecord
-from weft.edge_node.sessions.store import StateSettings
+from weft.edge_node.sessions.store.settings import StateSettings
 from weft.protocols.mqtt.packets import Subscription, Will
 from weft.storage.segment_log import LogFailed, LogFull, LogSettings
 

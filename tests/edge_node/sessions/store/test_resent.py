@@ -3,9 +3,9 @@ from __future__ import annotations
 import pytest
 
 from tests.edge_node.sessions.store.helpers import Node, record
-from weft.edge_node.sessions.store import StateSettings
 from weft.edge_node.sessions.store.journal import SessionJournal
 from weft.edge_node.sessions.store.recent_publishes import RecentPublishes
+from weft.edge_node.sessions.store.settings import StateSettings
 from weft.protocols.batch import Flag
 from weft.protocols.mqtt.encoder import PUBACK
 

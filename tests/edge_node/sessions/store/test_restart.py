@@ -9,10 +9,10 @@ import pytest
 from tests.edge_node.sessions.store.helpers import Node, record
 from tests.storage.segment_log.helpers import put
 from weft.edge_node.sessions.records import Sent
-from weft.edge_node.sessions.store import StateSettings
 from weft.edge_node.sessions.store.entries import Subscribed
 from weft.edge_node.sessions.store.folding import FoldedSession
 from weft.edge_node.sessions.store.recent_publishes import RecentPublishes
+from weft.edge_node.sessions.store.settings import StateSettings
 from weft.edge_node.streams import SESSION_JOURNAL_STREAM
 from weft.protocols.mqtt.packets import Subscription, Will
 from weft.protocols.mqtt.properties import Properties
