@@ -357,13 +357,15 @@ class SegmentLog(LogAnswers, LogRoom):
     def _turn_ended(self) -> None:
         self._turn_awaited = False
         with self._state.lock:
-            # Not when the writer has taken all of the turn already: then nobody would be told of the next append.
-            if self._state.queue:
-                self._due()
+            self._due()
 
     def _due(self) -> None:
         """Tell the writer of what is queued, unless the pacer holds commits back. Call with the lock."""
         queue = self._state.queue
+        # With an empty queue (the writer has taken all of it, or a callback joined the commit in flight) nothing is
+        # due. Were it marked so, the next append would not wake the writer, and wait for its housekeeping.
+        if not queue:
+            return
         queue.due = True
         if queue.is_awaited:
             self._state.changed.notify()

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from tests.storage.segment_log.helpers import Clock
+from tests.storage.segment_log.helpers import open_log as without_turns
 from weft.storage.filesystem import OSFileSystem
 from weft.storage.segment_log import LogSettings, SegmentLog
 from weft.storage.segment_log.settings import DUE_BYTES
@@ -55,3 +56,18 @@ def test_closing_commits_what_the_turn_has_left(tmp_path: Path) -> None:
     log = open_log(tmp_path, [])
     assert list(log.ranges(stream)) == [(0, 1)]
     log.close()
+
+
+def test_the_append_after_a_callback_that_joined_the_commit_in_flight_wakes_the_writer(tmp_path: Path) -> None:
+    """Otherwise it would wait for the writer's housekeeping, half a minute."""
+    log = without_turns(OSFileSystem(), directory=str(tmp_path), start_writer=False)
+    stream, queue = log.stream("s"), log._state.queue
+    log.append(stream, 0, [b"k"], [b"in flight"])
+    assert queue.take() is not None
+    log.on_durable(lambda _: None)
+    assert not queue.due, "nothing is queued"
+    woken: list[None] = []
+    log._state.changed.notify = lambda n=1: woken.append(None)  # type: ignore[method-assign]
+    log.append(stream, 0, [b"k"], [b"next"])
+    assert queue.due
+    assert woken
