@@ -79,10 +79,10 @@ class Turn(Gathering):
         self._call_soon(self._end)
 
     def gathered(self) -> None:
-        """Note that a read has brought something."""
-        if not self.begun:
+        """Note that a read is over. A turn that brought something ends; of another only the bytes are counted."""
+        if not self.begun and self:
             self.begin()
-        if self.bytes > TURN_BYTES_MAX:
+        if not self.begun or self.bytes > TURN_BYTES_MAX:
             self.store()
 
     def at_end(self, callback: Callable[[], None]) -> None:

@@ -113,7 +113,7 @@ class ClientConnection(asyncio.Protocol):
             self._unparsed += data
             return
         self._heard = self._broker.clock()
-        self._broker.counters.bytes_received += len(data)
+        self._turn.bytes += len(data)
         try:
             try:
                 self._parse_read(data)
@@ -124,6 +124,7 @@ class ClientConnection(asyncio.Protocol):
             self._broken(error, data)
         except LogError as error:
             self.refuse(error)
+        self._turn.gathered()
         self._broker.fan_out.flush()
         publishes = self._handlers.publishes if self._handlers is not None else None
         is_plain = self._transport is not None and not (self._partial or self._pause & _ASKING)

@@ -111,13 +111,15 @@ class Publishes:
         """Take a row of plain publishes from ``data[at:]``; returns where another packet begins."""
         gathered = self._gathered
         before = len(gathered.answers)
-        at = scan(
+        after = scan(
             data, at, self.known, gathered, self, self._session.received, self._opened,
             self._broker.settings.packet_bytes_max, self._session.version, _QOS_FLAGS,
         )  # fmt: skip
+        if after > at and not self.joined:
+            self._join()
         if len(gathered.answers) > before:
             self.is_due(len(gathered.answers[-1]) // ACK_BYTES)
-        return at
+        return after
 
     def publish(self, packet: Publish) -> None:
         """Take a publish that came through the full decoder. A QoS 2 identifier that is open is not taken again.
@@ -125,6 +127,8 @@ class Publishes:
         Raises:
             ProtocolViolation: a client of 3.1 or 3.1.1 may not publish it, and can be told so in no other way.
         """
+        if not self.joined:
+            self._join()
         session = self._session
         if packet.qos == 2 and packet.packet_id in session.received:
             self._broker.counters.publishes_repeated += 1
@@ -176,11 +180,6 @@ class Publishes:
         Raises:
             LogFull, LogFailed: nothing of the read may be acknowledged.
         """
-        if not self._gathered:
-            return
-        if not self.joined:
-            self.joined = True
-            self._broker.ingest.back_pressure.join(self._client)
         if self._retains:
             self._retains = False
             self._asked += 1
@@ -189,8 +188,7 @@ class Publishes:
             self._broker.retained.on_durable(self._keep_retained)
         if self.waits_for_turn:
             self._opened.clear()
-            self._broker.ingest.turn.gathered()
-        else:
+        elif self._gathered:
             self.store()
 
     def store(self) -> None:
@@ -229,6 +227,10 @@ class Publishes:
             self._client.hold(Pause.ACKS)
 
     # --- taking
+
+    def _join(self) -> None:
+        self.joined = True
+        self._broker.ingest.back_pressure.join(self._client)
 
     def _refusal(self, packet: Publish, route: Route | None) -> int:
         counters = self._broker.counters

@@ -9,6 +9,7 @@ import pytest
 
 from tests.edge_node.mqtt.harness import Node, RawClient, SyncGate, running
 from tests.support.waiting import until
+from weft.edge_node.ingest import turn
 from weft.protocols.mqtt.encoder import encode
 from weft.protocols.mqtt.packets import (
     Disconnect,
@@ -280,3 +281,33 @@ async def test_a_publisher_waits_while_too_much_waits_for_the_disk(tmp_path: Pat
         for client in clients:
             assert [await client.receive() for _ in range(1, 40)] == [PubAck(number) for number in range(1, 40)]
         assert len(await payloads(node)) == 4 * 39
+
+
+async def test_a_long_turn_is_stored_before_its_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Or what thousands of clients send at once would be in memory and not counted."""
+    monkeypatch.setattr(turn, "TURN_BYTES_MAX", 5000)
+    gate = SyncGate()
+    async with running(tmp_path, filesystem=gate) as node:
+        clients = await fleet(node, 30)
+        lengths = counted(node, monkeypatch)
+        for client in clients:
+            client.send(Publish(b"plant/a/x", bytes(500), 1, 7), Publish(b"plant/a/x", bytes(500), 1, 8))
+        for client in clients:
+            assert [await client.receive(), await client.receive()] == [PubAck(7), PubAck(8)]
+        assert sum(lengths) == 60
+        assert max(lengths) <= 12
+
+
+async def test_a_subscriber_that_does_not_publish_is_read_while_publishers_wait(tmp_path: Path) -> None:
+    gate = SyncGate()
+    async with running(tmp_path, filesystem=gate, pending_bytes_max=1000) as node:
+        (client,) = await fleet(node, 1)
+        subscriber = await RawClient.connect(node.port, "subscriber")
+        with gate.held():
+            client.send(Publish(b"plant/a/x", bytes(2000), 1, 7))
+            subscriber.send(PingReq())
+            assert await subscriber.receive() == PingResp()
+            await until(lambda: node.broker.ingest.back_pressure.holding)
+            subscriber.send(PingReq())
+            assert await subscriber.receive() == PingResp()
+        assert await client.receive() == PubAck(7)
