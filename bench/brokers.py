@@ -26,7 +26,7 @@ from weft.demo.fabric import free_port
 START_S_MAX = 60.0
 MOSQUITTO_PLACES = "/usr/sbin:/usr/local/sbin:/opt/homebrew/sbin"
 STREAM = "plant/{line}/{machine}/telemetry"
-"""What the node keeps; ``mqttload`` publishes there unless it is told otherwise."""
+"""Topics that the node keeps; ``mqttload`` publishes there by default."""
 BROKERS = ("weft", "mosquitto")
 Result = TypeVar("Result")
 
@@ -41,7 +41,7 @@ class Certificate:
 
 @dataclass(frozen=True)
 class Edge:
-    """What the node under test has beyond its defaults.
+    """Options of the node under test beyond its defaults.
 
     Args:
         settings: sections of ``edge.yaml`` that replace the benchmark's own.

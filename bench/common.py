@@ -1,4 +1,4 @@
-"""What every benchmark shares: the machine's facts, pinning to a core, and where results go."""
+"""Shared parts of the benchmarks: the machine's facts, pinning to a core, and where results go."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from weft.protocols.batch import ClockReading, ClockState
 RESULTS = Path(__file__).parent / "results"
 SERVER_CORE, LOAD_CORE = 0, 1
 PAYLOAD_BYTES = 100
-"""Of a message, in every benchmark."""
+"""Payload of a message, in every benchmark."""
 _COMPRESSOR = zstandard.ZstdCompressor(level=1)
 
 
 def encode_batch(
     base_seq: int, first_time: int, interval_ns: int, keys: Sequence[bytes], payloads: Sequence[bytes]
 ) -> bytes:
-    """A batch as an edge has it on disk, of records that came ``interval_ns`` apart."""
+    """Encode a batch as an edge has it on disk, of records that came ``interval_ns`` apart."""
     count = len(payloads)
     times = struct.pack(f"<{count}q", *range(first_time, first_time + count * interval_ns, interval_ns))
     columns = batch.columns_from_lists(times, list(keys), list(payloads))
@@ -45,7 +45,7 @@ def pinned(core: int, command: list[str]) -> list[str]:
 
 
 def machine() -> dict[str, Any]:
-    """What a reader needs to judge a figure; nothing that names the machine."""
+    """Return the facts that a reader needs to judge a figure; none of them names the machine."""
     model = "unknown"
     for line in Path("/proc/cpuinfo").read_text().splitlines():
         if line.startswith("model name"):

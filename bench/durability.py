@@ -33,16 +33,17 @@ from weft.demo.fabric import free_port
 
 IMAGE_BYTES = 2 << 30
 SECTOR_BYTES = 512
-"""Of /sys/block/*/stat, whatever the device's own are (Documentation/block/stat.rst)."""
+"""Unit of /sys/block/*/stat, whatever the device's own sectors are (Documentation/block/stat.rst)."""
 SETTLE_S = 1.0
 TARGET_RATE = 10_000
 MESSAGES_MIN = 200
-"""Where few come the load lasts longer: a node writes zeros ahead once in some 130 commits of a record each."""
+"""Fewest messages of a case; at low rates the load lasts longer for them. A node writes zeros ahead once in some 130
+commits of one record each."""
 CARD_SYNC_MS = (5, 10, 20)
 """Memory cards take 5 to 50 ms for a sync."""
 
 BY_LOAD = "null"
-"""The ``commit_interval`` of a node that is told none."""
+"""Value of ``commit_interval`` that sets none: the load decides."""
 
 EDGE_YAML = """\
 node: bench
@@ -67,11 +68,11 @@ class Case:
     compression: bool
     commit_interval: str
     sync_ms: int = 0
-    """How much longer each sync of the log takes than on this machine's disk."""
+    """Milliseconds that each sync of the log takes longer than on this machine's disk."""
 
 
 def cases() -> list[Case]:
-    """Every rate as it comes, and what compression, the payload and waiting for others change."""
+    """Return the cases: rates with variants of commit interval, compression, payload and sync time."""
     found = [Case(1, "sensor", True, interval) for interval in (BY_LOAD, "0s", "1s")]
     for rate in (100, TARGET_RATE):
         found += [Case(rate, "sensor", True, interval) for interval in (BY_LOAD, "0s", "10ms", "100ms", "1s")]
@@ -81,7 +82,7 @@ def cases() -> list[Case]:
 
 @contextmanager
 def own_file_system(directory: Path) -> Iterator[tuple[Path, str | None]]:
-    """A folder on a fresh ext4 file system, and the name of its block device; without root the directory itself."""
+    """Yield a folder on a fresh ext4 file system and its block device; without root the directory itself and None."""
     with ExitStack() as stack:
         image, folder = directory / "image", directory / "mounted"
         folder.mkdir()
@@ -108,20 +109,20 @@ def own_file_system(directory: Path) -> Iterator[tuple[Path, str | None]]:
 
 
 def device_of(folder: Path) -> str:
-    """The block device that is mounted there, such as ``loop0``."""
+    """Return the block device that is mounted there, such as ``loop0``."""
     command = ["findmnt", "-n", "-o", "SOURCE", str(folder)]
     return Path(subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()).name
 
 
 def device_bytes(device: str | None) -> int | None:
-    """Bytes written to a block device since it was there."""
+    """Return the bytes written to a block device since it was created; None without one."""
     if device is None:
         return None
     return int(Path(f"/sys/block/{device}/stat").read_text().split()[6]) * SECTOR_BYTES
 
 
 def counts(folder: Path, device: str | None, http: int) -> dict[str, int | None]:
-    """All that has been written until now, with nothing left in memory."""
+    """Sync the file system, then return the bytes written and the commits made until now."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -136,13 +137,13 @@ def counts(folder: Path, device: str | None, http: int) -> dict[str, int | None]
 
 
 def node(case: Case, config: Path, tools: Path) -> list[str]:
-    """The command that runs the edge node."""
+    """Return the command that runs the edge node."""
     command = [sys.executable, "-m", "weft", "edge", "run", str(config)]
     return slowed(command, tools / "slow_sync.so" if case.sync_ms else None, case.sync_ms)
 
 
 def measure(case: Case, generator: Generator, directory: Path, seconds: float) -> dict[str, Any]:
-    """One case on a fresh file system.
+    """Measure one case on a fresh file system.
 
     Args:
         generator: lies in a folder with the payloads and the library that slows syncs.
@@ -187,7 +188,7 @@ def run_load(generator: Generator, port: int, rate: int, seconds: float) -> dict
 
 
 def line(result: dict[str, Any]) -> str:
-    """One case as a line."""
+    """Return one case as a line."""
     ratios = "".join(
         f"{'-':>9}" if result["amplification"][key] is None else f"{result['amplification'][key]:>9.2f}"
         for key in ("device", "log")

@@ -5,7 +5,7 @@
 The broker has one core and the load generator (``mqttload.c``) the other, so it takes a machine with two. Weft runs as
 ``weft edge run`` with a log on disk and acknowledges after fdatasync; Mosquitto runs with its default configuration,
 which syncs nothing before it acknowledges. Payloads are real telemetry (``bench/payloads.py``). Every point starts
-afresh.
+a new broker.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ POINTS = "1x1,1x100,10x20,10x100,100x20,100x100"
 
 
 def measure(broker: str, generator: Generator, conns: int, window: int, seconds: float) -> dict[str, Any] | None:
-    """One point of one broker; None when it is not installed."""
+    """Measure one point of one broker; return None when it is not installed."""
 
     def run(served: Served) -> dict[str, Any]:
         return generator.run(served.port, served.pid, seconds, {"c": conns, "w": window, "W": 1})
@@ -42,7 +42,7 @@ def measure(broker: str, generator: Generator, conns: int, window: int, seconds:
 
 
 def cells(figures: dict[str, Any]) -> str:
-    """One broker's part of a line."""
+    """Return one broker's part of a line."""
     return (
         f"{figures['messages_per_s']:>12,.0f} {figures['ack_ms_p50']:>8.2f} {figures['ack_ms_p99']:>8.2f}"
         f" {figures['server_us_per_message']:>7.2f}"
@@ -50,7 +50,7 @@ def cells(figures: dict[str, Any]) -> str:
 
 
 def row(conns: int, window: int, ours: dict[str, Any], theirs: dict[str, Any] | None) -> str:
-    """One line of the table."""
+    """Return one line of the table."""
     line = f"{conns:>5} x {window:<5}{cells(ours)}"
     if theirs is None:
         return line

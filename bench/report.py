@@ -39,14 +39,14 @@ def newest(name: str) -> tuple[str, Facts] | None:
 
 
 def table(titles: Iterable[str], rows: Iterable[Iterable[object]]) -> list[str]:
-    """A Markdown table."""
+    """Return the lines of a Markdown table."""
     titles = list(titles)
     lines = [titles, ["---"] * len(titles), *([str(cell) for cell in row] for row in rows)]
     return ["| " + " | ".join(line) + " |" for line in lines]
 
 
 def where(date: str, machine: Facts) -> str:
-    """What it was measured on."""
+    """Return a line that says when and on what machine it was measured."""
     return (
         f"{date}: {machine['cpu']}, {machine['cores']} cores, {machine['memory_bytes'] / (1 << 30):.0f} GiB, "
         f"Linux {machine['kernel']}, Python {machine['python']}."
@@ -54,7 +54,7 @@ def where(date: str, machine: Facts) -> str:
 
 
 def ingest(results: Facts) -> list[str]:
-    """Messages by connections and window."""
+    """Return the table of messages by connections and window."""
     rows = []
     for point in results["points"]:
         ours, theirs = point["weft"], point["mosquitto"]
@@ -126,7 +126,7 @@ def mqtt(results: Facts) -> list[str]:
 
 
 def hub(results: list[Facts]) -> list[str]:
-    """Records from edges to the store."""
+    """Return the table of records from edges to the store."""
     rows = [
         (
             run["payloads"],
@@ -163,7 +163,7 @@ def spark(results: Facts) -> list[str]:
 
 
 def durability(results: Facts) -> list[str]:
-    """Bytes on the device for each byte of payload."""
+    """Return the table of bytes on the device for each byte of payload."""
     rows = []
     for case in results["cases"]:
         ratios = case["amplification"]
@@ -195,7 +195,7 @@ SECTIONS: dict[str, Callable[[Any], list[str]]] = {
 
 
 def block(name: str) -> str:
-    """The lines of one benchmark."""
+    """Return the lines of one benchmark."""
     found = newest(name)
     if found is None:
         return f"Not measured yet: `./run bench {name}`.\n"
@@ -204,7 +204,7 @@ def block(name: str) -> str:
 
 
 def render(page: str) -> str:
-    """The page with its tables written anew."""
+    """Return the page with new tables."""
     return BLOCK.sub(lambda match: match[1] + block(match[2]) + match[3], page)
 
 

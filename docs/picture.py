@@ -31,7 +31,7 @@ class Box(NamedTuple):
 
 
 class Package(NamedTuple):
-    """Where a package stands and what a reader should know of it."""
+    """Place of a package, and what a reader should know of it."""
 
     box: Box
     says: str
@@ -81,7 +81,7 @@ STANDS_AT = {"storage.object_store": 724.0}
 
 
 def picture() -> str:
-    """The SVG."""
+    """Return the SVG."""
     places: dict[str, Box] = {}
     frames: list[str] = []
     rooms: list[str] = []
@@ -156,7 +156,7 @@ def _rooms(name: str, box: Box, places: dict[str, Box]) -> Iterator[str]:
 
 
 def _floors(name: str) -> tuple[list[list[str]], list[str]]:
-    """The rooms of the table, from the top floor down, and the modules that it only counts among the others."""
+    """Return the rooms of the table, from the top floor down, and the modules that it only counts among the others."""
     there = sorted({module.split(".")[1] for module in modules() if module.startswith(f"{name}.")})
     table = ROOMS.get(name, ((OTHERS,),))
     named = {each for names in table for each in names}
@@ -165,7 +165,7 @@ def _floors(name: str) -> tuple[list[list[str]], list[str]]:
 
 
 def _in_order(package: str, names: Sequence[str]) -> list[str]:
-    """Modules where no arrow crosses them: left of a folder on the way, unless the arrow comes from the left."""
+    """Order modules so that no arrow crosses them: left of a folder on the way, right if the arrow is from the left."""
     on_way = {step.place for step in WAY_OF_A_RECORD}
     across = {
         following.place for step, following in itertools.pairwise(WAY_OF_A_RECORD) if _goes_across(step, following)
@@ -178,7 +178,7 @@ def _in_order(package: str, names: Sequence[str]) -> list[str]:
 
 
 def _goes_across(step: Step, following: Step) -> bool:
-    """From package to package on one height; to and from the storage the way goes up and down."""
+    """Return whether the way crosses to another package. To and from the storage it goes up and down instead."""
     return _package_of(step) != _package_of(following) and "storage" not in (_package_of(step), _package_of(following))
 
 
@@ -214,13 +214,13 @@ def _floor(package: str, names: Sequence[str], box: Box, places: dict[str, Box],
 
 
 def _inner(module: str) -> str:
-    """The rooms of a folder that has a table of its own, from the ground up."""
+    """Return the rooms of a folder that has a table of its own, from the ground up."""
     floors = ([name for name in names if _is_folder(f"{module}.{name}")] for names in ROOMS[module])
     return " < ".join(", ".join(names) for names in floors if names)
 
 
 def _says(module: str, room: float) -> str:
-    """The first line of the package's docstring, as far as whole phrases of it have room."""
+    """Return the first line of the package's docstring, as far as whole phrases of it have room."""
     path = modules().get(module)
     line = (ast.get_docstring(tree(path)) or "" if path else "").partition("\n")[0].rstrip(".")
     # "MQTT sessions: what the node remembers": the name says the first half already.
@@ -234,7 +234,7 @@ def _shortened(text: str, room: float, size: int, *, at: str = " ") -> str:
 
 
 def _way(boxes: Sequence[Box]) -> Iterator[str]:
-    """An arrow from each place to the next: beside the rooms of a package, across from package to package."""
+    """Yield an arrow from each place to the next: beside the rooms of a package, across from package to package."""
     first = boxes[0]
     yield _arrow(f"M{MARGIN - 20},{_middle(first):.0f} H{first.x:.0f}")
     for number, ((start, end), (step, following)) in enumerate(
@@ -306,6 +306,6 @@ def _text(
 
 
 def missing() -> list[str]:
-    """Packages that have no place in the picture, and places on the way that are gone."""
+    """Return packages that have no place in the picture, and places on the way that are gone."""
     unplaced = set(ALLOWED) - set(PACKAGES) - {"pyspark_weft"}
     return [*unplaced, *(step.place for step in WAY_OF_A_RECORD if step.place not in modules())]

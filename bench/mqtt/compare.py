@@ -27,7 +27,7 @@ MESSAGES_MIN = 500
 
 @dataclass(frozen=True)
 class Run:
-    """What all cases of a run share."""
+    """Generator, node and settings that all cases of a run share."""
 
     generator: Generator
     directory: Path

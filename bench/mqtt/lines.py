@@ -1,4 +1,4 @@
-"""What the benchmark prints."""
+"""Lines that the benchmark prints."""
 
 from __future__ import annotations
 

@@ -9,15 +9,15 @@ class Identity(Protocol):
     """Identity of a client that was let in. Answers hold until ``Accounts.watch`` calls back."""
 
     username: str | None
-    """As authenticated: by a certificate, or by a password; None for a client that gave neither."""
+    """User name, authenticated by a certificate or a password; None for a client that gave neither."""
     client_id: str | None
     """Client identifier to use in place of the CONNECT's own (a certificate may fix it); None to keep that."""
     unrestricted: bool
-    """Whether it may publish to and read every topic; then the three questions below are never asked."""
+    """True if the client may publish to and read every topic; then no ``may_...`` method is called."""
 
     @property
     def admitted(self) -> bool:
-        """Whether it would be let in again by what the users file says now."""
+        """Return whether the users file, as it is now, still lets the client in."""
         ...
 
     def may_publish(self, topic: bytes) -> bool:

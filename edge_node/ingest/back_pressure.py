@@ -1,4 +1,4 @@
-"""When too many bytes wait for the disk, nobody who publishes is read."""
+"""Back-pressure: while too many bytes wait for the disk, no publisher is read."""
 
 from __future__ import annotations
 
@@ -8,24 +8,24 @@ from typing import Protocol
 
 
 class Pause(IntEnum):
-    """Why a client is not read; reasons add up as bits. It is read on when none is left."""
+    """Reasons why a client is not read, combined as bits. Reading resumes when none is left."""
 
     DISK = 1
-    """Too much of all clients waits for the disk."""
+    """Too many bytes of all clients wait for the disk."""
     WRITE = 2
-    """It does not read what it is sent."""
+    """The client does not read what it is sent."""
     ACKS = 4
     """More of its own acknowledgements wait for the disk than its receive maximum."""
     ASKING = 8
-    """What it sent waits for an answer from elsewhere: who it is, or whether a publish is known."""
+    """A packet of the client waits for an answer from elsewhere: who it is, or whether a publish is known."""
 
 
 class PendingLog(Protocol):
-    """What back-pressure needs of the log."""
+    """Part of the log that back-pressure needs."""
 
     @property
     def pending_bytes(self) -> int:
-        """Bytes appended and not yet durable."""
+        """Return the bytes appended and not yet durable."""
         ...
 
     def on_durable(self, callback: Callable[[BaseException | None], None]) -> None:
@@ -33,7 +33,7 @@ class PendingLog(Protocol):
 
 
 class Publisher(Protocol):
-    """A source of records that can be told to wait."""
+    """A source of records that can be paused."""
 
     def hold(self, reason: Pause) -> None:
         """Stop reading."""
@@ -69,7 +69,7 @@ class BackPressure:
         self._publishers.discard(publisher)
 
     def appended(self) -> None:
-        """To be called after every append."""
+        """Hold all publishers once the bound is passed. Must be called after every append."""
         if self._log.pending_bytes > self._pending_bytes_max and not self.holding:
             self.holding = True
             self.pauses += 1

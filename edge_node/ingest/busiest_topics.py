@@ -1,4 +1,4 @@
-"""Which topics come most often, in bounded memory whatever clients publish."""
+"""Topics with most messages, found in bounded memory whatever clients publish."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class BusiestTopics:
             self._reduce()
 
     def top(self, count: int) -> list[tuple[bytes, int]]:
-        """The topics with most messages, and at least how many each had; the busiest first."""
+        """Return the topics with most messages, busiest first, each with a lower bound of its count."""
         return self._counts.most_common(count)
 
     def _reduce(self) -> None:

@@ -25,7 +25,7 @@ TOPIC_LEVELS_MAX = 128
 
 
 class Log(PendingLog, Protocol):
-    """What ingest needs of the segment log. Every call belongs to the event loop's thread."""
+    """Part of the segment log that ingest needs. Every call belongs to the event loop's thread."""
 
     def append(  # noqa: PLR0917
         self,
@@ -49,15 +49,15 @@ class Log(PendingLog, Protocol):
         ...
 
     def next_seq(self, stream: int) -> int:
-        """The number that the next record will get."""
+        """Return the number that the next record will get."""
         ...
 
     def together(self, reserve_bytes: int) -> AbstractContextManager[None]:
-        """A context in which all appends go into one commit."""
+        """Return a context in which all appends go into one commit."""
         ...
 
     def appended_together(self) -> object | None:
-        """None outside of that context."""
+        """Return the appends of that context so far; None outside of it."""
         ...
 
     def ask_room(
@@ -103,7 +103,7 @@ class Ingest:
         self._counters = counters
         self.unrouted = unrouted
         self.turn = turn
-        """What was published and is not stored yet."""
+        """Publishes that are not stored yet."""
         self._session_topics = session_topics
         self.topic_levels_max = topic_levels_max
         self.streams = (*router.numbers, session_topics)
@@ -141,7 +141,7 @@ class Ingest:
             routes.clear()
 
     def route(self, topic: bytes) -> Route:
-        """Return where a topic's records go, whoever publishes them."""
+        """Return where a topic's records go. The answer is the same for every publisher."""
         recipients = self._subscriptions.recipients(topic)
         streams = self._router.streams(topic.decode())
         unrouted = not streams

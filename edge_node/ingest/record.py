@@ -24,7 +24,7 @@ class Record(NamedTuple):
 
 
 class Source(Protocol):
-    """What publishes records, and is answered once they are durable. Compared by identity."""
+    """Sender of records, which is answered once they are durable. Compared by identity."""
 
     publisher: str | None
     """Client identifier, for subscriptions that do not want their own messages."""
@@ -60,7 +60,7 @@ class Records:
         self.keys: list[bytes] = []
         self.payloads: list[bytes] = []
         self.sources: list[Source] = []
-        """Who published each of them."""
+        """Source of each record."""
         self.flags: dict[int, int] = {}
         """Index in this run -> flag bits, for the records that have any."""
         self.headers: dict[int, HeaderPairs] = {}
@@ -118,8 +118,8 @@ class Gathering:
         """Records of topics that a client is subscribed to now, as run and index."""
         self.clients: list[Source] = []
         self.answers: list[bytes] = []
-        """What the client at the same place of ``clients`` is sent once everything gathered is durable. Two lists and
-        no pairs: objects that the garbage collector has to look at cost more than the rest of a message."""
+        """Answers to the clients at the same places of ``clients``, sent once everything gathered is durable. Two lists
+        and no pairs: objects that the garbage collector has to look at cost more than the rest of a message."""
         self.more_acks = 0
         """Acknowledged records beyond one for each of ``answers``."""
 

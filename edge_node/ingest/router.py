@@ -8,7 +8,7 @@ from weft.protocols.topics import TopicPattern, compile_pattern
 
 
 class Router:
-    """Which streams a topic belongs to. A topic goes into every stream that has a matching pattern.
+    """Lookup of the streams of a topic. A topic goes into every stream that has a matching pattern.
 
     Asked once per distinct topic (``Ingest`` remembers the answers), so a plain walk over the patterns is enough.
     """
@@ -29,11 +29,11 @@ class Router:
 
     @property
     def numbers(self) -> tuple[int, ...]:
-        """Of all streams, in the order of the configuration."""
+        """Return the numbers of all streams, in the order of the configuration."""
         return tuple(number for number, _ in self._streams)
 
     def streams(self, topic: str) -> tuple[int, ...]:
-        """Numbers of the streams that the topic belongs to, in the order of the configuration; empty when none."""
+        """Return the numbers of the streams that match the topic, in the order of the configuration; may be empty."""
         return tuple(
             number
             for number, patterns in self._streams

@@ -1,4 +1,4 @@
-"""Where the records of a topic go, remembered for each kind of publisher."""
+"""Routes of topics to streams, remembered for each kind of publisher."""
 
 from __future__ import annotations
 
@@ -23,51 +23,51 @@ class Destination:
         """The one from which sessions read the records comes first. Empty only with `unrouted: live`, for topics that
         no stream matches: their messages are counted, delivered and acknowledged."""
         self.kept_for_sessions = kept_for_sessions
-        """Whether no stream of the configuration matches the topics and persistent sessions want them: then a copy is
+        """True if no stream of the configuration matches the topics and persistent sessions want them: then a copy is
         stored for those, first in ``streams``."""
         self.unrouted = unrouted
-        """Whether no stream of the configuration matches the topics."""
+        """True if no stream of the configuration matches the topics."""
 
 
 class Route:
-    """What becomes of the records of a topic. Compared by identity: equal routes are one object."""
+    """Destination of a topic's records, and what else they need. Compared by identity: equal routes are one object."""
 
     __slots__ = ("destination", "live", "marked", "noted")
 
     def __init__(self, destination: Destination, *, live: bool, marked: bool) -> None:
         self.destination = destination
         self.live = live
-        """Whether a client is subscribed to the topic now."""
+        """True if a client is subscribed to the topic now."""
         self.marked = marked
-        """Whether its records name their publisher."""
+        """True if its records name their publisher."""
         self.noted = live or marked
-        """Whether its records need more than a place in the run of their destination."""
+        """True if its records need more than a place in the run of their destination."""
 
     @property
     def streams(self) -> tuple[int, ...]:
-        """The destination's."""
+        """Return the streams of the destination."""
         return self.destination.streams
 
     @property
     def kept_for_sessions(self) -> bool:
-        """The destination's."""
+        """Return the destination's ``kept_for_sessions``."""
         return self.destination.kept_for_sessions
 
     @property
     def unrouted(self) -> bool:
-        """The destination's."""
+        """Return the destination's ``unrouted``."""
         return self.destination.unrouted
 
 
 class Routing(Protocol):
-    """What the caches share (``Ingest`` is it)."""
+    """State that the caches share; ``Ingest`` implements it."""
 
     unrouted: Unrouted
     topic_levels_max: int
     remembering: set[RouteCache]
 
     def route(self, topic: bytes) -> Route:
-        """Where a topic's records go, whoever publishes them."""
+        """Return where a topic's records go. The answer is the same for every publisher."""
         ...
 
 
@@ -85,8 +85,8 @@ class RouteCache:
         """The same without those that no stream and no subscriber takes: MQTT 5.0 has a reason code for them."""
 
     def route(self, topic: bytes) -> Route | None:
-        """Where a valid topic's records go; None when the client may not publish to it, or when no stream matches it
-        and such messages are refused."""
+        """Return where a valid topic's records go; None when the client may not publish to it, or when no stream
+        matches it and such messages are refused."""
         found = self.plain.get(topic)
         if found is not None:
             return found

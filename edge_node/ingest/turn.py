@@ -23,7 +23,7 @@ Durable = Callable[[BaseException | None], None]
 
 
 class Store(Protocol):
-    """Where a turn ends (``Ingest`` is it)."""
+    """Store for the records of a turn; ``Ingest`` implements it."""
 
     def store_each(self, gathered: Gathering) -> dict[Source, Exception]:
         """Append and deliver what can be stored. Returns the sources of what cannot be."""
@@ -62,9 +62,9 @@ class Turn(Gathering):
         self._answers: list[bytes] = []
         self._acks = 0
         self.begun = False
-        """Whether the end of the turn will come."""
+        """True while the end of the turn is scheduled."""
         self.now = 0.0
-        """When the turn began, by the loop's clock."""
+        """Time at which the turn began, by the loop's clock."""
         self.bytes = 0
         """Bytes read in this turn by connections that count them here."""
 

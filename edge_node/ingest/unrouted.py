@@ -24,18 +24,18 @@ class Streams(Protocol):
     """The segment log, as far as a stream is declared in it."""
 
     def stream(self, name: str) -> int:
-        """The number of a stream; a new name is declared."""
+        """Return the number of a stream; declare it if the name is new."""
         ...
 
 
 class Unrouted:
-    """Belongs to the event loop's thread."""
+    """Policy, counts and log lines for messages that no stream matches. Belongs to the event loop's thread."""
 
     def __init__(self, policy: Policy, streams: Streams, counters: Counters) -> None:
         """Declare the stream if it is to keep messages."""
         self.policy = policy
         self.streams = (streams.stream(UNROUTED_STREAM),) if policy == "keep" else ()
-        """Where the messages are kept: one stream or none."""
+        """Streams that keep the messages: one or none."""
         self._counters = counters
         self._busiest = BusiestTopics()
         self._named: set[int] = set()
@@ -47,7 +47,10 @@ class Unrouted:
         return self.policy == "refuse"
 
     def met(self, topic: bytes) -> None:
-        """A client publishes to such a topic for the first time, or for the first time since it was last forgotten."""
+        """Log a warning for a topic not named before, unless the policy keeps its messages.
+
+        Called when a client publishes to it for the first time, or for the first time since it was last forgotten.
+        """
         key = hash(topic)
         if self.policy == "keep" or key in self._named or len(self._named) > TOPICS_NAMED_MAX:
             return
@@ -66,7 +69,7 @@ class Unrouted:
             )
 
     def count(self, topics: list[bytes]) -> None:
-        """Such messages were taken or refused; a topic for each of them."""
+        """Count such messages, taken or refused; ``topics`` has one topic for each of them."""
         self._counters.publishes_unrouted += len(topics)
         self._busiest.add(topics)
         if self._is_first and self.policy == "keep":

@@ -35,7 +35,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BrokerSettings:
-    """What the broker takes in, and bounds on clients, of which CONNACK tells those that concern it."""
+    """Settings of what the broker takes in, and bounds on clients. CONNACK announces those that a client needs."""
 
     patterns: Mapping[str, Sequence[str]]
     """Stream name -> its patterns, in the order of the configuration."""
@@ -46,7 +46,7 @@ class BrokerSettings:
     packet_bytes_max: int = 1 << 20
     """Longest packet, fixed header included; a longer one is refused on its first bytes."""
     write_timeout_s: float = 60.0
-    """How long a client may leave unread what it was sent."""
+    """Seconds for which a client may leave unread what it was sent."""
     send_queue_bytes_max: int = 1 << 20
     """Bytes written to one client and not yet taken by its socket: past it deliveries at QoS 0 are dropped, and the
     client is not read."""
@@ -57,16 +57,17 @@ class BrokerSettings:
     topic_levels_max: int = TOPIC_LEVELS_MAX
     """Levels of a topic that is published to; deeper ones are refused."""
     closes_on_refusal: bool = True
-    """Whether a refused publish at QoS 1 or 2 ends the connection of a client of 3.1 or 3.1.1, or is acknowledged."""
+    """True if a refused publish at QoS 1 or 2 ends the connection of a client of 3.1 or 3.1.1, False if it is
+    acknowledged."""
     keep_alive_s_max: int = 0
     """Longest keep alive of a client of MQTT 5.0; 0 for any, none included."""
     positions_interval_s: float = 1.0
-    """How often it is noted how far connected sessions are: after a crash they get what they acknowledged since again.
-    How often wills that found no room are tried again, too."""
+    """Interval at which the read positions of connected sessions are saved. Messages acknowledged since the last save
+    may be redelivered after a crash. Wills that found no room are retried at the same interval."""
     sys_interval_s: float | None = INTERVAL_S
-    """Between two updates of ``$SYS``; None for no ``$SYS``."""
+    """Interval of the updates of ``$SYS``; None for no ``$SYS``."""
     software: str = "weft"
-    """What ``$SYS/broker/version`` says."""
+    """Value of ``$SYS/broker/version``."""
 
     def __post_init__(self) -> None:
         if not SCAN_PACKET_BYTES_MIN <= self.packet_bytes_max <= RECORD_BYTES_MAX:
@@ -166,11 +167,11 @@ class Broker:
         return task
 
     def arrived(self, connection: Client) -> None:
-        """A connection was made."""
+        """Count a new connection in."""
         self._connections.add(connection)
 
     def left(self, connection: Client) -> None:
-        """A connection has ended."""
+        """Forget a connection that has ended."""
         self._connections.discard(connection)
         self.ingest.back_pressure.leave(connection)
 
@@ -178,7 +179,7 @@ class Broker:
 
     def _match_retained(self, topic_filter: str) -> Iterable[Message]:
         for topic in [kept.topic for kept in self.retained.match(topic_filter)]:
-            kept = self.retained.get(topic)  # whoever is subscribed has had the newer one, or will have it
+            kept = self.retained.get(topic)  # clients that are subscribed have had the newer one, or will have it
             if kept is None:
                 continue
             properties, _ = split_expiry(kept.properties, self.wall_clock())

@@ -1,4 +1,4 @@
-"""What handshake, packet handlers and publishes ask of a client's connection."""
+"""Interface of a client's connection for handshake, packet handlers and publishes."""
 
 from __future__ import annotations
 

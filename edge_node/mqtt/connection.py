@@ -68,14 +68,14 @@ class ClientConnection(asyncio.Protocol):
         self._turn = broker.ingest.turn
         self._packet_bytes_max = broker.settings.packet_bytes_max
         self._fast: Publishes | None = None
-        """While nothing but packets of an open session may come, that all begin where a read begins, and publishes are
-        stored at the end of the turn."""
+        """Publishes of the fast path. Set while nothing but packets of an open session may come, that all begin where a
+        read begins, and publishes are stored at the end of the turn."""
         self._partial = Reassembly(broker.settings.packet_bytes_max)
         self._handlers: PacketHandlers | None = None
         self._handshake: Handshake | None = None
         self._pause = 0
         self._unparsed = b""
-        """What came while the connection waits for an answer from elsewhere (``Pause.ASKING``)."""
+        """Bytes that came while the connection waits for an answer from elsewhere (``Pause.ASKING``)."""
         self._heard = 0.0
         self._write_deadline: float | None = None
         self._transport: asyncio.Transport | None = None
@@ -131,7 +131,7 @@ class ClientConnection(asyncio.Protocol):
         self._fast = publishes if is_plain and publishes is not None and publishes.is_fast else None
 
     def pause_writing(self) -> None:
-        """The client does not read: neither is it read, and after a while it is closed."""
+        """Stop reading from a client that does not read, and close it if that lasts for ``write_timeout_s``."""
         self.hold(Pause.WRITE)
         if self._handlers is not None:
             self._handlers.session.window.pause(self)
@@ -139,7 +139,7 @@ class ClientConnection(asyncio.Protocol):
         self._broker.wheel.set(self, self._write_deadline)
 
     def resume_writing(self) -> None:
-        """The client has caught up."""
+        """Read on from a client that has caught up."""
         self._write_deadline = None
         self._wait()
         self.release(Pause.WRITE)
@@ -148,7 +148,7 @@ class ClientConnection(asyncio.Protocol):
             self._broker.fan_out.flush()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """The client has gone, with or without DISCONNECT."""
+        """Close the connection of a client that has gone, with or without DISCONNECT."""
         if self._transport is not None:
             self._close(f"connection lost ({exc or 'closed by the client'})", logging.INFO)
 
@@ -156,7 +156,7 @@ class ClientConnection(asyncio.Protocol):
 
     @property
     def is_open(self) -> bool:
-        """Whether the client can still be sent something."""
+        """Return whether the client can still be sent something."""
         return self._transport is not None
 
     def send(self, data: bytes) -> None:
@@ -170,7 +170,7 @@ class ClientConnection(asyncio.Protocol):
         self.send(self._machine.encode(packet))
 
     def displace(self, code: ReasonCode) -> None:
-        """The session is another connection's now, or no more [MQTT-3.1.4-3]."""
+        """Close the connection: its session is another connection's now, or has ended [MQTT-3.1.4-3]."""
         self._close(f"{code.name.lower().replace('_', ' ')}", logging.INFO, code=code)
 
     def hold(self, reason: Pause) -> None:
@@ -189,22 +189,22 @@ class ClientConnection(asyncio.Protocol):
             self._transport.resume_reading()
 
     def refuse(self, error: BaseException) -> None:
-        """What the client sent could not be stored: unacknowledged, it will send it again."""
+        """Close without acknowledging: what the client sent could not be stored. The client will send it again."""
         if self._transport is not None:
             self._broker.counters.log_refusals += 1
             code = ReasonCode.QUOTA_EXCEEDED if isinstance(error, LogFull) else ReasonCode.UNSPECIFIED_ERROR
             self._close(f"what it sent could not be stored and is not acknowledged: {error}", code=code)
 
     def said_goodbye(self, code: int, *, with_will: bool) -> None:
-        """DISCONNECT came."""
+        """Close the connection after DISCONNECT."""
         self._close(f"DISCONNECT with reason code {code:#04x}", logging.DEBUG, with_will=with_will)
 
     def shut_down(self) -> None:
-        """The node stops: close without publishing the will, the client has done nothing wrong."""
+        """Close because the node stops, without publishing the will: the client has done nothing wrong."""
         self._close("the node stops", logging.INFO, code=ReasonCode.SERVER_SHUTTING_DOWN, with_will=False)
 
     def due(self, now: float) -> float | None:
-        """For the timer wheel: the client may have been silent, or deaf, for too long."""
+        """Close the connection if the client did not send, or did not read, for too long. For the timer wheel."""
         if self._write_deadline is not None and now >= self._write_deadline:
             self._broker.counters.write_timeouts += 1
             self._close(f"did not read what it was sent for {self._broker.settings.write_timeout_s:g} s")
@@ -278,7 +278,7 @@ class ClientConnection(asyncio.Protocol):
         self.arrival.opened()
 
     def go_on(self) -> None:
-        """The answer that the connection waited for has come: parse what came meanwhile, and read on."""
+        """Parse what came while the connection waited for an answer, and read on."""
         data, self._unparsed = self._unparsed, b""
         self._pause &= ~Pause.ASKING
         if data:
@@ -288,7 +288,7 @@ class ClientConnection(asyncio.Protocol):
             self._transport.resume_reading()
 
     def fail(self, error: MqttError, level: int = logging.WARNING) -> None:
-        """CONNECT was refused by the door or for want of room: CONNACK says why."""
+        """Close a connection whose CONNECT was refused, by the door or for want of room: CONNACK says why."""
         self._broker.counters.protocol_errors += 1
         answer = ConnAck(False, error.code, Properties(reason_string=str(error)))
         self._close(str(error), level, words=self._machine.encode(answer))

@@ -1,4 +1,4 @@
-"""What an MQTT connection asks of the listener that accepted it. Listeners implement it; tests have their own."""
+"""Interface of a listener for the MQTT connections that it accepted. Listeners implement it; tests have their own."""
 
 from __future__ import annotations
 

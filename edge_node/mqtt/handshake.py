@@ -1,4 +1,4 @@
-"""CONNECT to CONNACK: who the client is, which session is its, and what it is told (MQTT 5.0 sections 3.1, 3.2)."""
+"""CONNECT to CONNACK: who the client is, which session it gets, and what CONNACK says (MQTT 5.0 sections 3.1, 3.2)."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Handshake:
         self._machine = machine
         self._task: asyncio.Task[None] | None = None
         self.client_id = ""
-        """As CONNECT gives it, once it has come."""
+        """Client identifier in CONNECT; empty until that has come."""
 
     def begin(self, packet: Connect, transport: Any) -> None:
         """Ask the door, then welcome or refuse the client."""
@@ -42,7 +42,7 @@ class Handshake:
         self._task = self._broker.run(self._let_in(packet, transport))
 
     def cancel(self) -> None:
-        """The connection is gone."""
+        """Stop the handshake of a connection that is gone."""
         if self._task is not None:
             self._task.cancel()
 

@@ -58,17 +58,17 @@ class Listener:
 
     @property
     def name(self) -> str:
-        """As the configuration has it."""
+        """Return the name in the configuration."""
         return self._settings.name
 
     @property
     def bound(self) -> Address | UnixSocket:
-        """Where it listens, with the port that was found for port 0."""
+        """Return the address that it listens on, with the port that was found for port 0."""
         return self._acceptor.bound
 
     @property
     def port(self) -> int:
-        """The TCP port; 0 of a unix socket."""
+        """Return the TCP port; 0 for a unix socket."""
         return self.bound.port if isinstance(self.bound, Address) else 0
 
     def stop(self) -> None:
@@ -85,12 +85,12 @@ class Listener:
 
     @property
     def tls_files(self) -> list[str]:
-        """What TLS is made of; nothing without it."""
+        """Return the paths of the TLS files; none without TLS."""
         tls = self._settings.tls
         return [path for path in (tls.certificate, tls.key, tls.client_ca) if path is not None] if tls else []
 
     def read_tls(self) -> ssl.SSLContext | None:
-        """The TLS files as they are now; blocks.
+        """Read the TLS files as they are now; return None without TLS. Blocks.
 
         Raises:
             OSError: they cannot be used.
@@ -98,13 +98,13 @@ class Listener:
         return None if self._settings.tls is None else server_context(self._settings.tls)
 
     def use_tls(self, context: ssl.SSLContext | None) -> None:
-        """For handshakes from now on."""
+        """Use a context for handshakes from now on."""
         self._acceptor.tls = context
 
     # --- what a connection asks of its listener
 
     async def authenticate(self, connect: Connect, transport: Any) -> Identity:
-        """Who a client is, if it may come in.
+        """Return the identity of a client that may come in.
 
         Raises:
             ConnectRefused: with the reason code that CONNACK gets.
@@ -115,7 +115,7 @@ class Listener:
         return await self._accounts.identify(connect, name, may_be_anonymous=self._may_be_anonymous(transport))
 
     def watch(self, callback: Callable[[], None]) -> None:
-        """Call back after users or access rules were read anew: remembered permissions are forgotten then."""
+        """Call back after users or access rules were read again: remembered permissions are forgotten then."""
         self._accounts.watch(callback)
 
     def _may_be_anonymous(self, transport: asyncio.BaseTransport) -> bool:

@@ -24,7 +24,7 @@ log = logging.getLogger(__name__)
 FILES_RESERVED = 128
 """File descriptors kept for the log, links, pages and threads, whatever clients do."""
 HALF_OPEN_PART = 8
-"""Where files are short, one in so many of the rest is for connections that are not let in yet."""
+"""Divisor for the share of connections that may be half open, where the process may not open enough files."""
 
 
 class Listeners:
@@ -49,11 +49,11 @@ class Listeners:
         self._listeners: list[Listener] = []
         self._reloads = Reloads(listener_counters)
         self.is_open = False
-        """Whether all listeners accept."""
+        """True while all listeners accept."""
 
     @property
     def addresses(self) -> dict[str, Address | UnixSocket]:
-        """Where each listener is, by its name."""
+        """Return the address of each listener by its name."""
         return {listener.name: listener.bound for listener in self._listeners}
 
     @property
@@ -82,7 +82,7 @@ class Listeners:
         self.is_open = True
 
     async def check_files(self, *, all_of_them: bool = False) -> None:
-        """Read files again that have changed, or all of them. What cannot be used is told, and changes nothing."""
+        """Read files again that have changed, or all of them. A file that cannot be used is reported, and ignored."""
         await self._reloads.check(all_of_them=all_of_them)
 
     def stop(self) -> None:
@@ -92,7 +92,7 @@ class Listeners:
             listener.stop()
 
     async def close(self) -> None:
-        """Once the broker has closed the connections: end what is left of them."""
+        """End what is left of the connections, once the broker has closed them."""
         await asyncio.gather(*(listener.close() for listener in self._listeners))
         self._admission.close()
         self.accounts.close()
@@ -112,7 +112,7 @@ class Listeners:
 
 
 def with_files_for(limits: AdmissionLimits) -> AdmissionLimits:
-    """The limits, with as many connections as the process may have files open for.
+    """Return the limits, with as many connections as the process may have files open for.
 
     The soft limit is raised to the hard one first: systemd's 1,024 is meant for programs that use ``select``.
     """
@@ -129,6 +129,6 @@ def with_files_for(limits: AdmissionLimits) -> AdmissionLimits:
     connections = min(connections, possible - half_open)
     log.warning(
         "this process may have %d files open, so it takes %d connections and not the %d of limits.connections, and %d "
-        "half open; raise its limit (systemd: LimitNOFILE)", soft, connections, limits.connections_max, half_open,
+        "half open. Raise its limit (systemd: LimitNOFILE)", soft, connections, limits.connections_max, half_open,
     )  # fmt: skip
     return dataclasses.replace(limits, connections_max=connections, half_open_max=half_open)

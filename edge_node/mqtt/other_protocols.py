@@ -1,4 +1,4 @@
-"""What a connection speaks that never sends CONNECT: people point browsers, probes and TLS clients at MQTT's port."""
+"""Protocols of connections that never send CONNECT: people point browsers, probes and TLS clients at MQTT's port."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the packets of a client that was let in do: the conversation between CONNACK and the end of a connection."""
+"""Handlers of the packets of a client that was let in: the conversation between CONNACK and the end of a connection."""
 
 from __future__ import annotations
 
@@ -217,4 +217,4 @@ _HANDLERS: dict[type[Packet], Callable[[PacketHandlers, Any], None]] = {
     PingReq: PacketHandlers._on_pingreq,
     Disconnect: PacketHandlers._on_disconnect,
 }
-"""What each packet does that the state table lets through."""
+"""Handlers of the packets that the state table lets through."""

@@ -1,4 +1,4 @@
-"""What one MQTT client publishes: from its packets to records, and from durable records to acknowledgements."""
+"""Publishes of one MQTT client: from its packets to records, and from durable records to acknowledgements."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ from weft.protocols.mqtt.reason_codes import FAILED, ReasonCode
 from weft.storage.segment_log import LogFailed, LogFull
 
 ACK_BYTES = 4
-"""A PUBACK or PUBREC that says nothing but success."""
+"""Length of a PUBACK or PUBREC that says nothing but success."""
 TOPIC_SHOWN_BYTES_MAX = 128
-"""Of a topic in a log line."""
+"""Bytes of a topic shown in a log line."""
 _QOS_FLAGS = (int(Flag.PUBLISHED_QOS0), 0, int(Flag.PUBLISHED_QOS2))
 
 
@@ -81,19 +81,19 @@ class Publishes:
         """QoS 2 identifiers that this read opened; to be closed again if its records cannot be stored."""
         self._retains = False
         self._late: deque[tuple[bytes, int]] | None = None
-        """While something that the client retained is not durable: answers whose records are, and how often
-        ``_keep_retained`` must have been told so before they may be sent. None else."""
+        """Answers whose records are durable while something that the client retained is not. Each has the value of
+        ``_kept`` from which it may be sent. None while nothing retained is waited for."""
         self._asked = self._kept = 0
-        """How often it was asked and told when what the client retained is durable."""
+        """Numbers of callbacks requested and received, for when what the client retained is durable."""
         self.due = 0
         """Answers that are not sent."""
         self.due_max = answers_due_max
         self._has_codes = False
-        """Whether some answers were longer than ``ACK_BYTES``, for a reason code."""
+        """True if some answers were longer than ``ACK_BYTES``, for a reason code."""
         self._holding = False
-        """Whether the client is not read because of ``due``."""
+        """True while the client is not read because of ``due``."""
         self.joined = False
-        """Whether back-pressure knows the client."""
+        """True once back-pressure knows the client."""
 
     @property
     def is_fast(self) -> bool:
@@ -125,7 +125,7 @@ class Publishes:
         """Take a publish that came through the full decoder. A QoS 2 identifier that is open is not taken again.
 
         Raises:
-            ProtocolViolation: a client of 3.1 or 3.1.1 may not publish it, and can be told so in no other way.
+            ProtocolViolation: a client of 3.1 or 3.1.1 may not publish it, and its protocol has no other way to say so.
         """
         if not self.joined:
             self._join()
@@ -157,7 +157,7 @@ class Publishes:
         self._acknowledge(packet, ReasonCode.SUCCESS)
 
     def complete(self, packet_ids: Sequence[int]) -> None:
-        """PUBRELs came: forget the identifiers, and answer once that is durable, behind the answers before it.
+        """Forget the identifiers of PUBRELs, and answer once that is durable, behind the answers before it.
 
         Raises:
             LogFull, LogFailed: they are not forgotten, and must not be answered.
@@ -251,10 +251,10 @@ class Publishes:
         return ReasonCode.SUCCESS
 
     def _refuse(self, packet: Publish, code: int) -> None:
-        """Say no. MQTT before 5.0 leaves a choice between an acknowledgement and the end of the connection
-        [MQTT-3.3.5-2], and so do the settings: an acknowledgement would say that the message is kept, and a client with
-        a queue sends it again for ever. ``$SYS`` is in no stream, and bridges of Mosquitto tell their state there: they
-        would never stay connected."""
+        """Refuse a publish. MQTT before 5.0 leaves a choice between an acknowledgement and the end of the connection
+        [MQTT-3.3.5-2], and so do the settings: an acknowledgement would say that the message is kept, and without one a
+        client with a queue sends it at every connection. ``$SYS`` is in no stream, and bridges of Mosquitto publish
+        their state there: they would never stay connected."""
         closes = self._broker.settings.closes_on_refusal and not packet.topic.startswith(b"$SYS/")
         if packet.qos and not self.in_5 and closes:
             what = ReasonCode(code).name.lower().replace("_", " ")

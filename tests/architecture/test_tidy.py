@@ -25,7 +25,7 @@ from tests.architecture.house import (
 SIBLINGS_MAX = 20
 """Modules and folders of one folder. What a reader can take in at one look at the tree; the largest today has 20."""
 FILE_LINES_MAX = 400
-"""A module fits in a head. Most have under 250 lines; above 400 two things are told in one file."""
+"""A module fits in a head. Most have under 250 lines; above 400 a file has two subjects."""
 FUNCTION_LINES_MAX = 70
 """A function fits on a screen, docstring included."""
 LONG_FUNCTIONS = {
@@ -39,10 +39,10 @@ COMPOSITION_ROOTS = {
     "weft/commands/": "a command begins now",
     "weft/demo/": "drives the whole fabric in real time",
 }
-"""Who may read a clock. Everybody else is given the time, or a clock to ask, and can be tested at any moment.
+"""Places that may read a clock. All others are given the time, or a clock to ask, and can be tested at any moment.
 
 ``loop.time()`` is not in question: it belongs to the loop that a test may replace. A clock as the default of a
-parameter is no read; whoever tests hands in another.
+parameter is no read; a test hands in another.
 """
 CLOCKS = {
     "time": {
@@ -126,7 +126,7 @@ def test_only_composition_roots_read_a_clock() -> None:
 def clock_reads(module: ast.Module) -> Iterator[tuple[int, str]]:
     for node in ast.walk(module):
         if isinstance(node, ast.ImportFrom) and node.module == "time":
-            # By their bare names calls of these could not be told from others.
+            # By their bare names calls of these could not be distinguished from others.
             yield from ((node.lineno, f"from time import {each.name}") for each in node.names if each.name != "sleep")
         elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
             owner = ast.unparse(node.func.value).rpartition(".")[2]

@@ -1,4 +1,4 @@
-"""A night that is stopped goes on where it was, and what fails is told with the command that shows it again."""
+"""A night that is stopped goes on where it was, and each failure is reported with the command that reproduces it."""
 
 from __future__ import annotations
 

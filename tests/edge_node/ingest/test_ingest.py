@@ -159,6 +159,6 @@ async def test_what_belongs_together_is_refused_as_a_whole_when_one_stream_is_fu
         await node.durable()
         after = [(log.next_seq(log.stream(name)), log.ranges(log.stream(name)).count()) for name in ("drops", "both")]
         assert after == before == [(1, 1), (2, 2)]
-        # Nobody would send a will again: it is taken.
+        # No client would send a will again: it is taken.
         with log.together(20_000):
             node.broker.ingest.publish(Record(b"b", bytes(2000)))

@@ -13,7 +13,7 @@ OTHER = Route(Destination((2,), False, False), live=False, marked=False)
 
 
 class Client:
-    """A source that notes what it is told."""
+    """A source that notes its answers and refusals."""
 
     def __init__(self, publisher: str) -> None:
         self.publisher: str | None = publisher

@@ -50,7 +50,7 @@ class _GatedFile:
 
 
 class SyncGate(OSFileSystem):
-    """The disk, except that a sync waits while the gate is held, and fails when it is told to."""
+    """The disk, except that a sync waits while the gate is held, and fails with ``error`` if that is set."""
 
     def __init__(self) -> None:
         self._open = threading.Event()
@@ -124,7 +124,7 @@ class Somebody:
 
 
 class Guest:
-    """A connection that nobody limits."""
+    """A connection without limits."""
 
     def __init__(self, counters: Counters) -> None:
         self.name = "guest"
@@ -233,7 +233,7 @@ class _Dead:
 
 
 class RawClient:
-    """A client that sends what it is told to, byte by byte if need be."""
+    """A client that sends exactly what a test gives it, byte by byte if need be."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.reader, self.writer = reader, writer

@@ -201,7 +201,7 @@ async def test_what_is_refused_is_not_acknowledged(tmp_path: Path) -> None:
 
 
 async def test_what_is_refused_is_acknowledged_where_the_settings_say_so(tmp_path: Path) -> None:
-    """v3 [MQTT-3.3.5-2]: a client with a queue would send it again for ever."""
+    """v3 [MQTT-3.3.5-2]: a client with a queue would send it at every connection."""
     async with running(tmp_path, closes_on_refusal=False) as node:
         node.door.may = lambda _, topic: "secret" not in topic
         device = await RawClient.connect(node.port)

@@ -1,4 +1,4 @@
-"""The end of a listener: connections are closed, and nobody is blamed for it."""
+"""The end of a listener: connections are closed, and no client is blamed for it."""
 
 from __future__ import annotations
 
