@@ -1,4 +1,4 @@
-"""The edge node's log: an append is durable before anybody is told so, and nothing told is ever lost in silence."""
+"""The edge node's log: it reports an append only once it is durable, and loses nothing that it reported in silence."""
 
 from weft.storage.segment_log.errors import LogError, LogFailed, LogFull, LogVersionError, RecordTooLarge, WrongOwner
 from weft.storage.segment_log.log import SegmentLog

@@ -1,4 +1,4 @@
-"""What a segment log can refuse, and what the caller does about it."""
+"""Errors of a segment log, each with what the caller does about it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class LogFull(LogError):
 
 
 class LogFailed(LogError):
-    """A write or sync failed, so what reached the disk is unknown. Reads still work; to append, open the log anew."""
+    """A write or sync failed, so what reached the disk is unknown. Reads still work; to append, open the log again."""
 
 
 class WrongOwner(LogError):
@@ -26,7 +26,7 @@ class WrongOwner(LogError):
     def __init__(self, directory: str, owner: NodeName, asked: NodeName) -> None:
         """Say whose log it is, and under which name it was opened."""
         super().__init__(
-            f"the log in {directory} belongs to {owner}, not to {asked}: put that name back in the configuration, or "
+            f"the log in {directory} belongs to {owner}, not to {asked}. Put that name back in the configuration, or "
             "give the log the new one with weft edge rename"
         )
         self.owner = owner

@@ -48,11 +48,11 @@ class SegmentLog(LogAnswers, LogRoom):
     The owner's thread appends; a writer thread makes everything that was appended while it synced durable with the next
     single write and sync. Reads see durable records only and may come from any thread. Sequence numbers of one stream
     are gapless from 0; those given to records that a crash took before they were durable are given out again, which
-    is right because nobody was told about them.
+    is right because the log never reported them.
     """
 
     def __init__(self, opened: OpenedLog, wall_clock: Callable[[], int], end_of_turn: EndOfTurn | None) -> None:
-        """Not for callers: use ``open``."""
+        """Take over what ``open`` opened; callers use ``open``."""
         committer = opened.committer
         super().__init__(opened.state, LogReader(opened.state, wall_clock, committer.poison))
         LogRoom.__init__(self, opened.state, committer.poison)
@@ -66,7 +66,7 @@ class SegmentLog(LogAnswers, LogRoom):
         self.committer = committer
         """Without a writer thread, ``committer.run_once()`` makes commits."""
         self.recovery = opened.recovery
-        """What opening the log found."""
+        """Report of what opening the log found and did."""
 
     @classmethod
     def open(
@@ -113,7 +113,7 @@ class SegmentLog(LogAnswers, LogRoom):
         return log
 
     def stream(self, name: str) -> int:
-        """The number of a stream; a new name is declared, durably with the next commit.
+        """Return the number of a stream. Declare a new name, which is durable with the next commit.
 
         Raises:
             ValueError: not a name that a stream may have.
@@ -130,8 +130,8 @@ class SegmentLog(LogAnswers, LogRoom):
             return stream
 
     def settled(self) -> None:
-        """All streams that there were are declared again: once the log has been closed, new ones begin at 0, also where
-        a block that could not be read may have hidden the name of one."""
+        """Note that all earlier streams are declared again. Once the log has been closed, new streams begin at 0, also
+        where a block that could not be read may have hidden the name of one."""
         self._settled = True
 
     def append(  # noqa: PLR0917  # the hot path: positional arguments cost least
@@ -198,7 +198,7 @@ class SegmentLog(LogAnswers, LogRoom):
         return base_seq
 
     def lead(self, stream: int) -> None:
-        """From now on this stream's batches stand first in each commit.
+        """Put this stream's batches first in each commit from now on.
 
         A crash may leave the beginning of the commit that it interrupts. So if a record of such a commit is there, the
         leading streams' records of the same commit are there too; not the other way about.
@@ -207,7 +207,7 @@ class SegmentLog(LogAnswers, LogRoom):
             self._state.queue.leading.add(stream)
 
     def together(self, reserve_bytes: int) -> Together:
-        """A context in which all appends go into one commit. Owner's thread only; not within another such context.
+        """Return a context in which all appends go into one commit. Owner's thread only; not within another one.
 
         The writer waits for its end, so it must be short: no reads, no waiting.
 
@@ -222,7 +222,7 @@ class SegmentLog(LogAnswers, LogRoom):
         return Together(self._state, reserve_bytes, self._admit)
 
     def appended_together(self) -> list[tuple[int, int, int]] | None:
-        """(stream, first seq, count) of each append of the context ``together`` so far; None outside of one."""
+        """Return (stream, first seq, count) of each append so far in the context ``together``; None outside of one."""
         return self._state.queue.together
 
     def on_durable(self, callback: Callback) -> None:
@@ -261,7 +261,7 @@ class SegmentLog(LogAnswers, LogRoom):
 
     @property
     def pending_bytes(self) -> int:
-        """Uncompressed bytes appended and not durable: stop reading sockets at ``pending_bytes_max``."""
+        """Return the uncompressed bytes appended and not durable: stop reading sockets at ``pending_bytes_max``."""
         return self._state.queue.raw_bytes
 
     def listen(self, callback: Callable[[], None]) -> Callable[[], None]:

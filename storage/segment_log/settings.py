@@ -24,7 +24,7 @@ SEGMENT_BYTES_MAX = 1 << 30
 BUDGET_SEGMENTS_MIN = 4
 """A log needs its newest sealed segment, the one it writes, and some of which to delete."""
 MOVE_SHARE = 4
-"""What must stay is moved out of a segment when it is at most this part of a segment: each byte freed then costs at
+"""Largest part of a segment that is moved out to free the rest, as 1 / ``MOVE_SHARE``: each byte freed then costs at
 most a third of a byte written."""
 SPARE_SHARE = 2
 """This part of a segment stays free within the budget, for moving when nothing else can make room; then segments of
@@ -36,14 +36,14 @@ DROP_SHARE = 64
 IDENTITY_BYTES = 43
 """Length of the file with the log's id (``recover.identity``), which the budget counts."""
 HOUSEKEEPING_INTERVAL_S = 30.0
-"""How often retention is looked after; nothing is written unless something has expired."""
+"""Seconds between two runs of retention; a run writes nothing unless something has expired."""
 SPACE_INTERVAL_S = 0.5
 """Between two looks whether a disk that others have filled has space again for a commit that was taken."""
 
 
 @dataclass(frozen=True)
 class StreamPolicy:
-    """How long a stream's records stay, and what becomes of them when there is no room."""
+    """Rules for how long a stream's records stay, and what becomes of them when there is no room."""
 
     when_full: Literal["refuse", "drop_oldest"] = "refuse"
     """Over its own size, or when the log's budget is used up: take nothing more, or lose the oldest records."""
@@ -52,7 +52,7 @@ class StreamPolicy:
     retain_bytes: int | None = None
     """Most bytes of the stream's entries in the log; None leaves it to the log's budget."""
     replicated: bool = True
-    """Somebody releases its records. If nobody does, retention is what ends them, and that is no loss."""
+    """True if hubs release the stream's records. Otherwise only retention removes them, and that is no loss."""
 
 
 DEFAULT_POLICY = StreamPolicy()
@@ -60,7 +60,7 @@ DEFAULT_POLICY = StreamPolicy()
 
 @dataclass(frozen=True)
 class LogSettings:
-    """How large a log may grow and how it writes. Sizes in bytes."""
+    """Settings for how large a log may grow and how it writes. Sizes in bytes."""
 
     segment_bytes: int = 64 << 20
     """Size at which a segment file is sealed and the next begun; also what is preallocated."""
@@ -74,11 +74,11 @@ class LogSettings:
     """Time between the end of a commit and the beginning of the next: larger spares flash and costs latency. 0 commits
     as fast as the disk can; None as the load needs it (``commit.pacing``)."""
     compression_level: int | None = 1
-    """zstd level of batches of 4 KiB and more; None stores them as they are."""
+    """Level of zstd compression for batches of 4 KiB and more; None stores them uncompressed."""
 
     @property
     def spare_bytes(self) -> int:
-        """What appended records never use of the budget, so that records can always be moved forward."""
+        """Return the part of the budget that appends never use, so that records can always be moved forward."""
         return self.segment_bytes // SPARE_SHARE
 
     def __post_init__(self) -> None:

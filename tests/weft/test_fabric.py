@@ -96,9 +96,9 @@ def test_a_full_log_says_so_and_devices_are_acknowledged_again_once_the_link_is_
     try:
         sent = [client.publish(TOPIC, payload, qos=1) for payload in payloads]
         wait_until(lambda: "devices get no acknowledgements" in capfd.readouterr().err)
-        wait_until(lambda: "restore the link to the hub" in (edge.json("status")["log_full"] or ""))
+        wait_until(lambda: "Restore the link to the hub" in (edge.json("status")["log_full"] or ""))
         wait_until(lambda: "weft_edge_log_full 1.0" in edge.text("metrics"))
-        wait_until(lambda: "restore the link to the hub" in edge.text(""))
+        wait_until(lambda: "Restore the link to the hub" in edge.text(""))
         assert not all(each.is_published() for each in sent)
         assert probe(edge, "readyz") == (503, "not ready: the log is full: devices get no acknowledgements\n")
         assert probe(edge, "healthz") == (200, "healthy\n"), "a restart would make no room"

@@ -1,4 +1,4 @@
-"""One commit: encode what is pending, one write, one sync, then tell whoever waits."""
+"""One commit: encode what is pending, one write, one sync, then the callbacks of the appenders."""
 
 from __future__ import annotations
 
@@ -58,11 +58,11 @@ class Committer:
         level = state.settings.compression_level
         self._compressor = None if level is None else zstandard.ZstdCompressor(level=level)
         self._sealed_at: int | None = None
-        """Where the next segment begins, while there is no space for it."""
+        """Position at which the next segment begins, while there is no space for it."""
         self._wished: int | None = None
-        """How long the segment is to be, while the disk does not have even what the next commit needs."""
+        """Wanted length of the segment, while the disk does not have even what the next commit needs."""
         self._is_held_back = False
-        """Whether the newest segment was not sealed, because there is no space to begin the next."""
+        """True if the newest segment was left unsealed because there is no space to begin the next."""
         self.listeners: list[Callable[[], None]] = []
 
     def run_once(self) -> bool:
@@ -95,7 +95,7 @@ class Committer:
 
     @property
     def waits_for_space(self) -> bool:
-        """Whether a commit waits for others to leave the disk some space."""
+        """Return whether a commit waits for other programs to leave the disk some space."""
         return self._sealed_at is not None or self._wished is not None or self._is_held_back
 
     def _commit(self, commit: PendingCommit, mark: bytes, marked: set[int]) -> None:
@@ -202,7 +202,11 @@ class Committer:
             raise _NoSpace
 
     def _look_ahead(self, commit_bytes: int) -> None:
-        """Before the newest segment gives back what it does not need: others would take it. Raises _NoSpace."""
+        """Check the room for the next segment before the newest gives back its spare space, which others would take.
+
+        Raises:
+            _NoSpace: the next segment would not have enough.
+        """
         sealed = self._writer.segment
         spare = sealed.size - sealed.end - sealed.index.footer_bytes - TRAILER_BYTES
         with self._state.changed:
@@ -337,7 +341,7 @@ class Committer:
         return size
 
     def poison(self, error: Exception) -> LogFailed:
-        """The disk is not what it should be: nothing more is taken, and whoever waits hears so. Any thread.
+        """Refuse all appends from now on and fail the waiting callbacks, since the disk is wrong. Any thread.
 
         Returns:
             Why the log has failed: the first reason stays.
@@ -377,7 +381,7 @@ class Committer:
         self.post(deliver)
 
     def post(self, deliver: Callable[[], None]) -> None:
-        """Run something on the owner's thread; when its loop has closed, nobody is left to hear it."""
+        """Run something on the owner's thread; drop it when the owner's loop has closed."""
         try:
             self._post(deliver)
         except RuntimeError as error:

@@ -40,7 +40,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass
 class _Opening:
-    """What a plan comes to: computed under the lock, written without it."""
+    """Content of a new segment under a plan: computed under the lock, written without it."""
 
     victims: list[tuple[Segment, Needed]] = field(default_factory=list)
     gaps: list[GapNotice] = field(default_factory=list)
@@ -94,7 +94,7 @@ def delete_free(state: LogState, free: list[Segment]) -> None:
 
 
 def kept_after(state: LogState, free: list[Segment]) -> list[KeptLane]:
-    """What the log answers for without segments that hold nothing. Call with the lock."""
+    """Return what the log answers for without segments that hold nothing. Call with the lock."""
     return kept_lanes(state, {}, [gap for segment in free for gap in segment.index.gaps])
 
 
@@ -117,7 +117,7 @@ def _remove(state: LogState, paths: list[str]) -> None:
 
 
 def kept_lanes(state: LogState, gone: dict[int, RangeSet], going: list[GapNotice]) -> list[KeptLane]:
-    """What the log answers for once ``gone`` is no longer in it. Call with the lock.
+    """Return what the log answers for once ``gone`` is no longer in it. Call with the lock.
 
     Args:
         going: notices that go too.
@@ -169,7 +169,7 @@ def _prepare(state: LogState, plan: Plan, now: int) -> _Opening:
 
 
 def _without(gone: dict[int, RangeSet], drops: list[GapNotice]) -> dict[int, RangeSet]:
-    """What goes and gets no notice: what is dropped stays accounted for."""
+    """Return the part of ``gone`` that gets no notice; the dropped records stay accounted for."""
     result = {stream: ranges.copy() for stream, ranges in gone.items()}
     for gap in drops:
         if gap.stream in result:

@@ -1,4 +1,4 @@
-"""When the next commit may begin: at once while the node is quiet, every few milliseconds while it is busy.
+"""Start times of commits: at once while the node is quiet, every few milliseconds while it is busy.
 
 A commit costs the same whether it carries one message or a hundred, so a busy node gathers. Three rules keep that from
 costing a client time for nothing; ``docs/decisions/0033-commits-paced-by-load.md`` has the measurements.
@@ -51,7 +51,7 @@ class Pacer:
         self._appends = 0
         self._bytes = 0
         self._appends_before = 0
-        """Of the next commit, before the last one had ended."""
+        """Number of the next commit's appends that came before the last commit had ended."""
         self._vain_waits = 0
         self._patient_at = 0.0
         """Commits do not wait before this time, because waiting was in vain."""
@@ -70,7 +70,7 @@ class Pacer:
         self._began_at, self._appends, self._bytes = now, appends, bytes_
 
     def _judge(self, now: float, appends: int, silence_s: float) -> None:
-        """Learn from a wait that is over whether anybody came in its last part."""
+        """Learn from a wait that is over whether appends came in its last part."""
         # Only what came after the last acknowledgements tells: clients in a closed loop come back with the next message
         # at once, however long the sync before took.
         came = appends - self._appends_before

@@ -34,7 +34,7 @@ from weft.storage.segment_log.state.index import SegmentIndex
 from weft.storage.segment_log.state.segment import Segment
 
 PAGE_BYTES = 4096
-"""What flash is written in, at least: a commit that ends within a page has the next one write that page again."""
+"""Smallest unit in which flash is written: a commit that ends within a page has the next one write that page again."""
 ZEROED_BYTES = 32 << 10
 """A small commit writes zeros up to the next multiple of this: blocks written to for the first time cost the journal of
 the file system with their sync (``docs/decisions/0018-zeros-ahead-of-small-commits.md``)."""
@@ -46,7 +46,7 @@ NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
 
 
 def pages(start: int, end: int) -> int:
-    """Bytes of the device's pages that a write of ``[start, end)`` touches."""
+    """Return the bytes of the device's pages that a write of ``[start, end)`` touches."""
     return (-(-end // PAGE_BYTES) - start // PAGE_BYTES) * PAGE_BYTES
 
 
@@ -147,7 +147,7 @@ class SegmentWriter:
 
     @property
     def size(self) -> int:
-        """Bytes of the file."""
+        """Return the size of the file in bytes."""
         return self._file.size()
 
     @property
@@ -156,7 +156,7 @@ class SegmentWriter:
         return self.segment.first_position + self._end
 
     def fits(self, length: int) -> bool:
-        """Whether ``length`` more bytes of entries leave room for a footer in the reserved space."""
+        """Return whether ``length`` more bytes of entries leave room for a footer in the reserved space."""
         return self._end + length + self.segment.index.footer_bytes + TRAILER_BYTES <= self.segment.size
 
     def write(self, entries: list[tuple[EntryKind, bytes]]) -> list[int]:

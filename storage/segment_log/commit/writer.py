@@ -13,7 +13,7 @@ from weft.storage.segment_log.state.log_state import LogState
 
 
 class Writer:
-    """What the writer thread does next: one commit as soon as the pacer lets it begin, and retention now and then.
+    """Work of the writer thread: one commit as soon as the pacer lets it begin, and retention now and then.
 
     Args:
         monotonic: clock in seconds.
@@ -44,7 +44,8 @@ class Writer:
         until = self._housekeeping_at
         is_empty = queue.head is not None and queue.head.empty  # callbacks alone cost no write
         if now < self._pacer.opens_at and queue.raw_bytes < self._pacer.bytes_max and not is_empty:
-            # Held back: appends wake nobody, which costs less than the wake-ups that would only look at the clock.
+            # Held back: appends do not wake the writer, which costs less than wake-ups that would only look at the
+            # clock.
             queue.wake_bytes = self._pacer.bytes_max
             until = min(until, self._pacer.opens_at)
         elif queue.due and queue:

@@ -1,4 +1,4 @@
-"""What a log says of its streams: the side that readers see."""
+"""A log's answers about its streams: the side that readers see."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ class LogAnswers:
 
     @property
     def log_id(self) -> int:
-        """The random 64-bit number made with the directory."""
+        """Return the random 64-bit number made with the directory."""
         return self._state.log_id
 
     @property
     def owner(self) -> NodeName | None:
-        """The name under which its records are known; None when nothing says it."""
+        """Return the name under which the log's records are known; None when nothing says it."""
         owner = self._state.owner
         return owner.name if owner is not None else None
 
@@ -47,12 +47,12 @@ class LogAnswers:
         return dict(owner.begins) if owner is not None else {}
 
     def streams(self) -> dict[str, int]:
-        """All streams of the log by name, also those that no configuration names any more."""
+        """Return all streams of the log by name, also those that no configuration names any more."""
         with self._state.changed:
             return dict(self._state.numbers)
 
     def ranges(self, stream: int) -> RangeSet:
-        """The durable records that can be read."""
+        """Return the durable records that can be read."""
         with self._state.changed:
             return self._state.lane(stream).held.copy()
 
@@ -74,22 +74,22 @@ class LogAnswers:
         return sorted([*found, *(Gone(*part, None) for part in left)])
 
     def stream_bytes(self, stream: int) -> int:
-        """Bytes of the entries that hold the stream's records, as ``retain_bytes`` counts them."""
+        """Return the bytes of the entries that hold the stream's records, as ``retain_bytes`` counts them."""
         with self._state.changed:
             return self._state.lane(stream).bytes
 
     def next_seq(self, stream: int) -> int:
-        """The number that the next record will get."""
+        """Return the number that the next record will get."""
         with self._state.changed:
             return self._state.lane(stream).next_seq
 
     def durable_end(self, stream: int) -> int:
-        """One past the last durable record."""
+        """Return the number after the last durable record."""
         with self._state.changed:
             return self._state.lane(stream).durable_end
 
     def mark(self, stream: int, now: int) -> tuple[int, int]:
-        """(T, N): every record of the stream taken in up to time T has a seq below N. Owner's thread only.
+        """Return (T, N): every record of the stream taken in up to time T has a seq below N. Owner's thread only.
 
         Args:
             now: the wall clock, no earlier than any time given to ``append``.
@@ -102,7 +102,7 @@ class LogAnswers:
             return min(first - 1, now), lane.durable_end
 
     def read_tail(self, stream: int, seq: int, bytes_max: int) -> list[bytes] | None:
-        """Encoded batches from memory, contiguous, the first of which contains ``seq``; at least one.
+        """Return encoded batches from memory, contiguous, the first of which contains ``seq``; at least one.
 
         Returns:
             An empty list at the durable end; None when memory does not reach back to ``seq``: use ``read``.
@@ -113,7 +113,7 @@ class LogAnswers:
             return self._state.tail.read(stream, seq, bytes_max)
 
     def read(self, stream: int, seq: int, bytes_max: int) -> list[bytes]:
-        """Encoded batches, ascending, from the first held record at or after ``seq`` on. May block on the disk.
+        """Return encoded batches, ascending, from the first held record at or after ``seq`` on. May block on the disk.
 
         What comes from the disk was checked against its checksum; damage becomes a gap notice and is stepped over.
 
@@ -128,7 +128,7 @@ class LogAnswers:
         return self._reader.read(stream, seq, bytes_max) if tail is None else tail
 
     def snapshot(self, stream: int) -> Snapshot:
-        """What the log has of a stream at one instant."""
+        """Return what the log has of a stream at one instant."""
         with self._state.changed:
             lane = self._state.lane(stream)
             gone = RangeSet([(0, lane.durable_end)])
@@ -141,9 +141,9 @@ class LogAnswers:
 
     @property
     def failed(self) -> LogFailed | None:
-        """Why the log takes nothing more before it is opened anew, or None."""
+        """Return why the log takes nothing more until it is opened again, or None."""
         return self._state.failed
 
     def stats(self) -> LogStats:
-        """The log's figures now."""
+        """Return the log's current figures."""
         return take_stats(self._state)

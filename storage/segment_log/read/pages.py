@@ -22,29 +22,29 @@ class LogPage(NamedTuple):
     """A piece of a stream."""
 
     batches: list[bytes]
-    """As encoded, ascending; the first may begin before the number that was asked for."""
+    """Encoded batches, ascending; the first may begin before the number that the caller asked for."""
     next_seq: int
-    """Where the next page begins; what was asked for only at the durable end."""
+    """Number at which the next page begins; the number that the caller asked for only at the durable end."""
     gone: list[Gone]
-    """What no batch holds between the number that was asked for and ``next_seq``."""
+    """Numbers between the one that the caller asked for and ``next_seq`` that no batch holds."""
     from_disk: bool = False
-    """Whether memory did not reach back so far."""
+    """True if memory did not reach back so far."""
 
 
 class PageReader:
-    """Reads durable records of a log. For one event loop, that of the log's owner.
+    """Reader of a log's durable records. For one event loop, that of the log's owner.
 
     What the log has in memory is given at once; the rest is read in threads. A caller may be cancelled at any time: a
     read that has begun ends by itself, and counts against the bound until it does.
     """
 
     def __init__(self, log: LogAnswers, listen: Listen, reads_max: int) -> None:
-        """Not for callers: use ``SegmentLog.page_reader``."""
+        """Read the pages of ``log``; callers use ``SegmentLog.page_reader``."""
         self._log = log
         self._listen = listen
         self._reads = asyncio.Semaphore(reads_max)
         self._waiting: dict[asyncio.Future[None], tuple[int, int]] = {}
-        """Who waits -> (stream, seq)."""
+        """Future of a waiting reader -> (stream, seq)."""
         self._unlisten: Callable[[], None] | None = None
 
     async def read(self, stream: int, seq: int, bytes_max: int, records_max: int | None = None) -> LogPage:
@@ -79,7 +79,7 @@ class PageReader:
         if self._unlisten is None:
             self._unlisten = self._listen(self._look)
         try:
-            # After it listens: a commit that was made just before told nobody.
+            # After it listens: a commit that was made just before called no listener.
             self._look()
             await waiter
         finally:

@@ -37,14 +37,14 @@ class LogReader:
         """Read what ``state`` holds.
 
         Args:
-            poison: told that a segment's file is gone although nobody deleted it.
+            poison: called when a segment's file is gone although the log did not delete it.
         """
         self._state = state
         self._wall_clock = wall_clock
         self._poison = poison
 
     def read(self, stream: int, seq: int, bytes_max: int) -> list[bytes]:
-        """Batches from the first held record at or after ``seq`` on, up to ``bytes_max``, at least one if any is held.
+        """Return batches from the first held record at or after ``seq`` on: up to ``bytes_max``, at least one if any.
 
         Damage that a read meets is quarantined and stepped over.
 
@@ -85,7 +85,7 @@ class LogReader:
         return batches
 
     def _locate(self, stream: int, seq: int) -> _Place | None:
-        """Where the first held record at or after ``seq`` is."""
+        """Find the first held record at or after ``seq``."""
         with self._state.changed:
             lane = self._state.lanes.get(stream)
             target = next_held(lane.held, seq) if lane else None
@@ -99,7 +99,7 @@ class LogReader:
         return None
 
     def _walk(self, place: _Place, stream: int, bytes_max: int, *, first: bool) -> list[bytes]:
-        """Contiguous batches of one segment from the one that holds ``place.seq`` on.
+        """Return contiguous batches of one segment from the one that holds ``place.seq`` on.
 
         Args:
             first: at least one batch is wanted, however long.
@@ -126,7 +126,7 @@ class LogReader:
 
 
 def _batches(source: SegmentBytes, place: _Place, stream: int) -> Iterator[bytes]:
-    """The stream's batches from the one that holds ``seq`` on, each checked; other entries are stepped over unread.
+    """Yield the stream's batches from the one that holds ``seq`` on, each checked; skip other entries unread.
 
     Raises:
         CodecError, OSError: a batch that should be there is not, or is damaged.

@@ -14,7 +14,7 @@ from weft.storage.segment_log.state.log_state import LogState
 
 
 class Snapshot(NamedTuple):
-    """What the log has of one stream at one instant."""
+    """Records and gaps that the log has of one stream at one instant."""
 
     held: RangeSet
     """Durable records that can be read."""
@@ -47,18 +47,18 @@ class LogStats:
     unsafe_bytes: int
     """Bytes that no hub has yet, or that retention keeps: what may not be deleted."""
     usable_bytes: int
-    """What of the budget records can take."""
+    """Part of the budget that records can take."""
     sync: Histogram
     """Times of one write + sync."""
     sync_seconds_max: float
     ack: Histogram
     """Per commit, the time from its first append until it was durable."""
     failed: LogFailed | None
-    """Why the log takes nothing more, or None."""
+    """Error for which the log takes nothing more, or None."""
 
 
 def take_stats(state: LogState) -> LogStats:
-    """The figures now."""
+    """Return the current figures."""
     with state.changed:
         spans = [span for segment in state.segments for _, span in segment.index.spans()]
         counters = state.counters

@@ -1,4 +1,4 @@
-"""What the segments of a log say of its streams when they are put together, and what is missing."""
+"""Streams of a log as its segments together describe them, and what is missing."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def fold(state: LogState, loaded: list[Loaded]) -> None:
 
 
 def _count_once(loaded: list[Loaded]) -> None:
-    """Records that were moved forward and stand in their old segments too count where they stand last."""
+    """Count records that were moved forward only where they stand last, not in their old segments too."""
     seen: dict[int, RangeSet] = {}
     for item in reversed(loaded):
         for lanes in (item.segment.index.lanes, item.segment.index.moved):
@@ -63,7 +63,7 @@ def _count_once(loaded: list[Loaded]) -> None:
 
 
 def find_losses(state: LogState, loaded: list[Loaded], now: int) -> list[GapNotice]:
-    """Notices for numbers that were given out and acknowledged, and are neither held nor noticed yet.
+    """Return notices for numbers that were given out and acknowledged, and are neither held nor noticed yet.
 
     Before anything is deleted the log writes down what it answers for without it, so the last such entry says what must
     be there, together with all numbers given out since.

@@ -1,5 +1,5 @@
-"""What must be known of a log whatever becomes of its segments, in a file beside them: a damaged header must not make
-another log of this one, and a block that cannot be read may hide a stream's name for longer than one start.
+"""A file beside the segments with the facts that must outlive them: a damaged header must not make another log of this
+one, and a block that cannot be read may hide a stream's name for longer than one start.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ _LINE = re.compile(rb"([0-9a-f]{16})( [0-9a-f]{16})? ([0-9a-f]{8})\n")
 
 
 class Identity(NamedTuple):
-    """What the file says."""
+    """Content of the file."""
 
     log_id: int
     first_seq: int = 0
-    """Where streams begin whose names the log does not know (``LogState.first_seq``)."""
+    """First number of streams whose names the log does not know (``LogState.first_seq``)."""
 
 
 def read_identity(filesystem: FileSystem, directory: str) -> Identity | None:
-    """What the file says; None when there is none, or it is damaged, or the device cannot read it."""
+    """Return the file's content; None when there is no file, it is damaged, or the device cannot read it."""
     try:
         match = _LINE.fullmatch(filesystem.read(os.path.join(directory, FILE)))
     except OSError:

@@ -46,7 +46,7 @@ class Loaded:
 
     @property
     def says_nothing(self) -> bool:
-        """Whether not one entry was found, and no block that may hide one: whose file it is nobody can say."""
+        """Return whether neither an entry was found nor a block that may hide one: the file's owner is unknown then."""
         scan = self.scan
         return (
             self.header is None and self.streams is None and scan is not None
@@ -55,7 +55,7 @@ class Loaded:
 
 
 def load_directory(filesystem: FileSystem, directory: str, known_id: int | None) -> tuple[list[Loaded], list[str]]:
-    """All segments of a directory in log order; leftovers of an interrupted creation are removed.
+    """Load all segments of a directory in log order; remove leftovers of an interrupted creation.
 
     Args:
         known_id: the log's id as it is kept beside the segments.
@@ -93,10 +93,11 @@ def load_directory(filesystem: FileSystem, directory: str, known_id: int | None)
 def _own_segments(
     filesystem: FileSystem, directory: str, known_id: int | None
 ) -> tuple[list[tuple[int, str]], list[str]]:
-    """(position, path) of the files that are this log's by their headers, or may be; the others' paths: set aside.
+    """Return (position, path) of the files that are or may be this log's by their headers; the others' paths.
 
-    Which log it is says the file beside the segments, unless none of them is of that log: then the most of them, and
-    between equals the oldest. A file without a sound header may be any log's, so without any it is nobody's.
+    The id kept beside the segments says which log this is, unless no segment is of that log: then the id in most
+    headers, and between equals that of the oldest file. A file without a sound header may be any log's, so it is
+    this one's unless no id is known at all. The other files are set aside.
     """
     found: list[tuple[int, str, int | None]] = []
     strange: list[str] = []

@@ -58,7 +58,7 @@ def open_log(
         for segment in state.segments:
             segment.known_since = began
         committer = Committer(state, writer, wall_clock, clock_reading, post)
-        # Gap notices for what was lost are durable before anybody reads the log.
+        # Gap notices for what was lost are durable before the first read of the log.
         committer.run_once()
         if committer.waits_for_space:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), directory)

@@ -30,7 +30,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class RecoveryReport:
-    """What opening a log found and did."""
+    """Findings and actions of opening a log."""
 
     created: bool = False
     """The log is new: no usable segment was there."""

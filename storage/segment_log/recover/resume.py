@@ -14,7 +14,7 @@ from weft.storage.segment_log.state.segment import Segment
 
 
 def continue_or_create(state: LogState, loaded: list[Loaded], now: int) -> SegmentWriter:
-    """The segment to write: the newest one with its torn tail cut, or a new one after it."""
+    """Return the segment to write: the newest one with its torn tail cut, or a new one after it."""
     position = 0
     if loaded:
         newest = loaded[-1]
@@ -47,7 +47,7 @@ def _seal_again(filesystem: FileSystem, segment: Segment) -> None:
 
 
 def _reads_again(filesystem: FileSystem, newest: Loaded) -> bool:
-    """Whether the device reads the last commit a second time."""
+    """Return whether the device reads the last commit a second time."""
     assert newest.scan is not None
     file = filesystem.open(newest.segment.path, read_only=True)
     try:
@@ -70,10 +70,11 @@ def _sync(filesystem: FileSystem, path: str) -> None:
 
 
 def _reservable(state: LogState, used: int, written: int = 0) -> int:
-    """What may be reserved for a segment at start-up, when nothing is released yet: the budget holds from the start.
+    """Return the most bytes to reserve for a segment at start-up, when nothing is released yet.
 
-    On a disk that others have filled the log opens all the same, and refuses records until there is space. Half of
-    what is left is for others, such as the links' epochs, without which nothing here is ever released.
+    The budget holds from the start. On a disk that others have filled the log opens all the same, and refuses records
+    until there is space. Half of what is left is for others, such as the links' epochs, without which nothing here is
+    ever released.
 
     Args:
         used: bytes of the other segments.
@@ -89,7 +90,7 @@ def _resume(state: LogState, newest: Loaded) -> SegmentWriter:
     """Cut what follows the last sound entry, and make certain that the last commit is on the disk.
 
     After a failed fsync the bytes that a new process reads may be in memory only, with the system believing them
-    written; so the last commit, the only one of which that may be true, is written again before anybody relies on it.
+    written; so the last commit, the only one of which that may be true, is written again before anything relies on it.
     """
     segment, scan = newest.segment, newest.scan
     assert scan is not None

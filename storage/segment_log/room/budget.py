@@ -12,7 +12,7 @@ from weft.storage.segment_log.state.log_state import LaneState, LogState, Plan
 from weft.storage.segment_log.state.pending import BATCH_OVERHEAD_BYTES
 
 LONG_NOTICES = 2
-"""So many gap notices for whole files find room when short ones have used up theirs."""
+"""Number of gap notices for whole files that find room when short ones have used up theirs."""
 
 
 def admit(state: LogState, length: int) -> None:
@@ -53,8 +53,8 @@ def admit_to_stream(state: LogState, stream: int, lane: LaneState, length: int, 
     ):
         lane.full_since = state.changes
         raise LogFull(
-            f"stream {lane.name} takes {used} of its {lane.policy.retain_bytes} bytes and none of them may go yet: "
-            "restore the link to the hub, raise the stream's retain.size, or let it drop its oldest records (when_full)"
+            f"stream {lane.name} takes {used} of its {lane.policy.retain_bytes} bytes and none of them may go yet. "
+            "Restore the link to the hub, raise the stream's retain.size, or let it drop its oldest records (when_full)"
         )
 
 
@@ -79,13 +79,13 @@ def admit_notices(state: LogState, count: int, *, frees_files: bool) -> None:
     wanted = 2 * opening_bytes(state) - free
     if wanted > 0 and make_plan(state, state.segments[:-1], wanted, free).freed_bytes < wanted:
         raise LogFull(
-            f"the log in {state.directory} has no room to note what is dropped: drop a longer range at once, so "
+            f"the log in {state.directory} has no room to note what is dropped. Drop a longer range at once, so "
             "that whole files can go, or raise the disk budget"
         )
 
 
 def shortage(state: LogState) -> str | None:
-    """Why there is no room for what was refused, or for anything at all; None when there is. Call with the lock.
+    """Return why there is no room for the refused append, or for any; None when there is. Call with the lock.
 
     Raises:
         OSError: the disk does not say how much is free.
@@ -118,13 +118,13 @@ def _shortage(state: LogState, pending: int) -> str | None:
     if budget_bytes <= used + free:
         reason = (
             f"the log in {state.directory} uses {used} of {state.settings.budget_bytes} bytes and nothing in it may be "
-            "deleted yet: restore the link to the hub, or raise the disk budget"
+            "deleted yet. Restore the link to the hub, or raise the disk budget"
         )
         state.refusal = (state.changes, pending, reason)
         return reason
     return (
-        f"the disk of {state.directory} has {free} bytes left and nothing in the log may be deleted yet: "
-        "make space on the disk, or restore the link to the hub"
+        f"the disk of {state.directory} has {free} bytes left and nothing in the log may be deleted yet. "
+        "Make space on the disk, or restore the link to the hub"
     )
 
 
@@ -136,30 +136,31 @@ def sure_room(state: LogState) -> int:
 
 
 class Room(NamedTuple):
-    """How the next segment gets its place."""
+    """Space for the next segment, and the plan that makes it."""
 
     plan: Plan
     first_length: int
-    """What its file may take before anything else is deleted."""
+    """Bytes that its file may take before the files of the plan are deleted."""
     length: int
-    """What it may take then."""
+    """Bytes that its file may take once they are deleted."""
     least: int
-    """What it cannot do without."""
+    """Bytes that it cannot do without."""
     most: int
-    """What there is for it once that is deleted; 0 when it cannot even be begun."""
+    """Bytes available to it once they are deleted; 0 when it cannot even be begun."""
 
     @property
     def suffices(self) -> bool:
-        """Whether the segment can be begun, and hold its first commit."""
+        """Return whether the segment can be begun, and hold its first commit."""
         return self.least <= self.most
 
 
 def make_room(state: LogState, commit_bytes: int, *, sealing_frees: int = 0) -> Room:
-    """What to delete, move and drop for a segment that begins with a commit of that length. Call with the lock.
+    """Plan what to delete, move and drop for a segment that begins with that commit. Call with the lock.
 
     Args:
-        commit_bytes: 0 for a segment that only retention asks for: it never takes more than the budget. (A commit was
-            promised its room, and a start after a power cut that brought files back must go on.)
+        commit_bytes: length of the commit; 0 for a segment that only retention asks for, which never takes more than
+            the budget. (A commit was promised its room, and a start after a power cut that brought files back must go
+            on.)
         sealing_frees: bytes of the newest segment that it gives back when it is sealed, which is still to be done.
 
     Raises:
@@ -186,7 +187,7 @@ def make_room(state: LogState, commit_bytes: int, *, sealing_frees: int = 0) -> 
 
 
 def forget_released(state: LogState) -> None:
-    """Drop what is known of releases below everything the log still speaks of, so that it cannot grow for ever."""
+    """Drop what is known of releases below everything the log still speaks of, so that it cannot grow without end."""
     for lane in state.lanes.values():
         first = min([gap.first for gap in lane.gaps], default=lane.durable_end)
         for numbers in (lane.held, lane.dropping):

@@ -15,7 +15,7 @@ from weft.storage.segment_log.state.log_state import LaneState, LogState
 
 
 def whole_batches(held: RangeSet, read: Callable[[int], list[bytes]], first: int, end: int) -> Range:
-    """``[first, end)`` without the parts of batches at its ends.
+    """Return ``[first, end)`` without the parts of batches at its ends.
 
     Args:
         held: what can be read.
@@ -26,7 +26,7 @@ def whole_batches(held: RangeSet, read: Callable[[int], list[bytes]], first: int
 
 
 def _batch(held: RangeSet, read: Callable[[int], list[bytes]], seq: int) -> Range:
-    """First number and end of the batch that holds ``seq``; twice ``seq`` when none does."""
+    """Return the first number and the end of the batch that holds ``seq``; twice ``seq`` when none does."""
     for data in read(seq)[:1] if seq in held else ():
         header = decode_header(data)
         if header.base_seq <= seq < header.end_seq:

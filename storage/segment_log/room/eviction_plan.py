@@ -1,4 +1,4 @@
-"""Which segments make room: what they cost to clean, and what is lost by it. Decided under the lock, nothing is done.
+"""Choice of the segments that make room, by what they cost to clean and what is lost. Made under the lock, not done.
 
 In this order, oldest first within each: files kept aside; segments that hold nothing which must stay; segments of which
 only a small part must stay, which is moved; segments of which at most a half must stay; and when that is not enough,
@@ -17,18 +17,18 @@ from weft.storage.segment_log.state.log_state import LogState, Plan
 from weft.storage.segment_log.state.segment import Segment
 
 _LANE_BYTES = 48
-"""What a stream takes in the opening of a segment beside its name."""
+"""Bytes that a stream takes in the opening of a segment beside its name."""
 
 
 def opening_bytes(state: LogState) -> int:
-    """What a new segment begins with, moved records not counted."""
+    """Return the bytes that a new segment begins with, moved records not counted."""
     owner = 2 * (ENTRY_HEADER_BYTES + len(encode_body(state.owner))) if state.owner is not None else 0
     lanes = sum(_LANE_BYTES + len(lane.name) + 19 * (len(lane.held) + len(lane.gaps)) for lane in state.lanes.values())
     return 160 + owner + lanes
 
 
 def make_plan(state: LogState, segments: Sequence[Segment], wanted_bytes: int, free_bytes: int) -> Plan:
-    """How to win ``wanted_bytes`` from ``segments``; what can be won when that is less. Call with the lock.
+    """Plan how to win ``wanted_bytes`` from ``segments``, or as much as can be won. Call with the lock.
 
     Args:
         free_bytes: of budget and disk, before anything is deleted: there what is moved must find its place.
@@ -64,7 +64,7 @@ def make_plan(state: LogState, segments: Sequence[Segment], wanted_bytes: int, f
 
 
 def renewed(state: LogState, plan: Plan, free_bytes: int) -> Plan:
-    """An earlier plan as it comes out now: releases made it cheaper, some of it may be gone. Call with the lock."""
+    """Renew an earlier plan: releases made it cheaper, and some of it may be gone. Call with the lock."""
     drop_ends = {
         stream: end for stream, end in plan.drop_ends.items() if state.lanes[stream].policy.when_full == "drop_oldest"
     }
@@ -110,7 +110,7 @@ def _drop(state: LogState, plan: Plan, segments: list[Segment], wanted_bytes: in
 
 
 def dropped(state: LogState, drop_ends: dict[int, int]) -> dict[int, RangeSet]:
-    """The unreleased records that are dropped, by stream. Call with the lock."""
+    """Return the unreleased records that are dropped, by stream. Call with the lock."""
     result = {}
     for stream, end in drop_ends.items():
         lane = state.lanes[stream]

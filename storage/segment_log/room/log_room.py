@@ -1,4 +1,4 @@
-"""What an open log takes and keeps: the side of it that admits records, and that hubs and policies let make room."""
+"""Side of an open log that admits records, and that makes room by what hubs release and policies allow."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ class LogRoom:
         self._poison = poison
 
     def set_policy(self, stream: int, policy: StreamPolicy) -> None:
-        """How long the stream's records stay; the default keeps everything until it is released, and then refuses."""
+        """Set how long the stream's records stay. The default keeps all until they are released, then refuses."""
         with self._state.changed:
             self._state.lane(stream).policy = policy
             self._state.changes += 1
 
     def release(self, stream: int, ranges: RangeSet) -> None:
-        """These records and gap notices are safe elsewhere: they go once the budget needs it or retention says so.
+        """Take these records and gap notices as safe elsewhere: they go once the budget needs it or retention says so.
 
         Not remembered across restarts; the hub's next WELCOME says it again.
         """
@@ -61,14 +61,14 @@ class LogRoom:
                 sizes[stream] = sizes.get(stream, 0) + size
         with self._state.lock:
             for refusing in (True, False):
-                # Those that refuse first: nobody's records are dropped for a run that is not taken.
+                # Those that refuse first: no records are dropped for a run that is not taken.
                 for stream, size in sizes.items():
                     lane = self._state.lane(stream)
                     if (lane.policy.when_full == "refuse") is refusing:
                         admit_to_stream(self._state, stream, lane, size, time)
 
     def shortage(self) -> str | None:
-        """Why the log refuses records for want of disk, and what to do; None while it has room. Owner's thread only."""
+        """Return why the log refuses records for want of disk, and what to do, or None. Owner's thread only."""
         with self._state.changed:
             try:
                 return shortage(self._state)

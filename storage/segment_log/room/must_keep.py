@@ -1,4 +1,4 @@
-"""What of a segment must stay: records that are safe nowhere else, and notices that no receiver has yet.
+"""Part of a segment that must stay: records that are safe nowhere else, and notices that no receiver has yet.
 
 Everything here is called with the log's lock.
 """
@@ -29,7 +29,7 @@ def unreleased(lane: LaneState, span: LaneSpan, start: int = 0) -> RangeSet:
 
 
 def needed_records(state: LogState, segment: Segment, starts: dict[int, int]) -> dict[tuple[int, bool], RangeSet]:
-    """What must stay of a segment, by (stream, moved before).
+    """Return the records of a segment that must stay, by (stream, moved before).
 
     Args:
         starts: stream -> records below this are about to be dropped.
@@ -44,7 +44,7 @@ def needed_records(state: LogState, segment: Segment, starts: dict[int, int]) ->
 
 
 def needed_gaps(state: LogState, segment: Segment, others: Iterable[Segment]) -> list[GapNotice]:
-    """Notices of a segment that must stay: no receiver has them, or what they speak of still stands in ``others``.
+    """Return a segment's notices that must stay: no receiver has them, or their records still stand in ``others``.
 
     A sound record whose notice went before it would come back at the next start.
     """

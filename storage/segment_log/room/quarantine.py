@@ -36,7 +36,7 @@ def keep_aside(filesystem: FileSystem, path: str) -> bool:
 
 
 def missing_gaps(expected: dict[int, RangeSet], found: dict[int, RangeSet], now: int) -> list[GapNotice]:
-    """Notices for the numbers that should be there and are not."""
+    """Return notices for the numbers that are expected and were not found."""
     return [
         GapNotice(stream, first, end, GapReason.CORRUPTION, now)
         for stream, ranges in expected.items()

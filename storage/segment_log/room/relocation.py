@@ -34,7 +34,7 @@ class _Found(NamedTuple):
 
 
 def moved_batches(filesystem: FileSystem, victims: list[tuple[Segment, Needed]]) -> Iterator[bytes]:
-    """The batches that hold what is needed of the victims, as they stand, each stream's in the order of its numbers.
+    """Yield the batches that hold what is needed of the victims, unchanged, each stream's in the order of its numbers.
 
     Raises:
         UnmovableSegment: one of them cannot be read. What was given before is sound.
@@ -69,7 +69,7 @@ def _blamed(segment: Segment) -> Iterator[None]:
 
 
 def _find(source: SegmentBytes, segment: Segment, needed: Needed, number: int) -> list[_Found]:
-    """Where the batches stand. The walk begins at the first that is needed and steps over bodies unread."""
+    """Find where the batches stand. The walk begins at the first that is needed and skips bodies unread."""
     left = sum(numbers.count() for numbers in needed.values())
     spans = {True: segment.index.moved, False: segment.index.lanes}
     offset = min(spans[moved][stream].start_for(next(iter(ranges))[0]) for (stream, moved), ranges in needed.items())

@@ -1,6 +1,6 @@
 """Retention by time and size: what streams no longer keep, although there would be room.
 
-Released records and those of streams that nobody replicates are forgotten: that is no loss. Records that still wait for
+Released records and those of streams without replication are forgotten: that is no loss. Records that still wait for
 a hub are dropped under a gap notice, which is durable before they stop to be readable. Everything here but ``expire``
 is called with the log's lock.
 """
@@ -27,7 +27,7 @@ class Now(NamedTuple):
     reading: ClockReading
 
     def age(self, time: int, known_since: int) -> float:
-        """Seconds since ``time``; while nothing keeps the wall clock right, those since the log has known of it."""
+        """Return the seconds since ``time``; while the wall clock is not synced, those since the log knows of it."""
         if self.reading.state is ClockState.SYNCED:
             return (self.wall - time) / 1e9
         return (self.reading.monotonic - known_since) / 1e9
@@ -91,7 +91,7 @@ def _waiting(lane: LaneState, span: LaneSpan, chunk: Chunk) -> RangeSet:
 
 
 def held_within(numbers: RangeSet, first: int, end: int) -> list[Range]:
-    """The parts of ``[first, end)`` that a set holds."""
+    """Return the parts of ``[first, end)`` that a set holds."""
     found, at = [], first
     for hole_first, hole_end in [*numbers.missing(first, end), (end, end)]:
         if at < hole_first:
@@ -103,7 +103,7 @@ def held_within(numbers: RangeSet, first: int, end: int) -> list[Range]:
 def _let_go(  # noqa: PLR0917 - what, where, why and when
     state: LogState, stream: int, span: LaneSpan, chunk: Chunk, reason: GapReason, now: int
 ) -> None:
-    """The oldest chunk of a span counts no more; what is a loss gets a notice, and stays readable until then."""
+    """Stop counting the oldest chunk of a span. Lost records get a notice, and stay readable until it is durable."""
     lane = state.lanes[stream]
     waiting = _waiting(lane, span, chunk)
     if waiting:
@@ -119,7 +119,7 @@ def _let_go(  # noqa: PLR0917 - what, where, why and when
 
 
 def forget_lost(state: LogState, stream: int, end: int) -> None:
-    """Chunks below ``end`` in which nothing is held any more count no more."""
+    """Stop counting chunks below ``end`` in which nothing is held any more."""
     lane = state.lanes[stream]
     for segment in state.segments:
         for span in segment.index.spans_of(stream):
@@ -131,7 +131,7 @@ def forget_lost(state: LogState, stream: int, end: int) -> None:
 
 
 def free_segments(state: LogState) -> list[Segment]:
-    """Sealed segments that hold nothing any more: they may go at once."""
+    """Return the sealed segments that hold nothing any more: they may go at once."""
     free = [
         segment
         for segment in state.segments[:-1]
@@ -149,9 +149,9 @@ def _any_held(state: LogState, stream: int, span: LaneSpan) -> bool:
 
 
 def is_overdue(state: LogState, now: Now) -> bool:
-    """Whether the newest segment should be sealed, because it holds what is half as old as its stream may get.
+    """Return whether to seal the newest segment because it holds records half as old as their stream may get.
 
-    What was moved there has no such half: it only must not wait for ever once its time is over.
+    For records that were moved there the full age counts: they only must not wait without end once it is over.
     """
     index = state.segments[-1].index
     for lanes, part in ((index.lanes, 2), (index.moved, 1)):

@@ -1,1 +1,1 @@
-"""What the log has in memory: shared by the owner's thread, the writer thread and readers."""
+"""State of the log in memory: shared by the owner's thread, the writer thread and readers."""

@@ -22,7 +22,7 @@ def add_merged(notices: list[GapNotice], gap: GapNotice) -> None:
 
 
 def merged(notices: Iterable[GapNotice]) -> list[GapNotice]:
-    """Notices in the order of their streams and numbers; where two speak of a number, the earlier one counts."""
+    """Return notices in the order of their streams and numbers; where two name a number, the earlier one counts."""
     result: list[GapNotice] = []
     told: dict[int, RangeSet] = {}
     for gap in sorted(notices, key=lambda gap: (gap.stream, gap.first, gap.time)):
@@ -34,12 +34,12 @@ def merged(notices: Iterable[GapNotice]) -> list[GapNotice]:
 
 
 def notices(stream: int, ranges: Iterable[Range], reason: GapReason, now: int) -> list[GapNotice]:
-    """A notice for each of the ranges."""
+    """Return a notice for each of the ranges."""
     return [GapNotice(stream, first, end, reason, now) for first, end in ranges]
 
 
 def reason_name(reason: int) -> str:
-    """A notice's reason as people know it; the number when a later release made it up."""
+    """Return the name of a notice's reason; its number when a later release introduced it."""
     try:
         return GapReason(reason).name.lower()
     except ValueError:

@@ -1,4 +1,4 @@
-"""What a segment holds of each stream, and where."""
+"""Index of a segment: what it holds of each stream, and where."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from weft.storage.segment_log.settings import POINT_SPACING_BYTES
 from weft.storage.segment_log.state.gaps import add_merged
 
 _NAME_BYTES, _GAP_BYTES, _SPAN_BYTES, _RANGE_BYTES, _POINT_BYTES = 8, 48, 73, 19, 27
-"""What each of these takes in an encoded footer, at most; a name beside its characters."""
+"""Most bytes that each of these takes in an encoded footer; a name beside its characters."""
 
 
 class Chunk(NamedTuple):
@@ -39,7 +39,7 @@ class LaneSpan:
         self.size = 0
         """Bytes of its entries."""
         self.forgotten = 0
-        """How many of its chunks, from the first on, hold nothing that counts any more."""
+        """Number of its chunks, from the first on, that hold nothing that counts any more."""
         self._seqs = array("Q")
         self._offsets = array("Q")
         self._sizes = array("Q")
@@ -56,29 +56,29 @@ class LaneSpan:
         self.size += length
 
     def start_for(self, seq: int) -> int:
-        """Offset of a batch at or before the one that holds ``seq``."""
+        """Return the offset of a batch at or before the one that holds ``seq``."""
         return self._offsets[max(0, bisect_right(self._seqs, seq) - 1)]
 
     @property
     def live_size(self) -> int:
-        """Bytes of the chunks that are not forgotten."""
+        """Return the bytes of the chunks that are not forgotten."""
         return self.size - self._sizes[self.forgotten] if self.forgotten < len(self._sizes) else 0
 
     def chunks(self, start: int) -> Iterator[Chunk]:
-        """The chunks from the ``start``-th on, oldest first."""
+        """Yield the chunks from the ``start``-th on, oldest first."""
         for at in range(start, len(self._seqs)):
             last = at + 1 == len(self._seqs)
             end = self.ranges.end if last else self._seqs[at + 1]
             yield Chunk(self._seqs[at], end, (self.size if last else self._sizes[at + 1]) - self._sizes[at])
 
     def size_of(self, numbers: RangeSet) -> int:
-        """Bytes of the chunks in which any of ``numbers`` stand: at least what those take."""
+        """Return the bytes of the chunks in which any of ``numbers`` stand: at least what those take."""
         if numbers == self.ranges:
             return self.size
         return sum(size for first, end, size in self.chunks(0) if numbers.missing(first, end) != [(first, end)])
 
     def parts(self, chunk: Chunk) -> list[Range]:
-        """The numbers of a chunk that stand here: others of its range may stand in other segments."""
+        """Return the numbers of a chunk that stand here: others of its range may stand in other segments."""
         cut = ((max(first, chunk.first), min(end, chunk.end)) for first, end in self.ranges)
         return [(first, end) for first, end in cut if first < end]
 
@@ -102,20 +102,20 @@ class LaneSpan:
         return self._offsets[-1] + 1 if self._offsets else 0
 
     def points(self) -> list[tuple[int, int]]:
-        """(base_seq, offset) of some batches, ascending."""
+        """Return (base_seq, offset) of some batches, ascending."""
         return list(zip(self._seqs, self._offsets, strict=True))
 
     def sizes(self) -> list[int]:
-        """Bytes before each point, and of all."""
+        """Return the bytes before each point, and those of all."""
         return [*self._sizes, self.size]
 
     def to_footer(self, stream: int) -> LaneIndex:
-        """The lane's line of a footer."""
+        """Return the lane's line of a footer."""
         return LaneIndex(stream, list(self.ranges), self.first_time, self.last_time, self.points())
 
     @classmethod
     def from_footer(cls, lane: LaneIndex, sizes: list[int], end: int) -> LaneSpan:
-        """The span that a footer's line describes.
+        """Return the span that a footer's line describes.
 
         Args:
             sizes: empty in what earlier releases wrote; then the places of the points bound them.
@@ -146,9 +146,9 @@ class SegmentIndex:
         """Records that stood in earlier segments before."""
         self.gaps: list[GapNotice] = []
         self.kept: list[KeptLane] = []
-        """What the last ``KEPT`` entry here says; empty without one."""
+        """Content of the last ``KEPT`` entry here; empty without one."""
         self.owner: Owner | None = None
-        """What the last ``OWNER`` entry here says."""
+        """Content of the last ``OWNER`` entry here; None without one."""
         self._fixed_bytes = 80
         self._streams_counted = 0
         self._kept_counted = self.kept
@@ -175,12 +175,12 @@ class SegmentIndex:
         add_merged(self.gaps, gap)
 
     def spans(self) -> Iterator[tuple[int, LaneSpan]]:
-        """(stream, span) of everything held; a stream may come twice."""
+        """Yield (stream, span) of everything held; a stream may come twice."""
         yield from self.moved.items()
         yield from self.lanes.items()
 
     def spans_of(self, stream: int) -> list[LaneSpan]:
-        """What is held of one stream."""
+        """Return the spans that are held of one stream."""
         return [lanes[stream] for lanes in (self.moved, self.lanes) if stream in lanes]
 
     def forget_names(self) -> None:
@@ -189,7 +189,7 @@ class SegmentIndex:
 
     @property
     def empty(self) -> bool:
-        """Whether the segment holds no record and no notice."""
+        """Return whether the segment holds no record and no notice."""
         return not self.lanes and not self.moved and not self.gaps
 
     @property
@@ -208,7 +208,7 @@ class SegmentIndex:
         return size
 
     def footer_growth(self, batches: Sequence[int], gaps: int, new_names: Sequence[str]) -> int:
-        """How much longer a commit makes the footer, at most.
+        """Return by how many bytes, at most, a commit makes the footer longer.
 
         Args:
             batches: the stream of each of its batches.
@@ -220,7 +220,7 @@ class SegmentIndex:
         return size + sum(len(name) + _NAME_BYTES for name in new_names)
 
     def to_footer(self) -> Footer:
-        """The footer that says the same."""
+        """Return the footer that says the same."""
         sizes = [span.sizes() for span in (*self.lanes.values(), *self.moved.values())]
         lanes = [span.to_footer(stream) for stream, span in self.lanes.items()]
         moved = [span.to_footer(stream) for stream, span in self.moved.items()]
@@ -228,7 +228,7 @@ class SegmentIndex:
 
     @classmethod
     def from_footer(cls, footer: Footer, end: int) -> SegmentIndex:
-        """The index that a footer at offset ``end`` describes."""
+        """Return the index that a footer at offset ``end`` describes."""
         index = cls()
         index.streams = dict(footer.streams)
         lines = [*footer.lanes, *footer.moved]

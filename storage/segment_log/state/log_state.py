@@ -1,4 +1,4 @@
-"""What the owner's thread, the writer thread and readers share, under one lock."""
+"""State that the owner's thread, the writer thread and readers share, under one lock."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ class Counters:
 
 @dataclass
 class Plan:
-    """What to do for room: ``room.eviction_plan.make_plan``."""
+    """Steps that make room: see ``room.eviction_plan.make_plan``."""
 
     asides: list[str] = field(default_factory=list)
     victims: list[Segment] = field(default_factory=list)
@@ -101,7 +101,7 @@ class LogState:
         self.log_id = log_id
         self.lock = threading.RLock()
         self.changed = threading.Condition(self.lock)
-        """Of the lock; what needs no notice takes ``lock`` itself, which costs less."""
+        """Condition of the lock; code that notifies and awaits no change takes ``lock`` itself, which costs less."""
         self.lanes: dict[int, LaneState] = {}
         self.numbers: dict[str, int] = {}
         self.segments: list[Segment] = []
@@ -114,7 +114,7 @@ class LogState:
         """Streams that the next commit mark must name: declared, or written by the last commit."""
         self.counters = Counters()
         self.first_seq = 0
-        """Where streams begin that are declared now: a block that cannot be read may hide such a stream's name."""
+        """First number of streams that are declared now: a block that cannot be read may hide such a stream's name."""
         self.owner: Owner | None = None
         """The log's owner, as every segment that is begun now says; None when nothing ever said it."""
         self.refused_bytes = 0
@@ -126,23 +126,26 @@ class LogState:
         self.refusal: tuple[int, int, str] | None = None
         """(``changes`` then, bytes, why) of the last refusal for want of budget: cheap to repeat."""
         self.promised: Plan | None = None
-        """How the next segment gets the room on which the last append was taken."""
+        """Plan for the next segment's room, on which the last append was taken."""
         self.is_in_place: Callable[[], bool] = lambda: True
-        """Whether ``directory`` still names the directory that was opened."""
+        """Check that ``directory`` still names the directory that was opened."""
         self.failed: LogFailed | None = None
 
     def check_place(self) -> None:
-        """Before names are made or removed. Raises OSError when the directory was moved: what is there now may be
-        another log's."""
+        """Check the directory before names are made or removed.
+
+        Raises:
+            OSError: the directory was moved. What is there now may be another log's.
+        """
         if not self.is_in_place():
             raise OSError(errno.ESTALE, "the log's directory was moved or removed while the node ran", self.directory)
 
     def stream_entries(self) -> dict[int, StreamEntry]:
-        """All streams as a segment's first entry names them."""
+        """Return all streams as a segment's first entry names them."""
         return {stream: StreamEntry(lane.name, lane.durable_end) for stream, lane in self.lanes.items()}
 
     def mark_entries(self) -> dict[int, StreamEntry]:
-        """The streams that the next commit mark names."""
+        """Return the streams that the next commit mark names."""
         return {
             stream: StreamEntry(self.lanes[stream].name, self.lanes[stream].durable_end) for stream in self.unmarked
         }
@@ -159,7 +162,7 @@ class LogState:
         return lane
 
     def declare(self, name: str) -> int:
-        """The number of a stream, a new one if the name is new. Below ``first_seq`` it needs a notice then."""
+        """Return the number of a stream, a new one if the name is new. Below ``first_seq`` it needs a notice then."""
         number = self.numbers.get(name)
         if number is None:
             number = self.numbers[name] = max(self.lanes, default=0) + 1
@@ -175,7 +178,7 @@ class LogState:
         lane.dropping.remove(gap.first, gap.end)
 
     def collect_gaps(self) -> None:
-        """Take the lanes' notices from the segments anew: some went with a segment, or were put together."""
+        """Rebuild the lanes' notices from the segments: some went with a segment, or were merged."""
         found = merged(gap for segment in self.segments for gap in segment.index.gaps)
         for lane in self.lanes.values():
             lane.gaps = []
@@ -184,16 +187,16 @@ class LogState:
 
     @property
     def budget_bytes(self) -> int:
-        """What the files may take, so that the file with the log's id can be replaced at any time."""
+        """Return the bytes that the files may take, so that the file with the log's id can be replaced at any time."""
         return self.settings.budget_bytes - IDENTITY_BYTES
 
     def bytes_on_disk(self) -> int:
-        """Bytes of all the log's files."""
+        """Return the bytes of all the log's files."""
         return IDENTITY_BYTES + sum(segment.size for segment in self.segments) + sum(self.asides.values())
 
 
 def next_held(ranges: RangeSet, seq: int) -> int | None:
-    """The lowest held number at or above ``seq``."""
+    """Return the lowest held number at or above ``seq``."""
     if seq in ranges:
         return seq
     if seq >= ranges.end:

@@ -1,4 +1,4 @@
-"""What was appended and is not durable yet: lists that grow on the owner's thread until the writer takes them."""
+"""Queue of appends that are not durable yet: lists that grow on the owner's thread until the writer takes them."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ V = TypeVar("V")
 Callback = Callable[[BaseException | None], None]
 
 RECORD_OVERHEAD_BYTES = 21
-"""What a record takes in a batch beside its key and payload, at most: time, key index, payload offset, flag, and the
+"""Most bytes that a record takes in a batch beside its key and payload: time, key index, payload offset, flag, and the
 offset of its key in the key table."""
 BATCH_OVERHEAD_BYTES = 512
-"""What a batch takes on disk beside its records, at most: entry and batch headers, column lengths, its commit mark."""
+"""Most bytes that a batch takes on disk beside its records: entry and batch headers, column lengths, commit mark."""
 
 
 class Run(NamedTuple):
@@ -39,7 +39,7 @@ class Run(NamedTuple):
     """``run_bytes`` of the above."""
 
     def part(self, first: int, end: int) -> Run:
-        """The records ``[first, end)`` of the run."""
+        """Return the records ``[first, end)`` of the run."""
         keys, payloads = self.keys[first:end], self.payloads[first:end]
         headers, flags = _between(self.headers, first, end), _between(self.flags, first, end)
         return Run(self.time, keys, payloads, headers, flags, run_bytes(keys, payloads, headers))
@@ -76,7 +76,7 @@ class PendingBatch:
         self._flags: dict[int, int] = {}
 
     def takes(self, run: Run) -> bool:
-        """Whether a run still fits."""
+        """Return whether a run still fits."""
         return (
             len(self._keys) + len(run.keys) <= BATCH_RECORDS_MAX and self.raw_bytes + run.raw_bytes <= BATCH_BYTES_MAX
         )
@@ -94,7 +94,7 @@ class PendingBatch:
         self.raw_bytes += run.raw_bytes
 
     def encode(self, compressor: zstandard.ZstdCompressor | None) -> bytes:
-        """The batch as bytes."""
+        """Return the batch as bytes."""
         columns = batch.columns_from_lists(
             b"".join(self._times), self._keys, self._payloads, self._headers, self._flags
         )
@@ -103,7 +103,7 @@ class PendingBatch:
 
 
 class PendingCommit:
-    """What one write and fsync will make durable."""
+    """Batches and notices that one write and fsync will make durable."""
 
     __slots__ = (
         "_first_time",
@@ -135,11 +135,11 @@ class PendingCommit:
         self._first_time = self._last_time = 0
         self._open: dict[int, PendingBatch] = {}
         self._leading = 0
-        """How many of the batches stand first because their streams lead."""
+        """Number of the batches that stand first because their streams lead."""
 
     @property
     def empty(self) -> bool:
-        """Whether there is nothing to write; there may be callbacks to call."""
+        """Return whether there is nothing to write; there may be callbacks to call."""
         return not self.batches and not self.gaps
 
     def ages_s(self, now: int) -> tuple[float, float]:
@@ -183,7 +183,7 @@ class PendingQueue:
         self.raw_bytes = 0
         """Estimate of the uncompressed bytes that are not durable, those in flight included."""
         self.due = False
-        """Whether the writer may begin with what is queued: the owner's turn has ended, or a gap notice is queued."""
+        """True if the writer may begin with what is queued: the owner's turn has ended, or a gap notice is queued."""
         self.wake_bytes = 0
         """The writer wants to hear of what is due only once this much is queued."""
         self.leading: set[int] = set()
@@ -198,17 +198,17 @@ class PendingQueue:
 
     @property
     def idle(self) -> bool:
-        """Whether everything appended is durable and every callback was handed over."""
+        """Return whether everything appended is durable and every callback was handed over."""
         return not self._commits and self._in_flight is None
 
     @property
     def head(self) -> PendingCommit | None:
-        """The next commit that is not in flight."""
+        """Return the next commit that is not in flight."""
         return self._commits[0] if self._commits else None
 
     @property
     def is_awaited(self) -> bool:
-        """Whether the writer wants to hear that something is due."""
+        """Return whether the writer wants to hear that something is due."""
         return self.raw_bytes >= self.wake_bytes
 
     def add(self, stream: int, base_seq: int, run: Run) -> None:
@@ -254,14 +254,14 @@ class PendingQueue:
         commit.callbacks.append(callback)
 
     def begin_whole(self, reserved_bytes: int) -> None:
-        """From here to ``end_whole`` everything goes into one commit, however long that becomes."""
+        """Put everything from here to ``end_whole`` into one commit, however long that becomes."""
         assert self.together is None, "what is to be one commit cannot be begun within another"
         if self._commits:
             self._last()
         self.together, self.reserved_bytes = [], reserved_bytes
 
     def end_whole(self) -> None:
-        """What follows may begin another commit."""
+        """End the commit of ``begin_whole``: what follows may begin another."""
         self.together, self.reserved_bytes = None, 0
 
     def _last(self) -> PendingCommit:
@@ -270,7 +270,7 @@ class PendingQueue:
         return self._commits[-1]
 
     def take(self) -> PendingCommit | None:
-        """The next commit, which is in flight until ``done``."""
+        """Take the next commit, which is in flight until ``done``."""
         if self._in_flight is None and self._commits:
             self._in_flight = self._commits.popleft()
             self.due = bool(self._commits)
@@ -283,19 +283,19 @@ class PendingQueue:
         return self._in_flight.callbacks
 
     def done(self) -> None:
-        """The commit in flight is durable and its callbacks are handed over."""
+        """Forget the commit in flight: it is durable and its callbacks are handed over."""
         assert self._in_flight is not None
         self.raw_bytes -= self._in_flight.raw_bytes
         self._in_flight = None
 
     def first_time(self, stream: int) -> int | None:
-        """The earliest time of the stream's records that are not durable."""
+        """Return the earliest time of the stream's records that are not durable."""
         commits = [self._in_flight, *self._commits] if self._in_flight else self._commits
         times = [commit.first_times[stream] for commit in commits if commit and stream in commit.first_times]
         return min(times, default=None)
 
     def take_callbacks(self) -> list[Callback]:
-        """All callbacks, in order: the log failed, and this is the last they hear."""
+        """Take all callbacks, in order: the log failed, and this is their last call."""
         callbacks: list[Callback] = []
         for commit in [self._in_flight, *self._commits]:
             if commit is not None:
@@ -305,7 +305,7 @@ class PendingQueue:
 
 
 def _parts(run: Run) -> Iterator[Run]:
-    """The run as the longest parts that fit a batch; two neighbours never fit one together."""
+    """Yield the run as the longest parts that fit a batch; two neighbours never fit one together."""
     first = size = 0
     for at, (key, payload) in enumerate(zip(run.keys, run.payloads, strict=True)):
         own = {at: run.headers[at]} if run.headers and at in run.headers else None
@@ -318,8 +318,10 @@ def _parts(run: Run) -> Iterator[Run]:
 
 
 def batches_bytes(length: int) -> int:
-    """What the batches take beside their records, at most, in which runs of together ``length`` bytes are put: one for
-    each run is not counted."""
+    """Return the most bytes that the batches of runs of together ``length`` bytes take beside their records.
+
+    One batch for each run is not counted.
+    """
     return BATCH_OVERHEAD_BYTES * (2 * (length // BATCH_BYTES_MAX))
 
 
@@ -329,7 +331,7 @@ def run_bytes(
     headers: dict[int, HeaderPairs] | None,
     payload_bytes: int | None = None,
 ) -> int:
-    """Uncompressed bytes that a run adds to a batch, at most.
+    """Return the most uncompressed bytes that a run adds to a batch.
 
     Args:
         payload_bytes: of all payloads, when that is known.

@@ -23,4 +23,4 @@ class Segment:
     needed: tuple[int, int] | None = None
     """(``LogState.changes`` then, bytes of it that must stay): for ``room.must_keep``."""
     is_movable: bool = True
-    """Whether its records can be copied; not once damage was met in it."""
+    """True if its records can be copied; False once the log met damage in it."""

@@ -6,7 +6,7 @@ from bisect import bisect_right
 from collections import deque
 
 _BATCH_OVERHEAD_BYTES = 160
-"""What a batch costs beyond its bytes: the object and its places in the queues."""
+"""Memory that a batch costs beyond its bytes: the object and its places in the queues."""
 
 
 class MemoryTail:
@@ -54,7 +54,7 @@ class MemoryTail:
             self._order = order
 
     def read(self, stream: int, seq: int, bytes_max: int) -> list[bytes] | None:
-        """Batches from the one that holds ``seq`` on, at least one; None when memory does not reach back to it.
+        """Return batches from the one that holds ``seq`` on, at least one; None when memory does not reach back to it.
 
         ``seq`` must be below the stream's durable end. Appends leave no holes, so what follows is contiguous.
         """

@@ -27,9 +27,9 @@ class Inspected(NamedTuple):
     segment: str
     """File name, without the directory."""
     offset: int
-    """Where it stands in the file."""
+    """Offset of the entry in the file."""
     position: int
-    """Where it stands in the log; the offset where nothing says more."""
+    """Position of the entry in the log; the offset where nothing says more."""
     kind: EntryKind | None
     """None for the segment's own header and for bytes that are no entry."""
     value: SegmentHeader | BatchHeader | Body | None
@@ -37,15 +37,15 @@ class Inspected(NamedTuple):
     data: bytes
     """The whole batch of a ``BATCH`` or ``MOVED`` entry, for ``protocols.batch.records``; empty for others."""
     problem: str | None
-    """What is wrong at this offset, or None."""
+    """Description of what is wrong at this offset, or None."""
     is_unreadable: bool = False
-    """Whether that is a block which the device cannot read: no crash leaves one."""
+    """True if the problem is a block that the device cannot read: no crash leaves one."""
     is_torn: bool = False
-    """Whether the log ends here, with a commit of which nothing was acknowledged; any other problem is damage."""
+    """True if the log ends here, with a commit of which nothing was acknowledged; any other problem is damage."""
 
 
 def inspect_log(directory: str, filesystem: FileSystem | None = None) -> Iterator[Inspected]:
-    """Yield everything in the segments of a log, in log order; damage is told and stepped over.
+    """Yield everything in the segments of a log, in log order; report damage and step over it.
 
     Raises:
         OSError: the directory or a file cannot be read.
@@ -58,7 +58,7 @@ def inspect_log(directory: str, filesystem: FileSystem | None = None) -> Iterato
 
 
 def inspect_segment(path: str, filesystem: FileSystem | None = None, *, is_newest: bool) -> Iterator[Inspected]:
-    """Yield everything in one segment file, also one that was kept aside; damage is told and stepped over.
+    """Yield everything in one segment file, also one that was kept aside; report damage and step over it.
 
     Args:
         is_newest: no later segment of the log is there, so that this one may end with a torn commit.
@@ -72,7 +72,7 @@ def inspect_segment(path: str, filesystem: FileSystem | None = None, *, is_newes
         name = os.path.basename(path)
         head = _inspect_header(file, name)
         yield head
-        # Entries can be told from other bytes only with their position, by the file's name or else by the header.
+        # Only with its position can an entry be distinguished from other bytes: by the file's name, or else the header.
         position = _named_position(name)
         if position is None and isinstance(head.value, SegmentHeader):
             position = head.value.first_position

@@ -12,7 +12,7 @@ from weft.protocols.segment import ENTRY_HEADER_BYTES, EntryHeader, EntryKind, d
 from weft.storage.filesystem import File
 
 _BLOCK_BYTES = 4096
-"""What a device reads or cannot read as one: a page."""
+"""Unit of bytes that a device reads, or cannot read, as a whole: a page."""
 
 
 class Frame(NamedTuple):
@@ -56,7 +56,7 @@ class SegmentBytes:
         self._window = memoryview(b"")
 
     def piece(self, offset: int, length: int) -> memoryview:
-        """``length`` bytes from ``offset``; fewer only at the end.
+        """Return ``length`` bytes from ``offset``; fewer only at the end.
 
         Raises:
             OSError: the device cannot read them.
@@ -69,7 +69,7 @@ class SegmentBytes:
         return self._window[at : at + length]
 
     def is_unreadable(self, start: int, end: int) -> bool:
-        """Whether the device could not read some of these bytes when they were looked at."""
+        """Return whether the device could not read some of these bytes when they were looked at."""
         return start < end and self.unreadable.missing(start, end) != [(start, end)]
 
     def look_again(self) -> None:
@@ -78,7 +78,7 @@ class SegmentBytes:
         self.end = max(self.end, self._file.size())
 
     def _read(self, offset: int, length: int) -> bytes:
-        """``length`` bytes from ``offset``, and as many more as the window holds if the device can read them."""
+        """Read ``length`` bytes from ``offset``, and as many more as the window holds if the device can read them."""
         wished = min(max(length, self._window_bytes), self.end - offset)
         if self.is_unreadable(offset, offset + wished):
             return self._read_blocks(offset, wished)
@@ -114,7 +114,7 @@ class SegmentBytes:
         return bytes(data)
 
     def peek(self, offset: int) -> EntryHeader | None:
-        """What the entry at ``offset`` claims to be, unchecked; None where entries end.
+        """Return what the entry at ``offset`` claims to be, unchecked; None where entries end.
 
         Raises:
             Corrupt: no entry is that long, or it would run past the end.
@@ -127,7 +127,7 @@ class SegmentBytes:
         return header
 
     def batch_header(self, offset: int) -> batch.BatchHeader:
-        """The unchecked header of the batch whose entry stands at ``offset``.
+        """Return the unchecked header of the batch whose entry stands at ``offset``.
 
         Raises:
             CodecError: no batch header is there.
@@ -136,7 +136,7 @@ class SegmentBytes:
         return batch.decode_header(self.piece(offset + ENTRY_HEADER_BYTES, batch.HEADER_BYTES))
 
     def entry(self, offset: int) -> Frame | None:
-        """The entry at ``offset``, checked against its checksum; None where entries end.
+        """Return the entry at ``offset``, checked against its checksum; None where entries end.
 
         Raises:
             UnsupportedVersion: a sound entry of a kind that this release does not know.

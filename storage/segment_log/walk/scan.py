@@ -1,4 +1,4 @@
-"""Taking account of a whole segment, as recovery does: its index anew, and what was damaged or torn."""
+"""Scan of a whole segment, as in recovery: its index rebuilt, and what was damaged or torn."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from weft.storage.segment_log.walk.walker import Damage, Torn, walk
 
 @dataclass
 class Scan:
-    """What a walk over a segment found."""
+    """Findings of a walk over a segment."""
 
     end: int = HEADER_BYTES
     """Offset at which the entries that count end. In a segment that may be torn, cut here."""
@@ -32,9 +32,9 @@ class Scan:
     torn_bytes: int = 0
     """Bytes after ``end`` up to the last that is not zero."""
     unreadable_bytes: int = 0
-    """Of the damage, what holds blocks that the device cannot read in a segment that was not sealed."""
+    """Bytes of the damage with blocks that the device cannot read, in a segment that was not sealed."""
     hidden_max: int = 0
-    """So many records of each stream, at most, stood there and nothing after it tells of them; see ``exact``."""
+    """Most records of each stream that stood there with nothing after them to tell of them; see ``exact``."""
     exact: set[int] = field(default_factory=set)
     """Streams that new records, marks or ``KEPT`` entries after the last damage name: their ``next_seqs`` are right all
     the same. Notices and moved records are of old numbers and tell nothing."""

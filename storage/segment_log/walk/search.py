@@ -16,11 +16,11 @@ from weft.storage.segment_log.walk.frames import SegmentBytes
 
 _SEARCH_BYTES = 1 << 20
 _SEARCHED_TIMES_MAX = 8
-"""Looking for entries after bad bytes checks at most so many times the bytes of the segment, or ..."""
+"""Most checked bytes of a search for entries after bad bytes, in lengths of the segment."""
 _SEARCHED_BYTES_MIN = 64 << 20
-"""... as many bytes, whatever is more."""
+"""Most checked bytes of a search in a short segment: the larger of the two limits counts."""
 _MARK_BYTES_MAX = 8 << 10
-"""Of a commit mark that is still looked for beyond that: it names some hundred streams."""
+"""Longest commit mark that the search still finds beyond these limits: it names some hundred streams."""
 _KIND_AT = 8
 """Offset of the kind byte in an entry's header."""
 _SHAPE = re.compile(

@@ -14,7 +14,7 @@ after the fsync of the one before. So bytes that are no valid entry may be
 Only the newest segment can be torn, and only while it is not sealed. Its first entry cannot: a segment gets its name
 when its opening is on the disk.
 
-The one case that cannot be told apart is readable damage to the very last commit of an unsealed segment: it reads as
+The one case that cannot be distinguished is readable damage to the very last commit of an unsealed segment: it reads as
 torn. A mark names the streams that the commit before it wrote, with their next seq, so that no lost entry can make a
 sequence number be given out twice.
 """
@@ -42,13 +42,13 @@ class Damage(NamedTuple):
     offset: int
     end: int
     is_unreadable: bool = False
-    """Whether the device cannot read some of them."""
+    """True if the device cannot read some of them."""
     hidden_max: int = 0
-    """So many records of each stream, at most, stood there and nothing that follows tells of them."""
+    """Most records of each stream that stood there with nothing that follows to tell of them."""
 
 
 class Torn(NamedTuple):
-    """What is left of a commit whose fsync never returned: the log ends at ``offset``. Always the last of a walk."""
+    """Rest of a commit whose fsync never returned: the log ends at ``offset``. Always the last of a walk."""
 
     offset: int
     end: int
@@ -112,15 +112,15 @@ def walk(
 
 @dataclass
 class _Ahead:
-    """What was found by looking ahead from a first hole."""
+    """Findings of a look ahead from a first hole."""
 
     end: int
-    """Where the look ended: at a mark, or where nothing follows any more."""
+    """Offset at which the look ended: at a mark, or where nothing follows any more."""
     holes: dict[int, Damage] = field(default_factory=dict)
     is_proven: bool = False
-    """Whether the holes had been synced."""
+    """True if the holes had been synced."""
     is_last: bool = False
-    """Whether no entry follows ``end``."""
+    """True if no entry follows ``end``."""
 
     def has_seen(self, offset: int) -> bool:
         """Return whether it is known what to make of bad bytes at ``offset``."""

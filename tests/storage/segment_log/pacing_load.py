@@ -21,7 +21,7 @@ START_S = 100.0
 
 @dataclass
 class Ack:
-    """One message: when it was appended, and when its client was told."""
+    """One message: when it was appended, and when its client got the answer."""
 
     sent: float
     told: float
@@ -99,7 +99,7 @@ class Load:
         self.log.on_durable(told)
 
     def loop(self, delay_s: float) -> None:
-        """Have a client send, wait for the acknowledgement, and send again ``delay_s`` after it, for ever."""
+        """Have a client send, wait for the acknowledgement, and send again ``delay_s`` after it, without end."""
         self.send(lambda: self.at(self.now + delay_s, lambda: self.loop(delay_s)))
 
     def _pass(self, until: float) -> None:
@@ -110,7 +110,7 @@ class Load:
         self.now = until
 
     def run(self, seconds: float) -> None:
-        """Let time pass as the writer thread would see it: it looks when it is told to, or when its time is over."""
+        """Let time pass as the writer thread would see it: it looks when it is woken, or when its time is over."""
         until = self.now + seconds
         while self.now < until:
             idle_s = self.writer.idle_s()

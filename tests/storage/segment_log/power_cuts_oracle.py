@@ -63,7 +63,7 @@ class Lane:
             self.ends += (durable_end,)
 
     def excuses(self, gap: GapNotice) -> bool:
-        """Whether the log may give up these records that nobody released."""
+        """Return whether the log may give up these records that were not released."""
         policy = self.policy
         if gap.reason == GapReason.OPERATOR:
             return self.dropped.covers(gap.first, gap.end)
@@ -75,12 +75,12 @@ class Lane:
 
     @property
     def forgets(self) -> bool:
-        """Whether old records may go without a word, and those before them come back: nobody waits for them."""
+        """Return whether old records may go without notice, and those before them come back: no hub waits for them."""
         return not self.policy.replicated
 
 
 class Led(NamedTuple):
-    """Records of one commit: whoever has some of the follower's has all of the leader's."""
+    """Records of one commit: a log with some of the follower's has all of the leader's."""
 
     leader: str
     end: int
@@ -128,7 +128,7 @@ class Oracle:
             self._led += [Led(leader, end, name, begin) for name, begin in begins.items() if name != leader]
 
     def check_reopened(self, log: SegmentLog) -> None:
-        """After a restart: nothing acknowledged is missing, nothing that nobody appended is there."""
+        """Check after a restart that nothing acknowledged is missing and every record there was appended."""
         numbers = log.streams()
         self.check_owner(log)
         for name, lane in self.lanes.items():

@@ -49,7 +49,7 @@ def test_a_full_log_refuses_and_loses_nothing(disk: FakeFileSystem) -> None:
     stream = log.stream("one")
     taken = fill(log, stream)
     assert 50 < taken < 300
-    with pytest.raises(LogFull, match="restore the link to the hub, or raise the disk budget"):
+    with pytest.raises(LogFull, match="Restore the link to the hub, or raise the disk budget"):
         log.append(stream, 5, [b"k"], [bytes(3000)])
     assert log.next_seq(stream) == taken
     assert len(read_all(log, stream)) == taken
@@ -121,7 +121,7 @@ def test_the_space_of_other_files_counts(disk: FakeFileSystem) -> None:
     disk.capacity = disk.used_bytes() + 3 * 4096
     taken = fill(log, log.stream("one"))
     assert 10 < taken < 60
-    assert "make space on the disk" in (log.shortage() or "")
+    assert "Make space on the disk" in (log.shortage() or "")
     disk.capacity = None
     assert fill(log, log.stream("one"), records=20) == 20
 
@@ -142,7 +142,7 @@ def test_space_that_others_take_in_the_very_moment_is_waited_for(disk: FakeFileS
     disk.free_bytes = says_free  # type: ignore[method-assign]
     assert log.failed is None
     assert set(read_all(log, stream)) == set(range(taken))
-    with pytest.raises(LogFull, match="make space on the disk"):
+    with pytest.raises(LogFull, match="Make space on the disk"):
         log.append(stream, 5, [b"k"], [bytes(900)])
     disk.capacity = None
     assert fill(log, stream, records=20) == 20
@@ -279,7 +279,7 @@ def test_an_operator_who_gives_up_record_by_record_is_refused_before_the_budget_
     stream = log.stream("one")
     taken = add(log, stream, 1000)
     dropped = []
-    with pytest.raises(LogFull, match="drop a longer range at once"):  # noqa: PT012 - which one, nobody says
+    with pytest.raises(LogFull, match="Drop a longer range at once"):  # noqa: PT012 - which of them is open
         for first in range(0, taken, 2):
             log.drop_backlog(stream, first, first + 1)
             dropped.append(first)

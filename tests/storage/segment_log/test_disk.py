@@ -63,7 +63,7 @@ def test_a_log_that_fills_its_disk_refuses_says_so_and_goes_on_once_something_is
     assert log.shortage() is None
     end = fill(log, stream)
     assert end > 100
-    assert "make space on the disk, or restore the link" in (log.shortage() or "")
+    assert "Make space on the disk, or restore the link" in (log.shortage() or "")
     assert OSFileSystem().free_bytes(str(small_disk)) >= SETTINGS.segment_bytes // 2, "links need a little too"
     assert len(read_all(log, stream)) == end
     log.release(stream, RangeSet([(0, end)]))

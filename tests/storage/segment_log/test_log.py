@@ -82,7 +82,7 @@ def test_a_callback_with_nothing_pending_comes_at_once(disk: FakeFileSystem) -> 
 
 
 def _mistaken(error: BaseException | None) -> None:
-    """A mistake of one caller is nobody else's."""
+    """A mistake of one caller harms no other."""
     raise ZeroDivisionError
 
 

@@ -45,7 +45,7 @@ class LogMachine(RuleBasedStateMachine):
         self.times: dict[str, list[int]] = {name: [] for name in POLICIES}
         self.acked: dict[str, int] = {}
         self.released: dict[str, RangeSet] = {name: RangeSet() for name in POLICIES}
-        """In any life of the log: what was released once may be gone for ever."""
+        """In any life of the log: what was released once may never come back."""
         self.dropped: dict[str, RangeSet] = {name: RangeSet() for name in POLICIES}
         self.over_budget: list[tuple[str, str, int]] = []
         self.failed = False

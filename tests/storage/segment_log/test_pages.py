@@ -123,7 +123,7 @@ async def test_a_stream_of_which_nothing_is_left_ends_with_what_is_gone(disk: Fa
 
 
 class SlowDisk:
-    """Holds up reads from segment files until it is told to go on."""
+    """Holds up reads from segment files until the test lets it go on."""
 
     def __init__(self, disk: FakeFileSystem) -> None:
         self.begun = threading.Semaphore(0)

@@ -91,7 +91,7 @@ def test_a_full_log_takes_no_memory_however_long_it_is_offered_records(disk: Fak
 
     def offer(count: int) -> None:
         for _ in range(count):
-            with pytest.raises(LogFull, match="restore the link to the hub, or raise the disk budget"):
+            with pytest.raises(LogFull, match="Restore the link to the hub, or raise the disk budget"):
                 log.append(stream, 5, [b"k"], [bytes(3000)])
 
     offer(100)

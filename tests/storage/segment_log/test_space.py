@@ -33,7 +33,7 @@ def almost_full_segment(log: SegmentLog) -> int:
 
 
 def append_ten(log: SegmentLog, stream: int) -> list[BaseException | None]:
-    """Append what does not fit the segment. Returns what is told of it."""
+    """Append what does not fit the segment. Return what the log reports of it."""
     told: list[BaseException | None] = []
     for seq in range(log.next_seq(stream), log.next_seq(stream) + 10):
         log.append(stream, 5, [b"k"], [random.Random(seq).randbytes(100)])
@@ -51,7 +51,7 @@ def return_space(disk: FakeFileSystem) -> None:
 
 
 def waiting(disk: FakeFileSystem, leave: int) -> tuple[SegmentLog, int, list[BaseException | None]]:
-    """A log of which a commit waits for space, its stream, and what was told of the commit."""
+    """A log of which a commit waits for space, its stream, and what the log reported of the commit."""
     log = open_log(disk, SETTINGS)
     stream = almost_full_segment(log)
     told = append_ten(log, stream)
