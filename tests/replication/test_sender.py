@@ -84,7 +84,7 @@ def test_a_hub_that_holds_more_than_the_log_ever_had_is_a_conflict(log: ModelLog
     assert event.code == RefuseCode.IDENTITY_CONFLICT
     assert not event.by_peer
     assert "old copy" in event.message
-    assert "empty data directory" in event.advice
+    assert "start with an empty one, which gets a new log id" in event.advice
 
 
 def test_a_hub_that_holds_more_than_it_was_ever_given_is_a_conflict(log: ModelLog) -> None:

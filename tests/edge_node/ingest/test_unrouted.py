@@ -152,8 +152,11 @@ async def test_it_makes_room_before_anybody_is_refused(tmp_path: Path) -> None:
         assert node.log.ranges(stray).count() < 60
         assert len(await node.stored()) == acknowledged
         again = await RawClient.connect(node.port, "again")
-        again.send(Publish(b"none", bytes(1000), 1, 1))
-        assert await again.receive() is None, "what cannot be kept is not acknowledged"
+        again.send(Publish(b"none", b"last".ljust(1000), 1, 1))
+        # How much room the last commit left depends on how many commits there were: rarely one more record fits.
+        if await again.receive() is not None:
+            kept = [record.payload for record in await node.stored("unrouted")]
+            assert kept[-1:] == [b"last".ljust(1000)], "what cannot be kept is not acknowledged"
 
 
 # --- live
