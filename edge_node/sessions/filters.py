@@ -1,4 +1,4 @@
-"""What sessions are subscribed to: which filters are taken, and what becomes of them (MQTT 5.0 sections 3.8, 3.10)."""
+"""Topic filters of sessions: the broker accepts, stores and removes them here (MQTT 5.0 sections 3.8, 3.10)."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from weft.protocols.mqtt.reason_codes import ReasonCode
 from weft.protocols.topics import InvalidTopic, Share, split_share
 
 LEVEL_BYTES = 400
-"""Of a node of the tree of filters that no other filter has; measured 360 in Python 3.11."""
+"""Size of a node of the filter tree that only one filter uses; measured 360 in Python 3.11."""
 
 
 def cost(topic_filter: str) -> int:
-    """Bytes that a filter takes at most."""
+    """Return the largest number of bytes that a filter takes in memory."""
     return len(topic_filter.encode()) + LEVEL_BYTES * (topic_filter.count("/") + 1)
 
 
@@ -54,8 +54,9 @@ class SessionFilters:
     def subscribe_all(
         self, session: Session, filters: Sequence[Subscription], identifier: int | None
     ) -> list[tuple[int, bool]]:
-        """``subscribe`` for the filters of one packet, in order. Those beyond as many as a session may have are refused
-        without a look at them: a packet of 1 MiB holds a quarter of a million.
+        """Call ``subscribe`` for the filters of one packet, in order. Refuse those beyond a session's limit unseen.
+
+        A packet of 1 MiB holds a quarter of a million filters.
 
         Raises:
             LogFull, LogFailed: a persistent session cannot note one; those before it are taken.

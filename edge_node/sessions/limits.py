@@ -39,4 +39,4 @@ class SessionLimits:
     expiry_s_max: int = NEVER_EXPIRES
     """Longest time that a session outlives its connection; ``NEVER_EXPIRES`` for any."""
     expiry_s_of_old_versions: int = 7 * 86_400
-    """How long a session without clean session lasts before MQTT 5.0, which says so itself."""
+    """Lifetime of sessions without clean session before MQTT 5.0; clients of 5.0 send it themselves."""

@@ -31,7 +31,7 @@ from weft.storage.segment_log import SegmentLog
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """What is kept across restarts, and the log (``store.BrokerState`` has the rest)."""
+    """State that is kept across restarts, and the log (``store.BrokerState`` has the rest)."""
 
     log: SegmentLog
     journal: SessionJournal

@@ -1,4 +1,4 @@
-"""How far sessions and shared subscriptions have read, noted in the journal for a restart."""
+"""Read positions of sessions and shared subscriptions, noted in the journal for a restart."""
 
 from __future__ import annotations
 

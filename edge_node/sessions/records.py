@@ -7,7 +7,7 @@ import msgspec
 from weft.protocols.mqtt.packets import Subscription, Will
 
 NEVER_EXPIRES = 0xFFFFFFFF
-"""Session expiry interval, in seconds, of a session that is kept for ever (MQTT 5.0 section 3.1.2.11.2)."""
+"""Session expiry interval, in seconds, of a session that never expires (MQTT 5.0 section 3.1.2.11.2)."""
 
 
 class Sent(msgspec.Struct, frozen=True, array_like=True):
@@ -21,13 +21,13 @@ class Sent(msgspec.Struct, frozen=True, array_like=True):
 
 
 class SessionRecord(msgspec.Struct):
-    """What a persistent session is after a restart."""
+    """State of a persistent session that survives a restart."""
 
     client_id: str
     version: int
     """Protocol level of the client's last CONNECT: 3, 4 or 5."""
     expiry_interval: int
-    """Seconds after the client has gone; ``NEVER_EXPIRES`` for ever. 0: the session ends with its connection, and is
+    """Seconds after the client has gone, or ``NEVER_EXPIRES``. 0: the session ends with its connection, and is
     kept for its will alone."""
     username: str | None = None
     disconnected_at: int | None = None
@@ -35,7 +35,7 @@ class SessionRecord(msgspec.Struct):
     stopped: bool = False
     """The connection ended because the node stopped: the delay of the will counts from ``lost_at``."""
     lost_at: int | None = None
-    """When a node started that the connection was not there with any more."""
+    """Time at which a node started without the connection."""
     subscriptions: dict[str, Subscription] = {}
     """Filter as the client wrote it -> its options (``Subscription.filter`` is the same filter)."""
     identifiers: dict[str, int] = {}
@@ -58,7 +58,7 @@ class SessionRecord(msgspec.Struct):
 
 
 class SharedRecord(msgspec.Struct):
-    """What a shared subscription is after a restart; its members are in their sessions' records."""
+    """State of a shared subscription that survives a restart; its members are in their sessions' records."""
 
     name: str
     """The filter as clients write it, ``$share/`` included."""

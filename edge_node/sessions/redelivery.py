@@ -1,4 +1,4 @@
-"""What a restart has left in flight: read from the log, and sent again as it was (MQTT 5.0 section 4.4)."""
+"""Redelivery of messages in flight at a restart: read from the log, and sent again unchanged (MQTT 5.0 section 4.4)."""
 
 from __future__ import annotations
 

@@ -93,7 +93,7 @@ class RetainedFeed:
         self._flush = flush
         self._done = done
         self._waiting: OrderedDict[str, ClientSubscription] = OrderedDict()
-        """By filter as the client wrote it."""
+        """Subscriptions that wait, by filter as the client wrote it."""
         self._filter: str | None = None
         self._options: DeliveryOptions | None = None
         self._messages: Iterator[Message] = iter(())

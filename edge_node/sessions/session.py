@@ -16,30 +16,30 @@ from weft.protocols.mqtt.packets import Will
 
 @dataclass(frozen=True, slots=True)
 class Terms:
-    """What CONNECT settles of a session, beside its will."""
+    """Terms of a session that CONNECT settles, beside its will."""
 
     version: int
     """Protocol level."""
     expiry_s: int = 0
-    """Seconds that the session outlives its connection; ``NEVER_EXPIRES`` for ever."""
+    """Seconds that the session outlives its connection, or ``NEVER_EXPIRES``."""
     username: str | None = None
-    """As authenticated."""
+    """User name, as authenticated."""
     identity: Identity | None = None
-    """Who the client is; None without access rules, and after a restart until the client is back."""
+    """Identity of the client; None without access rules, and after a restart until the client is back."""
 
 
 @dataclass(frozen=True, slots=True)
 class Absence:
-    """When the client went, and how long the session waits for it."""
+    """Time at which the client went, and how long the session waits for it."""
 
     disconnected_at: int | None = None
-    """By the wall clock, nanoseconds; None when the node has gone first, and the connection with it."""
+    """Wall clock time, nanoseconds; None when the node went first, and the connection with it."""
     stopped: bool = False
-    """Whether the node's stop ended the connection."""
+    """True when the node's stop ended the connection."""
     lost_at: int | None = None
-    """When the node started without the connection that it had before, by the wall clock, nanoseconds."""
+    """Wall clock time, nanoseconds, at which the node started without the connection that it had before."""
     expires_at: float | None = None
-    """When the session ends, by the loop's clock; None for never."""
+    """Time at which the session ends, by the loop's clock; None for never."""
 
 
 class Session:
@@ -63,9 +63,9 @@ class Session:
         self.received = PacketIds()
         """QoS 2 publishes stored and not yet released by PUBREL (section 4.3.3)."""
         self.ended = False
-        """Whether it is no more."""
+        """True once the session has ended."""
         self.awaits_journal = False
-        """Whether CONNACK waits for the journal: it notes the session, or the end of the one before it."""
+        """True while CONNACK waits for the journal to note the session, or the end of the session before it."""
         self.wheel_slot = -1
         self._terms = Terms(version)
         self._absence: Absence | None = None
@@ -77,7 +77,7 @@ class Session:
 
     @property
     def terms(self) -> Terms:
-        """What CONNECT settled."""
+        """Return the terms that CONNECT settled."""
         return self._terms
 
     @property
@@ -87,48 +87,48 @@ class Session:
 
     @property
     def expiry_s(self) -> int:
-        """Seconds that it outlives its connection; ``NEVER_EXPIRES`` for ever."""
+        """Return the seconds that the session outlives its connection, or ``NEVER_EXPIRES``."""
         return self._terms.expiry_s
 
     @property
     def username(self) -> str | None:
-        """The user, as authenticated."""
+        """Return the user name, as authenticated."""
         return self._terms.username
 
     @property
     def identity(self) -> Identity | None:
-        """Who the client is; None without access rules, and after a restart until the client is back."""
+        """Return the client's identity; None without access rules, and after a restart until the client is back."""
         return self._terms.identity
 
     @property
     def rules(self) -> Identity | None:
-        """Who is to be asked what the client may do; None when it may do everything."""
+        """Return the identity whose rules limit the client; None when it may do everything."""
         identity = self._terms.identity
         return None if identity is None or identity.unrestricted else identity
 
     @property
     def persistent(self) -> bool:
-        """Whether it outlives its connection."""
+        """Return whether the session outlives its connection."""
         return bool(self._terms.expiry_s)
 
     @property
     def connected(self) -> bool:
-        """Whether its client is there."""
+        """Return whether the client is connected."""
         return self.window.connected
 
     @property
     def will(self) -> Will | None:
-        """The will, until it is published, which may be after the session has ended."""
+        """Return the will, until it is published, which may be after the session has ended."""
         return self._will
 
     @property
     def will_at(self) -> float | None:
-        """When the will is due, by the loop's clock; None while connected."""
+        """Return the time at which the will is due, by the loop's clock; None while connected."""
         return self._will_at
 
     @property
     def absence(self) -> Absence | None:
-        """When the client went; None while it is there."""
+        """Return the client's absence; None while it is connected."""
         return self._absence
 
     def due(self, _now: float) -> float | None:
@@ -212,5 +212,5 @@ class Session:
 
 
 def seconds_left(expiry_s: int, gone_s: float) -> float | None:
-    """Return how long a session has left; None for ever."""
+    """Return the seconds that a session has left; None when it never expires."""
     return None if expiry_s == NEVER_EXPIRES else max(0.0, expiry_s - gone_s)

@@ -1,4 +1,4 @@
-"""What one session reads from the log, and what of it the client gets."""
+"""Reader of the log for one session; it selects the messages that the client gets."""
 
 from __future__ import annotations
 
@@ -51,18 +51,20 @@ class SessionReader:
 
     @property
     def done(self) -> set[tuple[int, int]]:
-        """(stream, seq) of what is not sent again when it is read: the client has it, or it was in flight when the
-        session fell behind."""
+        """Return (stream, seq) of messages that are not sent again when they are read.
+
+        The client has them, or they were in flight when the session fell behind.
+        """
         return set(self._done)
 
     @property
     def name(self) -> str:
-        """Its name in log lines."""
+        """Return the client's name for log lines."""
         return f"MQTT client {self._window.client_id!r}"
 
     @property
     def has_room(self) -> bool:
-        """Whether one more message can be sent at once."""
+        """Return whether one more message can be sent at once."""
         return self._window.window_open
 
     def began(self, subscription: ClientSubscription, ends: dict[int, int]) -> None:

@@ -1,6 +1,6 @@
-"""``$SYS/broker/...``: what the node says of itself by MQTT, under the names that Mosquitto made usual.
+"""``$SYS/broker/...``: the node's own figures by MQTT, under the names that Mosquitto made usual.
 
-The topics are there for whoever subscribes to them by name or to ``$SYS/#``; ``#`` does not match them
+Clients get the topics when they subscribe to them by name or to ``$SYS/#``; ``#`` does not match them
 [MQTT-4.7.2-1]. They behave as retained messages, but are kept here alone: nothing of them is written to the disk.
 """
 
@@ -22,14 +22,14 @@ _LOADS = {"1min": 1, "5min": 5, "15min": 15}
 
 
 class Facts(NamedTuple):
-    """What counters do not tell."""
+    """Facts about the node that its counters do not have."""
 
     clients_known: int
     retained: int
 
 
 class SysTopics:
-    """The values, and who is told of them when they change."""
+    """Values of the topics. Subscribers get those that change."""
 
     def __init__(
         self,
@@ -59,7 +59,7 @@ class SysTopics:
         self.update()
 
     def match(self, topic_filter: str) -> Iterator[Message]:
-        """The topics of a filter, as retained messages."""
+        """Yield the topics of a filter, as retained messages."""
         if not topic_filter.startswith("$"):
             return
         for topic, value in self._values.items():
@@ -67,7 +67,7 @@ class SysTopics:
                 yield Message(topic.encode(), value.encode(), 0, retain=True)
 
     def update(self) -> None:
-        """Read the counters; whoever is subscribed gets what has changed."""
+        """Read the counters, and send the values that have changed to their subscribers."""
         now = self._clock()
         values = {PREFIX + name: str(value) for name, value in self._read(now).items()}
         changed = [topic for topic, value in values.items() if self._values.get(topic) != value]

@@ -28,7 +28,7 @@ from weft.storage.segment_log import LogError
 log = logging.getLogger(__name__)
 
 WILL_OVERHEAD_BYTES = 500
-"""What a will takes in memory beside its topic, payload and properties, roughly."""
+"""Memory that a will takes beside its topic, payload and properties, roughly."""
 
 
 class Wills:

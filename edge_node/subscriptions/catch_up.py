@@ -27,12 +27,12 @@ class Reader(Protocol):
 
     @property
     def name(self) -> str:
-        """Its name in log lines."""
+        """Return the reader's name for log lines."""
         ...
 
     @property
     def has_room(self) -> bool:
-        """Whether one more message can be sent at once."""
+        """Return whether one more message can be sent at once."""
         ...
 
     def wants(self, topic: bytes) -> bool:
@@ -66,7 +66,7 @@ class CatchUp:
         self.positions = positions
         self.reader = reader
         self._goal: Positions | None = None
-        """Where the queued live messages begin; None while they are not kept."""
+        """Positions at which the queued live messages begin; None while live messages are not kept."""
         self._read_page = read_page
         self._log = log
         self._task: asyncio.Task[None] | None = None
@@ -74,7 +74,7 @@ class CatchUp:
 
     @property
     def level(self) -> bool:
-        """Whether nothing is missing."""
+        """Return whether the reader has read every stream to its end."""
         return all(self._log.next_seq(stream) <= seq for stream, seq in self.positions.items())
 
     def start(self) -> None:

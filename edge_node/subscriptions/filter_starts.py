@@ -1,4 +1,4 @@
-"""Where in the log subscriptions began: a session that is behind must not read what was published before them."""
+"""Positions in the log at which subscriptions began. A session that is behind must not read what lies before them."""
 
 from __future__ import annotations
 

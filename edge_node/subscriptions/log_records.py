@@ -23,7 +23,7 @@ class Page(NamedTuple):
 
     records: list[LogRecord]
     next_seq: int
-    """Where to read on. It passes records that are not wanted, and those that are gone."""
+    """First seq of the next page. It is past unwanted records and records that the log no longer has."""
     lost: int
     """Records between the seq asked for and ``next_seq`` that the log no longer has."""
 

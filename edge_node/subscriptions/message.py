@@ -13,7 +13,7 @@ PUBLISHER = "mqtt.publisher"
 without wanting its own messages: read from the log later, they must still be known (MQTT 5.0 section 3.8.3.1)."""
 RECIPIENT = "mqtt.recipient"
 """Header with the client identifier of the one session that a retained message is on its way to. It was sent because
-of a subscription, and is in the log so that it can be sent again as it was; nobody else gets it."""
+of a subscription, and is in the log so that it can be sent again as it was; no other client gets it."""
 _SECOND_NS = 1_000_000_000
 
 
@@ -23,13 +23,13 @@ class Message(msgspec.Struct):
     topic: bytes
     payload: bytes
     qos: int = 0
-    """As published."""
+    """QoS of the publish."""
     retain: bool = False
-    """As published."""
+    """RETAIN flag of the publish."""
     properties: Properties = NO_PROPERTIES
     """Without topic alias and message expiry: those belong to the publisher's connection, and to ``expires_ns``."""
     expires_ns: int = 0
-    """Wall clock time after which nobody wants it any more; 0 for never (section 3.3.2.3.3)."""
+    """Wall clock time, in nanoseconds, after which the message is not delivered; 0 for never (section 3.3.2.3.3)."""
     stream: int = NOWHERE
     seq: int = 0
     packets: dict[int, bytes] | None = None
@@ -39,15 +39,15 @@ class Message(msgspec.Struct):
 
     @property
     def plain(self) -> bool:
-        """Whether its packets have nothing but topic and payload."""
+        """Return whether the message's packets have nothing but topic and payload."""
         return self.properties is NO_PROPERTIES and not self.expires_ns and not self.retain
 
     def expired(self, now_ns: int) -> bool:
-        """Whether it must not be sent any more [MQTT-3.3.2-5]."""
+        """Return whether the message must not be sent any more [MQTT-3.3.2-5]."""
         return bool(self.expires_ns) and now_ns >= self.expires_ns
 
     def properties_at(self, now_ns: int) -> Properties:
-        """Its properties with the time that it has left [MQTT-3.3.2-6]."""
+        """Return the properties with the time that the message has left [MQTT-3.3.2-6]."""
         if not self.expires_ns:
             return self.properties
         left_s = max(1, -(-(self.expires_ns - now_ns) // _SECOND_NS))
@@ -55,7 +55,7 @@ class Message(msgspec.Struct):
 
 
 def split_expiry(properties: Properties, now_ns: int) -> tuple[Properties, int]:
-    """A publish's properties as ``Message`` has them, and when it expires."""
+    """Split a publish's properties into those that ``Message`` has and the time at which it expires."""
     interval = properties.message_expiry_interval
     if interval is None and properties.topic_alias is None:
         return properties, 0

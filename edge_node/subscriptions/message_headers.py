@@ -1,4 +1,4 @@
-"""What receivers are told of an MQTT 5.0 message beside its payload, as headers of its record, and back.
+"""Conversion of an MQTT 5.0 message's properties to headers of its record, and back.
 
 User properties keep their names; one whose name would pass for one of the node's own is stored as
 ``mqtt.user.<name>``. The other properties have reserved names:
@@ -7,7 +7,7 @@ User properties keep their names; one whose name would pass for one of the node'
     mqtt.response-topic    text (3.3.2.3.5)
     mqtt.correlation-data  base64 (3.3.2.3.6)
     mqtt.payload-format    "0" or "1" (3.3.2.3.2)
-    mqtt.expires           nanoseconds since 1970 after which nobody is to get it (3.3.2.3.3)
+    mqtt.expires           nanoseconds since 1970 after which no client gets it (3.3.2.3.3)
 
 Topic alias and subscription identifiers belong to one connection and are not stored.
 """
@@ -40,7 +40,7 @@ class TooManyProperties(ValueError):
 
 
 def to_headers(properties: Properties, now_ns: int) -> HeaderPairs:
-    """The headers of a message that was published at ``now_ns``; empty for one without properties.
+    """Return the headers of a message that was published at ``now_ns``; empty if it has no properties.
 
     Raises:
         TooManyProperties: more than ``USER_PROPERTIES_MAX`` user properties.
@@ -65,9 +65,9 @@ def to_headers(properties: Properties, now_ns: int) -> HeaderPairs:
 
 
 def from_headers(headers: HeaderPairs) -> tuple[Properties, int]:
-    """The properties of a stored message without its expiry, and when it expires.
+    """Return the properties of a stored message without its expiry, and the time at which it expires.
 
-    Names of the node's own that it does not know (a later release's), and values that do not fit them (a record that
+    Reserved names that the node does not know (a later release's), and values that do not fit them (a record that
     did not come by MQTT), are passed over.
 
     Returns:

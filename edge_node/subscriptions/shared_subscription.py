@@ -26,7 +26,7 @@ from weft.protocols.topics import SHARE_PREFIX, matches
 
 @dataclass(frozen=True, slots=True)
 class SharedParts:
-    """What all shared subscriptions of a node have in common."""
+    """Objects that all shared subscriptions of a node use."""
 
     counters: Counters
     budget: QueueBudget
@@ -60,7 +60,7 @@ class SharedSubscription:
         self._queue: deque[Message] = deque()
         self._catch_up: CatchUp | None = None
         self._joining = False
-        """Whether live messages wait in the queue although messages are read from the log."""
+        """True while live messages wait in the queue although messages are read from the log."""
         self._passed: Positions = {}
         """Stream -> one past the last message that was given to a member: of those before it none is given again,
         except what waits in the queue and what is owed."""
@@ -69,12 +69,12 @@ class SharedSubscription:
 
     @property
     def persistent(self) -> bool:
-        """Whether its messages must not be lost when no member is there."""
+        """Return whether the subscription's messages must be kept while no member is connected."""
         return any(options.qos and member.persistent for member, options in self._members.items())
 
     @property
     def has_room(self) -> bool:
-        """Whether a member can take a message now, if it may read it."""
+        """Return whether a member can take a message now, provided that access rules let it."""
         return any(member.takes(options.qos) for member, options in self._members.items())
 
     # --- members
@@ -160,7 +160,7 @@ class SharedSubscription:
 
     @property
     def queued(self) -> list[Message]:
-        """The messages that wait."""
+        """Return the messages that wait."""
         return list(self._queue)
 
     def read_from(self, catch_up: CatchUp) -> None:

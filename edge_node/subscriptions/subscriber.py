@@ -1,4 +1,4 @@
-"""Who is subscribed to what: the contract of a subscriber, its subscriptions, and what they add up to for a topic."""
+"""Contract of a subscriber, its subscriptions, and the delivery options that they add up to for a topic."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Subscriber(Protocol):
 
     @property
     def persistent(self) -> bool:
-        """Whether it gets later what it misses while it is away."""
+        """Return whether the client gets later what it misses while it is away."""
         ...
 
     def may_read(self, topic: bytes) -> bool:
@@ -37,7 +37,7 @@ class Member(Subscriber, Protocol):
 
     @property
     def connected(self) -> bool:
-        """Whether the client is there, slow or not."""
+        """Return whether the client is connected, slow or not."""
         ...
 
     def takes(self, qos: int) -> bool:
@@ -79,13 +79,13 @@ class ClientSubscription:
     ) -> None:
         self.subscriber = subscriber
         self.filter = topic_filter
-        """What topics are matched against: without ``$share/{name}/``."""
+        """Filter that topics are matched against, without ``$share/{name}/``."""
         self.options = options
         self.identifier = identifier
 
 
 class DeliveryOptions(msgspec.Struct, frozen=True, eq=False):
-    """How one client gets the messages of one topic: all its subscriptions that match, as one delivery (section 3.3.4).
+    """Options of one client for the messages of a topic. Its matching subscriptions make one delivery (section 3.3.4).
 
     Compared by identity.
     """

@@ -1,4 +1,4 @@
-"""Who gets what: subscriptions in a tree, and for each topic its recipients, found once."""
+"""Subscriptions in a tree, and the recipients of each topic, found once."""
 
 from __future__ import annotations
 
@@ -25,20 +25,22 @@ class Recipients:
 
     @property
     def live(self) -> bool:
-        """Whether any client is subscribed."""
+        """Return whether any client is subscribed."""
         return bool(self.clients or self.shared)
 
     @property
     def wanted(self) -> bool:
-        """Whether a session that survives its connection wants the topic's messages at QoS 1 or 2."""
+        """Return whether a session that survives its connection wants the topic's messages at QoS 1 or 2."""
         return any(options.qos and options.subscriber.persistent for options in self.clients) or any(
             shared.persistent for shared in self.shared
         )
 
     @property
     def marked(self) -> bool:
-        """Whether the log must say who published: a session that may read it there does not want its own messages. Also
-        one that ends with its connection reads there when it is slow."""
+        """Return whether the log must name the publisher: a session that may read there does not want its own messages.
+
+        A session that ends with its connection reads there, too, when it is slow.
+        """
         return any(options.no_local and options.qos for options in self.clients)
 
     def options_of(self, subscriber: Subscriber) -> DeliveryOptions | None:
@@ -55,7 +57,7 @@ class Subscriptions:
         """Topic -> recipients found already; for other topics ask ``recipients``."""
         self._watchers: list[Callable[[], None]] = []
         self._asked = False
-        """Whether recipients were found since the last change."""
+        """True when recipients were found since the last change."""
 
     def watch(self, callback: Callable[[], None]) -> None:
         """Call back after changes of who gets what, if recipients were asked for since the change before: a packet with

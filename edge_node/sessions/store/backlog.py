@@ -33,12 +33,12 @@ class Backlog:
         self._reads = asyncio.Semaphore(settings.backlog_reads)
         self._loading: dict[tuple[int, int], asyncio.Task[list[DecodedBatch]]] = {}
         self._batches: OrderedDict[tuple[int, int], DecodedBatch] = OrderedDict()
-        """By (stream, base seq), the one used longest ago first."""
+        """Decoded batches by (stream, base seq), the one used longest ago first."""
         self._bases: dict[int, list[int]] = {}
         """Stream -> the base seqs of its batches in memory, ascending."""
 
     async def read(self, stream: int, seq: int, wants: Callable[[bytes], bool]) -> Page:
-        """The wanted records from ``seq`` on, a page of them. ``next_seq == seq`` only at the durable end.
+        """Return a page of the wanted records from ``seq`` on. ``next_seq == seq`` only at the durable end.
 
         A page may be empty although more follows: nothing in a whole batch was wanted.
 
@@ -97,7 +97,7 @@ class Backlog:
         return found
 
     async def _load(self, stream: int, seq: int) -> DecodedBatch | None:
-        """The batch that holds ``seq`` or, if it is gone, the next one; None when nothing follows."""
+        """Return the batch that holds ``seq`` or, if it is gone, the next one; None when nothing follows."""
         key = (stream, seq)
         task = self._loading.get(key)
         if task is None:

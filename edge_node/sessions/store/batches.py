@@ -40,13 +40,13 @@ class DecodedBatch:
         """Memory that it takes, roughly."""
 
     def wanted(self, wants: Callable[[bytes], bool]) -> list[bool]:
-        """For each distinct topic of the batch, whether it is wanted; for ``pick``."""
+        """Return, for each distinct topic of the batch, whether it is wanted; for ``pick``."""
         return [wants(topic) for topic in self._keys]
 
     def pick(
         self, seq: int, end: int, wanted: list[bool], records_max: int, bytes_max: int
     ) -> tuple[list[LogRecord], int]:
-        """The wanted records in ``[seq, end)``, of which there is at least one within the batch.
+        """Return the wanted records in ``[seq, end)``. The batch has at least one record of that range.
 
         Returns:
             The records, at least one if any is wanted, and where to go on.
@@ -67,7 +67,7 @@ class DecodedBatch:
         return found, last
 
     def record(self, seq: int) -> LogRecord:
-        """One record of the batch."""
+        """Return one record of the batch."""
         at = seq - self.base_seq
         payload = bytes(self._payload[self._offsets[at] : self._offsets[at + 1]])
         headers: HeaderPairs = self._headers.get(at, ())

@@ -21,7 +21,7 @@ from weft.edge_node.streams import SESSION_JOURNAL_STREAM, SESSION_TOPICS_STREAM
 from weft.storage.segment_log import SegmentLog
 
 CHECKS = 8
-"""How often within ``save_interval_s`` is looked whether ``save_bytes`` are reached."""
+"""Number of times within ``save_interval_s`` that the state checks whether ``save_bytes`` are reached."""
 
 logger = logging.getLogger(__name__)
 
@@ -42,7 +42,7 @@ class BrokerState:
         wall_clock: Callable[[], int],
         post: Post,
     ) -> None:
-        """Recover what the last run left. Blocks: call it before anybody is served, and before anything is appended.
+        """Recover what the last run left. Blocks: call it before serving clients and before any append.
 
         Args:
             directory: the node's data directory.
@@ -50,7 +50,7 @@ class BrokerState:
             post: runs a callback on the owner's thread.
 
         Raises:
-            OSError, sqlite3.Error, DatabaseFailed: the database can neither be read nor begun anew.
+            OSError, sqlite3.Error, DatabaseFailed: the database can neither be read nor created again.
             LogError: the log cannot be read.
         """
         self.counters = counters
@@ -80,7 +80,7 @@ class BrokerState:
 
     @property
     def failed(self) -> DatabaseFailed | None:
-        """Why nothing can be kept any more until the node starts again; None while all is well."""
+        """Return why nothing can be kept any more until the node starts again; None while all is well."""
         return self._database.failed
 
     def start(self) -> None:

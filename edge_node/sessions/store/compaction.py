@@ -29,21 +29,21 @@ logger = logging.getLogger(__name__)
 
 
 class Log(Protocol):
-    """What is asked of the segment log."""
+    """Methods of the segment log that compaction uses."""
 
     def read(self, stream: int, seq: int, bytes_max: int) -> list[bytes]:
-        """Batches; may block. Any thread."""
+        """Return batches; may block. Any thread."""
         ...
 
     def durable_end(self, stream: int) -> int:
-        """One past the last durable record."""
+        """Return the seq after the last durable record."""
         ...
 
     def release(self, stream: int, ranges: RangeSet) -> None:
-        """These records may go."""
+        """Let the log delete these records."""
 
     def stats(self) -> LogStats:
-        """The log's figures."""
+        """Return the log's figures."""
         ...
 
 
@@ -115,13 +115,13 @@ class Compaction:
 
     @property
     def due(self) -> bool:
-        """Whether there is anything to save."""
+        """Return whether there is anything to save."""
         ends = map(self._log.durable_end, (self._journal_stream, self._topics_stream))
         marks = self._meta.topics_marks
         return tuple(ends) != (self._meta.journal_seq, marks[-1][1] if marks else 0)
 
     def release(self) -> None:
-        """Let the log delete what the tables have, and unrouted messages that nobody needs or that are too old."""
+        """Let the log delete what the tables have, and unrouted messages that no session needs or that are too old."""
         self._log.release(self._journal_stream, RangeSet([(0, self._meta.journal_seq)]))
         end = self._topics_end
         needed = min(self._needs.values(), default=end)
@@ -140,7 +140,7 @@ class Compaction:
         self._meta.topics_marks = marks[max(0, place - 1) :]
 
     def _marked(self, meta: Meta) -> Meta:
-        """The meta data with how far log and unrouted topics have grown."""
+        """Return the meta data with the present size of the log and of the unrouted topics."""
         log_bytes = self._log_bytes_before + self._log.stats().bytes_written
         marks, mark = meta.topics_marks, (log_bytes, self._log.durable_end(self._topics_stream))
         if not marks or log_bytes - marks[-1][0] >= self._settings.topics_log_bytes // MARKS:
@@ -148,7 +148,7 @@ class Compaction:
         return msgspec.structs.replace(meta, log_bytes=log_bytes, topics_marks=marks)
 
     def _save(self, database: sqlite_utils.Database, meta: Meta, end: int, noted: int, topics_end: int) -> None:
-        """On the database's thread. Begins anew each time it is run."""
+        """Fold the journal into the tables, on the database's thread. Each run starts from the beginning."""
         window = self._settings.resent_window
         records = read_journal(self._log, self._journal_stream, meta.journal_seq, end)
         folded = fold(

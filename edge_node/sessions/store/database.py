@@ -18,7 +18,7 @@ logger = logging.getLogger(__name__)
 Done = Callable[[BaseException | None], None]
 Post = Callable[[Callable[[], None]], None]
 _FULL = (sqlite3.SQLITE_FULL, sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
-"""What goes by: the disk is full, or somebody else has the file locked."""
+"""Errors that pass: the disk is full, or another process has the file locked."""
 _FATAL = (*DAMAGED_CODES, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_READONLY)
 
 
@@ -30,14 +30,14 @@ class _Request(NamedTuple):
     job: Job
     done: Done
     direct: bool = False
-    """Whether ``done`` is called on the database's thread."""
+    """True when ``done`` is called on the database's thread."""
 
 
 class Database:
     """One SQLite file (WAL, ``synchronous=FULL``: what is committed survives a power cut).
 
     Jobs run on the database's own thread, all that are waiting in one transaction, so that a burst of changes costs one
-    sync. A full disk fails the jobs of that transaction and later ones are tried anew. After any other failure of the
+    sync. A full disk fails the jobs of that transaction; later jobs are tried again. After any other failure of the
     disk nothing more is written: what a failed sync left on the platter is unknown (``failed``).
     """
 
@@ -59,7 +59,7 @@ class Database:
         self.failed: DatabaseFailed | None = None
         self._full = False
         self._database, self.set_aside = open_database(self._path, schema, filesystem or OSFileSystem())
-        """And where a damaged file was moved to."""
+        """The database, and the path to which a damaged file was moved."""
         self._changed = threading.Condition()
         self._requests: list[_Request] = []
         self._closing = False
@@ -71,7 +71,7 @@ class Database:
     def submit(self, job: Job, done: Done) -> None:
         """Run ``job`` in the next transaction; ``done`` is called back once that is durable, or with the error.
 
-        After an error nothing of the job was kept; a job may be run twice, so it must begin anew each time. Callbacks
+        After an error nothing of the job was kept; a job may be run twice, so it must start over each time. Callbacks
         come in the order of submission as far as they succeed.
         """
         with self._changed:

@@ -14,7 +14,7 @@ from weft.storage.filesystem import FileSystem
 FILE_NAME = "mqtt.sqlite3"
 DAMAGED = ".damaged"
 BUSY_TIMEOUT_S = 5.0
-"""How long a write waits for a person who looks into the file with a tool of theirs."""
+"""Longest wait of a write for an operator who reads the file with a tool of their own."""
 DAMAGED_CODES = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
 
 Job = Callable[[sqlite_utils.Database], None]
@@ -48,7 +48,7 @@ def open_database(path: str, schema: Job, filesystem: FileSystem) -> tuple[sqlit
 
 
 def primary_code(error: sqlite3.Error) -> int:
-    """The primary result code (sqlite.org/rescode.html); 0 for what did not come from SQLite itself."""
+    """Return the primary result code (sqlite.org/rescode.html); 0 for errors that did not come from SQLite itself."""
     return getattr(error, "sqlite_errorcode", 0) & 0xFF
 
 

@@ -36,7 +36,7 @@ class Snapshot(Entry, frozen=True, array_like=True, tag=2):
     """The whole session as it is now: it began, its client came back, or its client has gone."""
 
     record: bytes
-    """As ``stored.pack_record`` writes it."""
+    """Session record as ``stored.pack_record`` writes it."""
 
 
 class Ended(Entry, frozen=True, array_like=True, tag=3):
@@ -56,7 +56,7 @@ class Subscribed(Entry, frozen=True, array_like=True, tag=4):
     """Stream -> the first seq that is the subscription's; streams that are missing count from seq 0."""
 
     def subscription(self) -> Subscription:
-        """The options."""
+        """Return the subscription's options."""
         return Subscription(self.filter, self.qos, self.no_local, self.retain_as_published, self.retain_handling)
 
 
@@ -155,12 +155,12 @@ class JournalRecord(NamedTuple):
 
 
 def encode_entry(entry: Entry) -> bytes:
-    """The payload of the entry's record."""
+    """Return the payload of the entry's record."""
     return _ENCODER.encode(entry)
 
 
 def decode_entry(payload: bytes) -> Entry | None:
-    """The entry of a record's payload; None for a kind of a later release.
+    """Return the entry of a record's payload; None for a kind of a later release.
 
     Raises:
         msgspec.DecodeError, msgspec.ValidationError: no release of ours wrote this.
@@ -181,12 +181,12 @@ def pack_ids(packet_ids: Iterable[int]) -> bytes:
 
 
 def unpack_ids(data: bytes) -> Sequence[int]:
-    """The packet identifiers of ``pack_ids``."""
+    """Return the packet identifiers that ``pack_ids`` packed."""
     return [data[at] << 8 | data[at + 1] for at in range(0, len(data) - 1, 2)]
 
 
 def ids_of_acks(acks: bytes) -> bytes:
-    """The packet identifiers of PUBACKs that have four bytes each."""
+    """Return the packet identifiers of PUBACKs that have four bytes each."""
     ids = bytearray(len(acks) // 2)
     ids[0::2], ids[1::2] = acks[2::4], acks[3::4]
     return bytes(ids)

@@ -91,7 +91,7 @@ class FoldedSession:
                 change(self.record, entry)
 
     def settle(self, ends: Mapping[int, int]) -> None:
-        """Everything applied so far was written before a crash that left the streams with these ends."""
+        """Note that all entries applied so far were written before a crash that left the streams with these ends."""
         self.recent.clip(ends)
         self._take_back_will(ends)
         if self.record is not None:
@@ -103,7 +103,7 @@ class FoldedSession:
     def _note(self, entry: Entry) -> None:
         if isinstance(entry, Received):
             self._doubtful.update(dict.fromkeys(unpack_ids(entry.packet_ids), entry))
-            self.recent.add(2, entry.packet_ids, (), self._window)  # the identifiers are used anew
+            self.recent.add(2, entry.packet_ids, (), self._window)  # the client reuses the identifiers
             self.recent_changed = True
         elif isinstance(entry, Released):
             for packet_id in unpack_ids(entry.packet_ids):
@@ -117,9 +117,9 @@ class FoldedSession:
                 record.will = None
 
     def _take_back_will(self, ends: Mapping[int, int]) -> None:
-        """A will whose records are not all there is still to be published, also if its session ended with it.
+        """Restore a will whose records are not all in the log: it is still to be published, even if its session ended.
 
-        What of them is there stays: of a will that belongs to several streams one may then have it twice.
+        The records that are there stay: when a will belongs to several streams, some may then have it twice.
         """
         published, self._doubtful_will = self._doubtful_will, None
         if published is None or not _lacks(published.runs, ends):
@@ -129,7 +129,7 @@ class FoldedSession:
         self.record.will = published.will
 
     def _take_back(self, record: SessionRecord, ends: Mapping[int, int]) -> None:
-        """QoS 2 publishes whose records are not all there were not acknowledged, and will come again.
+        """Forget QoS 2 publishes whose records are not all in the log: they were not acknowledged, and will come again.
 
         Those whose records are there are then recognised, as QoS 1 publishes are, and not stored a second time.
         """
@@ -170,7 +170,7 @@ class FoldedShared:
 
 
 class Folded(NamedTuple):
-    """What entries speak of, by client identifier and by filter."""
+    """Sessions and shared subscriptions that entries name, by client identifier and by filter."""
 
     sessions: dict[str, FoldedSession]
     shared: dict[str, FoldedShared]
@@ -212,7 +212,7 @@ def fold(
 
 
 def clip_deliveries(record: SessionRecord, ends: Mapping[int, int]) -> None:
-    """What was delivered before it was durable and then lost counts as not delivered: its numbers go to others."""
+    """Forget deliveries of records that were not durable and were lost: other records get their numbers."""
     record.positions = {stream: min(seq, ends.get(stream, 0)) for stream, seq in record.positions.items()}
     record.inflight = {
         packet_id: sent for packet_id, sent in record.inflight.items() if sent.seq < ends.get(sent.stream, 0)
@@ -230,7 +230,7 @@ def _lacks(runs: Iterable[Run], ends: Mapping[int, int]) -> bool:
 
 
 def _drop_passed(record: SessionRecord) -> None:
-    """Where a filter began no longer matters once the position is there."""
+    """Forget where filters began once the position is there."""
     if not record.began:
         return
     left = ((text, _not_passed(began, record.positions)) for text, began in record.began.items())
@@ -269,7 +269,7 @@ def _released(record: SessionRecord, entry: Released) -> None:
 
 def _sending(record: SessionRecord, entry: Sending) -> None:
     for packet_id, sent in entry.deliveries.items():
-        record.inflight.pop(packet_id, None)  # an identifier used anew stands last in the order of sending
+        record.inflight.pop(packet_id, None)  # a reused identifier stands last in the order of sending
         record.inflight[packet_id] = sent
 
 

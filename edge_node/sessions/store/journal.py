@@ -1,4 +1,4 @@
-"""What changes in persistent sessions, in the log: one group commit with the messages themselves."""
+"""Journal of changes in persistent sessions: it is in the log, and shares the group commit of the messages."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from weft.protocols.mqtt.packets import Subscription
 from weft.storage.segment_log import LogFull, LogStats
 
 RECORD_OVERHEAD_BYTES = 24
-"""What a record of the log takes beside key and payload."""
+"""Bytes that a record of the log takes beside key and payload."""
 RESERVE_SHARE = 64
 """No more than this part of the log's budget is kept free for a read: a small log is to be used too."""
 
@@ -46,25 +46,25 @@ _NOTHING: Mapping[int, int] = MappingProxyType({})
 
 
 class Log(Protocol):
-    """What is asked of the segment log. Owner's thread only."""
+    """Methods of the segment log that the journal uses. Owner's thread only."""
 
     def append(self, stream: int, time: int, keys: list[bytes], payloads: list[bytes]) -> int:
         """Take a run of records."""
         ...
 
     def together(self, reserve_bytes: int) -> AbstractContextManager[None]:
-        """A context in which all appends go into one commit."""
+        """Return a context in which all appends go into one commit."""
         ...
 
     def appended_together(self) -> list[Run] | None:
-        """What the context's appends were so far; None outside of one."""
+        """Return the context's appends so far; None outside of one."""
         ...
 
     def lead(self, stream: int) -> None:
         """Have the stream's batches stand first in each commit."""
 
     def stats(self) -> LogStats:
-        """The log's figures."""
+        """Return the log's figures."""
         ...
 
 
@@ -113,7 +113,7 @@ class SessionJournal:
         log.lead(stream)
 
     def recover(self) -> Sequence[SessionRecord]:
-        """The sessions that the last run left; asked once, before any change."""
+        """Return the sessions that the last run left. Call it once, before any change."""
         sessions, self._sessions = self._sessions, ()
         return sessions
 
@@ -123,9 +123,9 @@ class SessionJournal:
         return shared
 
     def together(self) -> AbstractContextManager[None]:
-        """A context for records and the changes that go with them: taken both, or neither. No waiting within it.
+        """Return a context for records and their changes: the log takes both or neither. Callers must not wait in it.
 
-        Within another such context it is that one, and adds nothing.
+        Within another such context, the outer one applies and this one adds nothing.
 
         Raises:
             LogFull, LogFailed: here or on entering; nothing was taken. Within it neither is raised as long as the read
@@ -139,33 +139,33 @@ class SessionJournal:
     # --- changes; each raises LogFull and LogFailed, and then nothing was noted
 
     def opened(self, record: SessionRecord) -> None:
-        """A session began, or its client came back (perhaps with another version, expiry or will)."""
+        """Note that a session began, or its client came back (perhaps with another version, expiry or will)."""
         self._note(record.client_id, Snapshot(pack_record(record)))
 
     def closed(self, record: SessionRecord) -> None:
-        """The client has gone: the whole session as it is now, QoS 1 deliveries in flight included."""
+        """Note that the client has gone, with the whole session as it is now, QoS 1 deliveries in flight included."""
         self._note(record.client_id, Snapshot(pack_record(record)))
 
     def ended(self, client_id: str) -> None:
-        """The session is no more."""
+        """Note that the session has ended."""
         self._note(client_id, Ended())
         self._resent.forget(client_id)
 
     def lost(self, client_id: str, at: int) -> None:
-        """The node has started, and the session's connection is gone with the last one."""
+        """Note that the node has started, and that the session's connection ended with the last run."""
         self._note(client_id, Lost(at))
 
     def will_published(self, client_id: str) -> None:
-        """The will is part of the log, or is not to be published. Within ``together`` with its records."""
+        """Note that the will is in the log, or is not to be published. Call it in ``together``, with its records."""
         self._note(client_id, WillPublished(self._runs(())))
 
     def subscribed(
         self, client_id: str, subscription: Subscription, identifier: int | None, began: Mapping[int, int] = _NOTHING
     ) -> None:
-        """A subscription was added or changed.
+        """Note that a subscription was added or changed.
 
         Args:
-            began: stream -> the first seq that is its.
+            began: stream -> the first seq that belongs to the subscription.
         """
         self._note(
             client_id,
@@ -176,11 +176,11 @@ class SessionJournal:
         )  # fmt: skip
 
     def unsubscribed(self, client_id: str, topic_filter: str) -> None:
-        """A subscription was taken out."""
+        """Note that a subscription was removed."""
         self._note(client_id, Unsubscribed(topic_filter))
 
     def received(self, client_id: str, packet_ids: Sequence[int], runs: Sequence[Run] = ()) -> None:
-        """QoS 2 publishes of the client were stored.
+        """Note that QoS 2 publishes of the client were stored.
 
         Args:
             runs: their records; within ``together`` the log knows them itself.
@@ -190,27 +190,27 @@ class SessionJournal:
         self._resent.published(client_id, 2, ids, ())
 
     def released(self, client_id: str, packet_ids: Sequence[int]) -> None:
-        """PUBREL came for them, or they are to be forgotten."""
+        """Note that PUBREL came for these packet identifiers, or that they are to be forgotten."""
         self._note(client_id, Released(pack_ids(packet_ids)))
 
     def sent(self, client_id: str, deliveries: Mapping[int, Sent]) -> None:
-        """QoS 2 deliveries are about to be sent."""
+        """Note that QoS 2 deliveries are about to be sent."""
         self._note(client_id, Sending(dict(deliveries)))
 
     def pubrec(self, client_id: str, packet_ids: Sequence[int]) -> None:
-        """The client has taken these QoS 2 deliveries."""
+        """Note that the client has taken these QoS 2 deliveries."""
         self._note(client_id, Taken(pack_ids(packet_ids)))
 
     def completed(self, client_id: str, packet_ids: Sequence[int]) -> None:
-        """These QoS 2 deliveries are over: into ``done`` unless a position has passed them."""
+        """Note that these QoS 2 deliveries are over: they go into ``done`` unless a position has passed them."""
         self._note(client_id, Completed(pack_ids(packet_ids)))
 
     def positions(self, client_id: str, positions: Mapping[int, int]) -> None:
-        """The streams' positions have moved on to these; streams not named stay where they are."""
+        """Note that the streams' positions have moved on to these; streams not named stay where they are."""
         self._note(client_id, Positions(dict(positions)))
 
     def published(self, client_id: str, acks: bytes, runs: Sequence[Run] = ()) -> None:
-        """QoS 1 publishes of the client were stored: what ``Resent`` recognises them by.
+        """Note that QoS 1 publishes of the client were stored, so that ``Resent`` recognises them.
 
         Args:
             acks: their PUBACKs, four bytes each (type, 2, packet identifier).
@@ -253,6 +253,6 @@ class SessionJournal:
         if self._counters.journal_bytes + size > self._settings.journal_bytes_max:
             self._counters.journal_refused += 1
             raise LogFull(
-                f"{self._counters.journal_bytes} bytes of session changes could not be saved to the database yet: "
-                "see the node's log for what keeps it from writing, such as a full disk"
+                f"{self._counters.journal_bytes} bytes of session changes could not be saved to the database yet. "
+                "See the node's log for what keeps it from writing, such as a full disk."
             )

@@ -16,15 +16,15 @@ logger = logging.getLogger(__name__)
 
 
 class Log(Protocol):
-    """What is asked of the segment log. Any thread."""
+    """Method of the segment log that the reader uses. Any thread."""
 
     def read(self, stream: int, seq: int, bytes_max: int) -> list[bytes]:
-        """Batches from the first held record at or after ``seq`` on."""
+        """Return batches from the first held record at or after ``seq`` on."""
         ...
 
 
 def read_journal(log: Log, stream: int, seq: int, end: int) -> Iterator[JournalRecord]:
-    """The entries in ``[seq, end)``, which are durable, in order. Blocks.
+    """Yield the entries in ``[seq, end)``, which are durable, in order. Blocks.
 
     Entries that the log has lost, or that do not decode, are passed over with an error in the node's log.
 

@@ -12,13 +12,13 @@ from weft.edge_node.sessions.store.entries import Run
 
 
 class Found(NamedTuple):
-    """Where the last publish with a packet identifier must be, if it is in the log."""
+    """Place where the last publish with a packet identifier must be, if it is in the log."""
 
     runs: tuple[Run, ...]
     """The records of its read; empty when none is to be recognised."""
     qos: int
     rank: int
-    """How many of the read's ``publishes`` at this QoS came before it."""
+    """Number of the read's ``publishes`` at this QoS that came before it."""
     publishes: int
 
 
@@ -40,7 +40,7 @@ class RecentPublishes:
         """Packet identifiers, used ones again included."""
 
     def add(self, qos: int, packet_ids: bytes, runs: tuple[Run, ...], window: int) -> None:
-        """A read of publishes; of older reads those remain that reach into the last ``window`` publishes.
+        """Remember a read of publishes, and those older reads that reach into the last ``window`` publishes.
 
         Args:
             runs: empty when these are not to be recognised, and only hide older publishes with their identifiers.
@@ -51,7 +51,7 @@ class RecentPublishes:
             self.count -= len(self._reads.popleft()[1]) // 2
 
     def find(self, packet_id: int) -> Found | None:
-        """The last publish with a packet identifier; None when none is remembered."""
+        """Return the last publish with a packet identifier; None when none is remembered."""
         wanted = packet_id.to_bytes(2, "big")
         for qos, packet_ids, runs in reversed(self._reads):
             at = packet_ids.rfind(wanted)
@@ -62,17 +62,19 @@ class RecentPublishes:
         return None
 
     def clip(self, ends: Mapping[int, int]) -> None:
-        """A crash left the streams with these ends: what would be beyond them is not in the log, and others will get
-        its sequence numbers."""
+        """Forget publishes beyond the ends that a crash left the streams with.
+
+        They are not in the log, and other records will get their sequence numbers.
+        """
         self._reads = deque((qos, packet_ids, clip_runs(runs, ends)) for qos, packet_ids, runs in self._reads)
 
     def pack(self) -> bytes:
-        """As it stands in the database."""
+        """Return the publishes as the database stores them."""
         return msgspec.msgpack.encode(list(self._reads))
 
     @classmethod
     def unpack(cls, data: bytes) -> RecentPublishes:
-        """What ``pack`` wrote.
+        """Return the publishes that ``pack`` wrote.
 
         Raises:
             msgspec.DecodeError, msgspec.ValidationError: it is not that.
@@ -87,7 +89,7 @@ _DECODER = msgspec.msgpack.Decoder(list[_Read])
 
 
 def clip_runs(runs: tuple[Run, ...], ends: Mapping[int, int]) -> tuple[Run, ...]:
-    """What of the runs lies below the ends of their streams. A run keeps its place, if only with a count of 0."""
+    """Return the part of the runs below the ends of their streams. A run keeps its place, if only with a count of 0."""
     return tuple(
         (stream, first, max(0, min(count, ends.get(stream, 0) - first))) for stream, first, count in runs
     )  # fmt: skip

@@ -1,4 +1,4 @@
-"""What the last run left of the sessions: the database, and the journal where the database ends."""
+"""Recovery of the sessions of the last run: from the database, and from the journal where the database ends."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ logger = logging.getLogger(__name__)
 
 
 class Log(Protocol):
-    """What is asked of the segment log."""
+    """Methods of the segment log that recovery uses."""
 
     @property
     def log_id(self) -> int:
-        """The log's random number."""
+        """Return the log's random number."""
         ...
 
     def streams(self) -> dict[str, int]:
@@ -34,7 +34,7 @@ class Log(Protocol):
         ...
 
     def durable_end(self, stream: int) -> int:
-        """One past the last durable record."""
+        """Return the seq after the last durable record."""
         ...
 
     def append(self, stream: int, time: int, keys: list[bytes], payloads: list[bytes]) -> int:
@@ -42,7 +42,7 @@ class Log(Protocol):
         ...
 
     def read(self, stream: int, seq: int, bytes_max: int) -> list[bytes]:
-        """Batches; may block."""
+        """Return batches; may block."""
         ...
 
 
@@ -51,7 +51,7 @@ class Recovered(NamedTuple):
 
     folded: Folded
     meta: Meta
-    """What the database stands for now."""
+    """Meta data of the database as it is now."""
 
 
 def recover(
@@ -66,7 +66,7 @@ def recover(
     """Fold the rest of the journal into what the database has, and save that. Blocks; before anything is appended.
 
     What the crash took from the log although the journal speaks of it is taken back here (``folding``). When the
-    database cannot be written, the journal is told instead, so that the next recovery comes to the same result.
+    database cannot be written, recovery notes it in the journal, so that the next recovery comes to the same result.
 
     Raises:
         sqlite3.Error, DatabaseFailed: the database cannot be read.
@@ -159,6 +159,6 @@ def _tell_journal(log: Log, journal: int, ends: Mapping[int, int], now: int) -> 
         log.append(journal, now, [b""], [encode_entry(Restarted(dict(ends)))])
     except LogError as error:
         logger.error(
-            "neither the database nor the log has room for what recovery found: if the power failed while devices "
-            "published, free some disk and start again before letting them in (%s)", error,
+            "neither the database nor the log has room for what recovery found (%s). If the power failed while devices "
+            "published, free some disk space and start the node again before letting them in.", error,
         )  # fmt: skip

@@ -1,11 +1,11 @@
 """Publishes that a device sends again because it did not see their acknowledgement, recognised from the log.
 
-What can be told: a publish with DUP of a persistent session is *the same* as an earlier one when client identifier,
+A publish with DUP of a persistent session is *the same* as an earlier one when client identifier,
 packet identifier, QoS, topic and payload are those of the last publish of the session that used the packet identifier,
 and that one's record is in the log. A publish without DUP is always new, and hides what its packet identifier was used
 for before. This holds across a restart of the node and across SIGKILL: what was not in the journal was not in the log.
 
-What cannot be told: whether a client whose PUBACK did arrive used the packet identifier once more for a message of the
+The node cannot know whether a client whose PUBACK did arrive used the packet identifier once more for a message of the
 same topic and payload, whose first transmission never came, and sends that again with DUP. A client that always uses
 the same few identifiers for messages that are all alike can thus lose one under ``resent: suppress``; under ``flag``,
 the default, it is stored and marked. Publishes further back than ``resent_window`` are not recognised: more than that
@@ -35,10 +35,10 @@ _FETCH_RECORDS = 1_000
 
 
 class Log(Protocol):
-    """What is asked of the segment log."""
+    """Methods of the segment log that ``Resent`` uses."""
 
     def durable_end(self, stream: int) -> int:
-        """One past the last durable record."""
+        """Return the seq after the last durable record."""
         ...
 
     async def durable(self) -> None:
@@ -74,7 +74,7 @@ class Resent:
         self._trim()
 
     def published(self, client_id: str, qos: int, packet_ids: bytes, runs: tuple[Run, ...]) -> None:
-        """A read of publishes at QoS 1, stored as ``runs``; or at QoS 2, without runs: their identifiers are in use."""
+        """Remember a read of publishes: at QoS 1, stored as ``runs``; at QoS 2, without runs, as identifiers in use."""
         recent = self._sessions.get(client_id)
         if recent is None:
             recent = self._sessions[client_id] = RecentPublishes()
@@ -86,13 +86,13 @@ class Resent:
         self._trim()
 
     def forget(self, client_id: str) -> None:
-        """The session is no more: its packet identifiers begin anew."""
+        """Forget the publishes of a session that has ended: its packet identifiers are free again."""
         recent = self._sessions.pop(client_id, None)
         if recent is not None:
             self._counters.resent_remembered -= recent.count
 
     async def recognise(self, client_id: str, packet_id: int, topic: bytes, payload: bytes) -> bool:
-        """Whether this publish, which came with DUP, is in the log already. See the module's text.
+        """Return whether this publish, which came with DUP, is in the log already. See the module's text.
 
         Reads the log, mostly from memory; waits for the earlier attempt to be durable if it is not yet.
 
@@ -112,7 +112,7 @@ class Resent:
         return False
 
     def suppresses(self, streams: Sequence[int]) -> bool:
-        """Whether all of these streams say ``resent: suppress``: then it is acknowledged and not stored again."""
+        """Return whether all streams say ``resent: suppress``: the publish is acknowledged and not stored again."""
         return bool(streams) and self._settings.suppressed.issuperset(streams)
 
     async def _holds(self, run: Run, found: Found, topic: bytes, payload: bytes) -> bool:

@@ -18,7 +18,7 @@ from weft.protocols.mqtt.packets import Publish
 from weft.protocols.mqtt.properties import NO_PROPERTIES, Properties
 
 MESSAGE_OVERHEAD_BYTES = 850
-"""What a retained message takes in memory beside its topic, payload and properties, measured: objects and tree."""
+"""Memory that a retained message takes beside its topic, payload and properties, measured: objects and tree."""
 PROPERTY_OVERHEAD_BYTES = 400
 _NS = 1_000_000_000
 
@@ -30,12 +30,12 @@ class RetainedMessage(msgspec.Struct, frozen=True, gc=False):
     payload: bytes
     qos: int
     properties: Properties
-    """As published, the message expiry interval included; ``stored_ns`` says from when it counts."""
+    """Properties as published, with the message expiry interval, which counts from ``stored_ns``."""
     stored_ns: int
 
     @property
     def deadline_ns(self) -> int | None:
-        """When it expires [MQTT-3.3.2-5], ns since 1970; None for never."""
+        """Return when the message expires [MQTT-3.3.2-5], ns since 1970; None for never."""
         interval = self.properties.message_expiry_interval
         return None if interval is None else self.stored_ns + interval * _NS
 
@@ -49,7 +49,7 @@ class RetainedMessage(msgspec.Struct, frozen=True, gc=False):
 
 
 def create_tables(database: sqlite_utils.Database) -> None:
-    """The table of retained messages."""
+    """Create the table of retained messages."""
     columns = {"topic": str, "payload": bytes, "qos": int, "properties": bytes, "stored_ns": int}
     database["retained"].create(columns, pk="topic", not_null={"topic", "payload"}, if_not_exists=True)  # type: ignore[union-attr]
 
@@ -58,7 +58,7 @@ class RetainedMessages:
     """All retained messages. Owner's thread only.
 
     A change is seen by ``match`` at once and becomes durable behind it; changes of one topic that wait for the same
-    transaction cost one row. When the disk is full, whoever waits in ``on_durable`` hears of it, and the changes are
+    transaction cost one row. When the disk is full, callbacks of ``on_durable`` get the error, and the changes are
     tried again with the next one or ``flush``.
     """
 
@@ -111,7 +111,7 @@ class RetainedMessages:
         return len(self._messages)
 
     def match(self, topic_filter: str) -> Sequence[RetainedMessage]:
-        """Those of a filter (without ``$share``) that have not expired, in no order that matters.
+        """Return the messages of a filter (without ``$share``) that have not expired, in no particular order.
 
         Filters that begin with a wildcard do not match topics that begin with ``$`` [MQTT-4.7.2-1].
         """
@@ -122,7 +122,7 @@ class RetainedMessages:
         return [] if found is None else [found]
 
     def get(self, topic: bytes) -> RetainedMessage | None:
-        """A topic's last message; None when there is none, or it has expired."""
+        """Return a topic's last message; None when there is none, or it has expired."""
         self._expire(self._wall_clock())
         return self._messages.get(topic)
 
@@ -218,7 +218,7 @@ class RetainedMessages:
         self.flush()
 
     def _save(self, database: sqlite_utils.Database) -> None:
-        """On the database's thread."""
+        """Write the changes to the table, on the database's thread."""
         with self._lock:
             self._taken.update(self._unsaved)
             self._taken_changes = self._changes

@@ -19,7 +19,7 @@ logger = logging.getLogger(__name__)
 
 
 class Meta(msgspec.Struct):
-    """What the tables of sessions stand for."""
+    """Meta data of the tables of sessions."""
 
     log_id: int = 0
     """The log that sequence numbers are of."""
@@ -32,7 +32,7 @@ class Meta(msgspec.Struct):
 
 
 def create_tables(database: sqlite_utils.Database) -> None:
-    """The tables of sessions. Their JSON can be read and queried with any SQLite tool."""
+    """Create the tables of sessions. Their JSON can be read and queried with any SQLite tool."""
     sessions, recent, meta = database["sessions"], database["session_publishes"], database["session_meta"]
     sessions.create({"client_id": str, "record": str}, pk="client_id", if_not_exists=True)  # type: ignore[union-attr]
     recent.create({"client_id": str, "publishes": bytes}, pk="client_id", if_not_exists=True)  # type: ignore[union-attr]
@@ -63,7 +63,7 @@ def save_shared(database: sqlite_utils.Database, shared: Iterable[tuple[str, Fol
 
 
 def load_meta(database: sqlite_utils.Database) -> Meta:
-    """The meta data; those of an empty table when there are none."""
+    """Return the meta data; those of an empty table when there are none."""
     found = dict(database.execute("SELECT name, value FROM session_meta").fetchall())
     return msgspec.convert({name: json.loads(value) for name, value in found.items()}, Meta)
 
@@ -75,7 +75,7 @@ def save_meta(database: sqlite_utils.Database, meta: Meta) -> None:
 
 
 def load_all(database: sqlite_utils.Database, window: int) -> dict[str, FoldedSession]:
-    """All sessions by client identifier. A row that cannot be understood is passed over with an error in the log."""
+    """Return all sessions by client identifier. A row that cannot be decoded is skipped with an error in the log."""
     found: dict[str, FoldedSession] = {}
     for client_id, text in database.execute("SELECT client_id, record FROM sessions"):
         try:
@@ -89,7 +89,7 @@ def load_all(database: sqlite_utils.Database, window: int) -> dict[str, FoldedSe
 
 
 def load(database: sqlite_utils.Database, client_id: str, window: int) -> FoldedSession:
-    """One session, or an empty one."""
+    """Return one session, or an empty one."""
     row = _one(database.conn, "SELECT record FROM sessions WHERE client_id = ?", client_id)
     recent = _one(database.conn, "SELECT publishes FROM session_publishes WHERE client_id = ?", client_id)
     record: SessionRecord | None = None

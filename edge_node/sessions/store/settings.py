@@ -16,7 +16,7 @@ class StateSettings:
     retained_bytes_max: int = 64 * MiB
     """Memory that retained messages may take, as ``RetainedMessages`` estimates it."""
     save_interval_s: float = 5.0
-    """How often the journal is folded into the database, so that what it takes in the log can be released."""
+    """Interval at which the journal is folded into the database, so that the log can release the journal's records."""
     save_bytes: int = 4 * MiB
     """Journal bytes at which that is done without waiting longer."""
     journal_bytes_max: int = 64 * MiB

@@ -1,4 +1,4 @@
-"""How properties and session records stand in the database and in the journal: names and values, nothing empty."""
+"""Format of properties and session records in the database and the journal: names and values, nothing empty."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ _ENCODER = msgspec.json.Encoder()
 
 
 def pack_properties(properties: Properties) -> bytes | None:
-    """Properties as JSON without those that are not there; None when there are none."""
+    """Return the properties that are set as JSON; None when there are none."""
     if properties is NO_PROPERTIES or properties == NO_PROPERTIES:
         return None
     return _ENCODER.encode(_without_defaults(msgspec.to_builtins(properties)))
 
 
 def unpack_properties(data: bytes | None) -> Properties:
-    """What ``pack_properties`` wrote. Names that a later release may have added are passed over."""
+    """Return the properties that ``pack_properties`` wrote. Names that a later release may have added are skipped."""
     return NO_PROPERTIES if data is None else msgspec.json.decode(data, type=Properties)
 
 
@@ -34,7 +34,7 @@ _SHARED_RECORDS = msgspec.json.Decoder(SharedRecord)
 
 
 def unpack_record(data: bytes | str) -> SessionRecord:
-    """What ``pack_record`` wrote.
+    """Return the session record that ``pack_record`` wrote.
 
     Raises:
         msgspec.DecodeError, msgspec.ValidationError: it is not that.

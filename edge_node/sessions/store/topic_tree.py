@@ -50,7 +50,7 @@ class TopicTree:
             del node.children[level]
 
     def match(self, topic_filter: str) -> list[bytes]:
-        """The topics that a valid filter matches; those that begin with ``$`` only if the filter does too."""
+        """Return the topics that a valid filter matches; those that begin with ``$`` only if the filter does too."""
         found: list[bytes] = []
         nodes = [self._root]
         levels = topic_filter.split("/")

@@ -41,15 +41,15 @@ class ClientWindow:
         self._account = QueueAccount(parts.budget, parts.bytes_max)
         self._writer = PacketWriter(client_id, wire, parts)
         self.in_flight = InFlight(self._account, self._writer)
-        """What was sent and is not completed. It takes the client's answers, which make room for ``pump`` to use."""
+        """Deliveries sent and not completed. It takes the client's answers, which make room for ``pump`` to use."""
         self._waiting = Waiting(self._account)
         self._inflight_max = min(parts.inflight_max, PACKET_IDS_MAX)
         self._identity: Identity | None = None
         self._state = State.AWAY
         self._sending = self._live = False
-        """Whether ``_state`` is one of ``SENDING``, and ``LIVE``: asked for every message."""
+        """Flags, read for every message: ``_state`` is one of ``SENDING``; ``_state`` is ``LIVE``."""
         self._catch_up: CatchUp | None = None
-        """Not None while messages are read from the log, and while the client is away."""
+        """Reader of the log; None unless messages are read from the log or the client is away."""
         self._when_room: list[Callable[[], None]] | None = None
         self._told_of_drops = False
 
@@ -57,42 +57,42 @@ class ClientWindow:
 
     @property
     def state(self) -> State:
-        """What the window does with messages now."""
+        """Return the state, which says what the window does with messages now."""
         return self._state
 
     @property
     def persistent(self) -> bool:
-        """Whether the session outlives its connection."""
+        """Return whether the session outlives its connection."""
         return self._writer.persistent
 
     @property
     def connected(self) -> bool:
-        """Whether the client is there: perhaps slow, perhaps without its CONNACK."""
+        """Return whether the client is connected: perhaps slow, perhaps without its CONNACK."""
         return self._state in CONNECTED
 
     @property
     def queued(self) -> list[Message]:
-        """The messages that wait."""
+        """Return the messages that wait."""
         return self._waiting.messages()
 
     @property
     def catch_up(self) -> CatchUp | None:
-        """What reads the log for the client; None when it has missed nothing."""
+        """Return the reader of the log for the client; None when it has missed nothing."""
         return self._catch_up
 
     @property
     def held(self) -> bool:
-        """Whether writes wait for the journal: what is sent now waits behind them in memory."""
+        """Return whether writes wait for the journal: what is sent now waits behind them in memory."""
         return self._writer.held
 
     @property
     def window_open(self) -> bool:
-        """Whether the client may be sent one more message at QoS 1 or 2."""
+        """Return whether the window can send one more message at QoS 1 or 2."""
         return self._state in TAKING_NEW and self._has_place()
 
     @property
     def is_idle(self) -> bool:
-        """Whether one more message could be sent, and none waits: retained messages have their turn."""
+        """Return whether one more message could be sent, and none waits: retained messages have their turn."""
         return not self._waiting and self.window_open
 
     def takes(self, qos: int) -> bool:

@@ -36,7 +36,7 @@ class PacketWriter:
     def __init__(self, client_id: str, wire: Wire, parts: WindowParts) -> None:
         self.client_id = client_id
         self.persistent = False
-        """Whether the session outlives its connection, so that its deliveries are journaled."""
+        """True when the session outlives its connection, so that its deliveries are journaled."""
         self._outbox = parts.outbox
         self._journal = parts.journal
         self._counters = parts.counters
@@ -49,7 +49,7 @@ class PacketWriter:
         self._unjournaled: dict[int, Sent] | None = None
         """Deliveries among them that the journal does not have."""
         self._waits = False
-        """Whether they may be written only once the journal has those."""
+        """True when the packets may be written only once the journal has those deliveries."""
         self._shares: set[str] | None = None
         """Shared subscriptions whose positions the journal must have before that, too."""
         self._held = 0
@@ -59,7 +59,7 @@ class PacketWriter:
 
     @property
     def held(self) -> bool:
-        """Whether writes wait for the journal: what is added now waits behind them in memory."""
+        """Return whether writes wait for the journal: what is added now waits behind them in memory."""
         return bool(self._held)
 
     @property

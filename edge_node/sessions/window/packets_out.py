@@ -12,7 +12,7 @@ from weft.protocols.mqtt.packet_types import Version
 from weft.protocols.mqtt.properties import NO_PROPERTIES
 
 SHARED_V3, SHARED_V5, OWN = 0, 1, 2
-"""How a client gets its packets: the same bytes as all clients of 3.1.1, or of 5.0, or made for it alone."""
+"""Kinds of client: it gets the same bytes as all clients of 3.1.1, or of 5.0, or packets made for it alone."""
 
 _VERSIONS = (Version.V311, Version.V5)
 

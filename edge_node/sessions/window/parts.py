@@ -1,4 +1,4 @@
-"""What the windows of all clients of a node have in common."""
+"""Objects that the windows of all clients of a node use."""
 
 from __future__ import annotations
 

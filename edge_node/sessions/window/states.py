@@ -23,7 +23,7 @@ class State(IntEnum):
     OPENING = auto()
     """CONNECT was accepted, CONNACK is not out: the client must not be sent anything yet [MQTT-3.2.0-1]."""
     RESENDING = auto()
-    """What the last connection left unanswered goes out first [MQTT-4.4.0-1]."""
+    """Packets that the last connection left unanswered go out first [MQTT-4.4.0-1]."""
     BEHIND = auto()
     """Messages are read from the log, and those published now will be."""
     JOINING = auto()
@@ -38,7 +38,7 @@ class State(IntEnum):
 
 
 class Event(Enum):
-    """What moves a window to another state."""
+    """Event that moves a window to another state."""
 
     OPENED = auto()
     """A client that connects has the session."""

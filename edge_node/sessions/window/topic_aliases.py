@@ -13,8 +13,10 @@ class SentAliases:
         self._aliases: dict[bytes, int] = {}
 
     def find(self, topic: bytes) -> tuple[bytes, int | None]:
-        """The topic to write (empty when the client knows its number) and the alias, never over the client's maximum
-        [MQTT-3.1.2-26]."""
+        """Return the topic to write (empty when the client knows its number) and the alias.
+
+        The alias is never over the client's maximum [MQTT-3.1.2-26].
+        """
         known = self._aliases.get(topic)
         if known is not None:
             return b"", known
@@ -23,5 +25,5 @@ class SentAliases:
         return topic, len(self._aliases) + 1
 
     def sent(self, topic: bytes, alias: int) -> None:
-        """A packet with topic and alias goes out: from now on the number is enough."""
+        """Note that a packet with topic and alias goes out: from now on the number is enough."""
         self._aliases[topic] = alias

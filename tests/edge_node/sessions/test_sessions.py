@@ -464,7 +464,7 @@ async def test_members_of_a_shared_subscription_that_are_slow_lose_nothing_of_a_
 
 
 async def test_a_session_is_noted_at_the_cost_of_what_is_open(tmp_path: Path) -> None:
-    """Thousands of clients that connect anew with a QoS 2 publish each must not cost 65,535 questions each"""
+    """Thousands of clients that connect again with a QoS 2 publish each must not cost 65,535 questions each"""
 
     class Asked(PacketIds):
         def __contains__(self, packet_id: int) -> bool:

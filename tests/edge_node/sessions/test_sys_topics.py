@@ -1,4 +1,4 @@
-"""``$SYS``: values, who is told of them, and averages."""
+"""``$SYS``: values, the clients that get them, and averages."""
 
 from weft.edge_node.counters import Counters
 from weft.edge_node.sessions.sys_topics import Facts, SysTopics

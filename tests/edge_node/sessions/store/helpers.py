@@ -26,7 +26,7 @@ TIMEOUT_S = 30
 
 
 class Owner:
-    """The owner's thread: callbacks that other threads post wait here until somebody runs them."""
+    """The owner's thread: callbacks that other threads post wait here until the test runs them."""
 
     def __init__(self) -> None:
         self._posted: queue.Queue[Callable[[], None]] = queue.Queue()

@@ -24,7 +24,7 @@ def contents(node: Node, stream: int) -> list[bytes]:
 
 
 def commit_and_cut(node: Node) -> Iterator[int]:
-    """Make the next commit, and start the node anew after each of its possible beginnings: their lengths."""
+    """Make the next commit, and restart the node after each prefix of it. Yield the prefixes' lengths."""
     start = node.log._state.segments[-1].end
     node.log.committer.run_once()
     end = node.log._state.segments[-1].end
