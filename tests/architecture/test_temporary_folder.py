@@ -42,7 +42,8 @@ def folder(tmp_path: Path) -> Path:
 
 def run(folder: Path, test: str) -> tuple[int, str]:
     (folder.parent / "test_it.py").write_text(test)
-    environment = os.environ | {"TMPDIR": str(folder), "PYTHONPATH": str(ROOT)}
+    # Without the options of this run, some of which only its own conftest knows.
+    environment = os.environ | {"TMPDIR": str(folder), "PYTHONPATH": str(ROOT), "PYTEST_ADDOPTS": ""}
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"]
     done = subprocess.run(
         command, cwd=folder.parent, env=environment, check=False, capture_output=True, text=True, timeout=60
