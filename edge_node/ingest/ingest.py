@@ -278,12 +278,13 @@ class Ingest:
             found = _streams(destination, records)
             kept = found and (not destination.unrouted or found[-1] == self._session_topics)
             streams[records] = found[-1] if kept else NOWHERE  # nothing that a session could read again
-        for records, index in reversed(gathered.live):
+        live = _ascending(gathered.live, streams) if len(gathered.groups) > 1 else gathered.live
+        for records, index in reversed(live):
             if records.seqs and (seq := records.seqs[index]) is not None:
                 self._undelivered[streams[records]] = seq
         deliver = self._fan_out.deliver
         try:
-            for records, index in gathered.live:
+            for records, index in live:
                 stream, seq = streams[records], records.seqs[index] if records.seqs else 0
                 if seq is None:
                     continue
@@ -297,6 +298,28 @@ class Ingest:
             self._fan_out.flush()
         finally:
             self._undelivered.clear()
+
+
+def _ascending(live: list[tuple[Records, int]], streams: dict[Records, int]) -> list[tuple[Records, int]]:
+    """Return the records in order of receipt, except that those of each stream come in order of seq.
+
+    Runs of two destinations may be in one stream, one behind the other although their records came by turns. A session
+    that stops taking live messages reads on from a seq: what has a lower one must have been delivered before. Records
+    of one topic are in one run, so they keep their order [MQTT-4.6.0-6].
+    """
+    of_stream: dict[int, list[tuple[Records, int]]] = {}
+    for each in live:
+        of_stream.setdefault(streams[each[0]], []).append(each)
+    for stream, found in of_stream.items():
+        if stream != NOWHERE:
+            found.sort(key=_seq)
+    following = {stream: iter(found) for stream, found in of_stream.items()}
+    return [next(following[streams[records]]) for records, _ in live]
+
+
+def _seq(of: tuple[Records, int]) -> int:
+    seq = of[0].seqs[of[1]] if of[0].seqs else None
+    return -1 if seq is None else seq  # refused: it is not delivered
 
 
 def _headers(records: Records) -> dict[int, HeaderPairs] | None:

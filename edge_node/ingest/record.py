@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from itertools import groupby
 from typing import NamedTuple, Protocol
@@ -88,7 +89,7 @@ class Records:
                 self.keys[index], self.payloads[index], self.sources[index],
                 self.flags.get(index, 0), self.headers.get(index, ()),
             )  # fmt: skip
-            if index in self.marked:
+            if _holds(self.marked, index):
                 part.marked.append(at)
         return part
 
@@ -96,6 +97,11 @@ class Records:
         """Return the indexes in stretches of one source each, in order."""
         for _, stretch in groupby(indexes, lambda index: id(self.sources[index])):
             yield list(stretch)
+
+
+def _holds(ascending: list[int], index: int) -> bool:
+    at = bisect_left(ascending, index)
+    return at < len(ascending) and ascending[at] == index
 
 
 class Groups(dict[Destination, Records]):

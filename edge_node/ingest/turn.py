@@ -8,6 +8,7 @@ walk over its clients.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Protocol
@@ -18,6 +19,8 @@ from weft.edge_node.ingest.record import Gathering, Source
 TURN_BYTES_MAX = 1 << 20
 """Bytes read after which a turn is stored before its end. It bounds what is in memory and not yet counted against
 ``limits.pending``."""
+
+logger = logging.getLogger(__name__)
 
 Durable = Callable[[BaseException | None], None]
 
@@ -41,7 +44,7 @@ class Turn(Gathering):
     """
 
     __slots__ = ("_acks", "_answers", "_at_end", "_call_soon", "_clients", "_clock", "_counters", "_store", "begun",
-                 "bytes", "now")  # fmt: skip
+                 "bytes", "joined_bytes", "now")  # fmt: skip
 
     def __init__(
         self, call_soon: Callable[[Callable[[], None]], object], clock: Callable[[], float], counters: Counters
@@ -65,6 +68,8 @@ class Turn(Gathering):
         """True while the end of the turn is scheduled."""
         self.now = 0.0
         """Time at which the turn began, by the loop's clock."""
+        self.joined_bytes = 0
+        """Bytes of packets that came in several reads, of which ``bytes`` has the last read only."""
         self.bytes = 0
         """Bytes read in this turn by connections that count them here."""
 
@@ -82,7 +87,7 @@ class Turn(Gathering):
         """Note that a read is over. A turn that brought something ends; of another only the bytes are counted."""
         if not self.begun and self:
             self.begin()
-        if not self.begun or self.bytes > TURN_BYTES_MAX:
+        if not self.begun or self.bytes + self.joined_bytes > TURN_BYTES_MAX:
             self.store()
 
     def at_end(self, callback: Callable[[], None]) -> None:
@@ -94,25 +99,31 @@ class Turn(Gathering):
     def store(self) -> None:
         """Store what was gathered. Those whose publishes cannot be stored are refused before this returns."""
         self._counters.bytes_received += self.bytes
-        self.bytes = 0
+        self.bytes = self.joined_bytes = 0
         if not self:
             return
         assert self._store is not None
         gathered = self.hand_over()
-        refused = self._store.store_each(gathered)
+        try:
+            refused = self._store.store_each(gathered)
+        except Exception as error:
+            # A mistake of ours, after some records were appended perhaps. Without an answer to come, clients would wait
+            # for ever; refused, they send again.
+            sources = [source for records in gathered.groups.values() for source in records.sources]
+            _refuse([*sources, *gathered.clients], error)
+            raise
         if refused:
             kept = [pair for pair in zip(gathered.clients, gathered.answers, strict=True) if pair[0] not in refused]
             gathered.clients, gathered.answers = [client for client, _ in kept], [data for _, data in kept]
         if gathered.clients:
             self._store.on_durable(partial(self.durable, gathered))
-        for source, error in refused.items():
-            source.refuse(error)
+        for source, refusal in refused.items():
+            _refuse([source], refusal)
 
     def durable(self, gathered: Gathering, error: BaseException | None) -> None:
         """Have clients answered by ``committed``, or refuse them."""
         if error is not None:
-            for client in dict.fromkeys(gathered.clients):
-                client.refuse(error)
+            _refuse(gathered.clients, error)
             return
         self._clients += gathered.clients
         self._answers += gathered.answers
@@ -130,7 +141,12 @@ class Turn(Gathering):
         if len(by_client) != len(clients):
             by_client = _joined(zip(clients, answers, strict=True))
         for client, data in by_client.items():
-            client.acknowledge(data)
+            try:
+                client.acknowledge(data)
+            except Exception as error:
+                # One client's trouble must not cost the others their answers.
+                logger.exception("a client could not be answered")
+                _refuse([client], error)
 
     def _end(self) -> None:
         try:
@@ -140,6 +156,15 @@ class Turn(Gathering):
             self.begun = False
             for callback in callbacks:
                 callback()
+
+
+def _refuse(clients: Iterable[Source], error: BaseException) -> None:
+    """Refuse each of the clients once, whatever becomes of the others."""
+    for client in dict.fromkeys(clients):
+        try:
+            client.refuse(error)
+        except Exception:
+            logger.exception("a client could not be refused")
 
 
 def _joined(answers: Iterable[tuple[Source, bytes]]) -> dict[Source, bytes]:

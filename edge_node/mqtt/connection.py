@@ -227,6 +227,7 @@ class ClientConnection(asyncio.Protocol):
         if self._partial:
             packet, at = self._partial.complete(data)
             if packet:
+                self._turn.joined_bytes += len(packet)
                 self._parse(packet, 0)
                 if self._pause & _ASKING:
                     self._unparsed = data[at:]

@@ -12,6 +12,7 @@ from weft.edge_node.mqtt.publishes import Publishes
 from weft.edge_node.sessions.session import Session
 from weft.protocols.mqtt.connection import Connection
 from weft.protocols.mqtt.encoder import PINGRESP, PUBACK, PUBREL
+from weft.protocols.mqtt.errors import MqttError
 from weft.protocols.mqtt.packets import (
     Disconnect,
     Packet,
@@ -118,13 +119,13 @@ class PacketHandlers:
                 return
             if not self._client.is_open:
                 return
-            if known:
-                publishes.suppress(packet)
-            else:
-                publishes.publish(packet)
             try:
+                if known:
+                    publishes.suppress(packet)
+                else:
+                    publishes.publish(packet)
                 publishes.end_read()
-            except LogError as error:
+            except (LogError, MqttError) as error:  # access rules may have changed meanwhile
                 self._client.refuse(error)
                 return
             self._client.go_on()

@@ -20,7 +20,7 @@ from weft.protocols.mqtt.packet_types import Version
 from weft.protocols.mqtt.packets import PubAck, Publish, PubRec
 from weft.protocols.mqtt.publish_run import scan
 from weft.protocols.mqtt.reason_codes import FAILED, ReasonCode
-from weft.storage.segment_log import LogFailed, LogFull
+from weft.storage.segment_log import LogError
 
 ACK_BYTES = 4
 """Length of a PUBACK or PUBREC that says nothing but success."""
@@ -207,7 +207,7 @@ class Publishes:
                 self._store_with_journal(gathered, opened)
             else:
                 self._broker.ingest.store(gathered)
-        except (LogFull, LogFailed):
+        except LogError:  # whatever the reason: an identifier that stays open answers for a record
             session.forget(opened)
             raise
         if gathered.clients:

@@ -241,3 +241,47 @@ def test_the_time_is_read_once_a_turn(loop: Loop, turn: Turn) -> None:
     loop.end_turn()
     publish(turn, client, b"3")
     assert turn.now == 11.0
+
+
+class Faulty(Client):
+    """A source whose answers and refusals fail by a mistake of ours."""
+
+    def acknowledge(self, answers: bytes) -> None:
+        raise RuntimeError("cannot be answered")
+
+    def refuse(self, error: BaseException) -> None:
+        super().refuse(error)
+        raise RuntimeError("cannot be refused")
+
+
+def test_one_client_that_fails_takes_no_answer_from_the_others(loop: Loop, turn: Turn, store: Store) -> None:
+    faulty, good = Faulty("faulty"), Client("good")
+    publish(turn, faulty, b"1", b"a1")
+    publish(turn, good, b"2", b"a2")
+    loop.end_turn()
+    commit(turn, store)
+    assert (faulty.told, good.told) == (["cannot be answered"], [b"a2"])
+
+
+def test_one_client_that_fails_keeps_no_refusal_from_the_others(loop: Loop, turn: Turn, store: Store) -> None:
+    faulty, good = Faulty("faulty"), Client("good")
+    publish(turn, faulty, b"1", b"a1")
+    publish(turn, good, b"2", b"a2")
+    loop.end_turn()
+    commit(turn, store, OSError("the disk failed"))
+    assert good.told == ["the disk failed"]
+
+
+def test_nobody_waits_for_what_a_mistake_left_half_stored(
+    loop: Loop, turn: Turn, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(_: Gathering) -> dict[Source, Exception]:
+        raise RuntimeError("a mistake")
+
+    monkeypatch.setattr(store, "store_each", fail)
+    one, two = Client("one"), Client("two")
+    publish(turn, one, b"1", b"a1")
+    publish(turn, two, b"2")
+    with pytest.raises(RuntimeError):
+        loop.end_turn()
+    assert (one.told, two.told) == (["a mistake"], ["a mistake"])

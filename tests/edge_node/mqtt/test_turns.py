@@ -10,6 +10,8 @@ import pytest
 from tests.edge_node.mqtt.harness import Node, RawClient, SyncGate, running
 from tests.support.waiting import until
 from weft.edge_node.ingest import turn
+from weft.edge_node.sessions.limits import SessionLimits
+from weft.edge_node.sessions.store.settings import StateSettings
 from weft.protocols.mqtt.encoder import encode
 from weft.protocols.mqtt.packets import (
     Disconnect,
@@ -27,7 +29,7 @@ from weft.protocols.mqtt.packets import (
 )
 from weft.protocols.mqtt.properties import Properties
 from weft.protocols.mqtt.reason_codes import ReasonCode
-from weft.storage.segment_log import StreamPolicy
+from weft.storage.segment_log import LogSettings, StreamPolicy
 
 
 @pytest.fixture(params=[True, False], ids=["clean", "journaled"])
@@ -311,3 +313,71 @@ async def test_a_subscriber_that_does_not_publish_is_read_while_publishers_wait(
             subscriber.send(PingReq())
             assert await subscriber.receive() == PingResp()
         assert await client.receive() == PubAck(7)
+
+
+@pytest.mark.parametrize("topic_filter", ["f/#", "$share/g/f/#"])
+@pytest.mark.parametrize("queue_bytes", [400, 700, 1000])
+async def test_a_subscriber_that_falls_behind_in_a_turn_of_overlapping_streams_misses_nothing(
+    tmp_path: Path, topic_filter: str, queue_bytes: int
+) -> None:
+    """Both topics are in the stream ``all``, in two runs: received by turns, they are one behind the other there."""
+    patterns = {"all": ["f/#"], "alarms": ["f/{d}/alarm"]}
+    limits = SessionLimits(inflight_max=2, queue_bytes_max=queue_bytes)
+    async with running(tmp_path, patterns=patterns, limits=limits) as node:
+        slow = await RawClient.connect(node.port, "slow", clean_start=False)
+        await slow.subscribe((topic_filter, 1))
+        device = await RawClient.connect(node.port, "device")
+        for number, topic in enumerate((b"f/1/t", b"f/1/alarm"), 1):
+            device.send(Publish(topic, b"first", 1, number))
+            assert await device.receive() == PubAck(number)
+            slow.send(PubAck((await slow.receive()).packet_id))
+        sent = [b"t0", b"a0", b"a1", b"a2", b"t1", b"t2"]
+        topics = {b"t": b"f/1/t", b"a": b"f/1/alarm"}
+        device.send(*[Publish(topics[each[:1]], each * 100, 1, 10 + at) for at, each in enumerate(sent)])
+        assert [await device.receive() for _ in sent] == [PubAck(10 + at) for at in range(len(sent))]
+        found: list[bytes] = []
+        for _ in sent:
+            message = await slow.receive()
+            assert isinstance(message, Publish), f"missing beside {found}"
+            slow.send(PubAck(message.packet_id))
+            found.append(message.payload[:2])
+        for kind in (b"t", b"a"):
+            assert [each for each in found if each[:1] == kind] == [each for each in sent if each[:1] == kind]
+
+
+async def test_packets_that_come_in_pieces_fill_a_turn_by_all_their_bytes(tmp_path: Path) -> None:
+    """Their last pieces alone are few: a turn would pass the bound of what may wait, and clients be refused."""
+    mib, clients = 1 << 20, 20
+    settings = LogSettings(segment_bytes=64 * mib, budget_bytes=1024 * mib, pending_bytes_max=4 * mib)
+    gate = SyncGate()
+    async with running(tmp_path, filesystem=gate, pending_bytes_max=4 * mib, log_settings=settings) as node:
+        devices = await fleet(node, clients)
+        received = node.counters.bytes_received
+        packet = encode(Publish(b"plant/a/x", bytes(mib - 200), 1, 7), 4)
+        for device in devices:
+            device.writer.write(packet[:-1])
+            await device.writer.drain()
+        await until(lambda: node.counters.bytes_received >= received + clients * (len(packet) - 1))
+        first = await RawClient.connect(node.port, "first")
+        with gate.held():
+            first.send(Publish(b"plant/a/x", b"x", 1, 1))
+            for device in devices:
+                device.writer.write(packet[-1:])
+            await until(lambda: node.broker.ingest.back_pressure.pauses > 0)
+        answers = [await device.receive() for device in devices]
+        assert answers == [PubAck(7)] * clients
+
+
+async def test_a_record_that_is_too_large_leaves_no_identifier_behind(tmp_path: Path) -> None:
+    """The identifier would answer for it when the client sends it again."""
+    mib = 1 << 20
+    settings = LogSettings(segment_bytes=64 * mib, budget_bytes=1024 * mib)
+    state = StateSettings(reserve_bytes=17 * mib)
+    async with running(tmp_path, packet_bytes_max=16 * mib, log_settings=settings, state_settings=state) as node:
+        topic = b"plant/a/x"
+        payload = bytes(16 * mib - 9 - len(topic))
+        for again in (False, True):
+            client = await RawClient.connect(node.port, "client", clean_start=False)
+            client.send(Publish(topic, payload, 2, 7, dup=again))
+            assert await client.receive() is None, "not stored and not acknowledged"
+        assert await node.stored() == []
