@@ -108,7 +108,7 @@ class Turn(Gathering):
             refused = self._store.store_each(gathered)
         except Exception as error:
             # A mistake of ours, after some records were appended perhaps. Without an answer to come, clients would wait
-            # for ever; refused, they send again.
+            # without end; refused, they send again.
             sources = [source for records in gathered.groups.values() for source in records.sources]
             _refuse([*sources, *gathered.clients], error)
             raise
