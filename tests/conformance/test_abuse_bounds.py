@@ -176,7 +176,7 @@ def test_connects_that_come_a_byte_at_a_time(node: Node, healthy: Healthy) -> No
     assert time.monotonic() - started < 4
     node.settles(connections=1, connections_half_open=0)
     assert node.metric("connect_timeouts_total") == HALF_OPEN // 2
-    assert node.lines(r"WARNING .*not let in within 1 s")
+    assert node.lines(r"WARNING .*not admitted within 1 s")
     assert healthy.is_served()
 
 
