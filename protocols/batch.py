@@ -9,13 +9,30 @@ from __future__ import annotations
 import struct
 from array import array
 from collections.abc import Iterator, Sequence
-from enum import IntEnum, IntFlag
+from enum import IntFlag
 from itertools import pairwise
 from typing import NamedTuple
 
 import zstandard
 from crc32c import crc32c
 
+from weft.protocols.batch_header import (
+    COUNT_MAX,
+    CRC_END,
+    HEADER,
+    HEADER_BYTES,
+    MAGIC,
+    RAW_BYTES_MAX,
+    RAW_BYTES_MIN_PER_RECORD,
+    VERSION,
+    BatchHeader,
+    ClockReading,
+    ClockState,
+    Codec,
+    Column,
+    check_crc,
+    decode_header,
+)
 from weft.protocols.columns import (
     HEADER_PAIRS_MAX,
     Buffer,
@@ -29,7 +46,7 @@ from weft.protocols.columns import (
     read_u32s,
     u32s,
 )
-from weft.protocols.errors import Corrupt, Truncated, UnsupportedVersion
+from weft.protocols.errors import Corrupt, Truncated
 from weft.protocols.ranges import SEQ_END
 
 __all__ = [
@@ -64,19 +81,6 @@ __all__ = [
     "verify",
 ]
 
-MAGIC = b"WFB"
-VERSION = 1
-_HEADER = struct.Struct("<4sIBBBBIIIIIQqqQq")
-HEADER_BYTES = _HEADER.size
-_CRC_END = 8
-"""End of the CRC field: the CRC covers everything after it, from byte 8 to the end of the body."""
-
-RAW_BYTES_MIN_PER_RECORD = 16
-"""Least uncompressed bytes of a record: a time, a key index and a payload offset. No header can claim records that its
-body has no room for."""
-RAW_BYTES_MAX = 64 << 20
-"""Longest uncompressed body. Keeps every offset inside a signed 32-bit Arrow offset with room to spare."""
-COUNT_MAX = 1 << 22
 COMPRESS_BYTES_MIN = 4096
 """Body size from which compression pays. On a link, shorter bodies are better compressed by the connection's streaming
 context than each by itself: 32 against 143 bytes a message (docs/decisions/0004-compress-large-batches-only.md)."""
@@ -84,20 +88,6 @@ context than each by itself: 32 against 143 bytes a message (docs/decisions/0004
 CLOCK_STEP_NS_MAX = 1_000_000_000
 """Largest step of the wall clock against the monotonic clock with which neighbouring batches merge. A merged batch
 keeps one pair of readings, so a larger step (a Pi that learns the time) must stay visible between two batches."""
-
-
-class Codec(IntEnum):
-    """Compression of the body. The numbers are persisted."""
-
-    NONE = 0
-    ZSTD = 1
-
-
-class Column(IntFlag):
-    """Optional columns, as bits of the header's ``columns`` byte. The numbers are persisted."""
-
-    HEADERS = 1
-    FLAGS = 2
 
 
 class Flag(IntFlag):
@@ -111,53 +101,6 @@ class Flag(IntFlag):
     """Flag of a record published at MQTT's QoS 0."""
     PUBLISHED_QOS2 = 16
     """Flag of a record published at MQTT's QoS 2. Neither of the two: at QoS 1, or not with MQTT."""
-
-
-class ClockState(IntEnum):
-    """State of the edge's wall clock when the batch was made: set by a time source or not. Persisted."""
-
-    UNSYNCED = 0
-    SYNCED = 1
-
-
-class ClockReading(NamedTuple):
-    """An edge's clocks at one instant."""
-
-    boot_id: int
-    """Random 64-bit number of this boot of the machine."""
-    monotonic: int
-    """Nanoseconds of the boot's monotonic clock."""
-    state: ClockState
-
-
-class BatchHeader(NamedTuple):
-    """The fixed header of a batch, decoded. Times are nanoseconds since 1970 by the edge's wall clock."""
-
-    stream: int
-    """The log's own number of the stream; the log's stream table, or the link's lane table, has the name."""
-    base_seq: int
-    count: int  # type: ignore[assignment]  # shadows tuple.count, which no code calls
-    first_time: int
-    last_time: int
-    boot_id: int
-    monotonic: int
-    """Nanoseconds of the boot's monotonic clock at the batch's first record."""
-    clock: ClockState
-    codec: Codec
-    columns: Column
-    raw_length: int
-    body_length: int
-    crc: int
-
-    @property
-    def end_seq(self) -> int:
-        """Return the sequence number after the last record's."""
-        return self.base_seq + self.count
-
-    @property
-    def length(self) -> int:
-        """Return the bytes of the whole batch, including the header."""
-        return HEADER_BYTES + self.body_length
 
 
 class Record(NamedTuple):
@@ -177,10 +120,13 @@ def encode(
     columns: Columns,
     clock: ClockReading,
     compressor: zstandard.ZstdCompressor | None = None,
+    *,
+    origin: int = 0,
 ) -> bytes:
     """Encode a batch.
 
     Args:
+        origin: number of what made the records; 0 for none.
         compressor: used when the body has at least ``COMPRESS_BYTES_MIN`` bytes and shrinks by it. A compressor
             serves one thread at a time.
 
@@ -203,42 +149,12 @@ def encode(
     present = (Column.HEADERS if columns.headers else 0) | (Column.FLAGS if columns.flags else 0)
     first_time, last_time = ends_of(columns.times, count)
     header = bytearray(HEADER_BYTES)
-    _HEADER.pack_into(
-        header, 0, MAGIC + bytes([VERSION]), 0, codec, present, clock.state, 0, stream, count, len(raw), len(body), 0,
-        base_seq, first_time, last_time, clock.boot_id, clock.monotonic,
+    HEADER.pack_into(
+        header, 0, MAGIC + bytes([VERSION]), 0, codec, present, clock.state, 0,
+        stream, count, len(raw), len(body), origin, base_seq, first_time, last_time, clock.boot_id, clock.monotonic,
     )  # fmt: skip
-    struct.pack_into("<I", header, 4, crc32c(body, crc32c(header[_CRC_END:])))
+    struct.pack_into("<I", header, 4, crc32c(body, crc32c(header[CRC_END:])))
     return b"".join((header, body))
-
-
-def decode_header(data: Buffer, offset: int = 0) -> BatchHeader:
-    """Decode the header at ``offset`` without looking at the body.
-
-    Raises:
-        Truncated: fewer than ``HEADER_BYTES`` bytes are there.
-        UnsupportedVersion: a batch of a later format.
-        Corrupt: not a batch, or a field is out of bounds.
-    """
-    if len(data) - offset < HEADER_BYTES:
-        raise Truncated(f"a batch header has {HEADER_BYTES} bytes, {len(data) - offset} are left")
-    (magic, crc, codec, columns, clock, zero, stream, count, raw_length, body_length, zero2,
-     base_seq, first_time, last_time, boot_id, monotonic) = _HEADER.unpack_from(data, offset)  # fmt: skip
-    if magic[:3] != MAGIC:
-        raise Corrupt(f"expected a batch ({MAGIC!r}), found {magic!r}")
-    if magic[3] != VERSION:
-        raise UnsupportedVersion(f"batch version {magic[3]}; this release reads version {VERSION}")
-    if zero or zero2 or codec > Codec.ZSTD or columns > 3 or clock > ClockState.SYNCED:
-        raise Corrupt("a batch header has an unknown codec, column or clock state")
-    if not 0 < count <= COUNT_MAX or not RAW_BYTES_MIN_PER_RECORD * count < raw_length <= RAW_BYTES_MAX:
-        raise Corrupt(f"a batch header is out of bounds: {count} records in {raw_length} bytes")
-    if body_length > raw_length or (codec == Codec.NONE and body_length != raw_length):
-        raise Corrupt(f"a batch body of {body_length} bytes cannot stand for {raw_length}")
-    if base_seq + count > SEQ_END:
-        raise Corrupt(f"a batch runs past the last sequence number: {base_seq} + {count}")
-    return BatchHeader(
-        stream, base_seq, count, first_time, last_time, boot_id, monotonic,
-        ClockState(clock), Codec(codec), Column(columns), raw_length, body_length, crc,
-    )  # fmt: skip
 
 
 def verify(data: Buffer, offset: int = 0) -> BatchHeader:
@@ -251,9 +167,7 @@ def verify(data: Buffer, offset: int = 0) -> BatchHeader:
     end = offset + header.length
     if len(data) < end:
         raise Truncated(f"a batch of {header.length} bytes has only {len(data) - offset} of them")
-    found = crc32c(memoryview(data)[offset + _CRC_END : end])
-    if found != header.crc:
-        raise Corrupt(f"batch checksum {found:#010x}, header says {header.crc:#010x}")
+    check_crc(data, offset, end, header.crc)
     return header
 
 
@@ -322,11 +236,12 @@ def records(data: Buffer, offset: int = 0) -> Iterator[Record]:
 
 
 def mergeable(left: BatchHeader, right: BatchHeader) -> bool:
-    """Return whether ``right`` continues ``left``: same stream, next seq, same boot, no step of the clock, within
-    bounds."""
+    """Return whether ``right`` continues ``left``: same stream and origin, next seq, same boot, no step of the clock,
+    within bounds."""
     step = (right.first_time - right.monotonic) - (left.first_time - left.monotonic)
     return (
         left.stream == right.stream
+        and left.origin == right.origin
         and left.end_seq == right.base_seq
         and left.boot_id == right.boot_id
         and left.clock == right.clock
@@ -372,4 +287,4 @@ def merge(batches: Sequence[Buffer], compressor: zstandard.ZstdCompressor | None
     )  # fmt: skip
     first = headers[0]
     clock = ClockReading(first.boot_id, first.monotonic, first.clock)
-    return encode(first.stream, first.base_seq, columns, clock, compressor)
+    return encode(first.stream, first.base_seq, columns, clock, compressor, origin=first.origin)

@@ -66,6 +66,8 @@ class GapReason(IntEnum):
     EXPIRED = 3
     OPERATOR = 4
     RENAMED = 5
+    ABSENT = 6
+    """This sender does not have them; another may. Any other reason, and the records, count before it."""
 
 
 class SegmentHeader(NamedTuple):

@@ -14,7 +14,7 @@ from weft.storage.histogram import Histogram
 from weft.storage.segment_log.state.gaps import reason_name
 
 _PREFIX = "weft_edge_"
-_LOSSES = [reason for reason in GapReason if reason is not GapReason.RENAMED]
+_LOSSES = [reason for reason in GapReason if reason not in (GapReason.RENAMED, GapReason.ABSENT)]
 """Reasons of gap notices in a log. `RENAMED` is for links only, since its records are still in the log."""
 
 

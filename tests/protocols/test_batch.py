@@ -144,11 +144,6 @@ def test_a_hostile_body_with_a_good_checksum_raises_codec_errors_only(data: byte
 @pytest.mark.parametrize(
     ("offset", "layout", "value"),
     [
-        (8, "B", 2),  # codec
-        (9, "B", 4),  # columns
-        (10, "B", 2),  # clock state
-        (11, "B", 1),  # zero
-        (28, "I", 1),  # zero
         (16, "I", 0),  # no records
         (16, "I", batch.COUNT_MAX + 1),
         (16, "I", 1000),  # more records than the body has room for
@@ -163,6 +158,48 @@ def test_header_fields_out_of_bounds_are_refused(offset: int, layout: str, value
     struct.pack_into(f"<{layout}", data, offset, value)
     with pytest.raises(Corrupt):
         batch.verify(with_crc(data))
+
+
+LATER = {
+    "codec": (8, 2),
+    "second flags": (9, 4),
+    "event time": (9, 8),
+    "column": (9, 128),
+    "clock": (10, 2),
+    "zero": (11, 1),
+}
+
+
+@pytest.mark.parametrize("name", LATER)
+def test_what_only_a_later_release_knows_is_no_damage(name: str) -> None:
+    offset, value = LATER[name]
+    data = bytearray(encode())
+    data[offset] = value
+    later = with_crc(data)
+    for read in (batch.verify, batch.decode_header, batch.decode_columns):
+        with pytest.raises(UnsupportedVersion):
+            read(later)
+
+
+@pytest.mark.parametrize("name", LATER)
+def test_a_damaged_byte_is_no_later_release(name: str) -> None:
+    offset, value = LATER[name]
+    data = bytearray(encode())
+    data[offset] = value
+    for read in (batch.verify, batch.decode_header, batch.decode_columns):
+        with pytest.raises(Corrupt) as found:
+            read(data)
+        assert not isinstance(found.value, UnsupportedVersion)
+    with pytest.raises(UnsupportedVersion):  # the header alone cannot tell: its caller looks at the whole batch
+        batch.decode_header(data[: batch.HEADER_BYTES])
+
+
+def test_a_batch_keeps_its_origin() -> None:
+    made = batch.columns_from_lists(TIMES, [b"a", b"b"], [b"x", b"yz"])
+    parts = [batch.encode(1, seq, made, CLOCK, origin=4_000_000_000) for seq in (5, 7)]
+    assert batch.verify(parts[0]).origin == 4_000_000_000
+    assert batch.verify(batch.merge(parts)).origin == 4_000_000_000
+    assert batch.verify(encode()).origin == 0
 
 
 def test_a_later_version_is_told_apart() -> None:
@@ -321,8 +358,9 @@ def test_a_merge_has_the_records_of_its_parts(parts: list[bytes], compressor: zs
     assert (whole.boot_id, whole.monotonic, whole.clock) == (first.boot_id, first.monotonic, first.clock)
 
 
-def neighbour(base_seq: int, clock: ClockReading, time: int = 10, stream: int = 1) -> bytes:
-    return batch.encode(stream, base_seq, batch.columns_from_lists(struct.pack("<q", time), [b"k"], [b"p"]), clock)
+def neighbour(base_seq: int, clock: ClockReading, time: int = 10, stream: int = 1, origin: int = 0) -> bytes:
+    made = batch.columns_from_lists(struct.pack("<q", time), [b"k"], [b"p"])
+    return batch.encode(stream, base_seq, made, clock, origin=origin)
 
 
 @pytest.mark.parametrize(
@@ -331,6 +369,7 @@ def neighbour(base_seq: int, clock: ClockReading, time: int = 10, stream: int = 
         neighbour(2, CLOCK),  # a hole
         neighbour(0, CLOCK),  # a repeat
         neighbour(1, CLOCK, stream=2),
+        neighbour(1, CLOCK, origin=1),
         neighbour(1, CLOCK._replace(boot_id=8)),
         neighbour(1, CLOCK._replace(state=ClockState.UNSYNCED)),
         neighbour(1, CLOCK, time=10 + batch.CLOCK_STEP_NS_MAX + 1),  # the clock was set

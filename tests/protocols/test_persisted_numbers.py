@@ -11,11 +11,11 @@ from enum import ReprEnum
 import msgspec
 import pytest
 
-from weft.protocols import batch, chunk, link, payloads, segment, shard_state
+from weft.protocols import batch, batch_header, chunk, link, origin, payloads, segment, shard_state
 
 ENUMS = {
     batch.Codec: {"NONE": 0, "ZSTD": 1},
-    batch.Column: {"HEADERS": 1, "FLAGS": 2},
+    batch.Column: {"HEADERS": 1, "FLAGS": 2, "FLAGS2": 4, "EVENT_TIME": 8},
     batch.Flag: {
         "RETAINED": 1,
         "TOMBSTONE": 2,
@@ -36,7 +36,8 @@ ENUMS = {
         "OWNER": 8,
         "FOOTER": 15,
     },
-    segment.GapReason: {"BUDGET": 1, "CORRUPTION": 2, "EXPIRED": 3, "OPERATOR": 4, "RENAMED": 5},
+    segment.GapReason: {"BUDGET": 1, "CORRUPTION": 2, "EXPIRED": 3, "OPERATOR": 4, "RENAMED": 5, "ABSENT": 6},
+    origin.OriginKind: {"FUNCTION": 1, "SCHEMA": 2},
     link.FrameType: {
         "HELLO": 1,
         "WELCOME": 2,
@@ -64,7 +65,7 @@ ENUMS = {
 }
 
 LAYOUTS = {
-    "batch header": (batch._HEADER, "<4sIBBBBIIIIIQqqQq", 72),
+    "batch header": (batch_header.HEADER, "<4sIBBBBIIIIIQqqQq", 72),
     "segment header": (segment._HEADER, "<4sIQQQ", 32),
     "segment entry": (segment._ENTRY, "<IIBxxx", 12),
     "segment entry seed": (segment._SEED, "<QIB", 13),
@@ -88,6 +89,7 @@ CONSTANTS = {
 }
 
 ARRAYS = {
+    origin.Origin: "number kind name version hash",
     segment.GapNotice: "stream first end reason time",
     segment.ClockNotice: "boot_id monotonic offset error",
     segment.LaneIndex: "stream ranges first_time last_time points",
@@ -157,7 +159,7 @@ def test_names_in_packed_maps(kind: type[msgspec.Struct]) -> None:
 def test_every_struct_of_the_formats_is_listed() -> None:
     found = {
         value
-        for module in (batch, segment, chunk, link, shard_state)
+        for module in (batch, origin, segment, chunk, link, shard_state)
         for value in vars(module).values()
         if isinstance(value, type) and issubclass(value, msgspec.Struct) and value is not msgspec.Struct
     }

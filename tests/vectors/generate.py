@@ -57,6 +57,7 @@ LARGE: Notation = {
     "records": [{"time": T + i, "key": f"plant/{i % 3}", "payload": (b"%08d" % i * 6).hex()} for i in range(100)],
 }
 LAST: Notation = {**SMALL, "base_seq": (1 << 63) - 1 - 3, "boot_id": (1 << 64) - 1, "stream": (1 << 32) - 1}
+MADE: Notation = {**SMALL, "origin": 2}
 FIRST_POSITION = 1 << 26
 STREAMS = {"1": ["telemetry", 7], "2": ["alarms", 0]}
 SEGMENT: Notation = {
@@ -215,7 +216,7 @@ STATE: Notation = {
 DATA: Notation = {"frames": [{"type": "DATA", "lane": 1, "batches": [SMALL, {**SMALL, "base_seq": 10}]}]}
 
 GOLDEN: dict[str, dict[str, Notation]] = {
-    "batch": {"small": SMALL, "every_column": FULL, "last_numbers": LAST},
+    "batch": {"small": SMALL, "every_column": FULL, "last_numbers": LAST, "origin": MADE},
     "segment": {"sealed": SEGMENT, "open": OPEN, "moved": MOVED, "owned": OWNED},
     "chunk": {"two_streams": CHUNK, "mark_only": EMPTY_CHUNK},
     "shard-state": {"one_lane": STATE, "empty": {**STATE, "n": -1, "footer_crc": 0, "streams": [], "lanes": []}},
@@ -288,8 +289,13 @@ def batch_rejects() -> Iterator[tuple[str, str, str, bytes]]:
     yield "batch", "too_many_records", "Corrupt", signed_batch(data, 16, struct.pack("<I", 1 << 31))
     yield "batch", "raw_length_too_large", "Corrupt", signed_batch(data, 20, struct.pack("<I", 1 << 31))
     yield "batch", "seq_past_the_end", "Corrupt", signed_batch(data, 32, struct.pack("<Q", (1 << 64) - 1))
-    yield "batch", "unknown_codec", "Corrupt", signed_batch(data, 8, b"\x02")
-    yield "batch", "unknown_column", "Corrupt", signed_batch(data, 9, b"\x04")
+    yield "batch", "unknown_codec", "UnsupportedVersion", signed_batch(data, 8, b"\x02")
+    yield "batch", "flipped_codec", "Corrupt", patched(data, 8, b"\x02")
+    for name, at, value in (
+        ("second_flags", 9, 4), ("event_time", 9, 8), ("unknown_column", 9, 128), ("unknown_clock_state", 10, 2),
+        ("reserved_byte", 11, 1),
+    ):  # fmt: skip
+        yield "batch", name, "UnsupportedVersion", signed_batch(data, at, bytes([value]))
     yield "batch", "column_longer_than_body", "Corrupt", signed_batch(data, 72, struct.pack("<I", 1 << 30))
     yield "batch", "key_index_outside_table", "Corrupt", signed_batch(data, 112, struct.pack("<I", 9))
     yield "batch", "another_first_time", "Corrupt", signed_batch(data, 40, struct.pack("<q", 1))

@@ -47,7 +47,7 @@ def _encode_batch(meaning: Notation) -> bytes:
         {i: record["flags"] for i, record in enumerate(records) if "flags" in record},
     )
     clock = ClockReading(meaning["boot_id"], meaning["monotonic"], ClockState[meaning["clock"]])
-    return batch.encode(meaning["stream"], meaning["base_seq"], made, clock)
+    return batch.encode(meaning["stream"], meaning["base_seq"], made, clock, origin=meaning.get("origin", 0))
 
 
 def _decode_batch(data: bytes) -> Notation:
@@ -68,6 +68,7 @@ def _decode_batch(data: bytes) -> Notation:
         "boot_id": header.boot_id,
         "monotonic": header.monotonic,
         "clock": header.clock.name,
+        **({"origin": header.origin} if header.origin else {}),
         **({"codec": header.codec.name} if header.codec is not Codec.NONE else {}),
         "records": records,
     }
