@@ -11,7 +11,8 @@ from crc32c import crc32c
 from weft.protocols import batch, chunk
 from weft.protocols.chunk import ChunkFooter, ChunkHeader, LaneUpdate, Mark, StreamSection
 from weft.protocols.payloads import PayloadKind
-from weft.protocols.shard_state import ShardState, shard_of
+from weft.protocols.placement import shard_of
+from weft.protocols.shard_state import ShardState
 from weft.storage.chunk_log import ShardLog
 from weft.storage.cluster import open_cluster
 from weft.storage.object_store import open_store
@@ -56,7 +57,7 @@ class LogWriter:
             The end of the log per shard.
         """
         for shard, state in enumerate(self._states):
-            mine = [d for d in deliveries if shard_of(self.tenant, self.stream, d.edge, self.cluster.shards) == shard]
+            mine = [d for d in deliveries if shard_of(self.tenant, d.edge, self.cluster.shards) == shard]
             if mine:
                 asyncio.run(self._create(state, mine, received))
         return {shard: state.next_offset.get((self.tenant, self.stream), 0) for shard, state in enumerate(self._states)}

@@ -5,6 +5,7 @@ from __future__ import annotations
 from weft.config.errors import Finding
 from weft.config.models import HubConfig
 from weft.config.units import parse_bind
+from weft.protocols.placement import is_shard_count, nearest_shard_counts
 
 
 def check(config: HubConfig) -> list[Finding]:
@@ -20,4 +21,7 @@ def check(config: HubConfig) -> list[Finding]:
         )
     if config.chunk_bytes_max > config.limits.pending_bytes:
         findings.append(Finding(("chunk_bytes_max",), "expected at most limits.pending"))
+    if not is_shard_count(config.shards):
+        nearest = " or ".join(map(str, nearest_shard_counts(config.shards)))
+        findings.append(Finding(("shards",), f"expected a power of two, got {config.shards}. Set it to {nearest}"))
     return findings

@@ -95,7 +95,12 @@ class HubConfig(Section, frozen=True, kw_only=True):
         ),
     ]
     shards: Annotated[
-        Count, Meta(le=1024, description="Number of independent logs in the store. Fixed when the store is first used.")
+        Count,
+        Meta(
+            le=1024,
+            description="Number of independent logs in the store: a power of two. Fixed when the store is first used. "
+            "Each edge belongs to one of them.",
+        ),
     ] = 4
     commit_interval_s: Annotated[
         Duration,

@@ -10,7 +10,6 @@ import re
 import struct
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from hashlib import blake2b
 
 import msgspec
 from crc32c import crc32c
@@ -284,9 +283,3 @@ def earliest(moments: Iterable[int | None]) -> int | None:
     """Return the smallest of several moments, or None when one is unknown or there are none."""
     known = list(moments)
     return None if not known or None in known else min(moment for moment in known if moment is not None)
-
-
-def shard_of(tenant: str, stream: str, edge: str, shards: int) -> int:
-    """Return the shard that an edge's lanes of a stream belong to. The result is persisted: it must never change."""
-    name = b"".join(struct.pack("<I", len(part)) + part for part in map(str.encode, (tenant, stream, edge)))
-    return int.from_bytes(blake2b(name, digest_size=8).digest(), "little") % shards

@@ -1,4 +1,4 @@
-"""Identity of a store: one hub cluster, with an id, a format and a shard count that never change."""
+"""Identity of a store: one hub cluster, with an id, a format, a shard count and a placement that never change."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import NamedTuple
 
 import msgspec
 
+from weft.protocols.placement import TENANT_EDGE, is_shard_count
 from weft.storage import hub_keys
 from weft.storage.object_store import AlreadyExists, NotFound, ObjectStore
 
 FORMAT = 1
-SHARDS_MAX = 1024
 CLUSTER_ID_BYTES = 16
 
 
@@ -31,6 +31,8 @@ class _ClusterFile(msgspec.Struct, frozen=True):
     format: int
     cluster_id: str
     shards: int
+    placement: str
+    """Name of the rule by which an edge belongs to a shard."""
 
 
 async def open_cluster(
@@ -48,7 +50,7 @@ async def open_cluster(
     """
     found = await _read(store)
     if found is None and shards is not None:
-        made = _ClusterFile(FORMAT, random_bytes(CLUSTER_ID_BYTES).hex(), shards)
+        made = _ClusterFile(FORMAT, random_bytes(CLUSTER_ID_BYTES).hex(), shards, TENANT_EDGE)
         try:
             await store.create(hub_keys.CLUSTER, msgspec.json.encode(made))
             return Cluster(bytes.fromhex(made.cluster_id), shards)
@@ -75,8 +77,12 @@ async def _read(store: ObjectStore) -> Cluster | None:
         if isinstance(version, int) and version > FORMAT:
             raise ClusterUnusable(f"the store has format {version}, this release knows {FORMAT}: use a newer release")
         file = msgspec.json.decode(data, type=_ClusterFile)
+        if file.placement != TENANT_EDGE:
+            raise ClusterUnusable(
+                f"the store places edges by {file.placement!r}, this release knows {TENANT_EDGE!r}: use a newer release"
+            )
         cluster = Cluster(bytes.fromhex(file.cluster_id), file.shards)
-        if file.format != FORMAT or not 0 < file.shards <= SHARDS_MAX or len(cluster.cluster_id) != CLUSTER_ID_BYTES:
+        if file.format != FORMAT or not is_shard_count(file.shards) or len(cluster.cluster_id) != CLUSTER_ID_BYTES:
             raise ValueError("a field is out of bounds")
     except ValueError as error:
         raise ClusterUnusable(f"{hub_keys.CLUSTER} is damaged: {error}; restore it from a backup") from error

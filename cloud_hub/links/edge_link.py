@@ -14,8 +14,8 @@ from weft.protocols.batch import BatchHeader
 from weft.protocols.chunk import GapRange, Mark
 from weft.protocols.lane import Lane, format_log_id
 from weft.protocols.link import Hello, HelloLane, RefuseCode, WelcomeLane
+from weft.protocols.placement import shard_of
 from weft.protocols.ranges import RangeSet
-from weft.protocols.shard_state import shard_of
 from weft.replication.runner import LinkRefused, LinkSession
 
 
@@ -86,7 +86,7 @@ class EdgeLink:
 
     def _open_lane(self, hello: Hello, offered: HelloLane, link: LinkSession) -> _OpenedLane:
         lane = Lane(hello.tenant, hello.edge, hello.log_id, offered.stream)
-        shard = shard_of(lane.tenant, lane.stream, lane.edge, len(self._sequencers))
+        shard = shard_of(lane.tenant, lane.edge, len(self._sequencers))
         sequencer = self._sequencers[shard]
         if not sequencer.loaded:
             raise LinkRefused(

@@ -11,7 +11,7 @@ from enum import ReprEnum
 import msgspec
 import pytest
 
-from weft.protocols import batch, batch_header, chunk, link, origin, payloads, segment, shard_state
+from weft.protocols import batch, batch_header, chunk, link, origin, payloads, placement, segment, shard_state
 
 ENUMS = {
     batch.Codec: {"NONE": 0, "ZSTD": 1},
@@ -123,7 +123,7 @@ MAPS = {
 """Packed as maps: the names are the format."""
 
 
-SHARDS = [14, 3, 3, 9, 2, 10, 5, 14]
+SHARDS = [9, 4, 1, 3, 8, 13, 1, 3]
 """Of the edges pi-0 to pi-7 among 16 shards."""
 
 
@@ -169,8 +169,8 @@ def test_every_struct_of_the_formats_is_listed() -> None:
 
 def test_the_shard_of_an_edge() -> None:
     """A lane that moved to another shard would be there twice."""
-    names = [("default", "telemetry", f"pi-{i}") for i in range(8)]
-    assert [shard_state.shard_of(*name, 16) for name in names] == SHARDS
+    assert placement.TENANT_EDGE == "tenant-edge"
+    assert [placement.shard_of("default", f"pi-{i}", 16) for i in range(8)] == SHARDS
 
 
 def test_file_names() -> None:

@@ -19,7 +19,6 @@ from weft.protocols.shard_state import (
     LaneState,
     ShardState,
     earliest,
-    shard_of,
 )
 
 CLUSTER = b"c" * 16
@@ -253,14 +252,3 @@ def test_other_snapshots_are_refused() -> None:
         ShardState.decode(SNAPSHOT + b"\0")
     with pytest.raises(Corrupt):
         ShardState.decode(bytes(HEADER_BYTES))
-
-
-def test_the_shard_of_a_lane_is_what_it_was_when_it_was_first_written() -> None:
-    names = [("default", "telemetry", "press-1"), ("default", "telemetry", "press-2"), ("acme", "alarms", "gate")]
-    assert [shard_of(*name, 4) for name in names] == SHARDS_OF_FOUR
-    assert [shard_of(*name, 1024) for name in names] == SHARDS_OF_1024
-    assert shard_of("ab", "c", "d", 1 << 60) != shard_of("a", "bc", "d", 1 << 60)
-
-
-SHARDS_OF_FOUR = [2, 0, 0]
-SHARDS_OF_1024 = [850, 36, 808]

@@ -24,7 +24,7 @@ SECOND = 1_000_000_000
 START = 1_700_000_000 * SECOND
 STREAM = "telemetry"
 TOPIC = "plant/{line}/{machine}/telemetry"
-SHARDS = 3
+SHARDS = 4
 JAVA_ENDS_S_MAX = 30.0
 EDGES = ("press-1", "press-2", "press-3", "paint-1")
 

@@ -112,8 +112,14 @@ def test_wrong_options_are_refused(options: dict[str, str], sentence: str) -> No
         ({"store": "/nowhere/at/all"}, "the store holds no hub: check the store's address"),
         ({"store": "memory://x"}, "store 'memory://x': "),
         ({"store": "ftp://x/y"}, "'ftp://x/y' is no store"),
-        ({"starting": '{"0": 0}'}, "starting: the offsets name the shards 0; name each shard of the log once: 0, 1, 2"),
-        ({"ending": '{"0": 9999, "1": 0, "2": 0}'}, "ending: offset 9999 of shard 0 is past the end of the log"),
+        (
+            {"starting": '{"0": 0}'},
+            "starting: the offsets name the shards 0; name each shard of the log once: 0, 1, 2, 3",
+        ),
+        (
+            {"ending": '{"0": 9999, "1": 0, "2": 0, "3": 0}'},
+            "ending: offset 9999 of shard 0 is past the end of the log",
+        ),
         ({"columns": "payload,colour"}, "columns: the stream has no colour; it has _offset"),
         ({"columns": "payload,_seq,payload"}, "columns: payload is named twice; name each column once"),
         (NOBODY, "does not answer; check its address and the credentials (store.aws_access_key_id"),
@@ -155,9 +161,9 @@ def test_a_streaming_read_is_refused_at_its_first_use(small: Hub, options: dict[
 
 def test_a_checkpoint_of_another_store_is_refused(small: Hub) -> None:
     reader = WeftSource({"store": small.root, "stream": STREAM}).streamReader(StructType().add("payload", BinaryType()))
-    behind, ahead = {"0": 0, "1": 0, "2": 0}, {"0": 0, "1": 0, "2": 999}
+    behind, ahead = {"0": 0, "1": 0, "2": 0, "3": 0}, {"0": 0, "1": 0, "2": 0, "3": 999}
     assert reader.latestOffset(behind, ReadAllAvailable()) == small.heads()
-    with pytest.raises(ReadError, match=r"checkpoint: offset 999 of shard 2 is past .* it belongs to another store"):
+    with pytest.raises(ReadError, match=r"checkpoint: offset 999 of shard 3 is past .* it belongs to another store"):
         reader.latestOffset(ahead, ReadAllAvailable())
     with pytest.raises(ReadError, match="it belongs to another store"):
         reader.partitions(behind, ahead)

@@ -17,7 +17,7 @@ from spark_sinks.positions import Offsets
 from spark_sinks.stream_log import StreamLog
 from spark_sinks.tables import TableFile, TableSnapshot
 from tests.spark_sinks.conftest import EDGES, SHARDS, STREAM, Hub
-from weft.protocols.shard_state import shard_of
+from weft.protocols.placement import shard_of
 from weft.storage.table.rows import row_schema
 
 SCHEMA = row_schema(["line", "machine"])
@@ -71,7 +71,7 @@ def test_a_table_file_that_was_deleted_since_is_named(hub: Hub) -> None:
 
 def test_spellings_of_a_level_that_differ_in_case_are_one_column_everywhere(hub: Hub) -> None:
     """The table has the spelling that came first, a reader's view of the log begins with shard 0."""
-    first, *_, last = sorted(EDGES, key=lambda edge: shard_of("default", STREAM, edge, SHARDS))
+    first, *_, last = sorted(EDGES, key=lambda edge: shard_of("default", edge, SHARDS))
     hub.write(1, "plant/{LINE}/+/telemetry", [last])
     hub.tier()
     hub.write(1, "plant/{line}/+/telemetry", [first])

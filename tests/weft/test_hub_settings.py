@@ -11,7 +11,7 @@ from weft.config.models import HubConfig
 YAML = """\
 listen: 127.0.0.1:7000
 store: {store}
-shards: 7
+shards: 32
 commit_interval: 125ms
 mark_interval: 1m
 chunk_bytes_max: 2MiB
@@ -31,7 +31,7 @@ def test_every_setting_of_the_yaml_reaches_the_hub(tmp_path: Path) -> None:
     ]
     assert untouched == [], "give it a value of its own above, and look for it below"
     settings = settings_of(config)
-    assert (settings.host, settings.port, settings.store, settings.shards) == ("127.0.0.1", 7000, str(tmp_path), 7)
+    assert (settings.host, settings.port, settings.store, settings.shards) == ("127.0.0.1", 7000, str(tmp_path), 32)
     assert (settings.tokens_file, settings.open_to_network) == (f"{tmp_path}/tokens", True)
     assert (settings.sequencer.commit_interval_s, settings.sequencer.mark_interval_s) == (0.125, 60.0)
     assert (settings.sequencer.chunk_bytes_max, settings.sequencer.pending_bytes_max) == (2 << 20, 9 << 20)

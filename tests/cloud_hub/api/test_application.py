@@ -22,7 +22,7 @@ from weft.protocols import batch
 from weft.protocols.batch import BatchHeader, ClockReading, ClockState, Flag
 from weft.protocols.chunk import GapRange
 from weft.protocols.payloads import PayloadKind
-from weft.protocols.shard_state import shard_of
+from weft.protocols.placement import shard_of
 from weft.replication.runner import LinkIdentity
 from weft.replication.status import LinkState
 from weft.storage.object_store import open_store
@@ -57,7 +57,7 @@ async def test_what_an_edge_sends_can_be_read_by_offset(hub: Hub) -> None:
     log.append(*records(2, [b"%d" % i for i in range(2, 50)]))
     await deliver(hub, log, 50)
     status, answer = await get(hub, f"{STREAM}/records?limit=3")
-    shard = shard_of("default", "telemetry", "press-1", 2)
+    shard = shard_of("default", "press-1", 2)
     assert status == 200
     first, second, third = answer["records"]
     assert first == {
@@ -131,7 +131,7 @@ async def test_an_answer_is_bounded_in_bytes_and_always_moves_on() -> None:
         log.append(*records(0, [b"x" * 400] * 10))
         log.append(*records(10, [b"x" * 5000] * 3))
         await deliver(hub, log, 13)
-        shard = shard_of("default", "telemetry", "press-1", 2)
+        shard = shard_of("default", "press-1", 2)
         offset, sizes = 0, []
         while offset < 13:
             _, page = await get(hub, f"{STREAM}/records?shard={shard}&offset={offset}&limit=100")

@@ -10,13 +10,13 @@ from tests.cloud_hub.api.test_application import records
 from tests.cloud_hub.live import EdgeLog, Epochs, get, running_hub, running_link
 from tests.support.waiting import until
 from weft.cloud_hub.hub import Hub
-from weft.protocols.shard_state import shard_of
+from weft.protocols.placement import shard_of
 from weft.replication.runner import LinkIdentity
 from weft.replication.status import LinkState
 from weft.storage.object_store import ObjectStore, open_store
 
 EDGES = [f"press-{n}" for n in range(8)]
-NAMES = {shard_of("default", "telemetry", edge, 2): LinkIdentity("default", edge, 1, "test") for edge in EDGES}
+NAMES = {shard_of("default", edge, 2): LinkIdentity("default", edge, 1, "test") for edge in EDGES}
 """An edge in each of two shards."""
 
 

@@ -602,7 +602,11 @@ MACHINE = [
         "cannot change: set shards to 4",
         files=hub(
             "store: store\nlisten: 127.0.0.1:0\nshards: 8\n",
-            **{"store/cluster.json": ('{"format":1,"cluster_id":"00112233445566778899aabbccddeeff","shards":4}')},
+            **{
+                "store/cluster.json": (
+                    '{"format":1,"cluster_id":"00112233445566778899aabbccddeeff","shards":4,"placement":"tenant-edge"}'
+                )
+            },
         ),
         in_process=True,
     ),
@@ -614,7 +618,11 @@ MACHINE = [
         exit_status=1,
         files=hub(
             "store: store\nlisten: 127.0.0.1:0\nshards: 8\n",
-            **{"store/cluster.json": ('{"format":1,"cluster_id":"00112233445566778899aabbccddeeff","shards":4}')},
+            **{
+                "store/cluster.json": (
+                    '{"format":1,"cluster_id":"00112233445566778899aabbccddeeff","shards":4,"placement":"tenant-edge"}'
+                )
+            },
         ),
     ),
     Mistake(

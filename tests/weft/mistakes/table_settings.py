@@ -357,4 +357,11 @@ SETTINGS = [
         files=hub("store: store\nshards: 0\n"),
         in_process=True,
     ),
+    Mistake(
+        "shards that could never split",
+        "hub check hub.yaml",
+        "weft: hub.yaml:2: shards: expected a power of two, got 6. Set it to 4 or 8",
+        files=hub("store: store\nshards: 6\n"),
+        in_process=True,
+    ),
 ]
