@@ -129,7 +129,7 @@ class Hub:
     async def _start_shards(self, store: ObjectStore) -> None:
         self.sequencers = [
             Sequencer(
-                ShardLog(store, self.cluster, shard),
+                ShardLog(store, self.cluster, shard, self._boot_clock),
                 self._settings.sequencer,
                 wall_clock=self._wall_clock,
                 boot_clock=self._boot_clock,

@@ -18,7 +18,7 @@ from weft.protocols.chunk import Chunk, LaneUpdate, StreamSection
 from weft.protocols.lane import Lane
 from weft.protocols.payloads import PayloadKind, strictest
 from weft.protocols.shard_state import ShardState
-from weft.storage.chunk_log import ShardLog, table_key
+from weft.storage.chunk_log import CollectedPast, ShardLog, table_key
 from weft.storage.cluster import Cluster, ClusterUnusable, open_cluster
 from weft.storage.object_store import ObjectStore, StoreError, StoreUnfit, open_store
 from weft.storage.table.rows import row_schema, usable_fields
@@ -90,12 +90,17 @@ class StreamLog:
 
     async def extend(self) -> None:
         """Add the chunks made since."""
-        for slices, chunks in zip(
-            self._recent,
-            await asyncio.gather(*map(ShardLog.extend, self._logs, self._states)),
-            strict=True,
-        ):
-            slices.extend(self._slices_of(chunks))
+        await asyncio.gather(*map(self._extend, range(len(self._logs))))
+
+    async def _extend(self, shard: int) -> None:
+        try:
+            chunks = await self._logs[shard].extend(self._states[shard])
+        except CollectedPast:
+            # This driver slept. What it remembers would have a hole, and the table has what was collected.
+            self._recent[shard].clear()
+            self._states[shard] = await self._logs[shard].load()
+        else:
+            self._recent[shard].extend(self._slices_of(chunks))
 
     @property
     def heads(self) -> Offsets:
@@ -167,10 +172,13 @@ class StreamLog:
         log = self._logs[shard]
         n = await log.locate(self.options.tenant, self.options.stream, first)
         found: list[ChunkSlice] = []
-        async for chunk in log.indexes(n):
-            found += [piece for piece in self._slices_of([chunk]) if piece.end > first]
-            if found and found[-1].end >= end:
-                break
+        try:
+            async for chunk in log.indexes(n):
+                found += [piece for piece in self._slices_of([chunk]) if piece.end > first]
+                if found and found[-1].end >= end:
+                    break
+        except CollectedPast as error:
+            raise ReadError(f"{error}, which this query read before they were; start the query again") from error
         return found
 
     def _slices_of(self, chunks: Iterable[Chunk]) -> list[ChunkSlice]:

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
+from functools import partial
 
 import msgspec
 
@@ -23,12 +25,27 @@ from weft.storage.cluster import Cluster, ClusterUnusable, open_cluster
 from weft.storage.hub_keys import table_key
 from weft.storage.object_store import AlreadyExists, NotFound, ObjectStore, PreconditionFailed
 
-__all__ = ["Cluster", "ClusterUnusable", "Manifest", "ShardLog", "open_cluster", "table_key"]
+__all__ = ["Cluster", "ClusterUnusable", "CollectedPast", "Manifest", "ShardLog", "open_cluster", "table_key"]
 
 READ_AHEAD_MAX = 16
 """Maximum number of chunk indexes requested at once: hides a store's round trips behind each other."""
 SNAPSHOT_OFFSETS_MAX = 64
 """Maximum number of snapshots whose offsets a ``ShardLog`` remembers for ``locate``."""
+
+
+LOOK_VALIDITY_NS = 60_000_000_000
+"""Time for which a reader's look at the watermark holds, far below the time that the collector waits between raising
+the watermark and deleting. So a reader that keeps up asks for the manifest once a minute, and one that slept asks
+before it believes anything."""
+
+
+BOOT_CLOCK = partial(time.clock_gettime_ns, getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))
+"""Nanoseconds since the machine started, including suspend where the system counts it."""
+
+
+class CollectedPast(Exception):
+    """A reader that fell behind the watermark: chunks that it needs may be gone, and what stands under their numbers
+    may be a paused writer's. Load the state again; the records of collected chunks are in the tables."""
 
 
 class Manifest(msgspec.Struct, frozen=True):
@@ -45,12 +62,23 @@ class ShardLog:
     """A shard's objects. Every method may raise ``StoreError`` (the store did not answer) besides what it names.
 
     Serves any number of tasks of one event loop.
+
+    Args:
+        boot_clock: nanoseconds on a clock that counts suspend. One that stops while the machine sleeps would call an
+            old look at the watermark fresh.
     """
 
-    def __init__(self, store: ObjectStore, cluster: Cluster, shard: int) -> None:
+    def __init__(
+        self, store: ObjectStore, cluster: Cluster, shard: int, boot_clock: Callable[[], int] = BOOT_CLOCK
+    ) -> None:
         self.store = store
         self.cluster = cluster
         self.shard = shard
+        self._boot_clock = boot_clock
+        self._looked_at: int | None = None
+        """Boot time just before the manifest was last asked for."""
+        self._seen = Manifest()
+        """The manifest as last read."""
         self._snapshot_offsets: OrderedDict[str, dict[StreamKey, int]] = OrderedDict()
 
     async def create(self, n: int, data: Buffer) -> None:
@@ -105,22 +133,51 @@ class ShardLog:
         """Yield the indexes of chunks ``first_n``, ``first_n + 1``, ... up to the head of the log at that moment.
 
         Raises:
-            Corrupt: one of them is damaged.
+            Corrupt: one of them is damaged or missing.
+            CollectedPast: the collector has passed the next one.
         """
         n, ahead = first_n, 1
         while True:
-            for chunk in await asyncio.gather(*(self.index(n + i) for i in range(ahead))):
+            for found in await asyncio.gather(*(self.index(n + i) for i in range(ahead))):
+                await self._check_not_passed(n)
+                chunk = found
                 if chunk is None:
-                    return
+                    if self._seen.snapshot_n < n:
+                        return
+                    # A snapshot holds chunk n: it was made after the answer above, or it is lost.
+                    chunk = await self.index(n)
+                    await self._check_not_passed(n)
+                    if chunk is None:
+                        raise self._missing(n, self._seen.snapshot or "a snapshot")
                 yield chunk
-            n += ahead
+                n += 1
             ahead = min(2 * ahead, READ_AHEAD_MAX)
+
+    async def _check_not_passed(self, n: int) -> None:
+        """Check that an answer about chunk n, which has come already, is about the chunk of that number.
+
+        "Not there" is the head of the log only if the chunk was not deleted; and a writer that was paused may have made
+        a deleted number again. Both can only be some time after the watermark was raised above n, so a look at it that
+        is younger than that time tells.
+        """
+        while self._looked_at is None or self._boot_clock() - self._looked_at > LOOK_VALIDITY_NS:
+            await self.manifest()
+        if self._seen.watermark > n:
+            raise CollectedPast(
+                f"shard {self.shard}: chunk {n} is below the watermark {self._seen.watermark}; its records are in the "
+                "tables"
+            )
+
+    def _missing(self, n: int, later: str) -> Corrupt:
+        key = hub_keys.chunk_key(self.shard, n)
+        return Corrupt(f"{key} is missing, though {later} was made after it; restore it from a backup of the store")
 
     async def extend(self, state: ShardState) -> list[Chunk]:
         """Apply every chunk after ``state.n`` and return them in order.
 
         Raises:
-            Corrupt: a chunk is damaged or does not continue the state's history.
+            Corrupt: a chunk is damaged, missing, or does not continue the state's history.
+            CollectedPast: the collector has passed the state, which is of no more use: load it again.
         """
         applied = []
         async for chunk in self.indexes(state.n + 1):
@@ -132,12 +189,32 @@ class ShardLog:
         """Return the state at the head: the newest snapshot and the chunks after it.
 
         Raises:
-            Corrupt: a chunk is damaged, or no readable snapshot reaches up to the watermark.
+            Corrupt: a chunk is damaged or missing, or no readable snapshot reaches up to the watermark.
         """
-        manifest, _ = await self.manifest()
-        state = await self._load_snapshot(manifest)
-        await self.extend(state)
-        return state
+        while True:
+            manifest, _ = await self.manifest()
+            state = await self._load_snapshot(manifest)
+            with contextlib.suppress(CollectedPast):
+                while True:
+                    await self.extend(state)
+                    if await self._is_head(state.n + 1):
+                        return state
+
+    async def _is_head(self, n: int) -> bool:
+        """Return whether the log ends before chunk n, which was not there a moment ago.
+
+        A number that is missing in the middle looks like the head to who asks for one number after the other, and a
+        writer would put a new chunk there. So a node that starts looks past it once.
+
+        Raises:
+            Corrupt: chunk n is missing, and later ones are there.
+        """
+        key = hub_keys.chunk_key(self.shard, n)
+        later = await self.store.list(hub_keys.chunk_prefix(self.shard), after=key, limit=1)
+        if later and await self.index(n) is None:
+            await self._check_not_passed(n)
+            raise self._missing(n, later[0].key)
+        return not later
 
     async def _load_snapshot(self, manifest: Manifest) -> ShardState:
         older = [key for _, key in reversed(await self.snapshots())] if manifest.snapshot else []
@@ -158,15 +235,20 @@ class ShardLog:
             Corrupt: it does not decode.
         """
         key = hub_keys.manifest_key(self.shard)
+        # A look's age counts from before the question: the node may be paused while the answer is on its way.
+        looked_at = self._boot_clock()
         try:
             found = await self.store.get(key)
         except NotFound:
+            self._looked_at = looked_at
             return Manifest(), None
         with _naming(key):
             try:
-                return msgspec.json.decode(found.data, type=Manifest), found.etag
+                manifest = msgspec.json.decode(found.data, type=Manifest)
             except (msgspec.MsgspecError, UnicodeDecodeError) as error:
                 raise Corrupt(f"the manifest does not decode: {error}") from error
+        self._looked_at, self._seen = looked_at, manifest
+        return manifest, found.etag
 
     async def swap_manifest(self, manifest: Manifest, expected_etag: str | None) -> bool:
         """Replace the manifest that had ``expected_etag`` (None: there was none). Return False when another node was

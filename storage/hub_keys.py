@@ -13,9 +13,14 @@ CLUSTER = "cluster.json"
 _SNAPSHOT = re.compile(r"shard-\d+/snapshot/(\d{20})-[0-9a-f]{16}")
 
 
+def chunk_prefix(shard: int) -> str:
+    """Return the prefix of a shard's chunks."""
+    return f"shard-{shard}/chunk/"
+
+
 def chunk_key(shard: int, n: int) -> str:
     """Return the key of chunk n of a shard: immutable, made with create-if-absent."""
-    return f"shard-{shard}/chunk/{chunk.file_name(n)}"
+    return f"{chunk_prefix(shard)}{chunk.file_name(n)}"
 
 
 def snapshot_prefix(shard: int) -> str:

@@ -26,6 +26,7 @@ from weft.protocols.health import health_answer
 from weft.protocols.payloads import PayloadKind
 from weft.protocols.shard_state import ShardState, earliest
 from weft.replication.runner import LINK_PATH
+from weft.storage.chunk_log import CollectedPast
 from weft.storage.object_store import NotFound, StoreError
 
 logger = logging.getLogger(__name__)
@@ -108,6 +109,9 @@ class Api:
                 else "/v1/status, /v1/streams and what is below it are read with GET"
             )
             return _json({"error": f"{request.method} {request.path}: {error.reason}", "advice": advice}, error.status)
+        except CollectedPast as error:
+            advice = "read those records from the stream's table; since= finds the first that the log still has"
+            return _json({"error": str(error), "advice": advice}, 410)
         except (StoreError, NotFound) as error:
             return _json({"error": f"the store does not answer: {error}", "advice": "try again in a moment"}, 503)
         except CodecError as error:

@@ -30,7 +30,7 @@ from weft.protocols.errors import CodecError
 from weft.protocols.lane import format_log_id
 from weft.protocols.ranges import RangeSet
 from weft.protocols.segment import GapReason
-from weft.storage.chunk_log import Cluster, ShardLog, open_cluster, table_key
+from weft.storage.chunk_log import Cluster, CollectedPast, ShardLog, open_cluster, table_key
 from weft.storage.object_store import NotFound, ObjectStore, StoreUnfit
 from weft.storage.table.names import app_id
 from weft.storage.table.rows import section_rows
@@ -102,7 +102,7 @@ class _Comparison:
         while True:
             try:
                 chunk = await anext(chunks, None)
-            except CodecError as error:
+            except (CodecError, CollectedPast) as error:
                 return self._note(f"shard {log.shard} cannot be read on: {error}")
             if chunk is None:
                 return None

@@ -29,7 +29,7 @@ from weft.protocols.errors import CodecError
 from weft.protocols.lane import Lane
 from weft.protocols.link import RefuseCode
 from weft.protocols.shard_state import ShardState, lane_of
-from weft.storage.chunk_log import ShardLog
+from weft.storage.chunk_log import CollectedPast, ShardLog
 from weft.storage.histogram import Histogram
 from weft.storage.object_store import AlreadyExists
 
@@ -241,9 +241,13 @@ class Sequencer:
         state."""
         since = self._schedule.begin_commit()
         while True:
-            while (draft := self._draft()) is not None:
-                if await self._place(draft):
-                    break
+            try:
+                while (draft := self._draft()) is not None:
+                    if await self._place(draft):
+                        break
+            except CollectedPast:
+                await self._reload()
+                continue
             if not await self._retry_loop.run(lambda: self._guard.passed(self._state.n)):
                 break
             await self._reload()
@@ -316,8 +320,10 @@ class Sequencer:
 
     async def _follow(self) -> None:
         """Keep up with other nodes while there is nothing to commit, which serves readers and fences old sessions."""
-        await self._retry_loop.run(self._read_on)
-        if await self._retry_loop.run(lambda: self._guard.passed(self._state.n)):
+        # Nothing is acknowledged here, so the log's own, rarer look at the watermark is enough.
+        try:
+            await self._retry_loop.run(self._read_on)
+        except CollectedPast:
             await self._reload()
 
     async def _reload(self) -> None:

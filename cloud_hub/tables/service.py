@@ -19,11 +19,11 @@ from weft.config.log_lines.repeats import Repeats, left_out
 from weft.protocols.errors import CodecError
 from weft.protocols.payloads import PayloadKind
 from weft.protocols.shard_state import StreamKey
-from weft.storage.chunk_log import Cluster
+from weft.storage.chunk_log import Cluster, CollectedPast
 from weft.storage.object_store import NotFound, ObjectStore, StoreError, StoreUnfit
 
 _logger = logging.getLogger(__name__)
-EXPECTED = (TableError, StoreError, StoreUnfit, NotFound, CodecError)
+EXPECTED = (TableError, StoreError, StoreUnfit, NotFound, CodecError, CollectedPast)
 """Errors of a round that may be gone in the next."""
 
 
@@ -168,11 +168,16 @@ class TableService:
 
     async def _follow(self, shard: int) -> None:
         """Read on to the head of a shard's log."""
-        view = next((view for view in self._views if view.shard == shard), None)
-        if view is None:
+        at = next((at for at, view in enumerate(self._views) if view.shard == shard), None)
+        if at is None:
             self._views.append(await load_shard(self._store, self._cluster, shard))
-        else:
+            return
+        view = self._views[at]
+        try:
             await view.log.extend(view.state)
+        except CollectedPast:
+            # The tierers share the list, so they go on with the new state.
+            self._views[at] = ShardView(view.log, await view.log.load())
 
     def _stream(self, key: StreamKey) -> _Stream:
         if key not in self._streams:

@@ -96,6 +96,7 @@ class Tierer:
             TableError: the table cannot be read or written, or does not fit the log.
             StoreError: the store did not answer.
             NotFound, Corrupt: a shard's log cannot be read; what the other shards had is in the table.
+            CollectedPast: the state of a shard is too old: load it again.
         """
         if all(self.positions.get(shard, 0) >= end for shard, end in self.ends().items()):
             return 0

@@ -223,7 +223,12 @@ class DirectoryStore:
         """Yield files in key order. A directory sorts as its name with '/', since that is how its keys continue."""
         base = f"{directory}/" if directory else ""
         try:
-            names = [name for name in self._fs.list_names(self._path(directory)) if valid_part(name)]
+            names = [
+                name
+                for name in self._fs.list_names(self._path(directory))
+                # Only names that can come after `after` cost a look at the disk: a log has millions of others.
+                if (base + name > after or after.startswith(base + name)) and valid_part(name)
+            ]
         except (FileNotFoundError, NotADirectoryError):
             return
         marked = sorted(f"{name}/" if self._fs.is_directory(self._path(base + name)) else name for name in names)

@@ -48,7 +48,7 @@ def make_sequencer(
     store: ObjectStore, rng: random.Random, settings: SequencerSettings = SETTINGS, cluster: Cluster = CLUSTER
 ) -> Sequencer:
     return Sequencer(
-        ShardLog(store, cluster, 0), settings, wall_clock=now_ns, boot_clock=now_ns, random_bits=rng.getrandbits
+        ShardLog(store, cluster, 0, now_ns), settings, wall_clock=now_ns, boot_clock=now_ns, random_bits=rng.getrandbits
     )
 
 

@@ -8,6 +8,8 @@ from tests.cloud_hub.tables.logs import LANE, OTHER, LogWriter, Run, contents, e
 from weft.cloud_hub.tables.service import TableService
 from weft.cloud_hub.tables.settings import TableSettings
 from weft.cloud_hub.tables.tierer import Tierer
+from weft.storage.chunk_log import Manifest, ShardLog
+from weft.storage.hub_keys import chunk_key
 from weft.storage.object_store import ObjectStore, StoreError, open_store
 
 
@@ -140,3 +142,26 @@ async def test_a_damaged_log_is_reported_and_its_tables_stay(directory: ObjectSt
     await directory.create(f"shard-0/chunk/{1:020d}", b"not a chunk" * 10)
     assert await service.run_once() == 0
     assert "chunk" in str(service.error)
+
+
+async def test_a_service_that_slept_while_chunks_were_collected_goes_on_where_another_node_left_off(
+    directory: ObjectStore, log: LogWriter
+) -> None:
+    await log.append(0, Run(LANE, 0, 3))
+    asleep, other = (TableService(directory, log.cluster) for _ in range(2))
+    await asleep.run_once()
+    for first in range(3, 13):
+        await log.append(0, Run(LANE, first, 1))
+    await other.run_once()
+    await log.snapshot(0)
+    shard = ShardLog(directory, log.cluster, 0)
+    manifest, etag = await shard.manifest()
+    assert await shard.swap_manifest(Manifest(manifest.snapshot_n, manifest.snapshot, 8), etag)
+    for n in range(8):
+        await directory.delete(chunk_key(0, n))
+    await log.append(0, Run(LANE, 13, 2))
+    for view in asleep._views:
+        view.log._looked_at = None  # it slept longer than any look holds
+    assert await asleep.run_once() == 2
+    assert asleep.error is None
+    assert [payload for *_, payload in contents(directory)] == [Run(LANE, 0, 15).payload(seq) for seq in range(15)]
