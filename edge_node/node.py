@@ -25,6 +25,7 @@ from weft.edge_node.from_config import (
 from weft.edge_node.ingest import unrouted
 from weft.edge_node.ingest.turn import Turn
 from weft.edge_node.ingest.unrouted import Unrouted
+from weft.edge_node.links.imports import Imports
 from weft.edge_node.links.links import Links
 from weft.edge_node.listeners.counters import ListenerCounters
 from weft.edge_node.mqtt import connection as mqtt_connection
@@ -88,15 +89,18 @@ class EdgeNode:
             self.log = self._open_log(stack)
             self.unrouted = Unrouted(self.config.unrouted.policy, self.log, self.counters)
             links = Links(self.config, self.log, wall_clock=wall_clock, software=self._software)
+            self._imports = Imports(self.config, self._software, poster(loop))
+            stack.push_async_callback(self._imports.close)
             self.status = NodeStatus(
                 self.config, self.log, (self.state_counters, self.listener_counters, self.counters), links.statuses,
-                clock_reader(), unrouted=self.unrouted.facts,
+                clock_reader(), unrouted=self.unrouted.facts, imports=self._imports.facts,
             )  # fmt: skip
             await self._start_mqtt(stack)
             await self._start_pages(stack)
             links.start()
             self.log.settled()
             stack.push_async_callback(links.close)
+            self._imports.start()
             control = Control(self.config.data_dir, self.log)
             await control.start()
             stack.push_async_callback(control.close)

@@ -27,7 +27,7 @@ def exclusive_log(directory: str, settings: LogSettings) -> Iterator[SegmentLog]
         DirectoryInUse: the node runs.
         LogError: the log cannot be opened; the sentence says why.
     """
-    _check_user(directory)
+    check_user(directory)
     log = SegmentLog.open(
         directory,
         settings,
@@ -43,7 +43,12 @@ def exclusive_log(directory: str, settings: LogSettings) -> Iterator[SegmentLog]
         log.close()
 
 
-def _check_user(directory: str) -> None:
+def check_user(directory: str) -> None:
+    """Make sure that the folder is this user's.
+
+    Raises:
+        NotTheOwner: it is another's.
+    """
     owner = os.stat(directory).st_uid
     if owner != os.geteuid():
         # Root too: the node could not write to files that root makes in its folder.

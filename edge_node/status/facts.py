@@ -35,6 +35,7 @@ class NodeStatus:
         clock_reading: Callable[[], ClockReading],
         *,
         unrouted: Callable[[], dict[str, Any]],
+        imports: Callable[[], dict[str, Any]] = dict,
         wall_clock: Callable[[], int] = time.time_ns,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -43,6 +44,7 @@ class NodeStatus:
         Args:
             counters: the counters; when two count the same, the later one is shown.
             unrouted: the facts about messages that no stream matches.
+            imports: the facts about imported logs, by log id.
         """
         self.config = config
         self.log = log
@@ -53,6 +55,7 @@ class NodeStatus:
         self._started = monotonic()
         self._clock_reading = clock_reading
         self._unrouted = unrouted
+        self._imports = imports
         self._outage = OutageEstimate()
 
     @property
@@ -103,6 +106,7 @@ class NodeStatus:
             "streams": {name: self._stream(number) for name, number in self.streams().items()},
             "unrouted": self._unrouted(),
             "links": {link.name: _link(link) for link in self.links},
+            "imported": self._imports(),
             "mqtt": self.counted(),
         }
 

@@ -28,7 +28,7 @@ OTHERS = "*"
 
 ROOMS: dict[str, tuple[tuple[str, ...], ...]] = {
     "edge_node": (
-        ("counters", "clock", "timer_wheel", "streams", "light_imports"),
+        ("counters", "clock", "timer_wheel", "streams", "light_imports", "imported"),
         ("check",),
         ("listeners",),
         ("access",),
@@ -43,7 +43,7 @@ ROOMS: dict[str, tuple[tuple[str, ...], ...]] = {
     ),
     "edge_node.inspect": (
         ("exclusive_log", "view"),
-        ("drop", "log_owner", "rename", "tail_start"),
+        ("drop", "importing", "log_owner", "rename", "tail_start"),
         ("tail",),
         ("query",),
     ),

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from weft.commands import edge_query, edge_rename, edge_status, edge_tail
+from weft.commands import edge_import, edge_query, edge_rename, edge_status, edge_tail
 from weft.commands.check_answer import CheckAnswer
 from weft.commands.common import (
     cannot_be_done,
@@ -141,6 +141,7 @@ def check(config_file: str, as_json: bool) -> int:
     )
 
 
+command.add_command(edge_import.command)
 command.add_command(edge_rename.command)
 command.add_command(edge_status.command)
 command.add_command(edge_tail.command)

@@ -49,6 +49,11 @@ def show_running(facts: dict[str, Any], now: float) -> None:
     ]
     if rows:
         print_table(("link", "state", "records waiting", "behind by", "next try", "trouble"), rows)
+    if imports := facts.get("imported", {}):
+        print_table(
+            ("imported log", "state", "records waiting", "trouble"),
+            [(log_id, each["state"], each["pending_records"], each["trouble"]) for log_id, each in imports.items()],
+        )
 
 
 def show_files(facts: dict[str, Any]) -> None:

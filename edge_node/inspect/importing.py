@@ -1,0 +1,175 @@
+"""Taking the data directory of an earlier disk into a node's own (``weft edge import``)."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+from typing import NamedTuple
+
+from weft.config.models import EdgeConfig
+from weft.config.units import approximate_size
+from weft.edge_node import imported
+from weft.edge_node.check import segment_bytes
+from weft.edge_node.inspect.exclusive_log import check_user, exclusive_log
+from weft.edge_node.inspect.view import LogDirectory
+from weft.edge_node.streams import SESSION_STREAMS
+from weft.protocols.lane import NodeName, format_log_id
+from weft.storage.filesystem import DirectoryInUse, FileSystem, OSFileSystem
+from weft.storage.segment_log import LogSettings
+
+_SPARE_BYTES = 64 << 20
+"""Free space that stays beyond a copied log."""
+
+
+class NotImportable(Exception):
+    """An error: the directory cannot become a part of this node's; the sentence says why, and what to do."""
+
+
+class Imported(NamedTuple):
+    """A log that is now in the node's data_dir."""
+
+    log_id: str
+    directory: str
+    records: dict[str, int]
+    """Stream -> records in the log."""
+    is_copy: bool
+    """Whether the files were copied: the given directory is as it was."""
+
+
+def import_log(config: EdgeConfig, directory: str) -> Imported:
+    """Put the log in ``directory`` where the node of ``config``, running or not, finds it and brings it to the hubs.
+
+    A directory on the data_dir's file system is moved there, another one is copied. Until it is in place nothing is
+    lost by a crash: the command can be given again.
+
+    Raises:
+        NotImportable: as its sentence says.
+        NoLog: there is no log.
+        NotTheOwner: a folder is another user's.
+        UnsupportedVersion, LogError: it cannot be read.
+        OSError: it cannot be moved or copied.
+    """
+    directory = os.path.abspath(directory)
+    log_id = _check(config, directory)
+    check_user(config.data_dir)
+    filesystem = OSFileSystem()
+    folder = imported.folder(config.data_dir)
+    target = os.path.join(folder, log_id)
+    filesystem.make_directory(folder)
+    if os.stat(directory).st_dev == os.stat(folder).st_dev and not os.path.ismount(directory):
+        check_user(directory)
+        records = _recovered(config, directory)
+        filesystem.rename(directory, target)
+        filesystem.sync_directory(os.path.dirname(directory))
+        filesystem.sync_directory(folder)
+        return Imported(log_id, target, records, is_copy=False)
+    part = target + imported.PART
+    try:
+        _copy(filesystem, directory, part)
+        records = _recovered(config, part)
+        filesystem.rename(part, target)
+        filesystem.sync_directory(folder)
+    except BaseException:
+        shutil.rmtree(part, ignore_errors=True)
+        raise
+    return Imported(log_id, target, records, is_copy=True)
+
+
+def delete_done(config: EdgeConfig) -> list[str]:
+    """Delete the imported logs of which the hubs have everything. Return their ids.
+
+    Raises:
+        NotTheOwner, OSError: they cannot be deleted.
+    """
+    names = imported.done(config.data_dir)
+    if names:
+        check_user(config.data_dir)
+    for name in names:
+        shutil.rmtree(os.path.join(imported.folder(config.data_dir), name + imported.DONE))
+    return names
+
+
+def _check(config: EdgeConfig, directory: str) -> str:
+    """Return the log's id, after a look at whose it is and whether it is in use."""
+    name = NodeName(config.tenant, config.node)
+    given = LogDirectory(directory)
+    given.require()
+    number, owner = given.log_id(), given.owner()
+    if number is None:
+        raise NotImportable(f"no segment in {directory} has a sound header, so it is unknown which log this is")
+    log_id = format_log_id(number)
+    if owner is not None and owner != name:
+        raise NotImportable(
+            f"the log in {directory} belongs to {owner}, this configuration names {name}. Its records reach hubs under "
+            f"the name {owner} alone: import it with a configuration of that name"
+        )
+    if not os.path.isdir(config.data_dir):
+        # Its owner is the node's user, as whom this process may not run.
+        raise NotImportable(f"{config.data_dir} is missing. Start the node once, which makes it, then run this again")
+    if LogDirectory(config.data_dir).log_id() == number:
+        raise NotImportable(
+            f"{directory} holds log {log_id}, which is the node's own log in {config.data_dir}: a copy of it has "
+            "nothing to import. If it has records that the node lacks, the copy went on alone; read them with "
+            "`weft edge query`"
+        )
+    for there in (imported.waiting(config.data_dir), imported.done(config.data_dir)):
+        if log_id in there:
+            raise NotImportable(
+                f"log {log_id} was imported before; see `weft edge status`. To import another copy of it, first "
+                "wait until it is done, then delete it with --delete-done"
+            )
+    return log_id
+
+
+def _recovered(config: EdgeConfig, directory: str) -> dict[str, int]:
+    """Open the log once, as the node will: recovery repairs what a crash left, or says what is wrong with it."""
+    segment = segment_bytes(config)
+    taken = sum(entry.stat().st_size for entry in os.scandir(directory) if entry.is_file())
+    settings = LogSettings(
+        segment_bytes=segment, budget_bytes=max(config.disk.budget_bytes, 2 * taken + 8 * segment), tail_bytes=0
+    )
+    try:
+        with exclusive_log(directory, settings) as log:
+            counts = {name: log.ranges(number).count() for name, number in log.streams().items()}
+    except DirectoryInUse:
+        raise NotImportable(f"a node runs with {directory}. Stop it first, then run this again") from None
+    return {name: count for name, count in counts.items() if count and name not in SESSION_STREAMS}
+
+
+def _copy(filesystem: FileSystem, source: str, target: str) -> None:
+    """Copy a data directory durably, files and folders of links; sockets and locks stay behind."""
+    with contextlib.ExitStack() as stack:
+        try:
+            stack.callback(filesystem.lock(source).close)
+        except DirectoryInUse:
+            raise NotImportable(f"a node runs with {source}. Stop it first, then run this again") from None
+        except OSError:
+            pass  # a disk that is mounted read-only: nobody writes to it
+        files = [
+            os.path.join(folder, name) for folder, _, names in os.walk(source) for name in names
+            if os.path.isfile(os.path.join(folder, name)) and name != "lock"
+        ]  # fmt: skip
+        needed = sum(map(os.path.getsize, files)) + _SPARE_BYTES
+        free = filesystem.free_bytes(os.path.dirname(target))
+        if needed > free:
+            raise NotImportable(
+                f"the copy needs {approximate_size(needed)}, {os.path.dirname(target)} has {approximate_size(free)}. "
+                f"Make room, or mount the disk of {source} and let a node with an own data_dir there deliver it"
+            )
+        shutil.rmtree(target, ignore_errors=True)
+        for path in files:
+            place = os.path.join(target, os.path.relpath(path, source))
+            filesystem.make_directory(os.path.dirname(place))
+            shutil.copyfile(path, place)
+            _sync(place)
+        for folder, _, _ in os.walk(target):
+            filesystem.sync_directory(folder)
+
+
+def _sync(path: str) -> None:
+    number = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(number)
+    finally:
+        os.close(number)
