@@ -34,7 +34,7 @@ class Imported(NamedTuple):
     records: dict[str, int]
     """Stream -> records in the log."""
     is_copy: bool
-    """Whether the files were copied: the given directory is as it was."""
+    """True when the files were copied: the given directory is as it was."""
 
 
 def import_log(config: EdgeConfig, directory: str) -> Imported:
@@ -145,7 +145,7 @@ def _copy(filesystem: FileSystem, source: str, target: str) -> None:
         except DirectoryInUse:
             raise NotImportable(f"a node runs with {source}. Stop it first, then run this again") from None
         except OSError:
-            pass  # a disk that is mounted read-only: nobody writes to it
+            pass  # a disk that is mounted read-only: no process writes to it
         files = [
             os.path.join(folder, name) for folder, _, names in os.walk(source) for name in names
             if os.path.isfile(os.path.join(folder, name)) and name != "lock"
