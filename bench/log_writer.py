@@ -66,7 +66,7 @@ class LogWriter:
         section, data = self._section(state, deliveries, received)
         lanes = [self._lane(delivery, received) for delivery in deliveries]
         header = ChunkHeader(self.cluster.cluster_id, state.n + 1, received, state.shard, state.footer_crc, 0)
-        tail, crc = chunk.encode_footer(ChunkFooter([section] if section.count else [], lanes))
+        tail, crc = chunk.encode_footer(ChunkFooter(header, 0, 1, [section] if section.count else [], lanes))
         whole = b"".join((chunk.encode_header(header), data, tail))
         await ShardLog(self.store, self.cluster, state.shard).create(state.n + 1, whole)
         state.apply(chunk.decode(whole))

@@ -1,147 +1,187 @@
 """State of one hub shard: a pure fold over the indexes of its chunks (docs/reference/formats/shard-state.md).
 
-``ShardState.apply`` takes chunk n+1 and nothing else, so every hub node that has seen chunk n holds the same state.
-A snapshot is the encoded state; it saves reading the log from the start.
+``ShardState.fold`` looks what chunk n+1 makes of the state and changes nothing; ``accept`` makes it so. Every hub node
+that has seen chunk n holds the same state. A snapshot is the encoded state; it saves reading the log from the start.
 """
 
 from __future__ import annotations
 
 import re
-import struct
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import msgspec
-from crc32c import crc32c
 
+from weft.protocols import snapshot as snapshots
 from weft.protocols.batch import Buffer
-from weft.protocols.chunk import Chunk, GapRange, LaneUpdate, Mark
-from weft.protocols.errors import Corrupt, Truncated, UnsupportedVersion
+from weft.protocols.chunk_footer import Chunk, Control, ControlKind, LaneFlag, LaneUpdate
+from weft.protocols.errors import Corrupt
 from weft.protocols.fields import unpack
 from weft.protocols.lane import Lane
-from weft.protocols.ranges import RangeSet
+from weft.protocols.lane_state import PENDING_MARKS_MAX, LaneState, Retirement
+from weft.protocols.snapshot import BootClock, LogClocks, Snapshot, StreamSnapshot
 
-MAGIC = b"WFN"
-VERSION = 1
-_HEADER = struct.Struct("<4sII")
-HEADER_BYTES = _HEADER.size
-PENDING_MARKS_MAX = 16
-"""Maximum number of marks that a lane keeps while their records are missing. One more displaces the mark whose
-neighbours are closest together in time, so the rest stay spread over the whole backlog."""
+__all__ = [
+    "FIELDS_MAX",
+    "LEVEL_MAX",
+    "PENDING_MARKS_MAX",
+    "RELEASE",
+    "FoldRules",
+    "Folded",
+    "LaneState",
+    "ShardState",
+    "StreamKey",
+    "earliest",
+    "lane_of",
+]
+
+LEVEL_MAX = 1
+"""Fold level of this release: the highest level of anything that it writes, and that its fold keeps."""
 FIELDS_MAX = 256
 """Maximum number of named topic levels of a stream; later ones get no column."""
+BOOTS_MAX = 64
+"""Maximum number of boots of a log whose clocks are kept; the one heard of longest ago goes first."""
 _FIELD = re.compile(r"(?:^|/)\{([A-Za-z_][A-Za-z0-9_]*)\}(?=/|$)")
 
 StreamKey = tuple[str, str]
 """(tenant, stream)."""
+LogKey = tuple[str, str, int]
+"""(tenant, edge, log id)."""
+
+
+class FoldRules(NamedTuple):
+    """Rules by which a release folds a chunk."""
+
+    level: int = LEVEL_MAX
+    extensions: Mapping[int, Callable[[bytes | None, bytes], bytes]] = {}
+    """For each extension that the release knows: from what the state keeps of it, and a chunk's bytes, what the state
+    keeps then. A number new to the project belongs to a level of its own."""
+
+
+RELEASE = FoldRules()
+"""The rules of this release."""
+
+
+class RetireBody(msgspec.Struct, frozen=True, array_like=True):
+    """Body of a RETIRE record."""
+
+    by: int
+    """``protocols.lane_state.RetiredBy``."""
+    reason: str
+
+
+_RETIRE = msgspec.msgpack.Decoder(RetireBody)
 
 
 @dataclass(slots=True)
-class LaneState:
-    """A shard's knowledge of one lane."""
+class Folded:
+    """Changes that a chunk makes to a state. Good for the state that made it, until that accepts anything."""
 
-    epoch: int = 0
-    ranges: RangeSet = field(default_factory=RangeSet)
-    """Sequence numbers that are accounted for: records held and gaps."""
-    gaps: list[GapRange] = field(default_factory=list)
-    """Gaps, ascending and disjoint: the part of ``ranges`` that holds no records."""
-    mark: Mark | None = None
-    """The best proven mark: every sequence number below ``mark.seq`` is accounted for."""
-    pending_marks: list[Mark] = field(default_factory=list)
-    """Marks that are not proven yet, ascending in time and in seq."""
-    topics: list[str] = field(default_factory=list)
-    payload: int = 0
-    """Kind of the stream's payloads, as the edge last declared it (``protocols.payloads``)."""
-
-    @property
-    def complete_up_to(self) -> int | None:
-        """Return the moment (edge wall clock, ns) up to which the lane is complete, gaps being named; None when
-        unknown."""
-        return self.mark.time if self.mark else None
-
-    @property
-    def newest_mark(self) -> Mark | None:
-        """Return the last mark from the edge, proven or not."""
-        return self.pending_marks[-1] if self.pending_marks else self.mark
-
-    def add_mark(self, mark: Mark) -> None:
-        """Note a mark; one that says less than a known one changes nothing."""
-        if self.mark is not None and mark.time <= self.mark.time:
-            return
-        if any(other.time >= mark.time and other.seq <= mark.seq for other in self.pending_marks):
-            return
-        kept = [other for other in self.pending_marks if other.time > mark.time or other.seq < mark.seq]
-        self.pending_marks = sorted([*kept, mark], key=lambda other: other.time)
-        if len(self.pending_marks) > PENDING_MARKS_MAX:
-            marks = self.pending_marks
-            del marks[min(range(1, len(marks) - 1), key=lambda i: marks[i + 1].time - marks[i - 1].time)]
-
-    def prove_marks(self) -> None:
-        """Move the pending marks whose records are all accounted for; the latest of them is the lane's mark."""
-        held = self.ranges.contiguous_end()
-        while self.pending_marks and self.pending_marks[0].seq <= held:
-            proven = self.pending_marks.pop(0)
-            if self.mark is None or proven.time > self.mark.time:
-                self.mark = proven
-
-
-class _LaneSnapshot(msgspec.Struct, frozen=True, array_like=True):
-    tenant: str
-    edge: str
-    log_id: int
-    stream: str
-    epoch: int
-    ranges: list[tuple[int, int]]
-    gaps: list[GapRange]
-    mark: Mark | None
-    pending_marks: list[Mark]
-    topics: list[str]
-    payload: int = 0
-
-
-class _Snapshot(msgspec.Struct, frozen=True, array_like=True):
-    cluster_id: bytes
-    shard: int
-    n: int
-    footer_crc: int
-    streams: list[tuple[str, str, int, list[str]]]
-    """(tenant, stream, next offset, named topic levels)."""
-    lanes: list[_LaneSnapshot]
-
-
-_DECODER = msgspec.msgpack.Decoder(_Snapshot)
+    chunk: Chunk
+    lanes: dict[Lane, LaneState | None] = field(default_factory=dict)
+    """Lanes that change; None for one that leaves."""
+    fields: dict[StreamKey, list[str]] = field(default_factory=dict)
+    clocks: dict[LogKey, list[BootClock]] = field(default_factory=dict)
+    extensions: dict[int, bytes] = field(default_factory=dict)
+    drops: int = 0
 
 
 class ShardState:
-    """The fold up to chunk ``n``. Iteration orders are part of the state: the order in which the log first named
-    things."""
+    """The fold up to chunk ``n``."""
 
-    __slots__ = ("_fields", "cluster_id", "footer_crc", "lanes", "n", "next_offset", "shard")
+    __slots__ = (
+        "_fields", "_streams", "clocks", "cluster_id", "created", "drops", "extensions", "fold_level", "footer_crc",
+        "lanes", "n", "next_offset", "rules", "shard",
+    )  # fmt: skip
 
-    def __init__(self, cluster_id: bytes, shard: int) -> None:
+    def __init__(self, cluster_id: bytes, shard: int, rules: FoldRules = RELEASE) -> None:
         self.cluster_id = cluster_id
         self.shard = shard
+        self.rules = rules
         self.n = -1
         """Number of the last chunk applied; -1 when the log is empty (its first chunk is 0)."""
         self.footer_crc = 0
+        self.created = 0
+        """Moment at which the last chunk was made; it never goes back."""
+        self.fold_level = 1
+        """Highest level of anything that the log holds."""
+        self.drops = 0
+        """Number of lanes that have left the state."""
         self.next_offset: dict[StreamKey, int] = {}
         self.lanes: dict[Lane, LaneState] = {}
+        """Lanes by name. Change it through ``set_lane`` only. The states in it are replaced, never changed."""
+        self.clocks: dict[LogKey, list[BootClock]] = {}
+        """Clocks of the boots of each log, the last heard of at the end."""
+        self.extensions: dict[int, bytes] = {}
         self._fields: dict[StreamKey, list[str]] = {}
+        self._streams: dict[StreamKey, dict[Lane, None]] = {}
+
+    @property
+    def is_whole(self) -> bool:
+        """Return whether this release keeps all that the log holds. If not, later releases may know more, and a
+        snapshot of this state would take it from them."""
+        return self.fold_level <= self.rules.level
 
     def apply(self, chunk: Chunk) -> None:
         """Apply chunk ``n + 1``. Nothing changes when it is refused.
 
         Raises:
-            Corrupt: it is not the next chunk of this shard's history, an offset does not continue its stream, or it
-                holds records that the shard holds already.
+            Corrupt: as ``fold``.
+        """
+        self.accept(self.fold(chunk))
+
+    def fold(self, chunk: Chunk) -> Folded:
+        """Return what chunk ``n + 1`` makes of the state. Nothing changes.
+
+        Raises:
+            Corrupt: it is not the next chunk of this shard's history, an offset does not continue its stream, it
+                holds records that the shard holds already, or a control record does not fit.
         """
         self._check(chunk)
+        folded = Folded(chunk)
+        for control in chunk.footer.controls:
+            self._fold_control(folded, control)
+        for update in chunk.footer.lanes:
+            self._fold_lane(folded, update)
+        for clock in chunk.footer.clocks:
+            log = (clock.tenant, clock.edge, clock.log_id)
+            boots = folded.clocks.get(log, self.clocks.get(log, []))
+            others = [boot for boot in boots if boot.boot_id != clock.boot_id]
+            found = BootClock(clock.boot_id, clock.monotonic, clock.offset, clock.error)
+            folded.clocks[log] = [*others, found][-BOOTS_MAX:]
+        for number, data in chunk.footer.extensions.items():
+            if number in self.rules.extensions:
+                folded.extensions[number] = self.rules.extensions[number](self.extensions.get(number), data)
+        return folded
+
+    def accept(self, folded: Folded) -> None:
+        """Make the state what ``fold`` returned."""
+        chunk = folded.chunk
         for section in chunk.footer.streams:
             self.next_offset[section.tenant, section.stream] = section.base_offset + section.count
-        for update in chunk.footer.lanes:
-            self._apply_lane(update)
+        for lane, held in folded.lanes.items():
+            self.set_lane(lane, held)
+        self._fields.update(folded.fields)
+        self.clocks.update(folded.clocks)
+        self.extensions.update(folded.extensions)
+        self.drops += folded.drops
+        self.fold_level = max(self.fold_level, chunk.footer.fold_level)
+        self.created = max(self.created, chunk.header.created)
         self.n = chunk.header.n
         self.footer_crc = chunk.footer_crc
+
+    def set_lane(self, lane: Lane, held: LaneState | None) -> None:
+        """Replace a lane's state; None takes the lane out, and its log's clocks with the log's last lane."""
+        stream = (lane.tenant, lane.stream)
+        if held is not None:
+            self.lanes[lane] = held
+            self._streams.setdefault(stream, {})[lane] = None
+        elif self.lanes.pop(lane, None) is not None:
+            del self._streams[stream][lane]
+            log = (lane.tenant, lane.edge, lane.log_id)
+            if log in self.clocks and not any((other.tenant, other.edge, other.log_id) == log for other in self.lanes):
+                del self.clocks[log]
 
     def _check(self, chunk: Chunk) -> None:
         header = chunk.header
@@ -159,38 +199,76 @@ class ShardState:
                     f"chunk {header.n}: {section.tenant}/{section.stream} starts at offset {section.base_offset}, "
                     f"{expected} is the next"
                 )
-        self._check_new(chunk)
 
-    def _check_new(self, chunk: Chunk) -> None:
-        added: dict[Lane, RangeSet] = {}
-        nothing = LaneState()
-        for update in chunk.footer.lanes:
-            lane = lane_of(update)
-            held, new = self.lanes.get(lane, nothing).ranges, added.setdefault(lane, RangeSet())
-            for first, end in [*update.ranges, *((gap.first, gap.end) for gap in update.gaps)]:
-                whole = [(first, end)]
-                if held.missing(first, end) != whole or new.missing(first, end) != whole:
-                    raise Corrupt(f"chunk {chunk.header.n} holds [{first}, {end}) of {lane} a second time")
-                new.add(first, end)
+    def _fold_control(self, folded: Folded, control: Control) -> None:
+        lane = Lane(control.tenant, control.edge, control.log_id, control.stream)
+        held = folded.lanes[lane] if lane in folded.lanes else self.lanes.get(lane)
+        if control.kind == ControlKind.RETIRE and held is not None:
+            body = unpack(_RETIRE, control.body, "a RETIRE record")
+            created = max(self.created, folded.chunk.header.created)
+            new = held.copy()
+            new.retired = Retirement(created, body.by, body.reason)
+            folded.lanes[lane] = new
+        elif control.kind == ControlKind.ADOPT and held is not None:
+            if control.body:
+                raise Corrupt(f"chunk {folded.chunk.header.n} brings back {lane}, which is there")
+            new = held.copy()
+            new.retired = None
+            folded.lanes[lane] = new
+        elif control.kind == ControlKind.ADOPT and control.body:
+            folded.lanes[lane] = self._returned(lane, control.body)
+        elif control.kind == ControlKind.DROP and held is not None:
+            folded.lanes[lane] = None
+            folded.drops += 1
 
-    def _apply_lane(self, update: LaneUpdate) -> None:
-        lane = lane_of(update)
-        state = self.lanes.setdefault(lane, LaneState())
-        state.epoch = max(state.epoch, update.epoch)
-        state.ranges.update(update.ranges)
-        if update.gaps:
-            state.ranges.update((gap.first, gap.end) for gap in update.gaps)
-            state.gaps = _joined(sorted([*state.gaps, *update.gaps], key=lambda gap: gap.first))
+    @staticmethod
+    def _returned(lane: Lane, body: bytes) -> LaneState:
+        kept = snapshots.decode_lane(body)
+        if (kept.tenant, kept.edge, kept.log_id, kept.stream) != lane:
+            raise Corrupt(f"an ADOPT record of {lane} holds another lane's state")
+        new = snapshots.lane_state(kept)
+        new.retired = None
+        return new
+
+    def _fold_lane(self, folded: Folded, update: LaneUpdate) -> None:
+        lane, partial = lane_of(update), bool(update.flags & LaneFlag.PARTIAL)
+        known = folded.lanes[lane] if lane in folded.lanes else self.lanes.get(lane)
+        if lane in folded.lanes and known is None:
+            raise Corrupt(f"chunk {folded.chunk.header.n} drops {lane} and adds to it")
+        if known is None:
+            held = LaneState(partial=partial)
+        else:
+            held = known.copy()
+            held.partial &= partial
+        if not update.flags & LaneFlag.RELAY:
+            held.epoch = max(held.epoch, update.epoch)
+        for first, end in update.ranges:
+            if held.missing_records(first, end) != [(first, end)]:
+                raise _twice(folded, lane, first, end)
+            held.add_records([(first, end)])
+        for gap in update.gaps:
+            if held.missing_gap(gap) != [(gap.first, gap.end)]:
+                raise _twice(folded, lane, gap.first, gap.end)
+            held.add_gaps([gap])
         if update.mark is not None:
-            state.add_mark(update.mark)
-        state.prove_marks()
+            held.add_mark(update.mark)
+        held.prove_marks()
         if update.topics is not None:
-            state.topics = update.topics
-            fields = self._fields.setdefault((lane.tenant, lane.stream), [])
-            new = [name for topic in update.topics for name in _FIELD.findall(topic)]
-            fields += [name for name in dict.fromkeys(new) if name not in fields][: FIELDS_MAX - len(fields)]
+            held.topics = update.topics
+            self._fold_fields(folded, (lane.tenant, lane.stream), update.topics)
         if update.payload is not None:
-            state.payload = update.payload
+            held.payload = update.payload
+        if update.origins:
+            held.add_origins(update.origins)
+        held.last_seen = max(self.created, folded.chunk.header.created)
+        folded.lanes[lane] = held
+
+    def _fold_fields(self, folded: Folded, stream: StreamKey, topics: list[str]) -> None:
+        fields = folded.fields.get(stream, self._fields.get(stream, []))
+        new = [name for topic in topics for name in _FIELD.findall(topic)]
+        added = [name for name in dict.fromkeys(new) if name not in fields][: FIELDS_MAX - len(fields)]
+        if added:
+            folded.fields[stream] = [*fields, *added]
 
     def stream_fields(self, tenant: str, stream: str) -> list[str]:
         """Return the named topic levels of a stream over all its lanes. The list only grows, at its end."""
@@ -198,80 +276,72 @@ class ShardState:
 
     def stream_lanes(self, tenant: str, stream: str) -> dict[Lane, LaneState]:
         """Return the lanes of a stream in this shard."""
-        return {lane: held for lane, held in self.lanes.items() if (lane.tenant, lane.stream) == (tenant, stream)}
+        return {lane: self.lanes[lane] for lane in self._streams.get((tenant, stream), ())}
 
     def complete_up_to(self, tenant: str, stream: str) -> int | None:
-        """Return the moment up to which every lane of the stream in this shard is complete; None when one is
-        unknown."""
-        return earliest(state.complete_up_to for state in self.stream_lanes(tenant, stream).values())
+        """Return the moment up to which every lane of the stream in this shard that counts is complete; None when one
+        is unknown."""
+        lanes = self.stream_lanes(tenant, stream).values()
+        return earliest(held.complete_up_to for held in lanes if held.counts)
 
     def encode(self) -> bytes:
-        """Encode the state as a snapshot."""
-        streams = [
-            (tenant, stream, self.next_offset.get((tenant, stream), 0), self._fields.get((tenant, stream), []))
-            for tenant, stream in dict.fromkeys([*self.next_offset, *self._fields])
-        ]
-        lanes = [
-            _LaneSnapshot(
-                *lane, held.epoch, list(held.ranges), held.gaps, held.mark, held.pending_marks, held.topics,
-                held.payload,
-            )
-            for lane, held in self.lanes.items()
-        ]  # fmt: skip
-        body = msgspec.msgpack.encode(
-            _Snapshot(self.cluster_id, self.shard, self.n, self.footer_crc, streams, lanes)
-        )  # fmt: skip
-        return _HEADER.pack(MAGIC + bytes([VERSION]), crc32c(body), len(body)) + body
+        """Encode the state as a snapshot. One state has one encoding."""
+        return self.freeze()()
+
+    def freeze(self) -> Callable[[], bytes]:
+        """Return a function that encodes the state as it is now, in any thread, whatever happens to the state."""
+        # Shallow copies are enough: what stands in the tables is replaced by the fold, never changed.
+        lanes, streams = dict(self.lanes), {key: self.next_offset.get(key, 0) for key in self._stream_keys()}
+        fields, clocks, extensions = dict(self._fields), dict(self.clocks), dict(self.extensions)
+        head = self.cluster_id, self.shard, self.n, self.footer_crc
+        folded = self.rules.level, self.fold_level, self.created, self.drops
+
+        def encode() -> bytes:
+            told = [StreamSnapshot(*key, streams[key], fields.get(key, [])) for key in sorted(streams)]
+            known = [LogClocks(*key, clocks[key]) for key in sorted(clocks)]
+            kept = {number: extensions[number] for number in sorted(extensions)}
+            return snapshots.encode(Snapshot(*head, 0, *folded, told, [], known, kept), sorted(lanes.items()))
+
+        return encode
+
+    def _stream_keys(self) -> set[StreamKey]:
+        return {*self.next_offset, *self._fields}
 
     @classmethod
-    def decode(cls, data: Buffer) -> ShardState:
+    def decode(cls, data: Buffer, rules: FoldRules = RELEASE) -> ShardState:
         """Decode a snapshot.
 
         Raises:
             Truncated: the bytes end before the snapshot does.
             UnsupportedVersion: written by a later release.
-            Corrupt: not a snapshot, a checksum that does not match, or bytes behind its end.
+            Corrupt: not a snapshot, a checksum that does not match, or bytes behind its end; or it lacks what this
+                release keeps, since an earlier one made it.
         """
-        snapshot = _decode_snapshot(data)
-        state = cls(snapshot.cluster_id, snapshot.shard)
-        state.n, state.footer_crc = snapshot.n, snapshot.footer_crc
-        for tenant, stream, next_offset, fields in snapshot.streams:
-            if next_offset:
-                state.next_offset[tenant, stream] = next_offset
-            if fields:
-                state._fields[tenant, stream] = fields
-        for lane in snapshot.lanes:
-            state.lanes[Lane(lane.tenant, lane.edge, lane.log_id, lane.stream)] = LaneState(
-                lane.epoch, RangeSet(lane.ranges), lane.gaps, lane.mark, lane.pending_marks, lane.topics, lane.payload
+        snapshot = snapshots.decode(data)
+        if snapshot.made_with < min(snapshot.fold_level, rules.level):
+            raise Corrupt(
+                f"it was made at fold level {snapshot.made_with}, the log had reached {snapshot.fold_level}: it lacks "
+                "what later releases keep"
             )
+        state = cls(snapshot.cluster_id, snapshot.shard, rules)
+        state.n, state.footer_crc, state.created = snapshot.n, snapshot.footer_crc, snapshot.created
+        state.fold_level, state.drops = snapshot.fold_level, snapshot.drops
+        for stream in snapshot.streams:
+            if stream.next_offset:
+                state.next_offset[stream.tenant, stream.stream] = stream.next_offset
+            if stream.fields:
+                state._fields[stream.tenant, stream.stream] = stream.fields
+        for lane in snapshot.lanes:
+            state.set_lane(Lane(lane.tenant, lane.edge, lane.log_id, lane.stream), snapshots.lane_state(lane))
+        for log in snapshot.clocks:
+            state.clocks[log.tenant, log.edge, log.log_id] = log.boots
+        kept = snapshot.extensions
+        state.extensions = {number: kept[number] for number in kept if number in rules.extensions}
         return state
 
 
-def _decode_snapshot(data: Buffer) -> _Snapshot:
-    if len(data) < HEADER_BYTES:
-        raise Truncated(f"a snapshot header has {HEADER_BYTES} bytes, {len(data)} are there")
-    magic, crc, length = _HEADER.unpack_from(data)
-    if magic[:3] != MAGIC:
-        raise Corrupt(f"expected a shard snapshot ({MAGIC!r}), found {magic!r}")
-    if magic[3] != VERSION:
-        raise UnsupportedVersion(f"snapshot version {magic[3]}; this release reads version {VERSION}")
-    body = memoryview(data)[HEADER_BYTES:]
-    if len(body) < length:
-        raise Truncated(f"a snapshot of {length} bytes has only {len(body)} of them")
-    if len(body) > length or crc32c(body) != crc:
-        raise Corrupt("a snapshot's length or checksum does not match")
-    return unpack(_DECODER, body, "a snapshot")
-
-
-def _joined(gaps: list[GapRange]) -> list[GapRange]:
-    """Join neighbouring gaps of one reason; the gaps are ascending and disjoint."""
-    joined: list[GapRange] = []
-    for gap in gaps:
-        if joined and joined[-1].end == gap.first and joined[-1].reason == gap.reason:
-            joined[-1] = GapRange(joined[-1].first, gap.end, gap.reason)
-        else:
-            joined.append(gap)
-    return joined
+def _twice(folded: Folded, lane: Lane, first: int, end: int) -> Corrupt:
+    return Corrupt(f"chunk {folded.chunk.header.n} holds [{first}, {end}) of {lane} a second time")
 
 
 def lane_of(update: LaneUpdate) -> Lane:

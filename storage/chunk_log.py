@@ -92,7 +92,8 @@ class ShardLog:
     async def index(self, n: int) -> Chunk | None:
         """Return header and footer of chunk n, or None when it does not exist.
 
-        One GET of the tail, and one of the header when the chunk is longer than ``TAIL_READ_BYTES``.
+        One GET of the tail, which repeats the header's fields, and another when the footer is longer than
+        ``TAIL_READ_BYTES``.
 
         Raises:
             Corrupt: the object is damaged or belongs elsewhere.
@@ -105,16 +106,15 @@ class ShardLog:
         try:
             tail = await self.store.get_range(key, -chunks.TAIL_READ_BYTES, chunks.TAIL_READ_BYTES)
             wanted = chunks.footer_bytes(tail)
-            whole = len(tail) < chunks.TAIL_READ_BYTES
             if wanted > len(tail):
                 tail = await self.store.get_range(key, -wanted, wanted)
-            head = tail if whole else await self.store.get_range(key, 0, chunks.HEADER_BYTES)
         except NotFound:
             return None
-        header = chunks.decode_header(head)
+        footer, crc = chunks.decode_footer(tail)
+        header = footer.header
         if (header.cluster_id, header.shard, header.n) != (self.cluster.cluster_id, self.shard, n):
             raise Corrupt(f"it holds chunk {header.n} of shard {header.shard}, cluster {header.cluster_id.hex()}")
-        return Chunk(header, *chunks.decode_footer(tail))
+        return Chunk(header, footer, crc)
 
     async def section(self, n: int, section: StreamSection) -> bytes:
         """Return the bytes of one stream in chunk n, checked against the footer.

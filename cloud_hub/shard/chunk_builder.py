@@ -127,9 +127,13 @@ class ChunkBuilder:
         if not self._lanes or not (self._substantial or marks_due):
             return None
         state = self._state
+        created = max(created, state.created)  # a clock that steps back must not make a lane look seen earlier
         header = ChunkHeader(state.cluster_id, state.n + 1, created, state.shard, state.footer_crc, nonce)
         parts: list[Buffer] = [chunks.encode_header(header)]
-        footer = ChunkFooter(self._place_sections(parts), [self._update(draft) for draft in self._lanes])
+        # The level of the log is carried on, also one that this release does not know.
+        footer = ChunkFooter(
+            header, 0, state.fold_level, self._place_sections(parts), [self._update(draft) for draft in self._lanes]
+        )
         tail, footer_crc = chunks.encode_footer(footer)
         parts.append(tail)
         openings = [draft.session for draft in self._lanes if draft.session.ungranted]

@@ -8,7 +8,7 @@ import zstandard
 from crc32c import crc32c
 from hypothesis import strategies as st
 
-from weft.protocols import batch, chunk, link, segment
+from weft.protocols import batch, chunk, link, origin, segment
 from weft.protocols.batch import ClockReading, ClockState, Columns
 from weft.protocols.ranges import SEQ_END
 
@@ -87,6 +87,9 @@ KEPT = st.builds(segment.Kept, st.lists(KEPT_LANES, max_size=3))
 
 GAP_RANGES = st.builds(chunk.GapRange, st.just(1), st.just(2), U32)
 MARKS = st.builds(chunk.Mark, INT64, st.integers(0, SEQ_END))
+ORIGINS = st.builds(
+    origin.Origin, st.integers(1, (1 << 32) - 1), U32, st.text(max_size=8), st.text(max_size=8), st.binary(max_size=8)
+)
 LANE_UPDATES = st.builds(
     chunk.LaneUpdate,
     tenant=NAMES,
@@ -99,12 +102,15 @@ LANE_UPDATES = st.builds(
     mark=st.none() | MARKS,
     topics=st.none() | st.lists(st.text(max_size=8), max_size=2),
     payload=st.none() | U32,
+    origins=st.lists(ORIGINS, max_size=2),
+    floor=st.none() | MARKS,
+    flags=U32,
 )
 CHUNK_HEADERS = st.builds(
     chunk.ChunkHeader,
     st.binary(min_size=16, max_size=16),
     st.integers(0, chunk.N_MAX),
-    U64,
+    st.integers(0, chunk.N_MAX),
     U32,
     U32,
     U64,
@@ -122,7 +128,7 @@ def make_chunk(
         streams.append(chunk.StreamSection("default", name, 0, count, 0, 0, at, len(section), crc))
         parts.append(section)
         at += len(section)
-    return b"".join([*parts, chunk.encode_footer(chunk.ChunkFooter(streams, lanes))[0]])
+    return b"".join([*parts, chunk.encode_footer(chunk.ChunkFooter(header, 0, 1, streams, lanes))[0]])
 
 
 def make_section(entries: list[tuple[int, bytes]]) -> tuple[bytes, int]:

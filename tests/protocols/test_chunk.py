@@ -99,6 +99,43 @@ def test_a_later_version_is_told_apart() -> None:
         chunk.decode(data)
 
 
+LATER = 1 << 5
+
+
+@pytest.mark.parametrize(
+    "footer",
+    [
+        [list(HEADER), LATER, 1, [], [], [], []],
+        [list(HEADER), LATER, "a new kind of level"],  # whatever else changed with it
+        ["another header", LATER],
+    ],
+)
+def test_what_must_be_understood_and_is_not_is_a_later_release_and_no_damage(footer: object) -> None:
+    with pytest.raises(UnsupportedVersion, match="0x20 of a later release"):
+        chunk.decode_footer(footer_bytes(footer))
+
+
+def test_a_footer_that_this_release_does_not_understand_is_not_written_by_it() -> None:
+    with pytest.raises(ValueError, match="not written"):
+        chunk.encode_footer(chunk.ChunkFooter(HEADER, LATER, 1, [], []))
+
+
+def test_what_a_later_release_adds_behind_known_fields_is_passed_over() -> None:
+    update, control, clock = [*UPDATE, None, [], None, 0, "more"], [*CONTROL, "more"], [*CLOCK, "more"]
+    later = foot([[*SECTION, "more"]], [update], [control], [clock], {7: b"more"}, ["more"])
+    footer, _ = chunk.decode_footer(footer_bytes(later))
+    plain, _ = chunk.decode_footer(footer_bytes(foot([SECTION], [UPDATE], [CONTROL], [CLOCK], {7: b"more"})))
+    assert footer == plain
+    assert footer.extensions == {7: b"more"}
+
+
+def test_a_header_and_a_footer_of_two_chunks_are_no_chunk() -> None:
+    data = small_chunk()
+    other = chunk.encode_header(HEADER._replace(nonce=7))
+    with pytest.raises(Corrupt, match="belong together"):
+        chunk.decode(other + data[chunk.HEADER_BYTES :])
+
+
 def test_a_chunk_number_past_the_last_is_refused() -> None:
     with pytest.raises(Corrupt):
         chunk.decode_header(chunk.encode_header(HEADER._replace(n=chunk.N_MAX + 1)))
@@ -106,6 +143,13 @@ def test_a_chunk_number_past_the_last_is_refused() -> None:
 
 SECTION = ["default", "s", 0, 1, 0, 0, chunk.HEADER_BYTES, 10, 0]
 UPDATE = ["default", "pi", 1, "s", 2, [[0, 3]], [[3, 4, 1]], [7, 4], ["a/{b}"]]
+CONTROL = [3, "default", "pi", 1, "s", b"\xc0"]
+CLOCK = ["default", "pi", 1, 2, 3, -4, 5]
+
+
+def foot(streams: list[object], lanes: list[object], *more: object) -> list[object]:
+    """A footer in plain values."""
+    return [list(HEADER), 0, 1, streams, lanes, *more]
 
 
 def changed(fields: list[object], index: int, value: object) -> list[object]:
@@ -113,25 +157,36 @@ def changed(fields: list[object], index: int, value: object) -> list[object]:
 
 
 def test_the_footer_that_the_next_tests_damage_is_good() -> None:
-    chunk.decode_footer(footer_bytes([[SECTION], [UPDATE]]))
+    chunk.decode_footer(footer_bytes(foot([SECTION], [UPDATE])))
 
 
 @pytest.mark.parametrize(
     "footer",
     [
-        [[changed(SECTION, 2, SEQ_END)], []],  # offsets run past the end
-        [[changed(SECTION, 2, -1)], []],
-        [[changed(SECTION, 3, 0)], []],  # a section of nothing
-        [[changed(SECTION, 6, 0)], []],  # it overlaps the header
-        [[SECTION, SECTION], []],  # they overlap each other
-        [[changed(SECTION, 7, -1)], []],
-        [[changed(SECTION, 5, 1 << 63)], []],  # no signed 64-bit column holds this time
-        [[], [changed(UPDATE, 2, -1)]],
-        [[], [changed(UPDATE, 4, 1 << 63)]],
-        [[], [changed(UPDATE, 5, [[0, SEQ_END + 1]])]],
-        [[], [changed(UPDATE, 7, [1 << 63, 0])]],
-        [[], [changed(UPDATE, 8, ["t"] * 257)]],
-        [[], [changed(UPDATE, 3, b"bytes")]],
+        foot([changed(SECTION, 2, SEQ_END)], []),  # offsets run past the end
+        foot([changed(SECTION, 2, -1)], []),
+        foot([changed(SECTION, 3, 0)], []),  # a section of nothing
+        foot([changed(SECTION, 6, 0)], []),  # it overlaps the header
+        foot([SECTION, SECTION], []),  # they overlap each other
+        foot([changed(SECTION, 7, -1)], []),
+        foot([changed(SECTION, 5, 1 << 63)], []),  # no signed 64-bit column holds this time
+        foot([], [changed(UPDATE, 2, -1)]),
+        foot([], [changed(UPDATE, 4, 1 << 63)]),
+        foot([], [changed(UPDATE, 5, [[0, SEQ_END + 1]])]),
+        foot([], [changed(UPDATE, 7, [1 << 63, 0])]),
+        foot([], [changed(UPDATE, 8, ["t"] * 257)]),
+        foot([], [changed(UPDATE, 3, b"bytes")]),
+        foot([], [[*UPDATE, 0, [[0] * 5] * 2]]),
+        foot([], [[*UPDATE, 0, [], [1, -1]]]),
+        foot([], [[*UPDATE, 0, [], None, 1 << 32]]),
+        foot([], [], [changed(CONTROL, 0, -1)]),
+        foot([], [], [changed(CONTROL, 5, bytes((1 << 20) + 1))]),
+        foot([], [], [], [changed(CLOCK, 4, 1 << 63)]),
+        foot([], [], [], [], {1: "text"}),
+        [changed([*foot([], [])], 0, [b"short", 3, 4, 0, 5, 6])[0], 0, 1, [], []],
+        [changed(list(HEADER), 1, -1), 0, 1, [], []],
+        [list(HEADER), -1, 1, [], []],
+        [list(HEADER), 0, 1],
         [[]],
         {},
     ],
@@ -156,13 +211,13 @@ def test_a_footer_that_no_reader_would_take_is_not_written(
     streams: list[chunk.StreamSection], lanes: list[chunk.LaneUpdate]
 ) -> None:
     with pytest.raises(ValueError, match="not written"):
-        chunk.encode_footer(chunk.ChunkFooter(streams, lanes))
+        chunk.encode_footer(chunk.ChunkFooter(HEADER, 0, 1, streams, lanes))
 
 
 def test_sections_fill_the_space_between_header_and_footer() -> None:
     section, count = make_section([(0, make_batch())])
     stream = chunk.StreamSection("default", "s", 0, count, 0, 0, chunk.HEADER_BYTES, len(section), crc32c(section))
-    tail = chunk.encode_footer(chunk.ChunkFooter([stream], [LANE]))[0]
+    tail = chunk.encode_footer(chunk.ChunkFooter(HEADER, 0, 1, [stream], [LANE]))[0]
     chunk.decode(chunk.encode_header(HEADER) + section + tail)
     with pytest.raises(Corrupt, match="fill"):
         chunk.decode(chunk.encode_header(HEADER) + section + b"stowaway" + tail)

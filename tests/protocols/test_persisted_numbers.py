@@ -11,7 +11,20 @@ from enum import ReprEnum
 import msgspec
 import pytest
 
-from weft.protocols import batch, batch_header, chunk, link, origin, payloads, placement, segment, shard_state
+from weft.protocols import (
+    batch,
+    batch_header,
+    chunk,
+    chunk_footer,
+    lane_state,
+    link,
+    origin,
+    payloads,
+    placement,
+    segment,
+    shard_state,
+    snapshot,
+)
 
 ENUMS = {
     batch.Codec: {"NONE": 0, "ZSTD": 1},
@@ -38,6 +51,9 @@ ENUMS = {
     },
     segment.GapReason: {"BUDGET": 1, "CORRUPTION": 2, "EXPIRED": 3, "OPERATOR": 4, "RENAMED": 5, "ABSENT": 6},
     origin.OriginKind: {"FUNCTION": 1, "SCHEMA": 2},
+    chunk.LaneFlag: {"PARTIAL": 1, "RELAY": 2},
+    chunk.ControlKind: {"SCHEMA": 1, "CONFIG": 2, "RETIRE": 3, "ADOPT": 4, "SEAL": 5, "DROP": 6},
+    lane_state.RetiredBy: {"AGE": 1, "OPERATOR": 2},
     link.FrameType: {
         "HELLO": 1,
         "WELCOME": 2,
@@ -72,8 +88,8 @@ LAYOUTS = {
     "segment trailer": (segment._TRAILER, "<QI4s", 16),
     "chunk header": (chunk._HEADER, "<4sI16sQQIIQ", 56),
     "chunk entry": (chunk._ENTRY, "<IIIIq", 24),
-    "chunk trailer": (chunk._TRAILER, "<II4s", 12),
-    "snapshot header": (shard_state._HEADER, "<4sII", 12),
+    "chunk trailer": (chunk_footer._TRAILER, "<II4s", 12),
+    "snapshot header": (snapshot._HEADER, "<4sII", 12),
     "link frame": (link._FRAME, "<BI", 5),
     "link lane": (link._LANE, "<I", 4),
 }
@@ -82,7 +98,7 @@ CONSTANTS = {
     "batch": (batch.MAGIC, batch.VERSION, b"WFB", 1),
     "segment": (segment.MAGIC, segment.VERSION, b"WFS", 1),
     "chunk": (chunk.MAGIC, chunk.VERSION, b"WFC", 1),
-    "snapshot": (shard_state.MAGIC, shard_state.VERSION, b"WFN", 1),
+    "snapshot": (snapshot.MAGIC, snapshot.VERSION, b"WFN", 1),
     "segment trailer": (segment.TRAILER_MAGIC, 0, b"WFSE", 0),
     "chunk trailer": (chunk.TRAILER_MAGIC, 0, b"WFCE", 0),
     "link": (b"", link.PROTOCOL_VERSION, b"", 1),
@@ -101,10 +117,26 @@ ARRAYS = {
     chunk.StreamSection: "tenant stream base_offset count first_time last_time position length crc",
     chunk.GapRange: "first end reason",
     chunk.Mark: "time seq",
-    chunk.LaneUpdate: "tenant edge log_id stream epoch ranges gaps mark topics payload",
-    chunk.ChunkFooter: "streams lanes",
-    shard_state._Snapshot: "cluster_id shard n footer_crc streams lanes",
-    shard_state._LaneSnapshot: "tenant edge log_id stream epoch ranges gaps mark pending_marks topics payload",
+    chunk.LaneUpdate: "tenant edge log_id stream epoch ranges gaps mark topics payload origins floor flags",
+    chunk.Control: "kind tenant edge log_id stream body",
+    chunk.ClockUpdate: "tenant edge log_id boot_id monotonic offset error",
+    chunk.ChunkFooter: "header must_understand fold_level streams lanes controls clocks extensions",
+    chunk_footer._Foot: "header must_understand",
+    origin.Origin: "number kind name version hash",
+    lane_state.Retirement: "time by reason",
+    shard_state.RetireBody: "by reason",
+    snapshot.Snapshot: (
+        "cluster_id shard n footer_crc must_understand made_with fold_level created drops streams lanes clocks "
+        "extensions"
+    ),
+    snapshot._Head: "cluster_id shard n footer_crc must_understand",
+    snapshot.StreamSnapshot: "tenant stream next_offset fields",
+    snapshot.LaneSnapshot: (
+        "tenant edge log_id stream epoch ranges gaps mark whole_mark pending_marks topics payload origins partial "
+        "last_seen retired"
+    ),
+    snapshot.LogClocks: "tenant edge log_id boots",
+    snapshot.BootClock: "boot_id monotonic offset error",
 }
 """Packed as arrays: the order is the format."""
 
@@ -159,12 +191,16 @@ def test_names_in_packed_maps(kind: type[msgspec.Struct]) -> None:
 def test_every_struct_of_the_formats_is_listed() -> None:
     found = {
         value
-        for module in (batch, origin, segment, chunk, link, shard_state)
+        for module in (batch, segment, chunk, chunk_footer, link, lane_state, origin, shard_state, snapshot)
         for value in vars(module).values()
         if isinstance(value, type) and issubclass(value, msgspec.Struct) and value is not msgspec.Struct
     }
     # DATA is laid out by hand: a lane number and batches.
     assert found - {link.Data} == {*ARRAYS, *MAPS}
+
+
+def test_the_order_of_the_header_in_a_footer() -> None:
+    assert " ".join(chunk.ChunkHeader._fields) == "cluster_id n created shard previous_footer_crc nonce"
 
 
 def test_the_shard_of_an_edge() -> None:

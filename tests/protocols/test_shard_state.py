@@ -11,15 +11,15 @@ from hypothesis import strategies as st
 from weft.protocols.chunk import Chunk, ChunkFooter, ChunkHeader, GapRange, LaneUpdate, Mark, StreamSection
 from weft.protocols.errors import Corrupt, Truncated, UnsupportedVersion
 from weft.protocols.lane import Lane
+from weft.protocols.lane_state import LaneState
 from weft.protocols.ranges import RangeSet
 from weft.protocols.shard_state import (
     FIELDS_MAX,
-    HEADER_BYTES,
     PENDING_MARKS_MAX,
-    LaneState,
     ShardState,
     earliest,
 )
+from weft.protocols.snapshot import HEADER_BYTES
 
 CLUSTER = b"c" * 16
 LANE = Lane("default", "edge-1", 7, "telemetry")
@@ -51,7 +51,7 @@ def next_chunk(state: ShardState, *updates: LaneUpdate) -> Chunk:
     ]
     n = state.n + 1
     header = ChunkHeader(state.cluster_id, n, 0, state.shard, state.footer_crc, 0)
-    return Chunk(header, ChunkFooter(sections, list(updates)), 1000 + n)
+    return Chunk(header, ChunkFooter(header, 0, 1, sections, list(updates)), 1000 + n)
 
 
 def fold(*chunks: list[LaneUpdate]) -> ShardState:
@@ -215,7 +215,7 @@ def test_a_chunk_that_does_not_continue_the_history_changes_nothing() -> None:
         _foreign(state, shard=1),
         _foreign(state, cluster_id=b"x" * 16),
         _foreign(state, previous_footer_crc=5),
-        good._replace(footer=ChunkFooter([shifted], good.footer.lanes)),
+        good._replace(footer=ChunkFooter(good.header, 0, 1, [shifted], good.footer.lanes)),
         next_chunk(state, update(ranges=[(9, 11)])),
         next_chunk(state, update(gaps=[GapRange(0, 1, 1)])),
         next_chunk(state, update(ranges=[(10, 12)]), update(ranges=[(11, 13)])),

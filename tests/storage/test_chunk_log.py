@@ -34,7 +34,7 @@ class Writer:
         )
         topics = ["x" * 1000] * padding or None
         lane = LaneUpdate("default", "edge", 1, stream, 1, [(base, base + count)], [], Mark(base, base), topics)
-        footer, crc = chunk.encode_footer(chunk.ChunkFooter([placed], [lane]))
+        footer, crc = chunk.encode_footer(chunk.ChunkFooter(header, 0, 1, [placed], [lane]))
         data = chunk.encode_header(header) + section + footer
         await self.log.create(state.n + 1, data)
         state.apply(chunk.decode(data))

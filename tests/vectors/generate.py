@@ -7,6 +7,7 @@ the files. Compressed vectors are never written again, since another zstd may co
 
 from __future__ import annotations
 
+import base64
 import json
 import struct
 from collections.abc import Iterator
@@ -123,6 +124,8 @@ CHUNK: Notation = {
         "previous_footer_crc": 0xDEADBEEF,
         "nonce": 42,
     },
+    "must_understand": 0,
+    "fold_level": 1,
     "sections": [
         {
             "tenant": "default",
@@ -144,14 +147,51 @@ CHUNK: Notation = {
         },
     ],
     "lanes": [
-        ["default", "pi-1", 0xFEDCBA9876543210, "telemetry", 2, [[8, 9]], [[9, 12, 1]], [T, 12], None, None],
-        ["default", "pi-1", 0xFEDCBA9876543210, "alarms", 2, [[1 << 40, (1 << 40) + 3]], [], None, ["a/{line}"], 2],
+        [
+            "default",
+            "pi-1",
+            0xFEDCBA9876543210,
+            "telemetry",
+            2,
+            [[8, 9]],
+            [[9, 12, 1]],
+            [T, 12],
+            None,
+            None,
+            [[1, 1, "mean", "3", "q80="]],
+            [T + 5, 8],
+            3,
+        ],
+        [
+            "default",
+            "pi-1",
+            0xFEDCBA9876543210,
+            "alarms",
+            2,
+            [[1 << 40, (1 << 40) + 3]],
+            [],
+            None,
+            ["a/{line}"],
+            2,
+            [],
+            None,
+            0,
+        ],
     ],
+    "controls": [
+        [3, "default", "pi-0", 7, "telemetry", base64.b64encode(msgspec.msgpack.encode([2, "scrapped"])).decode()],
+        [99, "default", "", 0, "alarms", "kw=="],
+    ],
+    "clocks": [["default", "pi-1", 0xFEDCBA9876543210, 0x0123456789ABCDEF, 5_000_000_000, -250_000, 1_000]],
+    "extensions": {"7": "c0"},
 }
 EMPTY_CHUNK: Notation = {
     **CHUNK,
     "sections": [],
-    "lanes": [["default", "pi-1", 1, "telemetry", 1, [], [], [T, 0], ["plant/{line}/t"], 0]],
+    "lanes": [["default", "pi-1", 1, "telemetry", 1, [], [], [T, 0], ["plant/{line}/t"], 0, [], None, 0]],
+    "controls": [],
+    "clocks": [],
+    "extensions": {},
 }
 CONTROL: Notation = {
     "frames": [
@@ -199,27 +239,43 @@ STATE: Notation = {
     "shard": 1,
     "n": 3,
     "footer_crc": 0xDEADBEEF,
+    "must_understand": 0,
+    "made_with": 1,
+    "fold_level": 1,
+    "created": T + 7,
+    "drops": 0,
     "streams": [{"tenant": "default", "stream": "telemetry", "next_offset": 1001, "fields": ["line", "machine"]}],
     "lanes": [
         {
-            "lane": ["default", "pi-1", 0xFEDCBA9876543210, "telemetry"],
+            "tenant": "default",
+            "edge": "pi-1",
+            "log_id": 0xFEDCBA9876543210,
+            "stream": "telemetry",
             "epoch": 2,
             "ranges": [[0, 1003], [1010, 1011]],
-            "gaps": [[5, 7, 1]],
+            "gaps": [[5, 7, 1], [900, 905, 6]],
             "mark": [T, 1003],
-            "pending_marks": [[T + 1, 1011]],
+            "whole_mark": [T - 9, 800],
+            "pending_marks": [[T, 1003], [T + 1, 1011]],
             "topics": ["plant/{line}/{machine}/telemetry"],
             "payload": 2,
+            "origins": [[1, 1, "mean", "3", "q80="]],
+            "partial": False,
+            "last_seen": T + 7,
+            "retired": [T + 7, 1, "not seen for 90 days"],
         }
     ],
+    "clocks": [["default", "pi-1", 0xFEDCBA9876543210, [[0x0123456789ABCDEF, 5_000_000_000, -250_000, 1_000]]]],
+    "extensions": {},
 }
+EMPTY_STATE: Notation = {**STATE, "n": -1, "footer_crc": 0, "created": 0, "streams": [], "lanes": [], "clocks": []}
 DATA: Notation = {"frames": [{"type": "DATA", "lane": 1, "batches": [SMALL, {**SMALL, "base_seq": 10}]}]}
 
 GOLDEN: dict[str, dict[str, Notation]] = {
     "batch": {"small": SMALL, "every_column": FULL, "last_numbers": LAST, "origin": MADE},
     "segment": {"sealed": SEGMENT, "open": OPEN, "moved": MOVED, "owned": OWNED},
     "chunk": {"two_streams": CHUNK, "mark_only": EMPTY_CHUNK},
-    "shard-state": {"one_lane": STATE, "empty": {**STATE, "n": -1, "footer_crc": 0, "streams": [], "lanes": []}},
+    "shard-state": {"one_lane": STATE, "empty": EMPTY_STATE},
     "link": {"control": CONTROL, "data": DATA},
 }
 
@@ -231,6 +287,16 @@ def compressed_batch() -> bytes:
     clock = batch.ClockReading(header.boot_id, header.monotonic, header.clock)
     compressor = zstandard.ZstdCompressor(level=1)
     return batch.encode(header.stream, header.base_seq, batch.decode_columns(raw), clock, compressor)
+
+
+def later_chunk() -> bytes:
+    """A chunk to which a later release added fields that a reader may skip."""
+    whole = notation.encode("chunk", EMPTY_CHUNK)
+    length = chunk.footer_bytes(whole)
+    footer = msgspec.msgpack.decode(whole[-length : -chunk.TRAILER_BYTES])
+    footer[4][0] += ["more of a lane", 7]
+    body = msgspec.msgpack.encode([*footer, {"more": "of the footer"}])
+    return whole[:-length] + body + struct.pack("<II4s", len(body), crc32c(body), chunk.TRAILER_MAGIC)
 
 
 def compressed_messages() -> bytes:
@@ -338,6 +404,15 @@ def file_rejects() -> Iterator[tuple[str, str, str, bytes]]:
     greedy["sections"][0]["entries"] = [{**CHUNK["sections"][1]["entries"][0], "take": 3}]
     state = notation.encode("shard-state", STATE)
     yield "shard-state", "over_long", "Corrupt", state + b"\0"
+    yield (
+        "shard-state",
+        "of_a_later_release",
+        "UnsupportedVersion",
+        notation.encode("shard-state", {**STATE, "must_understand": 4}),
+    )
+    yield "chunk", "of_a_later_release", "UnsupportedVersion", notation.encode("chunk", {**CHUNK, "must_understand": 4})
+    later = notation.encode("chunk", {**CHUNK, "header": {**CHUNK["header"], "nonce": 43}})
+    yield "chunk", "another_attempts_header", "Corrupt", later[: chunk.HEADER_BYTES] + whole[chunk.HEADER_BYTES :]
     yield "chunk", "takes_more_than_the_batch_has", "Corrupt", notation.encode("chunk", greedy)
 
 
@@ -377,6 +452,7 @@ def main() -> None:
     if not (HERE / "batch/compressed.json").exists():
         data = compressed_batch()
         write("batch/compressed", {"hex": data.hex(), "meaning": notation.decode("batch", data), "decode_only": True})
+    write("chunk/later_fields", {"hex": later_chunk().hex(), "meaning": EMPTY_CHUNK, "decode_only": True})
     if not (HERE / "link/stream.json").exists():
         frames = CONTROL["frames"] + DATA["frames"]
         write("link/stream", {"hex": compressed_messages().hex(), "meaning": {"frames": frames}, "decode_only": True})

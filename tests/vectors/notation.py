@@ -1,11 +1,12 @@
 """The formats in JSON: what a golden vector, or an example in the documentation, says that its bytes mean.
 
 ``decode`` turns bytes into this notation with the decoders under test, ``encode`` turns the notation into bytes with
-the encoders. Bytes are hexadecimal text, except keys, which are text.
+the encoders. Bytes are hexadecimal text, except keys, which are text, and bytes in packed arrays, which are base64.
 """
 
 from __future__ import annotations
 
+import base64
 import struct
 from collections.abc import Callable
 from typing import Any
@@ -13,12 +14,10 @@ from typing import Any
 import msgspec
 from crc32c import crc32c
 
-from weft.protocols import batch, chunk, link, segment
+from weft.protocols import batch, chunk, link, segment, snapshot
 from weft.protocols.batch import ClockReading, ClockState, Codec
 from weft.protocols.errors import Corrupt
-from weft.protocols.lane import Lane
-from weft.protocols.ranges import RangeSet
-from weft.protocols.shard_state import LaneState, ShardState
+from weft.protocols.shard_state import ShardState
 
 Notation = dict[str, Any]
 
@@ -126,7 +125,15 @@ def _encode_chunk(meaning: Notation) -> bytes:
         streams.append(chunk.StreamSection(**fields, position=len(data), length=len(section), crc=crc))
         data += section
     lanes = msgspec.convert(meaning["lanes"], list[chunk.LaneUpdate])
-    return data + chunk.encode_footer(chunk.ChunkFooter(streams, lanes))[0]
+    controls = msgspec.convert(meaning["controls"], list[chunk.Control])
+    clocks = msgspec.convert(meaning["clocks"], list[chunk.ClockUpdate])
+    extensions = {int(number): bytes.fromhex(body) for number, body in meaning["extensions"].items()}
+    levels = meaning["must_understand"], meaning["fold_level"]
+    footer = chunk.ChunkFooter(header, *levels, streams, lanes, controls, clocks, extensions)
+    if footer.must_understand:  # which no release writes that does not know it
+        body = msgspec.msgpack.encode(footer)
+        return data + body + struct.pack("<II4s", len(body), crc32c(body), chunk.TRAILER_MAGIC)
+    return data + chunk.encode_footer(footer)[0]
 
 
 def _encode_chunk_entry(entry: Notation) -> bytes:
@@ -155,8 +162,13 @@ def _decode_chunk(data: bytes) -> Notation:
         sections.append(section)
     return {
         "header": {**found.header._asdict(), "cluster_id": found.header.cluster_id.hex()},
+        "must_understand": found.footer.must_understand,
+        "fold_level": found.footer.fold_level,
         "sections": sections,
         "lanes": _builtins(found.footer.lanes),
+        "controls": _builtins(found.footer.controls),
+        "clocks": _builtins(found.footer.clocks),
+        "extensions": {str(number): body.hex() for number, body in found.footer.extensions.items()},
     }
 
 
@@ -202,49 +214,26 @@ def _decode_frames(data: bytes) -> Notation:
 
 
 def _encode_state(meaning: Notation) -> bytes:
-    state = ShardState(bytes.fromhex(meaning["cluster_id"]), meaning["shard"])
-    state.n, state.footer_crc = meaning["n"], meaning["footer_crc"]
-    for stream in meaning["streams"]:
-        state.next_offset[stream["tenant"], stream["stream"]] = stream["next_offset"]
-        state._fields[stream["tenant"], stream["stream"]] = stream["fields"]
-    for noted in meaning["lanes"]:
-        state.lanes[Lane(*noted["lane"])] = LaneState(
-            noted["epoch"],
-            RangeSet(map(tuple, noted["ranges"])),
-            msgspec.convert(noted["gaps"], list[chunk.GapRange]),
-            msgspec.convert(noted["mark"], chunk.Mark | None),
-            msgspec.convert(noted["pending_marks"], list[chunk.Mark]),
-            noted["topics"],
-            noted["payload"],
-        )
-    return state.encode()
+    noted = {**meaning, "cluster_id": base64.b64encode(bytes.fromhex(meaning["cluster_id"])).decode()}
+    noted["streams"] = [_listed(entry) for entry in noted["streams"]]
+    noted["lanes"] = [_listed(entry) for entry in noted["lanes"]]
+    return snapshot.encode(msgspec.convert(_listed(noted), snapshot.Snapshot, str_keys=True))
 
 
 def _decode_state(data: bytes) -> Notation:
-    state = ShardState.decode(data)
-    return {
-        "cluster_id": state.cluster_id.hex(),
-        "shard": state.shard,
-        "n": state.n,
-        "footer_crc": state.footer_crc,
-        "streams": [
-            {"tenant": tenant, "stream": stream, "next_offset": end, "fields": state.stream_fields(tenant, stream)}
-            for (tenant, stream), end in state.next_offset.items()
-        ],
-        "lanes": [
-            {
-                "lane": list(lane),
-                "epoch": held.epoch,
-                "ranges": held.ranges.to_wire(),
-                "gaps": _builtins(held.gaps),
-                "mark": _builtins(held.mark),
-                "pending_marks": _builtins(held.pending_marks),
-                "topics": held.topics,
-                "payload": held.payload,
-            }
-            for lane, held in state.lanes.items()
-        ],
-    }
+    found = snapshot.decode(data)
+    assert ShardState.decode(data).encode() == data, "the state says what its snapshot says, in the same bytes"
+    noted = {**_named(found), "cluster_id": found.cluster_id.hex()}
+    return {**noted, "streams": [*map(_named, found.streams)], "lanes": [*map(_named, found.lanes)]}
+
+
+def _named(value: msgspec.Struct) -> Notation:
+    """An array with the names of its fields."""
+    return {name: _builtins(getattr(value, name)) for name in value.__struct_fields__}
+
+
+def _listed(noted: Notation) -> list[Any]:
+    return list(noted.values())
 
 
 _ENCODERS: dict[str, Callable[[Notation], bytes]] = {

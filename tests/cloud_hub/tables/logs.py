@@ -84,7 +84,7 @@ class LogWriter:
             position = sum(map(len, parts))
             sections.append(StreamSection(tenant, stream, base, count, START, START, position, len(body), crc32c(body)))
             parts.append(body)
-        tail, _ = chunk.encode_footer(ChunkFooter(sections, lanes))
+        tail, _ = chunk.encode_footer(ChunkFooter(header, 0, 1, sections, lanes))
         data = b"".join([*parts, tail])
         await ShardLog(self.store, self.cluster, shard).create(header.n, data)
         state.apply(chunk.decode(data))

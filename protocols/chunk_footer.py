@@ -1,0 +1,283 @@
+"""Footer of a chunk: the index of its sections, with all that the hub's state needs (docs/reference/formats/chunk.md).
+
+A release that adds something which a reader may skip adds a field at an end, or an extension. What a reader has to
+understand gets a bit of ``must_understand``: a reader that does not know the bit stops instead of guessing.
+"""
+
+from __future__ import annotations
+
+import struct
+from enum import IntEnum, IntFlag
+from typing import Annotated, NamedTuple
+
+import msgspec
+from crc32c import crc32c
+from msgspec import Meta
+
+from weft.protocols.batch import Buffer
+from weft.protocols.errors import Corrupt, Truncated, UnsupportedVersion
+from weft.protocols.fields import LIST_ITEMS_MAX, U32, U64, Epoch, Nanoseconds, Seq, StoredRanges, Topics, unpack
+from weft.protocols.origin import Origin
+from weft.protocols.ranges import SEQ_END
+
+TRAILER_MAGIC = b"WFCE"
+_TRAILER = struct.Struct("<II4s")
+TRAILER_BYTES = _TRAILER.size
+HEADER_BYTES = 56
+"""Bytes of the chunk's fixed header, behind which the first section starts."""
+FOOTER_BYTES_MAX = 64 << 20
+"""Longest footer that a reader fetches."""
+ORIGINS_MAX = 1024
+"""Maximum number of origins that a lane resolves; the state keeps those with the highest numbers."""
+CONTROL_BYTES_MAX = 1 << 20
+"""Longest body of a control record."""
+UNDERSTOOD = 0
+"""Bits of ``must_understand`` that this release knows: none yet."""
+
+
+class ChunkHeader(NamedTuple):
+    """The fixed header of a chunk."""
+
+    cluster_id: Annotated[bytes, Meta(min_length=16, max_length=16)]
+    """16 random bytes of the cluster."""
+    n: Seq
+    created: Seq
+    """Nanoseconds since 1970 by the writer's clock, and never before the chunk ahead of it."""
+    shard: U32
+    previous_footer_crc: U32
+    """CRC-32C of chunk n-1's footer (0 for the first): a chain that shows a chunk from another history."""
+    nonce: U64
+    """Random number of an attempt, by which a writer tells its own earlier attempt from another node's."""
+
+
+class StreamSection(msgspec.Struct, frozen=True, array_like=True):
+    """A chunk's records of one (tenant, stream): offsets [base_offset, base_offset + count)."""
+
+    tenant: str
+    stream: str
+    base_offset: Seq
+    count: Seq
+    first_time: Nanoseconds
+    last_time: Nanoseconds
+    position: Seq
+    """Byte of the chunk where the section starts."""
+    length: Seq
+    crc: U32
+    """CRC-32C of the section's bytes."""
+
+
+class GapRange(msgspec.Struct, frozen=True, array_like=True):
+    """Records [first, end) that the sender of a lane does not have, and why (``protocols.segment.GapReason``)."""
+
+    first: Seq
+    end: Seq
+    reason: U32
+
+
+class Mark(msgspec.Struct, frozen=True, array_like=True):
+    """A statement that everything the edge received up to ``time`` (its wall clock, ns) has a sequence number below
+    ``seq``."""
+
+    time: Nanoseconds
+    seq: Seq
+
+
+class LaneFlag(IntFlag):
+    """Properties of what a chunk adds to a lane. The bits are persisted; a reader ignores those it does not know."""
+
+    PARTIAL = 1
+    """The sender was asked for a part of the lane: what it lacks is no gap, and the lane does not count for
+    completeness."""
+    RELAY = 2
+    """Another hub passed this on; it claims no epoch."""
+
+
+class LaneUpdate(msgspec.Struct, frozen=True, array_like=True):
+    """A chunk's addition to one lane. Entries name lanes by their index in the footer's list of these."""
+
+    tenant: str
+    edge: str
+    log_id: U64
+    stream: str
+    epoch: Epoch
+    ranges: StoredRanges
+    """Sequence numbers whose records this chunk holds, half-open, ascending."""
+    gaps: Annotated[list[GapRange], Meta(max_length=LIST_ITEMS_MAX)]
+    mark: Mark | None
+    topics: Topics | None
+    """The stream's topic patterns at that edge, when the chunk is the first to have them or they changed; otherwise
+    None."""
+    payload: U32 | None = None
+    """The stream's payload kind at that edge (``protocols.payloads``), when first declared or changed; otherwise
+    None."""
+    origins: Annotated[list[Origin], Meta(max_length=ORIGINS_MAX)] = []
+    """The origins that batches of the lane name, when first told or changed."""
+    floor: Mark | None = None
+    """A mark that the lane had before this chunk, when a batch of the chunk contradicts it: the clock stepped back.
+    Rows with ``seq`` or a later number and with ``time`` or an earlier one are ``stepped``."""
+    flags: U32 = 0
+    """``LaneFlag`` bits."""
+
+
+class ControlKind(IntEnum):
+    """Kinds of control records. The numbers are persisted; a reader passes over those that it does not know."""
+
+    SCHEMA = 1
+    CONFIG = 2
+    RETIRE = 3
+    """The lane leaves completeness."""
+    ADOPT = 4
+    """The lane counts again, or gets back the numbers that it had when it was dropped."""
+    SEAL = 5
+    DROP = 6
+    """The lane leaves the state."""
+
+
+class Control(msgspec.Struct, frozen=True, array_like=True):
+    """A record of the hub's log that is not device data, about a lane or what its names say. Applied after the
+    chunk's lanes, in order."""
+
+    kind: U32
+    tenant: str
+    edge: str
+    log_id: U64
+    stream: str
+    body: Annotated[bytes, Meta(max_length=CONTROL_BYTES_MAX)]
+    """Msgpack; its form depends on the kind."""
+
+
+class ClockUpdate(msgspec.Struct, frozen=True, array_like=True):
+    """News of the wall clock of one boot of an edge: add ``offset`` to stamps of that boot."""
+
+    tenant: str
+    edge: str
+    log_id: U64
+    boot_id: U64
+    monotonic: Nanoseconds
+    """Moment of the finding, by the boot's monotonic clock."""
+    offset: Nanoseconds
+    error: Nanoseconds
+    """Bound on the offset's error."""
+
+
+class ChunkFooter(msgspec.Struct, frozen=True, array_like=True):
+    """The index of a chunk, with all that the hub's state needs of it."""
+
+    header: ChunkHeader
+    """The header's fields once more: one GET of the tail reads the whole index."""
+    must_understand: U64
+    """Bits for what a reader has to know to read the chunk at all."""
+    fold_level: U32
+    """The highest level of anything that the log holds so far."""
+    streams: Annotated[list[StreamSection], Meta(max_length=LIST_ITEMS_MAX)]
+    lanes: Annotated[list[LaneUpdate], Meta(max_length=LIST_ITEMS_MAX)]
+    controls: Annotated[list[Control], Meta(max_length=LIST_ITEMS_MAX)] = []
+    clocks: Annotated[list[ClockUpdate], Meta(max_length=LIST_ITEMS_MAX)] = []
+    extensions: dict[U32, bytes] = {}
+    """Additions of later releases, each under a number of its own. A reader passes over those that it does not know."""
+
+
+class Chunk(NamedTuple):
+    """A chunk's index."""
+
+    header: ChunkHeader
+    footer: ChunkFooter
+    footer_crc: int
+
+
+class _Foot(msgspec.Struct, frozen=True, array_like=True):
+    """The part of a footer that no release changes."""
+
+    header: msgspec.Raw
+    must_understand: U64
+
+
+_FOOTER = msgspec.msgpack.Decoder(ChunkFooter)
+_FOOT = msgspec.msgpack.Decoder(_Foot)
+
+
+def encode_footer(footer: ChunkFooter) -> tuple[bytes, int]:
+    """Encode footer and trailer; also return the footer's CRC-32C, which the next chunk's header carries.
+
+    Raises:
+        ValueError: no reader would take it.
+    """
+    body = msgspec.msgpack.encode(footer)
+    # Read back before it leaves: a chunk is permanent, and one that no reader takes would end its shard's log.
+    try:
+        _unpack_footer(body)
+    except Corrupt as error:
+        raise ValueError(f"not written: {error}") from error
+    if len(body) > FOOTER_BYTES_MAX:
+        raise ValueError(f"a chunk footer of {len(body)} bytes; the limit is {FOOTER_BYTES_MAX}")
+    crc = int(crc32c(body))
+    return body + _TRAILER.pack(len(body), crc, TRAILER_MAGIC), crc
+
+
+def decode_footer(tail: Buffer) -> tuple[ChunkFooter, int]:
+    """Decode the footer from the last bytes of a chunk.
+
+    Returns:
+        The footer and its CRC-32C.
+
+    Raises:
+        Truncated: ``tail`` does not reach back to the footer's start; ``footer_bytes`` says how far it must.
+        UnsupportedVersion: a later release wrote something into it that this one must not pass over.
+        Corrupt: no trailer, the checksum does not match, or the sections do not follow one another.
+    """
+    length = footer_bytes(tail)
+    if length > len(tail):
+        raise Truncated(f"the footer and trailer have {length} bytes, {len(tail)} are there")
+    body = memoryview(tail)[len(tail) - length : len(tail) - TRAILER_BYTES]
+    crc = _TRAILER.unpack_from(tail, len(tail) - TRAILER_BYTES)[1]
+    if crc32c(body) != crc:
+        raise Corrupt("a chunk footer's checksum does not match")
+    return _unpack_footer(body), crc
+
+
+def _unpack_footer(body: Buffer) -> ChunkFooter:
+    try:
+        footer = unpack(_FOOTER, body, "a chunk footer")
+    except Corrupt:
+        # A later release may have changed the rest: its bits say so before anything else is believed.
+        check_understood(unpack(_FOOT, body, "a chunk footer").must_understand, UNDERSTOOD, "a chunk footer")
+        raise
+    check_understood(footer.must_understand, UNDERSTOOD, "a chunk footer")
+    at = HEADER_BYTES
+    for stream in footer.streams:
+        if stream.position != at or not stream.count or stream.base_offset + stream.count > SEQ_END:
+            raise Corrupt(f"a chunk footer misplaces the section of {stream.tenant}/{stream.stream}")
+        at += stream.length
+    return footer
+
+
+def check_understood(needed: int, known: int, what: str) -> None:
+    """Refuse what must be understood and is not.
+
+    Args:
+        needed: bits that the writer set.
+        known: bits that this release knows.
+        what: names what has the bits, with its article.
+
+    Raises:
+        UnsupportedVersion: there is a bit that this release does not know.
+    """
+    if needed & ~known:
+        raise UnsupportedVersion(f"{what} needs features {needed & ~known:#x} of a later release")
+
+
+def footer_bytes(tail: Buffer) -> int:
+    """Return the bytes of footer and trailer together, from the last ``TRAILER_BYTES`` bytes of a chunk.
+
+    Raises:
+        Truncated: fewer bytes than a trailer has.
+        Corrupt: no trailer there, or a footer over ``FOOTER_BYTES_MAX``.
+    """
+    if len(tail) < TRAILER_BYTES:
+        raise Truncated("too short for a chunk trailer")
+    length, _, magic = _TRAILER.unpack_from(tail, len(tail) - TRAILER_BYTES)
+    if magic != TRAILER_MAGIC:
+        raise Corrupt(f"expected a chunk trailer ({TRAILER_MAGIC!r}), found {magic!r}")
+    if length > FOOTER_BYTES_MAX:
+        raise Corrupt(f"a chunk footer of {length} bytes; the limit is {FOOTER_BYTES_MAX}")
+    return int(length) + TRAILER_BYTES

@@ -1,0 +1,234 @@
+"""State of one lane in a shard: records, gaps and marks (docs/reference/formats/shard-state.md).
+
+A gap is no last word. The records heal it, no matter which sender brings them. A sender that knows what became of them
+overrules one that only does not have them (``GapReason.ABSENT``).
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+from enum import IntEnum
+
+import msgspec
+
+from weft.protocols.chunk_footer import ORIGINS_MAX, GapRange, Mark
+from weft.protocols.fields import U32, Nanoseconds
+from weft.protocols.origin import Origin
+from weft.protocols.ranges import Range, RangeSet
+from weft.protocols.segment import GapReason
+
+PENDING_MARKS_MAX = 16
+"""Maximum number of marks that a lane keeps while their records are missing. One more displaces the mark whose
+neighbours are closest together in time, so the rest stay spread over the whole backlog."""
+
+
+class RetiredBy(IntEnum):
+    """Parties that end a lane. The numbers are persisted."""
+
+    AGE = 1
+    """A hub node: the lane was not seen for long. It counts again as soon as its edge comes back."""
+    OPERATOR = 2
+    """A person, and only a person takes it back."""
+
+
+class Retirement(msgspec.Struct, frozen=True, array_like=True):
+    """A lane's leave from completeness."""
+
+    time: Nanoseconds
+    """Moment by the hub's clock."""
+    by: U32
+    reason: str
+
+
+@dataclass(slots=True)
+class LaneState:
+    """A shard's knowledge of one lane. The fold replaces it and never changes one that it has given away."""
+
+    epoch: int = 0
+    ranges: RangeSet = field(default_factory=RangeSet)
+    """Sequence numbers that are accounted for: records held and gaps."""
+    gaps: list[GapRange] = field(default_factory=list)
+    """Gaps, ascending and disjoint: the part of ``ranges`` that holds no records."""
+    mark: Mark | None = None
+    """The best proven mark: every sequence number below ``mark.seq`` is accounted for."""
+    whole_mark: Mark | None = None
+    """The best mark that is proven without ABSENT gaps, which another hub's records may yet fill."""
+    pending_marks: list[Mark] = field(default_factory=list)
+    """Marks that are not proven without ABSENT gaps yet, ascending in time and in seq."""
+    topics: list[str] = field(default_factory=list)
+    payload: int = 0
+    """Kind of the stream's payloads, as the edge last declared it (``protocols.payloads``)."""
+    origins: list[Origin] = field(default_factory=list)
+    """Meanings of the numbers of origins in the lane's batches, ascending."""
+    partial: bool = False
+    """True while the hub was given parts of the lane only: it does not count for completeness."""
+    last_seen: int = 0
+    """Nanoseconds since 1970 by the hub's clock: when the last chunk that told of the lane was made."""
+    retired: Retirement | None = None
+    """None while the lane counts for completeness."""
+
+    @property
+    def counts(self) -> bool:
+        """Return whether the lane holds back its stream's completeness."""
+        return self.retired is None and not self.partial
+
+    @property
+    def complete_up_to(self) -> int | None:
+        """Return the moment (edge wall clock, ns) up to which the lane is complete, gaps being named; None when
+        unknown."""
+        return self.mark.time if self.mark else None
+
+    @property
+    def whole_up_to(self) -> int | None:
+        """Return the moment up to which the lane is complete when ABSENT gaps count as missing records."""
+        return self.whole_mark.time if self.whole_mark else None
+
+    @property
+    def newest_mark(self) -> Mark | None:
+        """Return the last mark from the edge, proven or not."""
+        return self.pending_marks[-1] if self.pending_marks else self.whole_mark
+
+    @property
+    def records(self) -> RangeSet:
+        """Return the sequence numbers whose records the shard holds: an independent set."""
+        held = self.ranges.copy()
+        for gap in self.gaps:
+            held.remove(gap.first, gap.end)
+        return held
+
+    def copy(self) -> LaneState:
+        """Return a state that can be changed without this one."""
+        return replace(self, ranges=self.ranges.copy())
+
+    # -- records and gaps
+
+    def missing_records(self, first: int, end: int) -> list[Range]:
+        """Return the parts of ``[first, end)`` whose records the shard lacks, gaps included, ascending."""
+        missing = self.ranges.missing(first, end)
+        gaps = self._gaps_within(first, end)
+        if not gaps:
+            return missing
+        return list(RangeSet([*missing, *((gap.first, gap.end) for gap in gaps)]))
+
+    def missing_gap(self, gap: GapRange) -> list[Range]:
+        """Return the parts of a gap that say something new: about nothing known, or more than ABSENT does."""
+        missing = self.ranges.missing(gap.first, gap.end)
+        if gap.reason == GapReason.ABSENT:
+            return missing
+        absent = [known for known in self._gaps_within(gap.first, gap.end) if known.reason == GapReason.ABSENT]
+        if not absent:
+            return missing
+        return list(RangeSet([*missing, *((known.first, known.end) for known in absent)]))
+
+    def splits(self, first: int, end: int) -> bool:
+        """Return whether records ``[first, end)`` would leave two gaps of one."""
+        gaps = self._gaps_within(first, end)
+        return len(gaps) == 1 and self._gap_at(gaps[0]).first < first and end < self._gap_at(gaps[0]).end
+
+    def add_records(self, ranges: Iterable[Range]) -> None:
+        """Take in records; they heal the gaps that they lie in."""
+        ranges = list(ranges)
+        self.ranges.update(ranges)
+        if self.gaps:
+            self.gaps = _without(self.gaps, ranges)
+
+    def add_gaps(self, gaps: Iterable[GapRange]) -> None:
+        """Take in gaps, of which every part is new (``missing_gap``)."""
+        added = list(gaps)
+        if not added:
+            return
+        ranges = [(gap.first, gap.end) for gap in added]
+        self.ranges.update(ranges)
+        kept = _without(self.gaps, ranges)
+        self.gaps = _joined(sorted([*kept, *added], key=lambda gap: gap.first))
+
+    def _gaps_within(self, first: int, end: int) -> list[GapRange]:
+        """Return the parts of gaps that lie in ``[first, end)``."""
+        if not self.gaps:
+            return []
+        low, high = _touched(self.gaps, first, end)
+        return [GapRange(max(gap.first, first), min(gap.end, end), gap.reason) for gap in self.gaps[low:high]]
+
+    def _gap_at(self, part: GapRange) -> GapRange:
+        return self.gaps[bisect_right(self.gaps, part.first, key=_end)]
+
+    # -- marks
+
+    def add_mark(self, mark: Mark) -> None:
+        """Note a mark; one that says less than a known one changes nothing."""
+        if self.whole_mark is not None and mark.time <= self.whole_mark.time:
+            return
+        if any(other.time >= mark.time and other.seq <= mark.seq for other in self.pending_marks):
+            return
+        kept = [other for other in self.pending_marks if other.time > mark.time or other.seq < mark.seq]
+        self.pending_marks = sorted([*kept, mark], key=lambda other: other.time)
+        if len(self.pending_marks) > PENDING_MARKS_MAX:
+            marks = self.pending_marks
+            del marks[min(range(1, len(marks) - 1), key=lambda i: marks[i + 1].time - marks[i - 1].time)]
+
+    def prove_marks(self) -> None:
+        """Raise the proven marks as far as the records and gaps reach."""
+        if not self.pending_marks:
+            return
+        accounted = self.ranges.contiguous_end()
+        absent = next((gap.first for gap in self.gaps if gap.reason == GapReason.ABSENT), accounted)
+        self.mark = _best(self.mark, self.pending_marks, accounted)
+        self.whole_mark = _best(self.whole_mark, self.pending_marks, min(accounted, absent))
+        whole = min(accounted, absent)
+        self.pending_marks = [mark for mark in self.pending_marks if mark.seq > whole]
+
+    # -- origins
+
+    def add_origins(self, origins: Iterable[Origin]) -> None:
+        """Take in what numbers of origins mean; the latest word about a number holds."""
+        known = {origin.number: origin for origin in (*self.origins, *origins)}
+        self.origins = [known[number] for number in sorted(known)][-ORIGINS_MAX:]
+
+
+def _best(known: Mark | None, pending: list[Mark], end: int) -> Mark | None:
+    """Return the latest mark that needs nothing from ``end`` on."""
+    proven = [mark for mark in pending if mark.seq <= end]
+    return max([*proven, *([known] if known else [])], key=lambda mark: mark.time, default=None)
+
+
+def _end(gap: GapRange) -> int:
+    return gap.end
+
+
+def _first(gap: GapRange) -> int:
+    return gap.first
+
+
+def _touched(gaps: list[GapRange], first: int, end: int) -> tuple[int, int]:
+    """Return the indexes, half-open, of the gaps that ``[first, end)`` has numbers of."""
+    return bisect_right(gaps, first, key=_end), bisect_left(gaps, end, key=_first)
+
+
+def _without(gaps: list[GapRange], ranges: Iterable[Range]) -> list[GapRange]:
+    """Return the gaps without the numbers of ``ranges``."""
+    left = list(gaps)
+    for first, end in ranges:
+        low, high = _touched(left, first, end)
+        if low >= high:
+            continue
+        before, after = left[low], left[high - 1]
+        kept = []
+        if before.first < first:
+            kept.append(GapRange(before.first, first, before.reason))
+        if after.end > end:
+            kept.append(GapRange(end, after.end, after.reason))
+        left[low:high] = kept
+    return left
+
+
+def _joined(gaps: list[GapRange]) -> list[GapRange]:
+    """Join neighbouring gaps of one reason; the gaps are ascending and disjoint."""
+    joined: list[GapRange] = []
+    for gap in gaps:
+        if joined and joined[-1].end == gap.first and joined[-1].reason == gap.reason:
+            joined[-1] = GapRange(joined[-1].first, gap.end, gap.reason)
+        else:
+            joined.append(gap)
+    return joined

@@ -1,0 +1,222 @@
+"""Bytes of a shard snapshot (docs/reference/formats/shard-state.md): the fold up to a chunk, in one canonical form.
+
+Everything stands in the order of its key, so that one state has one encoding, folded from the start or from another
+snapshot. The parts are immutable: they can be encoded in a thread.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable
+from typing import Annotated
+
+import msgspec
+from crc32c import crc32c
+from msgspec import Meta
+
+from weft.protocols.batch import Buffer
+from weft.protocols.chunk_footer import GapRange, Mark, check_understood
+from weft.protocols.errors import Corrupt, Truncated, UnsupportedVersion
+from weft.protocols.fields import U32, U64, Epoch, Nanoseconds, Seq, StoredRanges, unpack
+from weft.protocols.lane import Lane
+from weft.protocols.lane_state import LaneState, Retirement
+from weft.protocols.origin import Origin
+from weft.protocols.ranges import RangeSet
+
+MAGIC = b"WFN"
+VERSION = 1
+_HEADER = struct.Struct("<4sII")
+HEADER_BYTES = _HEADER.size
+UNDERSTOOD = 0
+"""Bits of ``must_understand`` that this release knows: none yet."""
+
+
+class StreamSnapshot(msgspec.Struct, frozen=True, array_like=True):
+    """A stream in a snapshot."""
+
+    tenant: str
+    stream: str
+    next_offset: Seq
+    fields: list[str]
+    """Named topic levels, in the order in which the log first named them."""
+
+
+class LaneSnapshot(msgspec.Struct, frozen=True, array_like=True):
+    """A lane in a snapshot, and what is kept of one that has left the state."""
+
+    tenant: str
+    edge: str
+    log_id: U64
+    stream: str
+    epoch: Epoch
+    ranges: StoredRanges
+    gaps: list[GapRange]
+    mark: Mark | None
+    whole_mark: Mark | None
+    pending_marks: list[Mark]
+    topics: list[str]
+    payload: U32
+    origins: list[Origin]
+    partial: bool
+    last_seen: Nanoseconds
+    retired: Retirement | None
+
+
+class BootClock(msgspec.Struct, frozen=True, array_like=True):
+    """Wall clock of one boot of an edge, as far as it is known."""
+
+    boot_id: U64
+    monotonic: Nanoseconds
+    offset: Nanoseconds
+    error: Nanoseconds
+
+
+class LogClocks(msgspec.Struct, frozen=True, array_like=True):
+    """The clocks of one log's boots, the last heard of at the end."""
+
+    tenant: str
+    edge: str
+    log_id: U64
+    boots: list[BootClock]
+
+
+class Snapshot(msgspec.Struct, frozen=True, array_like=True):
+    """A shard's state."""
+
+    cluster_id: Annotated[bytes, Meta(min_length=16, max_length=16)]
+    shard: U32
+    n: Annotated[int, Meta(ge=-1)]
+    footer_crc: U32
+    must_understand: U64
+    """Bits for what a reader has to know to use the snapshot at all."""
+    made_with: U32
+    """The fold level of the node that made it."""
+    fold_level: U32
+    """The highest level of anything that the log held up to ``n``."""
+    created: Seq
+    """Creation time of chunk ``n``."""
+    drops: U64
+    """Number of lanes that have left the state."""
+    streams: list[StreamSnapshot]
+    lanes: list[LaneSnapshot]
+    clocks: list[LogClocks]
+    extensions: dict[U32, bytes]
+    """Content that the fold kept of chunk extensions, by number, ascending."""
+
+
+_DECODER = msgspec.msgpack.Decoder(Snapshot)
+_LANE_DECODER = msgspec.msgpack.Decoder(LaneSnapshot)
+
+
+class _Head(msgspec.Struct, frozen=True, array_like=True):
+    """The part of a snapshot that no release changes."""
+
+    cluster_id: msgspec.Raw
+    shard: msgspec.Raw
+    n: msgspec.Raw
+    footer_crc: msgspec.Raw
+    must_understand: U64
+
+
+_HEAD = msgspec.msgpack.Decoder(_Head)
+
+
+def lane_snapshot(lane: Lane, held: LaneState) -> LaneSnapshot:
+    """Return a lane's state as it stands in a snapshot."""
+    return LaneSnapshot(
+        *lane, held.epoch, list(held.ranges), held.gaps, held.mark, held.whole_mark, held.pending_marks, held.topics,
+        held.payload, held.origins, held.partial, held.last_seen, held.retired,
+    )  # fmt: skip
+
+
+def lane_state(lane: LaneSnapshot) -> LaneState:
+    """Return the state that a snapshot holds of a lane."""
+    return LaneState(
+        lane.epoch, RangeSet(lane.ranges), lane.gaps, lane.mark, lane.whole_mark, lane.pending_marks, lane.topics,
+        lane.payload, lane.origins, lane.partial, lane.last_seen, lane.retired,
+    )  # fmt: skip
+
+
+def encode_lane(lane: LaneSnapshot) -> bytes:
+    """Return a lane's state as msgpack: what is kept of a lane that leaves the state."""
+    return msgspec.msgpack.encode(lane)
+
+
+def decode_lane(data: Buffer) -> LaneSnapshot:
+    """Decode the state of a lane that left.
+
+    Raises:
+        Corrupt: it is none.
+    """
+    return unpack(_LANE_DECODER, data, "the state of a lane")
+
+
+LANES_AT_ONCE = 256
+"""Number of lanes that one call of the encoder takes: it holds the interpreter, and a hub's loop must not wait long."""
+
+
+def encode(snapshot: Snapshot, lanes: Iterable[tuple[Lane, LaneState]] = ()) -> bytes:
+    """Encode a snapshot.
+
+    Args:
+        lanes: in the order of their keys, instead of ``snapshot.lanes``. They are converted on the way, a few at a
+            time, which leaves room for other threads.
+    """
+    # By hand: the array is the one that msgspec makes, in pieces.
+    head = (
+        snapshot.cluster_id, snapshot.shard, snapshot.n, snapshot.footer_crc, snapshot.must_understand,
+        snapshot.made_with, snapshot.fold_level, snapshot.created, snapshot.drops,
+    )  # fmt: skip
+    encoder = msgspec.msgpack.Encoder()
+    listed = list(lanes)
+    rest = (snapshot.clocks, snapshot.extensions)
+    parts = [_array(len(Snapshot.__struct_fields__)), *map(encoder.encode, head), encoder.encode(snapshot.streams)]
+    parts.append(_array(len(listed) + len(snapshot.lanes)))
+    parts += map(encoder.encode, snapshot.lanes)
+    for at in range(0, len(listed), LANES_AT_ONCE):
+        some = [lane_snapshot(lane, held) for lane, held in listed[at : at + LANES_AT_ONCE]]
+        parts.append(encoder.encode(some)[len(_array(len(some))) :])
+    parts += map(encoder.encode, rest)
+    body = b"".join(parts)
+    return _HEADER.pack(MAGIC + bytes([VERSION]), crc32c(body), len(body)) + body
+
+
+def _array(length: int) -> bytes:
+    """Return the head of a msgpack array, as short as msgspec makes it."""
+    if length < 1 << 4:
+        return bytes([0x90 | length])
+    return struct.pack(">BH", 0xDC, length) if length < 1 << 16 else struct.pack(">BI", 0xDD, length)
+
+
+def decode(data: Buffer) -> Snapshot:
+    """Decode a snapshot.
+
+    Raises:
+        Truncated: the bytes end before the snapshot does.
+        UnsupportedVersion: written by a later release.
+        Corrupt: not a snapshot, a checksum that does not match, or bytes behind its end.
+    """
+    if len(data) < HEADER_BYTES:
+        raise Truncated(f"a snapshot header has {HEADER_BYTES} bytes, {len(data)} are there")
+    magic, crc, length = _HEADER.unpack_from(data)
+    if magic[:3] != MAGIC:
+        raise Corrupt(f"expected a shard snapshot ({MAGIC!r}), found {magic!r}")
+    body = memoryview(data)[HEADER_BYTES:]
+    if magic[3] != VERSION:
+        raise UnsupportedVersion(f"snapshot version {magic[3]}; this release reads version {VERSION}")
+    if len(body) < length:
+        raise Truncated(f"a snapshot of {length} bytes has only {len(body)} of them")
+    if len(body) > length or crc32c(body) != crc:
+        raise Corrupt("a snapshot's length or checksum does not match")
+    return _unpack(body)
+
+
+def _unpack(body: Buffer) -> Snapshot:
+    try:
+        snapshot = unpack(_DECODER, body, "a snapshot")
+    except Corrupt:
+        # A later release may have changed the rest: its bits say so before anything else is believed.
+        check_understood(unpack(_HEAD, body, "a snapshot").must_understand, UNDERSTOOD, "a snapshot")
+        raise
+    check_understood(snapshot.must_understand, UNDERSTOOD, "a snapshot")
+    return snapshot
