@@ -116,7 +116,9 @@ class Hub:
         self._tokens = TokenFile(settings.tokens_file) if settings.tokens_file else None
         self._access = Access(self._tokens, settings.open_to_network)
         store = self._given_store or open_store(settings.store, settings.store_options)
-        await probe(store)
+        # Races need a second client, and only a bucket has clients that do not know of each other.
+        bucket = self._given_store is None and settings.store.startswith("s3://")
+        await probe(store, open_store(settings.store, settings.store_options) if bucket else None)
         self.cluster = await open_cluster(store, settings.shards)
         try:
             await self._start_shards(store)

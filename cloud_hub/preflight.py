@@ -1,8 +1,9 @@
-"""Checks of what a hub's configuration names on this machine: tokens, a store that is a folder, the port."""
+"""Checks of what a hub's configuration names: tokens, the store, the port."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import urllib.error
@@ -16,7 +17,7 @@ from weft.config.models import HubConfig
 from weft.config.units import Address, parse_bind
 from weft.storage import hub_keys
 from weft.storage.cluster import ClusterUnusable, open_cluster
-from weft.storage.object_store import open_store
+from weft.storage.object_store import NotFound, StoreError, StoreUnfit, open_store, probe
 
 ANSWER_S_MAX = 1.0
 _ANSWER_BYTES_MAX = 1 << 20
@@ -33,8 +34,12 @@ class HubFindings:
     """Findings with which the hub works, perhaps not as intended."""
 
 
-def look(config: HubConfig) -> HubFindings:
-    """Open what the configuration names, except the port and stores in a bucket. Blocks; changes nothing."""
+def look(config: HubConfig, *, offline: bool = True) -> HubFindings:
+    """Open what the configuration names, except the port. Blocks; leaves nothing behind.
+
+    Args:
+        offline: contact no store in a bucket. Otherwise the store is probed as a hub does it when it starts.
+    """
     found = HubFindings()
     if config.tokens_file is None:
         if not parse_bind(config.listen).is_loopback:
@@ -44,7 +49,7 @@ def look(config: HubConfig) -> HubFindings:
             found.doubtful.append(Finding(("tokens_file",), message))
     else:
         _look_at_tokens(config.tokens_file, found)
-    _look_at_store(config, found)
+    _look_at_store(config, found, offline=offline)
     return found
 
 
@@ -82,17 +87,29 @@ def _look_at_tokens(path: str, found: HubFindings) -> None:
             found.doubtful.append(Finding(("tokens_file",), problem))
 
 
-def _look_at_store(config: HubConfig, found: HubFindings) -> None:
+def _look_at_store(config: HubConfig, found: HubFindings, *, offline: bool) -> None:
     path = config.store.removeprefix("file://")
-    if "://" in path:
-        return
-    if problem := folder(path):
+    is_folder = "://" not in path
+    if is_folder and (problem := folder(path)):
         found.needed.append(Finding(("store",), problem))
-    elif os.path.exists(os.path.join(path, hub_keys.CLUSTER)):
-        try:
-            asyncio.run(open_cluster(open_store(path), config.shards))
-        except ClusterUnusable as error:
-            found.needed.append(Finding(("store",), str(error)))
+        return
+    if (is_folder and not os.path.exists(path)) or (offline and not is_folder):
+        return
+    # Files that another user than the hub's makes in its folder would be in the hub's way.
+    probed = not offline and (not is_folder or os.stat(path).st_uid == os.geteuid())
+    try:
+        asyncio.run(_open_store(config, probed=probed))
+    except (ClusterUnusable, StoreError, StoreUnfit) as error:
+        found.needed.append(Finding(("store",), str(error)))
+
+
+async def _open_store(config: HubConfig, *, probed: bool) -> None:
+    store = open_store(config.store)
+    if probed:
+        await probe(store, open_store(config.store) if config.store.startswith("s3://") else None)
+    with contextlib.suppress(NotFound):
+        await store.get(hub_keys.CLUSTER)
+        await open_cluster(store, config.shards)
 
 
 def _is_hub(address: Address) -> bool:

@@ -1,38 +1,79 @@
 """Probe that refuses a store which breaks its promises, before the hub relies on it.
 
-Some S3-compatible stores ignore conditions on writes; there two hub nodes would overwrite each other's chunks.
+Some S3-compatible stores ignore conditions on writes; there two hub nodes would overwrite each other's chunks. Others
+keep them only for requests that come one after the other: they look, and then write. So the probe races.
 """
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import os
+from collections.abc import Iterator, Sequence
+from typing import Protocol, runtime_checkable
 
 from weft.storage.object_store.errors import AlreadyExists, NotFound, PreconditionFailed, StoreError, StoreUnfit
 from weft.storage.object_store.protocol import ObjectStore
 
 PREFIX = "probe"
+RACES = 10
+"""Number of keys that writers race for."""
+WRITERS = 32
+"""Number of writers of one race."""
+LARGE_RACES = 3
+LARGE_WRITERS = 4
+LARGE_BYTES = 1 << 20
+"""Length of a body that takes a server long enough to write for others to come in between."""
+INSTEAD = (
+    "Use a store with conditional writes that hold under a race: Amazon S3, MinIO, versitygw, or a folder on this "
+    "machine (docs/how-to/hub-on-s3.md)"
+)
+_EXPECTED = (AlreadyExists, PreconditionFailed, StoreError)
 _FIRST, _SECOND, _THIRD = b"weft probe: first", b"weft probe: second", b"weft probe: third"
 
 
-async def probe(store: ObjectStore) -> None:
-    """Try every promise on objects of a fresh name, and remove them.
+@runtime_checkable
+class Overlapping(Protocol):
+    """A store over a network, which can hold requests half sent and say who answers."""
+
+    async def overlap(self, key: str, bodies: Sequence[bytes], expected_etag: str | None) -> Sequence[bool] | None:
+        """Return which of several writes to one key were accepted; None when that is not clear."""
+        ...
+
+    async def name(self) -> str:
+        """Return what is known of the server."""
+        ...
+
+
+async def probe(store: ObjectStore, second: ObjectStore | None = None) -> None:
+    """Try every promise on objects of a fresh name, and remove them. A second in a bucket, less in a folder.
+
+    Args:
+        second: another client of the same store, for the races.
 
     Raises:
-        StoreUnfit: a promise is not kept; the sentence says which.
+        StoreUnfit: a promise is not kept; the sentence says which, by whom, and what to use instead.
         StoreError: the store is unavailable.
     """
     base = f"{PREFIX}/{os.urandom(8).hex()}"
     key, missing = f"{base}/object", f"{base}/missing"
+    races = [f"{base}/race-{number:02d}" for number in range(RACES + LARGE_RACES)]
     try:
         await _probe_create(store, key)
         await _probe_swap(store, key, missing)
         await _probe_reads(store, base, key)
+        await _probe_races([store, second or store], races)
+    except StoreUnfit as unfit:
+        who = f"{await store.name()}: " if isinstance(store, Overlapping) else ""
+        raise StoreUnfit(f"{who}{unfit}. {INSTEAD}") from unfit
     finally:
-        for name in (key, missing):
-            with contextlib.suppress(StoreError):
-                await store.delete(name)
+        await asyncio.gather(*(_delete(store, name) for name in (key, missing, *races)))
     await _expect_absent(store, key)
+
+
+async def _delete(store: ObjectStore, key: str) -> None:
+    with contextlib.suppress(StoreError):
+        await store.delete(key)
 
 
 async def _probe_create(store: ObjectStore, key: str) -> None:
@@ -68,8 +109,96 @@ async def _probe_swap(store: ObjectStore, key: str, missing: str) -> None:
 async def _probe_reads(store: ObjectStore, base: str, key: str) -> None:
     if await store.get_range(key, 5, 5) != _SECOND[5:10] or await store.get_range(key, -6, 100) != _SECOND[-6:]:
         raise StoreUnfit("the store answers a ranged read with other bytes")
+    try:
+        long = await store.get_range(key, -(1 << 16), 1 << 16)
+    except StoreError:
+        await store.get(key)  # an outage is none of the range's doing
+        raise StoreUnfit("the store refuses a suffix range that is longer than the object") from None
+    if long != _SECOND:
+        raise StoreUnfit("the store answers a suffix range that is longer than the object with other bytes")
     if [listed.key for listed in await store.list(base)] != [key]:
         raise StoreUnfit("the store does not list an object right after it was made")
+
+
+async def _probe_races(clients: Sequence[ObjectStore], keys: Sequence[str]) -> None:
+    for key in keys[:RACES]:
+        await _Race(clients, key).run(list(_bodies(WRITERS, 0)))
+    for key in keys[RACES:]:
+        race, bodies = _Race(clients, key), list(_bodies(LARGE_WRITERS, LARGE_BYTES))
+        if not await race.overlap(bodies):
+            await _delete(clients[0], key)
+            await race.run(bodies)
+
+
+def _bodies(count: int, size: int) -> Iterator[bytes]:
+    for number in range(count):
+        yield f"weft probe: writer {number:04d} {os.urandom(8).hex()}".encode().ljust(size, b".")
+
+
+class _Race:
+    """A race of writers for one key: all create it, and then all swap what one of them made."""
+
+    def __init__(self, clients: Sequence[ObjectStore], key: str) -> None:
+        self._clients = clients
+        self._key = key
+
+    async def run(self, bodies: Sequence[bytes]) -> None:
+        """Write as the clients do, in turns over all clients."""
+        await self._write(bodies, None)
+        await self._write([body[::-1] for body in bodies], await self._etag())
+
+    async def overlap(self, bodies: Sequence[bytes]) -> bool:
+        """Write with requests that are half sent together. Return whether that could be done here."""
+        client = self._clients[0]
+        if not isinstance(client, Overlapping):
+            return False
+        for data, etag in ((bodies, None), ([body[::-1] for body in bodies], self._etag)):
+            expected = await etag() if etag else None
+            won = await client.overlap(self._key, data, expected)
+            if won is None:
+                return False
+            await self._judge(data, won, [False] * len(data), expected)
+        return True
+
+    async def _etag(self) -> str:
+        return (await self._clients[0].get(self._key)).etag
+
+    async def _write(self, bodies: Sequence[bytes], etag: str | None) -> None:
+        clients = self._clients
+        outcomes = await asyncio.gather(
+            *(self._one(clients[at % len(clients)], body, etag) for at, body in enumerate(bodies)),
+            return_exceptions=True,
+        )
+        for outcome in outcomes:
+            if isinstance(outcome, BaseException) and not isinstance(outcome, _EXPECTED):
+                raise outcome
+        unclear = [isinstance(outcome, StoreError) for outcome in outcomes]
+        if all(unclear):
+            raise StoreError(f"the store answered none of {len(bodies)} requests at once: {outcomes[0]}")
+        await self._judge(bodies, [isinstance(outcome, str) for outcome in outcomes], unclear, etag)
+
+    async def _one(self, client: ObjectStore, body: bytes, etag: str | None) -> str:
+        return await (client.create(self._key, body) if etag is None else client.swap(self._key, body, etag))
+
+    async def _judge(
+        self, bodies: Sequence[bytes], won: Sequence[bool], unclear: Sequence[bool], etag: str | None
+    ) -> None:
+        """Check that exactly one writer won, and that its bytes are what every client reads."""
+        what, condition = ("creates of one key", "If-None-Match") if etag is None else ("swaps of one etag", "If-Match")
+        writes, broken = f"{len(bodies)} concurrent {what}", f"it does not keep {condition} under a race"
+        if sum(won) > 1:
+            raise StoreUnfit(f"the store let {sum(won)} of {writes} succeed: {broken}")
+        candidates = won if any(won) else unclear
+        possible = [body for body, candidate in zip(bodies, candidates, strict=True) if candidate]
+        for client in self._clients:
+            try:
+                found = (await client.get(self._key)).data
+            except NotFound:
+                raise StoreUnfit(f"the store refused every one of {writes}") from None
+            if found not in possible and any(won):
+                raise StoreUnfit(f"of {writes} one succeeded and another's bytes are read: {broken}")
+            if found not in possible:
+                raise StoreUnfit(f"the store refused every one of {writes}: {broken}")
 
 
 async def _expect_content(store: ObjectStore, key: str, data: bytes, otherwise: str) -> None:

@@ -8,15 +8,18 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from datetime import timedelta
 from typing import Any
+from urllib.parse import urlsplit
 
 from weft.storage.object_store.errors import AlreadyExists, NotFound, PreconditionFailed, StoreError, StoreUnfit
 from weft.storage.object_store.protocol import Buffer, Listed, Listing, Object, check_key, check_prefix, clamp_range
 from weft.storage.object_store.s3_endpoint import ALLOW_HTTP, allows_http
+from weft.storage.object_store.s3_overlap import Answer, ask, put_overlapping
 
 try:
+    from obstore import sign_async
     from obstore.exceptions import AlreadyExistsError, BaseError, PreconditionError
     from obstore.store import S3Store as _Bucket
 except ImportError as missing:  # pragma: no cover
@@ -26,6 +29,7 @@ CONNECT_SECONDS_MAX = 5
 REQUEST_SECONDS_MAX = 30
 READ_RETRIES_MAX = 5
 READ_RETRY_SECONDS_MAX = 30
+SIGNED_SECONDS = 300
 _TRIED = re.compile(r"Generic S3 error: Error performing (\w+) (\w+://[^,\s]+)(?:,? .*)? - (.+)")
 MACHINE_ROLE_PATH = "/latest/api/token"
 """Path at which obstore asks for the machine's role, once it has found no key."""
@@ -131,6 +135,34 @@ class S3Store:
     def location(self, key: str) -> tuple[str, dict[str, str]]:
         """Return the s3:// URI and the options as given. Where the endpoint has no TLS, they allow plain HTTP."""
         return f"{self._uri}/{check_key(key)}", dict(self._options)
+
+    async def overlap(self, key: str, bodies: Sequence[bytes], expected_etag: str | None) -> Sequence[bool] | None:
+        """Put every body to one key at once, with overlapping requests, as creates or as swaps; for ``probe``.
+
+        Returns:
+            Which of them the store accepted. None when one of them had no clear answer.
+        """
+        condition = ("If-None-Match", "*") if expected_etag is None else ("If-Match", expected_etag)
+        try:
+            answers = await put_overlapping(await self._signed("PUT", key), bodies, condition)
+        except (BaseError, OSError, ValueError):
+            return None
+        accepted, refused = {200, 201, 204}, {404, 409, 412}
+        if any(answer.status not in accepted | refused for answer in answers):
+            return None
+        return [answer.status in accepted for answer in answers]
+
+    async def name(self) -> str:
+        """Return what is known of the server: the name that it gives itself, and its address."""
+        answer, address = Answer(0, ""), self._uri
+        with contextlib.suppress(BaseError, OSError, ValueError):
+            url = await self._signed("GET", "cluster.json")
+            address = f"{self._uri} at {urlsplit(url).netloc}"
+            answer = await ask(url)
+        return f"{answer.server} ({address})" if answer.server else address
+
+    async def _signed(self, method: Any, key: str) -> str:
+        return str(await sign_async(self._reads, method, check_key(key), timedelta(seconds=SIGNED_SECONDS)))
 
     async def _put(self, key: str, data: Buffer, mode: Any) -> str:
         # One request: a multipart upload cannot be made conditional everywhere.

@@ -81,19 +81,21 @@ async def _reload(hub: Hub, settings: RunningSettings) -> None:
 
 @command.command()
 @config_argument
+@click.option("--offline", is_flag=True, help="Do not contact a store in a bucket, and probe no store.")
 @json_option
-def check(config_file: str, as_json: bool) -> int:
-    """Check CONFIG and what it names on this machine: tokens, a store that is a folder, the port.
+def check(config_file: str, offline: bool, as_json: bool) -> int:
+    """Check CONFIG and what it names: tokens, the store, the port.
 
-    The command starts and changes nothing, and does not contact stores in a bucket. An error stops a hub from running:
-    exit status 2. Warnings go to standard error and leave exit status 0. Run it as the hub's user, who may have access
-    to other files than you. While the hub runs, its port is not checked.
+    The command starts nothing. It probes the store as a hub does when it starts: it writes, races and deletes objects
+    below `probe/`, and leaves nothing behind. An error stops a hub from running: exit status 2. Warnings go to standard
+    error and leave exit status 0. Run it as the hub's user, who may have access to other files than you. While the hub
+    runs, its port is not checked.
     """
     from weft.cloud_hub import preflight
 
     answer = CheckAnswer(config_file, as_json)
     loaded = answer.load(located_hub)
-    config, found = loaded.config, preflight.look(loaded.config)
+    config, found = loaded.config, preflight.look(loaded.config, offline=offline)
     taken, untried = preflight.port(config)
     return answer.give(
         loaded,

@@ -2,9 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
+import time
+from pathlib import Path
+
 import pytest
 
-from weft.storage.object_store import AlreadyExists, NotFound, PreconditionFailed, StoreUnfit, probe
+from tests.storage.object_store.buckets import MINIO, VERSITYGW, minio, server_binary, versitygw
+from tests.storage.object_store.racy_server import racy_server
+from weft.storage.object_store import (
+    AlreadyExists,
+    NotFound,
+    PreconditionFailed,
+    StoreError,
+    StoreUnfit,
+    open_store,
+    probe,
+)
 from weft.storage.object_store.memory import MemoryStore
 from weft.storage.object_store.protocol import Buffer, Listing
 
@@ -65,6 +79,46 @@ class StaleListing(MemoryStore):
         return []
 
 
+class NoLongSuffix(MemoryStore):
+    """gofakes3: 416 to a suffix range that is longer than the object."""
+
+    async def get_range(self, key: str, start: int, length: int) -> bytes:
+        if -start > len((await self.get(key)).data):
+            raise StoreError("416 Requested Range Not Satisfiable")
+        return await super().get_range(key, start, length)
+
+
+class ChecksThenCreates(MemoryStore):
+    """What several S3-compatible servers do: right for requests one after the other, wrong for two at once."""
+
+    async def create(self, key: str, data: Buffer) -> str:
+        if key in self._objects:
+            raise AlreadyExists(key)
+        await asyncio.sleep(0)
+        await self.delete(key)
+        return await super().create(key, data)
+
+
+class ChecksThenSwaps(MemoryStore):
+    async def swap(self, key: str, data: Buffer, expected_etag: str) -> str:
+        if key not in self._objects or self._objects[key].etag != expected_etag:
+            raise PreconditionFailed(key)
+        await asyncio.sleep(0)
+        return self._put(key, data)
+
+
+class ReportsTheLoser(MemoryStore):
+    """One success is reported, and another writer's bytes stay."""
+
+    async def create(self, key: str, data: Buffer) -> str:
+        try:
+            return await super().create(key, data)
+        except AlreadyExists:
+            if "race" in key:
+                self._put(key, data)
+            raise
+
+
 @pytest.mark.parametrize(
     ("liar", "sentence"),
     [
@@ -75,8 +129,45 @@ class StaleListing(MemoryStore):
         (SwapThatIsLost, "a swap that the store accepted is not there"),
         (RangesFromTheStart, "ranged read"),
         (StaleListing, "does not list an object"),
+        (NoLongSuffix, "suffix range that is longer"),
+        (ChecksThenCreates, "concurrent creates of one key succeed"),
+        (ChecksThenSwaps, "concurrent swaps of one etag succeed"),
+        (ReportsTheLoser, "another's bytes are read"),
     ],
 )
 async def test_a_liar_is_refused(liar: type[MemoryStore], sentence: str) -> None:
     with pytest.raises(StoreUnfit, match=sentence):
         await probe(liar())
+
+
+async def test_a_store_that_keeps_its_promises_is_taken_and_left_empty(tmp_path: Path) -> None:
+    store, second = open_store(str(tmp_path)), open_store(str(tmp_path))
+    started = time.perf_counter()
+    await probe(store, second)
+    assert time.perf_counter() - started < 30  # a third of a second on a machine with nothing else to do
+    assert await store.list("") == []
+
+
+async def test_a_server_that_checks_before_the_body_has_come_is_refused_with_its_name_and_what_to_use() -> None:
+    async with racy_server(checks_late=True) as (uri, options):
+        await probe(open_store(uri, options), open_store(uri, options))
+    async with racy_server(checks_late=False) as (uri, options):
+        with pytest.raises(StoreUnfit, match=r"RacyStore/1\.0 \(s3://bucket at 127\.0\.0\.1.*If-None-Match.*versitygw"):
+            await probe(open_store(uri, options), open_store(uri, options))
+
+
+@pytest.mark.s3
+@pytest.mark.skipif(server_binary(VERSITYGW) is None, reason=f"versitygw is not installed: go install {VERSITYGW}")
+async def test_versitygw_is_taken(tmp_path: Path) -> None:
+    with versitygw(tmp_path / "gateway") as server:
+        stores = [open_store(f"{server.bucket}/root", server.options) for _ in range(2)]
+        await probe(*stores)
+        assert await stores[0].list("") == []
+
+
+@pytest.mark.slow
+@pytest.mark.s3
+@pytest.mark.skipif(server_binary(MINIO) is None, reason=f"MinIO is not installed: go install {MINIO}")
+async def test_minio_is_taken(tmp_path: Path) -> None:
+    with minio(tmp_path / "minio") as server:
+        await probe(*(open_store(f"{server.bucket}/root", server.options) for _ in range(2)))

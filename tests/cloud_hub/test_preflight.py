@@ -1,0 +1,42 @@
+"""What `weft hub check` says of the store that a hub would use."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from tests.storage.object_store.racy_server import racy_server
+from weft.cloud_hub import preflight
+from weft.config.models import HubConfig
+from weft.storage.cluster import open_cluster
+from weft.storage.object_store import open_store
+
+
+async def test_a_bucket_is_probed_unless_the_check_is_offline(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with racy_server(checks_late=False) as (uri, options):
+        for name, value in options.items():
+            monkeypatch.setenv(name, value)
+        config = HubConfig(store=uri, tokens_file=None)
+        found = await asyncio.to_thread(preflight.look, config, offline=False)
+        assert [finding.path for finding in found.needed] == [("store",)]
+        assert "RacyStore/1.0" in str(found.needed[0])
+        assert (await asyncio.to_thread(preflight.look, config, offline=True)).needed == []
+    async with racy_server(checks_late=True) as (uri, options):
+        monkeypatch.setenv("AWS_ENDPOINT_URL", options["AWS_ENDPOINT_URL"])
+        assert (await asyncio.to_thread(preflight.look, HubConfig(store=uri), offline=False)).needed == []
+
+
+def test_a_folder_is_probed_and_left_as_it_was(tmp_path: Path) -> None:
+    config = HubConfig(store=str(tmp_path / "none yet"))
+    assert preflight.look(config, offline=False).needed == []
+    assert list(tmp_path.iterdir()) == []
+    (tmp_path / "store").mkdir()
+    assert preflight.look(HubConfig(store=str(tmp_path / "store")), offline=False).needed == []
+
+
+async def test_a_store_with_another_number_of_shards_is_said(tmp_path: Path) -> None:
+    await open_cluster(open_store(str(tmp_path)), 8)
+    found = await asyncio.to_thread(preflight.look, HubConfig(store=str(tmp_path), shards=4), offline=False)
+    assert "set shards to 8" in str(found.needed[0])
