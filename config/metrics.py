@@ -206,6 +206,12 @@ EDGE_METRICS = (
         "Lifetime of a new card at the rate since the start; 0 without disk.card_endurance.",
     ),
     Metric("weft_edge_log_low", "gauge", "1 while less than disk.low_water is free for records."),
+    Metric(
+        "weft_edge_conflict",
+        "gauge",
+        "1 while a hub refuses the node because another copy of its log has taken over; devices get no "
+        "acknowledgements.",
+    ),
     Metric("weft_edge_log_full", "gauge", "1 while there is no room for records; devices get no acknowledgements."),
     Metric(
         "weft_edge_log_failed",

@@ -157,6 +157,15 @@ class Link(Section, frozen=True, kw_only=True):
         Annotated[tuple[str, ...], Meta(min_length=1, max_length=1024)] | None,
         Meta(description="Streams that this link carries. Unset: all of them."),
     ] = None
+    on_conflict: Annotated[
+        Literal["stop", "continue"],
+        Meta(
+            description="What the node does when the hub refuses the link because another copy of the node's log "
+            "has taken over. `stop` acknowledges no more messages of the streams that this link carries, so that "
+            "devices keep them and send again. `continue` goes on: the hub has no way to know of these records, and "
+            "takes them only if an operator decides for this node."
+        ),
+    ] = "stop"
     compression_level: Annotated[
         int, Meta(ge=1, le=19, description="zstd level of the connection: higher is smaller and slower.")
     ] = 3

@@ -89,11 +89,13 @@ class EdgeNode:
             self.log = self._open_log(stack)
             self.unrouted = Unrouted(self.config.unrouted.policy, self.log, self.counters)
             links = Links(self.config, self.log, wall_clock=wall_clock, software=self._software)
+            self._links = links
             self._imports = Imports(self.config, self._software, poster(loop))
             stack.push_async_callback(self._imports.close)
             self.status = NodeStatus(
                 self.config, self.log, (self.state_counters, self.listener_counters, self.counters), links.statuses,
                 clock_reader(), unrouted=self.unrouted.facts, imports=self._imports.facts,
+                conflicts=lambda: links.conflicts.reasons,
             )  # fmt: skip
             await self._start_mqtt(stack)
             await self._start_pages(stack)
@@ -122,6 +124,7 @@ class EdgeNode:
                 raise failed
             shortages.full(self.log.shortage(), loop.time())
             await self.listeners.check_files()
+            self._links.conflicts.look(self._links.statuses)
             if loop.time() >= next_sample:
                 self.status.sample()
                 shortages.low(self.status.low_water(), loop.time())
@@ -186,7 +189,10 @@ class EdgeNode:
     async def _start_pages(self, stack: contextlib.AsyncExitStack) -> None:
         if self.config.http is None:
             return
-        health = Health(self.log, lambda: self._state.failed is not None, lambda: self.listeners.is_open)
+        health = Health(
+            self.log, lambda: self._state.failed is not None, lambda: self.listeners.is_open,
+            has_conflict=lambda: bool(self._links.conflicts.reasons),
+        )  # fmt: skip
         pages = Pages(self.status.facts, lambda: render(self.status), health)
         await pages.start(self.config.http.bind)
         stack.push_async_callback(pages.close)

@@ -37,6 +37,10 @@ class LinkStatus:
     attempts_failed: int = 0
     """Number of failed attempts in a row."""
     next_try: int | None = None
+    is_taken: bool = False
+    """True while the hub has taken the link under its identity."""
+    conflict: str = ""
+    """Why the hub refuses the link's identity, with what to do; empty once a hub takes it."""
     last_error: str = ""
     """Last error, with what to do; kept after the link is up again, until the next error."""
     last_error_time: int | None = None

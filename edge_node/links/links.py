@@ -13,6 +13,8 @@ from collections.abc import Callable
 from weft.config.models import EdgeConfig
 from weft.config.streams import Link
 from weft.edge_node.check import carried_streams
+from weft.edge_node.links import conflicts
+from weft.edge_node.links.conflicts import Conflicts
 from weft.edge_node.links.hub_high_watermarks import HubHighWatermarks
 from weft.edge_node.links.source import OfferedStream, SegmentLogSource
 from weft.edge_node.streams import STREAMS_THAT_STAY
@@ -70,6 +72,8 @@ class Links:
             for stream in self._streams()
         }
         self._ledger = ReleaseLedger(carriers, self._log.release)
+        self.conflicts = self._known_conflicts()
+        """Links that hubs refuse because another copy of the log has taken over. They need ``look`` now and then."""
 
     def start(self) -> None:
         """Start every link; links connect, and reconnect after trouble, by themselves."""
@@ -122,6 +126,15 @@ class Links:
 
     def _streams(self) -> set[str]:
         return {stream for streams in self._carried.values() for stream in streams}
+
+    def _known_conflicts(self) -> Conflicts:
+        carried = {
+            name: [self._log.stream(stream) for stream in streams]
+            for name, streams in self._carried.items()
+            if self._config.links[name].on_conflict == "stop"
+        }
+        path = os.path.join(self._config.data_dir, "links", conflicts.FILE)
+        return Conflicts(self._filesystem, path, carried, self._log.refuse)
 
     def _high_watermarks(self) -> HubHighWatermarks:
         # A stream that the log does not know begins where its numbers cannot have been given out before.

@@ -36,6 +36,7 @@ class NodeStatus:
         *,
         unrouted: Callable[[], dict[str, Any]],
         imports: Callable[[], dict[str, Any]] = dict,
+        conflicts: Callable[[], dict[str, str]] = dict,
         wall_clock: Callable[[], int] = time.time_ns,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -45,6 +46,7 @@ class NodeStatus:
             counters: the counters; when two count the same, the later one is shown.
             unrouted: the facts about messages that no stream matches.
             imports: the facts about imported logs, by log id.
+            conflicts: the links for whose streams nothing is acknowledged, and why.
         """
         self.config = config
         self.log = log
@@ -56,6 +58,8 @@ class NodeStatus:
         self._clock_reading = clock_reading
         self._unrouted = unrouted
         self._imports = imports
+        self.conflicts = conflicts
+        """Source of link -> why the node acknowledges nothing of the streams that it carries."""
         self._outage = OutageEstimate()
 
     @property
@@ -106,6 +110,7 @@ class NodeStatus:
             "streams": {name: self._stream(number) for name, number in self.streams().items()},
             "unrouted": self._unrouted(),
             "links": {link.name: _link(link) for link in self.links},
+            "conflicts": dict(self.conflicts()),
             "imported": self._imports(),
             "mqtt": self.counted(),
         }

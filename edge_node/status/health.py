@@ -17,12 +17,21 @@ class Health:
     Args:
         has_lost_state: returns True when the sessions' database has failed.
         is_listening: returns True when every listener is open.
+        has_conflict: returns True while the node acknowledges nothing because a hub refuses its identity.
     """
 
-    def __init__(self, log: SegmentLog, has_lost_state: Callable[[], bool], is_listening: Callable[[], bool]) -> None:
+    def __init__(
+        self,
+        log: SegmentLog,
+        has_lost_state: Callable[[], bool],
+        is_listening: Callable[[], bool],
+        *,
+        has_conflict: Callable[[], bool] = lambda: False,
+    ) -> None:
         self._log = log
         self._has_lost_state = has_lost_state
         self._is_listening = is_listening
+        self._has_conflict = has_conflict
 
     def unhealthy(self) -> list[str]:
         """Return the reasons to restart the node; empty when there are none.
@@ -48,4 +57,6 @@ class Health:
             reasons.append("the listeners are not open")
         if self._log.failed is None and self._log.shortage() is not None:
             reasons.append("the log is full: devices get no acknowledgements")
+        if self._has_conflict():
+            reasons.append("another copy of the log has taken over at the hub: devices get no acknowledgements")
         return reasons

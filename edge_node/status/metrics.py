@@ -71,6 +71,7 @@ def _log(status: NodeStatus) -> Iterator[AnySample]:
     yield Sample("weft_edge_log_write_amplification", write_amplification(stats) or 0)
     yield Sample("weft_edge_log_card_lifetime_seconds", status.card_lifetime_s(stats) or 0)
     yield Sample("weft_edge_log_full", status.log.shortage() is not None)
+    yield Sample("weft_edge_conflict", bool(status.conflicts()))
     yield Sample("weft_edge_log_low", status.low_water(stats) is not None)
     yield Sample("weft_edge_log_failed", stats.failed is not None)
 

@@ -93,7 +93,7 @@ class SenderConnection:
             reader.cancel()
             pump.cancel()
             results = await asyncio.gather(reader, pump, return_exceptions=True)
-            self._status.connected_since = None
+            self._status.connected_since, self._status.is_taken = None, False
         self._handle_events(sender)
         outcome = self._outcome or _failure(results, socket.close_code)
         if self._withdraw:
@@ -203,12 +203,15 @@ class SenderConnection:
                 self._progress.welcomed(sender)
                 status.state, status.cluster_id = LinkState.CONNECTED, event.cluster_id
                 status.connected_since = self._wall_clock()
+                status.is_taken, status.conflict = True, ""
                 status.connections += 1
                 self._link_log.connected(status.url, event.cluster_id, self._welcomed / SECOND)
             case Refusal(code, message, advice, by_peer):
                 self._withdraw = by_peer and code == RefuseCode.IDENTITY_CONFLICT
                 state = _REFUSED_STATE.get(code, LinkState.REFUSED)
                 self._outcome = Outcome(state, f"{message}; {advice}", code)
+                if state is LinkState.CONFLICT:
+                    status.conflict = self._outcome.reason
             case Unreadable(lane, first, end):
                 self._progress.failed(
                     f"the log does not give seq {first} to {end} of lane {lane}, though it holds them"

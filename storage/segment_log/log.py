@@ -17,7 +17,7 @@ from weft.storage.segment_log.commit.atomic_append import Together
 from weft.storage.segment_log.commit.committer import Post
 from weft.storage.segment_log.commit.rename import rename
 from weft.storage.segment_log.commit.writer import WriterThread
-from weft.storage.segment_log.errors import LogFailed
+from weft.storage.segment_log.errors import LogFailed, LogFull
 from weft.storage.segment_log.read.answers import LogAnswers
 from weft.storage.segment_log.read.pages import READS_MAX, PageReader
 from weft.storage.segment_log.read.reader import LogReader
@@ -156,7 +156,7 @@ class SegmentLog(LogAnswers, LogRoom):
             The sequence number of the first; the others follow.
 
         Raises:
-            LogFull: there is no room. Nothing of the run was taken.
+            LogFull: there is no room, or the stream is to refuse (``refuse``). Nothing of the run was taken.
             LogFailed: the log is poisoned. Nothing of the run was taken.
             RecordTooLarge: a record can never be taken.
             ValueError: the lists differ in length, or the stream was not declared.
@@ -176,6 +176,8 @@ class SegmentLog(LogAnswers, LogRoom):
             base_seq = lane.next_seq
             if not keys:
                 return base_seq
+            if lane.refusal is not None and state.queue.together is None:
+                raise LogFull(lane.refusal)
             needed = size + BATCH_OVERHEAD_BYTES
             if needed <= state.queue.reserved_bytes:
                 state.queue.reserved_bytes -= needed

@@ -25,7 +25,11 @@ def show_running(facts: dict[str, Any], now: float) -> None:
         "clock": facts["clock"],
         "disk": _disk(disk),
         "outage left": outage_left(facts),
-        "log": facts["log_error"] or facts["log_full"] or facts["log_low"] or "good",
+        "log": "; ".join(facts.get("conflicts", {}).values())
+        or facts["log_error"]
+        or facts["log_full"]
+        or facts["log_low"]
+        or "good",
     }
     if found := _last_start(facts["recovery"]):
         known["last start"] = found

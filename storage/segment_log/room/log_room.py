@@ -34,6 +34,14 @@ class LogRoom:
             self._state.lane(stream).policy = policy
             self._state.changes += 1
 
+    def refuse(self, stream: int, reason: str | None) -> None:
+        """Refuse appends to a stream as if it had no room, with this reason, until called with None.
+
+        What was appended before becomes durable. Appends within ``together`` are taken: see ``ask_room``.
+        """
+        with self._state.changed:
+            self._state.lane(stream).refusal = reason
+
     def release(self, stream: int, ranges: RangeSet) -> None:
         """Take these records and gap notices as safe elsewhere: they go once the budget needs it or retention says so.
 
@@ -45,17 +53,20 @@ class LogRoom:
             forget_released(self._state)
 
     def ask_room(self, runs: Iterable[AskedRun], time: int) -> None:
-        """Make sure that streams with a size of their own take all of these runs; within ``together``, before the first
-        is appended. Owner's thread only.
+        """Make sure that streams that refuse, or have a size of their own, take all of these runs; within ``together``,
+        before the first is appended. Owner's thread only.
 
         Args:
             time: ns since 1970.
 
         Raises:
-            LogFull: one of the streams is full. Nothing was changed: append none of them.
+            LogFull: one of the streams is full or refuses. Nothing was changed: append none of them.
         """
         sizes: dict[int, int] = {}
         for stream, keys, payloads, headers in runs:
+            refusal = self._state.lane(stream).refusal
+            if keys and refusal is not None:
+                raise LogFull(refusal)
             if keys and self._state.lane(stream).policy.retain_bytes is not None:
                 size = run_bytes(keys, payloads, headers) + BATCH_OVERHEAD_BYTES
                 sizes[stream] = sizes.get(stream, 0) + size

@@ -1,0 +1,95 @@
+"""Conflicts of identity: a hub refuses the node because another copy of its log has taken over.
+
+Both copies would give out the same numbers, and the hub keeps what the first of them brought. So a node that is refused
+stops acknowledging, as it does when its disk is full: devices keep their messages. It stops at its next start, too,
+before any link is up. It goes on once the hub takes a lane of the link again.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable, Iterable, Mapping
+
+import msgspec
+
+from weft.replication.status import LinkStatus
+from weft.storage.filesystem import FileSystem, write_atomically
+
+logger = logging.getLogger(__name__)
+
+FILE = "conflicts"
+_DECODER = msgspec.json.Decoder(dict[str, str])
+
+
+class Conflicts:
+    """The conflicts of a node's links, kept across restarts. Event loop's thread; blocks on the disk at a change.
+
+    Args:
+        path: the file that keeps them.
+        carried: link -> the numbers of the streams that it carries, for links with ``on_conflict: stop``.
+        refuse: told for a stream why its records are refused; None for "they are taken".
+    """
+
+    def __init__(
+        self,
+        filesystem: FileSystem,
+        path: str,
+        carried: Mapping[str, Iterable[int]],
+        refuse: Callable[[int, str | None], None],
+    ) -> None:
+        self._filesystem = filesystem
+        self._path = path
+        self._carried = {link: frozenset(streams) for link, streams in carried.items()}
+        self._refuse = refuse
+        self._refused: dict[int, str] = {}
+        self.reasons = {link: why for link, why in self._read().items() if link in self._carried}
+        """Link -> why the node acknowledges nothing of the streams that it carries, and what to do."""
+        self._apply()
+
+    def look(self, links: Iterable[LinkStatus]) -> None:
+        """Note which links are in conflict now. A link that only cannot connect stays what it was."""
+        reasons = dict(self.reasons)
+        for link in links:
+            if link.name in self._carried:
+                if link.conflict:
+                    reasons[link.name] = link.conflict
+                elif link.is_taken:
+                    reasons.pop(link.name, None)
+        if reasons == self.reasons:
+            return
+        for name in reasons.keys() - self.reasons.keys():
+            logger.error("link %s: devices get no acknowledgements: %s", name, reasons[name])
+        for name in self.reasons.keys() - reasons.keys():
+            logger.warning("link %s: the conflict is over: devices are acknowledged", name)
+        self.reasons = reasons
+        self._apply()
+        try:
+            self._write()
+        except OSError as error:
+            logger.warning("%s cannot be written (%s): after a restart the node acknowledges until a link is refused",
+                           self._path, error)  # fmt: skip
+
+    def _apply(self) -> None:
+        refused: dict[int, str] = {}
+        for link, why in sorted(self.reasons.items()):
+            for stream in self._carried[link]:
+                refused.setdefault(stream, f"link {link}: {why}")
+        for stream in self._refused.keys() | refused.keys():
+            if self._refused.get(stream) != refused.get(stream):
+                self._refuse(stream, refused.get(stream))
+        self._refused = refused
+
+    def _read(self) -> dict[str, str]:
+        try:
+            return _DECODER.decode(self._filesystem.read(self._path))
+        except (OSError, msgspec.MsgspecError):
+            # Missing, as a rule. A damaged one says nothing, and a link that is refused says it again.
+            return {}
+
+    def _write(self) -> None:
+        if self.reasons:
+            self._filesystem.make_directory(os.path.dirname(self._path))
+            write_atomically(self._filesystem, self._path, msgspec.json.encode(self.reasons))
+        elif self._filesystem.exists(self._path):
+            self._filesystem.remove(self._path)
