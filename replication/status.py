@@ -40,7 +40,7 @@ class LinkStatus:
     is_taken: bool = False
     """True while the hub has taken the link under its identity."""
     conflict: str = ""
-    """Why the hub refuses the link's identity, with what to do; empty once a hub takes it."""
+    """Reason why the hub refuses the identity, with what to do; empty once a hub takes the link."""
     last_error: str = ""
     """Last error, with what to do; kept after the link is up again, until the next error."""
     last_error_time: int | None = None

@@ -42,7 +42,7 @@ class LaneState:
     queued_bytes: int = 0
     """Uncompressed bytes appended and not durable; counted only where ``retain_bytes`` is set."""
     refusal: str | None = None
-    """Why appends are refused by the owner's word; None while they are taken."""
+    """Reason for which appends are refused by the owner's word; None while they are taken."""
     full_since: int = -1
     """``LogState.changes`` when nothing of the stream could go although it is over ``retain_bytes``."""
     dropping: RangeSet = field(default_factory=RangeSet)
