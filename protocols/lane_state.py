@@ -122,6 +122,14 @@ class LaneState:
             return missing
         return list(RangeSet([*missing, *((known.first, known.end) for known in absent)]))
 
+    def accounts_for(self, gap: GapRange) -> bool:
+        """Return whether a gap says nothing new."""
+        return not self.missing_gap(gap)
+
+    def holds(self, first: int, end: int) -> bool:
+        """Return whether the shard has the records ``[first, end)``."""
+        return self.ranges.covers(first, end) and not self._gaps_within(first, end)
+
     def splits(self, first: int, end: int) -> bool:
         """Return whether records ``[first, end)`` would leave two gaps of one."""
         gaps = self._gaps_within(first, end)
@@ -132,7 +140,7 @@ class LaneState:
         ranges = list(ranges)
         self.ranges.update(ranges)
         if self.gaps:
-            self.gaps = _without(self.gaps, ranges)
+            self.gaps = gaps_without(self.gaps, ranges)
 
     def add_gaps(self, gaps: Iterable[GapRange]) -> None:
         """Take in gaps, of which every part is new (``missing_gap``)."""
@@ -141,7 +149,7 @@ class LaneState:
             return
         ranges = [(gap.first, gap.end) for gap in added]
         self.ranges.update(ranges)
-        kept = _without(self.gaps, ranges)
+        kept = gaps_without(self.gaps, ranges)
         self.gaps = _joined(sorted([*kept, *added], key=lambda gap: gap.first))
 
     def _gaps_within(self, first: int, end: int) -> list[GapRange]:
@@ -155,6 +163,17 @@ class LaneState:
         return self.gaps[bisect_right(self.gaps, part.first, key=_end)]
 
     # -- marks
+
+    def contradicted(self, time: int, end: int) -> Mark | None:
+        """Return the latest mark that records with numbers below ``end`` and times from ``time`` on may contradict.
+
+        They do when a number is not below the mark's and its time is.
+        """
+        newest = self.newest_mark
+        if newest is None or time > newest.time:
+            return None
+        marks = [*([self.mark] if self.mark else []), *self.pending_marks]
+        return max((m for m in marks if time <= m.time and m.seq < end), key=lambda m: m.time, default=None)
 
     def add_mark(self, mark: Mark) -> None:
         """Note a mark; one that says less than a known one changes nothing."""
@@ -181,6 +200,12 @@ class LaneState:
 
     # -- origins
 
+    def new_origins(self, offered: Iterable[Origin]) -> list[Origin]:
+        """Return the origins that the lane does not know yet and would keep."""
+        after = replace(self)
+        after.add_origins(offered)
+        return [origin for origin in after.origins if origin not in self.origins]
+
     def add_origins(self, origins: Iterable[Origin]) -> None:
         """Take in what numbers of origins mean; the latest word about a number holds."""
         known = {origin.number: origin for origin in (*self.origins, *origins)}
@@ -206,7 +231,7 @@ def _touched(gaps: list[GapRange], first: int, end: int) -> tuple[int, int]:
     return bisect_right(gaps, first, key=_end), bisect_left(gaps, end, key=_first)
 
 
-def _without(gaps: list[GapRange], ranges: Iterable[Range]) -> list[GapRange]:
+def gaps_without(gaps: list[GapRange], ranges: Iterable[Range]) -> list[GapRange]:
     """Return the gaps without the numbers of ``ranges``."""
     left = list(gaps)
     for first, end in ranges:

@@ -15,7 +15,7 @@ import msgspec
 
 from weft.protocols import snapshot as snapshots
 from weft.protocols.batch import Buffer
-from weft.protocols.chunk_footer import Chunk, Control, ControlKind, LaneFlag, LaneUpdate
+from weft.protocols.chunk_footer import Chunk, ClockUpdate, Control, ControlKind, LaneFlag, LaneUpdate
 from weft.protocols.errors import Corrupt
 from weft.protocols.fields import unpack
 from weft.protocols.lane import Lane
@@ -23,6 +23,7 @@ from weft.protocols.lane_state import PENDING_MARKS_MAX, LaneState, Retirement
 from weft.protocols.snapshot import BootClock, LogClocks, Snapshot, StreamSnapshot
 
 __all__ = [
+    "BOOTS_MAX",
     "FIELDS_MAX",
     "LEVEL_MAX",
     "PENDING_MARKS_MAX",
@@ -170,6 +171,11 @@ class ShardState:
         self.created = max(self.created, chunk.header.created)
         self.n = chunk.header.n
         self.footer_crc = chunk.footer_crc
+
+    def knows_clock(self, clock: ClockUpdate) -> bool:
+        """Return whether the state holds this notice of a boot's clock."""
+        boots = self.clocks.get((clock.tenant, clock.edge, clock.log_id), ())
+        return BootClock(clock.boot_id, clock.monotonic, clock.offset, clock.error) in boots
 
     def set_lane(self, lane: Lane, held: LaneState | None) -> None:
         """Replace a lane's state; None takes the lane out, and its log's clocks with the log's last lane."""

@@ -10,10 +10,21 @@ from crc32c import crc32c
 from weft.cloud_hub.shard.lane_session import LaneSession, ReceivedBatch, bounds
 from weft.protocols import chunk as chunks
 from weft.protocols.batch import Buffer
-from weft.protocols.chunk import Chunk, ChunkFooter, ChunkHeader, GapRange, LaneUpdate, Mark, StreamSection
+from weft.protocols.chunk import (
+    Chunk,
+    ChunkFooter,
+    ChunkHeader,
+    ClockUpdate,
+    GapRange,
+    LaneUpdate,
+    Mark,
+    StreamSection,
+)
 from weft.protocols.lane import Lane
-from weft.protocols.ranges import RangeSet
-from weft.protocols.shard_state import LaneState, ShardState, StreamKey
+from weft.protocols.lane_state import LaneState, gaps_without
+from weft.protocols.origin import Origin
+from weft.protocols.ranges import Range, RangeSet
+from weft.protocols.shard_state import ShardState, StreamKey
 
 
 class Draft(NamedTuple):
@@ -54,6 +65,8 @@ class _LaneDraft:
     mark: Mark | None = None
     topics: list[str] | None = None
     payload: int | None = None
+    origins: list[Origin] = field(default_factory=list)
+    floor: Mark | None = None
 
 
 class ChunkBuilder:
@@ -65,7 +78,9 @@ class ChunkBuilder:
         self._bytes = 0
         self._sections: dict[StreamKey, _Section] = {}
         self._lanes: list[_LaneDraft] = []
-        self._added: dict[Lane, RangeSet] = {}
+        self._after: dict[Lane, LaneState] = {}
+        """Lanes as they will be after the chunk, of which it has records or gaps."""
+        self._clocks: list[ClockUpdate] = []
         self._epochs: dict[Lane, int] = {}
         self._substantial = False
 
@@ -76,42 +91,53 @@ class ChunkBuilder:
         round, and never two that want the same epoch: the second is left out and then fenced by the first.
         """
         taken = self._epochs.get(session.lane, -1)
-        if session.epoch < taken or (session.epoch == taken and session.ungranted):
+        if not session.is_relay and (session.epoch < taken or (session.epoch == taken and session.ungranted)):
             return
         held = self._state.lanes.get(session.lane, _NOTHING)
         draft = _LaneDraft(session, len(self._lanes))
         for item in session.items:
-            first, end = bounds(item)
-            for piece in self._missing(held, session.lane, first, end):
+            after = self._after.get(session.lane, held)
+            for piece in (
+                after.missing_gap(item) if isinstance(item, GapRange) else after.missing_records(*bounds(item))
+            ):
                 if self._bytes >= self._bytes_max:
                     break
-                self._take(draft, item, piece)
+                self._take(draft, item, piece, held)
         newest = held.newest_mark
         if session.mark is not None and (newest is None or newest.time < session.mark.time):
             draft.mark = session.mark
-        if session.ungranted and session.topics != held.topics:
+        # A relay only fills in for an edge that the hub has never heard.
+        tells = session.ungranted or (session.is_relay and not held.epoch)
+        if tells and session.topics != held.topics:
             draft.topics = session.topics
-        if session.ungranted and session.payload != held.payload:
+        if tells and session.payload != held.payload:
             draft.payload = session.payload
-        substantial = bool(draft.ranges) or bool(draft.gaps) or session.ungranted
+        draft.origins = held.new_origins(session.origins) if session.origins else []
+        self._clocks += [clock for clock in session.clocks if not self._state.knows_clock(clock)]
+        substantial = bool(draft.ranges) or bool(draft.gaps) or session.ungranted or bool(draft.origins)
         if substantial or draft.mark is not None:
-            self._epochs[session.lane] = session.epoch
+            if not session.is_relay:
+                self._epochs[session.lane] = session.epoch
             self._lanes.append(draft)
             self._substantial |= substantial
 
-    def _missing(self, held: LaneState, lane: Lane, first: int, end: int) -> list[tuple[int, int]]:
-        missing = held.ranges.missing(first, end)
-        added = self._added.get(lane)
-        return missing if added is None else [piece for part in missing for piece in added.missing(*part)]
-
-    def _take(self, draft: _LaneDraft, item: ReceivedBatch | GapRange, piece: tuple[int, int]) -> None:
+    def _take(self, draft: _LaneDraft, item: ReceivedBatch | GapRange, piece: Range, held: LaneState) -> None:
         first, end = piece
         lane = draft.session.lane
-        self._added.setdefault(lane, RangeSet()).add(first, end)
+        if lane not in self._after:
+            self._after[lane] = held.copy()
         if isinstance(item, GapRange):
-            draft.gaps.append(GapRange(first, end, item.reason))
+            gap = GapRange(first, end, item.reason)
+            self._after[lane].add_gaps([gap])
+            draft.gaps.append(gap)
             return
+        self._after[lane].add_records([piece])
+        # A gap that the same link told before its records: the chunk has only the records, which a footer counts first.
+        draft.gaps = gaps_without(draft.gaps, [piece])
         draft.ranges.add(first, end)
+        contradicted = held.contradicted(item.header.first_time, end)
+        if contradicted is not None and (draft.floor is None or draft.floor.time < contradicted.time):
+            draft.floor = contradicted
         section = self._sections.setdefault((lane.tenant, lane.stream), _Section())
         section.add(draft.index, first - item.header.base_seq, end - first, item)
         self._bytes += len(item.data)
@@ -124,7 +150,7 @@ class ChunkBuilder:
             nonce: 64 random bits, other ones for each attempt.
             marks_due: whether marks alone are reason enough.
         """
-        if not self._lanes or not (self._substantial or marks_due):
+        if not (self._substantial or ((self._lanes or self._clocks) and marks_due)):
             return None
         state = self._state
         created = max(created, state.created)  # a clock that steps back must not make a lane look seen earlier
@@ -132,8 +158,9 @@ class ChunkBuilder:
         parts: list[Buffer] = [chunks.encode_header(header)]
         # The level of the log is carried on, also one that this release does not know.
         footer = ChunkFooter(
-            header, 0, state.fold_level, self._place_sections(parts), [self._update(draft) for draft in self._lanes]
-        )
+            header, 0, state.fold_level, self._place_sections(parts), [self._update(draft) for draft in self._lanes],
+            [], self._clocks,
+        )  # fmt: skip
         tail, footer_crc = chunks.encode_footer(footer)
         parts.append(tail)
         openings = [draft.session for draft in self._lanes if draft.session.ungranted]
@@ -157,8 +184,10 @@ class ChunkBuilder:
     @staticmethod
     def _update(draft: _LaneDraft) -> LaneUpdate:
         session = draft.session
-        told = draft.mark, draft.topics, draft.payload
-        return LaneUpdate(*session.lane, session.epoch, list(draft.ranges), draft.gaps, *told)
+        return LaneUpdate(
+            *session.lane, session.epoch, list(draft.ranges), draft.gaps, draft.mark, draft.topics, draft.payload,
+            draft.origins, draft.floor, session.flags,
+        )  # fmt: skip
 
 
 _NOTHING = LaneState()

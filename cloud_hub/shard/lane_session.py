@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from weft.protocols.batch import BatchHeader
-from weft.protocols.chunk import GapRange, Mark
+from weft.protocols.chunk import ClockUpdate, GapRange, LaneFlag, Mark
 from weft.protocols.lane import Lane
+from weft.protocols.lane_state import LaneState
 from weft.protocols.link import RefuseCode
+from weft.protocols.origin import Origin
 from weft.protocols.ranges import RangeSet
-from weft.protocols.shard_state import LaneState
 
 GAP_BYTES = 64
 """Bytes that a gap notice counts as against the bounds on pending bytes."""
@@ -59,21 +60,34 @@ class LaneSession:
     Args:
         acknowledge: called with the lane's ranges after each commit that took an item from here.
         payload: the kind of the stream's payloads as the edge told it.
+        origins: meanings of the numbers of origins in the lane's batches.
+        flags: ``LaneFlag`` bits.
         refuse: called when the session must end after it was opened; before that, ``opened`` raises.
     """
 
     __slots__ = (
-        "acknowledge", "closed", "epoch", "granted", "items", "known", "lane", "mark", "opened", "payload", "refuse",
-        "topics",
+        "acknowledge", "clocks", "closed", "epoch", "flags", "gaps_told", "granted", "items", "known", "lane", "mark",
+        "opened", "origins", "payload", "refuse", "topics",
     )  # fmt: skip
 
     def __init__(
-        self, lane: Lane, epoch: int, topics: list[str], acknowledge: Acknowledge, refuse: Refuse, *, payload: int = 0
+        self,
+        lane: Lane,
+        epoch: int,
+        topics: list[str],
+        acknowledge: Acknowledge,
+        refuse: Refuse,
+        *,
+        payload: int = 0,
+        origins: Sequence[Origin] = (),
+        flags: int = 0,
     ) -> None:
         self.lane = lane
         self.epoch = epoch
         self.topics = topics
         self.payload = payload
+        self.origins = list(origins)
+        self.flags = flags
         self.acknowledge = acknowledge
         self.refuse = refuse
         self.items: deque[PendingItem] = deque()
@@ -81,12 +95,22 @@ class LaneSession:
         self.known = RangeSet()
         """Ranges that the shard held when the session began, or that were handed over since: counts the holes that the
         sender leaves."""
+        self.gaps_told = RangeSet()
+        """Numbers that the sender itself said it lacks, and that are accounted for. Others' gaps are never acknowledged
+        to it: it may have the records, and would forget them."""
+        self.clocks: list[ClockUpdate] = []
+        """Clock notices that the shard's log does not have yet."""
         self.opened: asyncio.Future[RangeSet] = asyncio.get_running_loop().create_future()
-        self.granted = False
+        self.granted = self.is_relay
         """True once a chunk of this node has made ``epoch`` the lane's: the session may write until a higher one
-        comes."""
+        comes. A relay needs no epoch."""
         self.closed = False
         """True when the link is gone. Its items are still committed, unless a higher epoch comes first."""
+
+    @property
+    def is_relay(self) -> bool:
+        """Return whether another hub passes the lane on: it claims no epoch, and none ends it."""
+        return bool(self.flags & LaneFlag.RELAY)
 
     @property
     def opening(self) -> bool:
@@ -101,7 +125,7 @@ class LaneSession:
     @property
     def pending(self) -> bool:
         """Return whether a commit has something to do here."""
-        return bool(self.items) or self.mark is not None or self.opening
+        return bool(self.items) or self.mark is not None or self.opening or bool(self.clocks)
 
     @property
     def urgent(self) -> bool:
@@ -122,8 +146,17 @@ class LaneSession:
         freed = 0
         for _ in range(len(self.items)):
             item = self.items.popleft()
-            if held.ranges.covers(*bounds(item)):
+            is_gap = isinstance(item, GapRange)
+            if held.accounts_for(item) if isinstance(item, GapRange) else held.holds(*bounds(item)):
                 freed += weight(item)
+                if is_gap:
+                    self.gaps_told.add(*bounds(item))
             else:
                 self.items.append(item)
         return freed
+
+    def acknowledged(self, held: LaneState) -> RangeSet:
+        """Return what the sender may forget: records that are held, and gaps that it told itself."""
+        ranges = held.records
+        ranges.update(self.gaps_told)
+        return ranges

@@ -24,11 +24,12 @@ from weft.cloud_hub.shard.shard_sessions import ShardSessions
 from weft.cloud_hub.shard.snapshots import Snapshotter
 from weft.cloud_hub.shard.watermark import WatermarkGuard
 from weft.protocols.batch import BatchHeader
-from weft.protocols.chunk import Chunk, GapRange, Mark
+from weft.protocols.chunk import Chunk, ClockUpdate, GapRange, Mark
 from weft.protocols.errors import CodecError
 from weft.protocols.lane import Lane
+from weft.protocols.lane_state import LaneState
 from weft.protocols.link import RefuseCode
-from weft.protocols.shard_state import ShardState, lane_of
+from weft.protocols.shard_state import Folded, ShardState, lane_of
 from weft.storage.chunk_log import CollectedPast, ShardLog
 from weft.storage.histogram import Histogram
 from weft.storage.object_store import AlreadyExists
@@ -175,20 +176,34 @@ class Sequencer:
 
     async def put(self, session: LaneSession, batches: Iterable[tuple[BatchHeader, memoryview]]) -> None:
         """Take verified batches. Return when the shard can take more; their commit is acknowledged later."""
-        received = self._wall_clock()
+        received, batches = self._wall_clock(), list(batches)
+        held = self._state.lanes.get(session.lane)
+        is_full = held is not None and len(held.gaps) >= self._settings.gaps_per_lane_max
+        # Records that heal the middle of a gap leave two gaps: the bound holds for them as well.
+        if held is not None and is_full and any(held.splits(header.base_seq, header.end_seq) for header, _ in batches):
+            self._refuse_gap(session, held)
+            return
         self._schedule.records_came(self._now())
         await self.sessions.take(session, [ReceivedBatch(header, data, received) for header, data in batches])
 
     async def put_gap(self, session: LaneSession, gap: GapRange) -> None:
         """Take a gap notice; it is committed and acknowledged as records are."""
         held = self._state.lanes.get(session.lane)
-        if held is not None and len(held.gaps) >= self._settings.gaps_per_lane_max:
-            message = f"lane {session.lane} has {len(held.gaps)} gaps, the most that the hub keeps"
-            self.sessions.refuse(
-                session, RefuseCode.OVERLOADED, message, "raise the hub's limit, or give the edge a new log"
-            )
+        is_full = held is not None and len(held.gaps) >= self._settings.gaps_per_lane_max
+        if held is not None and is_full and not held.accounts_for(gap):
+            self._refuse_gap(session, held)
             return
         await self.sessions.take(session, [gap])
+
+    def _refuse_gap(self, session: LaneSession, held: LaneState) -> None:
+        message = f"lane {session.lane} has {len(held.gaps)} gaps, the most that the hub keeps"
+        self.sessions.refuse(
+            session, RefuseCode.OVERLOADED, message, "raise the hub's limit, or give the edge a new log"
+        )
+
+    def put_clock(self, session: LaneSession, clock: ClockUpdate) -> None:
+        """Take a clock notice; the next chunk has it, so tell it before the batches of its boot."""
+        self.sessions.clock(session, clock)
 
     def put_mark(self, session: LaneSession, mark: Mark) -> None:
         """Take a mark; it is committed with the shard's next data, or alone every ``mark_interval_s``."""
@@ -274,6 +289,8 @@ class Sequencer:
         again.
         """
         n = draft.chunk.header.n
+        # Folded before it is written: a chunk is permanent, and one that does not fit would end the shard's log.
+        folded = self._state.fold(draft.chunk)
         self._attempts[draft.chunk.header.nonce] = _Attempt(draft.openings, len(draft.data))
         started = self._now()
         try:
@@ -284,7 +301,7 @@ class Sequencer:
             trouble = str(error)
         else:
             self.counters.put.observe(self._now() - started)
-            return self._apply(draft.chunk)
+            return self._accept(folded)
         own = await self._retry_loop.run(self._read_on)
         if self._state.n < n:
             await self._retry_loop.wait(f"chunk {n} could not be written: {trouble}")
@@ -294,13 +311,14 @@ class Sequencer:
         """Apply the following chunks, up to the log's head. Return whether a chunk of this node was among them."""
         own = False
         async for chunk in self.log.indexes(self._state.n + 1):
-            own |= self._apply(chunk)
+            own |= self._accept(self._state.fold(chunk))
         self._schedule.looked(self._now())
         return own
 
-    def _apply(self, chunk: Chunk) -> bool:
+    def _accept(self, folded: Folded) -> bool:
         """Apply the next chunk, of any node. Return whether this node wrote it."""
-        self._state.apply(chunk)
+        chunk = folded.chunk
+        self._state.accept(folded)
         attempt = self._attempts.get(chunk.header.nonce)
         self._attempts.clear()  # this position is decided: no attempt at it can land any more
         for session in attempt.openings if attempt else ():

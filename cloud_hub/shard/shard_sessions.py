@@ -6,10 +6,11 @@ import asyncio
 from collections.abc import Callable, Iterable, Iterator
 
 from weft.cloud_hub.shard.lane_session import LaneSession, PendingItem, SessionRefused, bounds, weight
-from weft.protocols.chunk import Mark
+from weft.protocols.chunk import ClockUpdate, Mark
 from weft.protocols.lane import Lane, format_log_id
 from weft.protocols.link import RefuseCode
-from weft.protocols.shard_state import LaneState, ShardState
+from weft.protocols.ranges import RangeSet
+from weft.protocols.shard_state import BOOTS_MAX, LaneState, ShardState
 
 
 class ShardSessions:
@@ -80,6 +81,13 @@ class ShardSessions:
             session.mark = mark
             self._touch(session)
 
+    def clock(self, session: LaneSession, clock: ClockUpdate) -> None:
+        """Take a clock notice; the latest of a boot counts."""
+        if self._registered(session):
+            others = [known for known in session.clocks if known.boot_id != clock.boot_id]
+            session.clocks = [*others, clock][-BOOTS_MAX:]
+            self._touch(session)
+
     def leave(self, session: LaneSession) -> None:
         """Note that the link is gone. What it brought is still committed, unless a new session opens first."""
         session.closed = True
@@ -92,8 +100,10 @@ class ShardSessions:
         for lane in lanes:
             for session in list(self._lanes.get(lane, ())):
                 held = state.lanes.get(lane)
-                if held is not None and (
-                    held.epoch > session.epoch or (held.epoch == session.epoch and not session.granted)
+                if (
+                    held is not None
+                    and not session.is_relay
+                    and (held.epoch > session.epoch or (held.epoch == session.epoch and not session.granted))
                 ):
                     self._refuse_fenced(session, held)
 
@@ -112,12 +122,15 @@ class ShardSessions:
         for session in self:
             held = state.lanes.get(session.lane)
             freed = session.settle(held)
+            session.clocks = [clock for clock in session.clocks if not state.knows_clock(clock)]
             self.pending_bytes -= freed
             if held is not None and session.granted and session.opening:
                 session.known = held.ranges.copy()
-                session.opened.set_result(held.ranges.copy())
+                session.opened.set_result(held.records)
+            elif held is None and session.granted and session.opening:
+                session.opened.set_result(RangeSet())  # a relay, of a lane that no chunk has told of
             elif held is not None and freed and not session.closed:
-                session.acknowledge(held.ranges.copy())
+                session.acknowledge(session.acknowledged(held))
             del self._active[session]
             if session.pending:
                 self._active[session] = None  # behind those that have not had their turn

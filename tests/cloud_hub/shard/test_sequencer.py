@@ -6,16 +6,20 @@ import random
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 
+import msgspec
 import pytest
 
 from tests.cloud_hub import virtual_time
 from tests.cloud_hub.fabric import CLUSTER, SETTINGS, Session, check_log, make_batch, make_sequencer, read_chunks
 from tests.cloud_hub.faulty_store import CALM, FaultyStore
+from weft.cloud_hub.shard.chunk_builder import ChunkBuilder
 from weft.cloud_hub.shard.sequencer import Sequencer
-from weft.protocols.chunk import GapRange, Mark
+from weft.protocols.batch import Buffer
+from weft.protocols.chunk import ClockUpdate, GapRange, LaneFlag, Mark, StreamSection
 from weft.protocols.lane import Lane
 from weft.protocols.link import RefuseCode
 from weft.protocols.ranges import RangeSet
+from weft.protocols.segment import GapReason
 from weft.storage.chunk_log import ShardLog
 from weft.storage.hub_keys import chunk_key
 from weft.storage.object_store.memory import MemoryStore
@@ -26,7 +30,7 @@ OTHER = Lane("default", "edge-2", 8, "telemetry")
 Story = Callable[[Sequencer, FaultyStore], Awaitable[None]]
 
 
-def play(story: Story, **settings: float) -> MemoryStore:
+def play(story: Story, healed: RangeSet | None = None, **settings: float) -> MemoryStore:
     """Run a story with one sequencer over a store that answers at once."""
     inner = MemoryStore()
 
@@ -36,7 +40,7 @@ def play(story: Story, **settings: float) -> MemoryStore:
         await sequencer.start()
         await story(sequencer, store)
         await sequencer.close()
-        check_log(await read_chunks(inner))
+        check_log(await read_chunks(inner), healed)
 
     virtual_time.run(main())
     return inner
@@ -307,6 +311,135 @@ def test_marks_travel_with_data_and_alone_seldom() -> None:
         assert 25 <= sequencer.counters.chunks - before <= 32  # sixty seconds, one chunk every two
 
     play(story, mark_interval_s=2.0)
+
+
+ABSENT = int(GapReason.ABSENT)
+
+
+def test_a_relay_fills_what_the_edge_no_longer_has() -> None:
+    """Proof p2: the hub acknowledged the relay's records and stored none of them."""
+
+    async def story(sequencer: Sequencer, _: FaultyStore) -> None:
+        edge = await opened(sequencer)
+        await sequencer.put_gap(edge.lane_session, GapRange(0, 1000, ABSENT))
+        await edge.until_acked(0, 1000)
+        await edge.send(1000, 1005)
+        await edge.until_acked(0, 1005)
+        relay = Session(sequencer, LANE, 1, flags=int(LaneFlag.RELAY))
+        assert await relay.open()
+        assert list(relay.acked) == [(1000, 1005)], "a gap of another sender is nothing that this one may forget"
+        await relay.send(0, 1000)
+        await relay.until_acked(0, 1005)
+        held = sequencer.state.lanes[LANE]
+        assert (held.gaps, held.records) == ([], RangeSet([(0, 1005)]))
+        assert sequencer.counters.records == 1005
+        await edge.send(1005, 1006)
+        await edge.until_acked(0, 1006)
+        assert edge.refusal is None, "a relay fences no edge"
+
+    inner = play(story, healed=RangeSet([(0, 1000)]))
+    assert inner is not None
+
+
+def test_nobody_is_told_to_forget_records_under_a_gap_that_another_told() -> None:
+    async def story(sequencer: Sequencer, _: FaultyStore) -> None:
+        relay = Session(sequencer, LANE, 1, flags=int(LaneFlag.RELAY))
+        assert await relay.open()
+        await sequencer.put_gap(relay.lane_session, GapRange(0, 100, ABSENT))
+        await relay.until_acked(0, 100)
+        edge = await opened(sequencer)
+        assert not edge.acked
+        await edge.send(0, 10)
+        await edge.until_acked(0, 10)
+        assert list(edge.acked) == [(0, 10)], "the edge still has 10 to 100, and would release them"
+        await sequencer.put_gap(edge.lane_session, GapRange(10, 20, 3))
+        await edge.until_acked(0, 20)
+        assert sequencer.state.lanes[LANE].gaps == [GapRange(10, 20, 3), GapRange(20, 100, ABSENT)]
+        chunks = sequencer.counters.chunks
+        edge.acked = RangeSet()
+        await sequencer.put_gap(edge.lane_session, GapRange(10, 30, ABSENT))
+        await edge.until_acked(0, 30)
+        assert sequencer.counters.chunks == chunks, "what is known is acknowledged, and not stored again"
+
+    play(story, healed=RangeSet([(0, 10)]))
+
+
+def test_records_that_come_behind_their_own_gap_are_told_as_records() -> None:
+    async def story(sequencer: Sequencer, _: FaultyStore) -> None:
+        session = await opened(sequencer)
+        await sequencer.put_gap(session.lane_session, GapRange(0, 10, 3))
+        await session.send(2, 5)
+        await session.until_acked(0, 10)
+        held = sequencer.state.lanes[LANE]
+        assert (held.gaps, held.records) == ([GapRange(0, 2, 3), GapRange(5, 10, 3)], RangeSet([(2, 5)]))
+        assert sequencer.counters.chunks == 2
+
+    play(story)
+
+
+def test_records_that_would_split_one_gap_too_many_are_refused() -> None:
+    async def story(sequencer: Sequencer, _: FaultyStore) -> None:
+        session = await opened(sequencer)
+        await sequencer.put_gap(session.lane_session, GapRange(0, 10, 3))
+        await sequencer.put_gap(session.lane_session, GapRange(20, 30, 3))
+        await session.until_acked(20, 30)
+        await session.send(0, 2)
+        await session.until_acked(0, 2)
+        await session.send(4, 5)
+        assert session.refusal is RefuseCode.OVERLOADED
+
+    play(story, gaps_per_lane_max=2, healed=RangeSet([(0, 10)]))
+
+
+def test_a_chunk_says_which_mark_its_records_contradict_and_which_clocks_it_needs() -> None:
+    clock = ClockUpdate("default", "edge-1", 7, 1, 5, 6, 7)
+
+    async def story(sequencer: Sequencer, _: FaultyStore) -> None:
+        session = await opened(sequencer)
+        sequencer.put_mark(session.lane_session, Mark(1000, 3))
+        await session.send(0, 5)
+        await session.until_acked(0, 5)
+        sequencer.put_clock(session.lane_session, clock)
+        await session.send(5, 6)
+        await session.until_acked(0, 6)
+        chunk = await sequencer.log.index(sequencer.state.n)
+        assert chunk is not None
+        assert chunk.footer.lanes[0].floor == Mark(1000, 3)
+        assert chunk.footer.clocks == [clock]
+        await session.send(6, 7)
+        await session.until_acked(0, 7)
+        chunk = await sequencer.log.index(sequencer.state.n)
+        assert chunk is not None
+        assert chunk.footer.clocks == []
+
+    play(story)
+
+
+def test_a_chunk_that_would_not_fold_is_never_created(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def story(sequencer: Sequencer, _: FaultyStore) -> None:
+        session = await opened(sequencer)
+        await session.send(0, 5)
+        await session.until_acked(0, 5)
+        place, n = ChunkBuilder._place_sections, sequencer.state.n
+
+        def misplace(builder: ChunkBuilder, parts: list[Buffer]) -> list[StreamSection]:
+            return [msgspec.structs.replace(section, base_offset=3) for section in place(builder, parts)]
+
+        monkeypatch.setattr(ChunkBuilder, "_place_sections", misplace)  # a builder with a bug
+        await session.send(3, 8)
+        while session.refusal is None:
+            session.news.clear()
+            await session.news.wait()
+        monkeypatch.undo()
+        await asyncio.sleep(5)
+        assert sequencer.state.n == n
+        assert (await sequencer.log.index(n + 1)) is None
+        assert session.refusal is RefuseCode.OVERLOADED
+        again = await opened(sequencer, epoch=2)
+        await again.send(5, 8)
+        await again.until_acked(0, 8)
+
+    play(story)
 
 
 def test_a_sender_that_leaves_too_many_holes_is_sent_away() -> None:
