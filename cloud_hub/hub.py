@@ -1,11 +1,10 @@
-"""A hub node, put together: store, a sequencer per shard, the HTTP server. All state is in the store.
+"""A hub process, put together: store, a sequencer per shard, the HTTP server. All state is in the store.
 
 A node can be killed at any instant and started again anywhere; ``close`` is only a courtesy to connected peers.
 """
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import random
 import time
@@ -28,6 +27,7 @@ from weft.cloud_hub.links.edge_link import EdgeLink
 from weft.cloud_hub.links.link_log import HubLinkLog
 from weft.cloud_hub.settings import HubSettings
 from weft.cloud_hub.shard.sequencer import Sequencer
+from weft.cloud_hub.shard.shards import Shards
 from weft.config.errors import SettingError
 from weft.config.log_lines.throttle import Throttle
 from weft.config.machine import why_not_listening
@@ -93,9 +93,13 @@ class Hub:
         self._tokens: TokenFile | None = None
         self._idle: IdleConnections | None = None
         self._figures: StreamFigures | None = None
-        self.sequencers: list[Sequencer] = []
-        """Sequencers of the shards, while the node runs."""
+        self._shards: Shards | None = None
         self.cluster: Cluster
+
+    @property
+    def sequencers(self) -> list[Sequencer]:
+        """Return the sequencers of the shards that this process holds at the moment."""
+        return list(self._shards) if self._shards is not None else []
 
     @property
     def url(self) -> str:
@@ -120,32 +124,28 @@ class Hub:
         bucket = self._given_store is None and settings.store.startswith("s3://")
         await probe(store, open_store(settings.store, settings.store_options) if bucket else None)
         self.cluster = await open_cluster(store, settings.shards)
+        self._shards = Shards(
+            self.cluster.shards, settings.process, settings.processes, lambda shard: self._sequencer(store, shard)
+        )
         try:
-            await self._start_shards(store)
+            await self._shards.start()
             self._start_tables(store)
-            await self._listen()
+            await self._listen(self._shards)
         except BaseException:
             await self.close()
             raise
 
-    async def _start_shards(self, store: ObjectStore) -> None:
-        self.sequencers = [
-            Sequencer(
-                ShardLog(store, self.cluster, shard, self._boot_clock),
-                self._settings.sequencer,
-                wall_clock=self._wall_clock,
-                boot_clock=self._boot_clock,
-                random_bits=self._random_bits,
-            )
-            for shard in range(self.cluster.shards)
-        ]
-        starts = (sequencer.start() for sequencer in self.sequencers)
-        for outcome in await asyncio.gather(*starts, return_exceptions=True):
-            if isinstance(outcome, BaseException):
-                raise outcome
+    def _sequencer(self, store: ObjectStore, shard: int) -> Sequencer:
+        return Sequencer(
+            ShardLog(store, self.cluster, shard, self._boot_clock),
+            self._settings.sequencer,
+            wall_clock=self._wall_clock,
+            boot_clock=self._boot_clock,
+            random_bits=self._random_bits,
+        )
 
     def _start_tables(self, store: ObjectStore) -> None:
-        if self._settings.table_interval_s is not None:
+        if self._settings.table_interval_s is not None and self._settings.process == 0:
             from weft.cloud_hub.tables.service import (
                 TableService,  # pulls in pyarrow, which a node without tables spares
             )
@@ -155,15 +155,13 @@ class Hub:
             self._tables = TableService(store, self.cluster, settings=settings, clock=self._wall_clock)
             self._tables.start()
 
-    async def _listen(self) -> None:
+    async def _listen(self, shards: Shards) -> None:
         # Thousands of edges come back at once after a restart; metrics and status count them all.
         link_log.logger.addFilter(self._throttle)
-        self._figures = StreamFigures(self.sequencers, self.table_rows, self._tables is not None, time.monotonic)
+        self._figures = StreamFigures(shards, self.table_rows, self._tables is not None, time.monotonic)
         self._figures.start()
-        metrics = Metrics(self.sequencers, self._figures, lambda: len(self._links))
-        api = Api(
-            self, self.sequencers, self._access, metrics, self._settings.response_bytes_max, monotonic=time.monotonic
-        )
+        metrics = Metrics(shards, self._figures if shards.process == 0 else None, lambda: len(self._links))
+        api = Api(self, shards, self._access, metrics, self._settings.response_bytes_max, monotonic=time.monotonic)
         self._idle = IdleConnections(self._connections, time.monotonic)
         application = api.application(self._idle.middleware)
         self._runner = web.AppRunner(application, access_log=None, shutdown_timeout=SHUTDOWN_S)
@@ -196,7 +194,8 @@ class Hub:
         if self._runner is not None:
             for site in list(self._runner.sites):
                 await site.stop()
-        await asyncio.gather(*(sequencer.close() for sequencer in self.sequencers))
+        if self._shards is not None:
+            await self._shards.close()
         if self._tables is not None:
             await self._tables.close()
         if self._runner is not None:
@@ -212,7 +211,8 @@ class Hub:
         except ApiError as error:
             self._link_log.turned_away(peer, f"refused ({error.status}): {error.error}; {error.advice}")
             raise
-        link = EdgeLink(self.sequencers, identity, self._wall_clock, self._link_log, peer)
+        assert self._shards is not None, "the hub has not been started"
+        link = EdgeLink(self._shards, identity, self._wall_clock, self._link_log, peer)
         self._links[link] = self._wall_clock()
         try:
             receiver = ReceiverSettings(
@@ -233,27 +233,33 @@ class Hub:
         """Return the number of records of a stream that are table rows; None when this node does not know it."""
         return self._tables.rows(tenant, stream) if self._tables else None
 
+    def _own(self) -> list[Sequencer]:
+        return self._shards.own if self._shards is not None else []
+
     def unhealthy(self) -> list[str]:
         """Return the reasons to restart the node; empty when a restart would not help.
 
         A store in trouble or a damaged shard is no reason: a new process would find the same.
         """
-        ended = [sequencer.log.shard for sequencer in self.sequencers if not sequencer.is_running]
+        ended = [sequencer.log.shard for sequencer in self._own() if not sequencer.is_running]
         reasons = [f"the work on shard {shard} has ended" for shard in ended]
         if self._tables is not None and not self._tables.is_running:
             reasons.append("the work on the tables has ended")
         return reasons
 
     def unready(self) -> list[str]:
-        """Return the reasons why the node takes no links and answers no readers; empty when it does."""
-        reasons = self.unhealthy()
-        for sequencer in self.sequencers:
+        """Return the reasons why the node takes no links and answers no readers; empty when it does.
+
+        One shard that works is enough: a shard in trouble costs its own edges only, and is in trouble on every node.
+        """
+        reasons = []
+        for sequencer in self._own():
             shard, silent_s = sequencer.log.shard, sequencer.silent_s
             if not sequencer.loaded:
                 reasons.append(f"shard {shard} is not loaded")
             elif silent_s > STORE_SILENCE_S:
                 reasons.append(f"the store has not answered for {approximate_duration(silent_s)} (shard {shard})")
-        return reasons
+        return self.unhealthy() + (reasons if len(reasons) == len(self._own()) else [])
 
     def table_payload(self, tenant: str, stream: str) -> PayloadKind | None:
         """Return the payload kind of a stream's table; None when this node does not know it."""
@@ -264,11 +270,27 @@ class Hub:
         return {
             "software": _software(),
             "cluster_id": self.cluster.cluster_id.hex(),
+            "process": self._settings.process,
+            "processes": self._settings.processes,
+            "peers": self._peers(),
             "shards": [_shard_status(sequencer) for sequencer in self.sequencers],
             "tables": [_table_status(table) for table in self._tables.status()] if self._tables else [],
             "tables_trouble": self._tables.error if self._tables else None,
             "links": [_link_status(link, since) for link, since in self._links.items()],
         }
+
+    def _peers(self) -> list[View]:
+        """Return number, port and advertised URL of the node's other processes."""
+        settings = self._settings
+        return [
+            {
+                "process": number,
+                "port": settings.port - settings.process + number,
+                "url": settings.advertise[number] if settings.advertise else None,
+            }
+            for number in range(settings.processes)
+            if number != settings.process
+        ]
 
 
 def _shard_status(sequencer: Sequencer) -> View:

@@ -8,6 +8,7 @@ import json
 import os
 import urllib.error
 import urllib.request
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from weft.cloud_hub.api.tokens import TokensUnusable, read_tokens
@@ -53,19 +54,22 @@ def look(config: HubConfig, *, offline: bool = True) -> HubFindings:
     return found
 
 
-def port(config: HubConfig) -> tuple[list[Finding], list[Finding]]:
-    """Bind the address for a moment. Blocks.
+def ports(addresses: Sequence[Address]) -> tuple[list[Finding], list[Finding]]:
+    """Bind the addresses for a moment. Blocks.
 
     Returns:
         Findings that would keep the hub from listening; and what was not tried, because a hub answers there.
     """
-    address = parse_bind(config.listen)
-    problem = not_listening(address)
-    if problem is None:
-        return [], []
-    if _is_hub(address):
-        return [], [Finding(("listen",), f"a hub answers at {address} already, so the port was not tried")]
-    return [Finding(("listen",), problem)], []
+    taken, untried = [], []
+    for address in addresses:
+        problem = not_listening(address)
+        if problem is None:
+            continue
+        if _is_hub(address):
+            untried.append(Finding(("listen",), f"a hub answers at {address} already, so the port was not tried"))
+        else:
+            taken.append(Finding(("listen",), problem))
+    return taken, untried
 
 
 def _look_at_tokens(path: str, found: HubFindings) -> None:

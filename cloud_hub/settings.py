@@ -50,6 +50,12 @@ class HubSettings:
     host: str = "127.0.0.1"
     port: int = 8090
     """Port; 0 takes any free port, which ``Hub.url`` returns."""
+    process: int = 0
+    """Number of this process among those that share the node's shards. Process 0 keeps the tables."""
+    processes: int = 1
+    advertise: tuple[str, ...] = ()
+    """URLs at which edges reach the processes, in their order. Empty: the host that an edge used, and consecutive
+    ports from ``port - process`` on."""
     shards: int | None = 4
     """Number of shards for a new store; an existing one must have as many. None takes the store's number."""
     tokens_file: str | None = None

@@ -15,7 +15,7 @@ from msgspec import Meta, field
 from weft.config.limits import EdgeLimits, HubLimits, State
 from weft.config.listeners import Auth, Http, MqttListener
 from weft.config.streams import Disk, Link, Stream, Unrouted
-from weft.config.values import Anonymous, Bind, Count, Duration, MiB, Path, Section, Size, Store
+from weft.config.values import Anonymous, Bind, Count, Duration, MiB, Path, Section, Size, Store, Urls
 
 
 class EdgeConfig(Section, frozen=True, kw_only=True):
@@ -102,6 +102,22 @@ class HubConfig(Section, frozen=True, kw_only=True):
             "Each edge belongs to one of them.",
         ),
     ] = 4
+    processes: Annotated[
+        Count | None,
+        Meta(
+            description="Number of processes that share the shards, each with shards and a port of its own: the port "
+            "of `listen` and those after it. Without it, one per core that the hub may run on; never more than "
+            "`shards`. With 1, or port 0, there is one process."
+        ),
+    ] = None
+    advertise: Annotated[
+        Urls | None,
+        Meta(
+            description="URLs at which edges reach the processes, in their order, one for each. Without it, an edge of "
+            "another process's shard is sent to the host that it came to and that process's port. An edge "
+            "that cannot reach the other process stays where it is."
+        ),
+    ] = None
     commit_interval_s: Annotated[
         Duration,
         Meta(

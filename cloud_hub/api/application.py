@@ -6,8 +6,8 @@ Errors are JSON ``{"error": ..., "advice": ...}``. ``?tenant=`` chooses the tena
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable, Sequence
-from typing import Any, Protocol
+from collections.abc import Awaitable, Callable
+from typing import Any, NamedTuple, Protocol
 
 import msgspec
 from aiohttp import web
@@ -18,7 +18,7 @@ from weft.cloud_hub.api.access import Access, ApiError
 from weft.cloud_hub.api.metrics import Metrics
 from weft.cloud_hub.api.records import RecordReader
 from weft.cloud_hub.api.views import View
-from weft.cloud_hub.shard.sequencer import Sequencer
+from weft.cloud_hub.shard.shards import Shards
 from weft.config.exposition import CONTENT_TYPE
 from weft.config.log_lines.repeats import Repeats, left_out
 from weft.protocols.errors import CodecError
@@ -80,7 +80,7 @@ class Api:
     def __init__(
         self,
         node: Node,
-        sequencers: Sequence[Sequencer],
+        shards: Shards,
         access: Access,
         metrics: Metrics,
         response_bytes_max: int,
@@ -88,12 +88,12 @@ class Api:
         monotonic: Callable[[], float],
     ) -> None:
         self._node = node
-        self._sequencers = sequencers
+        self._shards = shards
         self._access = access
         self._metrics = metrics
         self._monotonic = monotonic
         self._repeats = Repeats()
-        self._readers = [RecordReader(sequencer.log, response_bytes_max) for sequencer in sequencers]
+        self._response_bytes_max = response_bytes_max
 
     @web.middleware
     async def _errors(self, request: web.Request, handler: Handler) -> web.StreamResponse:
@@ -141,18 +141,20 @@ class Api:
         )
         return application
 
-    @property
-    def _states(self) -> list[ShardState]:
-        """Return the states of all shards. A missing shard is an error: its part of a stream would be missing in the
-        response."""
-        for sequencer in self._sequencers:
-            if not sequencer.loaded:
-                shard = sequencer.log.shard
-                raise ApiError(500, f"shard {shard} cannot be loaded: {sequencer.trouble}", "repair the store's object")
-        return [sequencer.state for sequencer in self._sequencers]
+    async def _view_of_shards(self) -> _ShardsView:
+        """Return the shards as a reader sees them now. One in trouble is left out and named; its part of a stream is
+        missing in the response, which says so."""
+        sequencers = await self._shards.all()
+        return _ShardsView(
+            {each.log.shard: RecordReader(each.log, self._response_bytes_max) for each in sequencers},
+            [each.state for each in sequencers if each.loaded],
+            {each.log.shard: each.trouble or "it is being loaded" for each in sequencers if not each.loaded},
+        )
 
     async def _get_metrics(self, request: web.Request) -> web.Response:
         self._access.operate(request)
+        if self._shards.process == 0:
+            await self._shards.all()  # figures of streams count every shard
         return web.Response(body=await self._metrics.text(), headers={"Content-Type": CONTENT_TYPE})
 
     async def _get_healthz(self, request: web.Request) -> web.Response:
@@ -167,84 +169,125 @@ class Api:
 
     async def _get_streams(self, request: web.Request) -> web.Response:
         tenant = self._access.tenant(request)
-        return _json({"streams": [self._view(tenant, name) for name in views.stream_keys(self._states, tenant)]})
+        shards = await self._view_of_shards()
+        names = views.stream_keys(shards.states, tenant)
+        return _json({"streams": [self._view(shards, tenant, name) for name in names], **shards.missing_view()})
 
     async def _get_stream(self, request: web.Request) -> web.Response:
-        return _json(self._view(*self._stream(request)))
+        shards, tenant, stream = await self._stream(request)
+        return _json({**self._view(shards, tenant, stream), **shards.missing_view()})
 
-    def _view(self, tenant: str, stream: str) -> View:
-        rows, payload = self._node.table_rows(tenant, stream), self._payload(tenant, stream)
-        return views.stream_view(self._states, tenant, stream, rows, payload)
+    def _view(self, shards: _ShardsView, tenant: str, stream: str) -> View:
+        rows, payload = self._node.table_rows(tenant, stream), self._payload(shards, tenant, stream)
+        return shards.unclaimed(views.stream_view(shards.states, tenant, stream, rows, payload))
 
-    def _payload(self, tenant: str, stream: str) -> PayloadKind:
+    def _payload(self, shards: _ShardsView, tenant: str, stream: str) -> PayloadKind:
         """Return the payload kind of the table, or before there is a table, the kind that it would get now."""
         known = self._node.table_payload(tenant, stream)
-        return views.told_payload(self._states, tenant, stream) if known is None else known
+        return views.told_payload(shards.states, tenant, stream) if known is None else known
 
     async def _get_lanes(self, request: web.Request) -> web.Response:
-        tenant, stream = self._stream(request)
-        lanes = views.stream_lanes(self._states, tenant, stream)
+        shards, tenant, stream = await self._stream(request)
+        lanes = views.stream_lanes(shards.states, tenant, stream)
         return _json({
             "tenant": tenant,
             "stream": stream,
             "lanes": [views.lane_view(lane, held, shard) for shard, lane, held in lanes],
+            **shards.missing_view(),
         })  # fmt: skip
 
     async def _get_completeness(self, request: web.Request) -> web.Response:
-        tenant, stream = self._stream(request)
-        lanes = views.stream_lanes(self._states, tenant, stream)
-        return _json({
+        shards, tenant, stream = await self._stream(request)
+        lanes = views.stream_lanes(shards.states, tenant, stream)
+        return _json(shards.unclaimed({
             "tenant": tenant,
             "stream": stream,
             "complete_up_to": views.moment(earliest(held.complete_up_to for _, _, held in lanes)),
             "lanes": [views.completeness_view(lane, held, shard) for shard, lane, held in lanes],
-        })  # fmt: skip
+            **shards.missing_view(),
+        }))  # fmt: skip
 
     async def _get_records(self, request: web.Request) -> web.Response:
-        tenant, stream = self._stream(request)
+        shards, tenant, stream = await self._stream(request)
         limit = _integer(request, "limit", RECORDS_DEFAULT, 1, RECORDS_MAX)
-        shards = self._shards(request)
-        payload = self._payload(tenant, stream)
+        states = {state.shard: state for state in shards.states}
+        payload = self._payload(shards, tenant, stream)
         records: list[View] = []
         next_offset = {}
-        for shard in shards:
-            state = self._sequencers[shard].state
+        for shard in self._wanted(request, shards):
+            state, reader = states[shard], shards.readers[shard]
             end = state.next_offset.get((tenant, stream), 0)
-            offset = await self._first_offset(request, shard, tenant, stream)
-            if len(records) < limit:
-                helping = await self._readers[shard].read(
-                    (tenant, stream), offset, end, limit - len(records), payload=payload
-                )
-                records += [{"shard": shard, **record} for record in helping.records]
-                offset = helping.next_offset
+            try:
+                offset = await _first_offset(request, reader, state, tenant, stream)
+                if len(records) < limit:
+                    helping = await reader.read((tenant, stream), offset, end, limit - len(records), payload=payload)
+                    records += [{"shard": shard, **record} for record in helping.records]
+                    offset = helping.next_offset
+            except (StoreError, NotFound, CodecError) as error:
+                if "shard" in request.query:
+                    raise
+                shards.missing[shard] = str(error)
+                continue
             next_offset[str(shard)] = offset
-        return _json({"tenant": tenant, "stream": stream, "records": records, "next_offset": next_offset})
+        return _json({
+            "tenant": tenant, "stream": stream, "records": records, "next_offset": next_offset, **shards.missing_view()
+        })  # fmt: skip
 
-    async def _first_offset(self, request: web.Request, shard: int, tenant: str, stream: str) -> int:
-        since = request.query.get("since")
-        if since is None:
-            return _integer(request, "offset", 0, 0, (1 << 63) - 1)
-        try:
-            time = views.parse_moment(since)
-        except ValueError:
-            raise ApiError(
-                400, f"since={since!r} is not a time", "write 2026-01-31T12:00:00Z, or nanoseconds"
-            ) from None
-        return await self._readers[shard].offset_at(self._sequencers[shard].state, tenant, stream, time)
-
-    def _shards(self, request: web.Request) -> list[int]:
-        shards = len(self._sequencers)
+    def _wanted(self, request: web.Request, shards: _ShardsView) -> list[int]:
+        """Return the numbers of the shards that a request asks for and that can be read."""
         if "shard" in request.query:
-            return [_integer(request, "shard", 0, 0, shards - 1)]
+            shard = _integer(request, "shard", 0, 0, self._shards.count - 1)
+            if shard in shards.missing:
+                raise _unavailable(f"shard {shard} cannot be read: {shards.missing[shard]}")
+            return [shard]
         if "offset" in request.query:
             raise ApiError(400, "offsets count per shard", "give shard= too, or since= for all shards")
-        return list(range(shards))
+        return [state.shard for state in shards.states]
 
-    def _stream(self, request: web.Request) -> tuple[str, str]:
+    async def _stream(self, request: web.Request) -> tuple[_ShardsView, str, str]:
         tenant, stream = self._access.tenant(request), request.match_info["stream"]
-        if stream not in views.stream_keys(self._states, tenant):
+        shards = await self._view_of_shards()
+        if stream not in views.stream_keys(shards.states, tenant):
+            if shards.missing:
+                shard, trouble = next(iter(shards.missing.items()))
+                raise _unavailable(f"stream {stream!r} is not known yet, and shard {shard} cannot be read: {trouble}")
             raise ApiError(404, f"tenant {tenant} has no stream {stream!r}", "GET /v1/streams lists the streams")
-        return tenant, stream
+        return shards, tenant, stream
+
+
+class _ShardsView(NamedTuple):
+    """The shards as one request sees them. The states change with the next await."""
+
+    readers: dict[int, RecordReader]
+    states: list[ShardState]
+    """States of the shards that can be read."""
+    missing: dict[int, str]
+    """Numbers of the shards that cannot be read, and why."""
+
+    def missing_view(self) -> View:
+        """Return the part of a response that names the missing shards; nothing while all are there."""
+        if not self.missing:
+            return {}
+        return {"missing_shards": [{"shard": shard, "trouble": why} for shard, why in self.missing.items()]}
+
+    def unclaimed(self, view: View) -> View:
+        """Return a view that claims no completeness while a shard is missing: it may hold lanes of the stream."""
+        return {**view, "complete_up_to": None} if self.missing else view
+
+
+def _unavailable(error: str) -> ApiError:
+    return ApiError(503, error, "repair the store's object; other shards are not affected")
+
+
+async def _first_offset(request: web.Request, reader: RecordReader, state: ShardState, tenant: str, stream: str) -> int:
+    since = request.query.get("since")
+    if since is None:
+        return _integer(request, "offset", 0, 0, (1 << 63) - 1)
+    try:
+        time = views.parse_moment(since)
+    except ValueError:
+        raise ApiError(400, f"since={since!r} is not a time", "write 2026-01-31T12:00:00Z, or nanoseconds") from None
+    return await reader.offset_at(state, tenant, stream, time)
 
 
 def _integer(request: web.Request, name: str, default: int, least: int, most: int) -> int:

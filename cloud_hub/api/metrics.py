@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from weft.cloud_hub.api.stream_figures import StreamFigures
 from weft.cloud_hub.shard.sequencer import Sequencer, ShardCounters
@@ -19,17 +19,22 @@ class Metrics:
     """The text of ``GET /metrics``.
 
     Args:
+        sequencers: the shards that this process holds at the moment.
+        streams: figures of streams, over all shards; None in a process that leaves them to another.
         links: the number of connected edges.
     """
 
-    def __init__(self, sequencers: Sequence[Sequencer], streams: StreamFigures, links: Callable[[], int]) -> None:
+    def __init__(
+        self, sequencers: Iterable[Sequencer], streams: StreamFigures | None, links: Callable[[], int]
+    ) -> None:
         self._sequencers = sequencers
         self._streams = streams
         self._links = links
 
     async def text(self) -> bytes:
         """Return the metrics in Prometheus's text format. The figures of streams are at most some seconds old."""
-        await self._streams.refresh()
+        if self._streams is not None:
+            await self._streams.refresh()
         return exposition.render(HUB_METRICS, self._samples())
 
     def _samples(self) -> Iterator[AnySample]:
@@ -38,7 +43,7 @@ class Metrics:
             yield from _shard(sequencer)
         yield _sum("weft_hub_store_put_latency_seconds", [each.counters.put for each in self._sequencers])
         yield _sum("weft_hub_commit_latency_seconds", [each.counters.commit for each in self._sequencers])
-        for figures in self._streams.figures:
+        for figures in self._streams.figures if self._streams is not None else ():
             labels = (figures.tenant, figures.stream)
             complete_up_to = 0 if figures.complete_up_to is None else figures.complete_up_to / _NS
             yield Sample("weft_hub_stream_records", figures.records, labels)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 from weft.cloud_hub.shard.sequencer import Sequencer
@@ -75,6 +75,7 @@ class StreamFigures:
     """The figures of all streams of a hub node.
 
     Args:
+        sequencers: the shards; those that are there at a refresh are counted.
         table_rows: (tenant, stream) -> records that are rows; None while that is not known.
         keeps_tables: true when this node makes table rows.
         monotonic: seconds.
@@ -82,7 +83,7 @@ class StreamFigures:
 
     def __init__(
         self,
-        sequencers: Sequence[Sequencer],
+        sequencers: Iterable[Sequencer],
         table_rows: Callable[[str, str], int | None],
         keeps_tables: bool,
         monotonic: Callable[[], float],
@@ -158,7 +159,7 @@ class StreamFigures:
     async def _complete_up_to(self) -> dict[StreamKey, int]:
         """Return the earliest moment of each label's lanes, walking the lanes in slices."""
         earliest: dict[StreamKey, int] = {}
-        for sequencer in self._sequencers:
+        for sequencer in list(self._sequencers):
             # Copies, since chunks are applied between slices. Marks only move on: an older one claims nothing false.
             # Two lists of what is there anyway: a list of pairs makes so many new objects that Python's collector
             # walks everything, which holds the loop for a quarter of a second.

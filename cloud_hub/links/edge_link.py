@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import NamedTuple
 
 from weft.cloud_hub.api.tokens import Scope, TokenIdentity
 from weft.cloud_hub.links.link_log import HubLinkLog
 from weft.cloud_hub.shard.lane_session import LaneSession, SessionRefused
 from weft.cloud_hub.shard.sequencer import Sequencer
+from weft.cloud_hub.shard.shards import Shards
 from weft.protocols.batch import BatchHeader
 from weft.protocols.chunk import GapRange, Mark
 from weft.protocols.lane import Lane, format_log_id
@@ -28,7 +29,7 @@ class EdgeLink:
     """One connection (``replication.runner.LinkHandler``).
 
     Args:
-        sequencers: one per shard.
+        shards: the shards of the store.
         identity: the identity of the link's token; None when the hub has no tokens.
         wall_clock: nanoseconds since 1970.
         log: logs when the link is taken and when it is over.
@@ -37,13 +38,13 @@ class EdgeLink:
 
     def __init__(
         self,
-        sequencers: Sequence[Sequencer],
+        shards: Shards,
         identity: TokenIdentity | None,
         wall_clock: Callable[[], int],
         log: HubLinkLog,
         peer: str,
     ) -> None:
-        self._sequencers = sequencers
+        self._shards = shards
         self._identity = identity
         self._wall_clock = wall_clock
         self._log = log
@@ -62,7 +63,7 @@ class EdgeLink:
         self._authorise(hello)
         self.hello = hello
         for offered in hello.lanes:
-            self._lanes[offered.lane] = self._open_lane(hello, offered, link)
+            self._lanes[offered.lane] = await self._open_lane(hello, offered, link)
         for session, sequencer in self._lanes.values():
             sequencer.open(session)
         try:
@@ -84,10 +85,10 @@ class EdgeLink:
                 "give the link this edge's own token, or set node and tenant as the token says",
             )
 
-    def _open_lane(self, hello: Hello, offered: HelloLane, link: LinkSession) -> _OpenedLane:
+    async def _open_lane(self, hello: Hello, offered: HelloLane, link: LinkSession) -> _OpenedLane:
         lane = Lane(hello.tenant, hello.edge, hello.log_id, offered.stream)
-        shard = shard_of(lane.tenant, lane.edge, len(self._sequencers))
-        sequencer = self._sequencers[shard]
+        shard = shard_of(lane.tenant, lane.edge, self._shards.count)
+        sequencer = await self._shards.get(shard)
         if not sequencer.loaded:
             raise LinkRefused(
                 RefuseCode.OVERLOADED,

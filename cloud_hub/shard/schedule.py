@@ -11,13 +11,23 @@ class CommitSchedule:
     def __init__(self, settings: SequencerSettings) -> None:
         self._settings = settings
         self._last_commit = self._last_chunk = self._last_look = float("-inf")
+        self._look_now = False
         self._waiting_since: float | None = None
         """Arrival of the oldest records that no commit has begun to write."""
 
     @property
     def look_at(self) -> float:
         """Return the time at which the shard looks for chunks of other nodes."""
-        return self._last_look + self._settings.follow_interval_s
+        return self._last_look + (0.0 if self._look_now else self._settings.follow_interval_s)
+
+    @property
+    def last_look(self) -> float:
+        """Return the time at which the log was last read up to its head; minus infinity before the first."""
+        return self._last_look
+
+    def look_now(self) -> None:
+        """Ask for a look at once: a reader waits for it."""
+        self._look_now = True
 
     def commit_at(self, pending_bytes: int, *, urgent: bool, pending: bool) -> float:
         """Return the time at which a commit is due; infinity while nothing is pending.
@@ -44,7 +54,7 @@ class CommitSchedule:
 
     def looked(self, now: float) -> None:
         """Note that the log was read up to its head."""
-        self._last_look = now
+        self._last_look, self._look_now = now, False
 
     def wrote_chunk(self, now: float) -> None:
         """Note that a chunk of this node is in the log: marks that are pending went with it."""

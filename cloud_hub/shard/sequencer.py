@@ -9,7 +9,6 @@ says what happened. State changes only by applying chunks in order, and acknowle
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
@@ -25,7 +24,6 @@ from weft.cloud_hub.shard.snapshots import Snapshotter
 from weft.cloud_hub.shard.watermark import WatermarkGuard
 from weft.protocols.batch import BatchHeader
 from weft.protocols.chunk import Chunk, ClockUpdate, GapRange, Mark
-from weft.protocols.errors import CodecError
 from weft.protocols.lane import Lane
 from weft.protocols.lane_state import LaneState
 from weft.protocols.link import RefuseCode
@@ -106,6 +104,10 @@ class Sequencer:
         """Attempts at chunk ``n + 1`` by nonce, by which a node recognises its own chunk in the log."""
         self._schedule = CommitSchedule(settings)
         self._task: asyncio.Task[None] | None = None
+        self._tried = asyncio.Event()
+        """Set after the first attempt to load the state."""
+        self._looked = asyncio.Event()
+        """Set after each look at the log."""
 
     @property
     def state(self) -> ShardState:
@@ -133,23 +135,32 @@ class Sequencer:
         return self._retry_loop.retries
 
     async def start(self) -> None:
-        """Load the state and begin to commit.
+        """Try to load the state, and begin to commit.
 
-        A damaged log is no error here: the shard is in trouble, and not ``loaded`` until the log is repaired. The
-        node's other shards work meanwhile.
-
-        Raises:
-            StoreError: the store does not answer.
+        A damaged log or a store that does not answer is no error here: the shard is in trouble, and not ``loaded``
+        until that is over. The node's other shards work meanwhile.
         """
-        with contextlib.suppress(CodecError):
-            await self._load()
         self._task = asyncio.create_task(self._run(), name=f"sequencer-{self.log.shard}")
+        await self._tried.wait()
 
     async def _load(self) -> None:
         state = await self.log.load()
         self._snapshots.loaded((await self.log.manifest())[0].snapshot_n)
         self._state, self.loaded = state, True
+        self._note_look()
+
+    async def catch_up(self, age_s: float) -> None:
+        """Wait until the log was read up to its head ``age_s`` ago at most, for as long as the store works."""
+        wanted = self._now() - age_s
+        while self.is_running and self.trouble is None and self._schedule.last_look < wanted:
+            self._looked.clear()
+            self._schedule.look_now()
+            self._wake.set()
+            await self._looked.wait()
+
+    def _note_look(self) -> None:
         self._schedule.looked(self._now())
+        self._looked.set()
 
     async def close(self) -> None:
         """Stop. Pending items were not acknowledged, and their senders will offer them again."""
@@ -216,9 +227,8 @@ class Sequencer:
     # -- the loop
 
     async def _run(self) -> None:
-        if not self.loaded:
-            await self._retry_loop.run(self._load)
-            self._retry_loop.answered()
+        await self._retry_loop.run(self._first_load)
+        self._retry_loop.answered()
         while True:
             try:
                 if await self._work_is_due():
@@ -233,6 +243,13 @@ class Sequencer:
                 self.sessions.refuse_all(RefuseCode.OVERLOADED, "the hub met an internal error", "connect again later")
                 await self._retry_loop.wait("an unexpected failure, see the log")
                 await self._reload()
+
+    async def _first_load(self) -> None:
+        try:
+            await self._load()
+        finally:
+            self._tried.set()
+            self._looked.set()
 
     async def _work_is_due(self) -> bool:
         """Wait until a commit is due (True), or a look at the chunks of other nodes (False)."""
@@ -271,6 +288,7 @@ class Sequencer:
         self._snapshots.consider(self._state)
         now = self._now()
         self._schedule.end_commit(since, now, records_left=self.sessions.pending_bytes > 0)
+        self._looked.set()
         if since is not None:
             self.counters.commit.observe(now - since)
 
@@ -312,7 +330,7 @@ class Sequencer:
         own = False
         async for chunk in self.log.indexes(self._state.n + 1):
             own |= self._accept(self._state.fold(chunk))
-        self._schedule.looked(self._now())
+        self._note_look()
         return own
 
     def _accept(self, folded: Folded) -> bool:

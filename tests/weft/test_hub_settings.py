@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
+import pytest
+
+from weft.cloud_hub.processes import addresses, check_processes, process_count
 from weft.commands.common import load_hub
 from weft.commands.hub import settings_of
 from weft.config.models import HubConfig
@@ -12,6 +16,8 @@ YAML = """\
 listen: 127.0.0.1:7000
 store: {store}
 shards: 32
+processes: 2
+advertise: ["https://a.example", "https://b.example"]
 commit_interval: 125ms
 mark_interval: 1m
 chunk_bytes_max: 2MiB
@@ -30,13 +36,46 @@ def test_every_setting_of_the_yaml_reaches_the_hub(tmp_path: Path) -> None:
         name for name in HubConfig.__struct_fields__ if getattr(config, name) == getattr(HubConfig(store="x"), name)
     ]
     assert untouched == [], "give it a value of its own above, and look for it below"
+    assert process_count(config, None, cores=1) == 2
     settings = settings_of(config)
+    assert settings.advertise == ("https://a.example", "https://b.example")
     assert (settings.host, settings.port, settings.store, settings.shards) == ("127.0.0.1", 7000, str(tmp_path), 32)
     assert (settings.tokens_file, settings.open_to_network) == (f"{tmp_path}/tokens", True)
     assert (settings.sequencer.commit_interval_s, settings.sequencer.mark_interval_s) == (0.125, 60.0)
     assert (settings.sequencer.chunk_bytes_max, settings.sequencer.pending_bytes_max) == (2 << 20, 9 << 20)
     assert (settings.links_max, settings.link_window_bytes, settings.batch_bytes_max) == (5, 1 << 20, 3 << 20)
     assert (settings.response_bytes_max, settings.table_interval_s) == (1 << 20, 3.0)
+
+
+def test_each_process_has_a_port_of_its_own() -> None:
+    config = HubConfig(store="x", listen="127.0.0.1:7000", shards=4)
+    assert [address.port for address in addresses(config, 3)] == [7000, 7001, 7002]
+    second = settings_of(config, 1, 3)
+    assert (second.port, second.process, second.processes) == (7001, 1, 3)
+
+
+@pytest.mark.parametrize(
+    ("settings", "asked", "cores", "count"),
+    [
+        ({}, None, 3, 3),
+        ({}, None, 64, 4),
+        ({"processes": 2}, None, 8, 2),
+        ({"processes": 2}, 1, 8, 1),
+        ({"shards": 1}, 5, 8, 1),
+        ({"listen": "127.0.0.1:0"}, None, 8, 1),
+    ],
+)
+def test_there_is_a_process_for_each_core_unless_told_otherwise(
+    settings: dict[str, Any], asked: int | None, cores: int, count: int
+) -> None:
+    assert process_count(HubConfig(store="x", **settings), asked, cores) == count
+
+
+def test_what_keeps_several_processes_from_running_is_told() -> None:
+    (high,) = check_processes(HubConfig(store="x", listen="127.0.0.1:65534"), 4)
+    assert "need the ports up to 65537, the last is 65535" in high.message
+    (few,) = check_processes(HubConfig(store="x", advertise=("https://a.example",)), 2)
+    assert (few.path, "each of the 2 processes, got 1" in few.message) == (("advertise",), True)
 
 
 def test_an_idle_bucket_is_cheap_by_default() -> None:

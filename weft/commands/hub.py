@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -22,12 +22,14 @@ from weft.commands.common import (
     using,
 )
 from weft.config.errors import format_path
-from weft.output import print_facts, print_json, print_table
+from weft.config.units import Address, parse_bind
+from weft.output import Failed, print_facts, print_json, print_table
 from weft.service.log_format import log_to_stderr
 
 if TYPE_CHECKING:
     from weft.cloud_hub.hub import Hub
     from weft.cloud_hub.settings import HubSettings
+    from weft.config.load import Loaded
     from weft.config.models import HubConfig
     from weft.service.reload import RunningSettings
 
@@ -37,35 +39,82 @@ def command() -> None:
     """Run and inspect a hub node, which takes links from edges, commits to the object store and keeps the tables."""
 
 
+processes_option = click.option(
+    "--processes",
+    type=click.IntRange(1),
+    help="Number of processes that share the shards; instead of the setting `processes`.",
+)
+
+
 @command.command()
 @config_argument
+@processes_option
+@click.option("--part", hidden=True, help="NUMBER/COUNT/DESCRIPTOR: what a supervisor tells its processes.")
 @log_level_option
-def run(config_file: str, log_level: str) -> None:
-    """Run the node of CONFIG until SIGTERM or SIGINT."""
-    from weft.service.serving import Signals, run_until_stopped, software
+def run(config_file: str, processes: int | None, part: str | None, log_level: str) -> None:
+    """Run the node of CONFIG until SIGTERM or SIGINT.
 
+    It is one process per core, each with shards and a port of its own: the port of `listen` and those after it. One
+    that ends is started again. With --processes 1, the command is the only process.
+    """
     loaded = located_hub(config_file)
-    config = loaded.config
     log_to_stderr(log_level)
-    logging.getLogger("weft").info("%s starts with %s, process %d", software(), config_file, os.getpid())
-    from weft.cloud_hub import preflight
-    from weft.cloud_hub.hub import Hub
-    from weft.service.reload import RunningSettings
+    if part is not None:
+        number, count, alive = map(int, part.split("/"))
+        from weft.service.supervisor import end_with_supervisor
 
-    found = preflight.look(config)
-    if found.needed:
-        raise cannot_be_done(loaded, found.needed)
+        end_with_supervisor(alive)
+        _serve(config_file, loaded, number, count)
+        return
+    from weft.cloud_hub import preflight
+    from weft.cloud_hub.processes import check_processes, cores, process_count
+
+    count = process_count(loaded.config, processes, cores())
+    found = preflight.look(loaded.config)
+    if needed := [*found.needed, *check_processes(loaded.config, count)]:
+        raise cannot_be_done(loaded, needed)
     for finding in found.doubtful:
         logging.getLogger("weft").warning("%s: %s", format_path(finding.path), finding.message)
+    if count == 1:
+        _serve(config_file, loaded, 0, 1)
+    else:
+        _supervise(config_file, count, log_level)
 
+
+def _supervise(config_file: str, count: int, log_level: str) -> None:
+    """Run the node as several processes."""
+    from weft.service.serving import Signals, run_until_stopped
+    from weft.service.supervisor import DidNotStart, Supervisor
+
+    def arguments(number: int, alive: int) -> list[str]:
+        return ["hub", "run", config_file, "--log-level", log_level, "--part", f"{number}/{count}/{alive}"]
+
+    async def serve(signals: Signals) -> None:
+        await Supervisor(arguments, count).run(signals)
+
+    try:
+        run_until_stopped(serve)
+    except DidNotStart as failure:
+        raise click.exceptions.Exit(abs(failure.status) or 1) from None
+
+
+def _serve(config_file: str, loaded: Loaded[HubConfig], number: int, count: int) -> None:
+    """Run one process of the node."""
+    from weft.cloud_hub.hub import Hub
+    from weft.service.reload import RunningSettings
+    from weft.service.serving import Signals, run_until_stopped, software
+
+    config = loaded.config
+    which = f" ({number + 1} of {count})" if count > 1 else ""
+    logging.getLogger("weft").info("%s starts with %s, process %d%s", software(), config_file, os.getpid(), which)
     settings = RunningSettings(config_file, config, load_hub)
 
     async def serve(signals: Signals) -> None:
-        hub = Hub(settings_of(config))
+        hub = Hub(settings_of(config, number, count))
         await hub.start()
         try:
             click.echo(f"the hub is ready at {hub.url}")
-            async with signals.reloading(lambda: _reload(hub, settings)):
+            async with signals.reloading(lambda: _reload(hub, settings, number)):
                 await signals.stop.wait()
         finally:
             await hub.close()
@@ -74,36 +123,50 @@ def run(config_file: str, log_level: str) -> None:
         run_until_stopped(serve)
 
 
-async def _reload(hub: Hub, settings: RunningSettings) -> None:
+async def _reload(hub: Hub, settings: RunningSettings, number: int) -> None:
     hub.reload()
-    await settings.say_what_needs_a_restart()
+    if number == 0:  # once is enough
+        await settings.say_what_needs_a_restart()
 
 
 @command.command()
 @config_argument
 @click.option("--offline", is_flag=True, help="Do not contact a store in a bucket, and probe no store.")
+@processes_option
 @json_option
-def check(config_file: str, offline: bool, as_json: bool) -> int:
-    """Check CONFIG and what it names: tokens, the store, the port.
+def check(config_file: str, offline: bool, processes: int | None, as_json: bool) -> int:
+    """Check CONFIG and what it names: tokens, the store, the ports.
 
     The command starts nothing. It probes the store as a hub does when it starts: it writes, races and deletes objects
     below `probe/`, and leaves nothing behind. An error stops a hub from running: exit status 2. Warnings go to standard
     error and leave exit status 0. Run it as the hub's user, who may have access to other files than you. While the hub
-    runs, its port is not checked.
+    runs, its ports are not checked.
     """
     from weft.cloud_hub import preflight
 
     answer = CheckAnswer(config_file, as_json)
     loaded = answer.load(located_hub)
+    from weft.cloud_hub.processes import addresses, check_processes, cores, process_count
+
     config, found = loaded.config, preflight.look(loaded.config, offline=offline)
-    taken, untried = preflight.port(config)
+    count = process_count(config, processes, cores())
+    wrong = check_processes(config, count)
+    taken, untried = preflight.ports(addresses(config, count)) if not wrong else ([], [])
     return answer.give(
         loaded,
-        errors=[*found.needed, *taken],
+        errors=[*found.needed, *wrong, *taken],
         warnings=[*found.doubtful, *untried],
-        facts={"listen": config.listen, "store": config.store, "shards": config.shards},
-        summary=f"store {config.store}, {config.shards} shards, listening on {config.listen}",
+        facts={"listen": config.listen, "store": config.store, "shards": config.shards, "processes": count},
+        summary=f"store {config.store}, {config.shards} shards, {_listening(config, count)}",
     )
+
+
+def _listening(config: HubConfig, count: int) -> str:
+    from weft.cloud_hub.processes import addresses
+
+    if count == 1:
+        return f"listening on {config.listen}"
+    return f"{count} processes, listening on {config.listen} to {addresses(config, count)[-1].port}"
 
 
 @command.command()
@@ -111,10 +174,12 @@ def check(config_file: str, offline: bool, as_json: bool) -> int:
 @click.option("--token-file", type=ExistingPath(dir_okay=False), help="File with an admin token.")
 @json_option
 def status(config_file: str, token_file: str | None, as_json: bool) -> None:
-    """Show the state of the running node of CONFIG: its links and its shards."""
+    """Show the state of the running node of CONFIG: its links and its shards, of all its processes."""
     bind = load_hub(config_file).listen
     with using(token_file or ""):
         facts = get_status(bind, "/v1/status", token_file)
+        for peer in facts["peers"]:
+            _join(facts, parse_bind(bind)._replace(port=peer["port"]), token_file)
     if as_json:
         print_json(facts)
         return
@@ -133,16 +198,31 @@ def status(config_file: str, token_file: str | None, as_json: bool) -> None:
         print_table(("edge", "connected since", "streams"), links)
 
 
-def settings_of(config: HubConfig) -> HubSettings:
-    """Return the hub's own settings from its configuration."""
+def _join(facts: dict[str, Any], address: Address, token_file: str | None) -> None:
+    """Add what another process of the node says to the facts of the first: its links, and its own shards."""
+    try:
+        others = get_status(str(address), "/v1/status", token_file)
+    except Failed as failure:
+        click.echo(f"warning: {failure}", err=True)
+        return
+    owned = [shard for shard in others["shards"] if shard["shard"] % others["processes"] == others["process"]]
+    shown = {shard["shard"]: shard for shard in [*facts["shards"], *owned]}
+    facts["shards"] = [shown[number] for number in sorted(shown)]
+    facts["links"] += others["links"]
+
+
+def settings_of(config: HubConfig, process: int = 0, processes: int = 1) -> HubSettings:
+    """Return the settings of one of the hub's processes from its configuration."""
     from weft.cloud_hub.settings import HubSettings, SequencerSettings
-    from weft.config.units import parse_bind
 
     host, port = parse_bind(config.listen)
     return HubSettings(
         store=config.store,
         host=host,
-        port=port,
+        port=port + process,
+        process=process,
+        processes=processes,
+        advertise=config.advertise or (),
         shards=config.shards,
         tokens_file=config.tokens_file,
         open_to_network=config.anonymous == "allowed_beyond_loopback",

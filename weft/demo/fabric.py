@@ -25,6 +25,7 @@ HUB_YAML = """\
 listen: 127.0.0.1:{hub_port}
 store: {directory}/store
 shards: 2
+processes: 1
 tables: {{interval: 1s}}
 """
 

@@ -59,12 +59,21 @@ async def test_a_hub_starts_without_a_damaged_shard_and_takes_it_up_when_it_is_m
             _, node = await get(hub, "/v1/status")
             assert node["shards"][0]["trouble"] is None
             assert f"{key} is damaged" in node["shards"][1]["trouble"]
-            assert await get(hub, "/readyz") == (503, "not ready: shard 1 is not loaded\n")
+            assert (await get(hub, "/readyz"))[0] == 200, "edges of shard 0 are served"
             assert (await get(hub, "/healthz"))[0] == 200
             assert "restore this object" in node["shards"][1]["trouble"]
-            # What shard 1 holds of the stream is not known, so nothing is said of its completeness.
-            code, answer = await get(hub, "/v1/streams/telemetry/completeness")
-            assert (code, key in answer["error"]) == (500, True)
+            # Shard 0 is answered for. What shard 1 holds of the stream is not known: no completeness is claimed.
+            for path in ("", "/lanes", "/completeness", "/records"):
+                code, answer = await get(hub, "/v1/streams/telemetry" + path)
+                assert code == 200
+                assert [missing["shard"] for missing in answer["missing_shards"]] == [1]
+                assert key in answer["missing_shards"][0]["trouble"]
+                assert answer.get("complete_up_to") is None
+            assert len(answer["records"]) == 6
+            code, answer = await get(hub, "/v1/streams/telemetry/records?shard=1")
+            assert (code, key in answer["error"]) == (503, True)
+            code, answer = await get(hub, "/v1/streams/alarms")
+            assert (code, key in answer["error"]) == (503, True), "it may be in the shard that cannot be read"
 
             await swap_bytes(store, key, whole)
             await log.until_released(6)
@@ -84,5 +93,8 @@ async def test_a_damaged_section_is_named_and_other_records_can_be_read(tmp_path
         code, answer = await get(hub, "/v1/streams/telemetry/records?shard=1")
         assert (code, f"{key} is damaged" in answer["error"]) == (500, True)
         code, answer = await get(hub, "/v1/streams/telemetry/records?shard=0")
-        assert (code, len(answer["records"])) == (200, 3)
+        assert (code, len(answer["records"]), "missing_shards" in answer) == (200, 3, False)
+        code, answer = await get(hub, "/v1/streams/telemetry/records")
+        assert (code, len(answer["records"]), list(answer["next_offset"])) == (200, 3, ["0"])
+        assert key in answer["missing_shards"][0]["trouble"]
         await deliver(hub, 1, 1, 6)

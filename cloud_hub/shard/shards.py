@@ -1,0 +1,114 @@
+"""The shards of a store as one hub process sees them: its own, and those of other processes while it needs them.
+
+A process owns the shards whose number leaves its own number as the rest of a division by the number of processes. The
+log decides who writes, so owning is about cost alone: a process loads the shard of another when a link that could not
+reach the other comes, or a reader asks, and closes it after some minutes without either.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Callable, Iterator
+
+from weft.cloud_hub.shard.sequencer import Sequencer
+
+logger = logging.getLogger(__name__)
+
+IDLE_S = 300.0
+"""Time after which the shard of another process is closed, when neither a link nor a reader has needed it."""
+LOAD_S_MAX = 10.0
+"""Longest time that a start or a request waits for a shard. It is loaded on, and counts as missing meanwhile."""
+READ_AGE_S_MAX = 0.25
+"""Maximum age of another process's shard when a reader gets it."""
+
+
+class Shards:
+    """The shards of one hub process.
+
+    Args:
+        count: the number of shards of the store.
+        process, processes: this process's number, from 0, and how many share the shards.
+        make: makes the sequencer of a shard, not yet started.
+        idle_s: time without use after which a shard of another process is closed.
+    """
+
+    def __init__(
+        self, count: int, process: int, processes: int, make: Callable[[int], Sequencer], *, idle_s: float = IDLE_S
+    ) -> None:
+        self.count = count
+        self.process = process
+        self.processes = processes
+        self._make = make
+        self._idle_s = idle_s
+        self._now = asyncio.get_running_loop().time
+        self._sequencers: dict[int, Sequencer] = {}
+        """Own shards from ``start`` on, and the others that are needed."""
+        self._starts: dict[int, asyncio.Task[None]] = {}
+        self._used_at: dict[int, float] = {}
+        self._sweeper: asyncio.Task[None] | None = None
+
+    def __iter__(self) -> Iterator[Sequencer]:
+        """Iterate over the shards that this process holds at the moment, by number."""
+        return iter([self._sequencers[shard] for shard in sorted(self._sequencers)])
+
+    @property
+    def own(self) -> list[Sequencer]:
+        """Return the process's own shards, by number."""
+        return [sequencer for sequencer in self if self.owner(sequencer.log.shard) == self.process]
+
+    def owner(self, shard: int) -> int:
+        """Return the number of the process that owns a shard."""
+        return shard % self.processes
+
+    async def start(self) -> None:
+        """Load the own shards. One that cannot be loaded is in trouble and tried again; the others work meanwhile."""
+        self._sweeper = asyncio.create_task(self._sweep(), name="idle-shards")
+        await asyncio.gather(*(self.get(shard) for shard in range(self.process, self.count, self.processes)))
+
+    async def get(self, shard: int) -> Sequencer:
+        """Return a shard's sequencer, started. It may still not be loaded: it is in trouble then, or slow."""
+        self._used_at[shard] = self._now()
+        if shard not in self._sequencers:
+            if self.owner(shard) != self.process:
+                logger.info("shard %d belongs to process %d, and is loaded here too", shard, self.owner(shard))
+            sequencer = self._sequencers[shard] = self._make(shard)
+            self._starts[shard] = asyncio.create_task(sequencer.start(), name=f"start-shard-{shard}")
+        sequencer, start = self._sequencers[shard], self._starts[shard]
+        if not start.done():
+            await asyncio.wait([start], timeout=LOAD_S_MAX)
+        return sequencer
+
+    async def all(self) -> list[Sequencer]:
+        """Return every shard of the store, by number, for a reader. Those of other processes were read up to the log's
+        head ``READ_AGE_S_MAX`` ago at most, unless the store is in trouble."""
+        sequencers = await asyncio.gather(*(self.get(shard) for shard in range(self.count)))
+        others = [each for each in sequencers if self.owner(each.log.shard) != self.process]
+        if others:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(LOAD_S_MAX):
+                    await asyncio.gather(*(each.catch_up(READ_AGE_S_MAX) for each in others))
+        return list(sequencers)
+
+    async def close(self) -> None:
+        """Stop all shards."""
+        tasks = [task for task in (self._sweeper, *self._starts.values()) if task is not None and not task.done()]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await asyncio.gather(*(sequencer.close() for sequencer in self))
+
+    async def _sweep(self) -> None:
+        while True:
+            await asyncio.sleep(self._idle_s / 10)
+            for shard in [shard for shard in self._sequencers if self._is_idle(shard)]:
+                sequencer = self._sequencers.pop(shard)
+                del self._starts[shard]
+                logger.info("shard %d has not been needed here for a while, and is closed", shard)
+                await sequencer.close()
+
+    def _is_idle(self, shard: int) -> bool:
+        if self.owner(shard) == self.process or self._sequencers[shard].sessions.count:
+            return False
+        return self._starts[shard].done() and self._now() - self._used_at[shard] >= self._idle_s

@@ -1,0 +1,121 @@
+"""A hub of several processes, as real processes: started, killed one by one, stopped."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.processes import Log, Start, weft
+from tests.support.waiting import wait_until
+from weft.demo.fabric import free_port
+
+pytestmark = pytest.mark.processes
+
+HUB = "listen: 127.0.0.1:{port}\nstore: store\nshards: 4\nprocesses: 2\ncommit_interval: 20ms\ntables: null\n"
+
+
+@pytest.fixture
+def port() -> int:
+    """A free port with a free one behind it."""
+    while True:
+        first = free_port()
+        with socket.socket() as probe:
+            try:
+                probe.bind(("127.0.0.1", first + 1))
+            except OSError:
+                continue
+            return first
+
+
+@pytest.fixture
+def config(tmp_path: Path, port: int) -> Path:
+    path = tmp_path / "hub.yaml"
+    path.write_text(HUB.format(port=port))
+    return path
+
+
+def ask(port: int, path: str = "v1/status") -> Any:
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/{path}", timeout=10) as answer:
+        return json.load(answer)
+
+
+def answers(port: int) -> bool:
+    try:
+        return bool(ask(port))
+    except OSError:
+        return False
+
+
+def children(supervisor: int) -> list[int]:
+    """The ids of a hub's processes, by their numbers."""
+    pids = [int(pid) for pid in Path(f"/proc/{supervisor}/task/{supervisor}/children").read_text().split()]
+    return sorted(pids, key=lambda pid: Path(f"/proc/{pid}/cmdline").read_text().partition("--part")[2])
+
+
+def test_each_process_has_shards_of_its_own_and_answers_for_all(config: Path, port: int, start: Start) -> None:
+    hub = start("hub", config)
+    assert hub.url == f"http://127.0.0.1:{port}/"
+    owned = [[shard["shard"] for shard in ask(port + number)["shards"]] for number in (0, 1)]
+    assert owned == [[0, 2], [1, 3]]
+    assert [peer["port"] for peer in ask(port)["peers"]] == [port + 1]
+    assert ask(port + 1, "v1/streams") == {"streams": []}
+    status = json.loads(weft("hub", "status", config, "--json").output)
+    assert [shard["shard"] for shard in status["shards"]] == [0, 1, 2, 3]
+    checked = weft("hub", "check", config)
+    assert f"a hub answers at 127.0.0.1:{port + 1} already" in checked.stderr
+    assert hub.stop() == 0
+    assert not answers(port)
+    assert not answers(port + 1)
+
+
+@pytest.mark.skipif(not os.path.exists("/proc/self/task"), reason="needs proc(5)")
+def test_a_killed_process_is_started_again_and_the_others_go_on(
+    config: Path, port: int, start: Start, log: Log
+) -> None:
+    hub = start("hub", config)
+    for victim in (0, 1):
+        os.kill(children(hub.process.pid)[victim], signal.SIGKILL)
+        assert answers(port + 1 - victim)
+        wait_until(lambda: all(answers(port + number) for number in (0, 1)))
+        assert log.has(f"process {victim} ended: killed by SIGKILL; starting it again")
+    assert hub.stop() == 0
+
+
+def test_processes_end_with_their_supervisor(config: Path, port: int, start: Start) -> None:
+    hub = start("hub", config)
+    hub.kill()
+    wait_until(lambda: not answers(port) and not answers(port + 1))
+    again = start("hub", config)
+    assert answers(port + 1)
+    assert again.stop() == 0
+
+
+def test_a_hang_up_reaches_every_process(config: Path, start: Start, log: Log, tmp_path: Path) -> None:
+    hub = start("hub", config)
+    hub.process.send_signal(signal.SIGHUP)
+    wait_until(lambda: log.has("no tokens_file is set") and log.text.count("no tokens_file is set") == 2)
+    wait_until(lambda: log.has("no setting in"))
+    assert log.text.count("no setting in") == 1
+    assert hub.stop() == 0
+
+
+def test_what_keeps_a_process_from_starting_is_told_once(config: Path, port: int, log: Log) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", port + 1))
+        taken.listen()
+        checked = weft("hub", "check", config)
+        assert f"127.0.0.1:{port + 1}" in str(checked.stderr)
+        done = subprocess.run([sys.executable, "-m", "weft", "hub", "run", str(config)], timeout=30, check=False)
+        assert done.returncode == 1
+    assert log.has(f"weft: {config}:1: listen: ")
+    assert [line for line in log.text.splitlines() if " INFO " not in line and not line.startswith("weft: ")] == []
+    assert not answers(port)
