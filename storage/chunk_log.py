@@ -81,6 +81,11 @@ class ShardLog:
         """The manifest as last read."""
         self._snapshot_offsets: OrderedDict[str, dict[StreamKey, int]] = OrderedDict()
 
+    @property
+    def watermark(self) -> int:
+        """Return the watermark as last read: chunks below it are of no more use to any reader."""
+        return self._seen.watermark
+
     async def create(self, n: int, data: Buffer) -> None:
         """Create chunk n; durable when this returns.
 

@@ -116,8 +116,12 @@ class DeltaHandle:
 
     def position(self, app_id: str) -> int:
         """Return the version of an application's last transaction; 0 when it never committed."""
+        return self.transaction(app_id) or 0
+
+    def transaction(self, app_id: str) -> int | None:
+        """Return the version of an application's last transaction; None when it never committed."""
         found = self._table.transaction_version(app_id)
-        return 0 if found is None else int(found)
+        return None if found is None else int(found)
 
     def columns(self) -> list[tuple[str, str]]:
         """Return (name, type) of the columns, in the table's order. Nested types read "nested"."""

@@ -8,5 +8,10 @@ class TableError(Exception):
     records."""
 
 
+class TableDiverged(TableError):
+    """A table that holds rows of another history than the log's. No more rows are added to it: they would be doubled
+    or missing among those that are there."""
+
+
 class TableConflict(TableError):
     """A commit that lost against another writer. Read the table again and decide again."""

@@ -18,7 +18,7 @@ import pyarrow as pa
 from weft.cloud_hub.tables.columns import level_columns, levels_of, new_columns
 from weft.cloud_hub.tables.declared import Declared
 from weft.cloud_hub.tables.delta import DataFile, DeltaHandle, in_thread
-from weft.cloud_hub.tables.errors import TableConflict, TableError
+from weft.cloud_hub.tables.errors import TableConflict, TableDiverged, TableError
 from weft.cloud_hub.tables.parquet_file import ParquetFile
 from weft.cloud_hub.tables.settings import DEFAULTS, TableSettings
 from weft.cloud_hub.tables.shards import ShardView
@@ -29,11 +29,18 @@ from weft.protocols.errors import CodecError
 from weft.protocols.payloads import PayloadKind
 from weft.storage.chunk_log import Cluster, table_key
 from weft.storage.object_store import NotFound, ObjectStore
-from weft.storage.table.names import PAYLOAD_PROPERTY, app_id
+from weft.storage.table.names import PAYLOAD_PROPERTY, app_id, source_ids
 from weft.storage.table.rows import row_schema, section_rows
 
 ATTEMPTS_MAX = 5
 """Maximum number of times that a step starts over because another writer was first."""
+
+
+class _Source(NamedTuple):
+    """The chunk with the last row below a position."""
+
+    n: int
+    footer_crc: int
 
 
 class _Written(NamedTuple):
@@ -41,8 +48,8 @@ class _Written(NamedTuple):
 
     file: DataFile
     schema: pa.Schema
-    chunk: int
-    """Chunk of the next offset, or the chunk before it."""
+    source: _Source
+    """Chunk of the file's last row. The next offset is in it or behind it."""
 
 
 class Tierer:
@@ -80,7 +87,8 @@ class Tierer:
         self._views = views
         self._settings = settings
         self._clock, self._nonce = clock, nonce
-        self._next_chunk: dict[int, tuple[int, int]] = {}
+        self._sources: dict[int, _Source] = {}
+        """Per shard the chunk that ``positions`` was taken from, compared with the log."""
         self._opened = False
         self._declared = Declared(tenant, stream, views)
 
@@ -163,15 +171,45 @@ class Tierer:
         found = await in_thread(lambda: {shard: handle.position(name) for shard, name in names.items()})
         for view in self._views:
             position = found.get(view.shard, 0)
+            if not position:
+                continue
             if position > self.ends().get(view.shard, 0):
                 # Another node's tierer has seen more of the log than this state.
                 await view.log.extend(view.state)
             if position > (end := self.ends().get(view.shard, 0)):
-                raise TableError(
-                    f"{self.key} holds offsets of shard {view.shard} up to {position}, the log only up to {end}. "
-                    "The store was restored to an earlier state. Move the table away, and the hub makes it again"
-                )
+                raise self._diverged(view.shard, position, f"the log only up to {end}")
+            source = await in_thread(lambda app=names[view.shard]: _source(handle, app))  # type: ignore[misc]
+            await self._compare(view, position, source)
         self.positions = found
+
+    async def _compare(self, view: ShardView, position: int, source: _Source | None) -> None:
+        """Check that the log still has the chunk that a position was taken from.
+
+        A log that was restored to an earlier state is behind the table only until it has grown past the position. From
+        then on its offsets are other records than the table's rows.
+        """
+        if source is None:
+            raise self._diverged(view.shard, position, "and does not say of which chunk")
+        if source == self._sources.get(view.shard):
+            return
+        try:
+            chunk = await view.log.index(source.n)
+        except CodecError as error:
+            raise TableError(f"{self.key}: its position cannot be compared with the log: {error}") from error
+        if chunk is None:
+            manifest, _ = await view.log.manifest()
+            if source.n >= manifest.watermark:
+                raise self._diverged(view.shard, position, f"taken from chunk {source.n}, which the log does not have")
+        elif chunk.footer_crc != source.footer_crc:
+            raise self._diverged(view.shard, position, f"taken from another chunk {source.n} than the log's")
+        self._sources[view.shard] = source
+
+    def _diverged(self, shard: int, position: int, how: str) -> TableDiverged:
+        return TableDiverged(
+            f"{self.key} holds offsets of shard {shard} up to {position}, {how}. The store was restored to an earlier "
+            "state. Move the table away, and the hub makes it again from the log. Records that only the table has stay "
+            "in what was moved away"
+        )
 
     async def _grow(self, handle: DeltaHandle) -> list[str]:
         """Give the table a column for every named topic level. Return all that it has."""
@@ -189,16 +227,17 @@ class Tierer:
         if first >= end:
             return None
         out = await in_thread(lambda: ParquetFile(schema))
-        chunk = await self._collect(view, out, levels_of(schema), first, end)
+        source = await self._collect(view, out, levels_of(schema), first, end)
         data = await in_thread(out.finish)
         path = f"shard-{view.shard}-{first:020d}-{first + out.rows:020d}-{self._nonce()}.parquet"
         await self._store.create(f"{self.key}/{path}", data)
-        return _Written(out.data_file(path, len(data), self._clock() // 1_000_000), schema, chunk)
+        return _Written(out.data_file(path, len(data), self._clock() // 1_000_000), schema, source)
 
-    async def _collect(self, view: ShardView, out: ParquetFile, levels: Sequence[str], first: int, end: int) -> int:
-        """Read sections until the file is full or the log ends. Return the last chunk read."""
-        known = self._next_chunk.get(view.shard)
-        n = known[1] if known and known[0] == first else await view.log.locate(self._tenant, self._stream, first)
+    async def _collect(self, view: ShardView, out: ParquetFile, levels: Sequence[str], first: int, end: int) -> _Source:
+        """Read sections until the file is full or the log ends. Return the last chunk that gave rows."""
+        source = self._sources[view.shard].n if first else await view.log.locate(self._tenant, self._stream, 0)
+        # Of a collected source the table had all rows.
+        n = max(source, view.log.watermark)
         limit = min(end, first + self._settings.file_rows_max)
         at, taken = first, 0
         async for chunk in view.log.indexes(n):
@@ -218,7 +257,7 @@ class Tierer:
             await in_thread(partial(out.add, rows))
             at, taken = min(section.base_offset + section.count, limit), taken + section.length
             if at >= limit or taken >= self._settings.file_bytes_max:
-                return chunk.header.n
+                return _Source(chunk.header.n, chunk.footer_crc)
         raise TableError(f"{self.key}: the log of shard {view.shard} ends at offset {at}, its state says {end}")
 
     def _section(self, chunk: Chunk, at: int) -> StreamSection | None:
@@ -230,13 +269,17 @@ class Tierer:
 
     async def _commit(self, handle: DeltaHandle, written: Sequence[_Written], schema: pa.Schema) -> None:
         files = [item.file for item in written]
-        ends = {app_id(self._cluster.cluster_id, self._stream, file.shard): file.end_offset for file in files}
-        await in_thread(lambda: handle.commit(files, ends, schema))
+        transactions = {}
+        for item in written:
+            app = app_id(self._cluster.cluster_id, self._stream, item.file.shard)
+            transactions[app] = item.file.end_offset
+            transactions.update(zip(source_ids(app), item.source, strict=True))
+        await in_thread(lambda: handle.commit(files, transactions, schema))
         await self.log.sync(handle.version)
         self.version = handle.version
         for item in written:
             self.positions[item.file.shard] = item.file.end_offset
-            self._next_chunk[item.file.shard] = (item.file.end_offset, item.chunk)
+            self._sources[item.file.shard] = item.source
 
     def _configuration(self, levels: Sequence[str], payload: PayloadKind) -> dict[str, str]:
         hours = f"interval {self._settings.retention_hours} hours"
@@ -246,3 +289,8 @@ class Tierer:
             "delta.deletedFileRetentionDuration": hours,
             "delta.logRetentionDuration": hours,
         }
+
+
+def _source(handle: DeltaHandle, app: str) -> _Source | None:
+    n, crc = (handle.transaction(name) for name in source_ids(app))
+    return None if n is None or crc is None else _Source(n, crc)

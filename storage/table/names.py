@@ -29,3 +29,11 @@ def app_id(cluster_id: bytes, stream: str, shard: int) -> str:
     The cluster id keeps a table that was copied to another cluster from passing for that cluster's own.
     """
     return f"weft/{cluster_id.hex()}/{stream}/{shard}"
+
+
+def source_ids(app: str) -> tuple[str, str]:
+    """Return the ids under which a table keeps where its position was taken from: number and footer CRC of the chunk
+    with the last row below the position. A log that was restored to an earlier state and has grown since has another
+    chunk there.
+    """
+    return f"{app}/chunk", f"{app}/crc"

@@ -6,15 +6,17 @@ import asyncio
 import contextlib
 from typing import Any
 
+import msgspec
 import pyarrow.parquet as pq
 import pytest
 
 from tests.cloud_hub.tables.logs import LANE, OTHER, TOPICS, LogWriter, Run, contents, expected, rows, table
 from weft.cloud_hub.tables.delta import DeltaHandle
-from weft.cloud_hub.tables.errors import TableError
+from weft.cloud_hub.tables.errors import TableDiverged, TableError
 from weft.cloud_hub.tables.settings import TableSettings
 from weft.cloud_hub.tables.shards import load_shards
 from weft.cloud_hub.tables.tierer import Tierer
+from weft.storage.chunk_log import ShardLog
 from weft.storage.object_store import ObjectStore
 from weft.storage.table.names import app_id
 
@@ -214,6 +216,41 @@ class TestRefusals:
         with pytest.raises(TableError, match="restored to an earlier state"):
             await (await new_tierer(store, log)).step()
         assert contents(store) == expected({0: [Run(LANE, 0, 5)]})
+
+    async def test_a_table_whose_log_was_restored_and_has_grown_past_it(
+        self, store: ObjectStore, log: LogWriter
+    ) -> None:
+        first = Run(LANE, 0, 5)
+        await log.append(0, first)
+        await log.append(0, Run(LANE, 5, 5))
+        await drain(await new_tierer(store, log))
+        before = contents(store)
+        # A backup of the log from before the second chunk, and then other records than those in the table.
+        await store.delete("shard-0/chunk/" + "1".rjust(20, "0"))
+        restored = LogWriter(store, log.cluster)
+        restored.states[0] = await ShardLog(store, log.cluster, 0).load()
+        for seq in range(5, 25, 4):
+            await restored.append(0, Run(LANE, seq, 4, payload_bytes=50))
+        for _ in range(2):
+            with pytest.raises(TableDiverged, match=r"another chunk 1 than the log's.*Move the table away"):
+                await (await new_tierer(store, log)).step()
+        assert contents(store) == before
+
+    async def test_a_table_whose_place_in_the_log_was_collected_is_none_of_them(
+        self, store: ObjectStore, log: LogWriter
+    ) -> None:
+        for seq in range(0, 20, 5):
+            await log.append(0, Run(LANE, seq, 5))
+        await drain(await new_tierer(store, log))
+        await log.append(0, Run(LANE, 20, 5))
+        await log.snapshot(0)
+        shard = ShardLog(store, log.cluster, 0)
+        manifest, etag = await shard.manifest()
+        assert await shard.swap_manifest(msgspec.structs.replace(manifest, watermark=4), etag)
+        for n in range(4):
+            await store.delete(f"shard-0/chunk/{n:020d}")
+        assert await drain(await new_tierer(store, log)) == 5
+        assert contents(store) == expected({0: [Run(LANE, 0, 25)]})
 
     async def test_offsets_that_the_log_lost(self, store: ObjectStore, log: LogWriter) -> None:
         await log.append(0, Run(LANE, 0, 5))
