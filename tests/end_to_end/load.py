@@ -58,12 +58,13 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--port", type=int, required=True)
     parser.add_argument("--devices", type=int, default=4)
+    parser.add_argument("--prefix", default="", help="of the devices' names, where several processes are the devices")
     parser.add_argument("--strays", type=int, default=0)
     parser.add_argument("--rate", type=float, default=500)
     options = parser.parse_args()
     stop = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: stop.set())
-    names = [f"device-{i}" for i in range(options.devices)]
+    names = [f"{options.prefix}device-{i}" for i in range(options.devices)]
     topics = {name: f"load/{name}/count" for name in names}
     topics |= {f"stray-{i}": f"stray/stray-{i}" for i in range(options.strays)}
     devices = [CountingDevice(name, topic, options.port, options.rate, stop) for name, topic in topics.items()]

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -16,7 +17,7 @@ import pytest
 from weft.cloud_hub.audit.audit import audit
 from weft.demo.fabric import DemoHub, Edge, Service
 from weft.storage.chunk_log import table_key
-from weft.storage.object_store import open_store
+from weft.storage.object_store import ObjectStore, open_store
 
 pytestmark = pytest.mark.processes
 STREAM = "load"
@@ -31,13 +32,13 @@ class Load:
 
     Args:
         strays: devices whose topics no stream matches.
+        options: further ones of the process, as it takes them.
     """
 
-    def __init__(self, port: int, strays: int = 0) -> None:
+    def __init__(self, port: int, strays: int = 0, options: Sequence[str] = ()) -> None:
+        arguments = ["--port", str(port), "--strays", str(strays), *options]
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "tests.end_to_end.load", "--port", str(port), "--strays", str(strays)],
-            stdout=subprocess.PIPE,
-            text=True,
+            [sys.executable, "-m", "tests.end_to_end.load", *arguments], stdout=subprocess.PIPE, text=True
         )
 
     def finish(self) -> dict[str, int]:
@@ -74,13 +75,12 @@ def wait_until_drained(edge: Edge, hub: DemoHub) -> int:
     raise AssertionError(f"not drained: {expected} records expected; {hub.status()}; {edge.status()}")
 
 
-def check_every_message(store_path: str, acked: dict[str, int]) -> Counter[str]:
+def check_every_message(store: ObjectStore, acked: dict[str, int]) -> Counter[str]:
     """Each device's numbers are all there, and every copy but one is flagged as sent again."""
     from deltalake import DeltaTable
 
-    rows = DeltaTable(f"{store_path}/{table_key('default', STREAM)}").to_pyarrow_table(
-        columns=["device", "payload", "_resent"]
-    )
+    uri, options = store.location(table_key("default", STREAM))
+    rows = DeltaTable(uri, storage_options=options).to_pyarrow_table(columns=["device", "payload", "_resent"])
     found: dict[str, Counter[int]] = {}
     unflagged: Counter[tuple[str, int]] = Counter()
     for device, payload, resent in zip(*(column.to_pylist() for column in rows.columns), strict=True):
@@ -139,7 +139,7 @@ def run_kills(directory: Path, kills: int, seed: int) -> Counter[str]:
     strays = {device: acked.pop(device) for device in list(acked) if device.startswith("stray-")}
     assert len(strays) == STRAYS
     check_every_stray(edge, strays)
-    counted = check_every_message(hub.store, acked)
+    counted = check_every_message(open_store(hub.store), acked)
     assert counted["rows"] == report.total("table_records") == report.total("records")
     assert counted["copies"] <= report.total("resent")
     return counted

@@ -61,7 +61,7 @@ def check(fabric: Fabric, acked: dict[str, int]) -> int:
     report = asyncio.run(audit(open_store(fabric.store), "default", STREAM))
     assert report.agrees, report.problems
     assert report.total("log_doubled") == report.total("table_doubled") == report.total("holes") == 0
-    counted = check_every_message(fabric.store, acked)
+    counted = check_every_message(open_store(fabric.store), acked)
     assert counted["rows"] == report.total("table_records") == report.total("records")
     return counted["messages"]
 

@@ -78,6 +78,8 @@ class Service:
         self._arguments = arguments
         self._status_url = status_url
         self._process: subprocess.Popen[bytes] | None = None
+        self.environment: dict[str, str] = {}
+        """Variables for the process beside those of this one."""
 
     def start(self) -> None:
         """Start the process and wait until it answers.
@@ -87,8 +89,9 @@ class Service:
         """
         with self.log_path.open("ab") as log:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "weft", *self._arguments], stdout=log, stderr=log, start_new_session=True
-            )
+                [sys.executable, "-m", "weft", *self._arguments], stdout=log, stderr=log, start_new_session=True,
+                env={**os.environ, **self.environment},
+            )  # fmt: skip
         deadline = time.monotonic() + READY_TIMEOUT_S
         while time.monotonic() < deadline:
             try:

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.storage.object_store.buckets import MINIO, VERSITYGW, minio, server_binary, versitygw
 from tests.storage.object_store.racy_server import racy_server
+from tests.support.s3_servers import MINIO, VERSITYGW, Kind, S3Server, installed
 from weft.storage.object_store import (
     AlreadyExists,
     NotFound,
@@ -157,17 +157,11 @@ async def test_a_server_that_checks_before_the_body_has_come_is_refused_with_its
 
 
 @pytest.mark.s3
-@pytest.mark.skipif(server_binary(VERSITYGW) is None, reason=f"versitygw is not installed: go install {VERSITYGW}")
-async def test_versitygw_is_taken(tmp_path: Path) -> None:
-    with versitygw(tmp_path / "gateway") as server:
-        stores = [open_store(f"{server.bucket}/root", server.options) for _ in range(2)]
+@pytest.mark.parametrize("kind", [VERSITYGW, MINIO], ids=lambda kind: kind.name)
+async def test_a_real_server_is_taken(tmp_path: Path, kind: Kind) -> None:
+    if (binary := installed(kind)) is None:
+        pytest.skip(f"{kind.name} is not installed; the slow tests build versitygw, and ./run nightly both")
+    with S3Server(kind, binary, tmp_path / "server") as server:
+        stores = [open_store(f"{server.uri}/root", server.options()) for _ in range(2)]
         await probe(*stores)
         assert await stores[0].list("") == []
-
-
-@pytest.mark.slow
-@pytest.mark.s3
-@pytest.mark.skipif(server_binary(MINIO) is None, reason=f"MinIO is not installed: go install {MINIO}")
-async def test_minio_is_taken(tmp_path: Path) -> None:
-    with minio(tmp_path / "minio") as server:
-        await probe(*(open_store(f"{server.bucket}/root", server.options) for _ in range(2)))

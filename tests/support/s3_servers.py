@@ -1,0 +1,151 @@
+"""S3-compatible servers as tests need them: built by Go once, and killed and started again on one port and folder."""
+
+from __future__ import annotations
+
+import fcntl
+import functools
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from weft.demo.fabric import free_port
+from weft.storage.object_store import ObjectStore, open_store
+
+KEPT = Path.home() / ".cache" / "weft-tests" / "bin"
+"""Where servers that the tests build stay for the next run."""
+BUILD_S_MAX = 900
+START_S_MAX = 30
+ACCESS, SECRET = "weft", "weft-secret"
+BUCKET = "weft-test"
+
+
+@dataclass(frozen=True, eq=False)
+class Kind:
+    """A server that ``go install`` builds."""
+
+    module: str
+    """With its version."""
+    command: Callable[[str, int, str], list[str]]
+    """Arguments that run it, from its binary, port and folder."""
+    environment: Mapping[str, str]
+
+    @property
+    def name(self) -> str:
+        return self.module.partition("@")[0].rpartition("/")[2]
+
+
+VERSITYGW = Kind(
+    "github.com/versity/versitygw/cmd/versitygw@v1.8.0",
+    lambda binary, port, folder: [
+        binary, "--port", f"127.0.0.1:{port}", "--access", ACCESS, "--secret", SECRET, "--quiet", "posix", folder,
+    ],
+    {},
+)  # fmt: skip
+MINIO = Kind(
+    "github.com/minio/minio@v0.0.0-20260212201848-7aac2a2c5b7c",
+    lambda binary, port, folder: [binary, "server", "--quiet", "--address", f"127.0.0.1:{port}", folder],
+    {"MINIO_ROOT_USER": ACCESS, "MINIO_ROOT_PASSWORD": SECRET},
+)
+
+
+def installed(kind: Kind) -> str | None:
+    """Return the path of a server that is there: in the PATH, in Go's own folder, or built by an earlier test."""
+    folders = [os.environ.get("PATH", ""), str(Path.home() / "go" / "bin"), str(KEPT)]
+    return shutil.which(kind.name, path=os.pathsep.join(folders))
+
+
+@functools.cache
+def built(kind: Kind) -> str:
+    """Return the path of a server, built now if need be, which takes minutes once.
+
+    Raises:
+        LookupError: it is not there and cannot be built here; the sentence says why.
+    """
+    KEPT.mkdir(parents=True, exist_ok=True)
+    with (KEPT / f"{kind.name}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # several test processes may want it at once
+        if found := installed(kind):
+            return found
+        if shutil.which("go") is None:
+            raise LookupError(f"{kind.name} is not installed, and there is no Go to build it: go install {kind.module}")
+        environment = {**os.environ, "CGO_ENABLED": "0", "GOBIN": str(KEPT)}
+        try:
+            done = subprocess.run(
+                ["go", "install", kind.module], env=environment, cwd="/", capture_output=True, text=True,
+                timeout=BUILD_S_MAX, check=False,
+            )  # fmt: skip
+        except subprocess.TimeoutExpired:
+            raise LookupError(f"go install {kind.module} took longer than {BUILD_S_MAX} s") from None
+    if done.returncode != 0:
+        raise LookupError(f"go install {kind.module}: {done.stderr.strip()[-500:]}")
+    return str(KEPT / kind.name)
+
+
+class S3Server:
+    """A server over a folder, whose sub-folders are its buckets; there is one bucket.
+
+    Args:
+        binary: as ``installed`` or ``built`` returns it.
+    """
+
+    uri = f"s3://{BUCKET}"
+
+    def __init__(self, kind: Kind, binary: str, folder: Path) -> None:
+        (folder / BUCKET).mkdir(parents=True)
+        self.port = free_port()
+        self._command = kind.command(binary, self.port, str(folder))
+        self._environment = {**os.environ, **kind.environment}
+        self._log_path = folder.with_suffix(".log")
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def options(self, port: int | None = None) -> dict[str, str]:
+        """Return store options, as ``open_store`` and the environment take them.
+
+        Args:
+            port: of what stands in front of the server.
+        """
+        return {
+            "AWS_ENDPOINT_URL": f"http://127.0.0.1:{port or self.port}",
+            "AWS_REGION": "us-east-1",
+            "AWS_ACCESS_KEY_ID": ACCESS,
+            "AWS_SECRET_ACCESS_KEY": SECRET,
+        }
+
+    def store(self) -> ObjectStore:
+        return open_store(self.uri, self.options())
+
+    def start(self) -> None:
+        with self._log_path.open("ab") as log:
+            self._process = subprocess.Popen(self._command, env=self._environment, stdout=log, stderr=log)
+        deadline = time.monotonic() + START_S_MAX
+        while not self._listens():
+            assert self._process.poll() is None, f"{self._command[0]} ended by itself; see {self._log_path}"
+            assert time.monotonic() < deadline, f"{self._command[0]} did not start; see {self._log_path}"
+            time.sleep(0.02)
+
+    def _listens(self) -> bool:
+        try:
+            socket.create_connection(("127.0.0.1", self.port), 1).close()
+        except OSError:
+            return False
+        return True
+
+    def kill(self) -> None:
+        """Send SIGKILL. Nothing happens to a server that does not run."""
+        if self._process is not None:
+            self._process.send_signal(signal.SIGKILL)
+            self._process.wait()
+            self._process = None
+
+    def __enter__(self) -> S3Server:
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.kill()
