@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from weft.config.errors import Finding
 from weft.config.models import HubConfig
-from weft.config.units import parse_bind
+from weft.config.units import parse_bind, quoted
+from weft.protocols.lane import NAME_RULE, valid_name
 from weft.protocols.placement import is_shard_count, nearest_shard_counts
 
 
@@ -24,4 +25,16 @@ def check(config: HubConfig) -> list[Finding]:
     if not is_shard_count(config.shards):
         nearest = " or ".join(map(str, nearest_shard_counts(config.shards)))
         findings.append(Finding(("shards",), f"expected a power of two, got {config.shards}. Set it to {nearest}"))
+    for key, stream in config.streams.items():
+        if not all(map(valid_name, key.split("/"))) or key.count("/") > 1:
+            findings.append(Finding(("streams", key), f"expected a stream's name, or `tenant/name` ({NAME_RULE})"))
+        for pattern in stream.expected_edges:
+            if not valid_name(pattern.replace("*", "x")):
+                path = ("streams", key, "expected_edges")
+                findings.append(
+                    Finding(
+                        path,
+                        f"expected names of edges, with `*` for any characters ({NAME_RULE}), got {quoted(pattern)}",
+                    )
+                )
     return findings

@@ -9,6 +9,7 @@ import logging
 import random
 import time
 from collections.abc import Callable, Iterable
+from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING
 
@@ -21,7 +22,8 @@ from weft.cloud_hub.api.idle import IdleConnections
 from weft.cloud_hub.api.metrics import Metrics
 from weft.cloud_hub.api.stream_figures import StreamFigures
 from weft.cloud_hub.api.tokens import TokenFile
-from weft.cloud_hub.api.views import View, moment
+from weft.cloud_hub.api.views import View, conflict_views, moment
+from weft.cloud_hub.completeness import Completeness, completeness
 from weft.cloud_hub.links import link_log
 from weft.cloud_hub.links.edge_link import EdgeLink
 from weft.cloud_hub.links.link_log import HubLinkLog
@@ -32,8 +34,9 @@ from weft.config.errors import SettingError
 from weft.config.log_lines.throttle import Throttle
 from weft.config.machine import why_not_listening
 from weft.config.units import Address, approximate_duration
-from weft.protocols.lane import format_log_id
+from weft.protocols.lane import Lane, format_log_id
 from weft.protocols.payloads import PayloadKind
+from weft.protocols.shard_state import ShardState
 from weft.replication.receiver import ReceiverSettings
 from weft.replication.runner import serve_link
 from weft.storage.chunk_log import Cluster, ShardLog, open_cluster
@@ -158,7 +161,10 @@ class Hub:
     async def _listen(self, shards: Shards) -> None:
         # Thousands of edges come back at once after a restart; metrics and status count them all.
         link_log.logger.addFilter(self._throttle)
-        self._figures = StreamFigures(shards, self.table_rows, self._tables is not None, time.monotonic)
+        expected = {
+            key: partial(self._complete_up_to, *key) for key, edges in self._settings.expected_edges.items() if edges
+        }
+        self._figures = StreamFigures(shards, self.table_rows, self._tables is not None, time.monotonic, expected)
         self._figures.start()
         metrics = Metrics(shards, self._figures if shards.process == 0 else None, lambda: len(self._links))
         api = Api(self, shards, self._access, metrics, self._settings.response_bytes_max, monotonic=time.monotonic)
@@ -236,6 +242,24 @@ class Hub:
     def _own(self) -> list[Sequencer]:
         return self._shards.own if self._shards is not None else []
 
+    def completeness(self, states: Iterable[ShardState], tenant: str, stream: str) -> Completeness:
+        """Return the moment up to which a stream is complete, and what holds it back.
+
+        Args:
+            states: of all shards.
+        """
+        lanes = {lane: held for state in states for lane, held in state.stream_lanes(tenant, stream).items()}
+        expected = self._settings.expected_edges.get((tenant, stream), ())
+        return completeness(lanes, expected, self._wall_clock(), behind=self._behind)
+
+    def _complete_up_to(self, tenant: str, stream: str) -> int | None:
+        states = [sequencer.state for sequencer in self.sequencers]
+        return self.completeness(states, tenant, stream).complete_up_to
+
+    def _behind(self, lane: Lane) -> int | None:
+        found = (sequencer.sessions.behind.get(lane) for sequencer in self.sequencers)
+        return next((each for each in found if each is not None), None)
+
     def unhealthy(self) -> list[str]:
         """Return the reasons to restart the node; empty when a restart would not help.
 
@@ -276,6 +300,7 @@ class Hub:
             "shards": [_shard_status(sequencer) for sequencer in self.sequencers],
             "tables": [_table_status(table) for table in self._tables.status()] if self._tables else [],
             "tables_trouble": self._tables.error if self._tables else None,
+            "conflicts": conflict_views(sequencer.state for sequencer in self._own()),
             "links": [_link_status(link, since) for link, since in self._links.items()],
         }
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 MiB = 1 << 20
@@ -68,5 +69,7 @@ class HubSettings:
     batch_bytes_max: int = 16 * MiB
     response_bytes_max: int = 8 * MiB
     """Maximum size of a JSON response, in payload bytes; readers continue from ``next_offset``."""
+    expected_edges: Mapping[tuple[str, str], tuple[str, ...]] = field(default_factory=dict)
+    """(tenant, stream) -> names and patterns of edges without which the stream is never complete."""
     table_interval_s: float | None = 10.0
     """Interval at which committed records are written to tables; None leaves that to another node."""

@@ -251,6 +251,11 @@ EDGE_METRICS = (
 """Metrics of an edge node at ``/metrics``."""
 
 HUB_METRICS = (
+    Metric(
+        "weft_hub_conflicts",
+        "gauge",
+        "Lanes whose log a second node claims to own; their streams stand still until an operator decides.",
+    ),
     Metric("weft_hub_links", "gauge", "Edges connected to this node."),
     Metric("weft_hub_chunks_total", "counter", "Chunks written by this node.", ("shard",)),
     Metric("weft_hub_records_total", "counter", "Records in chunks written by this node.", ("shard",)),

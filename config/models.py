@@ -72,6 +72,20 @@ class Tables(Section, frozen=True, kw_only=True):
     )
 
 
+class HubStream(Section, frozen=True, kw_only=True):
+    """Expectations of a stream."""
+
+    expected_edges: Annotated[
+        tuple[str, ...],
+        Meta(
+            max_length=10_000,
+            description="Edges without which the stream is never complete: names, or patterns in which `*` stands for "
+            "any characters. `complete_up_to` is `null` until each name, and an edge for each pattern, has linked and "
+            "said something of the stream. Unset: completeness speaks of the edges that have linked.",
+        ),
+    ] = ()
+
+
 class HubConfig(Section, frozen=True, kw_only=True):
     """A hub node: takes links from edges, commits to the object store, keeps the tables, and answers readers."""
 
@@ -142,6 +156,14 @@ class HubConfig(Section, frozen=True, kw_only=True):
         Meta(ge=64 << 10, le=512 * MiB, description="Size at which a chunk is written without waiting any longer."),
     ] = 8 * MiB
     tables: Annotated[Tables | None, Meta(description="Delta tables; `null` if another node keeps them.")] = Tables()
+    streams: Annotated[
+        dict[str, HubStream],
+        Meta(
+            description="Streams of which the hub knows what to expect, by name; `tenant/name` for a stream of "
+            "another tenant than `default`. Streams need not be listed.",
+            max_length=10_000,
+        ),
+    ] = field(default_factory=dict)
     tokens_file: Annotated[
         Path | None,
         Meta(

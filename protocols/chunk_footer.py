@@ -131,6 +131,8 @@ class ControlKind(IntEnum):
     SEAL = 5
     DROP = 6
     """The lane leaves the state."""
+    CONFLICT = 7
+    """A second node claims to own the lane's log: what the lane claims stands still until an ADOPT."""
 
 
 class Control(msgspec.Struct, frozen=True, array_like=True):
@@ -147,7 +149,8 @@ class Control(msgspec.Struct, frozen=True, array_like=True):
 
 
 class ClockUpdate(msgspec.Struct, frozen=True, array_like=True):
-    """News of the wall clock of one boot of an edge: add ``offset`` to stamps of that boot."""
+    """News of the clock of one boot of an edge. A batch says what the boot's monotonic clock read at its first record:
+    ``offset`` on top of it is the time of that record, whatever the wall clock showed."""
 
     tenant: str
     edge: str
@@ -156,6 +159,7 @@ class ClockUpdate(msgspec.Struct, frozen=True, array_like=True):
     monotonic: Nanoseconds
     """Moment of the finding, by the boot's monotonic clock."""
     offset: Nanoseconds
+    """Time minus the boot's monotonic clock."""
     error: Nanoseconds
     """Bound on the offset's error."""
 

@@ -14,7 +14,7 @@ from enum import IntEnum
 import msgspec
 
 from weft.protocols.chunk_footer import ORIGINS_MAX, GapRange, Mark
-from weft.protocols.fields import U32, Nanoseconds
+from weft.protocols.fields import U32, Epoch, Nanoseconds
 from weft.protocols.origin import Origin
 from weft.protocols.ranges import Range, RangeSet
 from weft.protocols.segment import GapReason
@@ -39,6 +39,19 @@ class Retirement(msgspec.Struct, frozen=True, array_like=True):
     time: Nanoseconds
     """Moment by the hub's clock."""
     by: U32
+    reason: str
+
+
+class Conflict(msgspec.Struct, frozen=True, array_like=True):
+    """A second node's claim to the lane's log."""
+
+    time: Nanoseconds
+    """Moment by the hub's clock."""
+    epoch: Epoch
+    """The refused epoch."""
+    up_to: Nanoseconds | None
+    """The moment that the lane claimed then (``LaneState.complete_up_to``); it claims no more."""
+    whole_up_to: Nanoseconds | None
     reason: str
 
 
@@ -68,6 +81,8 @@ class LaneState:
     """Nanoseconds since 1970 by the hub's clock: when the last chunk that told of the lane was made."""
     retired: Retirement | None = None
     """None while the lane counts for completeness."""
+    conflict: Conflict | None = None
+    """The oldest claim of a second node that no operator has decided."""
 
     @property
     def counts(self) -> bool:
@@ -78,11 +93,15 @@ class LaneState:
     def complete_up_to(self) -> int | None:
         """Return the moment (edge wall clock, ns) up to which the lane is complete, gaps being named; None when
         unknown."""
+        if self.conflict is not None:
+            return self.conflict.up_to
         return self.mark.time if self.mark else None
 
     @property
     def whole_up_to(self) -> int | None:
         """Return the moment up to which the lane is complete when ABSENT gaps count as missing records."""
+        if self.conflict is not None:
+            return self.conflict.whole_up_to
         return self.whole_mark.time if self.whole_mark else None
 
     @property

@@ -17,9 +17,9 @@ from weft.protocols import snapshot as snapshots
 from weft.protocols.batch import Buffer
 from weft.protocols.chunk_footer import Chunk, ClockUpdate, Control, ControlKind, LaneFlag, LaneUpdate
 from weft.protocols.errors import Corrupt
-from weft.protocols.fields import unpack
+from weft.protocols.fields import Epoch, unpack
 from weft.protocols.lane import Lane
-from weft.protocols.lane_state import PENDING_MARKS_MAX, LaneState, Retirement
+from weft.protocols.lane_state import PENDING_MARKS_MAX, Conflict, LaneState, Retirement
 from weft.protocols.snapshot import BootClock, LogClocks, Snapshot, StreamSnapshot
 
 __all__ = [
@@ -72,6 +72,15 @@ class RetireBody(msgspec.Struct, frozen=True, array_like=True):
     reason: str
 
 
+class ConflictBody(msgspec.Struct, frozen=True, array_like=True):
+    """Body of a CONFLICT record."""
+
+    epoch: Epoch
+    """The epoch that was refused."""
+    reason: str
+
+
+_CONFLICT = msgspec.msgpack.Decoder(ConflictBody)
 _RETIRE = msgspec.msgpack.Decoder(RetireBody)
 
 
@@ -92,8 +101,8 @@ class ShardState:
     """The fold up to chunk ``n``."""
 
     __slots__ = (
-        "_fields", "_streams", "clocks", "cluster_id", "created", "drops", "extensions", "fold_level", "footer_crc",
-        "lanes", "n", "next_offset", "rules", "shard",
+        "_fields", "_streams", "clocks", "cluster_id", "conflicts", "created", "drops", "extensions", "fold_level",
+        "footer_crc", "lanes", "n", "next_offset", "rules", "shard",
     )  # fmt: skip
 
     def __init__(self, cluster_id: bytes, shard: int, rules: FoldRules = RELEASE) -> None:
@@ -112,6 +121,8 @@ class ShardState:
         self.next_offset: dict[StreamKey, int] = {}
         self.lanes: dict[Lane, LaneState] = {}
         """Lanes by name. Change it through ``set_lane`` only. The states in it are replaced, never changed."""
+        self.conflicts: dict[Lane, None] = {}
+        """Lanes whose log a second node claims to own."""
         self.clocks: dict[LogKey, list[BootClock]] = {}
         """Clocks of the boots of each log, the last heard of at the end."""
         self.extensions: dict[int, bytes] = {}
@@ -180,7 +191,10 @@ class ShardState:
     def set_lane(self, lane: Lane, held: LaneState | None) -> None:
         """Replace a lane's state; None takes the lane out, and its log's clocks with the log's last lane."""
         stream = (lane.tenant, lane.stream)
+        self.conflicts.pop(lane, None)
         if held is not None:
+            if held.conflict is not None:
+                self.conflicts[lane] = None
             self.lanes[lane] = held
             self._streams.setdefault(stream, {})[lane] = None
         elif self.lanes.pop(lane, None) is not None:
@@ -220,7 +234,19 @@ class ShardState:
                 raise Corrupt(f"chunk {folded.chunk.header.n} brings back {lane}, which is there")
             new = held.copy()
             new.retired = None
+            if new.conflict is not None:
+                # The refused node may be the right one: the epoch that it proposes again is new once more. Sessions
+                # of the lane end at this chunk, or two could go on under one epoch.
+                new.epoch = max(0, min(new.epoch, new.conflict.epoch - 1))
+                new.conflict = None
             folded.lanes[lane] = new
+        elif control.kind == ControlKind.CONFLICT and held is not None:
+            claim = unpack(_CONFLICT, control.body, "a CONFLICT record")
+            if held.conflict is None and claim.epoch <= held.epoch:
+                created = max(self.created, folded.chunk.header.created)
+                new = held.copy()
+                new.conflict = Conflict(created, claim.epoch, held.complete_up_to, held.whole_up_to, claim.reason)
+                folded.lanes[lane] = new
         elif control.kind == ControlKind.ADOPT and control.body:
             folded.lanes[lane] = self._returned(lane, control.body)
         elif control.kind == ControlKind.DROP and held is not None:

@@ -19,7 +19,7 @@ from weft.protocols.chunk_footer import GapRange, Mark, check_understood
 from weft.protocols.errors import Corrupt, Truncated, UnsupportedVersion
 from weft.protocols.fields import U32, U64, Epoch, Nanoseconds, Seq, StoredRanges, unpack
 from weft.protocols.lane import Lane
-from weft.protocols.lane_state import LaneState, Retirement
+from weft.protocols.lane_state import Conflict, LaneState, Retirement
 from weft.protocols.origin import Origin
 from weft.protocols.ranges import RangeSet
 
@@ -60,10 +60,11 @@ class LaneSnapshot(msgspec.Struct, frozen=True, array_like=True):
     partial: bool
     last_seen: Nanoseconds
     retired: Retirement | None
+    conflict: Conflict | None = None
 
 
 class BootClock(msgspec.Struct, frozen=True, array_like=True):
-    """Wall clock of one boot of an edge, as far as it is known."""
+    """Clock of one boot of an edge, as ``protocols.chunk.ClockUpdate`` told it."""
 
     boot_id: U64
     monotonic: Nanoseconds
@@ -125,7 +126,7 @@ def lane_snapshot(lane: Lane, held: LaneState) -> LaneSnapshot:
     """Return a lane's state as it stands in a snapshot."""
     return LaneSnapshot(
         *lane, held.epoch, list(held.ranges), held.gaps, held.mark, held.whole_mark, held.pending_marks, held.topics,
-        held.payload, held.origins, held.partial, held.last_seen, held.retired,
+        held.payload, held.origins, held.partial, held.last_seen, held.retired, held.conflict,
     )  # fmt: skip
 
 
@@ -133,7 +134,7 @@ def lane_state(lane: LaneSnapshot) -> LaneState:
     """Return the state that a snapshot holds of a lane."""
     return LaneState(
         lane.epoch, RangeSet(lane.ranges), lane.gaps, lane.mark, lane.whole_mark, lane.pending_marks, lane.topics,
-        lane.payload, lane.origins, lane.partial, lane.last_seen, lane.retired,
+        lane.payload, lane.origins, lane.partial, lane.last_seen, lane.retired, lane.conflict,
     )  # fmt: skip
 
 

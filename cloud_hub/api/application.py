@@ -6,7 +6,7 @@ Errors are JSON ``{"error": ..., "advice": ...}``. ``?tenant=`` chooses the tena
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import msgspec
@@ -18,13 +18,14 @@ from weft.cloud_hub.api.access import Access, ApiError
 from weft.cloud_hub.api.metrics import Metrics
 from weft.cloud_hub.api.records import RecordReader
 from weft.cloud_hub.api.views import View
+from weft.cloud_hub.completeness import Completeness
 from weft.cloud_hub.shard.shards import Shards
 from weft.config.exposition import CONTENT_TYPE
 from weft.config.log_lines.repeats import Repeats, left_out
 from weft.protocols.errors import CodecError
 from weft.protocols.health import health_answer
 from weft.protocols.payloads import PayloadKind
-from weft.protocols.shard_state import ShardState, earliest
+from weft.protocols.shard_state import ShardState
 from weft.replication.runner import LINK_PATH
 from weft.storage.chunk_log import CollectedPast
 from weft.storage.object_store import NotFound, StoreError
@@ -47,6 +48,10 @@ class Node(Protocol):
 
     def table_rows(self, tenant: str, stream: str) -> int | None:
         """Return the number of records of a stream that are table rows; None when the node does not know it."""
+        ...
+
+    def completeness(self, states: Sequence[ShardState], tenant: str, stream: str) -> Completeness:
+        """Return the moment up to which a stream is complete, and what holds it back."""
         ...
 
     def unhealthy(self) -> list[str]:
@@ -179,7 +184,9 @@ class Api:
 
     def _view(self, shards: _ShardsView, tenant: str, stream: str) -> View:
         rows, payload = self._node.table_rows(tenant, stream), self._payload(shards, tenant, stream)
-        return shards.unclaimed(views.stream_view(shards.states, tenant, stream, rows, payload))
+        complete = self._node.completeness(shards.states, tenant, stream).complete_up_to
+        view = views.stream_view(shards.states, tenant, stream, rows, payload=payload, complete_up_to=complete)
+        return shards.unclaimed(view)
 
     def _payload(self, shards: _ShardsView, tenant: str, stream: str) -> PayloadKind:
         """Return the payload kind of the table, or before there is a table, the kind that it would get now."""
@@ -199,13 +206,9 @@ class Api:
     async def _get_completeness(self, request: web.Request) -> web.Response:
         shards, tenant, stream = await self._stream(request)
         lanes = views.stream_lanes(shards.states, tenant, stream)
-        return _json(shards.unclaimed({
-            "tenant": tenant,
-            "stream": stream,
-            "complete_up_to": views.moment(earliest(held.complete_up_to for _, _, held in lanes)),
-            "lanes": [views.completeness_view(lane, held, shard) for shard, lane, held in lanes],
-            **shards.missing_view(),
-        }))  # fmt: skip
+        answer = self._node.completeness(shards.states, tenant, stream)
+        view = views.stream_completeness_view(tenant, stream, answer, lanes)
+        return _json(shards.unclaimed({**view, **shards.missing_view()}))
 
     async def _get_records(self, request: web.Request) -> web.Response:
         shards, tenant, stream = await self._stream(request)

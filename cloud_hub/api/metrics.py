@@ -41,6 +41,7 @@ class Metrics:
         yield Sample("weft_hub_links", self._links())
         for sequencer in self._sequencers:
             yield from _shard(sequencer)
+        yield Sample("weft_hub_conflicts", sum(len(each.state.conflicts) for each in self._sequencers))
         yield _sum("weft_hub_store_put_latency_seconds", [each.counters.put for each in self._sequencers])
         yield _sum("weft_hub_commit_latency_seconds", [each.counters.commit for each in self._sequencers])
         for figures in self._streams.figures if self._streams is not None else ():

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple
 
+from weft.cloud_hub.completeness import moment_of
 from weft.cloud_hub.shard.sequencer import Sequencer
 from weft.protocols.shard_state import StreamKey
 
@@ -79,6 +80,7 @@ class StreamFigures:
         table_rows: (tenant, stream) -> records that are rows; None while that is not known.
         keeps_tables: true when this node makes table rows.
         monotonic: seconds.
+        expected: the streams that expect edges, and for each of them its moment.
     """
 
     def __init__(
@@ -87,6 +89,7 @@ class StreamFigures:
         table_rows: Callable[[str, str], int | None],
         keeps_tables: bool,
         monotonic: Callable[[], float],
+        expected: Mapping[StreamKey, Callable[[], int | None]] | None = None,
     ) -> None:
         self.figures: list[StreamFigure] = []
         """Figures as of the last ``refresh``."""
@@ -94,6 +97,7 @@ class StreamFigures:
         self._table_rows = table_rows
         self._keeps_tables = keeps_tables
         self._monotonic = monotonic
+        self._expected = dict(expected or {})
         self._refreshing = asyncio.Lock()
         self._refreshed_at: float | None = None
         self._labels: dict[StreamKey, StreamKey] = {}
@@ -167,11 +171,17 @@ class StreamFigures:
             for start in range(0, len(lanes), SLICE_LANES):
                 end = start + SLICE_LANES
                 for lane, held in zip(lanes[start:end], states[start:end], strict=True):
+                    if not held.counts:
+                        continue
                     key = lane.tenant, lane.stream
-                    moment = held.mark.time if held.mark is not None else _UNKNOWN
+                    moment = moment_of(held, peers=False)
+                    moment = _UNKNOWN if moment is None else moment
                     if moment < earliest.get(key, moment + 1):
                         earliest[key] = moment
                 await asyncio.sleep(0)
+        for key, complete_up_to in self._expected.items():
+            moment = complete_up_to()
+            earliest[key] = _UNKNOWN if moment is None else moment
         return self._by_label(earliest.items())
 
     def _by_label(self, moments: Iterable[tuple[StreamKey, int]]) -> dict[StreamKey, int]:

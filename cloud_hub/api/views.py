@@ -6,11 +6,12 @@ from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
+from weft.cloud_hub.completeness import Completeness, HeldBack
 from weft.protocols.chunk import GapRange, Mark
 from weft.protocols.lane import Lane, format_log_id
 from weft.protocols.payloads import PayloadKind, label_of, strictest
 from weft.protocols.segment import GapReason
-from weft.protocols.shard_state import LaneState, ShardState, StreamKey, earliest
+from weft.protocols.shard_state import LaneState, ShardState, StreamKey
 
 _NS = 1_000_000_000
 
@@ -58,6 +59,10 @@ def _who(lane: Lane, shard: int) -> View:
     return {"edge": lane.edge, "log": format_log_id(lane.log_id), "shard": shard}
 
 
+LaneOf = tuple[int, Lane, LaneState]
+"""(shard, lane, state of the lane)."""
+
+
 def lane_view(lane: Lane, held: LaneState, shard: int) -> View:
     """Return everything that the hub knows of a lane."""
     return {
@@ -86,6 +91,50 @@ def completeness_view(lane: Lane, held: LaneState, shard: int) -> View:
     }
 
 
+def held_back_view(each: HeldBack) -> View:
+    """Return one reason why a stream's moment stands still."""
+    return {
+        "edge": each.edge,
+        "log": None if each.log_id is None else format_log_id(each.log_id),
+        "reason": each.reason.value,
+        "since": moment(each.since),
+        "complete_up_to": moment(each.up_to),
+        "why": each.why,
+        "what_to_do": each.advice,
+    }
+
+
+def stream_completeness_view(tenant: str, stream: str, answer: Completeness, lanes: Sequence[LaneOf]) -> View:
+    """Return a stream's moment, the lanes that it speaks of, and what holds it back."""
+    return {
+        "tenant": tenant,
+        "stream": stream,
+        "complete_up_to": moment(answer.complete_up_to),
+        "covers": [{"edge": lane.edge, "log": format_log_id(lane.log_id)} for lane in answer.covers],
+        "held_back_by": [held_back_view(each) for each in answer.held_back_by],
+        "held_back_by_more": answer.more,
+        "lanes": [completeness_view(lane, held, shard) for shard, lane, held in lanes],
+    }
+
+
+def conflict_views(states: Iterable[ShardState]) -> list[View]:
+    """Return the lanes whose logs a second node claims to own."""
+    found = []
+    for state in states:
+        for lane in state.conflicts:
+            held = state.lanes[lane]
+            assert held.conflict is not None
+            found.append({
+                "tenant": lane.tenant,
+                **_who(lane, state.shard),
+                "stream": lane.stream,
+                "since": moment(held.conflict.time),
+                "refused_epoch": held.conflict.epoch,
+                "why": held.conflict.reason,
+            })  # fmt: skip
+    return found
+
+
 def stream_keys(states: Sequence[ShardState], tenant: str) -> list[str]:
     """Return the names of a tenant's streams, sorted."""
     keys: set[StreamKey] = {key for state in states for key in state.next_offset}
@@ -93,7 +142,7 @@ def stream_keys(states: Sequence[ShardState], tenant: str) -> list[str]:
     return sorted(stream for owner, stream in keys if owner == tenant)
 
 
-def stream_lanes(states: Sequence[ShardState], tenant: str, stream: str) -> list[tuple[int, Lane, LaneState]]:
+def stream_lanes(states: Sequence[ShardState], tenant: str, stream: str) -> list[LaneOf]:
     """Return (shard, lane, state of the lane) for a stream, by edge and log."""
     found = [(state.shard, lane, held) for state in states for lane, held in state.stream_lanes(tenant, stream).items()]
     return sorted(found, key=lambda item: item[1])
@@ -109,13 +158,16 @@ def stream_view(
     tenant: str,
     stream: str,
     table_rows: int | None,
+    *,
     payload: PayloadKind = PayloadKind.BYTES,
+    complete_up_to: int | None = None,
 ) -> View:
     """Return a stream over all shards.
 
     Args:
         table_rows: records that are table rows; None when that is not known.
         payload: the payload kind.
+        complete_up_to: nanoseconds since 1970; None when it is unknown.
     """
     lanes = stream_lanes(states, tenant, stream)
     offsets = {
@@ -134,5 +186,5 @@ def stream_view(
         "edges": len({lane.edge for _, lane, _ in lanes}),
         "fields": list(fields),
         "payload": payload.label,
-        "complete_up_to": moment(earliest(held.complete_up_to for _, _, held in lanes)),
+        "complete_up_to": moment(complete_up_to),
     }

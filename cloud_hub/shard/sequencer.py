@@ -218,7 +218,8 @@ class Sequencer:
 
     def put_mark(self, session: LaneSession, mark: Mark) -> None:
         """Take a mark; it is committed with the shard's next data, or alone every ``mark_interval_s``."""
-        self.sessions.mark(session, mark)
+        held = self._state.lanes.get(session.lane)
+        self.sessions.mark(session, mark, held.newest_mark if held is not None else None)
 
     def leave(self, session: LaneSession) -> None:
         """Note that the link is gone."""

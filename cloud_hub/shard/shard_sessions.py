@@ -31,6 +31,9 @@ class ShardSessions:
         self._room = asyncio.Event()
         self.pending_bytes = 0
         """Bytes from links that are not committed yet."""
+        self.behind: dict[Lane, int] = {}
+        """For lanes of open sessions: by how many nanoseconds the last mark lay before the moment that the edge had
+        named. Its clock was set back; the lane stands still until the clock has passed that moment."""
         self.refused = 0
         """Sessions that were refused, since the start."""
 
@@ -75,9 +78,14 @@ class ShardSessions:
             self._room.clear()
             await self._room.wait()
 
-    def mark(self, session: LaneSession, mark: Mark) -> None:
-        """Take a mark; only the newest mark of a session is committed."""
+    def mark(self, session: LaneSession, mark: Mark, newest: Mark | None) -> None:
+        """Take a mark; only the newest mark of a session is committed.
+
+        Args:
+            newest: the newest mark that the state has of the lane.
+        """
         if self._registered(session):
+            self._compare(session, mark, newest)
             session.mark = mark
             self._touch(session)
 
@@ -87,6 +95,14 @@ class ShardSessions:
             others = [known for known in session.clocks if known.boot_id != clock.boot_id]
             session.clocks = [*others, clock][-BOOTS_MAX:]
             self._touch(session)
+
+    def _compare(self, session: LaneSession, mark: Mark, newest: Mark | None) -> None:
+        """Note whether the edge's clock has been set back behind what it said before."""
+        said = max((each.time for each in (session.mark, newest) if each is not None), default=mark.time)
+        if mark.time < said:
+            self.behind[session.lane] = said - mark.time
+        else:
+            self.behind.pop(session.lane, None)
 
     def leave(self, session: LaneSession) -> None:
         """Note that the link is gone. What it brought is still committed, unless a new session opens first."""
@@ -167,6 +183,7 @@ class ShardSessions:
         self._lanes[session.lane].remove(session)
         if not self._lanes[session.lane]:
             del self._lanes[session.lane]
+            self.behind.pop(session.lane, None)
         self._active.pop(session, None)
         self.pending_bytes -= sum(map(weight, session.items))
         session.items.clear()

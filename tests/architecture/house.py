@@ -66,7 +66,7 @@ ROOMS: dict[str, tuple[tuple[str, ...], ...]] = {
     "replication": ((OTHERS,), ("runner",)),
     "cloud_hub": (
         ("check", "settings", "tables"),
-        ("audit", "shard"),
+        ("audit", "completeness", "shard"),
         ("api",),
         ("links", "preflight"),
         ("hub",),

@@ -52,7 +52,7 @@ ENUMS = {
     segment.GapReason: {"BUDGET": 1, "CORRUPTION": 2, "EXPIRED": 3, "OPERATOR": 4, "RENAMED": 5, "ABSENT": 6},
     origin.OriginKind: {"FUNCTION": 1, "SCHEMA": 2},
     chunk.LaneFlag: {"PARTIAL": 1, "RELAY": 2},
-    chunk.ControlKind: {"SCHEMA": 1, "CONFIG": 2, "RETIRE": 3, "ADOPT": 4, "SEAL": 5, "DROP": 6},
+    chunk.ControlKind: {"SCHEMA": 1, "CONFIG": 2, "RETIRE": 3, "ADOPT": 4, "SEAL": 5, "DROP": 6, "CONFLICT": 7},
     lane_state.RetiredBy: {"AGE": 1, "OPERATOR": 2},
     link.FrameType: {
         "HELLO": 1,
@@ -123,7 +123,9 @@ ARRAYS = {
     chunk.ChunkFooter: "header must_understand fold_level streams lanes controls clocks extensions",
     chunk_footer._Foot: "header must_understand",
     origin.Origin: "number kind name version hash",
+    lane_state.Conflict: "time epoch up_to whole_up_to reason",
     lane_state.Retirement: "time by reason",
+    shard_state.ConflictBody: "epoch reason",
     shard_state.RetireBody: "by reason",
     snapshot.Snapshot: (
         "cluster_id shard n footer_crc must_understand made_with fold_level created drops streams lanes clocks "
@@ -133,7 +135,7 @@ ARRAYS = {
     snapshot.StreamSnapshot: "tenant stream next_offset fields",
     snapshot.LaneSnapshot: (
         "tenant edge log_id stream epoch ranges gaps mark whole_mark pending_marks topics payload origins partial "
-        "last_seen retired"
+        "last_seen retired conflict"
     ),
     snapshot.LogClocks: "tenant edge log_id boots",
     snapshot.BootClock: "boot_id monotonic offset error",

@@ -263,6 +263,7 @@ STATE: Notation = {
             "partial": False,
             "last_seen": T + 7,
             "retired": [T + 7, 1, "not seen for 90 days"],
+            "conflict": [T + 5, 1, T, T - 9, "a connection with epoch 2 has taken over"],
         }
     ],
     "clocks": [["default", "pi-1", 0xFEDCBA9876543210, [[0x0123456789ABCDEF, 5_000_000_000, -250_000, 1_000]]]],

@@ -189,6 +189,12 @@ def status(config_file: str, token_file: str | None, as_json: bool) -> None:
         for s in facts["shards"]
     ]
     print_table(("shard", "chunk", "lanes", "records written", "pending bytes", "trouble"), shards)
+    conflicts = [
+        (f"{each['tenant']}/{each['edge']}", each["log"], each["stream"], each["since"], each["why"])
+        for each in facts["conflicts"]
+    ]
+    if conflicts:
+        print_table(("conflict: edge", "log", "stream", "since", "why"), conflicts)
     links = [
         (f"{link['tenant']}/{link['edge']}", link["connected_since"], ", ".join(link["streams"]))
         for link in facts["links"]
@@ -209,6 +215,13 @@ def _join(facts: dict[str, Any], address: Address, token_file: str | None) -> No
     shown = {shard["shard"]: shard for shard in [*facts["shards"], *owned]}
     facts["shards"] = [shown[number] for number in sorted(shown)]
     facts["links"] += others["links"]
+    facts["conflicts"] += others["conflicts"]
+
+
+def stream_key(name: str) -> tuple[str, str]:
+    """Return (tenant, stream) of a name under the setting ``streams``."""
+    tenant, slash, stream = name.rpartition("/")
+    return (tenant if slash else "default", stream)
 
 
 def settings_of(config: HubConfig, process: int = 0, processes: int = 1) -> HubSettings:
@@ -236,5 +249,6 @@ def settings_of(config: HubConfig, process: int = 0, processes: int = 1) -> HubS
         link_window_bytes=config.limits.window_bytes,
         batch_bytes_max=config.limits.batch_bytes,
         response_bytes_max=config.limits.response_bytes,
+        expected_edges={stream_key(name): stream.expected_edges for name, stream in config.streams.items()},
         table_interval_s=config.tables.interval_s if config.tables else None,
     )

@@ -1,0 +1,172 @@
+"""Completeness of a stream: the moment, the lanes that it speaks of, and what holds it back.
+
+"Complete up to T" is a statement about known lanes. So it names them, and a stream may name edges that it expects:
+until each of them has spoken there is no moment. A lane whose log a second node claims to own stands still at the
+moment that was claimed before, until an operator decides.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from enum import StrEnum
+from typing import NamedTuple
+
+from weft.protocols.lane import Lane, format_log_id
+from weft.protocols.lane_state import LaneState, RetiredBy
+from weft.protocols.shard_state import earliest
+
+SILENT_NS = 120 * 10**9
+"""Age of a lane's newest mark from which on the lane counts as silent: twelve times the interval of a quiet one."""
+HELD_BACK_MAX = 100
+"""Maximum number of reasons in one answer; those that hold the moment back the most come first."""
+_SECOND = 10**9
+
+
+class Reason(StrEnum):
+    """Reasons for which a stream's moment stands still. The names are in answers of the API."""
+
+    EXPECTED = "expected_edge_missing"
+    CONFLICT = "conflict"
+    NO_MARK = "no_mark"
+    HOLE = "hole"
+    ABSENT = "absent_records"
+    CLOCK = "clock_behind"
+    SILENT = "silent"
+
+
+class HeldBack(NamedTuple):
+    """One reason why a stream's moment stands still."""
+
+    edge: str
+    """Name, or the pattern of an expected edge."""
+    log_id: int | None
+    reason: Reason
+    since: int | None
+    """Nanoseconds since 1970: since when, as far as it is known."""
+    up_to: int | None
+    """The moment at which the lane stands."""
+    why: str
+    advice: str
+
+
+class Completeness(NamedTuple):
+    """Answer for one stream."""
+
+    complete_up_to: int | None
+    """Nanoseconds since 1970; None while a lane that counts, or an expected edge, has not said anything."""
+    covers: list[Lane]
+    held_back_by: list[HeldBack]
+    more: int
+    """Number of further reasons that are left out."""
+
+
+Behind = Callable[[Lane], int | None]
+"""For a lane: by how many nanoseconds the last mark from its edge lay before its moment; None when it did not."""
+
+
+def completeness(
+    lanes: Mapping[Lane, LaneState],
+    expected: Sequence[str],
+    now: int,
+    *,
+    peers: bool = False,
+    behind: Behind = lambda _: None,
+) -> Completeness:
+    """Return what is known of a stream.
+
+    Args:
+        lanes: of the stream, over all shards.
+        expected: names and patterns (``expected_edges``) of edges without which there is no moment.
+        now: nanoseconds since 1970 by the hub's clock.
+        peers: whether records that this hub's senders do not have may still come from another hub.
+        behind: for lanes whose edges are linked to this node.
+    """
+    covers = sorted(lane for lane, held in lanes.items() if held.counts)
+    moments = [moment_of(lanes[lane], peers=peers) for lane in covers]
+    held_back = [each for lane in covers if (each := _held_back(lane, lanes[lane], now, peers, behind)) is not None]
+    missing = _missing(lanes, expected)
+    complete = None if missing else earliest(moments)
+    held_back.sort(key=lambda each: (each.up_to is not None, each.up_to or 0))
+    reasons = [*missing, *held_back]
+    return Completeness(complete, covers, reasons[:HELD_BACK_MAX], max(0, len(reasons) - HELD_BACK_MAX))
+
+
+def moment_of(held: LaneState, *, peers: bool) -> int | None:
+    """Return the moment up to which a lane is complete, in whole microseconds; None when it is unknown.
+
+    Tables have times in microseconds, rounded down. So is the moment: no row that comes later has an earlier ``_time``.
+    """
+    moment = held.whole_up_to if peers else held.complete_up_to
+    return None if moment is None else moment // 1000 * 1000
+
+
+def matches(pattern: str, edge: str) -> bool:
+    """Return whether a name, or a pattern in which ``*`` stands for any characters, is an edge's."""
+    return re.fullmatch(".*".join(map(re.escape, pattern.split("*"))), edge) is not None
+
+
+def _missing(lanes: Mapping[Lane, LaneState], expected: Iterable[str]) -> list[HeldBack]:
+    """Return the expected edges that have not said anything.
+
+    An edge that an operator retired is not waited for. One that only was not seen for long is.
+    """
+    heard = {
+        lane.edge
+        for lane, held in lanes.items()
+        if (held.counts and held.newest_mark is not None)
+        or (held.retired is not None and held.retired.by == RetiredBy.OPERATOR)
+    }
+    return [
+        HeldBack(
+            pattern, None, Reason.EXPECTED, None, None,
+            "no edge of this name has linked and said anything of the stream" if "*" not in pattern
+            else "no edge whose name matches has linked and said anything of the stream",
+            "connect it, or take it out of expected_edges",
+        )
+        for pattern in dict.fromkeys(expected)
+        if not any(matches(pattern, edge) for edge in heard)
+    ]  # fmt: skip
+
+
+def _held_back(lane: Lane, held: LaneState, now: int, peers: bool, behind: Behind) -> HeldBack | None:
+    moment = moment_of(held, peers=peers)
+
+    def told(reason: Reason, since: int | None, why: str, advice: str) -> HeldBack:
+        return HeldBack(lane.edge, lane.log_id, reason, since, moment, why, advice)
+
+    newest, end = held.newest_mark, held.ranges.contiguous_end()
+    if held.conflict is not None:
+        return told(
+            Reason.CONFLICT, held.conflict.time, held.conflict.reason,
+            f"stop the node that is a copy, then `weft hub adopt {lane.edge} --log {format_log_id(lane.log_id)}`; or "
+            "end the lane with `weft hub retire`",
+        )  # fmt: skip
+    if newest is None:
+        return told(
+            Reason.NO_MARK, held.last_seen or None, "the edge has opened the lane and said nothing of it since",
+            "see `weft edge status` on that edge",
+        )  # fmt: skip
+    if held.pending_marks and newest.seq > end:
+        return told(
+            Reason.HOLE, None, f"the records from seq {end} on are missing, the edge had given out numbers below "
+            f"{newest.seq}", "they are on their way; if not, see `weft edge status` on that edge",
+        )  # fmt: skip
+    if held.pending_marks and peers:
+        return told(
+            Reason.ABSENT, None, "the edge does not have some records any more, another hub does",
+            "restore the link to the other hub",
+        )  # fmt: skip
+    steps = behind(lane)
+    if steps is not None:
+        return told(
+            Reason.CLOCK, held.last_seen or None,
+            f"the edge's clock was set back: it is {steps / _SECOND:.3g} s before the moment that the lane had reached",
+            "nothing: the moment moves on when the edge's clock has passed it. Records until then are marked `stepped`",
+        )  # fmt: skip
+    if now - newest.time >= SILENT_NS:
+        return told(
+            Reason.SILENT, held.last_seen or None, f"the edge has said nothing for {(now - newest.time) // _SECOND} s",
+            "restore its link; if its disk is gone for good, `weft hub retire`",
+        )  # fmt: skip
+    return None

@@ -1,0 +1,196 @@
+"""Completeness speaks of the lanes that it names, waits for expected edges, and says what holds it back."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from weft.cloud_hub.completeness import HELD_BACK_MAX, SILENT_NS, Reason, completeness, matches
+from weft.protocols.chunk import Chunk, ChunkFooter, ChunkHeader, Control, ControlKind, GapRange, LaneUpdate, Mark
+from weft.protocols.lane import Lane
+from weft.protocols.lane_state import LaneState, RetiredBy
+from weft.protocols.ranges import RangeSet
+from weft.protocols.segment import GapReason
+from weft.protocols.shard_state import ConflictBody, RetireBody, ShardState
+
+US = 1000
+T = 1_700_000_000 * 10**9
+NOW = T + 10**9
+CLUSTER = b"c" * 16
+
+
+def lane(edge: str, log_id: int = 1) -> Lane:
+    return Lane("default", edge, log_id, "telemetry")
+
+
+def held(seq: int, mark: Mark | None, *, gaps: tuple[GapRange, ...] = ()) -> LaneState:
+    state = LaneState(ranges=RangeSet([(0, seq)]))
+    state.add_gaps(gaps)
+    if mark is not None:
+        state.add_mark(mark)
+    state.prove_marks()
+    return state
+
+
+def reasons(lanes: dict[Lane, LaneState], *expected: str, **more: object) -> list[tuple[str, str]]:
+    answer = completeness(lanes, expected, NOW, **more)  # type: ignore[arg-type]
+    return [(each.edge, each.reason.value) for each in answer.held_back_by]
+
+
+class Log:
+    """A shard's log, folded."""
+
+    def __init__(self) -> None:
+        self.state = ShardState(CLUSTER, 0)
+
+    def chunk(self, *updates: LaneUpdate, controls: tuple[Control, ...] = ()) -> None:
+        n = self.state.n + 1
+        header = ChunkHeader(CLUSTER, n, T + n, 0, self.state.footer_crc, 0)
+        self.state.apply(Chunk(header, ChunkFooter(header, 0, 1, [], list(updates), list(controls)), n + 1))
+
+    def mark(self, of: Lane, time: int, *, epoch: int = 1) -> None:
+        self.chunk(LaneUpdate(*of, epoch, [], [], Mark(time, 0), None))
+
+    def control(self, kind: ControlKind, of: Lane, body: object = None) -> None:
+        self.chunk(controls=(Control(kind, *of, b"" if body is None else msgspec.msgpack.encode(body)),))
+
+    def again(self) -> ShardState:
+        """The state, as a node that starts from a snapshot has it."""
+        return ShardState.decode(self.state.encode())
+
+
+def test_a_stream_is_complete_up_to_the_earliest_of_the_lanes_that_it_names() -> None:
+    lanes = {lane("b"): held(5, Mark(T + 9, 5)), lane("a"): held(3, Mark(T - 7_001, 3))}
+    answer = completeness(lanes, (), NOW)
+    assert answer.complete_up_to == T - 8_000  # whole microseconds, as the rows have them
+    assert answer.covers == [lane("a"), lane("b")]
+    assert answer.held_back_by == []
+
+
+def test_no_lane_is_no_claim() -> None:
+    assert completeness({}, (), NOW).complete_up_to is None
+
+
+@pytest.mark.parametrize(
+    ("state", "reason"),
+    [
+        (held(0, None), Reason.NO_MARK),
+        (held(3, Mark(T, 5)), Reason.HOLE),
+        (held(3, Mark(NOW - SILENT_NS, 3)), Reason.SILENT),
+    ],
+)
+def test_what_holds_a_lane_back_is_said(state: LaneState, reason: Reason) -> None:
+    answer = completeness({lane("press-1"): state}, (), NOW)
+    [told] = answer.held_back_by
+    assert (told.edge, told.log_id, told.reason) == ("press-1", 1, reason)
+    assert told.why
+    assert told.advice
+
+
+def test_a_clock_that_was_set_back_is_named_with_how_far() -> None:
+    lanes = {lane("press-1"): held(3, Mark(T, 3))}
+    [told] = completeness(lanes, (), NOW, behind=lambda of: 90 * 10**9 if of == lane("press-1") else None).held_back_by
+    assert told.reason is Reason.CLOCK
+    assert "90 s before" in told.why
+
+
+def test_records_that_another_hub_may_have_hold_back_where_there_are_other_hubs() -> None:
+    lanes = {lane("a"): held(5, Mark(T, 5), gaps=(GapRange(5, 8, GapReason.ABSENT),))}
+    lanes[lane("a")].add_mark(Mark(T + US, 8))
+    lanes[lane("a")].prove_marks()
+    assert completeness(lanes, (), NOW).complete_up_to == T + US
+    assert completeness(lanes, (), NOW, peers=True).complete_up_to == T
+    assert reasons(lanes, peers=True) == [("a", "absent_records")]
+
+
+def test_an_expected_edge_that_never_linked_holds_the_stream_back() -> None:
+    lanes = {lane("press-1"): held(3, Mark(T, 3))}
+    assert completeness(lanes, ("press-1", "press-2"), NOW).complete_up_to is None
+    assert reasons(lanes, "press-1", "press-2") == [("press-2", "expected_edge_missing")]
+    assert completeness(lanes, ("press-*",), NOW).complete_up_to == T
+    assert reasons(lanes, "welder-*") == [("welder-*", "expected_edge_missing")]
+    lanes[lane("press-2")] = held(0, None)
+    assert completeness(lanes, ("press-2",), NOW).complete_up_to is None
+    lanes[lane("press-2")] = held(0, Mark(T, 0))
+    assert completeness(lanes, ("press-2",), NOW).complete_up_to == T
+
+
+def test_an_expected_edge_is_waited_for_until_a_person_retires_it() -> None:
+    log = Log()
+    for edge in ("press-1", "press-2"):
+        log.mark(lane(edge), T)
+    log.control(ControlKind.RETIRE, lane("press-2"), RetireBody(RetiredBy.AGE, "not seen"))
+    lanes = log.again().stream_lanes("default", "telemetry")
+    assert completeness(lanes, (), NOW).covers == [lane("press-1")]
+    assert reasons(lanes, "press-2") == [("press-2", "expected_edge_missing")]
+    log.control(ControlKind.RETIRE, lane("press-2"), RetireBody(RetiredBy.OPERATOR, "scrapped"))
+    lanes = log.again().stream_lanes("default", "telemetry")
+    assert reasons(lanes, "press-2") == []
+    assert completeness(lanes, ("press-2",), NOW).complete_up_to == T
+
+
+def test_a_conflict_stops_the_moment_where_it_was_until_an_operator_decides() -> None:
+    log, of = Log(), lane("press-1")
+    log.mark(of, T, epoch=5)
+    log.control(ControlKind.CONFLICT, of, ConflictBody(5, "another node"))
+    log.mark(of, T + 10**9, epoch=5)
+    for state in (log.state, log.again()):
+        lanes = state.stream_lanes("default", "telemetry")
+        assert completeness(lanes, (), NOW).complete_up_to == T
+        assert reasons(lanes) == [("press-1", "conflict")]
+        assert list(state.conflicts) == [of]
+    log.control(ControlKind.CONFLICT, of, ConflictBody(3, "a third node"))  # the oldest claim counts
+    assert log.state.lanes[of].complete_up_to == T
+    log.control(ControlKind.ADOPT, of)
+    assert completeness(log.again().stream_lanes("default", "telemetry"), (), NOW).complete_up_to == T + 10**9
+    assert list(log.again().conflicts) == []
+    assert log.state.lanes[of].epoch == 4  # the refused node, with epoch 5, may come
+
+
+def test_a_conflict_that_an_operator_has_decided_does_not_come_back_late() -> None:
+    log, of = Log(), lane("press-1")
+    log.mark(of, T, epoch=5)
+    log.control(ControlKind.CONFLICT, of, ConflictBody(5, "another node"))
+    log.control(ControlKind.ADOPT, of)
+    log.control(ControlKind.CONFLICT, of, ConflictBody(5, "another node"))  # another hub node saw the same
+    assert log.state.lanes[of].conflict is None
+    log.mark(of, T, epoch=5)
+    log.control(ControlKind.CONFLICT, of, ConflictBody(5, "another node"))
+    assert log.state.lanes[of].conflict is not None
+
+
+def test_a_conflict_of_a_retired_lane_holds_nothing_back() -> None:
+    log = Log()
+    for edge in ("press-1", "press-2"):
+        log.mark(lane(edge), T)
+    log.control(ControlKind.CONFLICT, lane("press-1"), ConflictBody(1, "another node"))
+    log.control(ControlKind.RETIRE, lane("press-1"), RetireBody(RetiredBy.OPERATOR, "a copy"))
+    lanes = log.state.stream_lanes("default", "telemetry")
+    assert completeness(lanes, (), NOW).held_back_by == []
+
+
+def test_many_reasons_are_bounded_and_the_worst_come_first() -> None:
+    lanes = {
+        lane(f"e{number}"): held(5, Mark(NOW - SILENT_NS - number * US, 5)) for number in range(HELD_BACK_MAX + 20)
+    }
+    lanes[lane("worst")] = held(0, None)
+    answer = completeness(lanes, (), NOW)
+    assert len(answer.held_back_by) == HELD_BACK_MAX
+    assert answer.more == 21
+    assert answer.held_back_by[0].edge == "worst"
+
+
+@pytest.mark.parametrize(
+    ("pattern", "edge", "found"),
+    [
+        ("press-1", "press-1", True),
+        ("press-1", "press-11", False),
+        ("press-*", "press-", True),
+        ("*", "anything", True),
+        ("p*-*1", "press-line-1", True),
+        ("p*-*1", "press1", False),
+        ("p.ess-1", "press-1", False),
+    ],
+)
+def test_patterns(pattern: str, edge: str, found: bool) -> None:
+    assert matches(pattern, edge) is found
