@@ -27,7 +27,12 @@ def check(config: HubConfig) -> list[Finding]:
         findings.append(Finding(("shards",), f"expected a power of two, got {config.shards}. Set it to {nearest}"))
     for key, stream in config.streams.items():
         if not all(map(valid_name, key.split("/"))) or key.count("/") > 1:
-            findings.append(Finding(("streams", key), f"expected a stream's name, or `tenant/name` ({NAME_RULE})"))
+            findings.append(
+                Finding(
+                    ("streams", key),
+                    f"expected a stream's name, with the tenant and a slash before it for another tenant than default ({NAME_RULE})",
+                )
+            )
         for pattern in stream.expected_edges:
             if not valid_name(pattern.replace("*", "x")):
                 path = ("streams", key, "expected_edges")
