@@ -159,7 +159,7 @@ class HubConfig(Section, frozen=True, kw_only=True):
     streams: Annotated[
         dict[str, HubStream],
         Meta(
-            description="Streams of which the hub knows what to expect, by name; with `TENANT/` before it, a stream of "
+            description="Streams of which the hub knows what to expect, by name; written with the tenant and a slash before it, a stream of "
             "another tenant than `default`. Streams need not be listed.",
             max_length=10_000,
         ),
