@@ -30,7 +30,7 @@ def check(config: HubConfig) -> list[Finding]:
             findings.append(
                 Finding(
                     ("streams", key),
-                    f"expected a stream's name, with the tenant and a slash before it for another tenant than default ({NAME_RULE})",
+                    f"expected a stream's name, or tenant, slash and name ({NAME_RULE})",
                 )
             )
         for pattern in stream.expected_edges:

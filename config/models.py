@@ -159,8 +159,8 @@ class HubConfig(Section, frozen=True, kw_only=True):
     streams: Annotated[
         dict[str, HubStream],
         Meta(
-            description="Streams of which the hub knows what to expect, by name; written with the tenant and a slash before it, a stream of "
-            "another tenant than `default`. Streams need not be listed.",
+            description="Streams of which the hub knows what to expect, by name. For another tenant than `default`, "
+            "write the tenant and a slash before the name. Streams need not be listed.",
             max_length=10_000,
         ),
     ] = field(default_factory=dict)
