@@ -23,6 +23,7 @@ mark_interval: 1m
 chunk_bytes_max: 2MiB
 tables: {{interval: 3s}}
 tokens_file: {store}/tokens
+streams: {{telemetry: {{expected_edges: ["press-*", welder-1]}}, acme/alarms: {{}}}}
 anonymous: allowed_beyond_loopback
 limits: {{links: 5, window: 1MiB, batch: 3MiB, pending: 9MiB, response: 1MiB}}
 """
@@ -44,6 +45,7 @@ def test_every_setting_of_the_yaml_reaches_the_hub(tmp_path: Path) -> None:
     assert (settings.sequencer.commit_interval_s, settings.sequencer.mark_interval_s) == (0.125, 60.0)
     assert (settings.sequencer.chunk_bytes_max, settings.sequencer.pending_bytes_max) == (2 << 20, 9 << 20)
     assert (settings.links_max, settings.link_window_bytes, settings.batch_bytes_max) == (5, 1 << 20, 3 << 20)
+    assert settings.expected_edges == {("default", "telemetry"): ("press-*", "welder-1"), ("acme", "alarms"): ()}
     assert (settings.response_bytes_max, settings.table_interval_s) == (1 << 20, 3.0)
 
 
