@@ -67,9 +67,14 @@ class EdgeConfig(Section, frozen=True, kw_only=True):
 class Tables(Section, frozen=True, kw_only=True):
     """Delta tables of the committed records."""
 
-    interval_s: Annotated[Duration, Meta(ge=0.05, description="How often new records are written to the tables.")] = (
-        field(default=10.0, name="interval")
-    )
+    interval_s: Annotated[
+        Annotated[Duration, Meta(ge=0.05)] | None,
+        Meta(
+            description="How often new records are written to the tables. Unset: every `10s` in a folder, every `60s` "
+            "in a bucket, which charges for requests. Each time costs one object per stream, and one per stream and "
+            "shard.",
+        ),
+    ] = field(default=None, name="interval")
 
 
 class HubStream(Section, frozen=True, kw_only=True):

@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import time
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from functools import partial
 
 import msgspec
@@ -115,6 +115,25 @@ class ShardLog:
                 tail = await self.store.get_range(key, -wanted, wanted)
         except NotFound:
             return None
+        return self._decoded(n, tail)
+
+    async def whole(self, n: int) -> tuple[Chunk, memoryview] | None:
+        """Return the index of chunk n and all its bytes, or None when it does not exist. One GET.
+
+        Sections are not checked: ``protocols.chunk.check_section`` does that.
+
+        Raises:
+            Corrupt: as ``index``.
+        """
+        key = hub_keys.chunk_key(self.shard, n)
+        try:
+            data = memoryview((await self.store.get(key)).data)
+        except NotFound:
+            return None
+        with _naming(key):
+            return self._decoded(n, data), data
+
+    def _decoded(self, n: int, tail: Buffer) -> Chunk:
         footer, crc = chunks.decode_footer(tail)
         header = footer.header
         if (header.cluster_id, header.shard, header.n) != (self.cluster.cluster_id, self.shard, n):
@@ -134,29 +153,39 @@ class ShardLog:
             chunks.check_section(data, section)
         return data
 
-    async def indexes(self, first_n: int) -> AsyncIterator[Chunk]:
+    async def indexes(
+        self,
+        first_n: int,
+        read: Callable[[int], Awaitable[Chunk | None]] | None = None,
+        ahead_max: int = READ_AHEAD_MAX,
+    ) -> AsyncIterator[Chunk]:
         """Yield the indexes of chunks ``first_n``, ``first_n + 1``, ... up to the head of the log at that moment.
+
+        Args:
+            read: instead of ``index``.
+            ahead_max: maximum number of chunks asked for at once.
 
         Raises:
             Corrupt: one of them is damaged or missing.
             CollectedPast: the collector has passed the next one.
         """
+        read = read or self.index
         n, ahead = first_n, 1
         while True:
-            for found in await asyncio.gather(*(self.index(n + i) for i in range(ahead))):
+            for found in await asyncio.gather(*(read(n + i) for i in range(ahead))):
                 await self._check_not_passed(n)
                 chunk = found
                 if chunk is None:
                     if self._seen.snapshot_n < n:
                         return
                     # A snapshot holds chunk n: it was made after the answer above, or it is lost.
-                    chunk = await self.index(n)
+                    chunk = await read(n)
                     await self._check_not_passed(n)
                     if chunk is None:
                         raise self._missing(n, self._seen.snapshot or "a snapshot")
                 yield chunk
                 n += 1
-            ahead = min(2 * ahead, READ_AHEAD_MAX)
+            ahead = min(2 * ahead, ahead_max)
 
     async def _check_not_passed(self, n: int) -> None:
         """Check that an answer about chunk n, which has come already, is about the chunk of that number.

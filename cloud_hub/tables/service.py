@@ -143,18 +143,41 @@ class TableService:
         """Run one round: read on in the log, then move rows of every stream. Return how many. Errors go to
         ``status``."""
         self.error = None
-        for shard in range(self._cluster.shards):
-            try:
-                await self._follow(shard)
-            except EXPECTED as error:
-                # What the other shards hold becomes rows all the same.
-                self.error = self._told(f"the log of shard {shard} cannot be read", error)
-            else:
-                self._repeats.forget(f"the log of shard {shard} cannot be read")
-        moved = 0
-        for key in sorted({key for view in self._views for key in view.state.next_offset}):
-            moved += await self._run_stream(self._stream(key), key)
+        moved, more = 0, True
+        while more:
+            # The chunks of one pass are in memory, whole, until every stream has taken its rows from them.
+            more = any(await asyncio.gather(*map(self._read_on, range(self._cluster.shards))))
+            moved += await self._run_streams()
+        for view in self._views:
+            view.chunks.clear()
         return moved
+
+    async def _read_on(self, shard: int) -> bool:
+        """Read on in a shard's log, as much as stays in memory. Return whether there may be more."""
+        what = f"the log of shard {shard} cannot be read"
+        try:
+            more = await self._follow(shard)
+        except EXPECTED as error:
+            # What the other shards hold becomes rows all the same.
+            self.error = self._told(what, error)
+            return False
+        self._repeats.forget(what)
+        return more
+
+    async def _run_streams(self) -> int:
+        """Move the rows of every stream, some streams at a time. Return how many."""
+        places = asyncio.Semaphore(self._settings.streams_at_once)
+
+        async def run(key: StreamKey) -> int:
+            async with places:
+                return await self._run_stream(self._stream(key), key)
+
+        keys = sorted({key for view in self._views for key in view.state.next_offset})
+        outcomes = await asyncio.gather(*map(run, keys), return_exceptions=True)
+        for outcome in outcomes:
+            if isinstance(outcome, BaseException):
+                raise outcome
+        return sum(outcome for outcome in outcomes if isinstance(outcome, int))
 
     async def _run(self) -> None:
         while True:
@@ -166,18 +189,18 @@ class TableService:
                 self.error = "internal error; see the log"
             await asyncio.sleep(self._settings.interval_s)
 
-    async def _follow(self, shard: int) -> None:
-        """Read on to the head of a shard's log."""
+    async def _follow(self, shard: int) -> bool:
         at = next((at for at, view in enumerate(self._views) if view.shard == shard), None)
         if at is None:
             self._views.append(await load_shard(self._store, self._cluster, shard))
-            return
+            return False
         view = self._views[at]
         try:
-            await view.log.extend(view.state)
+            return await view.chunks.extend(view.state)
         except CollectedPast:
             # The tierers share the list, so they go on with the new state.
-            self._views[at] = ShardView(view.log, await view.log.load())
+            self._views[at] = view._replace(state=await view.log.load())
+            return False
 
     def _stream(self, key: StreamKey) -> _Stream:
         if key not in self._streams:

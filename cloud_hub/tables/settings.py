@@ -11,6 +11,8 @@ class TableSettings:
 
     interval_s: float = 10.0
     """Seconds between rounds over all streams."""
+    streams_at_once: int = 4
+    """Streams whose rows are written at the same time: hides a bucket's round trips behind each other."""
     file_rows_max: int = 1_000_000
     """Maximum number of records of one shard that one commit moves: one Parquet file."""
     file_bytes_max: int = 128 << 20

@@ -4,16 +4,21 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from weft.cloud_hub.tables.chunk_cache import ChunkCache
 from weft.protocols.shard_state import ShardState
 from weft.storage.chunk_log import Cluster, ShardLog
 from weft.storage.object_store import ObjectStore
 
+CHUNK_BYTES_MAX = 256 << 20
+"""Chunks of all shards that are kept in memory for the streams that have records in them."""
+
 
 class ShardView(NamedTuple):
-    """A shard's log and its state. The state is extended in place."""
+    """A shard's log, its state and its chunks read last. The state is extended in place."""
 
     log: ShardLog
     state: ShardState
+    chunks: ChunkCache
 
     @property
     def shard(self) -> int:
@@ -29,7 +34,7 @@ async def load_shard(store: ObjectStore, cluster: Cluster, shard: int) -> ShardV
         Corrupt: the log is damaged.
     """
     log = ShardLog(store, cluster, shard)
-    return ShardView(log, await log.load())
+    return ShardView(log, await log.load(), ChunkCache(log, CHUNK_BYTES_MAX // cluster.shards))
 
 
 async def load_shards(store: ObjectStore, cluster: Cluster) -> list[ShardView]:

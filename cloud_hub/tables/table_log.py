@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+from hashlib import sha256
 
 import msgspec
 
@@ -38,6 +39,14 @@ class TableLog:
             return msgspec.json.decode(data, type=_LastCheckpoint).version
         except (NotFound, msgspec.DecodeError):
             return -1
+
+    async def entry_hash(self, version: int) -> bytes | None:
+        """Return a hash of the entry of a version; None when it is not there: the table was moved away, or cleaned up
+        behind a checkpoint."""
+        try:
+            return sha256((await self._store.get(self._entry(version))).data).digest()
+        except NotFound:
+            return None
 
     async def sync(self, version: int) -> None:
         """Make every entry up to ``version`` durable, also those of other writers."""

@@ -27,7 +27,7 @@ from weft.cloud_hub.tables.table_log import TableLog
 from weft.protocols.chunk import Chunk, StreamSection
 from weft.protocols.errors import CodecError
 from weft.protocols.payloads import PayloadKind
-from weft.storage.chunk_log import Cluster, table_key
+from weft.storage.chunk_log import Cluster, CollectedPast, table_key
 from weft.storage.object_store import NotFound, ObjectStore
 from weft.storage.table.names import PAYLOAD_PROPERTY, app_id, source_ids
 from weft.storage.table.rows import row_schema, section_rows
@@ -49,7 +49,9 @@ class _Written(NamedTuple):
     file: DataFile
     schema: pa.Schema
     source: _Source
-    """Chunk of the file's last row. The next offset is in it or behind it."""
+    """Chunk of the file's last row."""
+    next_n: int
+    """Chunk of the next offset, or one before it."""
 
 
 class Tierer:
@@ -89,7 +91,14 @@ class Tierer:
         self._clock, self._nonce = clock, nonce
         self._sources: dict[int, _Source] = {}
         """Per shard the chunk that ``positions`` was taken from, compared with the log."""
+        self._next_chunk: dict[int, tuple[int, int]] = {}
+        """Per shard a position, and the chunk from which its record is found."""
         self._opened = False
+        self._handle: DeltaHandle | None = None
+        """The table as this tierer last committed to it. Another node's commit makes the next one conflict, and then
+        the table is read again."""
+        self._entry_hash: bytes | None = None
+        """Hash of the log entry of that version."""
         self._declared = Declared(tenant, stream, views)
 
     def ends(self) -> dict[int, int]:
@@ -111,10 +120,20 @@ class Tierer:
         written: dict[int, _Written] = {}
         latest: TableConflict | None = None
         for _ in range(ATTEMPTS_MAX):
+            was_held = self._handle is not None
+            handle = await self._held()
+            self._handle = None  # until it is known that the table is what this handle has seen
             try:
-                return await self._move(written)
+                moved = await self._move(handle, written)
             except TableConflict as conflict:
                 latest = conflict
+            except (TableError, CollectedPast):
+                # Another node may have moved the table on, and the collector have followed: read the table again.
+                if not was_held:
+                    raise
+            else:
+                self._handle, self._entry_hash = handle, await self.log.entry_hash(handle.version)
+                return moved
         raise TableError(f"{self.key}: other writers were first {ATTEMPTS_MAX} times: {latest}") from latest
 
     async def open(self) -> DeltaHandle:
@@ -128,6 +147,7 @@ class Tierer:
             await self.log.mend()
         handle = await in_thread(lambda: DeltaHandle.open(uri, options))
         if handle is None:
+            self.log = TableLog(self._store, self.key)
             levels, payload = new_columns([], self._declared.levels()), self._declared.payload()
             schema, configuration = row_schema(levels, payload), self._configuration(levels, payload)
             await in_thread(lambda: DeltaHandle.create(uri, options, schema, configuration))
@@ -142,8 +162,14 @@ class Tierer:
         self.version, self.payload = handle.version, handle.payload()
         return handle
 
-    async def _move(self, written: dict[int, _Written]) -> int:
-        handle = await self.open()
+    async def _held(self) -> DeltaHandle:
+        """Return the table as last read or committed, read again if it is not there any more."""
+        # The entry is compared as a whole: the table may have been moved away, and another node have made a new one.
+        if self._handle is None or await self.log.entry_hash(self._handle.version) != self._entry_hash:
+            return await self.open()
+        return self._handle
+
+    async def _move(self, handle: DeltaHandle, written: dict[int, _Written]) -> int:
         await self._read_positions(handle)
         schema = row_schema(await self._grow(handle), handle.payload())
         unreadable: Exception | None = None
@@ -175,7 +201,8 @@ class Tierer:
                 continue
             if position > self.ends().get(view.shard, 0):
                 # Another node's tierer has seen more of the log than this state.
-                await view.log.extend(view.state)
+                while await view.chunks.extend(view.state):
+                    pass
             if position > (end := self.ends().get(view.shard, 0)):
                 raise self._diverged(view.shard, position, f"the log only up to {end}")
             source = await in_thread(lambda app=names[view.shard]: _source(handle, app))  # type: ignore[misc]
@@ -227,20 +254,32 @@ class Tierer:
         if first >= end:
             return None
         out = await in_thread(lambda: ParquetFile(schema))
-        source = await self._collect(view, out, levels_of(schema), first, end)
+        source, next_n = await self._collect(view, out, levels_of(schema), first, end)
         data = await in_thread(out.finish)
         path = f"shard-{view.shard}-{first:020d}-{first + out.rows:020d}-{self._nonce()}.parquet"
         await self._store.create(f"{self.key}/{path}", data)
-        return _Written(out.data_file(path, len(data), self._clock() // 1_000_000), schema, source)
+        return _Written(out.data_file(path, len(data), self._clock() // 1_000_000), schema, source, next_n)
 
-    async def _collect(self, view: ShardView, out: ParquetFile, levels: Sequence[str], first: int, end: int) -> _Source:
-        """Read sections until the file is full or the log ends. Return the last chunk that gave rows."""
-        source = self._sources[view.shard].n if first else await view.log.locate(self._tenant, self._stream, 0)
-        # Of a collected source the table had all rows.
-        n = max(source, view.log.watermark)
+    async def _first_chunk(self, view: ShardView, first: int) -> int:
+        """Return a chunk in or behind which the record of an offset is found."""
+        position, n = self._next_chunk.get(view.shard, (-1, 0))
+        if position != first:
+            n = self._sources[view.shard].n if first else await view.log.locate(self._tenant, self._stream, 0)
+        # Of a chunk that was collected the table had all rows.
+        return max(n, view.log.watermark)
+
+    async def _collect(
+        self, view: ShardView, out: ParquetFile, levels: Sequence[str], first: int, end: int
+    ) -> tuple[_Source, int]:
+        """Read sections until the file is full or the log ends.
+
+        Returns:
+            The last chunk that gave rows, and the number of the chunk from which to read on.
+        """
+        n = await self._first_chunk(view, first)
         limit = min(end, first + self._settings.file_rows_max)
         at, taken = first, 0
-        async for chunk in view.log.indexes(n):
+        async for chunk in view.chunks.indexes(n, view.state.n):
             section = self._section(chunk, at)
             self._declared.compare(chunk, self.payload)
             if section is None:
@@ -249,7 +288,7 @@ class Tierer:
                 raise TableError(
                     f"{self.key}: the log of shard {view.shard} lacks offset {at} in chunk {chunk.header.n}"
                 )
-            data = await view.log.section(chunk.header.n, section)
+            data = await view.chunks.section(chunk.header.n, section)
             rows = section_rows(
                 section, data, chunk.footer.lanes, view.shard, levels, self._declared.topics(view), at, limit,
                 payload=self.payload,
@@ -257,7 +296,8 @@ class Tierer:
             await in_thread(partial(out.add, rows))
             at, taken = min(section.base_offset + section.count, limit), taken + section.length
             if at >= limit or taken >= self._settings.file_bytes_max:
-                return _Source(chunk.header.n, chunk.footer_crc)
+                n = chunk.header.n
+                return _Source(n, chunk.footer_crc), n + (at == section.base_offset + section.count)
         raise TableError(f"{self.key}: the log of shard {view.shard} ends at offset {at}, its state says {end}")
 
     def _section(self, chunk: Chunk, at: int) -> StreamSection | None:
@@ -280,6 +320,7 @@ class Tierer:
         for item in written:
             self.positions[item.file.shard] = item.file.end_offset
             self._sources[item.file.shard] = item.source
+            self._next_chunk[item.file.shard] = (item.file.end_offset, item.next_n)
 
     def _configuration(self, levels: Sequence[str], payload: PayloadKind) -> dict[str, str]:
         hours = f"interval {self._settings.retention_hours} hours"

@@ -33,6 +33,10 @@ if TYPE_CHECKING:
     from weft.config.models import HubConfig
     from weft.service.reload import RunningSettings
 
+TABLE_INTERVAL_FOLDER_S = 10.0
+TABLE_INTERVAL_BUCKET_S = 60.0
+"""Interval of table steps where each costs money: bench/hub counts what a month costs."""
+
 
 @click.group("hub")
 def command() -> None:
@@ -250,5 +254,13 @@ def settings_of(config: HubConfig, process: int = 0, processes: int = 1) -> HubS
         batch_bytes_max=config.limits.batch_bytes,
         response_bytes_max=config.limits.response_bytes,
         expected_edges={stream_key(name): stream.expected_edges for name, stream in config.streams.items()},
-        table_interval_s=config.tables.interval_s if config.tables else None,
+        table_interval_s=_table_interval_s(config),
     )
+
+
+def _table_interval_s(config: HubConfig) -> float | None:
+    if config.tables is None:
+        return None
+    if config.tables.interval_s is not None:
+        return config.tables.interval_s
+    return TABLE_INTERVAL_FOLDER_S if "://" not in config.store.removeprefix("file://") else TABLE_INTERVAL_BUCKET_S

@@ -1,0 +1,106 @@
+"""Chunks of a shard in memory, whole: one GET for each, however many streams have records in it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import AsyncIterator
+
+from weft.protocols import chunk as chunks
+from weft.protocols.chunk import Chunk, StreamSection
+from weft.protocols.errors import CodecError, Corrupt
+from weft.protocols.shard_state import ShardState
+from weft.storage.chunk_log import ShardLog
+from weft.storage.hub_keys import chunk_key
+
+READ_AHEAD = 4
+"""Maximum number of whole chunks requested at once."""
+
+
+class ChunkCache:
+    """The chunks of one shard that were read last. Serves any number of tasks of one event loop.
+
+    Args:
+        bytes_max: chunks beyond this are forgotten, longest unused first; the newest stays.
+    """
+
+    def __init__(self, log: ShardLog, bytes_max: int) -> None:
+        self._log = log
+        self._bytes_max = bytes_max
+        self._chunks: OrderedDict[int, tuple[Chunk, memoryview]] = OrderedDict()
+        self._bytes = 0
+        self._reading: dict[int, asyncio.Task[Chunk | None]] = {}
+        self._extending = asyncio.Lock()
+
+    def indexes(self, first_n: int, last_n: int | None = None) -> AsyncIterator[Chunk]:
+        """Yield indexes as ``ShardLog.indexes``, with the chunks behind them in memory.
+
+        Args:
+            last_n: end of what the caller knows to be there: nothing beyond is asked for.
+        """
+
+        async def read(n: int) -> Chunk | None:
+            return None if last_n is not None and n > last_n else await self._read(n)
+
+        return self._log.indexes(first_n, read, READ_AHEAD)
+
+    async def section(self, n: int, section: StreamSection) -> memoryview | bytes:
+        """Return the bytes of one stream in chunk n, checked. Raises as ``ShardLog.section``."""
+        if n not in self._chunks:
+            await self._read(n)
+        if n not in self._chunks:
+            return await self._log.section(n, section)
+        data = self._chunks[n][1][section.position : section.position + section.length]
+        try:
+            chunks.check_section(data, section)
+        except CodecError as error:
+            key = chunk_key(self._log.shard, n)
+            raise Corrupt(f"{key} is damaged: {error}; restore this object from a backup of the store") from error
+        return data
+
+    async def extend(self, state: ShardState) -> bool:
+        """Apply the chunks after ``state.n``, as many as stay in memory together. Return whether there may be more.
+
+        Raises:
+            Corrupt, CollectedPast: as ``ShardLog.extend``.
+        """
+        taken = 0
+        async with self._extending:
+            async for chunk in self.indexes(state.n + 1):
+                state.apply(chunk)
+                taken += len(self._chunks[state.n][1]) if state.n in self._chunks else self._bytes_max
+                # What is read ahead needs some room, too.
+                if 2 * taken >= self._bytes_max:
+                    return True
+        return False
+
+    def clear(self) -> None:
+        """Forget every chunk."""
+        self._chunks.clear()
+        self._bytes = 0
+
+    async def _read(self, n: int) -> Chunk | None:
+        if n in self._chunks:
+            self._chunks.move_to_end(n)
+            return self._chunks[n][0]
+        reading = self._reading.get(n)
+        if reading is None:
+            reading = self._reading[n] = asyncio.create_task(self._fetch(n))
+            reading.add_done_callback(lambda task: self._fetched(n, task))
+        return await asyncio.shield(reading)
+
+    def _fetched(self, n: int, task: asyncio.Task[Chunk | None]) -> None:
+        del self._reading[n]
+        if not task.cancelled():
+            task.exception()  # those who wait for it have it
+
+    async def _fetch(self, n: int) -> Chunk | None:
+        found = await self._log.whole(n)
+        if found is None:
+            return None
+        self._chunks[n] = found
+        self._bytes += len(found[1])
+        while self._bytes > self._bytes_max and len(self._chunks) > 1:
+            _, (_, data) = self._chunks.popitem(last=False)
+            self._bytes -= len(data)
+        return found[0]

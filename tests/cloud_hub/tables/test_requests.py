@@ -1,0 +1,101 @@
+"""What a table step asks of a store, counted: the number of streams must not multiply it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.cloud_hub.tables.logs import LANE, LogWriter, Run, contents, expected
+from weft.cloud_hub.tables import shards
+from weft.cloud_hub.tables.service import TableService
+from weft.storage.object_store import ObjectStore, open_store
+
+CHUNKS = 40
+
+
+class CountingStore:
+    """A store that counts calls by kind, and by the kind of object."""
+
+    def __init__(self, inner: ObjectStore) -> None:
+        self._inner = inner
+        self.calls: Counter[str] = Counter()
+
+    def __getattr__(self, name: str) -> Any:
+        call = getattr(self._inner, name)
+        if name == "location":
+            return call
+
+        async def counted(key: str, *arguments: Any, **named: Any) -> Any:
+            self.calls[f"{name} {'chunk' if '/chunk/' in key else 'other'}"] += 1
+            return await call(key, *arguments, **named)
+
+        return counted
+
+    def count(self, *kinds: str) -> int:
+        return sum(self.calls[kind] for kind in kinds)
+
+    @property
+    def chunk_gets(self) -> int:
+        return self.count("get chunk", "get_range chunk")
+
+
+def runs(streams: int, number: int) -> list[Run]:
+    lanes = [LANE._replace(stream=f"s{i:02d}") for i in range(streams)]
+    return [Run(lane, 3 * number, 3, payload_bytes=70_000 // streams) for lane in lanes]
+
+
+@pytest.mark.parametrize("streams", [1, 20])
+async def test_each_chunk_is_read_once_for_all_streams(tmp_path: Path, streams: int) -> None:
+    store = CountingStore(open_store(str(tmp_path)))
+    log = await LogWriter.open(store, 1)
+    await log.append(0, *runs(streams, 0))
+    service = TableService(store, log.cluster)
+    await service.run_once()
+    for number in range(1, CHUNKS + 1):
+        await log.append(0, *runs(streams, number))
+    store.calls.clear()
+    assert await service.run_once() == 3 * CHUNKS * streams
+    # One for each chunk, and those that were asked for beyond the head.
+    assert store.chunk_gets <= CHUNKS + 5
+    assert store.count("list chunk", "list other") == 0
+    assert store.count("create other") == streams, "one Parquet file each"
+    assert store.count("get other", "get_range other") <= 3 * streams, "the table's newest entry, before and after"
+    store.calls.clear()
+    assert await service.run_once() == 0
+    assert store.chunk_gets == 1, "an idle round asks each shard for one chunk"
+    assert sum(store.calls.values()) == 1
+    assert contents(store, "s00") == expected({0: [runs(streams, n)[0] for n in range(CHUNKS + 1)]})
+
+
+async def test_more_than_fits_in_memory_is_taken_in_several_passes_and_each_chunk_read_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shards, "CHUNK_BYTES_MAX", 4_000_000)  # about twenty chunks
+    store = CountingStore(open_store(str(tmp_path)))
+    log = await LogWriter.open(store, 1)
+    await log.append(0, *runs(5, 0))
+    service = TableService(store, log.cluster)
+    await service.run_once()
+    for number in range(1, CHUNKS + 1):
+        await log.append(0, *runs(5, number))
+    store.calls.clear()
+    assert await service.run_once() == 3 * CHUNKS * 5
+    assert store.chunk_gets <= CHUNKS * 1.3
+    for stream in range(5):
+        assert contents(store, f"s{stream:02d}") == expected({0: [runs(5, n)[stream] for n in range(CHUNKS + 1)]})
+
+
+async def test_a_table_that_is_moved_away_while_the_hub_runs_is_made_again(tmp_path: Path) -> None:
+    store = open_store(str(tmp_path))
+    log = await LogWriter.open(store, 1)
+    await log.append(0, Run(LANE, 0, 5))
+    service = TableService(store, log.cluster)
+    await service.run_once()
+    (tmp_path / "tables/default/telemetry").rename(tmp_path / "moved")
+    await log.append(0, Run(LANE, 5, 5))
+    await service.run_once()
+    await service.run_once()
+    assert contents(store) == expected({0: [Run(LANE, 0, 10)]})
