@@ -17,7 +17,7 @@ import random
 import struct
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from typing import Any
@@ -33,7 +33,7 @@ from weft.protocols.chunk import Mark
 from weft.protocols.ranges import SEQ_END, RangeSet
 from weft.protocols.shard_state import ShardState
 from weft.replication.runner import LinkIdentity, LinkSettings, run_link
-from weft.replication.sender import SenderSettings
+from weft.replication.settings import SenderSettings
 from weft.replication.source import LaneSnapshot, OfferedLane
 from weft.replication.status import LinkStatus
 from weft.storage.chunk_log import ShardLog, open_cluster
@@ -91,14 +91,15 @@ class EndlessLog:
     def __init__(self, payload: Callable[[random.Random, int], bytes], seed: int) -> None:
         self._templates = make_templates(payload, seed)
         self.acked = RangeSet()
+        self._listeners: list[Callable[[Collection[int] | None], None]] = []
         self.batch_bytes = sum(map(len, self._templates)) / TEMPLATES
 
     def lanes(self) -> list[OfferedLane]:
         return [OfferedLane(1, "telemetry", ("plant/{line}/{machine}/telemetry",))]
 
-    def state(self, lane: int) -> LaneSnapshot:  # noqa: ARG002
+    def states(self, lanes: Iterable[int]) -> dict[int, LaneSnapshot]:
         end = self.acked.end + 1000 * BATCH_RECORDS
-        return LaneSnapshot(RangeSet([(0, end)]), end, [], Mark(time.time_ns(), end))
+        return {lane: LaneSnapshot(RangeSet([(0, end)]), end, [], Mark(time.time_ns(), end)) for lane in lanes}
 
     async def read(self, lane: int, seq: int, bytes_max: int) -> list[bytes]:  # noqa: ARG002
         first = seq // BATCH_RECORDS
@@ -111,11 +112,14 @@ class EndlessLog:
     async def prepare_to_send(self, hub: str, ends: Mapping[int, int]) -> None:
         pass
 
-    def released(self, lane: int, ranges: RangeSet) -> None:  # noqa: ARG002
+    def released(self, lane: int, ranges: RangeSet) -> None:
         self.acked.update(ranges)
+        for listener in self._listeners:
+            listener([lane])
 
-    def listen(self, callback: Callable[[], None]) -> Callable[[], None]:  # noqa: ARG002
-        return lambda: None
+    def listen(self, callback: Callable[[Collection[int] | None], None]) -> Callable[[], None]:
+        self._listeners.append(callback)
+        return lambda: self._listeners.remove(callback)
 
 
 @dataclass

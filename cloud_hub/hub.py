@@ -37,8 +37,8 @@ from weft.config.units import Address, approximate_duration
 from weft.protocols.lane import Lane, format_log_id
 from weft.protocols.payloads import PayloadKind
 from weft.protocols.shard_state import ShardState
-from weft.replication.receiver import ReceiverSettings
 from weft.replication.runner import serve_link
+from weft.replication.settings import ReceiverSettings
 from weft.storage.chunk_log import Cluster, ShardLog, open_cluster
 from weft.storage.object_store import ObjectStore, open_store, probe
 
@@ -344,7 +344,7 @@ def _link_status(link: EdgeLink, since: int) -> View:
         "tenant": hello.tenant,
         "edge": hello.edge,
         "log": format_log_id(hello.log_id),
-        "epoch": hello.epoch,
+        "epoch": link.epoch,
         "software": hello.software,
-        "streams": [lane.stream for lane in hello.lanes],
+        "streams": link.streams,
     }

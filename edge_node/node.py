@@ -88,7 +88,9 @@ class EdgeNode:
             self.turn = Turn(loop.call_soon, loop.time, self.counters)
             self.log = self._open_log(stack)
             self.unrouted = Unrouted(self.config.unrouted.policy, self.log, self.counters)
-            links = Links(self.config, self.log, wall_clock=wall_clock, software=self._software)
+            links = Links(
+                self.config, self.log, wall_clock=wall_clock, software=self._software, clock_reading=clock_reader()
+            )
             self._links = links
             self._imports = Imports(self.config, self._software, poster(loop))
             stack.push_async_callback(self._imports.close)

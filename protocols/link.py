@@ -1,8 +1,7 @@
 """Frames of a replication link (docs/reference/formats/link.md).
 
 A frame is a type byte, a u32 length and a body: msgpack for control, a lane number and batches as stored for DATA.
-Frames of one connection and direction pass through one streaming zstd context, flushed at each send, so that small
-sends compress against what went before. Every length and ratio that a peer can choose is bounded.
+``protocols.link_stream`` makes messages of frames. Every length that a peer can choose is bounded.
 """
 
 from __future__ import annotations
@@ -12,36 +11,35 @@ from enum import IntEnum
 from typing import Annotated
 
 import msgspec
-import zstandard
 from msgspec import Meta
 
 from weft.protocols.batch import HEADER_BYTES as BATCH_HEADER_BYTES
 from weft.protocols.batch import BatchHeader, Buffer, decode_columns, decode_header, verify
-from weft.protocols.errors import Corrupt, Truncated
+from weft.protocols.chunk_footer import LaneFlag
+from weft.protocols.errors import Corrupt, Truncated, UnsupportedVersion
 from weft.protocols.fields import U32, U64, Epoch, Nanoseconds, Ranges, Seq, Topics, unpack
+from weft.protocols.origin import Origin
 
 PROTOCOL_VERSION = 1
-_FRAME = struct.Struct("<BI")
-FRAME_HEADER_BYTES = _FRAME.size
+FRAME_HEAD = struct.Struct("<BI")
+FRAME_HEADER_BYTES = FRAME_HEAD.size
 _LANE = struct.Struct("<I")
 FRAME_BYTES_MAX = 80 << 20
 """Longest frame body: the largest batch fits. A receiver names a smaller ``batch_bytes_max`` in WELCOME."""
 CONTROL_BYTES_MAX = 4 << 20
 """Longest body of any frame but DATA. Unpacked, small integers and ranges take some twenty times their bytes."""
-FRAMES_MAX = 16_384
-"""Maximum number of frames in one message."""
 LANES_MAX = 4096
-STREAM_WINDOW_LOG_MAX = 23
-"""Largest zstd window accepted from a peer: 8 MiB of memory per connection and direction."""
-PENDING_BYTES_MAX = FRAME_BYTES_MAX + (32 << 20)
-"""Maximum number of uncompressed bytes that a receiver holds before it takes frames out."""
-_FEED_BYTES = 1024
-"""Compressed bytes given to the decompressor at a time. A 4-byte block can stand for 128 KiB, so this bounds what one
-call can allocate (32 MiB) before the total is looked at."""
+"""Maximum number of lanes that are open on a link at one time."""
+FEATURES_MAX = 64
+ORIGINS_MAX = 4096
+"""Maximum number of origins that one lane may name."""
+FEATURES: tuple[str, ...] = ()
+"""Features that this release announces. A frame that belongs to a feature goes only to a peer that announced it too."""
 
 
 class FrameType(IntEnum):
-    """The numbers are on the wire. THROTTLE, PULL, CONFIG and PUBLISH are reserved for later releases."""
+    """The numbers are on the wire. THROTTLE, PULL, CONFIG and PUBLISH are reserved; numbers from 128 on belong to
+    features, which a peer has to announce first."""
 
     HELLO = 1
     WELCOME = 2
@@ -56,10 +54,15 @@ class FrameType(IntEnum):
     PULL = 11
     CONFIG = 12
     PUBLISH = 13
+    LANE_OPEN = 14
+    LANE_OPENED = 15
+    LANE_CLOSED = 16
+    CLOCK = 17
+    ORIGINS = 18
 
 
 class RefuseCode(IntEnum):
-    """Reasons of a hub to refuse a link. The numbers are on the wire."""
+    """Reasons to refuse a link or to close a lane. The numbers are on the wire."""
 
     VERSION = 1
     UNAUTHORISED = 2
@@ -67,45 +70,33 @@ class RefuseCode(IntEnum):
     BAD_HELLO = 4
     OVERLOADED = 5
     PROTOCOL_ERROR = 6
+    REDIRECT = 7
+    UNAVAILABLE = 8
+    CLOSED = 9
 
 
+KNOWN_LANE_FLAGS = LaneFlag.PARTIAL | LaneFlag.RELAY
 Size = Annotated[int, Meta(ge=1, le=FRAME_BYTES_MAX * LANES_MAX)]
 """A number of bytes that a peer grants; none would stop the link."""
-
-
-class HelloLane(msgspec.Struct, frozen=True):
-    """A lane that the sender offers; later frames call it ``lane``."""
-
-    lane: U32
-    stream: str
-    ranges: Ranges
-    """Ranges of the sender's log at this moment."""
-    topics: Topics = []
-    """The stream's topic patterns, from which the table takes its named columns."""
-    payload: U32 = 0
-    """Declared kind of the stream's payloads: ``protocols.payloads.PayloadKind``, or a later release's number."""
+Features = Annotated[list[Annotated[str, Meta(max_length=64)]], Meta(max_length=FEATURES_MAX)]
+Origins = Annotated[list[Origin], Meta(max_length=ORIGINS_MAX)]
 
 
 class Hello(msgspec.Struct, frozen=True):
-    """First frame of the sender."""
+    """First frame of the sender: its identity. Lanes follow, each with an identity of its own."""
 
     version: U32
     tenant: str
     edge: str
     log_id: U64
-    epoch: Epoch
-    """Epoch that the sender proposes, and persisted before. The receiver takes only a higher one than it knows."""
-    lanes: Annotated[list[HelloLane], Meta(max_length=LANES_MAX)]
+    boot: U64
+    """Boot id of the sender's machine, as in its batches."""
     clock: Nanoseconds
     """Sender's wall clock, ns."""
     software: str
-
-
-class WelcomeLane(msgspec.Struct, frozen=True):
-    """The receiver's part of a lane, including gaps: the sender need not send anything in ``ranges``."""
-
-    lane: U32
-    ranges: Ranges
+    features: Features = []
+    stay: bool = False
+    """True when the sender could not reach the node that an earlier REFUSE named: this node is to serve it."""
 
 
 class Welcome(msgspec.Struct, frozen=True):
@@ -113,17 +104,60 @@ class Welcome(msgspec.Struct, frozen=True):
 
     version: U32
     cluster_id: str
-    lanes: Annotated[list[WelcomeLane], Meta(max_length=LANES_MAX)]
     window_bytes: Size
     """Bytes of DATA frames that may be on the way without an ACK."""
     batch_bytes_max: Size
     clock: Nanoseconds
     software: str
+    features: Features = []
 
 
 class Refuse(msgspec.Struct, frozen=True):
     """A refusal, in place of WELCOME or at any later time, before the receiver closes: why, and what to do."""
 
+    version: U32
+    """Newest protocol version that the receiver speaks."""
+    code: U32
+    message: str
+    advice: str
+    url: str = ""
+    """With REDIRECT, the node that serves this edge."""
+
+
+class LaneOpen(msgspec.Struct, frozen=True, array_like=True):
+    """An offer of a lane, which later frames call by its number."""
+
+    lane: U32
+    """Larger than the number of every lane opened before on this connection."""
+    tenant: str
+    edge: str
+    log_id: U64
+    stream: str
+    epoch: Epoch
+    """Epoch that the sender proposes, and persisted before; 0 with ``LaneFlag.RELAY``."""
+    ranges: Ranges
+    """Ranges of the sender's log at this moment."""
+    topics: Topics = []
+    """The stream's topic patterns, from which the table takes its named columns."""
+    payload: U32 = 0
+    """Declared kind of the stream's payloads: ``protocols.payloads.PayloadKind``, or a later release's number."""
+    flags: U32 = 0
+    """``LaneFlag``."""
+    origins: Origins = []
+    """Origins that the lane's batches name."""
+
+
+class LaneOpened(msgspec.Struct, frozen=True, array_like=True):
+    """The receiver takes a lane. The sender need not send the records in ``ranges``."""
+
+    lane: U32
+    ranges: Ranges
+
+
+class LaneClosed(msgspec.Struct, frozen=True, array_like=True):
+    """The end of one lane on this connection, said by either side; the other lanes go on."""
+
+    lane: U32
     code: U32
     message: str
     advice: str
@@ -136,8 +170,8 @@ class Data(msgspec.Struct, frozen=True):
     batches: Buffer
 
 
-class Gap(msgspec.Struct, frozen=True):
-    """A statement that records [first, end) of a lane can never come (reason: ``protocols.segment.GapReason``)."""
+class Gap(msgspec.Struct, frozen=True, array_like=True):
+    """A statement that records [first, end) of a lane do not come (reason: ``protocols.segment.GapReason``)."""
 
     lane: U32
     first: Seq
@@ -150,15 +184,15 @@ class Gap(msgspec.Struct, frozen=True):
             raise ValueError(f"a gap [{self.first}, {self.end}) holds no records")
 
 
-class LaneMark(msgspec.Struct, frozen=True):
-    """A statement that all records the lane received up to ``time`` are below ``seq``."""
+class Marks(msgspec.Struct, frozen=True, array_like=True):
+    """A statement that all records that each of these lanes received up to ``time`` are below its number."""
 
-    lane: U32
     time: Nanoseconds
-    seq: Seq
+    lanes: Annotated[list[tuple[U32, Seq]], Meta(max_length=LANES_MAX)]
+    """(lane, seq)"""
 
 
-class Ack(msgspec.Struct, frozen=True):
+class Ack(msgspec.Struct, frozen=True, array_like=True):
     """A statement that ``ranges`` of a lane are durable at the receiver (records or gap notices): the sender may forget
     them."""
 
@@ -166,33 +200,73 @@ class Ack(msgspec.Struct, frozen=True):
     ranges: Ranges
 
 
-class Ping(msgspec.Struct, frozen=True):
+class Ping(msgspec.Struct, frozen=True, array_like=True):
     """``sent`` is the asker's monotonic clock, ns; it comes back in the PONG."""
 
     sent: Nanoseconds
 
 
-class Pong(msgspec.Struct, frozen=True):
+class Pong(msgspec.Struct, frozen=True, array_like=True):
     """Answer to a PING, with the answerer's wall clock for measuring the offset."""
 
     sent: Nanoseconds
     clock: Nanoseconds
 
 
-Frame = Hello | Welcome | Refuse | Data | Gap | LaneMark | Ack | Ping | Pong
+class Clock(msgspec.Struct, frozen=True, array_like=True):
+    """What the sender learned of its clock: at ``monotonic`` of this boot its wall clock was ``offset`` ns behind."""
 
-_CONTROL: dict[FrameType, type[Hello | Welcome | Refuse | Gap | LaneMark | Ack | Ping | Pong]] = {
+    log_id: U64
+    boot: U64
+    monotonic: Nanoseconds
+    offset: Nanoseconds
+    """Nanoseconds to add to the wall clock of that boot."""
+    error: Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]
+    """``offset`` is right within this."""
+
+
+class LaneOrigins(msgspec.Struct, frozen=True, array_like=True):
+    """Further origins that the batches of an open lane name from now on."""
+
+    lane: U32
+    origins: Origins
+
+
+Frame = (
+    Hello | Welcome | Refuse | Data | Gap | Marks | Ack | Ping | Pong
+    | LaneOpen | LaneOpened | LaneClosed | Clock | LaneOrigins
+)  # fmt: skip
+_Control = (
+    Hello | Welcome | Refuse | Gap | Marks | Ack | Ping | Pong
+    | LaneOpen | LaneOpened | LaneClosed | Clock | LaneOrigins
+)  # fmt: skip
+
+_CONTROL: dict[FrameType, type[_Control]] = {
     FrameType.HELLO: Hello,
     FrameType.WELCOME: Welcome,
     FrameType.REFUSE: Refuse,
     FrameType.GAP: Gap,
-    FrameType.MARK: LaneMark,
+    FrameType.MARK: Marks,
     FrameType.ACK: Ack,
     FrameType.PING: Ping,
     FrameType.PONG: Pong,
+    FrameType.LANE_OPEN: LaneOpen,
+    FrameType.LANE_OPENED: LaneOpened,
+    FrameType.LANE_CLOSED: LaneClosed,
+    FrameType.CLOCK: Clock,
+    FrameType.ORIGINS: LaneOrigins,
 }
 _TYPE_OF = {kind: number for number, kind in _CONTROL.items()}
-_DECODERS = {number: msgspec.msgpack.Decoder(kind) for number, kind in _CONTROL.items()}
+_DECODERS: dict[int, msgspec.msgpack.Decoder[_Control]] = {
+    number: msgspec.msgpack.Decoder(kind) for number, kind in _CONTROL.items()
+}
+
+
+class _Greeting(msgspec.Struct, frozen=True):
+    version: U32
+
+
+_GREETING = msgspec.msgpack.Decoder(_Greeting)
 
 
 def encode_frame(frame: Frame) -> bytes:
@@ -204,10 +278,10 @@ def encode_frame(frame: Frame) -> bytes:
     if isinstance(frame, Data):
         length = _LANE.size + len(frame.batches)
         _check_length(FrameType.DATA, length, ValueError)
-        return b"".join((_FRAME.pack(FrameType.DATA, length), _LANE.pack(frame.lane), frame.batches))
+        return b"".join((FRAME_HEAD.pack(FrameType.DATA, length), _LANE.pack(frame.lane), frame.batches))
     body = msgspec.msgpack.encode(frame)
     _check_length(_TYPE_OF[type(frame)], len(body), ValueError)
-    return _FRAME.pack(_TYPE_OF[type(frame)], len(body)) + body
+    return FRAME_HEAD.pack(_TYPE_OF[type(frame)], len(body)) + body
 
 
 def _check_length(number: int, length: int, error: type[ValueError]) -> None:
@@ -224,13 +298,14 @@ def decode_frame(data: Buffer, offset: int = 0) -> tuple[Frame, int]:
 
     Raises:
         Truncated: the frame is not complete yet.
-        Corrupt: an unknown type, a length over the type's limit, or a body that is not what the type says.
+        UnsupportedVersion: a type of frame, or a greeting, of a later release.
+        Corrupt: a length over the type's limit, or a body that is not what the type says.
     """
     if len(data) - offset < FRAME_HEADER_BYTES:
         raise Truncated("a frame header is not complete")
-    number, length = _FRAME.unpack_from(data, offset)
+    number, length = FRAME_HEAD.unpack_from(data, offset)
     if number != FrameType.DATA and number not in _DECODERS:
-        raise Corrupt(f"a frame of unknown type {number}")
+        raise UnsupportedVersion(f"a frame of type {number}, which this release does not know")
     _check_length(number, length, Corrupt)
     start, end = offset + FRAME_HEADER_BYTES, offset + FRAME_HEADER_BYTES + length
     if end > len(data):
@@ -240,7 +315,22 @@ def decode_frame(data: Buffer, offset: int = 0) -> tuple[Frame, int]:
         if length < _LANE.size + BATCH_HEADER_BYTES:
             raise Corrupt(f"a DATA frame of {length} bytes holds no batch")
         return Data(_LANE.unpack_from(body)[0], body[_LANE.size :]), end
-    return unpack(_DECODERS[FrameType(number)], body, f"a {FrameType(number).name} frame"), end
+    try:
+        return unpack(_DECODERS[number], body, f"a {FrameType(number).name} frame"), end
+    except Corrupt as error:
+        if number in (FrameType.HELLO, FrameType.WELCOME):
+            _refuse_later_version(body, error)
+        raise
+
+
+def _refuse_later_version(body: Buffer, cause: Corrupt) -> None:
+    """Tell a greeting of a later protocol, whose other fields may be anything, from one that is damaged."""
+    try:
+        version = unpack(_GREETING, memoryview(body), "a greeting").version
+    except Corrupt:
+        return
+    if version > PROTOCOL_VERSION:
+        raise UnsupportedVersion(f"the peer speaks link protocol {version}") from cause
 
 
 def split_batches(batches: Buffer) -> list[tuple[BatchHeader, memoryview]]:
@@ -276,81 +366,3 @@ def check_batch(batch: memoryview) -> None:
     # The checksum alone would not do: a receiver can never take back what it commits, and the table step would fail at
     # every attempt on a body that does not decode. It costs 50 ns a record.
     decode_columns(batch, verify(batch))
-
-
-class FrameEncoder:
-    """Encoder of one direction of a connection: frames to compressed bytes, one flush per call."""
-
-    def __init__(self, level: int = 3) -> None:
-        parameters = zstandard.ZstdCompressionParameters.from_level(level)
-        # The highest levels ask for windows that the peer would refuse.
-        window_log = min(parameters.window_log, STREAM_WINDOW_LOG_MAX)
-        parameters = zstandard.ZstdCompressionParameters.from_level(level, window_log=window_log)
-        self._context = zstandard.ZstdCompressor(compression_params=parameters).compressobj()
-
-    def encode(self, frames: list[Frame]) -> bytes:
-        """Encode ``frames`` as one message for the wire; the peer can decode it without waiting for more.
-
-        Raises:
-            ValueError: more than ``FRAMES_MAX`` frames, or one that is too long. Nothing was encoded.
-        """
-        if len(frames) > FRAMES_MAX:
-            raise ValueError(f"a message of {len(frames)} frames; the limit is {FRAMES_MAX}")
-        encoded = [encode_frame(frame) for frame in frames]
-        packed = [self._context.compress(frame) for frame in encoded]
-        packed.append(self._context.flush(zstandard.COMPRESSOBJ_FLUSH_BLOCK))
-        return b"".join(packed)
-
-
-class FrameDecoder:
-    """Decoder of one direction of a connection: compressed bytes to frames."""
-
-    def __init__(self) -> None:
-        decompressor = zstandard.ZstdDecompressor(max_window_size=1 << STREAM_WINDOW_LOG_MAX)
-        self._context = decompressor.decompressobj()
-        self._pending = bytearray()
-        self._needed = FRAME_HEADER_BYTES
-        """Number of pending bytes before which nothing is copied or decoded, so a slow frame costs linear time."""
-
-    def decode(self, data: bytes) -> list[Frame]:
-        """Return the frames that are complete now, in order. The batches of DATA frames are views of one copy.
-
-        Raises:
-            Corrupt: not a zstd stream, a frame is invalid, or the message exceeds ``PENDING_BYTES_MAX``,
-                ``FRAMES_MAX`` or twice ``CONTROL_BYTES_MAX`` in control frames. The connection cannot go on.
-        """
-        self._decompress(data)
-        if len(self._pending) < self._needed:
-            return []
-        ready = bytes(self._pending)
-        frames: list[Frame] = []
-        at = control_bytes = 0
-        try:
-            while True:
-                frame, end = decode_frame(ready, at)
-                control_bytes += 0 if isinstance(frame, Data) else end - at
-                if len(frames) == FRAMES_MAX or control_bytes > 2 * CONTROL_BYTES_MAX:
-                    raise Corrupt(f"more than {FRAMES_MAX} frames or {2 * CONTROL_BYTES_MAX} control bytes at once")
-                frames.append(frame)
-                at = end
-        except Truncated:
-            self._keep(memoryview(ready)[at:])
-        return frames
-
-    def _decompress(self, data: bytes) -> None:
-        try:
-            for at in range(0, len(data), _FEED_BYTES):
-                self._pending += self._context.decompress(data[at : at + _FEED_BYTES])
-                if len(self._pending) > PENDING_BYTES_MAX:
-                    raise Corrupt(f"the link's stream expands past {PENDING_BYTES_MAX} bytes in one message")
-                if self._context.eof:
-                    raise Corrupt("the link's compressed stream ended before its connection")
-        except zstandard.ZstdError as error:
-            raise Corrupt(f"the link's compressed stream is damaged: {error}") from error
-
-    def _keep(self, rest: memoryview) -> None:
-        """Keep the start of an incomplete frame for the next call."""
-        self._pending = bytearray(rest)
-        self._needed = FRAME_HEADER_BYTES
-        if len(rest) >= FRAME_HEADER_BYTES:
-            self._needed += _FRAME.unpack_from(rest)[1]

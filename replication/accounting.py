@@ -61,6 +61,11 @@ class SentBatches:
         entries.insert(at, sent)
         self.bytes += sent.size
 
+    def forget(self, lane: int) -> None:
+        """Count a closed lane's batches as on the way no longer."""
+        _, entries = self._lanes.pop(lane, ([], []))
+        self.bytes -= sum(sent.size for sent in entries)
+
     def settle(self, lane: int, first: int, end: int, covered: RangeSet) -> None:
         """Forget the batches that an acknowledgement of ``[first, end)`` touches and ``covered`` now holds entirely."""
         if lane not in self._lanes:

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from weft.protocols.batch import BatchHeader
 from weft.protocols.chunk import GapRange, Mark
-from weft.protocols.link import Hello
+from weft.protocols.link import Clock, Hello, LaneOpen, LaneOrigins
 from weft.protocols.ranges import RangeSet
 
 
@@ -27,7 +27,7 @@ class ConnectionLost(NamedTuple):
 
 
 class Welcomed(NamedTuple):
-    """The receiver took the link; the ranges that it holds follow as ``Acked``."""
+    """The receiver took the link; its answers about lanes follow."""
 
     cluster_id: str
     window_bytes: int
@@ -40,6 +40,23 @@ class Refusal(NamedTuple):
     message: str
     advice: str
     by_peer: bool = True
+    url: str = ""
+    """Node to go to instead (code REDIRECT)."""
+
+
+class LaneTaken(NamedTuple):
+    """The receiver took a lane; the ranges that it holds follow as ``Acked``."""
+
+    lane: int
+
+
+class LaneEnded(NamedTuple):
+    """One lane is closed, by the receiver or because the log's data cannot go; it is offered again after a while."""
+
+    lane: int
+    code: int
+    message: str
+    advice: str
 
 
 class ReadRequest(NamedTuple):
@@ -55,8 +72,8 @@ class Acked(NamedTuple):
 
     lane: int
     ranges: RangeSet
-    by_welcome: bool = False
-    """True when WELCOME named the ranges: they were durable before this connection."""
+    by_opening: bool = False
+    """True when LANE_OPENED named the ranges: they were durable before this connection."""
     newly: int = 0
     """Number of records and gaps in ``ranges`` that were not known to be durable before; an ACK may name the whole
     lane."""
@@ -74,6 +91,31 @@ class HelloReceived(NamedTuple):
     """A valid HELLO: answer with ``welcome`` or ``refuse``."""
 
     hello: Hello
+
+
+class LaneOpenReceived(NamedTuple):
+    """A valid LANE_OPEN: answer with ``lane_opened`` or ``close_lane``."""
+
+    opening: LaneOpen
+
+
+class LaneClosedReceived(NamedTuple):
+    """The sender closed a lane that was not closed before."""
+
+    lane: int
+    reason: str
+
+
+class OriginsReceived(NamedTuple):
+    """Further origins of a lane."""
+
+    frame: LaneOrigins
+
+
+class ClockReceived(NamedTuple):
+    """What the sender learned of its clock."""
+
+    clock: Clock
 
 
 class BatchesReceived(NamedTuple):
@@ -97,5 +139,8 @@ class MarkReceived(NamedTuple):
     mark: Mark
 
 
-SenderEvent = Welcomed | Refusal | ReadRequest | Acked | Unreadable | ConnectionLost
-ReceiverEvent = HelloReceived | BatchesReceived | GapReceived | MarkReceived | ConnectionLost
+SenderEvent = Welcomed | Refusal | LaneTaken | LaneEnded | ReadRequest | Acked | Unreadable | ConnectionLost
+ReceiverEvent = (
+    HelloReceived | LaneOpenReceived | LaneClosedReceived | BatchesReceived | GapReceived | MarkReceived
+    | OriginsReceived | ClockReceived | ConnectionLost
+)  # fmt: skip

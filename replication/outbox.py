@@ -1,4 +1,4 @@
-"""Outgoing batches: merged when they are many and small, held back by the window, made into DATA frames."""
+"""Outgoing batches: merged when they are many and small, held back by the window."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from typing import NamedTuple
 import zstandard
 
 from weft.protocols.batch import BatchHeader, decode_header, merge, mergeable
-from weft.protocols.link import Data, Frame
 from weft.protocols.ranges import RangeSet
 from weft.replication.accounting import SentBatch, SentBatches
 
@@ -77,9 +76,9 @@ class Outbox:
         """Queue a batch, which goes out as soon as the window allows, after those that wait already."""
         self._waiting.append(_Waiting(lane, header, data))
 
-    def data_frames(self) -> list[Frame]:
-        """Return DATA frames for the next message; their batches count as on the way."""
-        frames: list[Frame] = []
+    def next_message(self) -> list[tuple[int, bytes]]:
+        """Return the (lane, batches) of the next message's DATA frames; the batches count as on the way."""
+        found: list[tuple[int, bytes]] = []
         batches: list[bytes] = []
         current = total = 0
         while self._waiting:
@@ -90,17 +89,22 @@ class Outbox:
             self._in_flight.add(lane, SentBatch(header.base_seq, header.end_seq, len(data), header.first_time))
             total += len(data)
             if batches and lane != current:
-                frames.append(Data(current, b"".join(batches)))
+                found.append((current, b"".join(batches)))
                 batches = []
             current = lane
             batches.append(data)
         if batches:
-            frames.append(Data(current, b"".join(batches)))
-        return frames
+            found.append((current, b"".join(batches)))
+        return found
 
     def settle(self, lane: int, first: int, end: int, covered: RangeSet) -> None:
         """Note that ``[first, end)`` of ``lane`` was acknowledged; ``covered`` is everything that was."""
         self._in_flight.settle(lane, first, end, covered)
+
+    def forget(self, lane: int) -> None:
+        """Drop what waits of a closed lane, and count its batches as on the way no longer."""
+        self._waiting = deque(item for item in self._waiting if item.lane != lane)
+        self._in_flight.forget(lane)
 
     def clear(self) -> None:
         """Drop everything: the connection is over."""

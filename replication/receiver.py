@@ -2,67 +2,65 @@
 durable.
 
 Its owner gives it bytes (``receive_data``) and time (``handle_timeout``; monotonic nanoseconds), answers HELLO with
-``welcome`` or ``refuse``, and calls ``acknowledge`` for committed ranges, and only for those. Everything that a sender
-can choose is checked or bounded. A sender that breaks a rule gets a REFUSE, and the connection is over.
+``welcome`` or ``refuse`` and each lane with ``lane_opened`` or ``close_lane``, and calls ``acknowledge`` for committed
+ranges, and only for those. Everything that a sender can choose is checked or bounded. A sender that breaks a rule gets
+a REFUSE, and the connection is over.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
 from enum import Enum
 
 from weft.protocols.chunk import GapRange, Mark
-from weft.protocols.errors import CodecError, Corrupt
+from weft.protocols.errors import CodecError, Corrupt, UnsupportedVersion
+from weft.protocols.lane import Lane
 from weft.protocols.link import (
+    FEATURES,
+    LANES_MAX,
     PROTOCOL_VERSION,
     Ack,
+    Clock,
     Data,
     Frame,
-    FrameDecoder,
-    FrameEncoder,
     Gap,
     Hello,
-    LaneMark,
+    LaneClosed,
+    LaneOpen,
+    LaneOpened,
+    LaneOrigins,
+    Marks,
     Ping,
     Pong,
     Refuse,
     RefuseCode,
     Welcome,
-    WelcomeLane,
     check_batch,
     split_batches,
 )
+from weft.protocols.link_stream import FrameDecoder, FrameEncoder
 from weft.protocols.ranges import RangeSet
-from weft.replication.accounting import SentBatch, SentBatches
+from weft.replication.accounting import SentBatch, SentBatches, checked_ranges
 from weft.replication.events import (
     BatchesReceived,
+    ClockReceived,
     ConnectionLost,
     Fault,
     GapReceived,
     HelloReceived,
+    LaneClosedReceived,
+    LaneOpenReceived,
     MarkReceived,
+    OriginsReceived,
     ReceiverEvent,
 )
-from weft.replication.greeting import check_hello
-from weft.replication.liveness import SECOND, Liveness, PeerClock
+from weft.replication.greeting import check_hello, check_opening
+from weft.replication.liveness import Liveness, PeerClock
+from weft.replication.settings import ReceiverSettings
 
+_SAME_RELEASE = "run the same release on edge and hub; if they do, report this as a fault of the edge"
 RANGES_PER_ACK = 4096
 ACKS_PER_MESSAGE = 64
-
-
-@dataclass(frozen=True)
-class ReceiverSettings:
-    """Settings of a receiver. Durations in nanoseconds."""
-
-    window_bytes: int = 8 << 20
-    """Maximum number of DATA bytes that a sender may have on the way without an ACK (one batch may always go)."""
-    batch_bytes_max: int = 16 << 20
-    ping_interval: int = 5 * SECOND
-    silence: int = 20 * SECOND
-    """Silence after which a peer counts as lost."""
-    compression_level: int = 1
-    """Compression level of the ACKs' zstd stream."""
 
 
 class _State(Enum):
@@ -70,6 +68,18 @@ class _State(Enum):
     GREETED = 2
     OPEN = 3
     CLOSED = 4
+
+
+class _Lane:
+    """A lane that the sender opened."""
+
+    __slots__ = ("done", "identity", "opened")
+
+    def __init__(self, identity: Lane) -> None:
+        self.identity = identity
+        self.done = RangeSet()
+        """Acknowledged ranges."""
+        self.opened = False
 
 
 class Receiver:
@@ -90,15 +100,19 @@ class Receiver:
         self._wall_clock = wall_clock
         self._now = now
         self._state = _State.STARTED
-        self._encoder = FrameEncoder(settings.compression_level)
+        self._encoder = FrameEncoder(small=True)
         self._decoder = FrameDecoder()
         self._live = Liveness(settings.ping_interval, settings.silence, wall_clock, now)
-        self._hello_due = now + settings.silence
-        self._lanes: dict[int, RangeSet] = {}
-        """Acknowledged ranges of each lane."""
+        self._hello_due = now + settings.hello_timeout
+        self._lanes: dict[int, _Lane] = {}
+        self._identities: set[Lane] = set()
+        self._last_lane = -1
+        """Largest number that any lane had. A smaller one that is not open belongs to a lane that was closed."""
         self._in_flight = SentBatches()
         self._acks: dict[int, RangeSet] = {}
         self._answers: list[Frame] = []
+        self.peer_features: frozenset[str] = frozenset()
+        """Features that the sender announced. Frames of other features are not sent."""
         self._events: list[ReceiverEvent] = []
 
     @property
@@ -118,40 +132,63 @@ class Receiver:
 
     # -- the owner's side
 
-    def welcome(self, lanes: Sequence[WelcomeLane]) -> None:
-        """Take the link: ``lanes`` names what is durable here already of the lanes in HELLO."""
+    def welcome(self) -> None:
+        """Take the link. Lanes are answered one by one."""
         if self._state is not _State.GREETED:
             return
-        for lane in lanes:
-            if lane.lane not in self._lanes:
-                raise ValueError(f"lane {lane.lane} is not in the HELLO")
-            self._lanes[lane.lane].update(lane.ranges)
         settings = self._settings
         self._answers.append(
             Welcome(
-                PROTOCOL_VERSION, self._cluster_id, list(lanes), settings.window_bytes, settings.batch_bytes_max,
-                self._wall_clock(), self._software,
+                PROTOCOL_VERSION, self._cluster_id, settings.window_bytes, settings.batch_bytes_max,
+                self._wall_clock(), self._software, list(FEATURES),
             )
         )  # fmt: skip
         self._state = _State.OPEN
 
-    def refuse(self, code: RefuseCode, message: str, advice: str) -> None:
+    def refuse(self, code: RefuseCode, message: str, advice: str, url: str = "") -> None:
         """Refuse the link, now or later, and close. The sender sends again what was not acknowledged."""
         if self._state is _State.CLOSED:
             return
         self._state = _State.CLOSED
         self._acks.clear()
-        self._answers = [Refuse(code, message, advice)]
+        self._answers = [Refuse(PROTOCOL_VERSION, code, message, advice, url)]
+
+    def lane_opened(self, lane: int, held: RangeSet) -> None:
+        """Take a lane, of which ``held`` is durable here already. Does nothing when the lane was closed meanwhile."""
+        known = self._lanes.get(lane)
+        if self._state is _State.CLOSED or known is None:
+            return
+        if known.opened:
+            raise ValueError(f"lane {lane} is open already")
+        known.opened = True
+        known.done.update(held)
+        self._answers.append(LaneOpened(lane, list(held)))
+
+    def close_lane(self, lane: int, code: RefuseCode, message: str, advice: str) -> None:
+        """Close one lane and keep the link. Frames of it that are on the way are dropped."""
+        if self._state is _State.CLOSED or not self._forget(lane):
+            return
+        self._answers.append(LaneClosed(lane, code, message, advice))
 
     def acknowledge(self, lane: int, ranges: RangeSet) -> None:
         """Acknowledge that ``ranges`` of ``lane`` are durable. Ranges may be acknowledged again."""
-        if self._state is not _State.OPEN:
+        known = self._lanes.get(lane)
+        if self._state is not _State.OPEN or known is None:
             return
-        done = self._lanes[lane]
-        done.update(ranges)
+        known.done.update(ranges)
         for first, end in ranges:
-            self._in_flight.settle(lane, first, end, done)
+            self._in_flight.settle(lane, first, end, known.done)
         self._acks.setdefault(lane, RangeSet()).update(ranges)
+
+    def _forget(self, lane: int) -> bool:
+        """Forget a lane that is closed; return whether it was not closed before."""
+        known = self._lanes.pop(lane, None)
+        if known is None:
+            return False
+        self._identities.remove(known.identity)
+        self._in_flight.forget(lane)
+        self._acks.pop(lane, None)
+        return True
 
     def pause(self) -> None:
         """Note that the owner stops reading from the network: the peer's silence means nothing until ``resume``."""
@@ -174,11 +211,17 @@ class Receiver:
                 self._receive(frame)
                 if self.closed:
                     return
+        except UnsupportedVersion as error:
+            self._blame(f"the edge runs a later release: {error}", RefuseCode.VERSION)
         except CodecError as error:
             code = RefuseCode.BAD_HELLO if self._state is _State.STARTED else RefuseCode.PROTOCOL_ERROR
             self._blame(f"the edge broke the link protocol: {error}", code)
 
     def _receive(self, frame: Frame) -> None:
+        if isinstance(frame, Data):
+            if self._known(frame.lane):
+                self._take(frame)
+            return
         if self._state is _State.STARTED:
             if not isinstance(frame, Hello):
                 raise Corrupt(f"the first frame must be HELLO, got {type(frame).__name__}")
@@ -187,35 +230,71 @@ class Receiver:
         match frame:
             case Ping() | Pong():
                 self._live.receive(frame, self._now)
-            case Data() if self._state is _State.OPEN:
-                self._take(frame)
-            case Gap() if self._state is _State.OPEN:
-                self._known(frame.lane)
-                self._events.append(GapReceived(frame.lane, GapRange(frame.first, frame.end, frame.reason)))
-            case LaneMark() if self._state is _State.OPEN:
-                self._known(frame.lane)
-                self._events.append(MarkReceived(frame.lane, Mark(frame.time, frame.seq)))
+            case Gap():
+                if self._known(frame.lane):
+                    self._events.append(GapReceived(frame.lane, GapRange(frame.first, frame.end, frame.reason)))
+            case Marks():
+                self._events += [
+                    MarkReceived(lane, Mark(frame.time, seq)) for lane, seq in frame.lanes if self._known(lane)
+                ]
+            case LaneOpen():
+                self._open(frame)
+            case LaneClosed():
+                if self._known(frame.lane, opening=True) and self._forget(frame.lane):
+                    self._events.append(LaneClosedReceived(frame.lane, frame.message))
+            case LaneOrigins():
+                if self._known(frame.lane, opening=True):
+                    self._events.append(OriginsReceived(frame))
+            case Clock():
+                self._events.append(ClockReceived(frame))
             case _:
                 raise Corrupt(f"{type(frame).__name__} is not expected while the link is {self._state.name}")
 
     def _greet(self, hello: Hello) -> None:
         if hello.version != PROTOCOL_VERSION:
-            self._blame(
-                f"the edge speaks link protocol {hello.version}, this hub {PROTOCOL_VERSION}: upgrade the older one",
-                RefuseCode.VERSION,
+            raise UnsupportedVersion(
+                f"it speaks link protocol {hello.version}, this hub {PROTOCOL_VERSION}: upgrade the older one"
             )
-            return
         check_hello(hello)
-        self._lanes = {lane.lane: RangeSet() for lane in hello.lanes}
+        self.peer_features = frozenset(hello.features)
         self._state = _State.GREETED
         self._events.append(HelloReceived(hello))
 
+    def _open(self, opening: LaneOpen) -> None:
+        number = opening.lane
+        if number <= self._last_lane:
+            raise Corrupt(f"lane number {number} again: {self._last_lane} was opened before")
+        self._last_lane = number
+        if len(self._answers) > LANES_MAX:
+            raise Corrupt(f"{len(self._answers)} answers wait, and the edge opens lanes without reading them")
+        checked_ranges(opening.ranges)
+        identity = Lane(opening.tenant, opening.edge, opening.log_id, opening.stream)
+        refusal = self._lane_refusal(opening, identity)
+        if refusal is not None:
+            code, message = refusal
+            self._answers.append(LaneClosed(number, code, message, _SAME_RELEASE))
+            return
+        self._lanes[number] = _Lane(identity)
+        self._identities.add(identity)
+        self._events.append(LaneOpenReceived(opening))
+
+    def _lane_refusal(self, opening: LaneOpen, identity: Lane) -> tuple[RefuseCode, str] | None:
+        """Return why a lane cannot be; the link's other lanes do not suffer for it."""
+        try:
+            check_opening(opening)
+        except UnsupportedVersion as error:
+            return RefuseCode.VERSION, str(error)
+        except Corrupt as error:
+            return RefuseCode.BAD_HELLO, str(error)
+        if identity in self._identities:
+            return RefuseCode.BAD_HELLO, f"lane {identity} is open already on this link"
+        if len(self._lanes) >= LANES_MAX:
+            return RefuseCode.OVERLOADED, f"the link has {LANES_MAX} lanes, the most that it may have"
+        return None
+
     def _take(self, data: Data) -> None:
-        self._known(data.lane)
         batches = split_batches(data.batches)
         for header, batch in batches:
-            if header.stream != data.lane:
-                raise Corrupt(f"a batch of lane {header.stream} in a DATA frame of lane {data.lane}")
             if len(batch) > self._settings.batch_bytes_max:
                 raise Corrupt(f"a batch of {len(batch)} bytes; WELCOME allows {self._settings.batch_bytes_max}")
             if not self._in_flight.room(len(batch), self._settings.window_bytes):
@@ -224,14 +303,17 @@ class Receiver:
             self._in_flight.add(data.lane, SentBatch(header.base_seq, header.end_seq, len(batch), header.first_time))
         self._events.append(BatchesReceived(data.lane, batches))
 
-    def _known(self, lane: int) -> None:
-        if lane not in self._lanes:
-            raise Corrupt(f"lane {lane} is not in the HELLO")
+    def _known(self, number: int, *, opening: bool = False) -> bool:
+        """Return whether the lane is open; False when it was closed, and a frame of it was still on the way."""
+        lane = self._lanes.get(number)
+        if lane is not None and (lane.opened or opening):
+            return True
+        if lane is None and number <= self._last_lane:
+            return False
+        raise Corrupt(f"lane {number} is not open")
 
     def _blame(self, reason: str, code: RefuseCode) -> None:
-        self.refuse(
-            code, reason, "run the same release on edge and hub; if they do, report this as a fault of the edge"
-        )
+        self.refuse(code, reason, _SAME_RELEASE)
         self._events.append(ConnectionLost(Fault.PEER, reason))
 
     # -- what comes out

@@ -7,63 +7,53 @@ docs/reference/formats/link.md; nothing counts as delivered before an ACK (or th
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
 from enum import Enum
 
 from weft.protocols.batch import decode_header
-from weft.protocols.errors import CodecError, Corrupt
+from weft.protocols.chunk import LaneFlag
+from weft.protocols.errors import CodecError, Corrupt, UnsupportedVersion
+from weft.protocols.lane import Lane
 from weft.protocols.link import (
     PROTOCOL_VERSION,
     Ack,
+    Data,
     Frame,
-    FrameDecoder,
-    FrameEncoder,
     Hello,
+    LaneClosed,
+    LaneOpened,
+    Marks,
     Ping,
     Pong,
     Refuse,
     RefuseCode,
     Welcome,
 )
+from weft.protocols.link_stream import FrameDecoder, FrameEncoder
 from weft.protocols.ranges import RangeSet
-from weft.replication.accounting import RANGES_MAX, checked_ranges
+from weft.replication.accounting import checked_ranges
 from weft.replication.events import (
     Acked,
     ConnectionLost,
     Fault,
+    LaneEnded,
+    LaneTaken,
     ReadRequest,
     Refusal,
     SenderEvent,
     Unreadable,
     Welcomed,
 )
-from weft.replication.liveness import SECOND, Liveness, PeerClock
+from weft.replication.liveness import Liveness, PeerClock
+from weft.replication.mark_schedule import MarkSchedule
 from weft.replication.outbox import Outbox
-from weft.replication.sender_lane import SenderLane
-from weft.replication.source import LaneSnapshot
+from weft.replication.sender_lane import LaneState, SenderLane
+from weft.replication.sender_lanes import SenderLanes
+from weft.replication.settings import SenderSettings
+from weft.replication.source import LaneSnapshot, OfferedLane
 
 GAPS_PER_MESSAGE = 1024
-
-
-@dataclass(frozen=True)
-class SenderSettings:
-    """Settings of a sender. Durations in nanoseconds."""
-
-    window_bytes: int = 8 << 20
-    """Maximum number of DATA bytes on the way without an ACK; the receiver may allow less."""
-    read_bytes: int = 1 << 20
-    """Bytes of one read of the log; at most this much waits in memory, besides one batch."""
-    merge_bytes_max: int = 256 << 10
-    """Uncompressed size up to which waiting neighbours are sent as one batch. 0: never."""
-    mark_interval: int = SECOND
-    ping_interval: int = 5 * SECOND
-    silence: int = 20 * SECOND
-    """Silence after which a peer counts as lost."""
-    welcome_timeout: int = 60 * SECOND
-    compression_level: int = 3
-    """Compression level of the connection's zstd stream."""
+OPENINGS_PER_MESSAGE = 64
 
 
 class _State(Enum):
@@ -75,18 +65,20 @@ class _State(Enum):
 class Sender:
     """One connection's worth of sending; a new connection gets a new machine.
 
+    Lanes go by the source's numbers in every call and event; their numbers on the link stay inside.
+
     Args:
-        hello: what to say first. Its epoch must be durable before the machine is made.
-        states: what the log has of each of the hello's lanes.
+        hello: what to say first.
+        epoch: epoch of the sender's own lanes, durable before the machine is made.
         wall_clock: ns since 1970, for answering the receiver's PING.
         now: monotonic ns, as everywhere in this class.
-        high_watermark: (cluster id, lane) -> what ``LogSource.high_watermark`` says when the WELCOME has come.
+        high_watermark: (cluster id, lane) -> what ``LogSource.high_watermark`` says when the lane is taken.
     """
 
     def __init__(
         self,
         hello: Hello,
-        states: Mapping[int, LaneSnapshot],
+        epoch: int,
         settings: SenderSettings,
         wall_clock: Callable[[], int],
         now: int,
@@ -95,21 +87,24 @@ class Sender:
     ) -> None:
         self._settings = settings
         self._high_watermark = high_watermark
-        self._streams = {lane.lane: lane.stream for lane in hello.lanes}
+        self._identity = hello.tenant, hello.edge, hello.log_id
+        self._epoch = epoch
         self._now = now
         self._state = _State.GREETING
         self._encoder = FrameEncoder(settings.compression_level)
         self._decoder = FrameDecoder()
         self._live = Liveness(settings.ping_interval, settings.silence, wall_clock, now)
-        self._lanes = {lane.lane: SenderLane(lane.lane, states[lane.lane]) for lane in hello.lanes}
-        self._turn = deque(self._lanes)
+        self._lanes = SenderLanes()
         self._hello: Hello | None = hello
         self._hello_sent = now
         self._welcome_due = now + settings.welcome_timeout
-        self._next_marks = now
+        self._marks = MarkSchedule(settings.mark_interval, now)
         self._outbox = Outbox(settings.compression_level)
+        self._answers: list[Frame] = []
         self._reading: ReadRequest | None = None
         self._events: list[SenderEvent] = []
+        self.peer_features: frozenset[str] = frozenset()
+        """Features that the receiver announced. Frames of other features are not sent."""
         self.cluster_id = ""
         """Cluster id of the hub, once it took the link."""
 
@@ -137,52 +132,106 @@ class Sender:
         """Return the wall clock time of the oldest record that was read and is not acknowledged, ns."""
         return self._outbox.oldest_time()
 
+    @property
+    def opening(self) -> list[int]:
+        """Return the lanes that the receiver has not answered. Their state is offered afresh before each message from
+        it, so that what was given away meanwhile does not look like records that this log never had."""
+        return self._lanes.opening
+
     def safe(self, lane: int) -> RangeSet:
         """Return the receiver's known ranges of ``lane``, including gaps. Do not change them."""
         return self._lanes[lane].safe
 
     def named_ends(self) -> dict[int, int]:
-        """Return, by lane, one past the highest number that the next message may name.
+        """Return, by lane, one past the highest number that the next message may name, where that is news.
 
-        The owner calls ``LogSource.prepare_to_send`` with it before it sends the message.
+        The owner calls ``LogSource.prepare_to_send`` with it and asks again, until it is empty, before it sends a
+        message.
         """
-        return {number: lane.named_end() for number, lane in self._lanes.items()}
+        return self._lanes.take_named_ends()
 
     # -- the owner's side
 
+    def open_lane(self, offered: OfferedLane, state: LaneSnapshot) -> None:
+        """Offer a lane, at any time; answered by ``LaneTaken`` or ``LaneEnded``.
+
+        Raises:
+            ValueError: it is offered already.
+        """
+        identity = offered.identity or Lane(*self._identity, offered.stream)
+        self._answers.append(self._lanes.add(SenderLane(offered, identity, self._epoch, state)))
+
+    def close_lane(self, lane: int) -> None:
+        """Withdraw a lane; what is on the way of it counts as not sent."""
+        closed = self._lanes.remove(lane)
+        if closed is not None:
+            self._answers.append(closed)
+        self._drop(lane)
+
+    def _drop(self, lane: int) -> None:
+        self._outbox.forget(lane)
+        self._marks.forget(lane)
+
     def offer(self, lane: int, state: LaneSnapshot) -> None:
-        """Update the log's state of a lane. Call it after commits, and whenever ``handle_timeout`` was due."""
-        self._lanes[lane].offer(state)
+        """Update the log's state of a lane. Call it after commits that touched it, and for ``stale_lanes``."""
+        if lane in self._lanes:
+            self._lanes[lane].offer(state)
+            if self._lanes[lane].state is LaneState.OPEN:
+                self._lanes.touch(self._lanes[lane])
+
+    def stale_lanes(self, now: int) -> list[int]:
+        """Return the lanes whose marks are due at ``now``: offer their present state first."""
+        return self._marks.stale(self._lanes.open(), now) if now >= self._marks.deadline else []
 
     def feed(self, lane: int, batches: Sequence[bytes]) -> None:
         """Answer the ``ReadRequest`` with batches of ``lane`` as stored, ascending; none when there are none."""
         request, self._reading = self._reading, None
         if request is None or request.lane != lane:
             raise ValueError(f"nothing was asked of lane {lane}")
-        if self._state is not _State.OPEN:
+        known = self._lanes.get_open(lane)
+        if self._state is not _State.OPEN or known is None:
             return
         try:
-            self._take(self._lanes[lane], request.seq, batches)
+            self._take(known, request.seq, batches)
         except CodecError as error:
-            self._lose(Fault.LOCAL, f"the log gave a damaged batch of lane {lane} near seq {request.seq}: {error}")
+            self._give_up(known, f"the log gave a damaged batch near seq {request.seq}: {error}", "look at the disk")
 
     def _take(self, lane: SenderLane, seq: int, batches: Sequence[bytes]) -> None:
         found = [(decode_header(batch), batch) for batch in batches]
         start = next((header.base_seq for header, _ in found if header.end_seq > seq), None)
         skipped = lane.skip(seq, start)
         if skipped is not None:
-            self._events.append(Unreadable(lane.number, *skipped))
+            self._events.append(Unreadable(lane.key, *skipped))
+        self._lanes.names_more(lane)
         new = [(header, batch) for header, batch in found if not lane.sent.covers(header.base_seq, header.end_seq)]
         for header, batch in self._outbox.merged(new, self._settings.merge_bytes_max):
             if len(batch) > self._outbox.batch_bytes_max:
-                self._lose(
-                    Fault.LOCAL,
-                    f"the batch at seq {header.base_seq} of lane {lane.number} has {len(batch)} bytes, the hub takes "
-                    f"{self._outbox.batch_bytes_max}: raise the hub's limits.batch",
+                size = f"the batch at seq {header.base_seq} has {len(batch)} bytes"
+                self._give_up(
+                    lane, f"{size}, the hub takes {self._outbox.batch_bytes_max}", "raise the hub's limits.batch"
                 )
                 return
             lane.claim(header.base_seq, header.end_seq)
-            self._outbox.put(lane.number, header, batch)
+            self._outbox.put(lane.key, header, batch)
+
+    def _give_up(self, lane: SenderLane, message: str, advice: str) -> None:
+        """Close a lane that cannot go on here."""
+        message = f"stream {lane.identity.stream}: {message}"
+        self._answers.append(LaneClosed(lane.number, RefuseCode.CLOSED, message, advice))
+        self._lane_ended(lane, RefuseCode.CLOSED, message, advice, by_peer=False)
+
+    def _lane_ended(self, lane: SenderLane, code: int, message: str, advice: str, *, by_peer: bool = True) -> None:
+        """Note that a lane is closed. The link goes on as long as it has another one.
+
+        An edge's own lanes share its identity: a conflict in one is a conflict of the link.
+        """
+        self._lanes.close(lane, self._now + self._settings.lane_retry)
+        self._drop(lane.key)
+        conflict = code == RefuseCode.IDENTITY_CONFLICT and not lane.offered.flags & LaneFlag.RELAY
+        if conflict or self._lanes.all_closed:
+            self._close(Refusal(code, message, advice, by_peer))
+            return
+        self._events.append(LaneEnded(lane.key, code, message, advice))
 
     # -- the network's side
 
@@ -197,60 +246,69 @@ class Sender:
                 self._receive(frame)
                 if self.closed:
                     return
+        except UnsupportedVersion as error:
+            message = f"the hub runs a later release: {error}"
+            self._close(Refusal(RefuseCode.VERSION, message, "upgrade this node", by_peer=False))
         except CodecError as error:
             self._lose(Fault.PEER, f"the hub broke the link protocol: {error}")
 
     def _receive(self, frame: Frame) -> None:
         match frame:
+            case Ack() if self._state is _State.OPEN:
+                lane = self._lanes.numbered(frame.lane)
+                if lane is not None and lane.state is LaneState.OPEN:
+                    self._acknowledge(lane, checked_ranges(frame.ranges))
             case Ping() | Pong():
                 self._live.receive(frame, self._now)
             case Refuse():
-                self._close(Refusal(frame.code, frame.message, frame.advice))
+                self._close(Refusal(frame.code, frame.message, frame.advice, url=frame.url))
             case Welcome() if self._state is _State.GREETING:
                 self._welcome(frame)
-            case Ack() if self._state is _State.OPEN:
-                self._acknowledge(frame)
+            case LaneOpened() if self._state is _State.OPEN:
+                lane = self._lanes.numbered(frame.lane)
+                if lane is not None:
+                    self._opened(lane, checked_ranges(frame.ranges))
+            case LaneClosed() if self._state is _State.OPEN:
+                lane = self._lanes.numbered(frame.lane)
+                if lane is not None:
+                    self._lane_ended(lane, frame.code, frame.message, frame.advice)
             case _:
                 raise Corrupt(f"{type(frame).__name__} is not expected while the link is {self._state.name}")
 
     def _welcome(self, welcome: Welcome) -> None:
-        if welcome.version != PROTOCOL_VERSION or welcome.window_bytes <= 0 or welcome.batch_bytes_max <= 0:
-            raise Corrupt(f"a WELCOME of version {welcome.version}, window {welcome.window_bytes}")
-        left = RANGES_MAX
-        for offered in welcome.lanes:
-            lane = self._known(offered.lane)
-            held = checked_ranges(offered.ranges, left)
-            left -= len(held)
-            high_watermark = min(lane.end, self._high_watermark(welcome.cluster_id, offered.lane))
-            if held.end > high_watermark:
-                self._close(_rolled_back(self._streams[offered.lane], held.end, high_watermark))
-                return
-            lane.welcome(held)
+        if welcome.version != PROTOCOL_VERSION:
+            raise UnsupportedVersion(f"it speaks link protocol {welcome.version}, this node {PROTOCOL_VERSION}")
         self._state = _State.OPEN
         self.cluster_id = welcome.cluster_id
+        self.peer_features = frozenset(welcome.features)
         self._live.sample(self._hello_sent, welcome.clock, self._now)
         self._outbox.window_bytes = min(welcome.window_bytes, self._settings.window_bytes)
         self._outbox.batch_bytes_max = welcome.batch_bytes_max
         self._events.append(Welcomed(welcome.cluster_id, self._outbox.window_bytes))
-        self._events += [
-            Acked(lane.number, lane.safe.copy(), by_welcome=True) for lane in self._lanes.values() if len(lane.safe)
-        ]
 
-    def _acknowledge(self, ack: Ack) -> None:
-        lane = self._known(ack.lane)
-        ranges = checked_ranges(ack.ranges)
+    def _opened(self, lane: SenderLane, held: RangeSet) -> None:
+        if lane.state is not LaneState.OPENING:
+            raise Corrupt(f"lane {lane.number} is opened twice")
+        high_watermark = min(lane.end, self._high_watermark(self.cluster_id, lane.key))
+        if held.end > high_watermark:
+            self._close(_rolled_back(lane.identity.stream, held.end, high_watermark))
+            return
+        lane.opened(held)
+        self._marks.opened(lane.key)
+        self._lanes.names_more(lane)
+        self._lanes.touch(lane)
+        self._events.append(LaneTaken(lane.key))
+        if len(held):
+            self._events.append(Acked(lane.key, held.copy(), by_opening=True))
+
+    def _acknowledge(self, lane: SenderLane, ranges: RangeSet) -> None:
         if ranges.end > lane.end:
-            raise Corrupt(f"an ACK up to seq {ranges.end} of lane {ack.lane}, which ends at {lane.end}")
+            raise Corrupt(f"an ACK up to seq {ranges.end} of lane {lane.number}, which ends at {lane.end}")
         known = lane.safe.count()
         lane.acknowledge(ranges)
         for first, end in ranges:
-            self._outbox.settle(ack.lane, first, end, lane.safe)
-        self._events.append(Acked(ack.lane, ranges, newly=lane.safe.count() - known))
-
-    def _known(self, number: int) -> SenderLane:
-        if number not in self._lanes:
-            raise Corrupt(f"lane {number} was never offered")
-        return self._lanes[number]
+            self._outbox.settle(lane.key, first, end, lane.safe)
+        self._events.append(Acked(lane.key, ranges, newly=lane.safe.count() - known))
 
     # -- what comes out
 
@@ -268,39 +326,52 @@ class Sender:
         room = self._outbox.room
         if self._state is not _State.OPEN or self._reading is not None or room <= 0:
             return None
-        for _ in range(len(self._turn)):
-            number = self._turn[0]
-            self._turn.rotate(-1)
-            seq = self._lanes[number].wanted()
-            if seq is not None:
-                return ReadRequest(number, seq, min(self._settings.read_bytes, room))
-        return None
+        wanted = self._lanes.next_wanted()
+        if wanted is None:
+            return None
+        lane, seq = wanted
+        return ReadRequest(lane.key, seq, min(self._settings.read_bytes, room))
 
     def data_to_send(self) -> bytes:
         """Return the next message for the receiver, empty when there is none now. Send messages in order, or not at
         all."""
+        if self._state is _State.CLOSED:
+            return b""
         frames: list[Frame] = []
-        if self._state is _State.GREETING and self._hello is not None:
+        if self._hello is not None:
             frames.append(self._hello)
             self._hello = None
             self._hello_sent = self._now
-        if self._state is not _State.CLOSED:
-            frames += self._live.frames()
+        frames += self._live.frames()
+        frames += self._take_answers()
         if self._state is _State.OPEN:
-            frames += self._gap_frames()
-            frames += self._outbox.data_frames()
+            frames += self._lanes.take_gap_frames(GAPS_PER_MESSAGE)
+            frames += self._data_frames()
             frames += self._mark_frames()
         return self._encoder.encode(frames) if frames else b""
 
-    def _gap_frames(self) -> list[Frame]:
-        frames: list[Frame] = []
-        for lane in self._lanes.values():
-            frames += lane.gap_frames(GAPS_PER_MESSAGE - len(frames))
-        return frames
+    def _take_answers(self) -> list[Frame]:
+        """Return what waits to be said about lanes; offers in pieces, as each may have many ranges."""
+        answers = self._answers[:OPENINGS_PER_MESSAGE]
+        del self._answers[:OPENINGS_PER_MESSAGE]
+        return answers
 
-    def _mark_frames(self) -> list[Frame]:
-        due = (lane for lane in self._lanes.values() if lane.mark_due)
-        return [mark for lane in due if (mark := lane.mark_frame(self._outbox.first_waiting(lane.number))) is not None]
+    def _data_frames(self) -> Iterable[Frame]:
+        for key, batches in self._outbox.next_message():
+            self._marks.sent_data(key)
+            yield Data(self._lanes[key].number, batches)
+
+    def _mark_frames(self) -> Iterable[Frame]:
+        """Return the marks that are due, one frame for all lanes with one time."""
+        self._marks.begin(self._lanes.open(), self._now)
+        found: dict[int, list[tuple[int, int]]] = {}
+        for key in list(self._marks.due):
+            lane = self._lanes[key]
+            mark = lane.take_mark(self._outbox.first_waiting(key))
+            if mark is not None:
+                found.setdefault(mark.time, []).append((lane.number, mark.seq))
+                del self._marks.due[key]
+        return [Marks(time, lanes) for time, lanes in found.items()]
 
     # -- time
 
@@ -310,7 +381,9 @@ class Sender:
             return None
         if self._state is _State.GREETING:
             return min(self._live.deadline(), self._welcome_due)
-        return min(self._live.deadline(), self._next_marks)
+        retry = self._lanes.next_retry
+        due = min(self._live.deadline(), self._marks.deadline)
+        return due if retry is None else min(due, retry)
 
     def handle_timeout(self, now: int) -> None:
         """Let time pass up to ``now``; harmless when nothing was due."""
@@ -322,10 +395,9 @@ class Sender:
             self._close(lost)
         elif self._state is _State.GREETING and now >= self._welcome_due:
             self._lose(Fault.PEER, "the hub did not answer HELLO in time")
-        elif self._state is _State.OPEN and now >= self._next_marks:
-            self._next_marks = now + self._settings.mark_interval
-            for lane in self._lanes.values():
-                lane.mark_due = True
+        elif self._state is _State.OPEN:
+            self._marks.begin(self._lanes.open(), now)
+            self._answers += self._lanes.offer_again(now)
 
     def _lose(self, fault: Fault, reason: str) -> None:
         self._close(ConnectionLost(fault, reason))

@@ -2,42 +2,78 @@
 
 from __future__ import annotations
 
-from weft.protocols.chunk import GapRange, Mark
+from enum import Enum
+
+from weft.protocols.chunk import LaneFlag, Mark
 from weft.protocols.errors import Corrupt
-from weft.protocols.link import Frame, Gap, LaneMark
+from weft.protocols.lane import Lane
+from weft.protocols.link import Frame, Gap, LaneOpen
 from weft.protocols.ranges import Range, RangeSet
 from weft.replication.accounting import RANGES_MAX
-from weft.replication.source import LaneSnapshot
+from weft.replication.source import LaneSnapshot, OfferedLane
+
+
+class LaneState(Enum):
+    """States of a lane on one connection. A closed lane is offered again under another number."""
+
+    CLOSED = 1
+    OPENING = 2
+    OPEN = 3
 
 
 class SenderLane:
-    """The state of one lane on one connection."""
+    """The state of one lane on one connection.
 
-    def __init__(self, number: int, state: LaneSnapshot) -> None:
-        self.number = number
+    Args:
+        identity: tenant, edge, log and stream of its records.
+        epoch: epoch of the link; a relayed lane claims none.
+    """
+
+    def __init__(self, offered: OfferedLane, identity: Lane, epoch: int, state: LaneSnapshot) -> None:
+        self.key = offered.lane
+        """Number in the source."""
+        self.number = -1
+        """Number on the link."""
+        self.state = LaneState.CLOSED
+        self.offered = offered
+        self.identity = identity
+        self._epoch = 0 if offered.flags & LaneFlag.RELAY else epoch
         self.end = 0
         """Sequence number after the last one that the log assigned, as far as this end has seen."""
+        self._reset()
+        self.offer(state)
+
+    def _reset(self) -> None:
         self.safe = RangeSet()
-        """Ranges that are durable at the receiver, by WELCOME and ACK."""
+        """Ranges that are durable at the receiver, by LANE_OPENED and ACK."""
         self.sent = RangeSet()
         """Ranges that are not read (again) on this connection."""
-        self.mark_due = True
         self._told = RangeSet()
         self._awaited: Mark | None = None
-        self._held: RangeSet
-        self._newest: Mark
-        self._gaps: list[GapRange]
-        self.offer(state)
 
     def offer(self, state: LaneSnapshot) -> None:
         """Update the log's state."""
+        self._latest = state
         self._held = state.held
         self.end = max(self.end, state.end)
         self._newest = state.mark
         self._gaps = [gap for gap in state.gaps if not self._told.covers(gap.first, gap.end)]
 
-    def welcome(self, held: RangeSet) -> None:
-        """Note that the receiver holds ``held`` already."""
+    def open(self, number: int) -> LaneOpen:
+        """Begin anew under a number of the link, and return the frame that says so."""
+        self._reset()
+        self.offer(self._latest)
+        self.number = number
+        self.state = LaneState.OPENING
+        offered = self.offered
+        return LaneOpen(
+            number, *self.identity, self._epoch, list(self._held)[:RANGES_MAX], list(offered.topics), offered.payload,
+            offered.flags, list(offered.origins),
+        )  # fmt: skip
+
+    def opened(self, held: RangeSet) -> None:
+        """Note that the receiver took the lane and holds ``held`` already."""
+        self.state = LaneState.OPEN
         self.safe = held
         self.sent = held.copy()
 
@@ -87,6 +123,11 @@ class SenderLane:
         message may name."""
         return max(self.sent.end, self._told.end, *(gap.end for gap in self._gaps))
 
+    @property
+    def has_gaps(self) -> bool:
+        """Return whether gap notices wait to be sent."""
+        return bool(self._gaps)
+
     def gap_frames(self, limit: int) -> list[Frame]:
         """Return the gap notices not yet sent on this connection, without the receiver's ranges."""
         frames: list[Frame] = []
@@ -100,8 +141,8 @@ class SenderLane:
         del self._gaps[:taken]
         return frames
 
-    def mark_frame(self, held_back: int | None) -> LaneMark | None:
-        """Return the mark to send, once it is due and everything that it covers has been sent.
+    def take_mark(self, held_back: int | None) -> Mark | None:
+        """Return the mark to send, once everything that it covers has been sent.
 
         While history is being sent the newest mark stays ahead of the data; so one mark is kept until the data has
         reached it, and completeness advances during a backlog too.
@@ -113,7 +154,6 @@ class SenderLane:
         for mark in (self._newest, self._awaited):
             if mark is not None and not self._gaps and (unsent is None or unsent >= mark.seq):
                 self._awaited = None
-                self.mark_due = False
-                return LaneMark(self.number, mark.time, mark.seq)
+                return mark
         self._awaited = self._awaited or self._newest
         return None

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import NamedTuple, Protocol
 
-from weft.protocols.chunk import GapRange, Mark
+from weft.protocols.chunk import GapRange, LaneFlag, Mark
+from weft.protocols.lane import Lane
+from weft.protocols.origin import Origin
 from weft.protocols.payloads import PayloadKind
 from weft.protocols.ranges import RangeSet
 
@@ -14,11 +16,16 @@ class OfferedLane(NamedTuple):
     """A lane that a link carries."""
 
     lane: int
-    """Number of the lane in the log, also the ``stream`` of its batches."""
+    """Number of the lane in the source. The link gives lanes numbers of its own."""
     stream: str
     topics: tuple[str, ...]
     payload: PayloadKind = PayloadKind.BYTES
     """Declared kind of the stream's payloads."""
+    identity: Lane | None = None
+    """Identity of the lane, when it is not the link's own."""
+    flags: LaneFlag = LaneFlag(0)
+    origins: tuple[Origin, ...] = ()
+    """Origins that the lane's batches name."""
 
 
 class LaneSnapshot(NamedTuple):
@@ -35,15 +42,17 @@ class LaneSnapshot(NamedTuple):
 class LogSource(Protocol):
     """A log to replicate (``edge_node.links.source.SegmentLogSource``, which may not be imported here).
 
+    Lanes go by the source's numbers here (``OfferedLane.lane``).
+
     Everything but ``read`` and ``prepare_to_send`` must not block. All calls come on the event loop's thread.
     """
 
     def lanes(self) -> list[OfferedLane]:
-        """Return the lanes to carry; they stay the same for as long as the link runs."""
+        """Return the lanes to carry now. ``listen`` tells when they change."""
         ...
 
-    def state(self, lane: int) -> LaneSnapshot:
-        """Return the log's state of ``lane`` now."""
+    def states(self, lanes: Iterable[int]) -> dict[int, LaneSnapshot]:
+        """Return the log's state of these lanes now, with one reading of the clock for the marks of all."""
         ...
 
     async def read(self, lane: int, seq: int, bytes_max: int) -> list[bytes]:
@@ -62,8 +71,8 @@ class LogSource(Protocol):
         ...
 
     async def prepare_to_send(self, hub: str, ends: Mapping[int, int]) -> None:
-        """Prepare to send records or gaps up to these ends to ``hub``: lane -> one past the last, for all lanes of the
-        connection.
+        """Prepare to send records or gaps up to these ends to ``hub``: lane -> one past the last. The hub's ranges of
+        each of these lanes have been held against ``high_watermark`` on this connection.
 
         Returns once a later opening of the log is certain to know of it. Raises ``OSError`` when that cannot be made
         durable: nothing may be sent then.
@@ -73,6 +82,9 @@ class LogSource(Protocol):
     def released(self, lane: int, ranges: RangeSet) -> None:
         """Note that the receiver has made ``ranges`` durable: for this link the log may forget them."""
 
-    def listen(self, callback: Callable[[], None]) -> Callable[[], None]:
-        """Call ``callback`` on the event loop's thread after each durable commit. Return a function that ends this."""
+    def listen(self, callback: Callable[[Collection[int] | None], None]) -> Callable[[], None]:
+        """Call ``callback`` on the event loop's thread after each durable commit, with the lanes that it touched.
+
+        None stands for any of them, and for a change of ``lanes``. Return a function that ends this.
+        """
         ...

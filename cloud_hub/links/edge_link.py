@@ -1,4 +1,4 @@
-"""The hub's side of one link: opens sessions for HELLO's lanes in their shards, and passes frames on to them."""
+"""The hub's side of one link: opens sessions for its lanes in their shards, and passes frames on to them."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from typing import NamedTuple
 
 from weft.cloud_hub.api.tokens import Scope, TokenIdentity
 from weft.cloud_hub.links.link_log import HubLinkLog
-from weft.cloud_hub.shard.lane_session import LaneSession, SessionRefused
+from weft.cloud_hub.shard.lane_session import LaneClaim, LaneSession, SessionRefused
 from weft.cloud_hub.shard.sequencer import Sequencer
 from weft.cloud_hub.shard.shards import Shards
 from weft.protocols.batch import BatchHeader
 from weft.protocols.chunk import GapRange, Mark
-from weft.protocols.lane import Lane, format_log_id
-from weft.protocols.link import Hello, HelloLane, RefuseCode, WelcomeLane
+from weft.protocols.lane import Lane, NodeName, format_log_id
+from weft.protocols.link import Clock, Hello, LaneOpen, LaneOrigins, RefuseCode
 from weft.protocols.placement import shard_of
 from weft.protocols.ranges import RangeSet
 from weft.replication.runner import LinkRefused, LinkSession
@@ -49,49 +49,67 @@ class EdgeLink:
         self._wall_clock = wall_clock
         self._log = log
         self._peer = peer
+        self._link: LinkSession
         self._is_taken = False
         self._lanes: dict[int, _OpenedLane] = {}
+        self._sequencers: dict[int, Sequencer] = {}
+        self._claims: dict[Lane, LaneClaim] = {}
+        """Claims of this connection, also to lanes that were closed since."""
+        self._refusal = ""
+        """The last reason for closing a lane."""
         self.hello: Hello | None = None
         """HELLO of the edge, for status pages."""
 
-    async def open(self, hello: Hello, link: LinkSession) -> list[WelcomeLane]:
-        """Make the epoch durable in every lane's shard, then return what is held.
+    @property
+    def streams(self) -> list[str]:
+        """Return the streams of the open lanes, for status pages."""
+        return [opened.session.lane.stream for opened in self._lanes.values()]
+
+    @property
+    def epoch(self) -> int:
+        """Return the epoch of the edge's own lanes; 0 while none is open."""
+        return max((opened.session.epoch for opened in self._lanes.values()), default=0)
+
+    async def open(self, hello: Hello, link: LinkSession) -> None:
+        """Take the link.
 
         Raises:
-            LinkRefused: the token is for another edge, the hub has no room, or another session has the identity.
+            LinkRefused: the token is for another edge.
         """
-        self._authorise(hello)
+        self._authorise(NodeName(hello.tenant, hello.edge))
         self.hello = hello
-        for offered in hello.lanes:
-            self._lanes[offered.lane] = await self._open_lane(hello, offered, link)
-        for session, sequencer in self._lanes.values():
-            sequencer.open(session)
-        try:
-            held = await asyncio.gather(*(opening.session.opened for opening in self._lanes.values()))
-        except SessionRefused as refusal:
-            raise LinkRefused(refusal.code, refusal.message, refusal.advice) from refusal
-        self._is_taken = True
-        self._log.connected(_named(hello), self._peer, format_log_id(hello.log_id), hello.software)
-        return [WelcomeLane(lane, list(ranges)) for lane, ranges in zip(self._lanes, held, strict=True)]
+        self._link = link
 
-    def _authorise(self, hello: Hello) -> None:
+    def _authorise(self, node: NodeName) -> None:
         identity = self._identity
         if identity is None:
             return
-        if identity.scope is not Scope.EDGE or (identity.tenant, identity.edge) != (hello.tenant, hello.edge):
+        if identity.scope is not Scope.EDGE or (identity.tenant, identity.edge) != node:
             raise LinkRefused(
                 RefuseCode.UNAUTHORISED,
-                f"the token {identity.name!r} is not for edge {hello.edge} of tenant {hello.tenant}",
+                f"the token {identity.name!r} is not for edge {node.edge} of tenant {node.tenant}",
                 "give the link this edge's own token, or set node and tenant as the token says",
             )
 
-    async def _open_lane(self, hello: Hello, offered: HelloLane, link: LinkSession) -> _OpenedLane:
-        lane = Lane(hello.tenant, hello.edge, hello.log_id, offered.stream)
+    async def open_lane(self, opening: LaneOpen) -> None:
+        """Begin to make a lane's epoch durable in its shard; the edge hears then what is held."""
+        try:
+            opened = await self._open_lane(opening)
+        except LinkRefused as refusal:
+            self._close_lane(opening.lane, refusal.code, refusal.message, refusal.advice)
+            return
+        self._lanes[opening.lane] = opened
+        opened.session.opened.add_done_callback(lambda held: self._answer(opening.lane, held))
+        opened.sequencer.open(opened.session)
+
+    async def _open_lane(self, opening: LaneOpen) -> _OpenedLane:
+        lane = Lane(opening.tenant, opening.edge, opening.log_id, opening.stream)
+        self._authorise(NodeName(lane.tenant, lane.edge))
         shard = shard_of(lane.tenant, lane.edge, self._shards.count)
-        sequencer = await self._shards.get(shard)
+        sequencer = await self._sequencer(shard)
         if not sequencer.loaded:
             raise LinkRefused(
-                RefuseCode.OVERLOADED,
+                RefuseCode.UNAVAILABLE,
                 f"shard {shard}, where lane {lane} belongs, cannot be loaded: {sequencer.trouble}",
                 "nothing is lost; repair the hub's store, and the edge connects again by itself",
             )
@@ -101,22 +119,88 @@ class EdgeLink:
                 f"the hub has reached its limit on lanes, {lane} is one more",
                 "raise the hub's limit on lanes",
             )
+        number = opening.lane
 
         def acknowledge(ranges: RangeSet) -> None:
-            link.acknowledge(offered.lane, ranges)
+            self._link.acknowledge(number, ranges)
 
-        session = LaneSession(lane, hello.epoch, offered.topics, acknowledge, link.refuse, payload=offered.payload)
+        def refuse(code: RefuseCode, message: str, advice: str) -> None:
+            self._close_lane(number, code, message, advice)
+
+        claim = self._claims.get(lane)
+        if claim is None or claim.epoch != opening.epoch:
+            claim = self._claims[lane] = LaneClaim(opening.epoch)
+        session = LaneSession(
+            lane, claim, opening.topics, acknowledge, refuse,
+            payload=opening.payload, flags=opening.flags, origins=opening.origins,
+        )  # fmt: skip
         return _OpenedLane(session, sequencer)
+
+    async def _sequencer(self, shard: int) -> Sequencer:
+        known = self._sequencers.get(shard)
+        # One lane waits for a shard that is slow to load; the edge's other lanes are answered at once.
+        if known is None or (known.loaded and not known.is_running):
+            known = self._sequencers[shard] = await self._shards.get(shard)
+        return known
+
+    def _answer(self, number: int, held: asyncio.Future[RangeSet]) -> None:
+        if held.cancelled() or number not in self._lanes:
+            return
+        error = held.exception()
+        if isinstance(error, SessionRefused):
+            self._close_lane(number, error.code, error.message, error.advice)
+            return
+        if not self._is_taken and self.hello is not None:
+            self._is_taken = True
+            log_id = format_log_id(self.hello.log_id)
+            self._log.connected(_named(self.hello), self._peer, log_id, self.hello.software)
+        self._link.lane_opened(number, held.result())
+
+    def _close_lane(self, number: int, code: RefuseCode, message: str, advice: str) -> None:
+        """Close a lane that its shard does not go on with.
+
+        An edge's own lanes share its identity, so a conflict in one ends the link.
+        """
+        opened = self._take_out(number)
+        self._refusal = f"refused: {message}; {advice}"
+        if code is RefuseCode.IDENTITY_CONFLICT and not (opened and opened.session.is_relay):
+            self._link.refuse(code, message, advice)
+        else:
+            self._link.close_lane(number, code, message, advice)
+
+    def _take_out(self, number: int) -> _OpenedLane | None:
+        opened = self._lanes.pop(number, None)
+        # Only granted claims are kept, whose lanes count against the hub's limit: a peer may open lanes without end.
+        if opened is not None and not opened.session.claim.granted:
+            self._claims.pop(opened.session.lane, None)
+        return opened
+
+    def close_lane(self, lane: int) -> None:
+        """Handle that the edge closed a lane: what it brought is still committed."""
+        opened = self._take_out(lane)
+        if opened is not None:
+            opened.sequencer.leave(opened.session)
+
+    def add_origins(self, frame: LaneOrigins) -> None:
+        """Take further origins of a lane's batches."""
+        opened = self._lanes.get(frame.lane)
+        if opened is not None:
+            opened.session.origins += frame.origins
+
+    async def clock(self, clock: Clock) -> None:
+        """Take what the edge learned of its clock."""
 
     async def data(self, lane: int, batches: list[tuple[BatchHeader, memoryview]]) -> None:
         """Pass verified batches to the lane's shard; return when it can take more."""
-        session, sequencer = self._lanes[lane]
-        await sequencer.put(session, batches)
+        opened = self._lanes.get(lane)
+        if opened is not None:
+            await opened.sequencer.put(opened.session, batches)
 
     async def gap(self, lane: int, gap: GapRange) -> None:
         """Pass a gap notice to the lane's shard."""
-        session, sequencer = self._lanes[lane]
-        await sequencer.put_gap(session, gap)
+        opened = self._lanes.get(lane)
+        if opened is not None:
+            await opened.sequencer.put_gap(opened.session, gap)
 
     async def mark(self, lane: int, mark: Mark) -> None:
         """Pass a mark to the lane's shard.
@@ -124,11 +208,14 @@ class EdgeLink:
         A mark for a moment in the future is taken as one for now, which it includes: an edge whose clock runs ahead
         must not claim that the future is complete.
         """
-        session, sequencer = self._lanes[lane]
-        sequencer.put_mark(session, Mark(min(mark.time, self._wall_clock()), mark.seq))
+        opened = self._lanes.get(lane)
+        if opened is not None:
+            opened.sequencer.put_mark(opened.session, Mark(min(mark.time, self._wall_clock()), mark.seq))
 
     def closed(self, reason: str) -> None:
         """Handle the end of the connection."""
+        if not self._lanes and self._refusal:
+            reason = self._refusal
         if self.hello is None:
             self._log.turned_away(self._peer, reason)
         elif self._is_taken:

@@ -54,10 +54,24 @@ def weight(item: PendingItem) -> int:
     return GAP_BYTES if isinstance(item, GapRange) else len(item.data)
 
 
+class LaneClaim:
+    """A connection's claim to a lane. Sessions of one connection share it: a lane that was closed and opened again must
+    not be fenced by the epoch that the same connection made durable before."""
+
+    __slots__ = ("epoch", "granted")
+
+    def __init__(self, epoch: int) -> None:
+        self.epoch = epoch
+        self.granted = False
+        """True once a chunk of this node has made ``epoch`` the lane's: the sessions may write until a higher one
+        comes."""
+
+
 class LaneSession:
     """One lane of one link session. Items are committed in the order in which they came.
 
     Args:
+        claim: the lane's epoch.
         acknowledge: called with the lane's ranges after each commit that took an item from here.
         payload: the kind of the stream's payloads as the edge told it.
         origins: meanings of the numbers of origins in the lane's batches.
@@ -66,14 +80,14 @@ class LaneSession:
     """
 
     __slots__ = (
-        "acknowledge", "clocks", "closed", "epoch", "flags", "gaps_told", "granted", "items", "known", "lane", "mark",
+        "acknowledge", "claim", "clocks", "closed", "flags", "gaps_told", "items", "known", "lane", "mark",
         "opened", "origins", "payload", "refuse", "topics",
     )  # fmt: skip
 
     def __init__(
         self,
         lane: Lane,
-        epoch: int,
+        claim: LaneClaim,
         topics: list[str],
         acknowledge: Acknowledge,
         refuse: Refuse,
@@ -83,7 +97,7 @@ class LaneSession:
         flags: int = 0,
     ) -> None:
         self.lane = lane
-        self.epoch = epoch
+        self.claim = claim
         self.topics = topics
         self.payload = payload
         self.origins = list(origins)
@@ -101,15 +115,22 @@ class LaneSession:
         self.clocks: list[ClockUpdate] = []
         """Clock notices that the shard's log does not have yet."""
         self.opened: asyncio.Future[RangeSet] = asyncio.get_running_loop().create_future()
-        self.granted = self.is_relay
-        """True once a chunk of this node has made ``epoch`` the lane's: the session may write until a higher one
-        comes. A relay needs no epoch."""
         self.closed = False
         """True when the link is gone. Its items are still committed, unless a higher epoch comes first."""
 
     @property
+    def epoch(self) -> int:
+        """Return the epoch that the session claims; 0 for a relay."""
+        return self.claim.epoch
+
+    @property
+    def granted(self) -> bool:
+        """Return whether the session may write: its epoch is the lane's, or it is a relay, which needs none."""
+        return self.claim.granted or self.is_relay
+
+    @property
     def is_relay(self) -> bool:
-        """Return whether another hub passes the lane on: it claims no epoch, and none ends it."""
+        """Return whether the session passes on another node's lane: it claims no epoch and is not fenced."""
         return bool(self.flags & LaneFlag.RELAY)
 
     @property

@@ -169,7 +169,7 @@ class Sequencer:
             await asyncio.wait([self._task])
         await self._snapshots.close()
         self.sessions.refuse_all(
-            RefuseCode.OVERLOADED, "the hub is shutting down", "connect to another node, or try again"
+            RefuseCode.UNAVAILABLE, "the hub is shutting down", "connect to another node, or try again"
         )
 
     # -- what links call
@@ -341,7 +341,7 @@ class Sequencer:
         attempt = self._attempts.get(chunk.header.nonce)
         self._attempts.clear()  # this position is decided: no attempt at it can land any more
         for session in attempt.openings if attempt else ():
-            session.granted = True
+            session.claim.granted = True
         self.sessions.fence(self._state, {lane_of(update) for update in chunk.footer.lanes})
         self._count(chunk, attempt)
         return attempt is not None

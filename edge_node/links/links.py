@@ -18,12 +18,13 @@ from weft.edge_node.links.conflicts import Conflicts
 from weft.edge_node.links.hub_high_watermarks import HubHighWatermarks
 from weft.edge_node.links.source import OfferedStream, SegmentLogSource
 from weft.edge_node.streams import STREAMS_THAT_STAY
+from weft.protocols.batch import ClockReading
 from weft.protocols.lane import NodeName
 from weft.protocols.payloads import PayloadKind
 from weft.replication.epochs import Epochs
 from weft.replication.release import ReleaseLedger
 from weft.replication.runner import LinkIdentity, LinkSettings, no_token, read_token, run_link
-from weft.replication.sender import SenderSettings
+from weft.replication.settings import SenderSettings
 from weft.replication.status import LinkState, LinkStatus
 from weft.storage.filesystem import FileSystem, OSFileSystem, write_atomically
 from weft.storage.segment_log import SegmentLog
@@ -51,11 +52,13 @@ class Links:
         filesystem: FileSystem | None = None,
         tls: ssl.SSLContext | None = None,
         rng: random.Random | None = None,
+        clock_reading: Callable[[], ClockReading] | None = None,
     ) -> None:
         self._config = config
         self._log = log
         self._wall_clock = wall_clock
-        self._identity = LinkIdentity(config.tenant, config.node, log.log_id, software)
+        boot = clock_reading().boot_id if clock_reading is not None else 0
+        self._identity = LinkIdentity(config.tenant, config.node, log.log_id, software, boot)
         self._filesystem = filesystem or OSFileSystem()
         self._tls = tls
         self._rng = rng or random.Random()

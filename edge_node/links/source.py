@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import NamedTuple
 
 from weft.edge_node.links.hub_high_watermarks import HubHighWatermarks
@@ -51,14 +51,18 @@ class SegmentLogSource:
         """Return the link's streams."""
         return self._lanes
 
-    def state(self, lane: int) -> LaneSnapshot:
+    def states(self, lanes: Iterable[int]) -> dict[int, LaneSnapshot]:
         """Return the log's present state."""
         # A record may still come with the time that the clock shows now, but none with an earlier one.
-        mark = Mark(*self._log.mark(lane, self._wall_clock() - 1))
+        time = self._wall_clock() - 1
+        return {lane: self._state(lane, time) for lane in lanes}
+
+    def _state(self, lane: int, time: int) -> LaneSnapshot:
         now = self._log.snapshot(lane)
         gaps = [GapRange(gap.first, gap.end, gap.reason) for gap in now.gaps]
         # Records deleted after other hubs had them, or by retention: a hub without them would wait for them endlessly.
         gaps += [GapRange(first, end, GapReason.EXPIRED) for first, end in now.gone]
+        mark = Mark(*self._log.mark(lane, time))
         return _from(self._begins.get(lane, 0), LaneSnapshot(now.held, now.next_seq, gaps, mark))
 
     async def read(self, lane: int, seq: int, bytes_max: int) -> list[bytes]:
@@ -89,9 +93,9 @@ class SegmentLogSource:
             await asyncio.to_thread(self._watermarks.record_passed, hub, named)
         self._watermarks.raise_to(hub, named)
 
-    def listen(self, callback: Callable[[], None]) -> Callable[[], None]:
+    def listen(self, callback: Callable[[Collection[int] | None], None]) -> Callable[[], None]:
         """Call ``callback`` after each commit."""
-        return self._log.listen(callback)
+        return self._log.listen(lambda: callback(None))
 
 
 def _from(begin: int, state: LaneSnapshot) -> LaneSnapshot:

@@ -4,20 +4,31 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from typing import NamedTuple
 
 import aiohttp
 
 from weft.protocols.errors import CodecError
-from weft.protocols.link import PROTOCOL_VERSION, Hello, HelloLane, RefuseCode
-from weft.replication.events import Acked, ConnectionLost, ReadRequest, Refusal, SenderEvent, Unreadable, Welcomed
+from weft.protocols.link import FEATURES, PROTOCOL_VERSION, Hello, RefuseCode
+from weft.replication.events import (
+    Acked,
+    ConnectionLost,
+    LaneEnded,
+    LaneTaken,
+    ReadRequest,
+    Refusal,
+    SenderEvent,
+    Unreadable,
+    Welcomed,
+)
 from weft.replication.liveness import SECOND
 from weft.replication.runner.link_log import LinkLog
 from weft.replication.runner.progress import Progress
 from weft.replication.runner.settings import EpochStore, LinkIdentity
-from weft.replication.sender import Sender, SenderSettings
-from weft.replication.source import LaneSnapshot, LogSource
+from weft.replication.sender import Sender
+from weft.replication.settings import SenderSettings
+from weft.replication.source import LogSource, OfferedLane
 from weft.replication.status import LinkState
 
 STATUS_INTERVAL = SECOND
@@ -31,6 +42,8 @@ class Outcome(NamedTuple):
     reason: str
     code: int = 0
     """Code of the REFUSE, 0 without one."""
+    url: str = ""
+    """Node that the hub named in its REFUSE."""
 
 
 class SenderConnection:
@@ -47,7 +60,9 @@ class SenderConnection:
         link_log: LinkLog,
         clock: Callable[[], int],
         wall_clock: Callable[[], int],
+        stay: bool = False,
     ) -> None:
+        self._stay = stay
         self._source = source
         self._identity = identity
         self._settings = settings
@@ -58,16 +73,19 @@ class SenderConnection:
         self._clock = clock
         self._wall_clock = wall_clock
         self._wake = asyncio.Event()
-        self._changed = False
+        self._touched: set[int] = set()
+        """Lanes with commits since they were offered."""
+        self._all_touched = True
+        self._offered: dict[int, OfferedLane] = {}
         self._outcome: Outcome | None = None
         self._withdraw = False
         self._next_status = 0
         self._delivered = False
-        self._welcomed: int | None = None
+        self._taken_at: int | None = None
 
     def proven(self, after: int) -> bool:
         """Return whether the hub took not only the link but also data, or kept the link up for ``after`` ns."""
-        return self._delivered or (self._welcomed is not None and self._clock() - self._welcomed >= after)
+        return self._delivered or (self._taken_at is not None and self._clock() - self._taken_at >= after)
 
     async def run(self, socket: aiohttp.ClientWebSocketResponse) -> Outcome:
         """Replicate over an open socket until the connection is over; the caller closes the socket."""
@@ -75,10 +93,13 @@ class SenderConnection:
             epoch = await asyncio.to_thread(self._epochs.propose)
         except (OSError, ValueError) as error:
             return Outcome(LinkState.WAITING, f"the link's epoch cannot be stored: {error}")
-        states = {lane.lane: self._source.state(lane.lane) for lane in self._source.lanes()}
-        hello = self._hello(epoch, states)
         sender = Sender(
-            hello, states, self._settings, self._wall_clock, self._clock(), high_watermark=self._source.high_watermark
+            self._hello(),
+            epoch,
+            self._settings,
+            self._wall_clock,
+            self._clock(),
+            high_watermark=self._source.high_watermark,
         )
         unsubscribe = self._source.listen(self._on_commit)
         reader = asyncio.create_task(self._read(socket, sender))
@@ -100,17 +121,44 @@ class SenderConnection:
             await asyncio.to_thread(self._epochs.withdraw, epoch)
         return outcome
 
-    def _hello(self, epoch: int, states: dict[int, LaneSnapshot]) -> Hello:
-        tenant, edge, log_id, software = self._identity
-        lanes = [
-            HelloLane(lane.lane, lane.stream, list(states[lane.lane].held), list(lane.topics), lane.payload)
-            for lane in self._source.lanes()
-        ]
-        return Hello(PROTOCOL_VERSION, tenant, edge, log_id, epoch, lanes, self._wall_clock(), software)
+    def _hello(self) -> Hello:
+        tenant, edge, log_id, software, boot = self._identity
+        return Hello(
+            PROTOCOL_VERSION, tenant, edge, log_id, boot, self._wall_clock(), software, list(FEATURES), self._stay
+        )
 
-    def _on_commit(self) -> None:
-        self._changed = True
+    def _on_commit(self, lanes: Collection[int] | None) -> None:
+        if lanes is None:
+            self._all_touched = True
+        else:
+            self._touched.update(lanes)
         self._wake.set()
+
+    def _offer_touched(self, sender: Sender, now: int) -> None:
+        """Offer the state of the lanes that commits touched, and of those whose marks are due."""
+        if self._all_touched:
+            self._all_touched = False
+            self._follow_lanes(sender)
+            self._touched.update(self._offered)
+        self._touched.update(sender.stale_lanes(now))
+        if self._touched:
+            touched, self._touched = self._touched & self._offered.keys(), set()
+            for lane, state in self._source.states(touched).items():
+                sender.offer(lane, state)
+
+    def _follow_lanes(self, sender: Sender) -> None:
+        """Open and close lanes as the source's change."""
+        lanes = {lane.lane: lane for lane in self._source.lanes()}
+        if lanes == self._offered:
+            return
+        for key, lane in self._offered.items():
+            if lanes.get(key) != lane:
+                sender.close_lane(key)
+        new = [lane for key, lane in lanes.items() if self._offered.get(key) != lane]
+        states = self._source.states([lane.lane for lane in new])
+        for lane in new:
+            sender.open_lane(lane, states[lane.lane])
+        self._offered = lanes
 
     async def _read(self, socket: aiohttp.ClientWebSocketResponse, sender: Sender) -> None:
         """Read messages. Also the watchdog: the pump may be stuck in a write that the peer does not take."""
@@ -122,10 +170,9 @@ class SenderConnection:
                 continue
             if message.type is not aiohttp.WSMsgType.BINARY:
                 return
-            if not sender.connected:
-                # What another link gave away meanwhile must not look like records that this log never had.
-                for lane in self._source.lanes():
-                    sender.offer(lane.lane, self._source.state(lane.lane))
+            if opening := sender.opening:
+                for lane, state in self._source.states(opening).items():
+                    sender.offer(lane, state)
             sender.receive_data(message.data, self._clock())
             self._wake.set()
 
@@ -133,11 +180,7 @@ class SenderConnection:
         while not sender.closed:
             self._wake.clear()
             now = self._clock()
-            deadline = sender.deadline()
-            if self._changed or (deadline is not None and now >= deadline):
-                self._changed = False
-                for lane in self._source.lanes():
-                    sender.offer(lane.lane, self._source.state(lane.lane))
+            self._offer_touched(sender, now)
             sender.handle_timeout(now)
             if now >= self._next_status:
                 await self._update_status(sender, now)
@@ -148,14 +191,12 @@ class SenderConnection:
                 except (OSError, CodecError) as error:
                     self._outcome = Outcome(LinkState.WAITING, f"the log cannot be read: {error}")
                     return
-            if sender.connected:
-                try:
-                    await self._source.prepare_to_send(sender.cluster_id, sender.named_ends())
-                except OSError as error:
-                    self._outcome = Outcome(
-                        LinkState.WAITING, f"the positions given to this hub cannot be saved: {error}"
-                    )
-                    return
+            try:
+                while ends := sender.named_ends():
+                    await self._source.prepare_to_send(sender.cluster_id, ends)
+            except OSError as error:
+                self._outcome = Outcome(LinkState.WAITING, f"the positions given to this hub cannot be saved: {error}")
+                return
             data = sender.data_to_send()
             if data:
                 await socket.send_bytes(data)
@@ -188,28 +229,40 @@ class SenderConnection:
                 self._handle(event, sender)
         return request
 
+    def _connected(self, sender: Sender) -> None:
+        """Note that the hub took a lane, and with it the epoch; the WELCOME alone does not tell whether it will."""
+        status = self._status
+        self._taken_at = self._clock()
+        status.state = LinkState.CONNECTED
+        status.connected_since = self._wall_clock()
+        status.is_taken, status.conflict = True, ""
+        status.connections += 1
+        self._link_log.connected(status.url, sender.cluster_id, self._taken_at / SECOND)
+
     def _handle(self, event: SenderEvent, sender: Sender) -> None:
         status = self._status
         match event:
-            case Acked(lane, ranges, by_welcome, newly):
+            case Acked(lane, ranges, by_opening, newly):
                 self._source.released(lane, ranges)
-                if not by_welcome:
+                if not by_opening:
                     self._delivered = True
                     status.attempts_failed = 0
                     status.records_acked += newly
                     status.last_ack_time = self._wall_clock()
             case Welcomed():
-                self._welcomed = self._clock()
-                self._progress.welcomed(sender)
-                status.state, status.cluster_id = LinkState.CONNECTED, event.cluster_id
-                status.connected_since = self._wall_clock()
-                status.is_taken, status.conflict = True, ""
-                status.connections += 1
-                self._link_log.connected(status.url, event.cluster_id, self._welcomed / SECOND)
-            case Refusal(code, message, advice, by_peer):
+                status.cluster_id = event.cluster_id
+                if not self._offered:
+                    self._connected(sender)
+            case LaneTaken(lane):
+                self._progress.taken(sender, lane)
+                if self._taken_at is None:
+                    self._connected(sender)
+            case LaneEnded(lane, _, message, advice):
+                self._progress.failed(f"stream {self._offered[lane].stream} is not replicated: {message}; {advice}")
+            case Refusal(code, message, advice, by_peer, url):
                 self._withdraw = by_peer and code == RefuseCode.IDENTITY_CONFLICT
                 state = _REFUSED_STATE.get(code, LinkState.REFUSED)
-                self._outcome = Outcome(state, f"{message}; {advice}", code)
+                self._outcome = Outcome(state, f"{message}; {advice}", code, url)
                 if state is LinkState.CONFLICT:
                     status.conflict = self._outcome.reason
             case Unreadable(lane, first, end):
@@ -223,6 +276,9 @@ class SenderConnection:
 _REFUSED_STATE: dict[int, LinkState] = {
     RefuseCode.IDENTITY_CONFLICT: LinkState.CONFLICT,
     RefuseCode.OVERLOADED: LinkState.WAITING,
+    RefuseCode.REDIRECT: LinkState.WAITING,
+    RefuseCode.UNAVAILABLE: LinkState.WAITING,
+    RefuseCode.CLOSED: LinkState.WAITING,
 }
 
 

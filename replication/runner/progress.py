@@ -24,9 +24,9 @@ class Progress:
         self._oldest: dict[int, tuple[int, int]] = {}
         """Oldest pending record of each lane as (seq, time), so that waiting reads each only once."""
 
-    def welcomed(self, sender: Sender) -> None:
-        """Use the hub's ranges as ``sender`` knows them from now on, also after its connection has ended."""
-        self._safe = {lane.lane: sender.safe(lane.lane) for lane in self._source.lanes()}
+    def taken(self, sender: Sender, lane: int) -> None:
+        """Use the hub's ranges of a lane as ``sender`` knows them from now on, also after its connection has ended."""
+        self._safe[lane] = sender.safe(lane)
 
     def failed(self, reason: str) -> None:
         """Note an error; ``reason`` is for people."""
@@ -37,11 +37,11 @@ class Progress:
         """Count the pending records. ``sender`` is the connected one, if any."""
         pending = {}
         total = 0
-        for lane in self._source.lanes():
-            safe = self._safe.get(lane.lane, RangeSet())
-            parts = [part for run in self._source.state(lane.lane).held for part in safe.missing(*run)]
+        for lane, state in self._source.states([lane.lane for lane in self._source.lanes()]).items():
+            safe = self._safe.get(lane, RangeSet())
+            parts = [part for run in state.held for part in safe.missing(*run)]
             if parts:
-                pending[lane.lane] = parts[0][0]
+                pending[lane] = parts[0][0]
                 total += sum(end - first for first, end in parts)
         oldest = sender.oldest_pending_time() if sender is not None else None
         if pending and oldest is None:

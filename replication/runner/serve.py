@@ -14,18 +14,23 @@ from aiohttp import web
 
 from weft.protocols.batch import BatchHeader
 from weft.protocols.chunk import GapRange, Mark
-from weft.protocols.link import Hello, RefuseCode, WelcomeLane
+from weft.protocols.link import Clock, Hello, LaneOpen, LaneOrigins, RefuseCode
 from weft.protocols.ranges import RangeSet
 from weft.replication.events import (
     BatchesReceived,
+    ClockReceived,
     ConnectionLost,
     GapReceived,
     HelloReceived,
+    LaneClosedReceived,
+    LaneOpenReceived,
     MarkReceived,
+    OriginsReceived,
     ReceiverEvent,
 )
 from weft.replication.liveness import SECOND
-from weft.replication.receiver import Receiver, ReceiverSettings
+from weft.replication.receiver import Receiver
+from weft.replication.settings import ReceiverSettings
 
 LINK_PATH = "/v1/link"
 MESSAGE_SLACK_BYTES = 2 << 20
@@ -37,13 +42,18 @@ log = logging.getLogger(__name__)
 
 
 class LinkRefused(Exception):
-    """An error of a handler that refuses the link; the edge gets the code, the reason and what to do."""
+    """An error of a handler that refuses the link; the edge gets the code, the reason and what to do.
 
-    def __init__(self, code: RefuseCode, message: str, advice: str) -> None:
+    Args:
+        url: the node to go to instead (code REDIRECT).
+    """
+
+    def __init__(self, code: RefuseCode, message: str, advice: str, url: str = "") -> None:
         super().__init__(message)
         self.code = code
         self.message = message
         self.advice = advice
+        self.url = url
 
 
 class LinkHandler(Protocol):
@@ -54,9 +64,24 @@ class LinkHandler(Protocol):
     Every call may raise ``LinkRefused``. Any other exception closes the link as OVERLOADED: the edge comes again.
     """
 
-    async def open(self, hello: Hello, session: LinkSession) -> list[WelcomeLane]:
-        """Take the link and return what is durable here of HELLO's lanes, or raise ``LinkRefused``."""
+    async def open(self, hello: Hello, session: LinkSession) -> None:
+        """Take the link, or raise ``LinkRefused``."""
         ...
+
+    async def open_lane(self, opening: LaneOpen) -> None:
+        """Begin to open a lane; ``LinkSession.lane_opened`` or ``close_lane`` answers, now or later."""
+        ...
+
+    def close_lane(self, lane: int) -> None:
+        """Handle that the edge closed a lane."""
+        ...
+
+    def add_origins(self, frame: LaneOrigins) -> None:
+        """Take further origins of a lane's batches."""
+        ...
+
+    async def clock(self, clock: Clock) -> None:
+        """Take what the edge learned of its clock."""
 
     async def data(self, lane: int, batches: list[tuple[BatchHeader, memoryview]]) -> None:
         """Take verified batches, which are not durable yet. Nothing more is read from the edge until this returns.
@@ -82,7 +107,8 @@ class LinkHandler(Protocol):
 class LinkSession:
     """Machine, handler and socket of one connection.
 
-    A handler calls ``acknowledge`` and ``refuse``, on the event loop's thread; they do nothing once it is closed.
+    A handler calls ``lane_opened``, ``close_lane``, ``acknowledge`` and ``refuse``, on the event loop's thread; they do
+    nothing once the link, or the lane, is closed.
     """
 
     def __init__(
@@ -106,10 +132,20 @@ class LinkSession:
         self._receiver.acknowledge(lane, ranges)
         self._wake.set()
 
-    def refuse(self, code: RefuseCode, message: str, advice: str) -> None:
+    def lane_opened(self, lane: int, held: RangeSet) -> None:
+        """Tell the edge that a lane is open, and what is durable of it already."""
+        self._receiver.lane_opened(lane, held)
+        self._wake.set()
+
+    def close_lane(self, lane: int, code: RefuseCode, message: str, advice: str) -> None:
+        """Tell the edge that one lane is closed, and why. The others go on."""
+        self._receiver.close_lane(lane, code, message, advice)
+        self._wake.set()
+
+    def refuse(self, code: RefuseCode, message: str, advice: str, url: str = "") -> None:
         """Tell the edge the reason, and close."""
         self._ended(f"refused: {message}; {advice}")
-        self._receiver.refuse(code, message, advice)
+        self._receiver.refuse(code, message, advice, url)
         self._wake.set()
 
     async def run(self) -> None:
@@ -162,7 +198,7 @@ class LinkSession:
             try:
                 await self._handle_all()
             except LinkRefused as refusal:
-                self.refuse(refusal.code, refusal.message, refusal.advice)
+                self.refuse(refusal.code, refusal.message, refusal.advice, refusal.url)
             except Exception:
                 log.exception("a link's handler failed")
                 self.refuse(RefuseCode.OVERLOADED, "the hub failed to take the data", "nothing: the edge tries again")
@@ -170,7 +206,9 @@ class LinkSession:
 
     async def _handle_all(self) -> None:
         for event in self._receiver.events():
-            await self._handle(event)
+            # A link that was refused takes nothing more; the reason of its end is still told.
+            if not self._receiver.closed or isinstance(event, ConnectionLost):
+                await self._handle(event)
 
     async def _handle(self, event: ReceiverEvent) -> None:
         match event:
@@ -181,8 +219,17 @@ class LinkSession:
             case GapReceived():
                 await self._handler.gap(event.lane, event.gap)
             case HelloReceived():
-                self._receiver.welcome(await self._handler.open(event.hello, self))
+                await self._handler.open(event.hello, self)
+                self._receiver.welcome()
                 self._wake.set()
+            case LaneOpenReceived():
+                await self._handler.open_lane(event.opening)
+            case LaneClosedReceived():
+                self._handler.close_lane(event.lane)
+            case OriginsReceived():
+                self._handler.add_origins(event.frame)
+            case ClockReceived():
+                await self._handler.clock(event.clock)
             case ConnectionLost():
                 self._ended(event.reason)
 

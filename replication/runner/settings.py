@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
-from weft.replication.sender import SenderSettings
+from weft.replication.settings import SenderSettings
 
 TOKEN_BYTES_MAX = 4096
 
@@ -18,6 +18,8 @@ class LinkIdentity(NamedTuple):
     edge: str
     log_id: int
     software: str
+    boot: int = 0
+    """Boot id of the machine, as in the log's batches."""
 
 
 class EpochStore(Protocol):

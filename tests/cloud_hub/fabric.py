@@ -10,7 +10,7 @@ from collections import defaultdict
 from tests.cloud_hub.faulty_store import FaultyStore
 from tests.cloud_hub.virtual_time import now_ns
 from weft.cloud_hub.settings import SequencerSettings
-from weft.cloud_hub.shard.lane_session import LaneSession, SessionRefused
+from weft.cloud_hub.shard.lane_session import LaneClaim, LaneSession, SessionRefused
 from weft.cloud_hub.shard.sequencer import Sequencer
 from weft.protocols import batch, chunk
 from weft.protocols.batch import BatchHeader, ClockReading, ClockState
@@ -92,7 +92,7 @@ class Session:
         self.news = asyncio.Event()
         self.refusal: RefuseCode | None = None
         self.lane_session = LaneSession(
-            lane, epoch, topics or [], self._acknowledge, self._refuse, payload=payload, flags=flags
+            lane, LaneClaim(epoch), topics or [], self._acknowledge, self._refuse, payload=payload, flags=flags
         )
 
     def _acknowledge(self, ranges: RangeSet) -> None:

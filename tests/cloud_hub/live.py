@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -48,21 +48,21 @@ class EdgeLog:
         self.batches: list[tuple[BatchHeader, bytes]] = []
         self.gaps: list[GapRange] = []
         self.released_ranges = RangeSet()
-        self._listeners: list[Callable[[], None]] = []
+        self._listeners: list[Callable[[Collection[int] | None], None]] = []
         self._news = asyncio.Event()
 
     def append(self, header: BatchHeader, data: bytes | memoryview) -> None:
         self.batches.append((header, bytes(data)))
         for listener in self._listeners:
-            listener()
+            listener([1])
 
     def lanes(self) -> list[OfferedLane]:
         return [OfferedLane(1, self.stream, TOPICS, self.payload)]
 
-    def state(self, lane: int) -> LaneSnapshot:
+    def states(self, lanes: Iterable[int]) -> dict[int, LaneSnapshot]:
         held = RangeSet((header.base_seq, header.end_seq) for header, _ in self.batches)
         end = max([held.end, *(gap.end for gap in self.gaps)])
-        return LaneSnapshot(held, end, self.gaps, Mark(time.time_ns(), end))
+        return {lane: LaneSnapshot(held, end, self.gaps, Mark(time.time_ns(), end)) for lane in lanes}
 
     async def read(self, lane: int, seq: int, bytes_max: int) -> list[bytes]:
         return [data for header, data in self.batches if header.end_seq > seq][:4]
@@ -77,7 +77,7 @@ class EdgeLog:
         self.released_ranges.update(ranges)
         self._news.set()
 
-    def listen(self, callback: Callable[[], None]) -> Callable[[], None]:
+    def listen(self, callback: Callable[[Collection[int] | None], None]) -> Callable[[], None]:
         self._listeners.append(callback)
         return lambda: self._listeners.remove(callback)
 

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from weft.protocols import batch, chunk, link, origin, segment
 from weft.protocols.batch import ClockReading, ClockState, Columns
+from weft.protocols.origin import Origin
 from weft.protocols.ranges import SEQ_END
 
 INT64 = st.integers(-(1 << 63), (1 << 63) - 1)
@@ -142,36 +143,37 @@ def make_section(entries: list[tuple[int, bytes]]) -> tuple[bytes, int]:
 
 
 _SIZES = st.integers(1, link.FRAME_BYTES_MAX)
+_FEATURES = st.lists(st.text(max_size=9), max_size=2)
+_ORIGINS = st.lists(
+    st.builds(Origin, U32, U32, st.text(max_size=9), st.text(max_size=9), st.binary(max_size=8)), max_size=2
+)
 CONTROL_FRAMES = st.one_of(
+    st.builds(link.Hello, U32, NAMES, NAMES, U64, U64, INT64, st.text(max_size=9), _FEATURES, st.booleans()),
+    st.builds(link.Welcome, U32, NAMES, _SIZES, _SIZES, INT64, st.text(max_size=9), _FEATURES),
+    st.builds(link.Refuse, U32, U32, st.text(max_size=20), st.text(max_size=20), st.text(max_size=20)),
     st.builds(
-        link.Hello,
+        link.LaneOpen,
         U32,
         NAMES,
         NAMES,
         U64,
-        st.integers(0, 1 << 40),
-        st.lists(
-            st.builds(link.HelloLane, U32, NAMES, ranges(), st.lists(st.text(max_size=9), max_size=2)), max_size=3
-        ),
-        INT64,
-        st.text(max_size=9),
-    ),
-    st.builds(
-        link.Welcome,
-        U32,
         NAMES,
-        st.lists(st.builds(link.WelcomeLane, U32, ranges()), max_size=3),
-        _SIZES,
-        _SIZES,
-        INT64,
-        st.text(max_size=9),
+        st.integers(0, 1 << 40),
+        ranges(),
+        st.lists(st.text(max_size=9), max_size=2),
+        U32,
+        U32,
+        _ORIGINS,
     ),
-    st.builds(link.Refuse, U32, st.text(max_size=20), st.text(max_size=20)),
+    st.builds(link.LaneOpened, U32, ranges()),
+    st.builds(link.LaneClosed, U32, U32, st.text(max_size=20), st.text(max_size=20)),
+    st.builds(link.LaneOrigins, U32, _ORIGINS),
     st.builds(link.Gap, U32, st.just(4), st.integers(5, SEQ_END), U32),
-    st.builds(link.LaneMark, U32, INT64, st.integers(0, SEQ_END)),
+    st.builds(link.Marks, INT64, st.lists(st.tuples(U32, st.integers(0, SEQ_END)), max_size=3)),
     st.builds(link.Ack, U32, ranges()),
     st.builds(link.Ping, INT64),
     st.builds(link.Pong, INT64, INT64),
+    st.builds(link.Clock, U64, U64, INT64, INT64, st.integers(0, (1 << 63) - 1)),
 )
 DATA_FRAMES = st.builds(link.Data, U32, st.lists(batches(4), min_size=1, max_size=2).map(b"".join))
 FRAMES = CONTROL_FRAMES | DATA_FRAMES

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.protocols.strategies import DATA_FRAMES, FRAMES, make_batch
-from weft.protocols import batch, link
+from weft.protocols import batch, link, link_stream
 from weft.protocols.errors import CodecError, Corrupt, Truncated, UnsupportedVersion
 from weft.protocols.link import FrameType
 from weft.protocols.ranges import SEQ_END
@@ -23,13 +23,14 @@ def raw_frame(number: int, body: bytes) -> bytes:
     return struct.pack("<BI", number, len(body)) + body
 
 
-def packed(number: int, **fields: object) -> bytes:
-    return raw_frame(number, msgspec.msgpack.encode(fields))
+def packed(number: int, *items: object, **fields: object) -> bytes:
+    return raw_frame(number, msgspec.msgpack.encode(fields or items))
 
 
 def message(*parts: bytes) -> bytes:
     """Uncompressed bytes as one message of a peer that does not care for our limits."""
-    context = zstandard.ZstdCompressor().compressobj()
+    parameters = zstandard.ZstdCompressionParameters.from_level(3, window_log=link_stream.STREAM_WINDOW_LOG_MAX)
+    context = zstandard.ZstdCompressor(compression_params=parameters).compressobj()
     return b"".join(map(context.compress, parts)) + context.flush(zstandard.COMPRESSOBJ_FLUSH_BLOCK)
 
 
@@ -118,7 +119,7 @@ def test_garbage_raises_codec_errors_only(data: bytes) -> None:
 @settings(max_examples=60)
 @given(st.lists(st.lists(FRAMES, max_size=3), max_size=4), st.data())
 def test_frames_survive_any_slicing_of_the_stream(messages: list[list[link.Frame]], draw: st.DataObject) -> None:
-    encoder, decoder = link.FrameEncoder(), link.FrameDecoder()
+    encoder, decoder = link_stream.FrameEncoder(), link_stream.FrameDecoder()
     stream = b"".join(map(encoder.encode, messages))
     cuts = draw.draw(st.lists(st.integers(0, len(stream)), max_size=6).map(sorted))
     found: list[link.Frame] = []
@@ -130,17 +131,17 @@ def test_frames_survive_any_slicing_of_the_stream(messages: list[list[link.Frame
 @settings(max_examples=60)
 @given(st.lists(st.lists(FRAMES, min_size=1, max_size=3), min_size=1, max_size=4))
 def test_each_message_is_complete_in_itself(messages: list[list[link.Frame]]) -> None:
-    encoder, decoder = link.FrameEncoder(), link.FrameDecoder()
+    encoder, decoder = link_stream.FrameEncoder(), link_stream.FrameDecoder()
     for frames in messages:
         assert decoder.decode(encoder.encode(frames)) == frames
 
 
 @given(st.lists(FRAMES, min_size=1, max_size=3), st.data())
 def test_a_changed_byte_in_the_stream_raises_codec_errors_only(frames: list[link.Frame], draw: st.DataObject) -> None:
-    stream = bytearray(link.FrameEncoder().encode(frames))
+    stream = bytearray(link_stream.FrameEncoder().encode(frames))
     stream[draw.draw(st.integers(0, len(stream) - 1))] ^= draw.draw(st.integers(1, 255))
     try:
-        link.FrameDecoder().decode(bytes(stream))
+        link_stream.FrameDecoder().decode(bytes(stream))
     except CodecError:
         pass
 
@@ -148,7 +149,7 @@ def test_a_changed_byte_in_the_stream_raises_codec_errors_only(frames: list[link
 @given(st.binary(min_size=1, max_size=200))
 def test_a_stream_of_garbage_raises_codec_errors_only(data: bytes) -> None:
     try:
-        assert link.FrameDecoder().decode(data) == []
+        assert link_stream.FrameDecoder().decode(data) == []
     except CodecError:
         pass
 
@@ -156,11 +157,11 @@ def test_a_stream_of_garbage_raises_codec_errors_only(data: bytes) -> None:
 @pytest.mark.parametrize("level", [-5, 1, 3, 19, 22])
 def test_a_peer_can_read_every_compression_level(level: int) -> None:
     frames: list[link.Frame] = [link.Ping(1), link.Data(1, make_batch())]
-    assert link.FrameDecoder().decode(link.FrameEncoder(level).encode(frames)) == frames
+    assert link_stream.FrameDecoder().decode(link_stream.FrameEncoder(level).encode(frames)) == frames
 
 
 def test_later_sends_compress_against_earlier_ones() -> None:
-    encoder = link.FrameEncoder()
+    encoder = link_stream.FrameEncoder()
     sizes = [len(encoder.encode([link.Data(1, make_batch(3, seq))])) for seq in (0, 3)]
     assert sizes[1] < sizes[0] / 2
 
@@ -168,39 +169,44 @@ def test_later_sends_compress_against_earlier_ones() -> None:
 # --- a hostile peer
 
 
-HELLO = {"version": 1, "tenant": "t", "edge": "e", "log_id": 1, "epoch": 1, "lanes": [], "clock": 0, "software": ""}
-WELCOME = {"version": 1, "cluster_id": "", "lanes": [], "window_bytes": 1, "batch_bytes_max": 1, "clock": 0}
-LANE = {"lane": 1, "stream": "s", "ranges": []}
+HELLO = {"version": 1, "tenant": "t", "edge": "e", "log_id": 1, "boot": 1, "clock": 0, "software": ""}
+WELCOME = {"version": 1, "cluster_id": "", "window_bytes": 1, "batch_bytes_max": 1, "clock": 0, "software": ""}
+
+
+def opened(number: int = FrameType.LANE_OPEN, **changes: object) -> bytes:
+    lane = {"lane": 1, "tenant": "t", "edge": "e", "log_id": 1, "stream": "s", "epoch": 1, "ranges": [], "topics": []}
+    return packed(number, *{**lane, "payload": 0, "flags": 0, "origins": [], **changes}.values())
 
 
 @pytest.mark.parametrize(
     "data",
     [
         packed(FrameType.HELLO, **{**HELLO, "log_id": -1}),
-        packed(FrameType.HELLO, **{**HELLO, "epoch": 1 << 63}),
         packed(FrameType.HELLO, **{**HELLO, "clock": 1 << 63}),
-        packed(FrameType.HELLO, **{**HELLO, "lanes": [LANE] * (link.LANES_MAX + 1)}),
-        packed(FrameType.HELLO, **{**HELLO, "lanes": [{**LANE, "lane": 1 << 32}]}),
-        packed(FrameType.HELLO, **{**HELLO, "lanes": [{**LANE, "ranges": [[-1, 5]]}]}),
-        packed(FrameType.HELLO, **{**HELLO, "lanes": [{**LANE, "ranges": [[0, SEQ_END + 1]]}]}),
-        packed(FrameType.HELLO, **{**HELLO, "lanes": [{**LANE, "topics": ["t"] * 257}]}),
-        packed(FrameType.WELCOME, **{**WELCOME, "software": "", "window_bytes": 0}),
-        packed(FrameType.WELCOME, **{**WELCOME, "software": "", "batch_bytes_max": 0}),
-        packed(FrameType.ACK, lane=1, ranges=[[0, 1]] * (1 << 16) + [[0, 1]]),
-        packed(FrameType.ACK, lane=1, ranges=[[0]]),
-        packed(FrameType.GAP, lane=1, first=5, end=5, reason=1),
-        packed(FrameType.GAP, lane=1, first=5, end=4, reason=1),
-        packed(FrameType.GAP, lane=1, first=0, end=SEQ_END + 1, reason=1),
-        packed(FrameType.MARK, lane=1, time=1 << 63, seq=0),
-        packed(FrameType.MARK, lane=1, time=0, seq=-1),
-        raw_frame(FrameType.ACK, b"\x82\xa4lane\x01\xa6ranges\xdd\xff\xff\xff\xff"),
-        raw_frame(FrameType.PING, b"\x82\xa4sent\x01\xa1x" + b"\x91" * 100_000),
-        raw_frame(FrameType.REFUSE, b"\x83\xa4code\x01\xa7message\xa1\xff\xa6advice\xa0"),
-        raw_frame(FrameType.PING, b"\x81\xa4sent\x01more"),
+        packed(FrameType.HELLO, **{**HELLO, "features": ["f"] * (link.FEATURES_MAX + 1)}),
+        packed(FrameType.HELLO, **{**HELLO, "features": ["f" * 65]}),
+        opened(epoch=1 << 63),
+        opened(lane=1 << 32),
+        opened(ranges=[[-1, 5]]),
+        opened(ranges=[[0, SEQ_END + 1]]),
+        opened(topics=["t"] * 257),
+        opened(flags=-1),
+        opened(origins=[[1, 1, "n", "v", b""]] * (link.ORIGINS_MAX + 1)),
+        packed(FrameType.WELCOME, **{**WELCOME, "window_bytes": 0}),
+        packed(FrameType.WELCOME, **{**WELCOME, "batch_bytes_max": 0}),
+        packed(FrameType.ACK, 1, [[0, 1]] * (1 << 16) + [[0, 1]]),
+        packed(FrameType.ACK, 1, [[0]]),
+        packed(FrameType.GAP, 1, 5, 5, 1),
+        packed(FrameType.GAP, 1, 5, 4, 1),
+        packed(FrameType.GAP, 1, 0, SEQ_END + 1, 1),
+        packed(FrameType.MARK, 0, [[1, -1]]),
+        packed(FrameType.MARK, 0, [[1, 1]] * (link.LANES_MAX + 1)),
+        packed(FrameType.CLOCK, 1, 1, 0, 0, -1),
+        raw_frame(FrameType.ACK, b"\x92\x01\xdd\xff\xff\xff\xff"),
+        raw_frame(FrameType.PING, b"\x92\x01" + b"\x91" * 100_000),
+        raw_frame(FrameType.REFUSE, b"\x84\xa7version\x01\xa4code\x01\xa7message\xa1\xff\xa6advice\xa0"),
+        raw_frame(FrameType.PING, b"\x91\x01more"),
         raw_frame(FrameType.DATA, bytes(4 + batch.HEADER_BYTES - 1)),
-        raw_frame(0, b""),
-        raw_frame(FrameType.THROTTLE, b""),
-        raw_frame(255, b""),
     ],
 )
 def test_fields_that_a_peer_may_not_choose_are_corrupt(data: bytes) -> None:
@@ -209,12 +215,49 @@ def test_fields_that_a_peer_may_not_choose_are_corrupt(data: bytes) -> None:
 
 
 def test_unknown_fields_of_a_later_release_are_skipped() -> None:
-    assert link.decode_frame(packed(FrameType.PING, sent=1, mood="good"))[0] == link.Ping(1)
+    assert link.decode_frame(packed(FrameType.PING, 1, "good mood"))[0] == link.Ping(1)
+    hello, _ = link.decode_frame(packed(FrameType.HELLO, **HELLO, mood="good"))
+    assert isinstance(hello, link.Hello)
+    assert hello.features == []
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        raw_frame(0, b""),
+        raw_frame(FrameType.THROTTLE, b""),
+        raw_frame(127, b""),
+        raw_frame(255, b""),
+        packed(FrameType.HELLO, version=2, lanes="many"),
+        packed(FrameType.WELCOME, version=2),
+    ],
+)
+def test_what_a_later_release_says_is_no_damage(data: bytes) -> None:
+    with pytest.raises(UnsupportedVersion):
+        link.decode_frame(data)
+
+
+def test_a_greeting_of_this_release_that_does_not_decode_is_damage() -> None:
+    with pytest.raises(Corrupt) as caught:
+        link.decode_frame(packed(FrameType.HELLO, version=1, tenant=7))
+    assert not isinstance(caught.value, UnsupportedVersion)
+
+
+def test_acknowledgements_take_little_memory() -> None:
+    """A hub has an encoder for each link. Their memory is zstd's own; its window tells how much."""
+    encoder, decoder = link_stream.FrameEncoder(small=True), link_stream.FrameDecoder()
+    for end in range(1, 2000):
+        ack = link.Ack(1, [(0, end)])
+        assert decoder.decode(encoder.encode([ack])) == [ack]
+    first = link_stream.FrameEncoder(small=True).encode([link.Ping(1)])
+    assert zstandard.get_frame_parameters(first).window_size <= 1 << link_stream.SMALL_WINDOW_LOG
+    first = link_stream.FrameEncoder().encode([link.Ping(1)])
+    assert zstandard.get_frame_parameters(first).window_size <= 1 << link_stream.STREAM_WINDOW_LOG_MAX
 
 
 @pytest.mark.parametrize(
     ("number", "length"),
-    [(FrameType.DATA, link.FRAME_BYTES_MAX + 1), (FrameType.HELLO, link.CONTROL_BYTES_MAX + 1), (99, 1)],
+    [(FrameType.DATA, link.FRAME_BYTES_MAX + 1), (FrameType.HELLO, link.CONTROL_BYTES_MAX + 1)],
 )
 def test_a_frame_that_can_never_be_taken_is_refused_at_its_header(number: int, length: int) -> None:
     with pytest.raises(Corrupt):
@@ -222,7 +265,7 @@ def test_a_frame_that_can_never_be_taken_is_refused_at_its_header(number: int, l
 
 
 def peak_bytes_of_refusal(data: bytes) -> int:
-    decoder = link.FrameDecoder()
+    decoder = link_stream.FrameDecoder()
     tracemalloc.start()
     try:
         with pytest.raises(Corrupt):
@@ -236,7 +279,7 @@ def test_a_stream_that_expands_without_end_is_cut_off() -> None:
     data_frame = struct.pack("<BI", FrameType.DATA, link.FRAME_BYTES_MAX)
     bomb = message(data_frame, *[bytes(16 << 20)] * 24)
     assert len(bomb) < 64 << 10
-    assert peak_bytes_of_refusal(bomb) < 3 * link.PENDING_BYTES_MAX
+    assert peak_bytes_of_refusal(bomb) < 3 * link_stream.PENDING_BYTES_MAX
 
 
 def test_a_message_of_endless_small_frames_is_cut_off() -> None:
@@ -253,17 +296,17 @@ def test_a_window_larger_than_agreed_is_refused() -> None:
     context = zstandard.ZstdCompressor(compression_params=parameters).compressobj()
     stream = context.compress(link.encode_frame(link.Ping(1))) + context.flush(zstandard.COMPRESSOBJ_FLUSH_BLOCK)
     with pytest.raises(Corrupt):
-        link.FrameDecoder().decode(stream)
+        link_stream.FrameDecoder().decode(stream)
 
 
 def test_a_stream_that_ends_is_refused_together_with_what_follows() -> None:
     with pytest.raises(Corrupt, match="ended"):
-        link.FrameDecoder().decode(zstandard.ZstdCompressor().compress(link.encode_frame(link.Ping(1))))
+        link_stream.FrameDecoder().decode(zstandard.ZstdCompressor().compress(link.encode_frame(link.Ping(1))))
 
 
 def test_a_frame_that_trickles_in_is_not_copied_again_and_again() -> None:
     """Without this a peer could make an 80 MiB frame cost terabytes of copying."""
-    encoder, decoder = link.FrameEncoder(), link.FrameDecoder()
+    encoder, decoder = link_stream.FrameEncoder(), link_stream.FrameDecoder()
     large = batch.encode(
         1,
         0,
@@ -291,15 +334,15 @@ def test_frames_that_the_peer_would_refuse_are_not_encoded() -> None:
     with pytest.raises(ValueError):
         link.encode_frame(link.Data(1, bytes(link.FRAME_BYTES_MAX)))
     with pytest.raises(ValueError):
-        link.encode_frame(link.Refuse(1, "x" * link.CONTROL_BYTES_MAX, ""))
+        link.encode_frame(link.Refuse(1, 1, "x" * link.CONTROL_BYTES_MAX, ""))
     with pytest.raises(ValueError):
         link.Gap(1, 5, 5, 1)
 
 
 def test_a_refused_send_leaves_the_stream_intact() -> None:
-    encoder, decoder = link.FrameEncoder(), link.FrameDecoder()
+    encoder, decoder = link_stream.FrameEncoder(), link_stream.FrameDecoder()
     too_large: list[link.Frame] = [link.Ping(1), link.Data(1, bytes(link.FRAME_BYTES_MAX))]
-    too_many: list[link.Frame] = [link.Ping(1)] * (link.FRAMES_MAX + 1)
+    too_many: list[link.Frame] = [link.Ping(1)] * (link_stream.FRAMES_MAX + 1)
     for frames in (too_large, too_many):
         with pytest.raises(ValueError):
             encoder.encode(frames)

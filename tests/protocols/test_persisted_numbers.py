@@ -68,6 +68,11 @@ ENUMS = {
         "PULL": 11,
         "CONFIG": 12,
         "PUBLISH": 13,
+        "LANE_OPEN": 14,
+        "LANE_OPENED": 15,
+        "LANE_CLOSED": 16,
+        "CLOCK": 17,
+        "ORIGINS": 18,
     },
     link.RefuseCode: {
         "VERSION": 1,
@@ -76,6 +81,9 @@ ENUMS = {
         "BAD_HELLO": 4,
         "OVERLOADED": 5,
         "PROTOCOL_ERROR": 6,
+        "REDIRECT": 7,
+        "UNAVAILABLE": 8,
+        "CLOSED": 9,
     },
     payloads.PayloadKind: {"BYTES": 0, "TEXT": 1, "JSON": 2},
 }
@@ -90,7 +98,7 @@ LAYOUTS = {
     "chunk entry": (chunk._ENTRY, "<IIIIq", 24),
     "chunk trailer": (chunk_footer._TRAILER, "<II4s", 12),
     "snapshot header": (snapshot._HEADER, "<4sII", 12),
-    "link frame": (link._FRAME, "<BI", 5),
+    "link frame": (link.FRAME_HEAD, "<BI", 5),
     "link lane": (link._LANE, "<I", 4),
 }
 
@@ -139,20 +147,24 @@ ARRAYS = {
     ),
     snapshot.LogClocks: "tenant edge log_id boots",
     snapshot.BootClock: "boot_id monotonic offset error",
+    link.LaneOpen: "lane tenant edge log_id stream epoch ranges topics payload flags origins",
+    link.LaneOpened: "lane ranges",
+    link.LaneClosed: "lane code message advice",
+    link.LaneOrigins: "lane origins",
+    link.Gap: "lane first end reason",
+    link.Marks: "time lanes",
+    link.Ack: "lane ranges",
+    link.Ping: "sent",
+    link.Pong: "sent clock",
+    link.Clock: "log_id boot monotonic offset error",
 }
 """Packed as arrays: the order is the format."""
 
 MAPS = {
-    link.HelloLane: "lane stream ranges topics payload",
-    link.Hello: "version tenant edge log_id epoch lanes clock software",
-    link.WelcomeLane: "lane ranges",
-    link.Welcome: "version cluster_id lanes window_bytes batch_bytes_max clock software",
-    link.Refuse: "code message advice",
-    link.Gap: "lane first end reason",
-    link.LaneMark: "lane time seq",
-    link.Ack: "lane ranges",
-    link.Ping: "sent",
-    link.Pong: "sent clock",
+    link.Hello: "version tenant edge log_id boot clock software features stay",
+    link.Welcome: "version cluster_id window_bytes batch_bytes_max clock software features",
+    link.Refuse: "version code message advice url",
+    link._Greeting: "version",
 }
 """Packed as maps: the names are the format."""
 

@@ -9,11 +9,11 @@ from aiohttp import web
 
 from weft.protocols.batch import BatchHeader, records
 from weft.protocols.chunk import GapRange, Mark
-from weft.protocols.link import Hello, WelcomeLane
+from weft.protocols.link import Clock, Hello, LaneOpen, LaneOrigins
 from weft.protocols.ranges import RangeSet
 from weft.replication.liveness import SECOND
-from weft.replication.receiver import ReceiverSettings
 from weft.replication.runner import LINK_PATH, LinkRefused, LinkSession, serve_link
+from weft.replication.settings import ReceiverSettings
 
 
 class Hub:
@@ -26,6 +26,10 @@ class Hub:
         self.gaps: list[tuple[int, GapRange]] = []
         self.marks: list[tuple[int, Mark]] = []
         self.hellos: list[Hello] = []
+        self.openings: list[LaneOpen] = []
+        self.clocks: list[Clock] = []
+        self.lanes: dict[str, int] = {}
+        """Stream -> the number under which this hub knows it: the first that a link gave it."""
         self.sessions: list[LinkSession] = []
         self.closed = 0
         self.reasons: list[str] = []
@@ -72,29 +76,45 @@ class _Handler:
     def __init__(self, hub: Hub) -> None:
         self.hub = hub
 
-    async def open(self, hello: Hello, session: LinkSession) -> list[WelcomeLane]:
+    async def open(self, hello: Hello, session: LinkSession) -> None:
         self.hub.hellos.append(hello)
         if self.hub.refusal is not None:
             raise self.hub.refusal
         self.session = session
         self.hub.sessions.append(session)
-        return [WelcomeLane(lane.lane, list(self.hub.held.get(lane.lane, RangeSet()))) for lane in hello.lanes]
+        self.keys: dict[int, int] = {}
+
+    async def open_lane(self, opening: LaneOpen) -> None:
+        self.hub.openings.append(opening)
+        key = self.keys[opening.lane] = self.hub.lanes.setdefault(opening.stream, opening.lane)
+        self.session.lane_opened(opening.lane, self.hub.held.get(key, RangeSet()).copy())
+
+    def close_lane(self, lane: int) -> None:
+        del self.keys[lane]
+
+    def add_origins(self, frame: LaneOrigins) -> None:
+        pass
+
+    async def clock(self, clock: Clock) -> None:
+        self.hub.clocks.append(clock)
 
     async def data(self, lane: int, batches: list[tuple[BatchHeader, memoryview]]) -> None:
         await self.hub.may_take.wait()
-        held = self.hub.held.setdefault(lane, RangeSet())
+        key = self.keys[lane]
+        held = self.hub.held.setdefault(key, RangeSet())
         for header, batch in batches:
-            self.hub.stored.update((lane, record.seq) for record in records(batch) if record.seq not in held)
+            self.hub.stored.update((key, record.seq) for record in records(batch) if record.seq not in held)
             held.add(header.base_seq, header.end_seq)
         self.session.acknowledge(lane, held.copy())
 
     async def gap(self, lane: int, gap: GapRange) -> None:
-        self.hub.gaps.append((lane, gap))
-        self.hub.held.setdefault(lane, RangeSet()).add(gap.first, gap.end)
-        self.session.acknowledge(lane, self.hub.held[lane].copy())
+        key = self.keys[lane]
+        self.hub.gaps.append((key, gap))
+        self.hub.held.setdefault(key, RangeSet()).add(gap.first, gap.end)
+        self.session.acknowledge(lane, self.hub.held[key].copy())
 
     async def mark(self, lane: int, mark: Mark) -> None:
-        self.hub.marks.append((lane, mark))
+        self.hub.marks.append((self.keys[lane], mark))
 
     def closed(self, reason: str) -> None:
         self.hub.closed += 1

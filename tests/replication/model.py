@@ -4,16 +4,25 @@ from __future__ import annotations
 
 import struct
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from weft.protocols.batch import ClockReading, ClockState, columns_from_lists, decode_header, encode, records
 from weft.protocols.chunk import GapRange, Mark
-from weft.protocols.link import PROTOCOL_VERSION, Hello, HelloLane, WelcomeLane
+from weft.protocols.link import PROTOCOL_VERSION, Hello
 from weft.protocols.ranges import SEQ_END, RangeSet
-from weft.replication.events import Acked, BatchesReceived, GapReceived, HelloReceived, MarkReceived, ReadRequest
-from weft.replication.receiver import Receiver, ReceiverSettings
-from weft.replication.sender import Sender, SenderSettings
+from weft.replication.events import (
+    Acked,
+    BatchesReceived,
+    GapReceived,
+    HelloReceived,
+    LaneOpenReceived,
+    MarkReceived,
+    ReadRequest,
+)
+from weft.replication.receiver import Receiver
+from weft.replication.sender import Sender
+from weft.replication.settings import ReceiverSettings, SenderSettings
 from weft.replication.source import LaneSnapshot, OfferedLane
 
 CLOCK = ClockReading(7, 1, ClockState.SYNCED)
@@ -36,7 +45,7 @@ class ModelLog:
         self.gap_list: dict[int, list[GapRange]] = {lane: [] for lane in streams}
         self.ends = dict.fromkeys(streams, 0)
         self.safe = {lane: RangeSet() for lane in streams}
-        self.listeners: list[Callable[[], None]] = []
+        self.listeners: list[Callable[[Collection[int] | None], None]] = []
         self.high_watermarks: dict[tuple[str, int], int] = {}
         """(hub, lane) -> what it can hold; without an entry anything."""
         self.given: dict[str, dict[int, int]] = {}
@@ -46,12 +55,14 @@ class ModelLog:
         self.batches[lane].append(make_batch(lane, self.ends[lane], count, size))
         self.ends[lane] += count
         for listener in self.listeners:
-            listener()
+            listener([lane])
 
     def lose(self, lane: int, count: int) -> None:
-        """The next ``count`` records can never come."""
+        """The next ``count`` records do not come."""
         self.gap_list[lane].append(GapRange(self.ends[lane], self.ends[lane] + count, 1))
         self.ends[lane] += count
+        for listener in self.listeners:
+            listener([lane])
 
     def lanes(self) -> list[OfferedLane]:
         return [OfferedLane(lane, name, ("a/+",)) for lane, name in self.streams.items()]
@@ -59,6 +70,9 @@ class ModelLog:
     def held(self, lane: int) -> RangeSet:
         headers = [decode_header(batch) for batch in self.batches[lane]]
         return RangeSet((header.base_seq, header.end_seq) for header in headers)
+
+    def states(self, lanes: Iterable[int]) -> dict[int, LaneSnapshot]:
+        return {lane: self.state(lane) for lane in lanes}
 
     def state(self, lane: int) -> LaneSnapshot:
         mark = Mark(WALL + self.ends[lane] - 1, self.ends[lane])
@@ -80,46 +94,48 @@ class ModelLog:
     async def prepare_to_send(self, hub: str, ends: Mapping[int, int]) -> None:
         if self.give_error is not None:
             raise self.give_error
-        self.given[hub] = dict(ends)
+        self.given.setdefault(hub, {}).update(ends)
 
     def released(self, lane: int, ranges: RangeSet) -> None:
         self.safe[lane].update(ranges)
 
-    def listen(self, callback: Callable[[], None]) -> Callable[[], None]:
+    def listen(self, callback: Callable[[Collection[int] | None], None]) -> Callable[[], None]:
         self.listeners.append(callback)
         return lambda: self.listeners.remove(callback)
 
-    def hello(self, epoch: int) -> Hello:
-        lanes = [HelloLane(lane, name, list(self.held(lane)), ["a/+"]) for lane, name in self.streams.items()]
-        return Hello(PROTOCOL_VERSION, "default", "edge-1", 99, epoch, lanes, WALL, "test")
+    def hello(self) -> Hello:
+        return Hello(PROTOCOL_VERSION, "default", "edge-1", 99, 5, WALL, "test")
 
 
 @dataclass
 class ModelHub:
-    """What a hub has committed: it trims what it holds, and stores the rest."""
+    """What a hub has committed: it trims records that it holds, and stores the rest; records take a gap's place."""
 
-    held: dict[int, RangeSet] = field(default_factory=dict)
+    records: dict[int, RangeSet] = field(default_factory=dict)
     stored: Counter[tuple[int, int]] = field(default_factory=Counter)
     gaps: dict[int, RangeSet] = field(default_factory=dict)
 
-    def welcome(self, hello: Hello) -> list[WelcomeLane]:
-        return [WelcomeLane(lane.lane, list(self.held.get(lane.lane, RangeSet()))) for lane in hello.lanes]
+    def held(self, lane: int) -> RangeSet:
+        """Records and gaps."""
+        held = self.gaps.get(lane, RangeSet()).copy()
+        held.update(self.records.get(lane, RangeSet()))
+        return held
 
-    def commit(self, event: BatchesReceived | GapReceived) -> RangeSet:
+    def commit(self, lane: int, event: BatchesReceived | GapReceived) -> RangeSet:
         """Store what is new of it; returns what is durable now because of it."""
-        held = self.held.setdefault(event.lane, RangeSet())
+        held = self.records.setdefault(lane, RangeSet())
+        gaps = self.gaps.setdefault(lane, RangeSet())
         if isinstance(event, GapReceived):
             gap = event.gap
-            for first, end in held.missing(gap.first, gap.end):
-                self.gaps.setdefault(event.lane, RangeSet()).add(first, end)
-            held.add(gap.first, gap.end)
+            gaps.update(held.missing(gap.first, gap.end))
             return RangeSet([(gap.first, gap.end)])
         ranges = RangeSet()
         for header, batch in event.batches:
             for record in records(batch):
                 assert struct.unpack_from("<Q", record.payload)[0] == record.seq
-                self.stored[event.lane, record.seq] += record.seq not in held
+                self.stored[lane, record.seq] += record.seq not in held
             held.add(header.base_seq, header.end_seq)
+            gaps.remove(header.base_seq, header.end_seq)
             ranges.add(header.base_seq, header.end_seq)
         return ranges
 
@@ -139,11 +155,14 @@ class Pair:
     ) -> None:
         self.log, self.hub, self.now = log, hub, now
         self.receiving = receiving or ReceiverSettings()
-        states = {lane: log.state(lane) for lane in log.streams}
         self.sender = Sender(
-            log.hello(epoch), states, sending or SenderSettings(), lambda: WALL + self.now, now,
+            log.hello(), epoch, sending or SenderSettings(), lambda: WALL + self.now, now,
             high_watermark=log.high_watermark,
         )  # fmt: skip
+        for lane in log.lanes():
+            self.sender.open_lane(lane, log.state(lane.lane))
+        self.lanes: dict[int, int] = {}
+        """Number of a lane on the link -> in the log."""
         self.receiver = Receiver(self.receiving, "cluster", "test", lambda: WALL + 500 + self.now, now)
         self.upward: list[bytes] = []
         self.downward: list[bytes] = []
@@ -185,19 +204,26 @@ class Pair:
             self.events.append(event)
             match event:
                 case HelloReceived():
-                    self.receiver.welcome(self.hub.welcome(event.hello))
+                    self.receiver.welcome()
+                case LaneOpenReceived():
+                    opening = event.opening
+                    lane = next(key for key, name in self.log.streams.items() if name == opening.stream)
+                    self.lanes[opening.lane] = lane
+                    self.receiver.lane_opened(opening.lane, self.hub.records.get(lane, RangeSet()).copy())
                 case BatchesReceived() | GapReceived():
                     self.uncommitted.append(event)
                 case MarkReceived():
-                    self._check_mark(event.lane, event.mark)
+                    self._check_mark(self.lanes[event.lane], event.mark)
 
     def _check_mark(self, lane: int, mark: Mark) -> None:
         assert mark.time < WALL + mark.seq, "the record with that number has that time"
-        there = self.hub.held.get(lane, RangeSet()).copy()
+        there = self.hub.held(lane)
         for event in self.uncommitted:
-            if event.lane == lane and isinstance(event, BatchesReceived):
+            if self.lanes[event.lane] != lane:
+                continue
+            if isinstance(event, BatchesReceived):
                 there.update((header.base_seq, header.end_seq) for header, _ in event.batches)
-            elif event.lane == lane and isinstance(event, GapReceived):
+            else:
                 there.add(event.gap.first, event.gap.end)
         assert there.covers(0, mark.seq), "a mark came before what it covers"
         self.marks.setdefault(lane, []).append(mark)
@@ -206,7 +232,7 @@ class Pair:
         """The hub commits one of the things it took, in any order, and acknowledges it."""
         if self.uncommitted:
             event = self.uncommitted.pop(index % len(self.uncommitted))
-            self.receiver.acknowledge(event.lane, self.hub.commit(event))
+            self.receiver.acknowledge(event.lane, self.hub.commit(self.lanes[event.lane], event))
 
     def pump_receiver(self) -> None:
         while data := self.receiver.data_to_send():

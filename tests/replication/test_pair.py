@@ -9,8 +9,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from tests.replication.model import ModelHub, ModelLog, Pair
 from weft.protocols.ranges import RangeSet
 from weft.replication.liveness import SECOND
-from weft.replication.receiver import ReceiverSettings
-from weft.replication.sender import SenderSettings
+from weft.replication.settings import ReceiverSettings, SenderSettings
 
 LANES = {1: "telemetry", 2: "alarms", 7: "machine_1m"}
 lanes = st.sampled_from(sorted(LANES))
@@ -79,8 +78,9 @@ class Replication(RuleBasedStateMachine):
 
     @rule(lane=lanes)
     def hub_acknowledges_again(self, lane: int) -> None:
-        if self.pair.sender.connected and self.hub.held.get(lane):
-            self.pair.receiver.acknowledge(lane, self.hub.held[lane].copy())
+        for number, key in self.pair.lanes.items():
+            if key == lane and self.hub.held(lane):
+                self.pair.receiver.acknowledge(number, self.hub.held(lane))
 
     @rule(milliseconds=st.integers(1, 3000))
     def time_passes(self, milliseconds: int) -> None:
@@ -108,7 +108,7 @@ class Replication(RuleBasedStateMachine):
     @invariant()
     def log_forgets_only_what_is_committed(self) -> None:
         for lane in LANES:
-            held = self.hub.held.get(lane, RangeSet())
+            held = self.hub.held(lane)
             assert all(held.covers(first, end) for first, end in self.log.safe[lane])
 
     @invariant()
@@ -130,7 +130,7 @@ class Replication(RuleBasedStateMachine):
         assert self.pair.sender.unacked_bytes == self.pair.receiver.unacked_bytes == 0
         for lane in LANES:
             everything = RangeSet([(0, self.log.ends[lane])])
-            assert self.hub.held.get(lane, RangeSet()) == everything
+            assert self.hub.held(lane) == everything
             assert self.log.safe[lane] == everything
             lost = RangeSet((gap.first, gap.end) for gap in self.log.gap_list[lane])
             assert self.hub.gaps.get(lane, RangeSet()) == lost

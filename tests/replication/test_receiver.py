@@ -9,29 +9,56 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.replication.model import WALL, make_batch
+from weft.protocols.chunk import LaneFlag
 from weft.protocols.link import (
     Ack,
+    Clock,
     Data,
     Frame,
-    FrameDecoder,
-    FrameEncoder,
     Gap,
     Hello,
-    HelloLane,
-    LaneMark,
+    LaneClosed,
+    LaneOpen,
+    LaneOpened,
+    Marks,
     Ping,
     Pong,
     Refuse,
     RefuseCode,
     Welcome,
-    WelcomeLane,
+    encode_frame,
 )
+from weft.protocols.link_stream import STREAM_WINDOW_LOG_MAX, FrameDecoder, FrameEncoder
 from weft.protocols.ranges import RangeSet
-from weft.replication.events import BatchesReceived, ConnectionLost, Fault, HelloReceived, ReceiverEvent
+from weft.replication.events import (
+    BatchesReceived,
+    ClockReceived,
+    ConnectionLost,
+    Fault,
+    HelloReceived,
+    LaneClosedReceived,
+    LaneOpenReceived,
+    ReceiverEvent,
+)
 from weft.replication.liveness import SECOND
-from weft.replication.receiver import Receiver, ReceiverSettings
+from weft.replication.receiver import Receiver
+from weft.replication.settings import ReceiverSettings
 
-HELLO = Hello(1, "default", "edge-1", 99, 1, [HelloLane(1, "telemetry", [(0, 10)]), HelloLane(2, "alarms", [])], 0, "t")
+HELLO = Hello(1, "default", "edge-1", 99, 5, 0, "t")
+
+
+def opening(lane: int, stream: str, flags: int = 0, epoch: int = 1) -> LaneOpen:
+    return LaneOpen(lane, "default", "edge-1", 99, stream, epoch, [(0, 10)], ["a/+"], 0, flags)
+
+
+TELEMETRY, ALARMS = opening(1, "telemetry"), opening(2, "alarms")
+
+
+def raw_message(data: bytes) -> bytes:
+    """Any bytes as the first message of a stream."""
+    parameters = zstandard.ZstdCompressionParameters.from_level(3, window_log=STREAM_WINDOW_LOG_MAX)
+    context = zstandard.ZstdCompressor(compression_params=parameters).compressobj()
+    return context.compress(data) + context.flush(zstandard.COMPRESSOBJ_FLUSH_BLOCK)
 
 
 class Peer:
@@ -53,9 +80,14 @@ class Peer:
         return frames
 
     def opened(self) -> Peer:
-        self.say(HELLO)
-        self.receiver.welcome([WelcomeLane(1, [(0, 4)])])
-        assert isinstance(self.heard()[0], Welcome)
+        """Greeted, with both lanes open."""
+        self.say(HELLO, TELEMETRY, ALARMS)
+        self.receiver.welcome()
+        self.receiver.lane_opened(1, RangeSet([(0, 4)]))
+        self.receiver.lane_opened(2, RangeSet())
+        welcome, *opened = self.heard()
+        assert isinstance(welcome, Welcome)
+        assert opened == [LaneOpened(1, [(0, 4)]), LaneOpened(2, [])]
         return self
 
     def assert_refused(self, events: list[ReceiverEvent], code: RefuseCode, word: str) -> None:
@@ -76,11 +108,6 @@ class Peer:
     [
         ({"tenant": "../etc"}, "tenant"),
         ({"edge": ""}, "edge"),
-        ({"lanes": [HelloLane(1, "Bad Name", [])]}, "stream"),
-        ({"lanes": [HelloLane(1, "a", []), HelloLane(1, "b", [])]}, "twice"),
-        ({"lanes": [HelloLane(1, "a", []), HelloLane(2, "a", [])]}, "twice"),
-        ({"lanes": [HelloLane(5000, "a", [])]}, "below"),
-        ({"lanes": [HelloLane(1, "a", [(4, 9), (1, 2)])]}, "ascending"),
         ({"software": "x" * 1000}, "software"),
     ],
 )
@@ -95,13 +122,32 @@ def test_another_protocol_version_is_refused_as_such() -> None:
     peer.assert_refused(peer.say(msgspec.structs.replace(HELLO, version=2)), RefuseCode.VERSION, "upgrade")
 
 
+def test_a_greeting_of_a_later_protocol_may_have_any_fields() -> None:
+    peer = Peer()
+    body = msgspec.msgpack.encode({"version": 2, "tenant": 7})
+    peer.receiver.receive_data(raw_message(bytes([1]) + len(body).to_bytes(4, "little") + body), 0)
+    peer.assert_refused(peer.receiver.events(), RefuseCode.VERSION, "protocol 2")
+
+
+def test_features_of_a_later_release_are_heard_and_do_no_harm() -> None:
+    peer = Peer()
+    peer.say(msgspec.structs.replace(HELLO, features=["later"]))
+    assert peer.receiver.peer_features == {"later"}
+
+
 @pytest.mark.parametrize(
     ("frames", "code"),
     [
         ([Ping(1)], RefuseCode.BAD_HELLO),
+        ([TELEMETRY], RefuseCode.BAD_HELLO),
         ([HELLO, HELLO], RefuseCode.PROTOCOL_ERROR),
         ([HELLO, Data(1, make_batch(1, 0, 1))], RefuseCode.PROTOCOL_ERROR),
-        ([HELLO, LaneMark(1, 5, 5)], RefuseCode.PROTOCOL_ERROR),
+        ([HELLO, TELEMETRY, Data(1, make_batch(1, 0, 1))], RefuseCode.PROTOCOL_ERROR),
+        ([HELLO, TELEMETRY, TELEMETRY], RefuseCode.PROTOCOL_ERROR),
+        ([HELLO, ALARMS, TELEMETRY], RefuseCode.PROTOCOL_ERROR),
+        ([HELLO, LaneOpen(1, "default", "e", 9, "s", 1, [(4, 9), (1, 2)])], RefuseCode.PROTOCOL_ERROR),
+        ([HELLO, Marks(5, [(1, 5)])], RefuseCode.PROTOCOL_ERROR),
+        ([HELLO, LaneClosed(1, 9, "", "")], RefuseCode.PROTOCOL_ERROR),
         ([HELLO, Ack(1, [(0, 1)])], RefuseCode.PROTOCOL_ERROR),
     ],
 )
@@ -114,18 +160,84 @@ def test_frames_out_of_turn_are_refused(frames: list[Frame], code: RefuseCode) -
     ("frame", "word"),
     [
         (Data(3, make_batch(3, 0, 1)), "lane 3"),
-        (Data(1, make_batch(2, 0, 1)), "lane 2"),
         (Data(1, make_batch(1, 0, 1)[:-1] + b"?"), "checksum"),
         (Data(1, make_batch(1, 0, 1)[:-1]), "inside a batch"),
         (Data(1, make_batch(1, 0, 9, 200)), "WELCOME allows 1000"),
         (Gap(9, 0, 1, 1), "lane 9"),
-        (LaneMark(9, 0, 1), "lane 9"),
-        (Welcome(1, "c", [], 1, 1, 0, "t"), "not expected"),
+        (Marks(0, [(1, 1), (9, 1)]), "lane 9"),
+        (LaneOpened(1, []), "not expected"),
+        (Welcome(1, "c", 1, 1, 0, "t"), "not expected"),
     ],
 )
 def test_frames_that_break_a_rule_are_refused(frame: Frame, word: str) -> None:
     peer = Peer(ReceiverSettings(batch_bytes_max=1000)).opened()
     peer.assert_refused(peer.say(frame), RefuseCode.PROTOCOL_ERROR, word)
+
+
+def test_a_frame_that_this_release_does_not_know_is_answered_with_the_version_that_it_speaks() -> None:
+    for number in (12, 127, 200, 255):
+        peer = Peer()
+        peer.receiver.receive_data(raw_message(encode_frame(HELLO) + bytes([number]) + bytes(4)), 0)
+        peer.assert_refused(peer.receiver.events(), RefuseCode.VERSION, f"a frame of type {number}")
+
+
+@pytest.mark.parametrize(
+    ("lane", "code", "word"),
+    [
+        (opening(3, "Bad Name"), RefuseCode.BAD_HELLO, "stream name"),
+        (opening(3, "telemetry"), RefuseCode.BAD_HELLO, "open already"),
+        (opening(3, "s", flags=4), RefuseCode.VERSION, "later release"),
+        (opening(3, "s", flags=LaneFlag.RELAY), RefuseCode.BAD_HELLO, "claims no epoch"),
+    ],
+)
+def test_a_lane_that_cannot_be_is_closed_and_the_others_go_on(lane: LaneOpen, code: RefuseCode, word: str) -> None:
+    peer = Peer().opened()
+    assert peer.say(lane) == []
+    (closed,) = peer.heard()
+    assert isinstance(closed, LaneClosed)
+    assert (closed.lane, closed.code) == (3, code)
+    assert word in closed.message
+    assert closed.advice
+    (event,) = peer.say(Data(1, make_batch(1, 4, 1)))
+    assert isinstance(event, BatchesReceived)
+
+
+def test_what_is_on_the_way_of_a_closed_lane_is_dropped_and_frees_the_window() -> None:
+    batch = make_batch(1, 4, 1)
+    peer = Peer(ReceiverSettings(window_bytes=2 * len(batch))).opened()
+    peer.say(Data(1, batch), Data(1, make_batch(1, 5, 1)))
+    peer.receiver.close_lane(1, RefuseCode.UNAVAILABLE, "the store fails", "another node takes over")
+    assert peer.receiver.unacked_bytes == 0
+    assert peer.say(Data(1, make_batch(1, 6, 1)), Gap(1, 7, 8, 1), Marks(5, [(1, 8)])) == []
+    peer.receiver.acknowledge(1, RangeSet([(4, 6)]))
+    assert peer.heard() == [LaneClosed(1, RefuseCode.UNAVAILABLE, "the store fails", "another node takes over")]
+    (event,) = peer.say(opening(3, "telemetry"))
+    assert isinstance(event, LaneOpenReceived)
+
+
+def test_a_lane_that_the_sender_closes_can_be_opened_again_under_another_number() -> None:
+    peer = Peer().opened()
+    assert peer.say(LaneClosed(1, RefuseCode.CLOSED, "done", "")) == [LaneClosedReceived(1, "done")]
+    assert [type(event) for event in peer.say(LaneClosed(1, 9, "", ""), opening(3, "telemetry"))] == [LaneOpenReceived]
+    peer.receiver.lane_opened(3, RangeSet())
+    assert peer.heard() == [LaneOpened(3, [])]
+
+
+def test_a_sender_that_opens_lanes_without_reading_the_answers_is_refused() -> None:
+    peer = Peer().opened()
+    events = peer.say(*(opening(number, "telemetry") for number in range(3, 6000)))
+    peer.assert_refused(events, RefuseCode.PROTOCOL_ERROR, "without reading")
+
+
+def test_batches_carry_the_number_of_their_log_and_frames_that_of_the_link() -> None:
+    (event,) = Peer().opened().say(Data(2, make_batch(77, 0, 1)))
+    assert isinstance(event, BatchesReceived)
+    assert event.lane == 2
+
+
+def test_a_clock_is_told() -> None:
+    clock = Clock(99, 5, 1000, -7, 3)
+    assert Peer().opened().say(clock) == [ClockReceived(clock)]
 
 
 def test_a_batch_that_is_too_long_costs_no_decoding() -> None:
@@ -207,14 +319,14 @@ def test_garbage_closes_the_link_and_nothing_else(messages: list[bytes], opened:
     for message in messages:
         peer.receiver.receive_data(message, 1)
     for event in peer.receiver.events():
-        assert isinstance(event, ConnectionLost | HelloReceived | BatchesReceived)
+        assert isinstance(event, ConnectionLost | HelloReceived | BatchesReceived | LaneOpenReceived)
     peer.receiver.data_to_send()
 
 
 @settings(max_examples=100, deadline=None)
 @given(st.integers(0, 10_000), st.integers(1, 255))
 def test_a_flipped_byte_is_never_taken_for_data(position: int, flip: int) -> None:
-    message = bytearray(FrameEncoder().encode([HELLO, Data(1, make_batch(1, 4, 20))]))
+    message = bytearray(FrameEncoder().encode([HELLO, TELEMETRY, Data(1, make_batch(1, 4, 20))]))
     message[position % len(message)] ^= flip
     peer = Peer()
     peer.receiver.receive_data(bytes(message), 1)

@@ -21,9 +21,9 @@ from tests.replication.model import CLOCK, WALL, ModelLog
 from tests.support.waiting import until
 from weft.protocols.batch import columns_from_lists, encode
 from weft.protocols.chunk import GapRange
-from weft.protocols.link import FrameEncoder, RefuseCode, Welcome
+from weft.protocols.link import LaneOpened, RefuseCode, Welcome
+from weft.protocols.link_stream import FrameEncoder
 from weft.replication.liveness import SECOND
-from weft.replication.receiver import ReceiverSettings
 from weft.replication.runner import (
     LINK_PATH,
     LinkIdentity,
@@ -32,7 +32,7 @@ from weft.replication.runner import (
     read_token,
     run_link,
 )
-from weft.replication.sender import SenderSettings
+from weft.replication.settings import ReceiverSettings, SenderSettings
 from weft.replication.status import LinkState, LinkStatus
 
 IDENTITY = LinkIdentity("default", "edge-1", 99, "test")
@@ -161,7 +161,7 @@ async def test_an_identity_conflict_stops_the_quick_retries_and_proposes_no_high
         await until(lambda: link.status.state is LinkState.CONFLICT)
         assert link.status.last_error == "edge-1 is linked from elsewhere; use a new data_dir"
         await until(lambda: len(hub.hellos) == 2)
-        assert [hello.epoch for hello in hub.hellos] == [1, 1]
+        assert link.epochs.proposed == [1, 1]
 
 
 async def test_nothing_is_sent_before_it_is_noted_that_the_hub_is_given_it(hub: Hub) -> None:
@@ -209,7 +209,8 @@ async def test_a_hub_that_takes_nothing_more_and_says_nothing_is_given_up() -> N
         accept = base64.b64encode(hashlib.sha1(key + b"258EAFA5-E914-47DA-95CA-C5AB0DC85B11").digest())
         writer.write(b"HTTP/1.1 101 x\r\nUpgrade: websocket\r\nConnection: upgrade\r\n")
         writer.write(b"Sec-WebSocket-Accept: " + accept + b"\r\n\r\n")
-        message = FrameEncoder().encode([Welcome(1, "c", [], 64 << 20, 1 << 20, 0, "t")])
+        await reader.readexactly(40)  # HELLO, and the lane
+        message = FrameEncoder().encode([Welcome(1, "c", 64 << 20, 1 << 20, 0, "t"), LaneOpened(1, [])])
         writer.write(bytes([0x82, len(message)]) + message)
         await asyncio.sleep(10)
 

@@ -8,26 +8,32 @@ from hypothesis import strategies as st
 
 from tests.replication.model import WALL, ModelHub, ModelLog, Pair, make_batch
 from weft.protocols.batch import decode_header
+from weft.protocols.chunk import LaneFlag, Mark
+from weft.protocols.lane import Lane
 from weft.protocols.link import (
     Ack,
     Data,
     Frame,
-    FrameDecoder,
-    FrameEncoder,
     Hello,
+    LaneClosed,
+    LaneOpen,
+    LaneOpened,
+    Marks,
     Ping,
     Pong,
     Refuse,
     RefuseCode,
     Welcome,
-    WelcomeLane,
     split_batches,
 )
+from weft.protocols.link_stream import FrameDecoder, FrameEncoder
 from weft.protocols.ranges import RangeSet
 from weft.replication.events import (
     Acked,
     ConnectionLost,
     Fault,
+    LaneEnded,
+    LaneTaken,
     ReadRequest,
     Refusal,
     SenderEvent,
@@ -35,19 +41,24 @@ from weft.replication.events import (
     Welcomed,
 )
 from weft.replication.liveness import SECOND
-from weft.replication.sender import Sender, SenderSettings
+from weft.replication.sender import Sender
+from weft.replication.settings import SenderSettings
+from weft.replication.source import OfferedLane
 
 
 class Peer:
     """A sender and the frames that go in and out of it."""
 
     def __init__(self, log: ModelLog, settings: SenderSettings | None = None) -> None:
-        states = {lane: log.state(lane) for lane in log.streams}
         self.sender = Sender(
-            log.hello(1), states, settings or SenderSettings(), lambda: WALL, 0, high_watermark=log.high_watermark
+            log.hello(), 1, settings or SenderSettings(), lambda: WALL, 0, high_watermark=log.high_watermark
         )
+        for lane in log.lanes():
+            self.sender.open_lane(lane, log.state(lane.lane))
         self._encoder, self._decoder = FrameEncoder(), FrameDecoder()
-        assert isinstance(self.heard()[0], Hello)
+        hello, *openings = self.heard()
+        assert isinstance(hello, Hello)
+        assert [opening.lane for opening in openings if isinstance(opening, LaneOpen)] == [1, 2][: len(log.streams)]
 
     def say(self, *frames: Frame, now: int = 0) -> list[SenderEvent]:
         self.sender.receive_data(self._encoder.encode(list(frames)), now)
@@ -60,8 +71,10 @@ class Peer:
         return frames
 
 
-def welcome(*lanes: WelcomeLane, window: int = 1 << 20, batch: int = 1 << 20) -> Welcome:
-    return Welcome(1, "cluster", list(lanes), window, batch, WALL + 7, "test")
+def welcome(*held: tuple[int, int], window: int = 1 << 20, batch: int = 1 << 20) -> list[Frame]:
+    """The hub takes the link and both lanes, and has ``held`` of the first."""
+    taken = Welcome(1, "cluster", window, batch, WALL + 7, "test")
+    return [taken, LaneOpened(1, list(held)), LaneOpened(2, [])]
 
 
 @pytest.fixture
@@ -72,14 +85,15 @@ def log() -> ModelLog:
 
 
 def test_welcome_releases_what_is_held_and_asks_for_the_rest(log: ModelLog) -> None:
-    events = Peer(log).say(welcome(WelcomeLane(1, [(0, 4)])))
-    assert events[:2] == [Welcomed("cluster", 1 << 20), Acked(1, RangeSet([(0, 4)]), by_welcome=True)]
-    assert isinstance(events[2], ReadRequest)
-    assert events[2][:2] == (1, 4)
+    events = Peer(log).say(*welcome((0, 4)))
+    acked = Acked(1, RangeSet([(0, 4)]), by_opening=True)
+    assert events[:4] == [Welcomed("cluster", 1 << 20), LaneTaken(1), acked, LaneTaken(2)]
+    assert isinstance(events[4], ReadRequest)
+    assert events[4][:2] == (1, 4)
 
 
 def test_a_hub_that_holds_more_than_the_log_ever_had_is_a_conflict(log: ModelLog) -> None:
-    (event,) = Peer(log).say(welcome(WelcomeLane(1, [(0, 11)])))
+    event = Peer(log).say(*welcome((0, 11)))[-1]
     assert isinstance(event, Refusal)
     assert event.code == RefuseCode.IDENTITY_CONFLICT
     assert not event.by_peer
@@ -89,35 +103,37 @@ def test_a_hub_that_holds_more_than_the_log_ever_had_is_a_conflict(log: ModelLog
 
 def test_a_hub_that_holds_more_than_it_was_ever_given_is_a_conflict(log: ModelLog) -> None:
     log.high_watermarks = {("cluster", 1): 4, ("another", 1): 0}
-    (event,) = Peer(log).say(welcome(WelcomeLane(1, [(0, 5)])))
+    event = Peer(log).say(*welcome((0, 5)))[-1]
     assert isinstance(event, Refusal)
     assert event.code == RefuseCode.IDENTITY_CONFLICT
     assert "records of stream telemetry up to seq 5, but this log gave it none beyond 4" in event.message
-    assert isinstance(Peer(log).say(welcome(WelcomeLane(1, [(0, 4)])))[0], Welcomed)
+    assert isinstance(Peer(log).say(*welcome((0, 4)))[0], Welcomed)
 
 
 def test_what_the_next_message_may_name_is_told_before_gaps_too(log: ModelLog) -> None:
     log.lose(2, 4)
     peer = Peer(log)
-    events = peer.say(welcome(WelcomeLane(1, [(0, 3)])))
+    events = peer.say(*welcome((0, 3)))
     assert peer.sender.named_ends() == {1: 3, 2: log.ends[2]}
+    assert peer.sender.named_ends() == {}
     (request,) = [event for event in events if isinstance(event, ReadRequest)]
     peer.sender.feed(1, log.read_now(*request))
-    assert peer.sender.named_ends() == {1: 10, 2: log.ends[2]}
+    assert peer.sender.named_ends() == {1: 10}
     peer.heard()
-    assert peer.sender.named_ends() == {1: 10, 2: log.ends[2]}
+    assert peer.sender.named_ends() == {}
 
 
 @pytest.mark.parametrize(
     "frames",
     [
         [Ack(1, [(0, 1)])],
-        [welcome(), welcome()],
-        [welcome(WelcomeLane(9, []))],
-        [welcome(), Ack(9, [(0, 1)])],
-        [welcome(), Ack(1, [(0, 11)])],
-        [welcome(), Ack(1, [(5, 6), (1, 2)])],
-        [Welcome(2, "c", [], 1, 1, 0, "t")],
+        [*welcome(), *welcome()],
+        [*welcome(), LaneOpened(1, [])],
+        [LaneOpened(1, [])],
+        [*welcome(), LaneOpened(9, [])],
+        [*welcome(), Ack(9, [(0, 1)])],
+        [*welcome(), Ack(1, [(0, 11)])],
+        [*welcome(), Ack(1, [(5, 6), (1, 2)])],
         [Data(1, make_batch(1, 0, 1))],
     ],
 )
@@ -131,24 +147,105 @@ def test_a_hub_that_breaks_the_protocol_is_left(log: ModelLog, frames: list[Fram
 
 
 def test_a_refusal_is_told_with_its_advice(log: ModelLog) -> None:
-    assert Peer(log).say(Refuse(5, "too many", "wait")) == [Refusal(5, "too many", "wait")]
+    assert Peer(log).say(Refuse(1, 5, "too many", "wait")) == [Refusal(5, "too many", "wait")]
+    redirect = Refuse(1, RefuseCode.REDIRECT, "not here", "go there", "http://hub-2")
+    assert Peer(log).say(redirect) == [Refusal(7, "not here", "go there", url="http://hub-2")]
 
 
-def test_a_batch_that_the_hub_does_not_take_is_told(log: ModelLog) -> None:
+def test_a_hub_of_a_later_release_is_no_fault_but_a_thing_to_upgrade(log: ModelLog) -> None:
+    event = Peer(log).say(Welcome(2, "c", 1, 1, 0, "t"))[-1]
+    assert isinstance(event, Refusal)
+    assert event.code == RefuseCode.VERSION
+    assert "protocol 2" in event.message
+
+
+def test_a_batch_that_the_hub_does_not_take_closes_its_lane_alone(log: ModelLog) -> None:
     peer = Peer(log)
-    peer.say(welcome(batch=100))
+    peer.say(*welcome(batch=100))
     peer.sender.feed(1, log.read_now(1, 0, 1000))
-    lost = peer.sender.events()[-1]
-    assert isinstance(lost, ConnectionLost)
-    assert lost.fault is Fault.LOCAL
-    assert "limits.batch" in lost.reason
+    ended = peer.sender.events()[-1]
+    assert isinstance(ended, LaneEnded)
+    assert ended.lane == 1
+    assert "stream telemetry: the batch at seq 0 has" in ended.message
+    assert "limits.batch" in ended.advice
+    closed = peer.heard()[0]
+    assert isinstance(closed, LaneClosed)
+    assert closed.lane == 1
+    assert peer.sender.connected
+
+
+def test_a_lane_that_the_hub_closes_is_offered_again_and_the_others_go_on(log: ModelLog) -> None:
+    peer = Peer(log)
+    peer.say(*welcome((0, 4)))
+    peer.sender.feed(1, log.read_now(1, 4, 1000))
+    peer.heard()
+    assert peer.sender.unacked_bytes
+    (ended,) = peer.say(LaneClosed(1, RefuseCode.OVERLOADED, "too many holes", "wait"), now=SECOND)
+    assert ended == LaneEnded(1, RefuseCode.OVERLOADED, "too many holes", "wait")
+    assert peer.sender.unacked_bytes == 0
+    assert peer.say(Ack(1, [(4, 10)]), now=SECOND) == []
+    log.append(2, 1)
+    peer.sender.offer(2, log.state(2))
+    (request,) = peer.sender.events()
+    assert isinstance(request, ReadRequest)
+    peer.sender.feed(2, log.read_now(*request))
+    retry = SenderSettings().lane_retry
+    peer.sender.handle_timeout(SECOND + retry - 1)
+    assert not [frame for frame in peer.heard() if isinstance(frame, LaneOpen)]
+    peer.sender.handle_timeout(SECOND + retry)
+    (again,) = [frame for frame in peer.heard() if isinstance(frame, LaneOpen)]
+    assert (again.lane, again.stream) == (3, "telemetry")
+    taken, acked, request = peer.say(LaneOpened(3, [(0, 4)]), now=SECOND + retry)
+    assert (taken, acked) == (LaneTaken(1), Acked(1, RangeSet([(0, 4)]), by_opening=True))
+    assert isinstance(request, ReadRequest)
+    assert request[:2] == (1, 4)
+
+
+def test_a_link_without_any_lane_left_ends_with_the_reason(log: ModelLog) -> None:
+    peer = Peer(log)
+    peer.say(*welcome())
+    peer.say(LaneClosed(2, RefuseCode.UNAVAILABLE, "the store fails", "try another node"))
+    last = peer.say(LaneClosed(1, RefuseCode.UNAVAILABLE, "the store fails", "try another node"))[-1]
+    assert last == Refusal(RefuseCode.UNAVAILABLE, "the store fails", "try another node")
+    assert peer.sender.closed
+
+
+def test_a_conflict_in_one_of_an_edges_lanes_is_a_conflict_of_the_link(log: ModelLog) -> None:
+    peer = Peer(log)
+    peer.say(*welcome())
+    last = peer.say(LaneClosed(2, RefuseCode.IDENTITY_CONFLICT, "a copy", "new data_dir"))[-1]
+    assert last == Refusal(RefuseCode.IDENTITY_CONFLICT, "a copy", "new data_dir")
+
+
+def test_lanes_are_opened_and_closed_at_any_time(log: ModelLog) -> None:
+    peer = Peer(log)
+    peer.say(*welcome((0, 10)))
+    log.streams[3] = "machine"
+    log.batches[3], log.gap_list[3], log.ends[3] = [], [], 0
+    log.append(3, 4)
+    origin = Lane("region", "edge-7", 4, "machine")
+    peer.sender.open_lane(OfferedLane(3, "machine", (), identity=origin, flags=LaneFlag.RELAY), log.state(3))
+    (opening,) = [frame for frame in peer.heard() if isinstance(frame, LaneOpen)]
+    assert (opening.lane, opening.tenant, opening.edge, opening.log_id) == (3, "region", "edge-7", 4)
+    assert (opening.epoch, opening.flags) == (0, LaneFlag.RELAY)
+    assert [frame for frame in peer.heard() if isinstance(frame, Data)] == []
+    request = peer.say(LaneOpened(3, []))[-1]
+    assert request == ReadRequest(3, 0, 1 << 20)
+    peer.sender.feed(3, log.read_now(3, 0, 1000))
+    assert [frame.lane for frame in peer.heard() if isinstance(frame, Data)] == [3]
+    peer.sender.close_lane(3)
+    assert [type(frame) for frame in peer.heard()] == [LaneClosed]
+    assert peer.sender.unacked_bytes == 0
+    assert peer.say(Ack(3, [(0, 4)]), LaneClosed(3, 9, "", "")) == []
+    peer.sender.offer(3, log.state(3))
+    assert peer.sender.events() == []
 
 
 def test_records_that_the_log_lists_and_does_not_give_are_told_and_stepped_over(log: ModelLog) -> None:
     peer = Peer(log)
     log.append(1, 10)
     peer.sender.offer(1, log.state(1))
-    peer.say(welcome())
+    peer.say(*welcome())
     peer.sender.feed(1, [log.batches[1][1]])
     assert peer.sender.events() == [Unreadable(1, 0, 10)]
     (data,) = [frame for frame in peer.heard() if isinstance(frame, Data)]
@@ -157,19 +254,20 @@ def test_records_that_the_log_lists_and_does_not_give_are_told_and_stepped_over(
 
 def test_a_log_that_gives_nothing_is_not_asked_for_ever(log: ModelLog) -> None:
     peer = Peer(log)
-    peer.say(welcome())
+    peer.say(*welcome())
     peer.sender.feed(1, [])
     assert peer.sender.events() == [Unreadable(1, 0, 10)]
     assert peer.sender.events() == []
 
 
-def test_a_damaged_batch_from_the_log_ends_the_link_as_a_local_fault(log: ModelLog) -> None:
+def test_a_damaged_batch_from_the_log_closes_its_lane_alone(log: ModelLog) -> None:
     peer = Peer(log)
-    peer.say(welcome())
+    peer.say(*welcome())
     peer.sender.feed(1, [b"not a batch at all" * 10])
-    lost = peer.sender.events()[-1]
-    assert isinstance(lost, ConnectionLost)
-    assert lost.fault is Fault.LOCAL
+    ended = peer.sender.events()[-1]
+    assert isinstance(ended, LaneEnded)
+    assert "damaged batch near seq 0" in ended.message
+    assert peer.sender.connected
 
 
 def test_many_small_batches_go_as_one_and_a_live_one_as_stored() -> None:
@@ -177,7 +275,7 @@ def test_many_small_batches_go_as_one_and_a_live_one_as_stored() -> None:
     for _ in range(200):
         log.append(1, 1)
     peer = Peer(log)
-    peer.say(welcome())
+    peer.say(*welcome()[:2])
     peer.sender.feed(1, log.read_now(1, 0, 1 << 20))
     (data,) = [frame for frame in peer.heard() if isinstance(frame, Data)]
     assert [header.count for header, _ in split_batches(data.batches)] == [200]
@@ -202,7 +300,7 @@ def test_lanes_take_turns() -> None:
 
 def test_the_hubs_clock_is_measured(log: ModelLog) -> None:
     peer = Peer(log)
-    peer.say(welcome(), now=40)
+    peer.say(*welcome(), now=40)
     clock = peer.sender.peer_clock
     assert clock is not None
     assert clock.error == 20
@@ -218,7 +316,7 @@ def test_the_hubs_clock_is_measured(log: ModelLog) -> None:
 
 def test_a_silent_hub_is_lost_at_the_deadline_that_was_named(log: ModelLog) -> None:
     peer = Peer(log)
-    peer.say(welcome())
+    peer.say(*welcome())
     now = 0
     while not peer.sender.closed:
         now = peer.sender.deadline() or now
@@ -230,14 +328,41 @@ def test_a_silent_hub_is_lost_at_the_deadline_that_was_named(log: ModelLog) -> N
     assert lost.fault is Fault.NETWORK
 
 
-def test_a_mark_goes_out_every_second_without_any_data(log: ModelLog) -> None:
-    pair = Pair(log, ModelHub())
-    pair.settle()
-    before = len(pair.marks[2])
-    for second in range(1, 6):
-        pair.advance(second * SECOND)
-        pair.settle()
-    assert len(pair.marks[2]) == before + 5
+def test_marks_of_idle_lanes_go_once_an_interval_in_one_frame(log: ModelLog) -> None:
+    peer = Peer(log, SenderSettings(mark_interval=60 * SECOND, ping_interval=100 * SECOND, silence=300 * SECOND))
+    peer.say(*welcome((0, 10)))
+    peer.heard()
+    sent = []
+    for second in range(1, 181):
+        now = second * SECOND
+        for lane in peer.sender.stale_lanes(now):
+            peer.sender.offer(lane, log.state(lane)._replace(mark=Mark(WALL + now, log.ends[lane])))
+        peer.sender.handle_timeout(now)
+        sent += [(second, frame) for frame in peer.heard() if not isinstance(frame, Ping)]
+    assert sent == [(second, Marks(WALL + second * SECOND, [(1, 10), (2, 0)])) for second in (60, 120, 180)]
+
+
+def test_marks_ride_with_the_data_and_follow_it_within_a_second(log: ModelLog) -> None:
+    peer = Peer(log, SenderSettings(mark_interval=60 * SECOND))
+    peer.say(*welcome((0, 10)))
+    peer.heard()
+
+    def message(now: int) -> list[type[Frame]]:
+        for lane in peer.sender.stale_lanes(now):
+            peer.sender.offer(lane, log.state(lane))
+        peer.sender.handle_timeout(now)
+        for event in peer.sender.events():
+            if isinstance(event, ReadRequest):
+                peer.sender.feed(event.lane, log.read_now(*event))
+        return [type(frame) for frame in peer.heard()]
+
+    for at, expected in ((SECOND, [Data, Marks]), (SECOND * 3 // 2, [Data])):
+        log.append(1, 5)
+        peer.sender.offer(1, log.state(1))
+        assert message(at) == expected
+    assert peer.sender.deadline() == 2 * SECOND
+    assert message(2 * SECOND) == [Marks]
+    assert message(3 * SECOND) == []
 
 
 @settings(max_examples=150, deadline=None)
@@ -247,7 +372,7 @@ def test_garbage_ends_the_connection_and_nothing_else(messages: list[bytes], ope
     log.append(1, 3)
     peer = Peer(log)
     if open_first:
-        peer.say(welcome())
+        peer.say(*welcome())
     for message in messages:
         peer.sender.receive_data(message, 1)
     assert not any(isinstance(event, Acked) for event in peer.sender.events())
@@ -256,6 +381,6 @@ def test_garbage_ends_the_connection_and_nothing_else(messages: list[bytes], ope
 
 def test_an_ack_that_names_the_whole_lane_again_counts_only_what_is_new(log: ModelLog) -> None:
     peer = Peer(log)
-    peer.say(welcome(WelcomeLane(1, [(0, 4)])))
+    peer.say(*welcome((0, 4)))
     acked = [event for end in (6, 6, 9) for event in peer.say(Ack(1, [(0, end)])) if isinstance(event, Acked)]
     assert [event.newly for event in acked] == [2, 0, 3]

@@ -20,6 +20,7 @@ from crc32c import crc32c
 from tests.vectors import notation
 from tests.vectors.notation import Notation
 from weft.protocols import batch, chunk, link, segment
+from weft.protocols.link_stream import FrameEncoder
 
 HERE = Path(__file__).parent
 T = 1_700_000_000_000_000_000
@@ -201,34 +202,85 @@ CONTROL: Notation = {
             "tenant": "default",
             "edge": "pi-1",
             "log_id": 0xFEDCBA9876543210,
-            "epoch": 3,
-            "lanes": [
-                {
-                    "lane": 1,
-                    "stream": "telemetry",
-                    "ranges": [[0, 5], [7, 10]],
-                    "topics": ["plant/{line}/t"],
-                    "payload": 2,
-                },
-                {"lane": 2, "stream": "alarms", "ranges": [], "topics": [], "payload": 0},
-            ],
+            "boot": 0x0123456789ABCDEF,
             "clock": T,
             "software": "weft 0.1.0",
+            "features": ["compact-marks"],
+            "stay": False,
         },
         {
             "type": "WELCOME",
             "version": 1,
             "cluster_id": "000102030405060708090a0b0c0d0e0f",
-            "lanes": [{"lane": 1, "ranges": [[0, 5]]}, {"lane": 2, "ranges": []}],
             "window_bytes": 8 << 20,
             "batch_bytes_max": 1 << 20,
             "clock": T + 1,
             "software": "weft 0.1.0",
+            "features": [],
         },
-        {"type": "REFUSE", "code": 3, "message": "another node has this identity", "advice": "give it its own log"},
-        {"type": "REFUSE", "code": 6, "message": "lane 9 is not in the HELLO", "advice": "run the same release"},
+        {
+            "type": "REFUSE",
+            "version": 1,
+            "code": 3,
+            "message": "another node has this identity",
+            "advice": "give it its own log",
+            "url": "",
+        },
+        {
+            "type": "REFUSE",
+            "version": 1,
+            "code": 7,
+            "message": "another node serves this edge",
+            "advice": "nothing: the edge goes there",
+            "url": "https://hub-2:8443",
+        },
+        {
+            "type": "LANE_OPEN",
+            "lane": 1,
+            "tenant": "default",
+            "edge": "pi-1",
+            "log_id": 0xFEDCBA9876543210,
+            "stream": "telemetry",
+            "epoch": 3,
+            "ranges": [[0, 5], [7, 10]],
+            "topics": ["plant/{line}/t"],
+            "payload": 2,
+            "flags": 0,
+            "origins": [[1, 1, "mean-1m", "4", "q80="]],
+        },
+        {
+            "type": "LANE_OPEN",
+            "lane": 2,
+            "tenant": "default",
+            "edge": "pi-7",
+            "log_id": 5,
+            "stream": "alarms",
+            "epoch": 0,
+            "ranges": [],
+            "topics": [],
+            "payload": 0,
+            "flags": 3,
+            "origins": [],
+        },
+        {"type": "LANE_OPENED", "lane": 1, "ranges": [[0, 5]]},
+        {
+            "type": "LANE_CLOSED",
+            "lane": 2,
+            "code": 8,
+            "message": "shard 3 has trouble with its store",
+            "advice": "try another node",
+        },
+        {"type": "ORIGINS", "lane": 1, "origins": [[2, 2, "telemetry", "7", ""]]},
+        {
+            "type": "CLOCK",
+            "log_id": 0xFEDCBA9876543210,
+            "boot": 1,
+            "monotonic": 5_000_000_000,
+            "offset": -7,
+            "error": 3,
+        },
         {"type": "GAP", "lane": 1, "first": 5, "end": 7, "reason": 1},
-        {"type": "MARK", "lane": 1, "time": T, "seq": 10},
+        {"type": "MARK", "time": T, "lanes": [[1, 10], [3, 0]]},
         {"type": "ACK", "lane": 1, "ranges": [[0, 7]]},
         {"type": "PING", "sent": 123},
         {"type": "PONG", "sent": 123, "clock": T},
@@ -302,7 +354,7 @@ def later_chunk() -> bytes:
 
 def compressed_messages() -> bytes:
     """The frames of ``CONTROL`` and ``DATA`` as two messages of one stream."""
-    encoder = link.FrameEncoder()
+    encoder = FrameEncoder()
     return b"".join(encoder.encode([notation.frame(noted) for noted in part["frames"]]) for part in (CONTROL, DATA))
 
 
@@ -422,19 +474,21 @@ def link_rejects() -> Iterator[tuple[str, str, str, bytes]]:
     data = notation.encode("link", DATA)
     yield "link", "cut_frame", "Truncated", data[:-3]
     yield "link", "flipped_batch", "Corrupt", flipped(data, len(data) // 2)
-    yield "link", "unknown_type", "Corrupt", patched(data, 0, b"\x63")
-    yield "link", "reserved_type", "Corrupt", patched(data, 0, bytes([link.FrameType.THROTTLE]))
+    yield "link", "unknown_type", "UnsupportedVersion", patched(data, 0, b"\x63")
+    yield "link", "reserved_type", "UnsupportedVersion", patched(data, 0, bytes([link.FrameType.THROTTLE]))
+    later = msgspec.msgpack.encode({"version": 2, "edge": 7})
+    yield "link", "later_hello", "UnsupportedVersion", raw_frame(1, later)
+    yield "link", "later_welcome", "UnsupportedVersion", raw_frame(2, later)
     yield "link", "data_over_long", "Corrupt", struct.pack("<BI", 4, link.FRAME_BYTES_MAX + 1)
     yield "link", "control_over_long", "Corrupt", struct.pack("<BI", 1, link.CONTROL_BYTES_MAX + 1)
     yield "link", "data_without_a_batch", "Corrupt", raw_frame(4, bytes(4))
-    yield "link", "body_with_a_tail", "Corrupt", raw_frame(8, b"\x81\xa4sent\x01\x00")
-    yield "link", "nested_too_deeply", "Corrupt", raw_frame(8, b"\x82\xa4sent\x01\xa1x" + b"\x91" * 5000)
-    lane = {"lane": 1, "stream": "s", "ranges": [], "topics": [], "payload": 1 << 32}
-    hello = {**CONTROL["frames"][0], "lanes": [lane]}
-    yield "link", "payload_kind_over_32_bits", "Corrupt", raw_frame(1, msgspec.msgpack.encode(hello))
-    text = b"\x83\xa4code\x01\xa7message\xa1\xff\xa6advice\xa0"
+    yield "link", "body_with_a_tail", "Corrupt", raw_frame(8, b"\x91\x01\x00")
+    yield "link", "nested_too_deeply", "Corrupt", raw_frame(8, b"\x92\x01" + b"\x91" * 5000)
+    lane = [1, "default", "pi-1", 1, "s", 1, [], [], 1 << 32]
+    yield "link", "payload_kind_over_32_bits", "Corrupt", raw_frame(14, msgspec.msgpack.encode(lane))
+    text = b"\x84\xa7version\x01\xa4code\x01\xa7message\xa1\xff\xa6advice\xa0"
     yield "link", "text_not_utf8", "Corrupt", raw_frame(3, text)
-    gap = b"\x84\xa4lane\x01\xa5first\x05\xa3end\x05\xa6reason\x01"
+    gap = b"\x94\x01\x05\x05\x01"
     yield "link", "gap_of_nothing", "Corrupt", raw_frame(5, gap)
 
 

@@ -177,10 +177,15 @@ _FRAMES: dict[str, Any] = {
     "WELCOME": link.Welcome,
     "REFUSE": link.Refuse,
     "GAP": link.Gap,
-    "MARK": link.LaneMark,
+    "MARK": link.Marks,
     "ACK": link.Ack,
     "PING": link.Ping,
     "PONG": link.Pong,
+    "LANE_OPEN": link.LaneOpen,
+    "LANE_OPENED": link.LaneOpened,
+    "LANE_CLOSED": link.LaneClosed,
+    "CLOCK": link.Clock,
+    "ORIGINS": link.LaneOrigins,
 }
 
 
@@ -189,7 +194,10 @@ def frame(noted: Notation) -> link.Frame:
     fields = {name: value for name, value in noted.items() if name != "type"}
     if noted["type"] == "DATA":
         return link.Data(fields["lane"], b"".join(map(_encode_batch, fields["batches"])))
-    return msgspec.convert(fields, _FRAMES[noted["type"]])  # type: ignore[no-any-return]
+    kind = _FRAMES[noted["type"]]
+    if kind.__struct_config__.array_like:
+        fields = list(fields.values())
+    return msgspec.convert(fields, kind)  # type: ignore[no-any-return]
 
 
 def note_frame(found: link.Frame) -> Notation:
@@ -198,7 +206,8 @@ def note_frame(found: link.Frame) -> Notation:
         batches = [_decode_batch(bytes(view)) for _, view in link.split_batches(found.batches)]
         return {"type": "DATA", "lane": found.lane, "batches": batches}
     name = next(name for name, kind in _FRAMES.items() if isinstance(found, kind))
-    return {"type": name, **_builtins(found)}
+    fields = {field: _builtins(getattr(found, field)) for field in found.__struct_fields__}
+    return {"type": name, **fields}
 
 
 def _encode_frames(meaning: Notation) -> bytes:

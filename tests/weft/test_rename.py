@@ -8,7 +8,7 @@ import subprocess
 import sys
 import time
 import urllib.error
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -430,9 +430,10 @@ class _WholeLog:
     def lanes(self) -> list[OfferedLane]:
         return [OfferedLane(self._stream, "telemetry", ("plant/{line}/{machine}/telemetry",))]
 
-    def state(self, lane: int) -> LaneSnapshot:
-        now = self._log.snapshot(lane)
-        return LaneSnapshot(now.held, now.next_seq, [], Mark(time.time_ns(), now.next_seq))
+    def states(self, lanes: Iterable[int]) -> dict[int, LaneSnapshot]:
+        now = self._log.snapshot(self._stream)
+        state = LaneSnapshot(now.held, now.next_seq, [], Mark(time.time_ns(), now.next_seq))
+        return dict.fromkeys(lanes, state)
 
     async def read(self, lane: int, seq: int, bytes_max: int) -> list[bytes]:
         return self._log.read(lane, seq, bytes_max)
@@ -446,8 +447,8 @@ class _WholeLog:
     def released(self, lane: int, ranges: object) -> None:
         pass
 
-    def listen(self, callback: Callable[[], None]) -> Callable[[], None]:
-        return self._log.listen(callback)
+    def listen(self, callback: Callable[[Collection[int] | None], None]) -> Callable[[], None]:
+        return self._log.listen(lambda: callback(None))
 
 
 class _Epochs:

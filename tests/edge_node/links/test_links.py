@@ -130,8 +130,8 @@ async def test_everything_reaches_the_hub_once_across_a_restart_of_the_node(tmp_
     await one_run(tmp_path, hub)
     assert set(hub.stored.values()) == {1}
     assert len(hub.stored) == 106
-    assert [hello.epoch for hello in hub.hellos] == [1, 2]
-    assert hub.hellos[0].lanes[0].topics == ["telemetry/+"]
+    assert {opening.epoch for opening in hub.openings} == {1, 2}
+    assert hub.openings[0].topics == ["telemetry/+"]
 
 
 async def test_a_hub_is_told_what_the_payloads_are(tmp_path: Path, hub: Hub, log: SegmentLog) -> None:
@@ -139,9 +139,9 @@ async def test_a_hub_is_told_what_the_payloads_are(tmp_path: Path, hub: Hub, log
     streams = {**given.streams, "telemetry": Stream(from_=("telemetry/+",), payload="json")}
     links = Links(msgspec.structs.replace(given, streams=streams), log, wall_clock=wall_clock)
     links.start()
-    await until(lambda: bool(hub.hellos))
+    await until(lambda: len(hub.openings) == 2)
     await links.close()
-    told = {lane.stream: lane.payload for lane in hub.hellos[0].lanes}
+    told = {lane.stream: lane.payload for lane in hub.openings}
     assert told == {"telemetry": PayloadKind.JSON, "alarms": PayloadKind.BYTES}
 
 
@@ -179,7 +179,7 @@ async def test_a_refused_copy_of_a_log_never_counts_its_way_to_a_higher_epoch(
             while status.state is not LinkState.CONFLICT:  # noqa: ASYNC110
                 await asyncio.sleep(0.005)
         await links.close()
-    assert [hello.epoch for hello in hub.hellos] == [1, 1, 1]
+    assert epoch_file(OSFileSystem(), str(tmp_path / "links" / "cloud.epoch")).propose() == 1
 
 
 async def test_numbers_of_an_earlier_name_are_told_as_renamed_and_never_sent(
@@ -203,7 +203,7 @@ async def test_numbers_of_an_earlier_name_are_told_as_renamed_and_never_sent(
     await until(lambda: released.get(telemetry) == RangeSet([(0, 10)]))
     assert sorted(hub.stored) == [(telemetry, 7), (telemetry, 8), (telemetry, 9)]
     assert [gap for lane, gap in hub.gaps if lane == telemetry] == [GapRange(0, 7, GapReason.RENAMED)]
-    offered = [first for hello in hub.hellos for lane in hello.lanes for first, _ in lane.ranges]
+    offered = [first for lane in hub.openings for first, _ in lane.ranges]
     assert not offered or min(offered) >= 7
     assert links.waiting() == {}
     assert not links.is_unsent
@@ -227,7 +227,8 @@ async def test_records_that_memory_no_longer_holds_are_read_from_the_disk(tmp_pa
 async def test_a_mark_covers_no_record_that_comes_in_the_same_instant(tmp_path: Path, log: SegmentLog) -> None:
     log.stream("telemetry")
     source = source_of(log, tmp_path, lambda: 5000)
-    assert source.state(source.lanes()[0].lane).mark.time < 5000
+    lane = source.lanes()[0].lane
+    assert source.states([lane])[lane].mark.time < 5000
 
 
 def test_epochs_rise_across_restarts(tmp_path: Path) -> None:
@@ -289,4 +290,4 @@ async def test_the_nodes_own_streams_never_leave_it(tmp_path: Path, log: Segment
     links.start()
     await until(lambda: links.statuses[0].state is LinkState.CONNECTED)
     await links.close()
-    assert {lane.stream for lane in hub.hellos[-1].lanes} == {"telemetry"}
+    assert {lane.stream for lane in hub.openings} == {"telemetry"}

@@ -1,0 +1,70 @@
+"""Times at which the marks of a link's lanes are due."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from weft.replication.liveness import SECOND
+
+WITH_DATA = SECOND
+"""Shortest time between two messages with marks of lanes that send data: their completeness is at most this late."""
+
+
+class MarkSchedule:
+    """Lanes whose marks are due: of lanes with data soon after the data, of idle lanes once an interval, all together.
+
+    All times are monotonic nanoseconds.
+    """
+
+    def __init__(self, interval: int, now: int) -> None:
+        self._interval = interval
+        self._all_at = now + interval
+        self._with_data_at = now
+        self._sent_data: dict[int, None] = {}
+        """Lanes that sent data since their last mark."""
+        self.due: dict[int, None] = {}
+        """Lanes whose marks go as soon as everything that they cover was sent."""
+
+    @property
+    def deadline(self) -> int:
+        """Return the time from which ``stale`` and ``begin`` have something to do."""
+        return min(self._all_at, self._with_data_at) if self._sent_data else self._all_at
+
+    def sent_data(self, lane: int) -> None:
+        """Note that a lane's data goes out now."""
+        self._sent_data[lane] = None
+
+    def opened(self, lane: int) -> None:
+        """Note that a lane was opened: the receiver has no mark of this connection."""
+        self.due[lane] = None
+
+    def forget(self, lane: int) -> None:
+        """Note that a lane is closed."""
+        self._sent_data.pop(lane, None)
+        self.due.pop(lane, None)
+
+    def stale(self, lanes: Iterable[int], now: int) -> list[int]:
+        """Return those of all open lanes whose marks become due at ``now``."""
+        if now >= self._all_at:
+            return list(lanes)
+        return list(self._sent_data) if now >= self._with_data_at else []
+
+    def all_are_near(self, now: int) -> bool:
+        """Return whether more than half the interval has passed since the marks of all lanes went."""
+        return now >= self._all_at - self._interval // 2
+
+    def begin(self, lanes: Iterable[int], now: int, *, all_due: bool = False) -> None:
+        """Make due what is due at ``now``.
+
+        Args:
+            lanes: all open lanes.
+            all_due: the marks of all lanes go now, ahead of time.
+        """
+        if all_due or now >= self._all_at:
+            self._all_at = now + self._interval
+            self.due.update(dict.fromkeys(lanes))
+            self._sent_data.clear()
+        elif self._sent_data and now >= self._with_data_at:
+            self.due.update(self._sent_data)
+            self._sent_data.clear()
+            self._with_data_at = now + WITH_DATA

@@ -1,0 +1,159 @@
+"""The lanes of one connection at its sending end: their numbers on the link, and which of them have something to do.
+
+The cost of a commit or a message depends on the lanes that it touches, not on the lanes that are idle.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+
+from weft.protocols.errors import Corrupt
+from weft.protocols.link import Frame, LaneClosed, LaneOpen, RefuseCode
+from weft.replication.sender_lane import LaneState, SenderLane
+
+
+class SenderLanes:
+    """All lanes of a connection, by the source's numbers."""
+
+    def __init__(self) -> None:
+        self._lanes: dict[int, SenderLane] = {}
+        self._numbers: dict[int, SenderLane] = {}
+        """Lanes that are opening or open, by the link's numbers."""
+        self._next_number = 1
+        self._retries: dict[int, int] = {}
+        """Closed lane -> time at which it is offered again."""
+        self._turn: deque[int] = deque()
+        """Lanes that may want to be read, each once."""
+        self._queued: set[int] = set()
+        self._with_gaps: dict[int, None] = {}
+        self._unnamed: dict[int, None] = {}
+        """Lanes of which the next message may name more than ``named_ends`` said."""
+
+    def __getitem__(self, key: int) -> SenderLane:
+        """Return a lane that was added."""
+        return self._lanes[key]
+
+    def __contains__(self, key: int) -> bool:
+        """Return whether a lane was added, and not removed since."""
+        return key in self._lanes
+
+    @property
+    def all_closed(self) -> bool:
+        """Return whether no lane is opening or open."""
+        return not self._numbers
+
+    @property
+    def opening(self) -> list[int]:
+        """Return the lanes that the receiver has not answered."""
+        return [lane.key for lane in self._numbers.values() if lane.state is LaneState.OPENING]
+
+    def open(self) -> Iterator[int]:
+        """Iterate over the lanes that the receiver has taken."""
+        return (lane.key for lane in self._numbers.values() if lane.state is LaneState.OPEN)
+
+    def get_open(self, key: int) -> SenderLane | None:
+        """Return a lane if it is open."""
+        lane = self._lanes.get(key)
+        return lane if lane is not None and lane.state is LaneState.OPEN else None
+
+    def numbered(self, number: int) -> SenderLane | None:
+        """Return the lane with a number of the link; None when it was closed, and an answer was still on the way.
+
+        Raises:
+            Corrupt: the number was never given to a lane.
+        """
+        if not 0 < number < self._next_number:
+            raise Corrupt(f"lane {number} was never offered")
+        return self._numbers.get(number)
+
+    # -- from closed to open and back
+
+    def add(self, lane: SenderLane) -> LaneOpen:
+        """Add a lane and return the frame that offers it.
+
+        Raises:
+            ValueError: it was added already.
+        """
+        if lane.key in self._lanes:
+            raise ValueError(f"lane {lane.key} is offered already")
+        self._lanes[lane.key] = lane
+        return self._offer(lane)
+
+    def _offer(self, lane: SenderLane) -> LaneOpen:
+        # A number is used once: frames of a closed lane that are still on the way must not be taken for the next one's.
+        number, self._next_number = self._next_number, self._next_number + 1
+        self._numbers[number] = lane
+        return lane.open(number)
+
+    def close(self, lane: SenderLane, retry_at: int) -> None:
+        """Note that a lane is closed; ``offer_again`` returns it from ``retry_at`` on."""
+        self._numbers.pop(lane.number, None)
+        lane.state = LaneState.CLOSED
+        self._with_gaps.pop(lane.key, None)
+        self._unnamed.pop(lane.key, None)
+        self._retries[lane.key] = retry_at
+
+    def remove(self, key: int) -> Frame | None:
+        """Remove a lane; return the frame that tells the receiver, unless it is closed already."""
+        lane = self._lanes[key]
+        was_open = lane.state is not LaneState.CLOSED
+        self.close(lane, 0)
+        del self._lanes[key], self._retries[key]
+        return LaneClosed(lane.number, RefuseCode.CLOSED, "the sender withdraws the lane", "") if was_open else None
+
+    def offer_again(self, now: int) -> list[Frame]:
+        """Return the frames that offer closed lanes whose time has come."""
+        due = [key for key, time in self._retries.items() if now >= time]
+        for key in due:
+            del self._retries[key]
+        return [self._offer(self._lanes[key]) for key in due]
+
+    @property
+    def next_retry(self) -> int | None:
+        """Return the time at which ``offer_again`` has something to return."""
+        return min(self._retries.values(), default=None)
+
+    # -- what is to do
+
+    def touch(self, lane: SenderLane) -> None:
+        """Note that an open lane may have something to send."""
+        if lane.key not in self._queued:
+            self._queued.add(lane.key)
+            self._turn.append(lane.key)
+        if lane.has_gaps:
+            self._with_gaps[lane.key] = None
+            self.names_more(lane)
+
+    def names_more(self, lane: SenderLane) -> None:
+        """Note that the next message may name numbers of a lane that no message named before."""
+        self._unnamed[lane.key] = None
+
+    def take_named_ends(self) -> dict[int, int]:
+        """Return the ends of the lanes with ``names_more`` since the last call."""
+        ends = {key: self._lanes[key].named_end() for key in self._unnamed}
+        self._unnamed.clear()
+        return ends
+
+    def next_wanted(self) -> tuple[SenderLane, int] | None:
+        """Return the next lane in turn that wants to be read, and from where."""
+        while self._turn:
+            key = self._turn[0]
+            lane = self.get_open(key)
+            seq = lane.wanted() if lane is not None else None
+            if lane is not None and seq is not None:
+                self._turn.rotate(-1)
+                return lane, seq
+            self._turn.popleft()
+            self._queued.discard(key)
+        return None
+
+    def take_gap_frames(self, limit: int) -> Iterator[Frame]:
+        """Return up to ``limit`` gap notices; lanes that have more keep their place."""
+        for key in list(self._with_gaps):
+            for frame in self._lanes[key].gap_frames(limit):
+                limit -= 1
+                yield frame
+            if self._lanes[key].has_gaps:
+                return
+            del self._with_gaps[key]
