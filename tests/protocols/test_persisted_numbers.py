@@ -113,7 +113,6 @@ CONSTANTS = {
 }
 
 ARRAYS = {
-    origin.Origin: "number kind name version hash",
     segment.GapNotice: "stream first end reason time",
     segment.ClockNotice: "boot_id monotonic offset error",
     segment.LaneIndex: "stream ranges first_time last_time points",

@@ -195,9 +195,8 @@ def frame(noted: Notation) -> link.Frame:
     if noted["type"] == "DATA":
         return link.Data(fields["lane"], b"".join(map(_encode_batch, fields["batches"])))
     kind = _FRAMES[noted["type"]]
-    if kind.__struct_config__.array_like:
-        fields = list(fields.values())
-    return msgspec.convert(fields, kind)  # type: ignore[no-any-return]
+    packed = list(fields.values()) if kind.__struct_config__.array_like else fields
+    return msgspec.convert(packed, kind)  # type: ignore[no-any-return]
 
 
 def note_frame(found: link.Frame) -> Notation:

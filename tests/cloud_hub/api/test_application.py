@@ -178,8 +178,10 @@ async def test_a_stream_its_lanes_and_its_completeness(hub: Hub) -> None:
 async def test_a_mark_from_the_future_promises_nothing_beyond_now(hub: Hub) -> None:
     log = EdgeLog()
     log.append(*records(0, [b"a"]))
-    state = log.state
-    log.state = lambda lane: state(lane)._replace(mark=state(lane).mark.__class__(T * 2, 1))  # type: ignore[method-assign]
+    states = log.states
+    log.states = lambda lanes: {  # type: ignore[method-assign]
+        lane: state._replace(mark=state.mark.__class__(T * 2, 1)) for lane, state in states(lanes).items()
+    }
 
     async def complete() -> bool:
         return (await get(hub, STREAM))[1].get("complete_up_to") is not None
