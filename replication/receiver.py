@@ -38,7 +38,6 @@ from weft.protocols.link import (
     check_batch,
     split_batches,
 )
-from weft.protocols.link_stream import FrameDecoder, FrameEncoder
 from weft.protocols.ranges import RangeSet
 from weft.replication.accounting import SentBatch, SentBatches, checked_ranges
 from weft.replication.events import (
@@ -56,6 +55,7 @@ from weft.replication.events import (
 )
 from weft.replication.greeting import check_hello, check_opening
 from weft.replication.liveness import Liveness, PeerClock
+from weft.replication.message_stream import FrameDecoder, FrameEncoder
 from weft.replication.settings import ReceiverSettings
 
 _SAME_RELEASE = "run the same release on edge and hub; if they do, report this as a fault of the edge"

@@ -29,7 +29,6 @@ from weft.protocols.link import (
     RefuseCode,
     Welcome,
 )
-from weft.protocols.link_stream import FrameDecoder, FrameEncoder
 from weft.protocols.ranges import RangeSet
 from weft.replication.accounting import checked_ranges
 from weft.replication.events import (
@@ -46,6 +45,7 @@ from weft.replication.events import (
 )
 from weft.replication.liveness import Liveness, PeerClock
 from weft.replication.mark_schedule import MarkSchedule
+from weft.replication.message_stream import FrameDecoder, FrameEncoder
 from weft.replication.outbox import Outbox
 from weft.replication.sender_lane import LaneState, SenderLane
 from weft.replication.sender_lanes import SenderLanes

@@ -28,7 +28,6 @@ from weft.protocols.link import (
     Welcome,
     encode_frame,
 )
-from weft.protocols.link_stream import STREAM_WINDOW_LOG_MAX, FrameDecoder, FrameEncoder
 from weft.protocols.ranges import RangeSet
 from weft.replication.events import (
     BatchesReceived,
@@ -41,6 +40,7 @@ from weft.replication.events import (
     ReceiverEvent,
 )
 from weft.replication.liveness import SECOND
+from weft.replication.message_stream import STREAM_WINDOW_LOG_MAX, FrameDecoder, FrameEncoder
 from weft.replication.receiver import Receiver
 from weft.replication.settings import ReceiverSettings
 

@@ -26,7 +26,6 @@ from weft.protocols.link import (
     Welcome,
     split_batches,
 )
-from weft.protocols.link_stream import FrameDecoder, FrameEncoder
 from weft.protocols.ranges import RangeSet
 from weft.replication.events import (
     Acked,
@@ -41,6 +40,7 @@ from weft.replication.events import (
     Welcomed,
 )
 from weft.replication.liveness import SECOND
+from weft.replication.message_stream import FrameDecoder, FrameEncoder
 from weft.replication.sender import Sender
 from weft.replication.settings import SenderSettings
 from weft.replication.source import OfferedLane
