@@ -214,7 +214,7 @@ class Pong(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Clock(msgspec.Struct, frozen=True, array_like=True):
-    """What the sender learned of its clock: at ``monotonic`` of this boot its wall clock was ``offset`` ns behind."""
+    """A measurement of the sender's clock: at ``monotonic`` of this boot its wall clock was ``offset`` ns behind."""
 
     log_id: U64
     boot: U64

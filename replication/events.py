@@ -113,7 +113,7 @@ class OriginsReceived(NamedTuple):
 
 
 class ClockReceived(NamedTuple):
-    """What the sender learned of its clock."""
+    """A measurement of the sender's clock."""
 
     clock: Clock
 

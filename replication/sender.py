@@ -134,7 +134,7 @@ class Sender:
 
     @property
     def opening(self) -> list[int]:
-        """Return the lanes that the receiver has not answered. Their state is offered afresh before each message from
+        """Return the lanes that the receiver has not answered. Their state is offered again before each message from
         it, so that what was given away meanwhile does not look like records that this log never had."""
         return self._lanes.opening
 

@@ -60,7 +60,7 @@ class SenderLane:
         self._gaps = [gap for gap in state.gaps if not self._told.covers(gap.first, gap.end)]
 
     def open(self, number: int) -> LaneOpen:
-        """Begin anew under a number of the link, and return the frame that says so."""
+        """Start over under a number of the link, and return the frame that says so."""
         self._reset()
         self.offer(self._latest)
         self.number = number
