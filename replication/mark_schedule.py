@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
+from weft.protocols.link import Frame, Marks
 from weft.replication.liveness import SECOND
+from weft.replication.sender_lanes import SenderLanes
 
 WITH_DATA = SECOND
 """Shortest time between two messages with marks of lanes that send data: their completeness is at most this late."""
@@ -68,3 +70,17 @@ class MarkSchedule:
             self.due.update(self._sent_data)
             self._sent_data.clear()
             self._with_data_at = now + WITH_DATA
+
+    def take_frames(self, lanes: SenderLanes, first_waiting: Callable[[int], int | None]) -> list[Frame]:
+        """Return the due marks of lanes whose data has reached them, one frame for all lanes with one time.
+
+        Args:
+            first_waiting: the first record of a lane that was read and waits for the window, if any.
+        """
+        found: dict[int, list[tuple[int, int]]] = {}
+        for key in list(self.due):
+            mark = lanes[key].take_mark(first_waiting(key))
+            if mark is not None:
+                found.setdefault(mark.time, []).append((lanes[key].number, mark.seq))
+                del self.due[key]
+        return [Marks(time, pairs) for time, pairs in found.items()]

@@ -22,7 +22,6 @@ from weft.protocols.link import (
     Hello,
     LaneClosed,
     LaneOpened,
-    Marks,
     Ping,
     Pong,
     Refuse,
@@ -47,6 +46,7 @@ from weft.replication.liveness import Liveness, PeerClock
 from weft.replication.mark_schedule import MarkSchedule
 from weft.replication.message_stream import FrameDecoder, FrameEncoder
 from weft.replication.outbox import Outbox
+from weft.replication.refusals import rolled_back
 from weft.replication.sender_lane import LaneState, SenderLane
 from weft.replication.sender_lanes import SenderLanes
 from weft.replication.settings import SenderSettings
@@ -291,7 +291,7 @@ class Sender:
             raise Corrupt(f"lane {lane.number} is opened twice")
         high_watermark = min(lane.end, self._high_watermark(self.cluster_id, lane.key))
         if held.end > high_watermark:
-            self._close(_rolled_back(lane.identity.stream, held.end, high_watermark))
+            self._close(rolled_back(lane.identity.stream, held.end, high_watermark))
             return
         lane.opened(held)
         self._marks.opened(lane.key)
@@ -364,14 +364,7 @@ class Sender:
     def _mark_frames(self) -> Iterable[Frame]:
         """Return the marks that are due, one frame for all lanes with one time."""
         self._marks.begin(self._lanes.open(), self._now)
-        found: dict[int, list[tuple[int, int]]] = {}
-        for key in list(self._marks.due):
-            lane = self._lanes[key]
-            mark = lane.take_mark(self._outbox.first_waiting(key))
-            if mark is not None:
-                found.setdefault(mark.time, []).append((lane.number, mark.seq))
-                del self._marks.due[key]
-        return [Marks(time, lanes) for time, lanes in found.items()]
+        return self._marks.take_frames(self._lanes, self._outbox.first_waiting)
 
     # -- time
 
@@ -406,14 +399,3 @@ class Sender:
         self._state = _State.CLOSED
         self._outbox.clear()
         self._events.append(event)
-
-
-def _rolled_back(stream: str, end: int, high_watermark: int) -> Refusal:
-    return Refusal(
-        RefuseCode.IDENTITY_CONFLICT,
-        f"the hub holds records of stream {stream} up to seq {end}, but this log gave it none beyond "
-        f"{high_watermark}. The log was restored from an old copy, or its disk lost acknowledged records",
-        "stop the node, keep its data directory aside and start with an empty one, which gets a new log id. "
-        "`weft edge query` reads the records that only the old one has",
-        by_peer=False,
-    )
