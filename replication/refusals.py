@@ -1,4 +1,4 @@
-"""What a sender says of a hub that it must not send to."""
+"""Refusals of a sender: hubs that it must not send to."""
 
 from __future__ import annotations
 

@@ -351,9 +351,8 @@ class Sender:
         return self._encoder.encode(frames) if frames else b""
 
     def _take_answers(self) -> list[Frame]:
-        """Return what waits to be said about lanes; offers in pieces, as each may have many ranges."""
-        answers = self._answers[:OPENINGS_PER_MESSAGE]
-        del self._answers[:OPENINGS_PER_MESSAGE]
+        # In pieces: each offer may have many ranges.
+        answers, self._answers = self._answers[:OPENINGS_PER_MESSAGE], self._answers[OPENINGS_PER_MESSAGE:]
         return answers
 
     def _data_frames(self) -> Iterable[Frame]:
