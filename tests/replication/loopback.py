@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
+from typing import ClassVar
 
 from aiohttp import web
 
@@ -19,6 +20,9 @@ from weft.replication.settings import ReceiverSettings
 class Hub:
     """A hub on a real port; it keeps what it took across connections and restarts."""
 
+    numbers: ClassVar[dict[str, int]] = {}
+    """Stream -> the number under which all hubs of a test know it. Without an entry, the first that a link gave it."""
+
     def __init__(self, cluster_id: str = "cluster-1") -> None:
         self.cluster_id = cluster_id
         self.held: dict[int, RangeSet] = {}
@@ -29,7 +33,7 @@ class Hub:
         self.openings: list[LaneOpen] = []
         self.clocks: list[Clock] = []
         self.lanes: dict[str, int] = {}
-        """Stream -> the number under which this hub knows it: the first that a link gave it."""
+        """Stream -> the number under which this hub knows it."""
         self.sessions: list[LinkSession] = []
         self.closed = 0
         self.reasons: list[str] = []
@@ -86,7 +90,9 @@ class _Handler:
 
     async def open_lane(self, opening: LaneOpen) -> None:
         self.hub.openings.append(opening)
-        key = self.keys[opening.lane] = self.hub.lanes.setdefault(opening.stream, opening.lane)
+        key = self.keys[opening.lane] = self.hub.lanes.setdefault(
+            opening.stream, self.hub.numbers.get(opening.stream, opening.lane)
+        )
         self.session.lane_opened(opening.lane, self.hub.held.get(key, RangeSet()).copy())
 
     def close_lane(self, lane: int) -> None:
