@@ -7,7 +7,7 @@ that has seen chunk n holds the same state. A snapshot is the encoded state; it 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -28,6 +28,7 @@ __all__ = [
     "LEVEL_MAX",
     "PENDING_MARKS_MAX",
     "RELEASE",
+    "Extension",
     "FoldRules",
     "Folded",
     "LaneState",
@@ -51,13 +52,23 @@ LogKey = tuple[str, str, int]
 """(tenant, edge, log id)."""
 
 
+class Extension(NamedTuple):
+    """An addition to chunks and to the fold, which a level of its own brings."""
+
+    level: int
+    """The level at which it begins: nodes write it once the cluster has reached that."""
+    write: Callable[[Sequence[LaneUpdate]], bytes | None]
+    """From what a chunk adds to lanes, the extension's bytes in the chunk; None when it has nothing to say."""
+    fold: Callable[[bytes | None, bytes], bytes]
+    """From what the state keeps, and a chunk's bytes, what the state keeps then."""
+
+
 class FoldRules(NamedTuple):
-    """Rules by which a release folds a chunk."""
+    """Rules by which a release writes and folds chunks."""
 
     level: int = LEVEL_MAX
-    extensions: Mapping[int, Callable[[bytes | None, bytes], bytes]] = {}
-    """For each extension that the release knows: from what the state keeps of it, and a chunk's bytes, what the state
-    keeps then. A number new to the project belongs to a level of its own."""
+    extensions: Mapping[int, Extension] = {}
+    """Extensions that the release knows, by number. This release has none."""
 
 
 RELEASE = FoldRules()
@@ -164,7 +175,8 @@ class ShardState:
             folded.clocks[log] = [*others, found][-BOOTS_MAX:]
         for number, data in chunk.footer.extensions.items():
             if number in self.rules.extensions:
-                folded.extensions[number] = self.rules.extensions[number](self.extensions.get(number), data)
+                kept = self.extensions.get(number)
+                folded.extensions[number] = self.rules.extensions[number].fold(kept, data)
         return folded
 
     def accept(self, folded: Folded) -> None:

@@ -13,22 +13,26 @@ from collections import OrderedDict
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from functools import partial
 
-import msgspec
-
 from weft.protocols import chunk as chunks
 from weft.protocols.batch import Buffer
 from weft.protocols.chunk import Chunk, StreamSection
 from weft.protocols.errors import CodecError, Corrupt, UnsupportedVersion
-from weft.protocols.shard_state import ShardState, StreamKey
+from weft.protocols.shard_state import RELEASE, FoldRules, ShardState, StreamKey
 from weft.storage import hub_keys
+from weft.storage import manifest as manifests
 from weft.storage.cluster import Cluster, ClusterUnusable, open_cluster
 from weft.storage.hub_keys import table_key
+from weft.storage.manifest import Manifest
 from weft.storage.object_store import AlreadyExists, NotFound, ObjectStore, PreconditionFailed
 
 __all__ = ["Cluster", "ClusterUnusable", "CollectedPast", "Manifest", "ShardLog", "open_cluster", "table_key"]
 
 READ_AHEAD_MAX = 16
 """Maximum number of chunk indexes requested at once: hides a store's round trips behind each other."""
+SNAPSHOTS_TO_START = 4
+"""Number of newest snapshots that are never deleted: a node that read the manifest a moment ago finds its snapshot."""
+SNAPSHOTS_TO_LOCATE = 64
+"""Maximum number of older snapshots that are kept as an index of offsets."""
 SNAPSHOT_OFFSETS_MAX = 64
 """Maximum number of snapshots whose offsets a ``ShardLog`` remembers for ``locate``."""
 
@@ -48,16 +52,6 @@ class CollectedPast(Exception):
     may be a paused writer's. Load the state again; the records of collected chunks are in the tables."""
 
 
-class Manifest(msgspec.Struct, frozen=True):
-    """The shard's newest snapshot, and how far the collector may have deleted."""
-
-    snapshot_n: int = -1
-    snapshot: str | None = None
-    """Key of the snapshot of chunk ``snapshot_n``; None before the first."""
-    watermark: int = 0
-    """Number below which chunks may be gone. It only grows, and is never above ``snapshot_n + 1``."""
-
-
 class ShardLog:
     """A shard's objects. Every method may raise ``StoreError`` (the store did not answer) besides what it names.
 
@@ -69,11 +63,18 @@ class ShardLog:
     """
 
     def __init__(
-        self, store: ObjectStore, cluster: Cluster, shard: int, boot_clock: Callable[[], int] = BOOT_CLOCK
+        self,
+        store: ObjectStore,
+        cluster: Cluster,
+        shard: int,
+        boot_clock: Callable[[], int] = BOOT_CLOCK,
+        *,
+        rules: FoldRules = RELEASE,
     ) -> None:
         self.store = store
         self.cluster = cluster
         self.shard = shard
+        self.rules = rules
         self._boot_clock = boot_clock
         self._looked_at: int | None = None
         """Boot time just before the manifest was last asked for."""
@@ -226,8 +227,7 @@ class ShardLog:
             Corrupt: a chunk is damaged or missing, or no readable snapshot reaches up to the watermark.
         """
         while True:
-            manifest, _ = await self.manifest()
-            state = await self._load_snapshot(manifest)
+            state = await self._load_snapshot()
             with contextlib.suppress(CollectedPast):
                 while True:
                     await self.extend(state)
@@ -250,17 +250,27 @@ class ShardLog:
             raise self._missing(n, later[0].key)
         return not later
 
-    async def _load_snapshot(self, manifest: Manifest) -> ShardState:
-        older = [key for _, key in reversed(await self.snapshots())] if manifest.snapshot else []
-        for key in dict.fromkeys([manifest.snapshot, *older] if manifest.snapshot else []):
-            # An older snapshot costs a longer fold, and nothing else, as long as its chunks are there.
+    async def _load_snapshot(self) -> ShardState:
+        manifest, tried = (await self.manifest())[0], None
+        while manifest.snapshot is not None and manifest.snapshot != tried:
             with contextlib.suppress(NotFound, CodecError):
-                state = await self.snapshot(key)
-                if manifest.watermark - 1 <= state.n <= manifest.snapshot_n:
+                state = await self.snapshot(manifest.snapshot)
+                if state.n == manifest.snapshot_n:
                     return state
+            # Gone because newer ones took its place since the manifest was read, or damaged.
+            tried, manifest = manifest.snapshot, (await self.manifest())[0]
+        if manifest.snapshot is not None:
+            for n, key in reversed(await self.snapshots()):
+                # An older snapshot costs a longer fold, and nothing else, as long as its chunks are there.
+                if key == tried or not manifest.watermark - 1 <= n <= manifest.snapshot_n:
+                    continue
+                with contextlib.suppress(NotFound, CodecError):
+                    state = await self.snapshot(key)
+                    if state.n == n:
+                        return state
         if manifest.watermark > 0:
             raise Corrupt(f"shard {self.shard}: no readable snapshot reaches chunk {manifest.watermark - 1}")
-        return ShardState(self.cluster.cluster_id, self.shard)
+        return ShardState(self.cluster.cluster_id, self.shard, self.rules)
 
     async def manifest(self) -> tuple[Manifest, str | None]:
         """Return the manifest and its etag; (an empty one, None) when there is none yet.
@@ -277,17 +287,14 @@ class ShardLog:
             self._looked_at = looked_at
             return Manifest(), None
         with _naming(key):
-            try:
-                manifest = msgspec.json.decode(found.data, type=Manifest)
-            except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-                raise Corrupt(f"the manifest does not decode: {error}") from error
+            manifest = manifests.decode(found.data)
         self._looked_at, self._seen = looked_at, manifest
         return manifest, found.etag
 
     async def swap_manifest(self, manifest: Manifest, expected_etag: str | None) -> bool:
         """Replace the manifest that had ``expected_etag`` (None: there was none). Return False when another node was
         first."""
-        key, data = hub_keys.manifest_key(self.shard), msgspec.json.encode(manifest)
+        key, data = hub_keys.manifest_key(self.shard), manifests.encode(manifest)
         try:
             if expected_etag is None:
                 await self.store.create(key, data)
@@ -309,15 +316,35 @@ class ShardLog:
         numbers = ((hub_keys.parse_snapshot_key(item.key), item.key) for item in listed)
         return [(n, key) for n, key in numbers if n is not None]
 
+    async def thin_snapshots(self) -> int:
+        """Delete snapshots that serve nobody any more, and return their number.
+
+        Those stay that a starting node may be told of: the manifest's and the newest ``SNAPSHOTS_TO_START``. Of older
+        ones, which serve ``locate``, ``SNAPSHOTS_TO_LOCATE`` stay, spread over the log.
+        """
+        manifest, _ = await self.manifest()
+        known = await self.snapshots()
+        newest = {key for _, key in known[-SNAPSHOTS_TO_START:]} | {manifest.snapshot}
+        older = [(n, key) for n, key in known if key not in newest and n < manifest.snapshot_n]
+        useless = [key for n, key in older if n < manifest.watermark - 1]
+        spread = [(n, key) for n, key in older if n >= manifest.watermark - 1]
+        while len(spread) > SNAPSHOTS_TO_LOCATE:
+            # The one whose neighbours are closest together says least.
+            least = min(range(1, len(spread) - 1), key=lambda i: spread[i + 1][0] - spread[i - 1][0])
+            useless.append(spread.pop(least)[1])
+        for key in useless:
+            await self.store.delete(key)
+        return len(useless)
+
     async def snapshot(self, key: str) -> ShardState:
         """Read a snapshot.
 
         Raises:
-            NotFound, Truncated, Corrupt: it is gone, damaged, or not this shard's.
+            NotFound, Truncated, Corrupt: it is gone, damaged, not this shard's, or lacks what this release keeps.
         """
         data = (await self.store.get(key)).data
         with _naming(key):
-            state = ShardState.decode(data)
+            state = ShardState.decode(data, self.rules)
             if (state.cluster_id, state.shard) != (self.cluster.cluster_id, self.shard):
                 raise Corrupt(f"it belongs to shard {state.shard} of cluster {state.cluster_id.hex()}")
         return state

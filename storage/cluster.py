@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Callable
 from typing import NamedTuple
@@ -9,8 +10,9 @@ from typing import NamedTuple
 import msgspec
 
 from weft.protocols.placement import TENANT_EDGE, is_shard_count
+from weft.protocols.shard_state import LEVEL_MAX
 from weft.storage import hub_keys
-from weft.storage.object_store import AlreadyExists, NotFound, ObjectStore
+from weft.storage.object_store import AlreadyExists, NotFound, ObjectStore, PreconditionFailed
 
 FORMAT = 1
 CLUSTER_ID_BYTES = 16
@@ -25,6 +27,8 @@ class Cluster(NamedTuple):
 
     cluster_id: bytes
     shards: int
+    level: int = 1
+    """The level up to which nodes may write (``weft hub finalize``). The only part that changes."""
 
 
 class _ClusterFile(msgspec.Struct, frozen=True):
@@ -33,27 +37,32 @@ class _ClusterFile(msgspec.Struct, frozen=True):
     shards: int
     placement: str
     """Name of the rule by which an edge belongs to a shard."""
+    level: int = 1
 
 
 async def open_cluster(
-    store: ObjectStore, shards: int | None, random_bytes: Callable[[int], bytes] = os.urandom
+    store: ObjectStore,
+    shards: int | None,
+    random_bytes: Callable[[int], bytes] = os.urandom,
+    release_level: int = LEVEL_MAX,
 ) -> Cluster:
     """Read the store's ``cluster.json``, or create it.
 
     Args:
         shards: the number of shards of a new cluster; an existing one must have as many. None takes its number.
+        release_level: the highest level that the caller's release knows.
 
     Raises:
         ClusterUnusable: there is none and ``shards`` is None, it has another shard count, it was made by a later
-            release, or the file is damaged.
+            release or raised to a level that this one does not know, or the file is damaged.
         StoreError: the store did not answer.
     """
     found = await _read(store)
     if found is None and shards is not None:
-        made = _ClusterFile(FORMAT, random_bytes(CLUSTER_ID_BYTES).hex(), shards, TENANT_EDGE)
+        made = _ClusterFile(FORMAT, random_bytes(CLUSTER_ID_BYTES).hex(), shards, TENANT_EDGE, release_level)
         try:
             await store.create(hub_keys.CLUSTER, msgspec.json.encode(made))
-            return Cluster(bytes.fromhex(made.cluster_id), shards)
+            return Cluster(bytes.fromhex(made.cluster_id), shards, release_level)
         except AlreadyExists:
             found = await _read(store)
     if found is None:
@@ -63,7 +72,40 @@ async def open_cluster(
             f"the store was made with {found.shards} shards, the configuration says {shards}; the number cannot "
             f"change: set shards to {found.shards}"
         )
+    if found.level > release_level:
+        raise ClusterUnusable(
+            f"the store is at level {found.level}, this release knows level {release_level}: use the release that the "
+            "other nodes run"
+        )
     return found
+
+
+async def read_level(store: ObjectStore) -> int:
+    """Return the level of the store's cluster.
+
+    Raises:
+        ClusterUnusable: there is none, or the file is damaged.
+        StoreError: the store did not answer.
+    """
+    found = await _read(store)
+    if found is None:
+        raise ClusterUnusable("the store holds no hub")
+    return found.level
+
+
+async def raise_level(store: ObjectStore, level: int) -> None:
+    """Raise the cluster's level; a level that is reached already is left. All else in the file stays as it is.
+
+    Raises:
+        ClusterUnusable: there is no cluster, or the file is damaged.
+        StoreError: the store did not answer.
+    """
+    while await read_level(store) < level:
+        found = await store.get(hub_keys.CLUSTER)
+        fields = msgspec.json.decode(found.data, type=dict[str, msgspec.Raw])
+        fields["level"] = msgspec.Raw(str(level).encode())
+        with contextlib.suppress(PreconditionFailed):
+            await store.swap(hub_keys.CLUSTER, msgspec.json.encode(fields), found.etag)
 
 
 async def _read(store: ObjectStore) -> Cluster | None:
@@ -81,8 +123,13 @@ async def _read(store: ObjectStore) -> Cluster | None:
             raise ClusterUnusable(
                 f"the store places edges by {file.placement!r}, this release knows {TENANT_EDGE!r}: use a newer release"
             )
-        cluster = Cluster(bytes.fromhex(file.cluster_id), file.shards)
-        if file.format != FORMAT or not is_shard_count(file.shards) or len(cluster.cluster_id) != CLUSTER_ID_BYTES:
+        cluster = Cluster(bytes.fromhex(file.cluster_id), file.shards, file.level)
+        if (
+            file.format != FORMAT
+            or file.level < 1
+            or not is_shard_count(file.shards)
+            or len(cluster.cluster_id) != CLUSTER_ID_BYTES
+        ):
             raise ValueError("a field is out of bounds")
     except ValueError as error:
         raise ClusterUnusable(f"{hub_keys.CLUSTER} is damaged: {error}; restore it from a backup") from error

@@ -18,6 +18,14 @@ def chunk_prefix(shard: int) -> str:
     return f"shard-{shard}/chunk/"
 
 
+NODES = "nodes"
+
+
+def node_key(node_id: str) -> str:
+    """Return the key of a running node's entry, changed by compare-and-swap."""
+    return f"{NODES}/{node_id}"
+
+
 def chunk_key(shard: int, n: int) -> str:
     """Return the key of chunk n of a shard: immutable, made with create-if-absent."""
     return f"{chunk_prefix(shard)}{chunk.file_name(n)}"

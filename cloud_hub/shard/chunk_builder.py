@@ -70,11 +70,17 @@ class _LaneDraft:
 
 
 class ChunkBuilder:
-    """A builder of chunk ``state.n + 1``. One use: ``add`` each lane, then ``finish``."""
+    """A builder of chunk ``state.n + 1``. One use: ``add`` each lane, then ``finish``.
 
-    def __init__(self, state: ShardState, bytes_max: int) -> None:
+    Args:
+        bytes_max: pending bytes of which the chunk takes no more.
+        level: the cluster's, which bounds what may be written.
+    """
+
+    def __init__(self, state: ShardState, bytes_max: int, level: int = 1) -> None:
         self._state = state
         self._bytes_max = bytes_max
+        self._level = level
         self._bytes = 0
         self._sections: dict[StreamKey, _Section] = {}
         self._lanes: list[_LaneDraft] = []
@@ -156,15 +162,25 @@ class ChunkBuilder:
         created = max(created, state.created)  # a clock that steps back must not make a lane look seen earlier
         header = ChunkHeader(state.cluster_id, state.n + 1, created, state.shard, state.footer_crc, nonce)
         parts: list[Buffer] = [chunks.encode_header(header)]
+        lanes = [self._update(draft) for draft in self._lanes]
+        extensions, level = self._extensions(lanes)
         # The level of the log is carried on, also one that this release does not know.
         footer = ChunkFooter(
-            header, 0, state.fold_level, self._place_sections(parts), [self._update(draft) for draft in self._lanes],
-            [], self._clocks,
-        )  # fmt: skip
+            header, 0, max(level, state.fold_level), self._place_sections(parts), lanes, [], self._clocks, extensions
+        )
         tail, footer_crc = chunks.encode_footer(footer)
         parts.append(tail)
         openings = [draft.session for draft in self._lanes if draft.session.ungranted]
         return Draft(b"".join(parts), Chunk(header, footer, footer_crc), openings)
+
+    def _extensions(self, lanes: list[LaneUpdate]) -> tuple[dict[int, bytes], int]:
+        """Return what the release adds at the cluster's level, and the highest level of it."""
+        written, highest = dict[int, bytes](), 1
+        for number, extension in self._state.rules.extensions.items():
+            data = extension.write(lanes) if extension.level <= self._level else None
+            if data is not None:
+                written[number], highest = data, max(highest, extension.level)
+        return written, highest
 
     def _place_sections(self, parts: list[Buffer]) -> list[StreamSection]:
         placed = []

@@ -73,6 +73,7 @@ class Sequencer:
         wall_clock: nanoseconds since 1970.
         boot_clock: nanoseconds on a clock that counts suspend (CLOCK_BOOTTIME).
         random_bits: for nonces and jitter.
+        level: the cluster's level, which bounds what may be written.
     """
 
     def __init__(
@@ -83,12 +84,14 @@ class Sequencer:
         wall_clock: Callable[[], int],
         boot_clock: Callable[[], int],
         random_bits: Callable[[int], int],
+        level: Callable[[], int] = lambda: 1,
     ) -> None:
         self.log = log
         self.counters = ShardCounters()
         self._settings = settings
         self._wall_clock = wall_clock
         self._random_bits = random_bits
+        self._level = level
         self._now = asyncio.get_running_loop().time
         self._wake = asyncio.Event()
         self._retry_loop = RetryLoop(f"shard {log.shard}", settings.retry_min_s, settings.retry_max_s, random_bits)
@@ -96,7 +99,7 @@ class Sequencer:
         self._snapshots = Snapshotter(
             log, settings.snapshot_interval_s, settings.snapshot_chunks, self._now, random_bits
         )
-        self._state = ShardState(log.cluster.cluster_id, log.shard)
+        self._state = ShardState(log.cluster.cluster_id, log.shard, log.rules)
         self.loaded = False
         """True while ``state`` is the log's. Otherwise the shard takes nothing and its content is unknown."""
         self.sessions = ShardSessions(settings.pending_bytes_max, settings.ranges_per_lane_max, self._wake.set)
@@ -295,7 +298,7 @@ class Sequencer:
 
     def _draft(self) -> Draft | None:
         self.sessions.fence(self._state, {session.lane for session in self.sessions})
-        builder = ChunkBuilder(self._state, self._settings.chunk_bytes_max)
+        builder = ChunkBuilder(self._state, self._settings.chunk_bytes_max, self._level())
         for session in self.sessions:
             builder.add(session)
         marks_due = self._schedule.marks_are_due(self._now())

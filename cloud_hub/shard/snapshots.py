@@ -9,10 +9,16 @@ from collections.abc import Callable
 
 from weft.protocols.errors import CodecError
 from weft.protocols.shard_state import ShardState
-from weft.storage.chunk_log import Manifest, ShardLog
+from weft.storage.chunk_log import ShardLog
+from weft.storage.manifest import changed
 from weft.storage.object_store import AlreadyExists, StoreError
 
 logger = logging.getLogger(__name__)
+
+LANES_INLINE = 512
+"""Number of lanes up to which a state is encoded at once, in about 2 ms; a larger one takes a thread."""
+WRITTEN_PER_THINNING = 8
+"""Number of snapshots after which old ones are deleted: looking for them takes a listing."""
 
 
 async def write_snapshot(log: ShardLog, n: int, data: bytes, nonce: int) -> bool:
@@ -30,7 +36,7 @@ async def write_snapshot(log: ShardLog, n: int, data: bytes, nonce: int) -> bool
     if manifest.snapshot_n >= n:
         return False
     key = await log.put_snapshot(n, nonce, data)
-    return await log.swap_manifest(Manifest(n, key, manifest.watermark), etag)
+    return await log.swap_manifest(changed(manifest, snapshot_n=n, snapshot=key), etag)
 
 
 class Snapshotter:
@@ -56,6 +62,7 @@ class Snapshotter:
         self._random_bits = random_bits
         self._last_n = -1
         self._last_time = monotonic()
+        self._written = 0
         self._task: asyncio.Task[None] | None = None
 
     def loaded(self, snapshot_n: int) -> None:
@@ -74,11 +81,17 @@ class Snapshotter:
         if not due or (self._task is not None and not self._task.done()):
             return
         self.loaded(state.n)
-        self._task = asyncio.create_task(self._write(state.n, state.encode()))
+        if not state.is_whole:
+            return  # of a log that holds more than this release keeps: a later release makes its snapshots
+        self._task = asyncio.create_task(self._write(state.n, state.freeze(), len(state.lanes)))
 
-    async def _write(self, n: int, data: bytes) -> None:
+    async def _write(self, n: int, encode: Callable[[], bytes], lanes: int) -> None:
         try:
-            await write_snapshot(self._log, n, data, self._random_bits(64))
+            data = encode() if lanes <= LANES_INLINE else await asyncio.to_thread(encode)
+            named = await write_snapshot(self._log, n, data, self._random_bits(64))
+            self._written += named
+            if named and self._written % WRITTEN_PER_THINNING == 0:
+                await self._log.thin_snapshots()
         except (StoreError, AlreadyExists, CodecError) as error:
             logger.warning("shard %d: no snapshot of chunk %d was made: %s", self._log.shard, n, error)
 

@@ -50,7 +50,7 @@ ROOMS: dict[str, tuple[tuple[str, ...], ...]] = {
     "storage": (
         ("filesystem", "private_file", "histogram", "hub_keys", "table"),
         ("object_store", "segment_log"),
-        ("cluster",),
+        ("cluster", "manifest", "nodes"),
         ("chunk_log",),
     ),
     "storage.segment_log": (

@@ -16,7 +16,7 @@ from weft.protocols.lane_state import LaneState, RetiredBy
 from weft.protocols.origin import Origin
 from weft.protocols.ranges import RangeSet
 from weft.protocols.segment import GapReason
-from weft.protocols.shard_state import BOOTS_MAX, FoldRules, RetireBody, ShardState
+from weft.protocols.shard_state import BOOTS_MAX, Extension, FoldRules, RetireBody, ShardState
 
 ABSENT, EXPIRED = int(GapReason.ABSENT), int(GapReason.EXPIRED)
 
@@ -214,7 +214,7 @@ def test_origins_partial_lanes_relays_and_the_last_time_seen() -> None:
 
 
 COUNT = 40
-LATER = FoldRules(2, {COUNT: lambda kept, data: bytes([(kept or b"\0")[0] + data[0]])})
+LATER = FoldRules(2, {COUNT: Extension(2, lambda _: None, lambda kept, data: bytes([(kept or b"\0")[0] + data[0]]))})
 """A made-up later release, whose fold counts something."""
 
 
