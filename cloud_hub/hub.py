@@ -27,6 +27,7 @@ from weft.cloud_hub.completeness import Completeness, completeness
 from weft.cloud_hub.links import link_log
 from weft.cloud_hub.links.edge_link import EdgeLink
 from weft.cloud_hub.links.link_log import HubLinkLog
+from weft.cloud_hub.membership import Membership
 from weft.cloud_hub.settings import HubSettings
 from weft.cloud_hub.shard.sequencer import Sequencer
 from weft.cloud_hub.shard.shards import Shards
@@ -36,7 +37,7 @@ from weft.config.machine import why_not_listening
 from weft.config.units import Address, approximate_duration
 from weft.protocols.lane import Lane, format_log_id
 from weft.protocols.payloads import PayloadKind
-from weft.protocols.shard_state import ShardState
+from weft.protocols.shard_state import RELEASE, FoldRules, ShardState
 from weft.replication.runner import serve_link
 from weft.replication.settings import ReceiverSettings
 from weft.storage.chunk_log import Cluster, ShardLog, open_cluster
@@ -73,6 +74,7 @@ class Hub:
         store: instead of opening ``settings.store``.
         wall_clock: nanoseconds since 1970.
         boot_clock: nanoseconds on a clock that counts suspend.
+        rules: what the release writes and folds.
     """
 
     def __init__(
@@ -82,11 +84,14 @@ class Hub:
         store: ObjectStore | None = None,
         wall_clock: Callable[[], int] = time.time_ns,
         boot_clock: Callable[[], int] = boot_time_ns,
+        rules: FoldRules = RELEASE,
     ) -> None:
         self._settings = settings
         self._given_store = store
         self._wall_clock = wall_clock
         self._boot_clock = boot_clock
+        self._rules = rules
+        self._membership: Membership | None = None
         self._random_bits = random.SystemRandom().getrandbits
         self._links: dict[EdgeLink, int] = {}
         self._link_log = HubLinkLog(time.monotonic)
@@ -126,7 +131,16 @@ class Hub:
         # Races need a second client, and only a bucket has clients that do not know of each other.
         bucket = self._given_store is None and settings.store.startswith("s3://")
         await probe(store, open_store(settings.store, settings.store_options) if bucket else None)
-        self.cluster = await open_cluster(store, settings.shards)
+        self.cluster = await open_cluster(store, settings.shards, release_level=self._rules.level)
+        node_id = f"{self._random_bits(64):016x}"
+        self._membership = Membership(
+            store,
+            node_id,
+            software=_software(),
+            level=self.cluster.level,
+            release_level=self._rules.level,
+            wall_clock=self._wall_clock,
+        )
         self._shards = Shards(
             self.cluster.shards, settings.process, settings.processes, lambda shard: self._sequencer(store, shard)
         )
@@ -134,17 +148,19 @@ class Hub:
             await self._shards.start()
             self._start_tables(store)
             await self._listen(self._shards)
+            await self._membership.start(self.url)
         except BaseException:
             await self.close()
             raise
 
     def _sequencer(self, store: ObjectStore, shard: int) -> Sequencer:
         return Sequencer(
-            ShardLog(store, self.cluster, shard, self._boot_clock),
+            ShardLog(store, self.cluster, shard, self._boot_clock, rules=self._rules),
             self._settings.sequencer,
             wall_clock=self._wall_clock,
             boot_clock=self._boot_clock,
             random_bits=self._random_bits,
+            level=lambda: self._membership.writes if self._membership else 1,
         )
 
     def _start_tables(self, store: ObjectStore) -> None:
@@ -200,6 +216,8 @@ class Hub:
         if self._runner is not None:
             for site in list(self._runner.sites):
                 await site.stop()
+        if self._membership is not None:
+            await self._membership.close()
         if self._shards is not None:
             await self._shards.close()
         if self._tables is not None:
@@ -214,6 +232,8 @@ class Hub:
             identity = self._access.link(request)
             if len(self._links) >= settings.links_max:
                 raise ApiError(503, f"the hub has {settings.links_max} links, its limit", "connect to another node")
+            if self._membership is not None and self._membership.is_outdated:
+                raise ApiError(503, "the hub's cluster has outgrown this node's release", "connect to another node")
         except ApiError as error:
             self._link_log.turned_away(peer, f"refused ({error.status}): {error.error}; {error.advice}")
             raise
@@ -277,6 +297,8 @@ class Hub:
         One shard that works is enough: a shard in trouble costs its own edges only, and is in trouble on every node.
         """
         reasons = []
+        if self._membership is not None and self._membership.is_outdated:
+            return [f"the cluster is at level {self._membership.level}, above this release"]
         for sequencer in self._own():
             shard, silent_s = sequencer.log.shard, sequencer.silent_s
             if not sequencer.loaded:
@@ -294,6 +316,8 @@ class Hub:
         return {
             "software": _software(),
             "cluster_id": self.cluster.cluster_id.hex(),
+            "level": self._membership.level if self._membership else self.cluster.level,
+            "release_level": self._rules.level,
             "process": self._settings.process,
             "processes": self._settings.processes,
             "peers": self._peers(),

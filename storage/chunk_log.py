@@ -317,10 +317,10 @@ class ShardLog:
         return [(n, key) for n, key in numbers if n is not None]
 
     async def thin_snapshots(self) -> int:
-        """Delete snapshots that serve nobody any more, and return their number.
+        """Delete snapshots that are of no more use, and return their number.
 
-        Those stay that a starting node may be told of: the manifest's and the newest ``SNAPSHOTS_TO_START``. Of older
-        ones, which serve ``locate``, ``SNAPSHOTS_TO_LOCATE`` stay, spread over the log.
+        The manifest's and the newest ``SNAPSHOTS_TO_START`` stay, which a node that starts may want. Of older ones,
+        which serve ``locate``, ``SNAPSHOTS_TO_LOCATE`` stay, spread over the log.
         """
         manifest, _ = await self.manifest()
         known = await self.snapshots()

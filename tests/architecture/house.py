@@ -65,7 +65,7 @@ ROOMS: dict[str, tuple[tuple[str, ...], ...]] = {
     ),
     "replication": ((OTHERS,), ("runner",)),
     "cloud_hub": (
-        ("check", "settings", "tables"),
+        ("check", "membership", "settings", "tables"),
         ("audit", "completeness", "shard"),
         ("api",),
         ("links", "preflight"),

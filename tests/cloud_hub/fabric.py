@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import random
 import struct
 from collections import defaultdict
+from collections.abc import Callable
 
 from tests.cloud_hub.faulty_store import FaultyStore
 from tests.cloud_hub.virtual_time import now_ns
@@ -14,11 +16,12 @@ from weft.cloud_hub.shard.lane_session import LaneClaim, LaneSession, SessionRef
 from weft.cloud_hub.shard.sequencer import Sequencer
 from weft.protocols import batch, chunk
 from weft.protocols.batch import BatchHeader, ClockReading, ClockState
-from weft.protocols.chunk import Chunk, GapRange, Mark
+from weft.protocols.chunk import Chunk, GapRange, LaneFlag, Mark
 from weft.protocols.lane import Lane
 from weft.protocols.link import RefuseCode
 from weft.protocols.ranges import RangeSet
-from weft.protocols.shard_state import ShardState, lane_of
+from weft.protocols.segment import GapReason
+from weft.protocols.shard_state import RELEASE, FoldRules, ShardState, lane_of
 from weft.storage.chunk_log import Cluster, ShardLog
 from weft.storage.hub_keys import chunk_key
 from weft.storage.object_store import NotFound, ObjectStore
@@ -45,10 +48,21 @@ def make_batch(lane: Lane, first: int, end: int, time: int = 0) -> tuple[BatchHe
 
 
 def make_sequencer(
-    store: ObjectStore, rng: random.Random, settings: SequencerSettings = SETTINGS, cluster: Cluster = CLUSTER
+    store: ObjectStore,
+    rng: random.Random,
+    settings: SequencerSettings = SETTINGS,
+    cluster: Cluster = CLUSTER,
+    *,
+    rules: FoldRules = RELEASE,
+    level: Callable[[], int] = lambda: 1,
 ) -> Sequencer:
     return Sequencer(
-        ShardLog(store, cluster, 0, now_ns), settings, wall_clock=now_ns, boot_clock=now_ns, random_bits=rng.getrandbits
+        ShardLog(store, cluster, 0, now_ns, rules=rules),
+        settings,
+        wall_clock=now_ns,
+        boot_clock=now_ns,
+        random_bits=rng.getrandbits,
+        level=level,
     )
 
 
@@ -59,11 +73,16 @@ class Node:
         self.store = FaultyStore(inner, rng)
         self.rng = rng
         self.settings = settings
+        self.rules = RELEASE
+        self.level = 1
+        """Of the cluster, as the node last read it."""
         self.sequencer: Sequencer | None = None
 
     async def start(self) -> None:
         faults, self.store.faults = self.store.faults, type(self.store.faults)()
-        sequencer = make_sequencer(self.store, self.rng, self.settings)
+        sequencer = make_sequencer(
+            self.store, self.rng, self.settings, rules=self.rules, level=lambda: min(self.level, self.rules.level)
+        )
         await sequencer.start()
         self.store.faults = faults
         self.sequencer = sequencer
@@ -171,7 +190,8 @@ class Edge:
             end = min(self.records, at + self.rng.randrange(1, 12))
             if self.rng.random() < 0.05:
                 self.gaps.add(at, end)
-                await session.sequencer.put_gap(session.lane_session, GapRange(at, end, 1))
+                reason = self.rng.choice([GapReason.BUDGET, GapReason.ABSENT])
+                await session.sequencer.put_gap(session.lane_session, GapRange(at, end, int(reason)))
             else:
                 await session.send(first, end)
             at = end
@@ -179,6 +199,41 @@ class Edge:
             if self.rng.random() < 0.3:
                 await asyncio.sleep(self.rng.random() * 0.2)
         while session.refusal is None and not session.acked.covers(0, self.records):
+            session.news.clear()
+            await session.news.wait()
+
+
+class Relay:
+    """Another hub that has the whole lane, and passes on what the edge declared gaps: it fences no edge."""
+
+    def __init__(self, edge: Edge, rng: random.Random) -> None:
+        self.edge = edge
+        self.rng = rng
+        self.sent = RangeSet()
+        self.acked = RangeSet()
+
+    async def fill(self, nodes: list[Node]) -> None:
+        """Offer one gap after the other, and now and then a run that the hub may have."""
+        while not self.edge.acked.covers(0, self.edge.records):
+            await asyncio.sleep(self.rng.random())
+            node, gaps = self.rng.choice(nodes), list(self.edge.gaps)
+            if node.sequencer is None or not gaps:
+                continue
+            session = Session(node.sequencer, self.edge.lane, 0, flags=int(LaneFlag.RELAY))
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(self.rng.uniform(0.2, 3.0)):
+                    await self._fill(session, self.rng.choice(gaps))
+            self.acked.update(session.acked)
+            session.sequencer.leave(session.lane_session)
+
+    async def _fill(self, session: Session, gap: tuple[int, int]) -> None:
+        if not await session.open():
+            return
+        first = max(0, gap[0] - self.rng.randrange(3))
+        end = min(self.edge.records, gap[1] + self.rng.randrange(3))
+        self.sent.add(first, end)
+        await session.send(first, end)
+        while session.refusal is None and not session.acked.covers(first, end):
             session.news.clear()
             await session.news.wait()
 
@@ -194,7 +249,7 @@ async def read_chunks(store: ObjectStore, first: int = 0) -> list[tuple[Chunk, b
 
 
 def check_log(
-    chunks: list[tuple[Chunk, bytes]], healed: RangeSet | None = None
+    chunks: list[tuple[Chunk, bytes]], healed: RangeSet | None = None, rules: FoldRules = RELEASE
 ) -> tuple[ShardState, dict[Lane, list[int]]]:
     """Fold the log and read every record of it.
 
@@ -204,7 +259,7 @@ def check_log(
     Args:
         healed: numbers that may have come behind their gap, out of order.
     """
-    state = ShardState(CLUSTER.cluster_id, 0)
+    state = ShardState(CLUSTER.cluster_id, 0, rules)
     offsets: dict[tuple[str, str], int] = defaultdict(int)
     lanes: dict[Lane, list[int]] = defaultdict(list)
     for index, data in chunks:

@@ -11,6 +11,7 @@ from weft.protocols.errors import Corrupt
 from weft.protocols.shard_state import ShardState
 from weft.storage import hub_keys
 from weft.storage.chunk_log import Cluster, ClusterUnusable, Manifest, ShardLog, open_cluster
+from weft.storage.manifest import encode as encode_manifest
 from weft.storage.object_store import AlreadyExists, NotFound, StoreError
 from weft.storage.object_store.memory import MemoryStore
 
@@ -278,4 +279,5 @@ def test_keys_sort_in_log_order_and_parse_back() -> None:
 
 def test_the_gap_and_manifest_formats_are_what_was_first_written() -> None:
     assert msgspec.msgpack.encode(GapRange(1, 2, 3)) == b"\x93\x01\x02\x03"
-    assert msgspec.json.encode(Manifest(7, "key", 3)) == b'{"snapshot_n":7,"snapshot":"key","watermark":3}'
+    written = b'{"snapshot_n":7,"snapshot":"key","watermark":3,"must_understand":0}'
+    assert encode_manifest(Manifest(7, "key", 3)) == written

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from weft.commands import hub_cluster
 from weft.commands.check_answer import CheckAnswer
 from weft.commands.common import (
     ExistingPath,
@@ -42,6 +43,8 @@ TABLE_INTERVAL_BUCKET_S = 60.0
 def command() -> None:
     """Run and inspect a hub node, which takes links from edges, commits to the object store and keeps the tables."""
 
+
+command.add_command(hub_cluster.finalize)
 
 processes_option = click.option(
     "--processes",
@@ -187,7 +190,8 @@ def status(config_file: str, token_file: str | None, as_json: bool) -> None:
     if as_json:
         print_json(facts)
         return
-    print_facts({"hub": facts["cluster_id"], "software": facts["software"]})
+    level = f"{facts['level']} (this release knows {facts['release_level']})"
+    print_facts({"hub": facts["cluster_id"], "software": facts["software"], "level": level})
     shards = [
         (s["shard"], s["chunk"], s["lanes"], s["written"]["records"], s["pending_bytes"], s["trouble"] or "")
         for s in facts["shards"]
