@@ -17,6 +17,8 @@ from weft.protocols.fields import U32
 ORIGIN_TEXT_MAX = 255
 """Longest name and version, in characters."""
 HASH_BYTES_MAX = 64
+ORIGINS_MAX = 1024
+"""Most origins in one list: of a log, a lane or a chunk."""
 
 
 class OriginKind(IntEnum):

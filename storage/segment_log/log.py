@@ -10,6 +10,7 @@ from collections.abc import Callable
 
 from weft.protocols.batch import ClockReading, HeaderPairs
 from weft.protocols.lane import NAME_RULE, NodeName, valid_name
+from weft.protocols.origin import HASH_BYTES_MAX, ORIGIN_TEXT_MAX
 from weft.protocols.ranges import RangeSet
 from weft.protocols.segment import GapReason
 from weft.storage.filesystem import FileSystem, OSFileSystem
@@ -29,6 +30,7 @@ from weft.storage.segment_log.settings import BATCH_BYTES_MAX, DUE_BYTES, RECORD
 from weft.storage.segment_log.state.gaps import notices
 from weft.storage.segment_log.state.pending import (
     BATCH_OVERHEAD_BYTES,
+    ORIGIN_BYTES_MAX,
     Callback,
     Run,
     batches_bytes,
@@ -129,6 +131,31 @@ class SegmentLog(LogAnswers, LogRoom):
             state.changed.notify()
             return stream
 
+    def origin(self, kind: int, name: str, version: str, hash_: bytes = b"") -> int:
+        """Return the log's number of an origin, for ``append``; a new one is durable with what names it.
+
+        Args:
+            kind: an ``OriginKind``.
+            hash_: checksum of the content.
+
+        Raises:
+            LogFull: there is no room.
+            LogFailed: the log is poisoned.
+            ValueError: a text or hash is too long, or there are more than ``ORIGINS_MAX`` in use.
+        """
+        if max(len(name), len(version)) > ORIGIN_TEXT_MAX or len(hash_) > HASH_BYTES_MAX:
+            raise ValueError(f"the origin {name[:40]!r} has a name or version over {ORIGIN_TEXT_MAX} characters or a "
+                             f"hash over {HASH_BYTES_MAX} bytes: shorten it")  # fmt: skip
+        state = self._state
+        with state.changed:
+            if state.failed:
+                raise state.failed
+            self._admit(ORIGIN_BYTES_MAX)
+            number, new = state.origins.number(kind, name, version, hash_)
+            if new is not None:
+                state.queue.add_origin(new)
+            return number
+
     def settled(self) -> None:
         """Note that all earlier streams are declared again. Once the log has been closed, new streams begin at 0, also
         where a block that could not be read may have hidden the name of one."""
@@ -143,6 +170,7 @@ class SegmentLog(LogAnswers, LogRoom):
         headers: dict[int, HeaderPairs] | None = None,
         flags: dict[int, int] | None = None,
         payload_bytes: int | None = None,
+        origin: int = 0,
     ) -> int:
         """Take a run of records, in order; not durable before ``on_durable`` says so. Owner's thread only.
 
@@ -151,6 +179,7 @@ class SegmentLog(LogAnswers, LogRoom):
             headers: index in this run -> headers, for the records that have any.
             flags: index in this run -> ``protocols.batch.Flag`` bits, likewise.
             payload_bytes: of all payloads, for callers that have counted them.
+            origin: number of what made them, from ``origin``; 0 for what devices sent.
 
         Returns:
             The sequence number of the first; the others follow.
@@ -189,7 +218,7 @@ class SegmentLog(LogAnswers, LogRoom):
             if lane.policy.retain_bytes is not None:
                 # Last, because it may drop the oldest: never for a run that is then refused.
                 self._admit_to_stream(stream, lane, needed, time)
-            state.queue.add(stream, base_seq, Run(time, keys, payloads, headers, flags, size))
+            state.queue.add(stream, base_seq, Run(time, keys, payloads, headers, flags, size, origin))
             if state.queue.together is not None:
                 state.queue.together.append((stream, base_seq, len(keys)))
             lane.next_seq += len(keys)
@@ -202,14 +231,16 @@ class SegmentLog(LogAnswers, LogRoom):
     def lead(self, stream: int) -> None:
         """Put this stream's batches first in each commit from now on.
 
-        A crash may leave the beginning of the commit that it interrupts. So if a record of such a commit is there, the
+        A crash may leave the beginning of the commit that it interrupts, where nothing in it was appended ``together``.
+        So if a record of such a commit is there, the
         leading streams' records of the same commit are there too; not the other way about.
         """
         with self._state.changed:
             self._state.queue.leading.add(stream)
 
     def together(self, reserve_bytes: int) -> Together:
-        """Return a context in which all appends go into one commit. Owner's thread only; not within another one.
+        """Return a context in which all appends go into one commit, of which a crash leaves all records or none.
+        Owner's thread only; not within another one.
 
         The writer waits for its end, so it must be short: no reads, no waiting.
 

@@ -74,6 +74,9 @@ STREAM_ENTRIES = st.builds(segment.StreamEntry, NAMES, st.integers(0, SEQ_END))
 LANE_INDEXES = st.builds(segment.LaneIndex, U32, ranges(), INT64, INT64, ranges())
 KEPT_LANES = st.builds(segment.KeptLane, U32, st.integers(0, SEQ_END), ranges())
 OWNERS = st.builds(segment.Owner, NAMES, NAMES, st.lists(st.tuples(U32, st.integers(0, SEQ_END)), max_size=3))
+WHOLES = st.builds(segment.Whole, U64)
+ORIGINS = st.builds(origin.Origin, U32, U32, st.text(max_size=9), st.text(max_size=9), st.binary(max_size=64))
+ORIGIN_LISTS = st.lists(ORIGINS, max_size=3)
 FOOTERS = st.builds(
     segment.Footer,
     st.dictionaries(U32, NAMES, max_size=3),
@@ -83,6 +86,7 @@ FOOTERS = st.builds(
     st.lists(st.lists(U64, max_size=3), max_size=3),
     st.lists(LANE_INDEXES, max_size=2),
     st.none() | OWNERS,
+    ORIGIN_LISTS,
 )
 KEPT = st.builds(segment.Kept, st.lists(KEPT_LANES, max_size=3))
 

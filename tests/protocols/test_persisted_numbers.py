@@ -25,6 +25,7 @@ from weft.protocols import (
     shard_state,
     snapshot,
 )
+from weft.protocols.segment import header as segment_header
 
 ENUMS = {
     batch.Codec: {"NONE": 0, "ZSTD": 1},
@@ -42,11 +43,12 @@ ENUMS = {
         "BATCH": 1,
         "GAP": 2,
         "CLOCK": 3,
-        "FUNCTION_COMMIT": 4,
+        "WHOLE": 4,
         "STREAMS": 5,
         "MOVED": 6,
         "KEPT": 7,
         "OWNER": 8,
+        "ORIGINS": 9,
         "FOOTER": 15,
     },
     segment.GapReason: {"BUDGET": 1, "CORRUPTION": 2, "EXPIRED": 3, "OPERATOR": 4, "RENAMED": 5, "ABSENT": 6},
@@ -90,7 +92,7 @@ ENUMS = {
 
 LAYOUTS = {
     "batch header": (batch_header.HEADER, "<4sIBBBBIIIIIQqqQq", 72),
-    "segment header": (segment._HEADER, "<4sIQQQ", 32),
+    "segment header": (segment_header.HEADER, "<4sIQQQ", 32),
     "segment entry": (segment._ENTRY, "<IIBxxx", 12),
     "segment entry seed": (segment._SEED, "<QIB", 13),
     "segment trailer": (segment._TRAILER, "<QI4s", 16),
@@ -119,7 +121,8 @@ ARRAYS = {
     segment.KeptLane: "stream next_seq ranges",
     segment.Kept: "lanes",
     segment.Owner: "tenant edge begins",
-    segment.Footer: "streams lanes gaps kept sizes moved owner",
+    segment.Footer: "streams lanes gaps kept sizes moved owner origins",
+    segment.Whole: "length",
     segment.StreamEntry: "name next_seq",
     chunk.StreamSection: "tenant stream base_offset count first_time last_time position length crc",
     chunk.GapRange: "first end reason",

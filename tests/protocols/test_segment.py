@@ -15,15 +15,19 @@ from tests.protocols.strategies import (
     GAP_NOTICES,
     KEPT,
     NAMES,
+    ORIGIN_LISTS,
     OWNERS,
     STREAM_ENTRIES,
     U32,
     U64,
+    WHOLES,
     make_batch,
 )
 from weft.protocols import segment
+from weft.protocols.batch import Codec, Column
 from weft.protocols.errors import CodecError, Corrupt, Truncated, UnsupportedVersion
 from weft.protocols.segment import EntryKind
+from weft.protocols.segment import header as segment_header
 
 POSITIONS = st.integers(0, segment.POSITION_MAX - (1 << 20))
 KINDS = st.sampled_from([kind for kind in EntryKind if kind is not EntryKind.END])
@@ -118,11 +122,35 @@ def test_garbage_is_no_entry(data: bytes, offset: int, position: int) -> None:
 
 
 def test_an_entry_of_a_later_release_is_told_apart_from_damage() -> None:
-    header = struct.pack("<IIBxxx", segment._entry_crc(0, 9, b"new"), 3, 9)
+    header = struct.pack("<IIBxxx", segment._entry_crc(0, 14, b"new"), 3, 14)
     with pytest.raises(UnsupportedVersion):
         segment.decode_entry(header + b"new", 0, 0)
-    with pytest.raises(UnsupportedVersion):
-        segment.decode_body(EntryKind.FUNCTION_COMMIT, b"")
+
+
+def test_a_header_of_each_version_up_to_the_newest_is_read_and_a_damaged_version_is_damage(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    later = segment.encode_header(segment.SegmentHeader(1, 2, 3, version=2))
+    with pytest.raises(UnsupportedVersion, match="version 2; this release reads up to version 1"):
+        segment.decode_header(later)
+    monkeypatch.setattr(segment_header, "VERSION", 2)
+    first = segment.encode_header(segment.SegmentHeader(1, 2, 3))
+    assert [segment.decode_header(data).version for data in (first, later)] == [1, 2]
+    for data, version in ((first, 2), (first, 3), (later, 1), (later, 3), (first, 0)):
+        with pytest.raises(Corrupt) as found:
+            segment.decode_header(data[:3] + bytes([version]) + data[4:])
+        assert not isinstance(found.value, UnsupportedVersion)
+
+
+def test_every_kind_codec_and_column_that_is_written_says_which_release_reads_it() -> None:
+    assert set(segment_header.KIND_VERSIONS) == set(EntryKind)
+    assert set(segment_header.CODEC_VERSIONS) == set(Codec)
+    assert max(segment_header.KIND_VERSIONS.values()) <= segment.VERSION
+    assert segment.version_needed(EntryKind.BATCH, make_batch()) == 1
+    reserved = bytearray(make_batch())
+    reserved[9] = Column.FLAGS2
+    with pytest.raises(KeyError):
+        segment.version_needed(EntryKind.BATCH, reserved)
 
 
 def test_an_end_with_a_body_is_damage() -> None:
@@ -130,11 +158,13 @@ def test_an_end_with_a_body_is_damage() -> None:
         segment.decode_entry(entry(0, EntryKind.END, b"body"), 0, 0)
 
 
-@given(st.one_of(GAP_NOTICES, CLOCK_NOTICES, KEPT, OWNERS, FOOTERS))
+@given(st.one_of(GAP_NOTICES, CLOCK_NOTICES, KEPT, OWNERS, FOOTERS, WHOLES, ORIGIN_LISTS))
 def test_notices_and_footers_round_trip(
-    value: segment.GapNotice | segment.ClockNotice | segment.Kept | segment.Owner | segment.Footer,
+    value: segment.Body,
 ) -> None:
     kind = {
+        list: EntryKind.ORIGINS,
+        segment.Whole: EntryKind.WHOLE,
         segment.GapNotice: EntryKind.GAP,
         segment.ClockNotice: EntryKind.CLOCK,
         segment.Kept: EntryKind.KEPT,

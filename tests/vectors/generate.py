@@ -115,6 +115,36 @@ OWNED: Notation = {
     ],
     "sealed": True,
 }
+ORIGINS = [[1, 1, "smooth", "2.0.1", "q80="], [2, 2, "telemetry", "7", ""]]
+"""Hashes are base64 text."""
+TOGETHER: Notation = {
+    "header": SEGMENT["header"],
+    "entries": [
+        {"kind": "STREAMS", "body": {"1": ["telemetry", 7], "2": ["alarms", 7]}},
+        {"kind": "STREAMS", "body": {}},
+        {"kind": "ORIGINS", "body": ORIGINS},
+        {"kind": "WHOLE", "body": [408]},
+        {"kind": "BATCH", "body": MADE},
+        {"kind": "BATCH", "body": {**MADE, "stream": 2}},
+        {
+            "kind": "FOOTER",
+            "body": [
+                {"1": "telemetry", "2": "alarms"},
+                [
+                    [1, [[7, 10]], T, T + 2_000_000, [[7, 147]]],
+                    [2, [[7, 10]], T, T + 2_000_000, [[7, 351]]],
+                ],
+                [],
+                [],
+                [[0, 204], [0, 204]],
+                [],
+                None,
+                ORIGINS,
+            ],
+        },
+    ],
+    "sealed": True,
+}
 OPEN: Notation = {**SEGMENT, "entries": SEGMENT["entries"][:2], "sealed": False}
 CHUNK: Notation = {
     "header": {
@@ -326,7 +356,7 @@ DATA: Notation = {"frames": [{"type": "DATA", "lane": 1, "batches": [SMALL, {**S
 
 GOLDEN: dict[str, dict[str, Notation]] = {
     "batch": {"small": SMALL, "every_column": FULL, "last_numbers": LAST, "origin": MADE},
-    "segment": {"sealed": SEGMENT, "open": OPEN, "moved": MOVED, "owned": OWNED},
+    "segment": {"sealed": SEGMENT, "open": OPEN, "moved": MOVED, "owned": OWNED, "together": TOGETHER},
     "chunk": {"two_streams": CHUNK, "mark_only": EMPTY_CHUNK},
     "shard-state": {"one_lane": STATE, "empty": EMPTY_STATE},
     "link": {"control": CONTROL, "data": DATA},

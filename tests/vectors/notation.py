@@ -17,6 +17,7 @@ from crc32c import crc32c
 from weft.protocols import batch, chunk, link, segment, snapshot
 from weft.protocols.batch import ClockReading, ClockState, Codec
 from weft.protocols.errors import Corrupt
+from weft.protocols.origin import Origin
 from weft.protocols.shard_state import ShardState
 
 Notation = dict[str, Any]
@@ -79,6 +80,8 @@ _BODIES: dict[str, Any] = {
     "STREAMS": dict[int, segment.StreamEntry],
     "KEPT": segment.Kept,
     "OWNER": segment.Owner,
+    "WHOLE": segment.Whole,
+    "ORIGINS": list[Origin],
     "FOOTER": segment.Footer,
 }
 
@@ -112,7 +115,8 @@ def _decode_segment(data: bytes) -> Notation:
         if entry.kind is segment.EntryKind.FOOTER:
             sealed = segment.decode_trailer(data) == at
         at = entry.end
-    return {"header": header._asdict(), "entries": entries, "sealed": sealed}
+    fields = {name: value for name, value in header._asdict().items() if (name, value) != ("version", 1)}
+    return {"header": fields, "entries": entries, "sealed": sealed}
 
 
 def _encode_chunk(meaning: Notation) -> bytes:

@@ -15,19 +15,20 @@ from weft.protocols.segment import (
     TRAILER_BYTES,
     EntryKind,
     Kept,
+    Whole,
     encode_body,
     encode_streams,
     file_name,
 )
 from weft.storage.segment_log.commit.new_segment import delete_free, kept_after, open_segment
-from weft.storage.segment_log.commit.segment_file import NO_SPACE, SegmentWriter
+from weft.storage.segment_log.commit.segment_file import NO_SPACE, SegmentWriter, newest_version
 from weft.storage.segment_log.errors import LogFailed
 from weft.storage.segment_log.room.budget import Room, forget_released, make_room, sure_room
 from weft.storage.segment_log.room.quarantine import quarantine
 from weft.storage.segment_log.room.relocation import UnmovableSegment
 from weft.storage.segment_log.room.retention import Now, expire, forget_lost, free_segments, is_overdue
 from weft.storage.segment_log.state.log_state import LogState
-from weft.storage.segment_log.state.pending import Callback, PendingCommit
+from weft.storage.segment_log.state.pending import Callback, PendingCommit, origin_bytes
 from weft.storage.segment_log.state.segment import Segment
 
 logger = logging.getLogger(__name__)
@@ -101,10 +102,16 @@ class Committer:
     def _commit(self, commit: PendingCommit, mark: bytes, marked: set[int]) -> None:
         batches = [(EntryKind.BATCH, pending.encode(self._compressor)) for pending in commit.batches]
         gaps = [(EntryKind.GAP, encode_body(gap)) for gap in commit.gaps]
-        entries = [(EntryKind.STREAMS, mark), *gaps, *batches]
+        if commit.is_whole and len(batches) > 1:
+            length = sum(ENTRY_HEADER_BYTES + len(body) for _, body in batches)
+            batches.insert(0, (EntryKind.WHOLE, encode_body(Whole(length))))
+        origins = [(EntryKind.ORIGINS, encode_body(commit.origins))] if commit.origins else []
+        entries = [(EntryKind.STREAMS, mark), *origins, *gaps, *batches]
         length = sum(ENTRY_HEADER_BYTES + len(body) for _, body in entries)
-        if self.waits_for_space or not self._writer.fits(length + self._footer_growth(commit)):
-            self._rotate(length)
+        version = newest_version(entries)
+        fits = version <= self._writer.segment.version and self._writer.fits(length + self._footer_growth(commit))
+        if self.waits_for_space or not fits:
+            self._rotate(length, version)
         started = self._clock_reading().monotonic
         offsets = self._writer.write(entries)
         ended = self._clock_reading().monotonic
@@ -127,12 +134,14 @@ class Committer:
             lanes = self._state.lanes
             if len(index.streams) != len(lanes):
                 new_names = [lane.name for stream, lane in lanes.items() if stream not in index.streams]
-        return index.footer_growth([pending.stream for pending in commit.batches], len(commit.gaps), new_names)
+        growth = index.footer_growth([pending.stream for pending in commit.batches], len(commit.gaps), new_names)
+        return growth + sum(map(origin_bytes, commit.origins))
 
     def _publish(self, commit: PendingCommit, entries: list[tuple[EntryKind, bytes]], offsets: list[int]) -> None:
         state, index = self._state, self._writer.segment.index
         if len(index.streams) != len(state.lanes):
             index.streams = {stream: lane.name for stream, lane in state.lanes.items()}
+        index.add_origins(commit.origins)
         for gap in commit.gaps:
             index.add_gap(gap)
             state.add_gap(gap)
@@ -159,18 +168,20 @@ class Committer:
                 lane.queued_bytes = max(0, lane.queued_bytes - pending.raw_bytes)
         self._writer.publish()
 
-    def _rotate(self, commit_bytes: int) -> None:
+    def _rotate(self, commit_bytes: int, version: int = 1) -> None:
         """Seal the segment and begin the next, making room for it as the budget needs.
 
         Args:
             commit_bytes: length of the commit that it is for.
+            version: what the commit holds needs a segment of this one.
 
         Raises:
             _NoSpace: there is none on the disk.
             OSError: anything else went wrong.
         """
-        if self._wished is not None and self._grow(self._wished, commit_bytes):
-            return
+        if self._wished is not None and self._grow(self._wished, commit_bytes):  # noqa: SIM102 - the first acts
+            if version <= self._writer.segment.version:
+                return
         state, sealed = self._state, self._writer.segment
         if self._sealed_at is None:
             self._look_ahead(commit_bytes)
@@ -183,7 +194,7 @@ class Committer:
             if not room.suffices:
                 raise _NoSpace
             try:
-                self._writer = self._open(position, room)
+                self._writer = self._open(position, room, version)
                 self._sealed_at = None
                 break
             except UnmovableSegment as damage:
@@ -243,9 +254,9 @@ class Committer:
             self._account()
         return writer.fits(commit_bytes)
 
-    def _open(self, position: int, room: Room) -> SegmentWriter:
+    def _open(self, position: int, room: Room, version: int) -> SegmentWriter:
         try:
-            return open_segment(self._state, position, self.wall_clock(), room)
+            return open_segment(self._state, position, self.wall_clock(), room, version)
         except OSError as error:
             path = os.path.join(self._state.directory, file_name(position))
             # Once it has its name it was the sync of that which failed, and no sync is tried again.
@@ -256,7 +267,7 @@ class Committer:
                 raise _NoSpace from error
         # Others took the space since it was looked up. Nothing was changed; what is there already may yet fit.
         least = room._replace(first_length=room.least, length=room.least)
-        return self._open(position, least)
+        return self._open(position, least, version)
 
     def _account(self) -> None:
         """Count what was written, and note the room that is left. Call with the lock."""

@@ -12,6 +12,7 @@ import logging
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+from weft.protocols.origin import Origin
 from weft.protocols.ranges import RangeSet
 from weft.protocols.segment import (
     ENTRY_HEADER_BYTES,
@@ -48,13 +49,15 @@ class _Opening:
     gone: dict[int, RangeSet] = field(default_factory=dict)
     """Records that are no longer held once the victims are deleted, without a notice: they were released."""
     kept: list[KeptLane] = field(default_factory=list)
+    origins: list[Origin] = field(default_factory=list)
 
 
-def open_segment(state: LogState, position: int, now: int, room: Room) -> SegmentWriter:
+def open_segment(state: LogState, position: int, now: int, room: Room, version: int = 1) -> SegmentWriter:
     """Begin the segment at ``position``, then make the room that was planned. For the writer thread, without the lock.
 
     Args:
         now: wall clock, ns since 1970.
+        version: what is to be written to it needs this one; a log that has a higher one keeps to that.
 
     Raises:
         UnmovableSegment: a victim is damaged; nothing was changed.
@@ -64,8 +67,9 @@ def open_segment(state: LogState, position: int, now: int, room: Room) -> Segmen
         plan = room.plan
         opening = _prepare(state, plan, now)
         streams = state.stream_entries()
+        version = max(version, state.version)
     state.check_place()
-    header = SegmentHeader(state.log_id, position, now)
+    header = SegmentHeader(state.log_id, position, now, version)
     writer = SegmentWriter.create(
         state.filesystem, state.directory, header, streams, _entries(state, opening), room.first_length
     )
@@ -163,6 +167,7 @@ def _prepare(state: LogState, plan: Plan, now: int) -> _Opening:
                 gone.update(span.ranges)
                 for first, end in needed.get((stream, moved), RangeSet()):
                     gone.remove(first, end)
+    opening.origins = [*state.origins.known.values()]
     opening.gaps = merged([*staying, *opening.drops])
     opening.kept = kept_lanes(state, _without(opening.gone, opening.drops), going)
     return opening
@@ -182,6 +187,8 @@ def _entries(state: LogState, opening: _Opening) -> Iterator[tuple[EntryKind, by
     # would send a second time what the hubs have from this one.
     owner = [(EntryKind.OWNER, encode_body(state.owner))] if state.owner is not None else []
     yield from owner
+    if opening.origins:
+        yield EntryKind.ORIGINS, encode_body(opening.origins)
     yield EntryKind.KEPT, encode_body(Kept(opening.kept))
     for gap in opening.gaps:
         yield EntryKind.GAP, encode_body(gap)

@@ -27,6 +27,7 @@ from weft.protocols.segment import (
     encode_streams,
     encode_trailer,
     file_name,
+    version_needed,
 )
 from weft.storage.filesystem import File, FileSystem
 from weft.storage.segment_log.names import UNFINISHED
@@ -48,6 +49,11 @@ NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
 def pages(start: int, end: int) -> int:
     """Return the bytes of the device's pages that a write of ``[start, end)`` touches."""
     return (-(-end // PAGE_BYTES) - start // PAGE_BYTES) * PAGE_BYTES
+
+
+def newest_version(entries: Iterable[tuple[EntryKind, bytes]]) -> int:
+    """Return the version of a segment in which all these entries may stand."""
+    return max(version_needed(kind, body) for kind, body in entries)
 
 
 class SegmentWriter:
@@ -91,7 +97,7 @@ class SegmentWriter:
         try:
             file.allocate(length)
             file.write_at(0, encode_header(header))
-            segment = Segment(path, header.first_position, HEADER_BYTES, 0, SegmentIndex())
+            segment = Segment(path, header.first_position, HEADER_BYTES, 0, SegmentIndex(), version=header.version)
             segment.index.streams = {stream: entry.name for stream, entry in streams.items()}
             writer = cls(file, segment)
             writer.write_opening(itertools.chain([(EntryKind.STREAMS, encode_streams(streams))], opening))
@@ -123,6 +129,8 @@ class SegmentWriter:
                     index.kept = value.lanes
                 elif isinstance(value, Owner):
                     index.owner = value
+                elif isinstance(value, list):
+                    index.add_origins(value)
             length += ENTRY_HEADER_BYTES + len(body)
             self._end += ENTRY_HEADER_BYTES + len(body)
             if length >= OPENING_PIECE_BYTES:
@@ -163,11 +171,14 @@ class SegmentWriter:
         """Append entries with one write and one sync. Returns the offset of each.
 
         Raises:
+            ValueError: one of them must not stand in a segment of this version. Nothing was written.
             OSError: it is not known what reached the disk; the segment must not be written any more.
         """
         parts: list[bytes] = []
         offsets = []
         at = self._end
+        if newest_version(entries) > self.segment.version:
+            raise ValueError(f"{self.segment.path} has version {self.segment.version}, which is too low for a commit")
         for kind, body in entries:
             offsets.append(at)
             parts += (encode_entry_header(self.segment.first_position + at, kind, body), body)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from weft.protocols.lane import NodeName
+from weft.protocols.origin import Origin
 from weft.protocols.ranges import RangeSet
 from weft.protocols.segment import GapNotice
 from weft.storage.segment_log.errors import LogFailed
@@ -73,6 +74,11 @@ class LogAnswers:
             left.remove(gap.first, gap.end)
         return sorted([*found, *(Gone(*part, None) for part in left)])
 
+    def origins(self) -> dict[int, Origin]:
+        """Return what the numbers of origins mean that batches of the log name."""
+        with self._state.changed:
+            return dict(self._state.origins.known)
+
     def stream_bytes(self, stream: int) -> int:
         """Return the bytes of the entries that hold the stream's records, as ``retain_bytes`` counts them."""
         with self._state.changed:
@@ -91,15 +97,31 @@ class LogAnswers:
     def mark(self, stream: int, now: int) -> tuple[int, int]:
         """Return (T, N): every record of the stream taken in up to time T has a seq below N. Owner's thread only.
 
+        T stays below the time of ``hold_mark``.
+
         Args:
             now: the wall clock, no earlier than any time given to ``append``.
         """
         with self._state.changed:
             lane = self._state.lane(stream)
             first = self._state.queue.first_time(stream)
+            if lane.held_time is not None:
+                now = min(now, lane.held_time - 1)
             if first is None:
                 return now, lane.next_seq
             return min(first - 1, now), lane.durable_end
+
+    def hold_mark(self, stream: int, time: int | None) -> None:
+        """Keep the stream's mark below ``time``, since more records from then on may come. Owner's thread only.
+
+        For a stream that a function writes: its mark must not pass the start of the function's oldest open window. It
+        holds marks that ``mark`` returns from now on, and is forgotten when the log is closed: hold before links start.
+
+        Args:
+            time: ns since 1970; None lifts it.
+        """
+        with self._state.changed:
+            self._state.lane(stream).held_time = time
 
     def read_tail(self, stream: int, seq: int, bytes_max: int) -> list[bytes] | None:
         """Return encoded batches from memory, contiguous, the first of which contains ``seq``; at least one.

@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from weft.protocols import segment as format_
 from weft.protocols.errors import UnsupportedVersion
@@ -55,7 +56,9 @@ class Loaded:
 
 
 def load_directory(filesystem: FileSystem, directory: str, known_id: int | None) -> tuple[list[Loaded], list[str]]:
-    """Load all segments of a directory in log order; remove leftovers of an interrupted creation.
+    """Load all segments of a directory in log order; then remove leftovers of an interrupted creation.
+
+    Where any file is a later release's nothing at all is changed.
 
     Args:
         known_id: the log's id as it is kept beside the segments.
@@ -67,13 +70,6 @@ def load_directory(filesystem: FileSystem, directory: str, known_id: int | None)
         LogVersionError: one of them was written by a later release.
         OSError: the directory or a file cannot be opened.
     """
-    for name in filesystem.list_names(directory):
-        path = os.path.join(directory, name)
-        if name.endswith(UNFINISHED) and format_.parse_file_name(name.removesuffix(UNFINISHED)) is not None:
-            if filesystem.is_directory(path):
-                _set_aside(filesystem, path, STRANGE)
-            else:
-                filesystem.remove(path)
     # A name or a byte that an earlier process wrote may be in memory only: make both durable before relying on them.
     filesystem.sync_directory(directory)
     own, strange = _own_segments(filesystem, directory, known_id)
@@ -82,33 +78,52 @@ def load_directory(filesystem: FileSystem, directory: str, known_id: int | None)
         with _opened(filesystem, path) as file:
             item = _load(file, path, position, newest=not loaded)
         if item.says_nothing:
-            logger.error("%s holds nothing that could be read as this log's: set aside", path)
-            _set_aside(filesystem, path, DAMAGED)
-            strange.append(path)
+            strange.append(_Strange(path, DAMAGED, "holds nothing that could be read as this log's"))
         else:
             loaded.append(item)
-    return loaded[::-1], strange
+    # Only here anything is changed: by now every file was read, and none was written by a later release.
+    _remove_unfinished(filesystem, directory)
+    for found in strange:
+        logger.error("%s %s: set aside", found.path, found.reason)
+        _set_aside(filesystem, found.path, found.suffix)
+    return loaded[::-1], [found.path for found in strange]
+
+
+class _Strange(NamedTuple):
+    """A file that is to be set aside."""
+
+    path: str
+    suffix: str
+    reason: str
+
+
+def _remove_unfinished(filesystem: FileSystem, directory: str) -> None:
+    for name in filesystem.list_names(directory):
+        path = os.path.join(directory, name)
+        if name.endswith(UNFINISHED) and format_.parse_file_name(name.removesuffix(UNFINISHED)) is not None:
+            if filesystem.is_directory(path):
+                _set_aside(filesystem, path, STRANGE)
+            else:
+                filesystem.remove(path)
 
 
 def _own_segments(
     filesystem: FileSystem, directory: str, known_id: int | None
-) -> tuple[list[tuple[int, str]], list[str]]:
-    """Return (position, path) of the files that are or may be this log's by their headers; the others' paths.
+) -> tuple[list[tuple[int, str]], list[_Strange]]:
+    """Return (position, path) of the files that are or may be this log's by their headers, and the others.
 
     The id kept beside the segments says which log this is, unless no segment is of that log: then the id in most
     headers, and between equals that of the oldest file. A file without a sound header may be any log's, so it is
-    this one's unless no id is known at all. The other files are set aside.
+    this one's unless no id is known at all.
     """
     found: list[tuple[int, str, int | None]] = []
-    strange: list[str] = []
+    strange: list[_Strange] = []
     for name in filesystem.list_names(directory):
         path, position = os.path.join(directory, name), format_.parse_file_name(name)
         if position is None:
             continue
         if filesystem.is_directory(path) or not filesystem.exists(path):
-            logger.error("%s is no file: set aside", path)
-            _set_aside(filesystem, path, STRANGE)
-            strange.append(path)
+            strange.append(_Strange(path, STRANGE, "is no file"))
             continue
         with _opened(filesystem, path) as file:
             source = SegmentBytes(file, position, file.size(), window_bytes=_WINDOW_BYTES, unreadable_as_zeros=True)
@@ -121,10 +136,9 @@ def _own_segments(
     for position, path, log_id in found:
         if own_id is not None and log_id in (None, own_id):
             own.append((position, path))
-            continue
-        logger.error("%s belongs to another log, or its header is damaged and nothing says which: set aside", path)
-        _set_aside(filesystem, path, DAMAGED)
-        strange.append(path)
+        else:
+            reason = "belongs to another log, or its header is damaged and nothing says which"
+            strange.append(_Strange(path, DAMAGED, reason))
     return own, strange
 
 
@@ -154,13 +168,14 @@ def _load(file: File, path: str, position: int, *, newest: bool) -> Loaded:
     size = file.size()
     source = SegmentBytes(file, position, size, window_bytes=_WINDOW_BYTES, unreadable_as_zeros=True)
     header = find_header(source, position)
+    version = header.version if header is not None else 1
     streams = _first_streams(source)
     footer = find_footer(source, size)
     if footer is not None:
         index = SegmentIndex.from_footer(footer[1], footer[0])
-        return Loaded(Segment(path, position, footer[0], size, index), header, streams, None)
+        return Loaded(Segment(path, position, footer[0], size, index, version=version), header, streams, None)
     scan = scan_segment(SegmentBytes(file, position, size, unreadable_as_zeros=True), may_be_torn=newest)
-    return Loaded(Segment(path, position, scan.end, size, scan.index), header, streams, scan)
+    return Loaded(Segment(path, position, scan.end, size, scan.index, version=version), header, streams, scan)
 
 
 def _first_streams(source: SegmentBytes) -> dict[int, StreamEntry] | None:

@@ -24,7 +24,9 @@ def opening_bytes(state: LogState) -> int:
     """Return the bytes that a new segment begins with, moved records not counted."""
     owner = 2 * (ENTRY_HEADER_BYTES + len(encode_body(state.owner))) if state.owner is not None else 0
     lanes = sum(_LANE_BYTES + len(lane.name) + 19 * (len(lane.held) + len(lane.gaps)) for lane in state.lanes.values())
-    return 160 + owner + lanes
+    known = state.origins.known
+    origins = ENTRY_HEADER_BYTES + len(encode_body([*known.values()])) if known else 0
+    return 160 + owner + origins + lanes
 
 
 def make_plan(state: LogState, segments: Sequence[Segment], wanted_bytes: int, free_bytes: int) -> Plan:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from array import array
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from weft.protocols.batch import BatchHeader
+from weft.protocols.origin import Origin
 from weft.protocols.ranges import Range, RangeSet
 from weft.protocols.segment import Footer, GapNotice, KeptLane, LaneIndex, Owner, encode_body
 from weft.storage.segment_log.settings import POINT_SPACING_BYTES
@@ -135,8 +136,8 @@ class SegmentIndex:
     """The index of one segment: grown entry by entry, or read from a footer."""
 
     __slots__ = (
-        "_fixed_bytes", "_kept_counted", "_owner_counted", "_streams_counted", "gaps", "kept", "lanes", "moved",
-        "owner", "streams",
+        "_fixed_bytes", "_kept_counted", "_origins_counted", "_owner_counted", "_streams_counted", "gaps", "kept",
+        "lanes", "moved", "origins", "owner", "streams",
     )  # fmt: skip
 
     def __init__(self) -> None:
@@ -149,10 +150,13 @@ class SegmentIndex:
         """Content of the last ``KEPT`` entry here; empty without one."""
         self.owner: Owner | None = None
         """Content of the last ``OWNER`` entry here; None without one."""
+        self.origins: dict[int, Origin] = {}
+        """Content of the ``ORIGINS`` entries here."""
         self._fixed_bytes = 80
         self._streams_counted = 0
         self._kept_counted = self.kept
         self._owner_counted: Owner | None = None
+        self._origins_counted = 0
 
     def add_batch(
         self, header: BatchHeader, offset: int, length: int, *, point: bool = False, moved: bool = False
@@ -174,6 +178,10 @@ class SegmentIndex:
         """Note a gap notice."""
         add_merged(self.gaps, gap)
 
+    def add_origins(self, origins: Iterable[Origin]) -> None:
+        """Note what numbers of origins mean."""
+        self.origins.update((origin.number, origin) for origin in origins)
+
     def spans(self) -> Iterator[tuple[int, LaneSpan]]:
         """Yield (stream, span) of everything held; a stream may come twice."""
         yield from self.moved.items()
@@ -185,7 +193,7 @@ class SegmentIndex:
 
     def forget_names(self) -> None:
         """Free what only a footer needs: the segment is sealed."""
-        self.streams, self.kept, self.owner = {}, [], None
+        self.streams, self.kept, self.owner, self.origins = {}, [], None, {}
 
     @property
     def empty(self) -> bool:
@@ -196,11 +204,16 @@ class SegmentIndex:
     def footer_bytes(self) -> int:
         """Upper estimate of the encoded footer."""
         counted = self._kept_counted, self._owner_counted
-        if len(self.streams) != self._streams_counted or self.kept is not counted[0] or self.owner is not counted[1]:
+        if (
+            len(self.streams) != self._streams_counted or len(self.origins) != self._origins_counted
+            or self.kept is not counted[0] or self.owner is not counted[1]
+        ):  # fmt: skip
+            self._origins_counted = len(self.origins)
             self._streams_counted, self._kept_counted, self._owner_counted = len(self.streams), self.kept, self.owner
             self._fixed_bytes = 80 + sum(len(name) + _NAME_BYTES for name in self.streams.values())
             self._fixed_bytes += sum(24 + _RANGE_BYTES * len(lane.ranges) for lane in self.kept)
             self._fixed_bytes += len(encode_body(self.owner)) if self.owner is not None else 0
+            self._fixed_bytes += len(encode_body([*self.origins.values()])) if self.origins else 0
         size = self._fixed_bytes + _GAP_BYTES * len(self.gaps)
         for lanes in (self.lanes, self.moved):
             for span in lanes.values():
@@ -224,7 +237,7 @@ class SegmentIndex:
         sizes = [span.sizes() for span in (*self.lanes.values(), *self.moved.values())]
         lanes = [span.to_footer(stream) for stream, span in self.lanes.items()]
         moved = [span.to_footer(stream) for stream, span in self.moved.items()]
-        return Footer(self.streams, lanes, self.gaps, self.kept, sizes, moved, self.owner)
+        return Footer(self.streams, lanes, self.gaps, self.kept, sizes, moved, self.owner, [*self.origins.values()])
 
     @classmethod
     def from_footer(cls, footer: Footer, end: int) -> SegmentIndex:
@@ -240,4 +253,5 @@ class SegmentIndex:
         index.gaps = list(footer.gaps)
         index.kept = footer.kept
         index.owner = footer.owner
+        index.add_origins(footer.origins)
         return index

@@ -15,6 +15,7 @@ from weft.storage.histogram import Histogram
 from weft.storage.segment_log.errors import LogFailed
 from weft.storage.segment_log.settings import DEFAULT_POLICY, IDENTITY_BYTES, LogSettings, StreamPolicy
 from weft.storage.segment_log.state.gaps import merged
+from weft.storage.segment_log.state.origins import Origins
 from weft.storage.segment_log.state.pending import PendingQueue
 from weft.storage.segment_log.state.segment import Segment
 from weft.storage.segment_log.state.tail import MemoryTail
@@ -47,6 +48,8 @@ class LaneState:
     """``LogState.changes`` when nothing of the stream could go although it is over ``retain_bytes``."""
     dropping: RangeSet = field(default_factory=RangeSet)
     """Records whose gap notices are queued and not durable yet."""
+    held_time: int | None = None
+    """The stream's mark stays below this time; None when nothing holds it."""
 
 
 @dataclass
@@ -119,6 +122,7 @@ class LogState:
         """First number of streams that are declared now: a block that cannot be read may hide such a stream's name."""
         self.owner: Owner | None = None
         """The log's owner, as every segment that is begun now says; None when nothing ever said it."""
+        self.origins = Origins()
         self.refused_bytes = 0
         """The longest append that was refused for want of disk since the last one that found room."""
         self.changes = 0
@@ -186,6 +190,12 @@ class LogState:
             lane.gaps = []
         for gap in found:
             self.lanes[gap.stream].gaps.append(gap)
+
+    @property
+    def version(self) -> int:
+        """Return the version of the newest format in the log's files: no file that is begun now gains by a lower one,
+        since a release that does not read that version refuses the log as a whole."""
+        return max((segment.version for segment in self.segments), default=1)
 
     @property
     def budget_bytes(self) -> int:

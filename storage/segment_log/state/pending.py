@@ -11,7 +11,8 @@ import zstandard
 
 from weft.protocols import batch
 from weft.protocols.batch import ClockReading, HeaderPairs
-from weft.protocols.segment import GapNotice
+from weft.protocols.origin import HASH_BYTES_MAX, ORIGIN_TEXT_MAX, Origin
+from weft.protocols.segment import GapNotice, encode_body
 from weft.storage.segment_log.errors import RecordTooLarge
 from weft.storage.segment_log.settings import BATCH_BYTES_MAX, BATCH_RECORDS_MAX, COMMIT_BYTES_MAX, RECORD_BYTES_MAX
 from weft.storage.segment_log.state.gaps import add_merged
@@ -27,6 +28,10 @@ BATCH_OVERHEAD_BYTES = 512
 """Most bytes that a batch takes on disk beside its records: entry and batch headers, column lengths, commit mark."""
 
 
+ORIGIN_BYTES_MAX = BATCH_OVERHEAD_BYTES + 2 * (8 * ORIGIN_TEXT_MAX + HASH_BYTES_MAX + 32)
+"""Most bytes that an origin takes in the log."""
+
+
 class Run(NamedTuple):
     """Records of one stream that were appended together."""
 
@@ -37,12 +42,13 @@ class Run(NamedTuple):
     flags: dict[int, int] | None
     raw_bytes: int
     """``run_bytes`` of the above."""
+    origin: int = 0
 
     def part(self, first: int, end: int) -> Run:
         """Return the records ``[first, end)`` of the run."""
         keys, payloads = self.keys[first:end], self.payloads[first:end]
         headers, flags = _between(self.headers, first, end), _between(self.flags, first, end)
-        return Run(self.time, keys, payloads, headers, flags, run_bytes(keys, payloads, headers))
+        return Run(self.time, keys, payloads, headers, flags, run_bytes(keys, payloads, headers), self.origin)
 
 
 class PendingBatch:
@@ -56,13 +62,15 @@ class PendingBatch:
         "_times",
         "base_seq",
         "clock",
+        "origin",
         "payload_bytes",
         "raw_bytes",
         "stream",
     )
 
-    def __init__(self, stream: int, base_seq: int, clock: ClockReading) -> None:
+    def __init__(self, stream: int, base_seq: int, clock: ClockReading, origin: int = 0) -> None:
         self.stream = stream
+        self.origin = origin
         self.base_seq = base_seq
         self.raw_bytes = 0
         self.payload_bytes = 0
@@ -78,7 +86,9 @@ class PendingBatch:
     def takes(self, run: Run) -> bool:
         """Return whether a run still fits."""
         return (
-            len(self._keys) + len(run.keys) <= BATCH_RECORDS_MAX and self.raw_bytes + run.raw_bytes <= BATCH_BYTES_MAX
+            len(self._keys) + len(run.keys) <= BATCH_RECORDS_MAX
+            and self.raw_bytes + run.raw_bytes <= BATCH_BYTES_MAX
+            and self.origin == run.origin
         )
 
     def extend(self, run: Run) -> None:
@@ -99,7 +109,7 @@ class PendingBatch:
             b"".join(self._times), self._keys, self._payloads, self._headers, self._flags
         )
         self.payload_bytes = len(columns.payload)
-        return batch.encode(self.stream, self.base_seq, columns, self.clock, compressor)
+        return batch.encode(self.stream, self.base_seq, columns, self.clock, compressor, origin=self.origin)
 
 
 class PendingCommit:
@@ -116,6 +126,8 @@ class PendingCommit:
         "first_times",
         "gaps",
         "is_told",
+        "is_whole",
+        "origins",
         "raw_bytes",
         "records",
     )
@@ -132,6 +144,10 @@ class PendingCommit:
         """Number of appends; those within ``together`` are one."""
         self.is_told = False
         """Its callbacks are handed over: what comes now is for another commit."""
+        self.is_whole = False
+        """Some of its appends belong together: after a crash all of the commit's batches count, or none."""
+        self.origins: list[Origin] = []
+        """Origins that nothing in the log names yet."""
         self._first_time = self._last_time = 0
         self._open: dict[int, PendingBatch] = {}
         self._leading = 0
@@ -140,7 +156,7 @@ class PendingCommit:
     @property
     def empty(self) -> bool:
         """Return whether there is nothing to write; there may be callbacks to call."""
-        return not self.batches and not self.gaps
+        return not self.batches and not self.gaps and not self.origins
 
     def ages_s(self, now: int) -> tuple[float, float]:
         """Return the seconds since the first and the last append. Zeros when the wall clock was set back."""
@@ -163,7 +179,7 @@ class PendingCommit:
         """
         pending = self._open.get(stream)
         if pending is None or not pending.takes(run):
-            pending = self._open[stream] = PendingBatch(stream, base_seq, clock_reading())
+            pending = self._open[stream] = PendingBatch(stream, base_seq, clock_reading(), run.origin)
             self.batches.insert(self._leading if leads else len(self.batches), pending)
             self._leading += leads
             self.raw_bytes += BATCH_OVERHEAD_BYTES
@@ -239,6 +255,13 @@ class PendingQueue:
         commit.raw_bytes += added
         self.raw_bytes += added
 
+    def add_origin(self, origin: Origin) -> None:
+        """Queue what the number of an origin means, in front of the batches that will name it."""
+        commit = self._last()
+        commit.origins.append(origin)
+        commit.raw_bytes += BATCH_OVERHEAD_BYTES + origin_bytes(origin)
+        self.raw_bytes += BATCH_OVERHEAD_BYTES + origin_bytes(origin)
+
     def waiting_gaps(self) -> list[GapNotice]:
         """Gap notices that are not durable yet."""
         commits = [self._in_flight, *self._commits] if self._in_flight else self._commits
@@ -262,6 +285,8 @@ class PendingQueue:
 
     def end_whole(self) -> None:
         """End the commit of ``begin_whole``: what follows may begin another."""
+        if self.together:
+            self._commits[-1].is_whole = True
         self.together, self.reserved_bytes = None, 0
 
     def _last(self) -> PendingCommit:
@@ -302,6 +327,11 @@ class PendingQueue:
                 callbacks += commit.callbacks
                 commit.callbacks = []
         return callbacks
+
+
+def origin_bytes(origin: Origin) -> int:
+    """Return the bytes that an origin takes in the log: in an entry of its own, and in the footer."""
+    return 2 * len(encode_body([origin]))
 
 
 def _parts(run: Run) -> Iterator[Run]:

@@ -22,5 +22,7 @@ class Segment:
     """Monotonic ns at which its last record was taken in, or the log opened: its records are at least that old."""
     needed: tuple[int, int] | None = None
     """(``LogState.changes`` then, bytes of it that must stay): for ``room.must_keep``."""
+    version: int = 1
+    """Version of its header: what may stand in it (``segment.header.version_needed``)."""
     is_movable: bool = True
     """True if its records can be copied; False once the log met damage in it."""

@@ -13,10 +13,11 @@ from weft.protocols import segment as format_
 from weft.protocols.batch import BatchHeader
 from weft.protocols.errors import CodecError, UnsupportedVersion
 from weft.protocols.segment import HEADER_BYTES, Body, EntryKind, SegmentHeader
+from weft.protocols.segment.header import BATCHES
 from weft.storage.filesystem import File, FileSystem, OSFileSystem
 from weft.storage.segment_log.names import DAMAGED
 from weft.storage.segment_log.walk.ends import find_footer
-from weft.storage.segment_log.walk.entry import BATCHES, Entry, why_no_entry
+from weft.storage.segment_log.walk.entry import Entry, why_no_entry
 from weft.storage.segment_log.walk.frames import SegmentBytes
 from weft.storage.segment_log.walk.walker import Damage, Torn, walk
 

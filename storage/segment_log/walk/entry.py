@@ -8,10 +8,8 @@ from weft.protocols import batch
 from weft.protocols.batch import BatchHeader, Buffer
 from weft.protocols.errors import CodecError, UnsupportedVersion
 from weft.protocols.segment import Body, EntryKind, decode_body
+from weft.protocols.segment.header import BATCHES
 from weft.storage.segment_log.walk.frames import Frame, SegmentBytes
-
-BATCHES = frozenset({EntryKind.BATCH, EntryKind.MOVED})
-"""Kinds of entries whose body is a batch."""
 
 
 class Entry(NamedTuple):

@@ -38,6 +38,8 @@ class Scan:
     exact: set[int] = field(default_factory=set)
     """Streams that new records, marks or ``KEPT`` entries after the last damage name: their ``next_seqs`` are right all
     the same. Notices and moved records are of old numbers and tell nothing."""
+    last_origin: int = 0
+    """Highest number of an origin that a batch names."""
     _resumed: set[tuple[int, bool]] = field(default_factory=set)
 
     def accept(self, entry: Entry) -> None:
@@ -51,6 +53,7 @@ class Scan:
             self._resumed.add(lane)
             self.index.add_batch(value, entry.offset, entry.end - entry.offset, point=point, moved=moved)
             self._saw(value.stream, value.base_seq, value.end_seq)
+            self.last_origin = max(self.last_origin, value.origin)
             if not moved:
                 self.unmarked.add(value.stream)
                 self.exact.add(value.stream)
@@ -65,6 +68,8 @@ class Scan:
             self.index.add_gap(value)
             self._saw(value.stream, value.first, value.end)
             self.unmarked.add(value.stream)
+        elif isinstance(value, list):
+            self.index.add_origins(value)
         elif isinstance(value, dict):
             self.last_mark = entry.offset
             self.unmarked.clear()

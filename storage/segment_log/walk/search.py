@@ -24,8 +24,8 @@ _MARK_BYTES_MAX = 8 << 10
 _KIND_AT = 8
 """Offset of the kind byte in an entry's header."""
 _SHAPE = re.compile(
-    rb"\x01\0\0\0WFB|\x02\0\0\0\x95|\x03\0\0\0\x94|\x04\0\0\0|\x05\0\0\0[\x80-\x8f\xde\xdf]|\x06\0\0\0WFB|\x07\0\0\0\x91"
-    rb"|\x08\0\0\0[\x93-\x9f]|\x0f\0\0\0[\x93-\x97]",
+    rb"\x01\0\0\0WFB|\x02\0\0\0\x95|\x03\0\0\0\x94|\x04\0\0\0[\x91-\x9f]|\x05\0\0\0[\x80-\x8f\xde\xdf]|\x06\0\0\0WFB|\x07\0\0\0\x91"
+    rb"|\x08\0\0\0[\x93-\x9f]|\x09\0\0\0[\x91-\x9f\xdc]|\x0f\0\0\0[\x93-\x9f]",
     re.DOTALL,
 )
 """Kind, padding and the first bytes of the body of each kind of entry."""

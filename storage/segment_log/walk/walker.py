@@ -11,6 +11,9 @@ after the fsync of the one before. So bytes that are no valid entry may be
 - *unreadable*: the device fails to read a block (EIO) where entries may stand. No crash leaves that, so it is damage,
   also with no mark after it. What stood there is not known; what may have stood there is bounded by its length.
 
+A commit whose batches must not be parted has a ``WHOLE`` entry before them. Torn anywhere in what that claims, the log
+ends before it. Damage, which takes bytes that had been synced, takes no more than them there either.
+
 Only the newest segment can be torn, and only while it is not sealed. Its first entry cannot: a segment gets its name
 when its opening is on the disk.
 
@@ -27,7 +30,7 @@ from typing import NamedTuple
 
 from weft.protocols import batch
 from weft.protocols.errors import CodecError
-from weft.protocols.segment import ENTRY_HEADER_BYTES, HEADER_BYTES, EntryKind
+from weft.protocols.segment import ENTRY_HEADER_BYTES, HEADER_BYTES, EntryKind, Whole
 from weft.storage.segment_log.settings import BATCH_RECORDS_MAX
 from weft.storage.segment_log.walk.entry import Entry, read_entry
 from weft.storage.segment_log.walk.frames import SegmentBytes
@@ -84,6 +87,16 @@ def walk(
     while True:
         entry = read_entry(source, offset)
         if entry is not None:
+            if may_be_torn and isinstance(entry.value, Whole):
+                bad = _first_missing(source, entry.end, entry.value.length)
+                if bad is not None and is_growing:
+                    source.look_again()
+                    bad = _first_missing(source, entry.end, entry.value.length)
+                if bad is not None and not searches_zeros and not any(source.piece(bad, ENTRY_HEADER_BYTES)):
+                    return
+                if bad is not None and not _look_ahead(source, bad, may_be_torn=True).is_proven:
+                    yield Torn(offset, last_nonzero(source, offset))
+                    return
             yield entry
             if entry.kind is EntryKind.FOOTER:
                 # A crash came while the segment was sealed, or this is the end of one that was.
@@ -108,6 +121,24 @@ def walk(
             return
         yield hole
         offset = hole.end
+
+
+def _first_missing(source: SegmentBytes, start: int, length: int) -> int | None:
+    """Return the offset of the first bytes that are no entry, of those that belong together; None when all are there.
+
+    Nothing is looked at when a mark or a footer follows, as in every commit but the last: then all had been synced.
+    """
+    end = start + length
+    if end + ENTRY_HEADER_BYTES <= source.end:
+        following = read_entry(source, end)
+        if following is not None and following.kind in (EntryKind.STREAMS, EntryKind.FOOTER):
+            return None
+    while start < end:
+        entry = read_entry(source, start)
+        if entry is None:
+            return start
+        start = entry.end
+    return None
 
 
 @dataclass

@@ -56,6 +56,10 @@ def commit_all(log: SegmentLog) -> None:
         pass
 
 
+def append(log: SegmentLog, stream: int, *payloads: bytes) -> int:
+    return log.append(stream, 1, [b"k"] * len(payloads), list(payloads))
+
+
 def put(log: SegmentLog, stream: int, *payloads: bytes, time: int = 5) -> int:
     """Append records and make them durable."""
     base_seq = log.append(stream, time, [b"k"] * len(payloads), list(payloads))

@@ -7,7 +7,7 @@ import threading
 import pytest
 
 from tests.storage.fakes import FakeFileSystem, eio
-from tests.storage.segment_log.helpers import DIRECTORY, commit_all, open_log, put, read_all
+from tests.storage.segment_log.helpers import DIRECTORY, append, commit_all, open_log, put, read_all
 from weft.protocols.batch import decode_header
 from weft.storage.segment_log import LogFailed, LogFull, LogSettings, SegmentLog
 from weft.storage.segment_log.settings import COMMIT_BYTES_MAX
@@ -24,10 +24,6 @@ def disk() -> FakeFileSystem:
 def order_on_disk(disk: FakeFileSystem) -> list[int]:
     """Streams of the batches, as they stand in the log."""
     return [decode_header(item.data).stream for item in inspect_log(DIRECTORY, disk) if item.data]
-
-
-def append(log: SegmentLog, stream: int, *payloads: bytes) -> int:
-    return log.append(stream, 1, [b"k"] * len(payloads), list(payloads))
 
 
 def test_one_commit_however_long_it_becomes(disk: FakeFileSystem) -> None:

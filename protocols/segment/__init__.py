@@ -7,7 +7,6 @@ preallocated file never pass for an entry of the current log.
 
 from __future__ import annotations
 
-import re
 import struct
 from enum import IntEnum
 from typing import Annotated, NamedTuple
@@ -20,12 +19,63 @@ from weft.protocols.batch import Buffer
 from weft.protocols.errors import Corrupt, Truncated, UnsupportedVersion
 from weft.protocols.fields import LIST_ITEMS_MAX, U32, U64, Nanoseconds, Seq, StoredRanges, unpack
 from weft.protocols.lane import NodeName
+from weft.protocols.origin import ORIGINS_MAX, Origin
+from weft.protocols.segment.header import (
+    HEADER_BYTES,
+    MAGIC,
+    POSITION_MAX,
+    VERSION,
+    EntryKind,
+    SegmentHeader,
+    decode_header,
+    encode_header,
+    file_name,
+    parse_file_name,
+    version_needed,
+)
 
-MAGIC = b"WFS"
+__all__ = [
+    "ENTRY_BYTES_MAX",
+    "ENTRY_HEADER_BYTES",
+    "HEADER_BYTES",
+    "MAGIC",
+    "POSITION_MAX",
+    "TRAILER_BYTES",
+    "TRAILER_MAGIC",
+    "VERSION",
+    "Body",
+    "ClockNotice",
+    "Entry",
+    "EntryHeader",
+    "EntryKind",
+    "Footer",
+    "GapNotice",
+    "GapReason",
+    "Kept",
+    "KeptLane",
+    "LaneIndex",
+    "Owner",
+    "SegmentHeader",
+    "StreamEntry",
+    "Whole",
+    "decode_body",
+    "decode_entry",
+    "decode_header",
+    "decode_trailer",
+    "encode_body",
+    "encode_entry_header",
+    "encode_header",
+    "encode_streams",
+    "encode_trailer",
+    "file_name",
+    "footer_fields",
+    "parse_file_name",
+    "peek_entry",
+    "sound_entry",
+    "version_needed",
+]
+
 TRAILER_MAGIC = b"WFSE"
-VERSION = 1
-_HEADER = struct.Struct("<4sIQQQ")
-HEADER_BYTES = _HEADER.size
 _ENTRY = struct.Struct("<IIBxxx")
 _PADDED_ENTRY = struct.Struct("<IIB3s")
 ENTRY_HEADER_BYTES = _ENTRY.size
@@ -33,26 +83,8 @@ _TRAILER = struct.Struct("<QI4s")
 TRAILER_BYTES = _TRAILER.size
 ENTRY_BYTES_MAX = 80 << 20
 """Longest entry body: the largest batch (64 MiB uncompressed) and its header fit."""
-POSITION_MAX = (1 << 63) - 1
-"""Largest position of a log."""
 _SEED = struct.Struct("<QIB")
 _FOOTER_FIELDS_MIN = 3
-_FILE_NAME = re.compile(r"([0-9]{20})\.seg")
-
-
-class EntryKind(IntEnum):
-    """Kinds of entries. The numbers are persisted; 0 is the value of preallocated zeros: the end."""
-
-    END = 0
-    BATCH = 1
-    GAP = 2
-    CLOCK = 3
-    FUNCTION_COMMIT = 4
-    STREAMS = 5
-    MOVED = 6
-    KEPT = 7
-    OWNER = 8
-    FOOTER = 15
 
 
 _KINDS = {kind.value: kind for kind in EntryKind if kind is not EntryKind.END}
@@ -68,16 +100,6 @@ class GapReason(IntEnum):
     RENAMED = 5
     ABSENT = 6
     """This sender does not have them; another may. Any other reason, and the records, count before it."""
-
-
-class SegmentHeader(NamedTuple):
-    """The fixed header of a segment file."""
-
-    log_id: int
-    first_position: int
-    """Position of the segment's byte 0 in the log; also its file name."""
-    created: int
-    """Nanoseconds since 1970, for people."""
 
 
 class EntryHeader(NamedTuple):
@@ -164,8 +186,18 @@ class Owner(msgspec.Struct, frozen=True, array_like=True):
         return NodeName(self.tenant, self.edge)
 
 
+class Whole(msgspec.Struct, frozen=True, array_like=True):
+    """A statement that the entries behind it became durable together: after a crash all of them count, or none."""
+
+    length: U64
+    """Bytes of those entries."""
+
+
+Origins = Annotated[list[Origin], Meta(max_length=ORIGINS_MAX)]
+
+
 class Footer(msgspec.Struct, frozen=True, array_like=True):
-    """The index of a sealed segment. Empty fields at its end are left out; segments of earlier releases have none."""
+    """The index of a sealed segment. Empty fields at its end are left out."""
 
     streams: dict[U32, str]
     lanes: Annotated[list[LaneIndex], Meta(max_length=LIST_ITEMS_MAX)]
@@ -178,53 +210,8 @@ class Footer(msgspec.Struct, frozen=True, array_like=True):
     """Like ``lanes``, of the ``MOVED`` entries."""
     owner: Owner | None = None
     """Content of the segment's last ``OWNER`` entry."""
-
-
-def file_name(first_position: int) -> str:
-    """Return the name of the segment that starts at ``first_position``; names sort in log order."""
-    return f"{first_position:020d}.seg"
-
-
-def parse_file_name(name: str) -> int | None:
-    """Return the first position in a file name, or None when it is not a segment's name."""
-    match = _FILE_NAME.fullmatch(name)
-    return int(match[1]) if match and int(match[1]) <= POSITION_MAX else None
-
-
-def encode_header(header: SegmentHeader) -> bytes:
-    """Return the 32 bytes at the start of a segment file."""
-    data = bytearray(_HEADER.pack(MAGIC + bytes([VERSION]), 0, *header))
-    struct.pack_into("<I", data, 4, _header_crc(data))
-    return bytes(data)
-
-
-def _header_crc(data: Buffer) -> int:
-    """Return the CRC of a header in *this* version, whatever its version byte says: a damaged byte is no later
-    version."""
-    return int(crc32c(memoryview(data)[8:HEADER_BYTES], crc32c(MAGIC + bytes([VERSION]))))
-
-
-def decode_header(data: Buffer) -> SegmentHeader:
-    """Decode and check a segment's header.
-
-    Raises:
-        Truncated: fewer than ``HEADER_BYTES`` bytes.
-        UnsupportedVersion: written by a later release.
-        Corrupt: not a segment, or the checksum does not match.
-    """
-    if len(data) < HEADER_BYTES:
-        raise Truncated(f"a segment header has {HEADER_BYTES} bytes, {len(data)} are there")
-    magic, crc, log_id, first_position, created = _HEADER.unpack_from(data)
-    if magic[:3] != MAGIC:
-        raise Corrupt(f"expected a segment ({MAGIC!r}), found {magic!r}")
-    sound = _header_crc(data) == crc
-    if magic[3] > VERSION and not sound:
-        raise UnsupportedVersion(f"segment version {magic[3]}; this release reads version {VERSION}")
-    if magic[3] != VERSION or not sound:
-        raise Corrupt("a segment header's checksum does not match")
-    if first_position > POSITION_MAX:
-        raise Corrupt(f"a segment that starts at position {first_position}")
-    return SegmentHeader(log_id, first_position, created)
+    origins: Origins = []
+    """Content of the segment's ``ORIGINS`` entries."""
 
 
 def _entry_crc(position: int, kind: int, body: Buffer) -> int:
@@ -340,13 +327,15 @@ def encode_streams(streams: dict[int, StreamEntry]) -> bytes:
     return msgspec.msgpack.encode(streams)
 
 
-Body = dict[int, StreamEntry] | GapNotice | ClockNotice | Kept | Owner | Footer
+Body = dict[int, StreamEntry] | list[Origin] | GapNotice | ClockNotice | Kept | Owner | Whole | Footer
 _DECODERS: dict[EntryKind, msgspec.msgpack.Decoder[Body]] = {
     EntryKind.STREAMS: msgspec.msgpack.Decoder(dict[U32, StreamEntry]),
     EntryKind.GAP: msgspec.msgpack.Decoder(GapNotice),
     EntryKind.CLOCK: msgspec.msgpack.Decoder(ClockNotice),
     EntryKind.KEPT: msgspec.msgpack.Decoder(Kept),
     EntryKind.OWNER: msgspec.msgpack.Decoder(Owner),
+    EntryKind.WHOLE: msgspec.msgpack.Decoder(Whole),
+    EntryKind.ORIGINS: msgspec.msgpack.Decoder(Origins),
     EntryKind.FOOTER: msgspec.msgpack.Decoder(Footer),
 }
 
@@ -359,9 +348,10 @@ def encode_body(value: Body) -> bytes:
 
 
 def footer_fields(footer: Footer) -> list[object]:
-    """Return the fields of a footer without the empty ones at its end that earlier releases did not write."""
+    """Return the fields of a footer without the empty ones at its end."""
     fields: list[object] = [
-        footer.streams, footer.lanes, footer.gaps, footer.kept, footer.sizes, footer.moved, footer.owner
+        footer.streams, footer.lanes, footer.gaps, footer.kept, footer.sizes, footer.moved, footer.owner,
+        footer.origins,
     ]  # fmt: skip
     while len(fields) > _FOOTER_FIELDS_MIN and not fields[-1]:
         fields.pop()
@@ -372,11 +362,8 @@ def decode_body(kind: EntryKind, body: Buffer) -> Body:
     """Decode the body of any entry but a batch.
 
     Raises:
-        UnsupportedVersion: a kind that only later releases read.
         Corrupt: the body is not what the kind promises.
     """
-    if kind is EntryKind.FUNCTION_COMMIT:
-        raise UnsupportedVersion("a function commit: a later release wrote this log")
     decoder = _DECODERS.get(kind)
     if decoder is None:
         raise Corrupt(f"an entry of kind {kind.name} has no msgpack body")

@@ -1,0 +1,62 @@
+"""Numbers of origins in one log, and what they mean."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from weft.protocols.origin import ORIGINS_MAX, Origin
+
+_Content = tuple[int, str, str, bytes]
+
+
+class Origins:
+    """The origins that a log knows, at most ``ORIGINS_MAX``. A number is never given out twice. Guarded by the log's
+    lock."""
+
+    def __init__(self) -> None:
+        self.known: dict[int, Origin] = {}
+        self._numbers: dict[_Content, int] = {}
+        self._asked: set[int] = set()
+        """Numbers that this process has asked for."""
+        self._last = 0
+
+    def learn(self, origins: Iterable[Origin], last: int = 0) -> None:
+        """Take over what a segment says.
+
+        Args:
+            last: highest number that a batch of it names, whatever it means.
+        """
+        for origin in origins:
+            self.known[origin.number] = origin
+            self._numbers[_content(origin)] = origin.number
+        self._last = max(self._last, last, *self.known, 0)
+
+    def number(self, kind: int, name: str, version: str, hash_: bytes) -> tuple[int, Origin | None]:
+        """Return the number of an origin, and the origin itself when it is new.
+
+        Raises:
+            ValueError: this process has asked for as many origins as a log can know.
+        """
+        content = (kind, name, version, hash_)
+        number = self._numbers.get(content)
+        new = None
+        if number is None:
+            self._make_room()
+            number = self._last = self._last + 1
+            new = self.known[number] = Origin(number, *content)
+            self._numbers[content] = number
+        self._asked.add(number)
+        return number, new
+
+    def _make_room(self) -> None:
+        """Forget the oldest origin that no one in this process has asked for, if there is no room for one more."""
+        if len(self.known) < ORIGINS_MAX:
+            return
+        oldest = min(self.known.keys() - self._asked, default=None)
+        if oldest is None:
+            raise ValueError(f"a log knows {ORIGINS_MAX} origins at most, and this process uses as many: use fewer")
+        del self._numbers[_content(self.known.pop(oldest))]
+
+
+def _content(origin: Origin) -> _Content:
+    return origin.kind, origin.name, origin.version, origin.hash
