@@ -10,7 +10,7 @@ from weft.config.models import EdgeConfig
 from weft.config.streams import Link, Retain, Stream
 from weft.config.units import UnixSocket, format_size, parse_bind, parse_listen, quoted
 from weft.config.values import Anonymous
-from weft.edge_node.streams import SESSION_STREAMS, UNROUTED_STREAM
+from weft.edge_node.streams import OWN_PREFIX, UNROUTED_STREAM
 from weft.protocols.lane import NAME_RULE, valid_name
 from weft.protocols.topics import compile_pattern
 
@@ -124,8 +124,11 @@ def _names(config: EdgeConfig) -> Iterator[Finding]:
     named += [(("streams", name), name) for name in config.streams]
     named += [(("links", name), name) for name in config.links]
     for name in config.streams:
-        if name in SESSION_STREAMS:
-            yield Finding(("streams", name), "is reserved for a stream of the node itself; choose another name")
+        if name.startswith(OWN_PREFIX):
+            yield Finding(
+                ("streams", name),
+                f"names that begin with {OWN_PREFIX} are for streams of the node itself. Choose another name",
+            )
         if name == UNROUTED_STREAM:
             yield Finding(
                 ("streams", name),

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from typing import Final
 
-SESSION_TOPICS_STREAM: Final = "mqtt-sessions-topics"
+OWN_PREFIX: Final = "weft-"
+"""Beginning of the names of the node's own streams, of this release and of later ones."""
+SESSION_TOPICS_STREAM: Final = "weft-sessions-topics"
 """Stream of messages that only persistent sessions want: no ``from`` pattern matches their topics."""
-SESSION_JOURNAL_STREAM: Final = "mqtt-sessions"
+SESSION_JOURNAL_STREAM: Final = "weft-sessions"
 """Stream of the changes to persistent sessions."""
 UNROUTED_STREAM: Final = "unrouted"
 """Stream of messages whose topic no configured stream matches."""

@@ -6,12 +6,14 @@ may wrap or join what it gets.
 
 from __future__ import annotations
 
+import base64
+import math
 import struct
 import sys
 from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import accumulate
-from typing import Annotated, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import msgspec
 
@@ -22,8 +24,13 @@ Buffer = bytes | bytearray | memoryview
 
 HEADER_PAIRS_MAX = 1024
 """Maximum number of header pairs of one record."""
-HeaderPairs = tuple[tuple[str, str], ...]
+HeaderValue = str | bytes | int | float | bool | None
+"""Value of a header: what the record's protocol had. Integers have 64 signed bits."""
+HeaderPairs = tuple[tuple[str, HeaderValue], ...]
 """A record's headers: names may repeat and their order is kept (MQTT 5.0 section 3.3.2.3.7)."""
+RESERVED_HEADER_PREFIXES = ("weft.", "mqtt.", "amqp.", "http.", "kafka.", "sparkplug.")
+"""Beginnings of the names of headers that Weft itself writes. A device's own name that begins so is stored escaped."""
+_INT64 = range(-(1 << 63), 1 << 63)
 
 
 class Columns(NamedTuple):
@@ -41,6 +48,42 @@ class Columns(NamedTuple):
     """Record index in the batch -> its headers; absent for most."""
     flags: Buffer
     """Flags, u8 x count, or empty when no record has a flag."""
+
+
+def header_text(value: HeaderValue) -> str | None:
+    """Return a header's value as text, for tables, people and protocols that know only text; None for nil.
+
+    Bytes are base64, numbers as in Python and JSON (``1``, ``0.5``, ``nan``, ``inf``), booleans ``true`` and ``false``.
+    """
+    if isinstance(value, str) or value is None:
+        return value
+    if isinstance(value, bytes):
+        return base64.b64encode(value).decode()
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    return repr(value)
+
+
+def header_json(value: HeaderValue) -> str | int | float | bool | None:
+    """Return a header's value for JSON: bytes as base64, floats that JSON lacks as text, all others as they are."""
+    if isinstance(value, bytes) or (isinstance(value, float) and not math.isfinite(value)):
+        return header_text(value)
+    return value
+
+
+def header_bytes(value: HeaderValue) -> int:
+    """Return the most bytes that a header's value takes beside its type and length.
+
+    Raises:
+        ValueError: an integer of more than 64 bits.
+    """
+    if isinstance(value, str):
+        return len(value.encode())
+    if isinstance(value, bytes):
+        return len(value)
+    if isinstance(value, int) and value not in _INT64:
+        raise ValueError(f"the header value {value} has more than 64 bits: store it as text")
+    return 8
 
 
 def u32s(values: Iterable[int]) -> array[int]:
@@ -218,7 +261,20 @@ def _decode_keys(key_index: memoryview, data: memoryview, count: int) -> list[by
     return table
 
 
-_HEADER_PAIRS = msgspec.msgpack.Decoder(Annotated[HeaderPairs, msgspec.Meta(max_length=HEADER_PAIRS_MAX)])
+_HEADER_PAIRS = msgspec.msgpack.Decoder(
+    # No union in msgspec holds both text and bytes.
+    Annotated[tuple[tuple[str, Any], ...], msgspec.Meta(max_length=HEADER_PAIRS_MAX)]
+)
+_VALUE_TYPES = frozenset({str, bytes, int, float, bool, type(None)})
+
+
+def _decode_pairs(blob: bytes) -> HeaderPairs:
+    pairs: HeaderPairs = unpack(_HEADER_PAIRS, blob, "a record's headers")
+    for _, value in pairs:
+        kind = type(value)
+        if kind not in _VALUE_TYPES or (kind is int and value not in _INT64):
+            raise Corrupt(f"a record has a header with a value that no header has: {kind.__name__}")
+    return pairs
 
 
 def _decode_headers(data: memoryview, count: int) -> dict[int, HeaderPairs]:
@@ -230,5 +286,5 @@ def _decode_headers(data: memoryview, count: int) -> dict[int, HeaderPairs]:
     indexes = read_u32s(data[4 : 4 + 4 * size])
     if indexes[-1] >= count or any(map(int.__ge__, indexes, indexes[1:])):
         raise Corrupt("a headers column's record indexes do not ascend inside the batch")
-    pairs = [unpack(_HEADER_PAIRS, blob, "a record's headers") for blob in _split_blobs(data[4 + 4 * size :], size)]
+    pairs = map(_decode_pairs, _split_blobs(data[4 + 4 * size :], size))
     return dict(zip(indexes, pairs, strict=True))

@@ -1,40 +1,72 @@
-"""Records that every link has handed over, so that the log may forget them."""
+"""Records that every party has taken over, so that the log may forget them."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from typing import Literal, NamedTuple
 
 from weft.protocols.ranges import Range, RangeSet
 
 
+class Party(NamedTuple):
+    """A reader of streams whose word the log waits for before it forgets a record. A link and a function may share a
+    name."""
+
+    kind: Literal["link", "function"]
+    name: str
+
+    def __str__(self) -> str:
+        """Return kind and name, for people."""
+        return f"{self.kind} {self.name}"
+
+
 class ReleaseLedger:
-    """A ledger of handed-over records. A record may go once every link that carries its stream has it at its hub.
-    Streams that no link carries are not in it.
+    """A ledger of records that were taken over: by a link once its hub has them, by a function once what it made of
+    them and its place in the stream are durable. A record may go once every party to its stream has it. Streams
+    without a party are not in the ledger: nothing of them is released here.
 
     Args:
-        carriers: stream number -> names of the links that carry it.
-        release: called with the records that every carrier has.
+        parties: stream number -> the parties to it.
+        release: called with the records that every party has.
     """
 
-    def __init__(self, carriers: Mapping[int, Iterable[str]], release: Callable[[int, RangeSet], None]) -> None:
+    def __init__(self, parties: Mapping[int, Iterable[Party]], release: Callable[[int, RangeSet], None]) -> None:
         self._release = release
-        self._has = {stream: {link: RangeSet() for link in links} for stream, links in carriers.items()}
+        self._has = {stream: {party: RangeSet() for party in named} for stream, named in parties.items()}
 
-    def released(self, link: str, stream: int, ranges: RangeSet) -> None:
-        """Note that ``link`` has ``ranges`` of ``stream`` at its hub, durably."""
-        carriers = self._has[stream]
-        carriers[link].update(ranges)
+    def join(self, party: Party, stream: int) -> None:
+        """Have records of ``stream`` wait for one more party from now on. What was released before stays released."""
+        self._has.setdefault(stream, {}).setdefault(party, RangeSet())
+
+    def leave(self, party: Party, stream: int) -> None:
+        """Have records of ``stream`` wait no longer for a party. Those that waited for it alone are released, unless it
+        was the last: what no party asks for is left to retention."""
+        left = self._has.get(stream, {})
+        if left.pop(party, None) is None:
+            return
+        if not left:
+            del self._has[stream]
+            return
+        self._release_common(stream, next(iter(left.values())))
+
+    def released(self, party: Party, stream: int, ranges: RangeSet) -> None:
+        """Note that ``party`` has ``ranges`` of ``stream``, durably."""
+        self._has[stream][party].update(ranges)
+        self._release_common(stream, ranges)
+
+    def lacks(self, party: Party, stream: int, ranges: Iterable[Range]) -> int:
+        """Return how many of these numbers ``party`` is not known to have."""
+        has = self._has[stream][party]
+        return sum(end - first for run in ranges for first, end in has.missing(*run))
+
+    def _release_common(self, stream: int, ranges: RangeSet) -> None:
+        """Release what all parties have of ``ranges``."""
         common = ranges
-        for other, has in carriers.items():
-            if other != link:
+        for has in self._has[stream].values():
+            if has is not ranges:
                 common = intersection(common, has)
         if len(common):
             self._release(stream, common)
-
-    def lacks(self, link: str, stream: int, ranges: Iterable[Range]) -> int:
-        """Return how many of these numbers ``link`` is not known to have at its hub."""
-        has = self._has[stream][link]
-        return sum(end - first for run in ranges for first, end in has.missing(*run))
 
 
 def intersection(left: Iterable[Range], right: RangeSet) -> RangeSet:

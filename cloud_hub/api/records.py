@@ -12,6 +12,7 @@ from weft.cloud_hub.api.views import View, moment
 from weft.protocols import batch as batches
 from weft.protocols.batch import Flag
 from weft.protocols.chunk import LaneUpdate, StreamSection, section_entries
+from weft.protocols.columns import header_json
 from weft.protocols.lane import format_log_id
 from weft.protocols.payloads import PayloadKind, keeps
 from weft.protocols.shard_state import ShardState, StreamKey
@@ -140,5 +141,5 @@ def _views(
         else:
             view["payload_base64"] = base64.b64encode(record.payload).decode()
         if record.headers:
-            view["headers"] = [list(pair) for pair in record.headers]
+            view["headers"] = [[name, header_json(value)] for name, value in record.headers]
         yield view

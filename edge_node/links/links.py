@@ -22,7 +22,7 @@ from weft.protocols.batch import ClockReading
 from weft.protocols.lane import NodeName
 from weft.protocols.payloads import PayloadKind
 from weft.replication.epochs import Epochs
-from weft.replication.release import ReleaseLedger
+from weft.replication.release import Party, ReleaseLedger
 from weft.replication.runner import LinkIdentity, LinkSettings, no_token, read_token, run_link
 from weft.replication.settings import SenderSettings
 from weft.replication.status import LinkState, LinkStatus
@@ -70,11 +70,11 @@ class Links:
         self._watermarks = self._high_watermarks()
         self.statuses = [LinkStatus(name) for name in config.links]
         """Status of each link, updated while it runs."""
-        carriers = {
-            self._log.stream(stream): [name for name, streams in self._carried.items() if stream in streams]
+        parties = {
+            self._log.stream(stream): [Party("link", link) for link, own in self._carried.items() if stream in own]
             for stream in self._streams()
         }
-        self._ledger = ReleaseLedger(carriers, self._log.release)
+        self._ledger = ReleaseLedger(parties, self._log.release)
         self.conflicts = self._known_conflicts()
         """Links that hubs refuse because another copy of the log has taken over. They need ``look`` now and then."""
 
@@ -82,7 +82,7 @@ class Links:
         """Start every link; links connect, and reconnect after trouble, by themselves."""
         for status in self.statuses:
             streams = {stream: self._offered(stream) for stream in self._carried[status.name]}
-            released = functools.partial(self._ledger.released, status.name)
+            released = functools.partial(self._ledger.released, Party("link", status.name))
             source = SegmentLogSource(self._log, streams, released, self._wall_clock, self._watermarks)
             self._tasks.append(asyncio.create_task(self._run(status, source)))
 
@@ -122,7 +122,8 @@ class Links:
                 stream = self._log.stream(name)
                 held, end = self._log.ranges(stream), self._log.next_seq(stream)
                 held.remove(0, begins.get(stream, 0))
-                counts = self._ledger.lacks(link, stream, held), self._ledger.lacks(link, stream, [(0, end)])
+                party = Party("link", link)
+                counts = self._ledger.lacks(party, stream, held), self._ledger.lacks(party, stream, [(0, end)])
                 if any(counts):
                     found[link, name] = counts
         return found

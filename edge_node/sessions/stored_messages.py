@@ -63,7 +63,7 @@ class StoredMessages:
         """
         if not subscriber.persistent:
             return message
-        now, expires = self._wall_clock(), ((EXPIRES, str(message.expires_ns)),) if message.expires_ns else ()
+        now, expires = self._wall_clock(), ((EXPIRES, message.expires_ns),) if message.expires_ns else ()
         flags = Flag.RETAINED | (Flag.PUBLISHED_QOS2 if message.qos == 2 else Flag(0))
         try:
             headers = (*to_headers(message.properties, now), *expires, (RECIPIENT, subscriber.client_id))

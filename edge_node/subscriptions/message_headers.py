@@ -1,27 +1,27 @@
 """Conversion of an MQTT 5.0 message's properties to headers of its record, and back.
 
-User properties keep their names; one whose name would pass for one of the node's own is stored as
-``mqtt.user.<name>``. The other properties have reserved names:
+User properties keep their names; one whose name begins like those that Weft writes (``RESERVED_HEADER_PREFIXES``) is
+stored as ``mqtt.user.<name>`` and goes out under its own name. The other properties have reserved names:
 
     mqtt.content-type      text (section 3.3.2.3.9)
     mqtt.response-topic    text (3.3.2.3.5)
-    mqtt.correlation-data  base64 (3.3.2.3.6)
-    mqtt.payload-format    "0" or "1" (3.3.2.3.2)
+    mqtt.correlation-data  bytes (3.3.2.3.6)
+    mqtt.payload-format    0 or 1 (3.3.2.3.2)
     mqtt.expires           nanoseconds since 1970 after which no client gets it (3.3.2.3.3)
+
+MQTT has only text in user properties: values of other types, which other protocols have, go out as text.
 
 Topic alias and subscription identifiers belong to one connection and are not stored.
 """
 
 from __future__ import annotations
 
-import base64
-import binascii
 from typing import Any
 
 from weft.protocols.batch import HEADER_PAIRS_MAX, HeaderPairs
+from weft.protocols.columns import RESERVED_HEADER_PREFIXES, HeaderValue, header_text
 from weft.protocols.mqtt.properties import NO_PROPERTIES, Properties
 
-RESERVED = "mqtt."
 USER = "mqtt.user."
 CONTENT_TYPE = "mqtt.content-type"
 RESPONSE_TOPIC = "mqtt.response-topic"
@@ -33,6 +33,8 @@ USER_PROPERTIES_MAX = HEADER_PAIRS_MAX - 6
 """Most user properties of one message: with the node's own headers a record has no room for more."""
 _SECOND_NS = 1_000_000_000
 _EXPIRES_NS_MAX = (1 << 63) - 1
+_TEXT_BYTES_MAX = 65_535
+"""Longest text of MQTT (1.5.4)."""
 
 
 class TooManyProperties(ValueError):
@@ -50,17 +52,19 @@ def to_headers(properties: Properties, now_ns: int) -> HeaderPairs:
     user = properties.user_properties
     if len(user) > USER_PROPERTIES_MAX:
         raise TooManyProperties(f"{len(user)} user properties; a message may have {USER_PROPERTIES_MAX}")
-    pairs = [(USER + name if name.startswith(RESERVED) else name, value) for name, value in user]
+    pairs: list[tuple[str, HeaderValue]] = [
+        (USER + name if name.startswith(RESERVED_HEADER_PREFIXES) else name, value) for name, value in user
+    ]
     if properties.content_type is not None:
         pairs.append((CONTENT_TYPE, properties.content_type))
     if properties.response_topic is not None:
         pairs.append((RESPONSE_TOPIC, properties.response_topic))
     if properties.correlation_data is not None:
-        pairs.append((CORRELATION_DATA, base64.b64encode(properties.correlation_data).decode()))
+        pairs.append((CORRELATION_DATA, properties.correlation_data))
     if properties.payload_format_indicator is not None:
-        pairs.append((PAYLOAD_FORMAT, str(properties.payload_format_indicator)))
+        pairs.append((PAYLOAD_FORMAT, properties.payload_format_indicator))
     if properties.message_expiry_interval is not None:
-        pairs.append((EXPIRES, str(now_ns + properties.message_expiry_interval * _SECOND_NS)))
+        pairs.append((EXPIRES, min(now_ns + properties.message_expiry_interval * _SECOND_NS, _EXPIRES_NS_MAX)))
     return tuple(pairs)
 
 
@@ -79,33 +83,26 @@ def from_headers(headers: HeaderPairs) -> tuple[Properties, int]:
     fields: dict[str, Any] = {}
     expires_ns = 0
     for name, value in headers:
-        if not name.startswith(RESERVED):
-            user.append((name, value))
-        elif name.startswith(USER):
-            user.append((name.removeprefix(USER), value))
-        elif name == CONTENT_TYPE:
+        if not name.startswith(RESERVED_HEADER_PREFIXES) or name.startswith(USER):
+            text = value if type(value) is str else _as_text(value)
+            if text is not None:
+                user.append((name.removeprefix(USER), text))
+        elif name == CONTENT_TYPE and isinstance(value, str):
             fields["content_type"] = value
-        elif name == RESPONSE_TOPIC:
+        elif name == RESPONSE_TOPIC and isinstance(value, str):
             fields["response_topic"] = value
-        elif name == CORRELATION_DATA:
-            fields["correlation_data"] = _from_base64(value)
-        elif name == PAYLOAD_FORMAT and value in ("0", "1"):
-            fields["payload_format_indicator"] = int(value)
-        elif name == EXPIRES:
-            expires_ns = _from_decimal(value)
+        elif name == CORRELATION_DATA and isinstance(value, bytes):
+            fields["correlation_data"] = value
+        elif name == PAYLOAD_FORMAT and type(value) is int and value in (0, 1):
+            fields["payload_format_indicator"] = value
+        elif name == EXPIRES and type(value) is int and value > 0:
+            expires_ns = value
     if user:
         fields["user_properties"] = tuple(user)
     return (Properties(**fields) if fields else NO_PROPERTIES), expires_ns
 
 
-def _from_base64(text: str) -> bytes | None:
-    try:
-        return base64.b64decode(text, validate=True)
-    except (binascii.Error, ValueError):
-        return None
-
-
-def _from_decimal(text: str) -> int:
-    if not (text.isascii() and text.isdigit()) or len(text) > 19:
-        return 0
-    return min(int(text), _EXPIRES_NS_MAX)
+def _as_text(value: HeaderValue) -> str | None:
+    """Return the value of a user property; None for a value that is too long for one in a form that MQTT has."""
+    text = header_text(value) or ""
+    return text if len(text) <= _TEXT_BYTES_MAX else None

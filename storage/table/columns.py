@@ -11,6 +11,7 @@ import pyarrow as pa
 
 from weft.protocols.batch import Buffer, ClockState, Columns, Flag, HeaderPairs
 from weft.protocols.chunk import LaneUpdate
+from weft.protocols.columns import header_text
 from weft.protocols.lane import Lane, format_log_id
 from weft.protocols.payloads import PayloadKind
 from weft.protocols.topics import InvalidTopic, TopicPattern, compile_pattern
@@ -219,7 +220,7 @@ class RowBuilder:
     def _headers(self) -> dict[str, pa.Array]:
         if not any(piece.columns.headers for piece in self._pieces):
             return {"_headers": pa.nulls(self.rows, HEADERS)}
-        rows: list[list[tuple[str, str]] | None] = [None] * self.rows
+        rows: list[list[tuple[str, str | None]] | None] = [None] * self.rows
         at = 0
         for piece in self._pieces:
             for index, pairs in piece.columns.headers.items():
@@ -242,13 +243,16 @@ class RowBuilder:
         return payload_columns(parts[0] if len(parts) == 1 else pa.concat_arrays(parts), self._payload)
 
 
-def _unique(pairs: HeaderPairs) -> list[tuple[str, str]]:
-    """Return header pairs for a map column, whose names must differ. The values of a repeated name are joined by ', '
-    in their order, as in HTTP (RFC 9110 section 5.3)."""
+def _unique(pairs: HeaderPairs) -> list[tuple[str, str | None]]:
+    """Return header pairs for a map column, whose names must differ. Values become text (``header_text``), nil null.
+    Those of a repeated name are joined by ', ' in their order, as in HTTP (RFC 9110 section 5.3), without nil."""
     values: dict[str, list[str]] = {}
     for name, value in pairs:
-        values.setdefault(name, []).append(value)
-    return [(name, ", ".join(parts)) for name, parts in values.items()]
+        parts = values.setdefault(name, [])
+        text = header_text(value)
+        if text is not None:
+            parts.append(text)
+    return [(name, ", ".join(parts) if parts else None) for name, parts in values.items()]
 
 
 def _slice(column: Buffer, dtype: type, first: int, count: int) -> Array:

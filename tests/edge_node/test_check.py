@@ -53,6 +53,10 @@ def test_a_good_configuration_passes() -> None:
             "listeners.ws.websocket.path: expected a path such as /mqtt",
         ),
         (
+            GOOD + "  weft-mine: {from: 'x/#'}\n",
+            "edge.yaml:5: streams.weft-mine: names that begin with weft- are for streams of the node itself. Choose",
+        ),
+        (
             GOOD + "  unrouted: {from: 'x/#'}\n",
             "edge.yaml:5: streams.unrouted: is the name of the stream for messages that no stream matches. Set its",
         ),

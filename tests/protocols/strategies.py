@@ -17,7 +17,10 @@ INT64 = st.integers(-(1 << 63), (1 << 63) - 1)
 U64 = st.integers(0, (1 << 64) - 1)
 U32 = st.integers(0, (1 << 32) - 1)
 NAMES = st.from_regex(r"[a-z0-9][a-z0-9_-]{0,15}", fullmatch=True)
-PAIRS = st.lists(st.tuples(st.text(max_size=8), st.text(max_size=8)), max_size=3).map(tuple)
+HEADER_VALUES = (
+    st.text(max_size=8) | st.binary(max_size=8) | INT64 | st.floats(allow_nan=False) | st.booleans() | st.none()
+)
+PAIRS = st.lists(st.tuples(st.text(max_size=8), HEADER_VALUES), max_size=3).map(tuple)
 COMPRESSORS = st.sampled_from([None, zstandard.ZstdCompressor(level=1)])
 
 

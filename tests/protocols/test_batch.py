@@ -271,11 +271,31 @@ def test_bytes_behind_a_compressed_frame_are_refused() -> None:
         b"\x91" * 50_000,  # nested too deeply
         b"\x91\x92\xa1\xff\xa1v",  # not UTF-8
         b"\x91\x93\xa1a\xa1b\xa1c",  # not a pair
-        b"\x91\x92\x01\x02",  # not text
+        b"\x91\x92\x01\x02",  # a name that is not text
+        b"\x91\x92\xa1n\x91\x01",  # a list
+        b"\x91\x92\xa1n\xdd\xff\xff\xff\xff",  # a very long one
+        b"\x91\x92\xa1n" + b"\x91" * 50_000,  # a deep one
+        b"\x91\x92\xa1n\x80",  # a map
+        b"\x91\x92\xa1n\xcf" + b"\xff" * 8,  # more than 64 signed bits
+        b"\x91\x92\xa1n\xd6\xff\0\0\0\0",  # an extension: msgpack's time
         b"\xdc\x04\x01" + b"\x92\xa1n\xa1v" * 1025,  # one more than HEADER_PAIRS_MAX
         b"",
     ],
-    ids=["huge", "deep", "text", "triple", "numbers", "many", "empty"],
+    ids=[
+        "huge",
+        "deep",
+        "text",
+        "triple",
+        "numbers",
+        "list",
+        "long list",
+        "deep list",
+        "map",
+        "large",
+        "extension",
+        "many",
+        "empty",
+    ],
 )
 def test_hostile_headers_are_corrupt(blob: bytes) -> None:
     column = struct.pack("<IIII", 1, 0, 0, len(blob)) + blob

@@ -60,6 +60,18 @@ LARGE: Notation = {
 }
 LAST: Notation = {**SMALL, "base_seq": (1 << 63) - 1 - 3, "boot_id": (1 << 64) - 1, "stream": (1 << 32) - 1}
 MADE: Notation = {**SMALL, "origin": 2}
+TYPED: Notation = {
+    **SMALL,
+    "records": [
+        {
+            "time": T, "key": "a", "payload": "",
+            "headers": [
+                ["text", "x"], ["bytes", {"hex": "00ff"}], ["int", -(1 << 63)], ["int", (1 << 63) - 1], ["float", 0.5],
+                ["bool", True], ["bool", False], ["nil", None],
+            ],
+        },
+    ],
+}  # fmt: skip
 FIRST_POSITION = 1 << 26
 STREAMS = {"1": ["telemetry", 7], "2": ["alarms", 0]}
 SEGMENT: Notation = {
@@ -355,7 +367,7 @@ EMPTY_STATE: Notation = {**STATE, "n": -1, "footer_crc": 0, "created": 0, "strea
 DATA: Notation = {"frames": [{"type": "DATA", "lane": 1, "batches": [SMALL, {**SMALL, "base_seq": 10}]}]}
 
 GOLDEN: dict[str, dict[str, Notation]] = {
-    "batch": {"small": SMALL, "every_column": FULL, "last_numbers": LAST, "origin": MADE},
+    "batch": {"small": SMALL, "every_column": FULL, "last_numbers": LAST, "origin": MADE, "typed_headers": TYPED},
     "segment": {"sealed": SEGMENT, "open": OPEN, "moved": MOVED, "owned": OWNED, "together": TOGETHER},
     "chunk": {"two_streams": CHUNK, "mark_only": EMPTY_CHUNK},
     "shard-state": {"one_lane": STATE, "empty": EMPTY_STATE},

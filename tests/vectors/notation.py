@@ -16,6 +16,7 @@ from crc32c import crc32c
 
 from weft.protocols import batch, chunk, link, segment, snapshot
 from weft.protocols.batch import ClockReading, ClockState, Codec
+from weft.protocols.columns import HeaderPairs, HeaderValue
 from weft.protocols.errors import Corrupt
 from weft.protocols.origin import Origin
 from weft.protocols.shard_state import ShardState
@@ -37,13 +38,21 @@ def _builtins(value: object) -> Any:
     return msgspec.json.decode(msgspec.json.encode(value))
 
 
+def _headers(noted: list[Any]) -> HeaderPairs:
+    return tuple((name, bytes.fromhex(value["hex"]) if isinstance(value, dict) else value) for name, value in noted)
+
+
+def _note_header(value: HeaderValue) -> Any:
+    return {"hex": value.hex()} if isinstance(value, bytes) else value
+
+
 def _encode_batch(meaning: Notation) -> bytes:
     records = meaning["records"]
     made = batch.columns_from_lists(
         struct.pack(f"<{len(records)}q", *(record["time"] for record in records)),
         [record["key"].encode() for record in records],
         [bytes.fromhex(record["payload"]) for record in records],
-        {i: tuple(map(tuple, record["headers"])) for i, record in enumerate(records) if "headers" in record},
+        {i: _headers(record["headers"]) for i, record in enumerate(records) if "headers" in record},
         {i: record["flags"] for i, record in enumerate(records) if "flags" in record},
     )
     clock = ClockReading(meaning["boot_id"], meaning["monotonic"], ClockState[meaning["clock"]])
@@ -58,7 +67,7 @@ def _decode_batch(data: bytes) -> Notation:
     for record in batch.records(data):
         found: Notation = {"time": record.time, "key": record.key.decode(), "payload": record.payload.hex()}
         if record.headers:
-            found["headers"] = [list(pair) for pair in record.headers]
+            found["headers"] = [[name, _note_header(value)] for name, value in record.headers]
         if record.flags:
             found["flags"] = int(record.flags)
         records.append(found)

@@ -9,6 +9,7 @@ from typing import Any
 from weft.edge_node.inspect.tail import Item, LogReplaced, Missing, TailGap, TailRecord
 from weft.edge_node.inspect.view import DamagedBytes
 from weft.protocols.batch import Flag, HeaderPairs, Record
+from weft.protocols.columns import header_json, header_text
 from weft.storage.segment_log.state.gaps import reason_name
 
 PAYLOAD_SHOWN_MAX = 1000
@@ -72,7 +73,7 @@ def record_facts(record: Record) -> dict[str, Any]:
     known: dict[str, Any] = {"seq": record.seq, "time": timestamp(record.time), "time_ns": record.time}
     known |= _text_or_base64("key", record.key) | _text_or_base64("payload", record.payload)
     if record.headers:
-        known["headers"] = record.headers
+        known["headers"] = [(name, header_json(value)) for name, value in record.headers]
     if record.flags:
         known["flags"] = flag_names(record.flags)
     return known
@@ -114,7 +115,7 @@ def flag_names(flags: Flag) -> list[str]:
 
 
 def _headers(headers: HeaderPairs) -> str:
-    text = "{" + ", ".join(f"{shown(name)}: {shown(value)}" for name, value in headers) + "}"
+    text = "{" + ", ".join(f"{shown(name)}: {shown(header_text(value) or '')}" for name, value in headers) + "}"
     return text if len(text) <= PAYLOAD_SHOWN_MAX else text[:PAYLOAD_SHOWN_MAX] + "...}"
 
 

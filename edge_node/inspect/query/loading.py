@@ -11,8 +11,8 @@ from typing import Any
 from weft.edge_node.inspect.query.tables import insert, level_names
 from weft.edge_node.inspect.query.times import time_texts
 from weft.protocols import batch
-from weft.protocols.batch import Buffer, Columns, Flag
-from weft.protocols.columns import read_u32s
+from weft.protocols.batch import Buffer, Columns, Flag, HeaderPairs
+from weft.protocols.columns import header_json, read_u32s
 from weft.protocols.topics import TopicPattern, compile_pattern
 
 Values = Sequence[Any]
@@ -162,7 +162,11 @@ def _payload(payload: bytes) -> str | bytes:
 
 def _headers(rows: _Rows) -> Values:
     headers = rows.columns.headers
-    return [json.dumps(headers[at], ensure_ascii=False) if at in headers else None for at in rows.picked]
+    return [_header_text(headers[at]) if at in headers else None for at in rows.picked]
+
+
+def _header_text(pairs: HeaderPairs) -> str:
+    return json.dumps([(name, header_json(value)) for name, value in pairs], ensure_ascii=False)
 
 
 def _flags(rows: _Rows) -> Values:

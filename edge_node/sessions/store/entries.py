@@ -1,6 +1,6 @@
 """The entries of the session journal: bytes <-> values.
 
-An entry is a record of the stream ``mqtt-sessions``: its key is the client identifier in UTF-8, or the filter of a
+An entry is a record of the stream ``weft-sessions``: its key is the client identifier in UTF-8, or the filter of a
 shared subscription; its payload is a msgpack array that begins with the number of its kind. Packet identifiers stand in
 two bytes each, big-endian, as on the wire.
 The numbers and orders are persisted: add, never change. A kind that this release does not know is passed over.

@@ -11,6 +11,7 @@ import zstandard
 
 from weft.protocols import batch
 from weft.protocols.batch import ClockReading, HeaderPairs
+from weft.protocols.columns import header_bytes
 from weft.protocols.origin import HASH_BYTES_MAX, ORIGIN_TEXT_MAX, Origin
 from weft.protocols.segment import GapNotice, encode_body
 from weft.storage.segment_log.errors import RecordTooLarge
@@ -370,7 +371,7 @@ def run_bytes(
         payload_bytes = sum(map(len, payloads))
     size = sum(map(len, keys)) + payload_bytes + RECORD_OVERHEAD_BYTES * len(keys)
     for pairs in (headers or {}).values():
-        size += 16 + sum(len(name.encode()) + len(value.encode()) + 12 for name, value in pairs)
+        size += 16 + sum(len(name.encode()) + header_bytes(value) + 12 for name, value in pairs)
     return size
 
 

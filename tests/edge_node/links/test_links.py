@@ -27,7 +27,7 @@ from weft.protocols.link import RefuseCode
 from weft.protocols.payloads import PayloadKind
 from weft.protocols.ranges import RangeSet
 from weft.protocols.segment import GapReason
-from weft.replication.release import ReleaseLedger, intersection
+from weft.replication.release import intersection
 from weft.replication.runner import LinkRefused
 from weft.replication.status import LinkState
 from weft.storage.filesystem import OSFileSystem
@@ -248,17 +248,6 @@ def test_an_epoch_file_that_holds_no_number_is_told(tmp_path: Path) -> None:
         epoch_file(OSFileSystem(), str(path)).propose()
 
 
-def test_the_ledger_releases_the_intersection_in_any_order() -> None:
-    told = RangeSet()
-    ledger = ReleaseLedger({1: ["a", "b"]}, lambda _stream, ranges: told.update(ranges))
-    ledger.released("a", 1, RangeSet([(0, 10), (20, 30)]))
-    assert told == RangeSet()
-    ledger.released("b", 1, RangeSet([(5, 25)]))
-    assert told == RangeSet([(5, 10), (20, 25)])
-    ledger.released("b", 1, RangeSet([(0, 30)]))
-    assert told == RangeSet([(0, 10), (20, 30)])
-
-
 def test_intersection() -> None:
     assert intersection([(0, 4), (6, 9)], RangeSet([(2, 7)])) == RangeSet([(2, 4), (6, 7)])
 
@@ -282,7 +271,7 @@ def test_settings_come_from_the_configuration(tmp_path: Path) -> None:
 
 
 async def test_the_nodes_own_streams_never_leave_it(tmp_path: Path, log: SegmentLog, hub: Hub) -> None:
-    own = ("mqtt-sessions", "mqtt-sessions-topics", "unrouted")
+    own = ("weft-sessions", "weft-sessions-topics", "unrouted")
     for stream in (*own, "telemetry"):
         await append(log, stream, 3)
     every = config(tmp_path, main=link_to(hub, (*own, "telemetry")))

@@ -12,10 +12,14 @@ from weft.edge_node.subscriptions.message_headers import (
     to_headers,
 )
 from weft.protocols.batch import HEADER_PAIRS_MAX
+from weft.protocols.columns import HeaderValue
 from weft.protocols.mqtt.properties import NO_PROPERTIES, Properties
 
 NOW = 1_700_000_000_000_000_000
-TEXT = st.text(max_size=8) | st.sampled_from(["mqtt.expires", "mqtt.user.", "mqtt.user.mqtt.", "mqtt.content-type"])
+TEXT = st.text(max_size=8) | st.sampled_from([
+    "mqtt.expires", "mqtt.user.", "mqtt.user.mqtt.", "mqtt.content-type", "weft.", "weft.x", "amqp.id", "http.path",
+    "kafka.key",     "sparkplug.seq", "mqtt.user.kafka.key", "kafka", "Weft.x",
+])  # fmt: skip
 PROPERTIES = st.builds(
     Properties,
     payload_format_indicator=st.none() | st.integers(0, 1),
@@ -42,6 +46,19 @@ def test_user_properties_keep_names_and_order_where_people_look_for_them() -> No
     )  # fmt: skip
 
 
+def test_a_name_of_a_device_that_begins_like_one_of_ours_is_stored_apart_from_it() -> None:
+    pairs = (("weft.function", "x"), ("kafka.key", "y"), ("mqtt.user.z", "z"), ("unit", "K"))
+    assert to_headers(Properties(user_properties=pairs), NOW) == (
+        ("mqtt.user.weft.function", "x"), ("mqtt.user.kafka.key", "y"), ("mqtt.user.mqtt.user.z", "z"), ("unit", "K"),
+    )  # fmt: skip
+
+
+def test_values_that_mqtt_has_no_type_for_go_out_as_text() -> None:
+    values = (b"\xff\0", -5, 0.5, True, False, None)
+    found = from_headers(tuple(("v", value) for value in values))[0].user_properties
+    assert [text for _, text in found] == ["/wA=", "-5", "0.5", "true", "false", ""]
+
+
 def test_messages_without_properties_cost_nothing() -> None:
     assert to_headers(NO_PROPERTIES, NOW) == ()
     assert from_headers(())[0] is NO_PROPERTIES
@@ -49,10 +66,12 @@ def test_messages_without_properties_cost_nothing() -> None:
 
 
 @pytest.mark.parametrize(
-    "pair", [("mqtt.expires", "soon"), ("mqtt.expires", "²"), ("mqtt.expires", "9" * 20),
-             ("mqtt.correlation-data", "%%"), ("mqtt.payload-format", "2")],
+    "pair", [("mqtt.expires", "soon"), ("mqtt.expires", -1), ("mqtt.expires", 1.5), ("mqtt.expires", True),
+             ("mqtt.content-type", 1), ("mqtt.response-topic", b"t"),
+             ("mqtt.correlation-data", "text"), ("mqtt.payload-format", 2), ("mqtt.payload-format", True),
+             ("kafka.partition", 3), ("http.path", "/"), ("note", b"x" * 60_000)],
 )  # fmt: skip
-def test_nonsense_in_reserved_names_is_passed_over(pair: tuple[str, str]) -> None:
+def test_what_subscribers_have_no_place_for_is_passed_over(pair: tuple[str, HeaderValue]) -> None:
     assert from_headers((pair,)) == (NO_PROPERTIES, 0)
 
 

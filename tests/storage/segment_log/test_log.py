@@ -21,7 +21,7 @@ from tests.storage.segment_log.helpers import (
     read_all,
     segment_paths,
 )
-from weft.protocols.batch import HEADER_PAIRS_MAX, Flag, decode_header, records
+from weft.protocols.batch import HEADER_PAIRS_MAX, Flag, HeaderPairs, decode_header, records
 from weft.protocols.ranges import RangeSet
 from weft.protocols.segment import HEADER_BYTES, EntryKind
 from weft.storage.filesystem import DirectoryInUse, OSFileSystem
@@ -115,7 +115,7 @@ def test_a_long_run_is_split_into_batches_and_commits(disk: FakeFileSystem) -> N
     log = open_log(disk, LogSettings(segment_bytes=1 << 20, budget_bytes=1 << 30))
     stream = log.stream("one")
     payloads = [random.Random(index).randbytes(30_000) for index in range(300)]
-    headers: dict[int, tuple[tuple[str, str], ...]] = {299: (("last", "yes"),)}
+    headers: dict[int, HeaderPairs] = {299: (("last", "yes"),)}
     log.append(stream, 5, [b"k"] * 300, payloads, headers)
     log.append(stream, 5, [b"k"] * 100_000, [b""] * 100_000)
     commit_all(log)

@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from weft.protocols import batch
 from weft.protocols.batch import ClockReading, ClockState, Flag
 from weft.protocols.chunk import LaneUpdate, StreamSection, encode_entry_header
+from weft.protocols.columns import header_text
 from weft.protocols.errors import Corrupt
 from weft.protocols.lane import Lane
 from weft.storage.table import columns as row_columns
@@ -101,7 +102,9 @@ def expected_rows(parts: list[tuple[int, int, int, int, bytes]], base_offset: in
             future = record.time // 1000 - received // 1000 > 300_000_000
             headers: dict[str, list[str]] = {}
             for name, value in record.headers:
-                headers.setdefault(name, []).append(value)
+                texts = headers.setdefault(name, [])
+                if value is not None:
+                    texts.append(header_text(value) or "")
             rows.append(
                 {
                     "_offset": offset,
@@ -116,7 +119,8 @@ def expected_rows(parts: list[tuple[int, int, int, int, bytes]], base_offset: in
                     "line": levels_of(lane, key).get("line"),
                     "machine": levels_of(lane, key).get("machine"),
                     "_resent": bool(record.flags & Flag.DUPLICATE_SUSPECTED),
-                    "_headers": [(name, ", ".join(values)) for name, values in headers.items()] or None,
+                    "_headers": [(name, ", ".join(values) if values else None) for name, values in headers.items()]
+                    or None,
                     "payload": record.payload,
                 }
             )

@@ -197,12 +197,11 @@ def test_sessions_know_nothing_of_records_that_a_power_cut_took(node: Node) -> N
     """A delivery may go out before its record is durable; the record's number is then given to another."""
     stream = node.log.stream("telemetry")
     put(node.log, stream, b"kept")
-    with node.state.journal.together():
-        node.log.append(stream, 1, [b"k"] * 2, [b"a", b"b"])
-        node.state.journal.opened(
-            record(positions={stream: 3}, inflight={1: Sent(stream, 0, 2), 2: Sent(stream, 2, 1)}, done={(stream, 1)})
-        )
-        node.state.journal.received("pi", [7])
+    node.log.append(stream, 1, [b"k"] * 2, [b"a", b"b"])
+    node.state.journal.opened(
+        record(positions={stream: 3}, inflight={1: Sent(stream, 0, 2), 2: Sent(stream, 2, 1)}, done={(stream, 1)})
+    )
+    node.state.journal.received("pi", [7])
     node.log.committer.run_once()
     newest = next(name for name in reversed(node.disk.list_names("/node/log")) if name.endswith(".seg"))
     torn = node.log._state.segments[-1].end - 5  # in the records, which stand behind the journal
@@ -218,10 +217,9 @@ def test_what_a_power_cut_took_stays_taken_back_while_the_database_is_full(node:
     put(node.log, stream, b"kept")
     node.state.journal.opened(record())
     node.commit()
-    with node.state.journal.together():
-        node.log.append(stream, 1, [b"k"] * 3, [b"lost"] * 3)
-        node.state.journal.received("pi", [7])
-        node.state.journal.positions("pi", {stream: 4})
+    node.log.append(stream, 1, [b"k"] * 3, [b"lost"] * 3)
+    node.state.journal.received("pi", [7])
+    node.state.journal.positions("pi", {stream: 4})
     node.log.committer.run_once()
     node.disk.flip(node.log._state.segments[-1].path, node.log._state.segments[-1].end - 5)
     for received in (set(), {8}):

@@ -69,9 +69,8 @@ def test_a_client_of_the_same_name_is_another(node: Node) -> None:
 def test_knows_nothing_of_records_that_a_crash_took(node: Node) -> None:
     stream = node.log.stream("telemetry")
     put(node.log, stream, b"kept", b"kept")
-    with node.state.journal.together():
-        node.log.append(stream, 1, [b"k"] * 3, [b"lost"] * 3)
-        node.state.journal.shared_moved(NAME, {stream: 5}, [(stream, 1), (stream, 3)])
+    node.log.append(stream, 1, [b"k"] * 3, [b"lost"] * 3)
+    node.state.journal.shared_moved(NAME, {stream: 5}, [(stream, 1), (stream, 3)])
     node.log.committer.run_once()
     node.disk.flip(node.log._state.segments[-1].path, node.log._state.segments[-1].end - 5)
     node.kill()
