@@ -10,7 +10,6 @@ from collections.abc import Callable
 
 from weft.protocols.batch import ClockReading, HeaderPairs
 from weft.protocols.lane import NAME_RULE, NodeName, valid_name
-from weft.protocols.origin import HASH_BYTES_MAX, ORIGIN_TEXT_MAX
 from weft.protocols.ranges import RangeSet
 from weft.protocols.segment import GapReason
 from weft.storage.filesystem import FileSystem, OSFileSystem
@@ -30,7 +29,6 @@ from weft.storage.segment_log.settings import BATCH_BYTES_MAX, DUE_BYTES, RECORD
 from weft.storage.segment_log.state.gaps import notices
 from weft.storage.segment_log.state.pending import (
     BATCH_OVERHEAD_BYTES,
-    ORIGIN_BYTES_MAX,
     Callback,
     Run,
     batches_bytes,
@@ -130,31 +128,6 @@ class SegmentLog(LogAnswers, LogRoom):
             state.queue.add_gaps(notices(stream, [(0, state.first_seq)], GapReason.CORRUPTION, self._wall_clock()))
             state.changed.notify()
             return stream
-
-    def origin(self, kind: int, name: str, version: str, hash_: bytes = b"") -> int:
-        """Return the log's number of an origin, for ``append``; a new one is durable with what names it.
-
-        Args:
-            kind: an ``OriginKind``.
-            hash_: checksum of the content.
-
-        Raises:
-            LogFull: there is no room.
-            LogFailed: the log is poisoned.
-            ValueError: a text or hash is too long, or there are more than ``ORIGINS_MAX`` in use.
-        """
-        if max(len(name), len(version)) > ORIGIN_TEXT_MAX or len(hash_) > HASH_BYTES_MAX:
-            raise ValueError(f"the origin {name[:40]!r} has a name or version over {ORIGIN_TEXT_MAX} characters or a "
-                             f"hash over {HASH_BYTES_MAX} bytes: shorten it")  # fmt: skip
-        state = self._state
-        with state.changed:
-            if state.failed:
-                raise state.failed
-            self._admit(ORIGIN_BYTES_MAX)
-            number, new = state.origins.number(kind, name, version, hash_)
-            if new is not None:
-                state.queue.add_origin(new)
-            return number
 
     def settled(self) -> None:
         """Note that all earlier streams are declared again. Once the log has been closed, new streams begin at 0, also

@@ -15,11 +15,11 @@ from weft.protocols.segment import (
     TRAILER_BYTES,
     EntryKind,
     Kept,
-    Whole,
     encode_body,
     encode_streams,
     file_name,
 )
+from weft.storage.segment_log.commit.commit_entries import commit_entries
 from weft.storage.segment_log.commit.new_segment import delete_free, kept_after, open_segment
 from weft.storage.segment_log.commit.segment_file import NO_SPACE, SegmentWriter, newest_version
 from weft.storage.segment_log.errors import LogFailed
@@ -28,7 +28,7 @@ from weft.storage.segment_log.room.quarantine import quarantine
 from weft.storage.segment_log.room.relocation import UnmovableSegment
 from weft.storage.segment_log.room.retention import Now, expire, forget_lost, free_segments, is_overdue
 from weft.storage.segment_log.state.log_state import LogState
-from weft.storage.segment_log.state.pending import Callback, PendingCommit, origin_bytes
+from weft.storage.segment_log.state.pending import Callback, PendingCommit
 from weft.storage.segment_log.state.segment import Segment
 
 logger = logging.getLogger(__name__)
@@ -100,17 +100,10 @@ class Committer:
         return self._sealed_at is not None or self._wished is not None or self._is_held_back
 
     def _commit(self, commit: PendingCommit, mark: bytes, marked: set[int]) -> None:
-        batches = [(EntryKind.BATCH, pending.encode(self._compressor)) for pending in commit.batches]
-        gaps = [(EntryKind.GAP, encode_body(gap)) for gap in commit.gaps]
-        if commit.is_whole and len(batches) > 1:
-            length = sum(ENTRY_HEADER_BYTES + len(body) for _, body in batches)
-            batches.insert(0, (EntryKind.WHOLE, encode_body(Whole(length))))
-        origins = [(EntryKind.ORIGINS, encode_body(commit.origins))] if commit.origins else []
-        entries = [(EntryKind.STREAMS, mark), *origins, *gaps, *batches]
+        entries = commit_entries(commit, mark, self._compressor)
         length = sum(ENTRY_HEADER_BYTES + len(body) for _, body in entries)
         version = newest_version(entries)
-        fits = version <= self._writer.segment.version and self._writer.fits(length + self._footer_growth(commit))
-        if self.waits_for_space or not fits:
+        if self.waits_for_space or not self._writer.fits(length + self._footer_growth(commit), version):
             self._rotate(length, version)
         started = self._clock_reading().monotonic
         offsets = self._writer.write(entries)
@@ -134,8 +127,8 @@ class Committer:
             lanes = self._state.lanes
             if len(index.streams) != len(lanes):
                 new_names = [lane.name for stream, lane in lanes.items() if stream not in index.streams]
-        growth = index.footer_growth([pending.stream for pending in commit.batches], len(commit.gaps), new_names)
-        return growth + sum(map(origin_bytes, commit.origins))
+        streams = [pending.stream for pending in commit.batches]
+        return index.footer_growth(streams, len(commit.gaps), new_names, commit.origins)
 
     def _publish(self, commit: PendingCommit, entries: list[tuple[EntryKind, bytes]], offsets: list[int]) -> None:
         state, index = self._state, self._writer.segment.index
@@ -179,9 +172,8 @@ class Committer:
             _NoSpace: there is none on the disk.
             OSError: anything else went wrong.
         """
-        if self._wished is not None and self._grow(self._wished, commit_bytes):  # noqa: SIM102 - the first acts
-            if version <= self._writer.segment.version:
-                return
+        if self._wished is not None and self._grow(self._wished, commit_bytes, version):
+            return
         state, sealed = self._state, self._writer.segment
         if self._sealed_at is None:
             self._look_ahead(commit_bytes)
@@ -234,7 +226,7 @@ class Committer:
             self._wished = length
             raise _NoSpace
 
-    def _grow(self, wished: int, commit_bytes: int) -> bool:
+    def _grow(self, wished: int, commit_bytes: int, version: int) -> bool:
         """Reserve what the disk did not have when the segment was begun. False when the commit needs another segment.
 
         Raises:
@@ -252,15 +244,14 @@ class Committer:
         with self._state.changed:
             segment.size = writer.size
             self._account()
-        return writer.fits(commit_bytes)
+        return writer.fits(commit_bytes, version)
 
     def _open(self, position: int, room: Room, version: int) -> SegmentWriter:
         try:
             return open_segment(self._state, position, self.wall_clock(), room, version)
         except OSError as error:
-            path = os.path.join(self._state.directory, file_name(position))
             # Once it has its name it was the sync of that which failed, and no sync is tried again.
-            is_named = self._state.filesystem.exists(path)
+            is_named = self._state.filesystem.exists(os.path.join(self._state.directory, file_name(position)))
             if error.errno not in NO_SPACE or is_named:
                 raise
             if room.first_length <= room.least:
@@ -360,9 +351,8 @@ class Committer:
         with self._state.changed:
             if self._state.failed is not None:
                 return self._state.failed
-            failed = LogFailed(
-                f"the log in {self._state.directory} failed and takes nothing more until reopened: {error}"
-            )
+            directory = self._state.directory
+            failed = LogFailed(f"the log in {directory} failed and takes nothing more until reopened: {error}")
             failed.__cause__ = error
             self._state.failed = failed
             callbacks = self._state.queue.take_callbacks()

@@ -163,9 +163,13 @@ class SegmentWriter:
         """Log position of the next entry."""
         return self.segment.first_position + self._end
 
-    def fits(self, length: int) -> bool:
-        """Return whether ``length`` more bytes of entries leave room for a footer in the reserved space."""
-        return self._end + length + self.segment.index.footer_bytes + TRAILER_BYTES <= self.segment.size
+    def fits(self, length: int, version: int = 1) -> bool:
+        """Return whether ``length`` more bytes of entries, which need a segment of ``version``, leave room for a footer
+        in the reserved space."""
+        return (
+            version <= self.segment.version
+            and self._end + length + self.segment.index.footer_bytes + TRAILER_BYTES <= self.segment.size
+        )
 
     def write(self, entries: list[tuple[EntryKind, bytes]]) -> list[int]:
         """Append entries with one write and one sync. Returns the offset of each.

@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 
 from weft.protocols.batch import HeaderPairs
+from weft.protocols.origin import HASH_BYTES_MAX, ORIGIN_TEXT_MAX
 from weft.protocols.ranges import RangeSet
 from weft.storage.segment_log.errors import LogFailed, LogFull
 from weft.storage.segment_log.room.budget import admit, admit_to_stream, forget_released, shortage
 from weft.storage.segment_log.settings import StreamPolicy
 from weft.storage.segment_log.state.log_state import LaneState, LogState
+from weft.storage.segment_log.state.origins import ORIGIN_BYTES_MAX
 from weft.storage.segment_log.state.pending import BATCH_OVERHEAD_BYTES, run_bytes
 
 AskedRun = tuple[int, list[bytes], list[bytes], dict[int, HeaderPairs] | None]
@@ -41,6 +43,31 @@ class LogRoom:
         """
         with self._state.changed:
             self._state.lane(stream).refusal = reason
+
+    def origin(self, kind: int, name: str, version: str, hash_: bytes = b"") -> int:
+        """Return the log's number of an origin, for ``append``; a new one is durable with what names it.
+
+        Args:
+            kind: an ``OriginKind``.
+            hash_: checksum of the content.
+
+        Raises:
+            LogFull: there is no room.
+            LogFailed: the log is poisoned.
+            ValueError: a text or hash is too long, or there are more than ``ORIGINS_MAX`` in use.
+        """
+        if max(len(name), len(version)) > ORIGIN_TEXT_MAX or len(hash_) > HASH_BYTES_MAX:
+            raise ValueError(f"the origin {name[:40]!r} has a name or version over {ORIGIN_TEXT_MAX} characters or a "
+                             f"hash over {HASH_BYTES_MAX} bytes: shorten it")  # fmt: skip
+        state = self._state
+        with state.changed:
+            if state.failed:
+                raise state.failed
+            self._admit(ORIGIN_BYTES_MAX)
+            number, new = state.origins.number(kind, name, version, hash_)
+            if new is not None:
+                state.queue.add_origin(new)
+            return number
 
     def release(self, stream: int, ranges: RangeSet) -> None:
         """Take these records and gap notices as safe elsewhere: they go once the budget needs it or retention says so.

@@ -43,6 +43,7 @@ def expire(state: LogState, now: Now) -> None:
     for segment in segments:
         with state.changed:
             _expire_segment(state, segment, now)
+    state.expired.write(now.reading.monotonic / 1e9)
     with state.changed:
         for stream, lane in state.lanes.items():
             if lane.policy.retain_bytes is not None and lane.bytes > lane.policy.retain_bytes:
@@ -54,7 +55,8 @@ def _expire_segment(state: LogState, segment: Segment, now: Now) -> None:
         retain_s = state.lanes[stream].policy.retain_s
         if retain_s is not None and span.live_size and now.age(span.last_time, segment.known_since) > retain_s:
             for chunk in list(span.chunks(span.forgotten)):
-                _let_go(state, stream, span, chunk, GapReason.EXPIRED, now.wall)
+                for first, end in _let_go(state, stream, span, chunk, GapReason.EXPIRED, now.wall):
+                    state.expired.add(state.lanes[stream].name, first, end)
 
 
 def shrink(state: LogState, stream: int, excess: int, now: int) -> int:
@@ -102,8 +104,12 @@ def held_within(numbers: RangeSet, first: int, end: int) -> list[Range]:
 
 def _let_go(  # noqa: PLR0917 - what, where, why and when
     state: LogState, stream: int, span: LaneSpan, chunk: Chunk, reason: GapReason, now: int
-) -> None:
-    """Stop counting the oldest chunk of a span. Lost records get a notice, and stay readable until it is durable."""
+) -> RangeSet:
+    """Stop counting the oldest chunk of a span. Lost records get a notice, and stay readable until it is durable.
+
+    Returns:
+        The lost records.
+    """
     lane = state.lanes[stream]
     waiting = _waiting(lane, span, chunk)
     if waiting:
@@ -116,6 +122,7 @@ def _let_go(  # noqa: PLR0917 - what, where, why and when
     span.forgotten += 1
     lane.bytes -= chunk.size
     state.changes += 1
+    return waiting
 
 
 def forget_lost(state: LogState, stream: int, end: int) -> None:

@@ -13,6 +13,7 @@ from weft.protocols.ranges import Range, RangeSet
 from weft.protocols.segment import Footer, GapNotice, KeptLane, LaneIndex, Owner, encode_body
 from weft.storage.segment_log.settings import POINT_SPACING_BYTES
 from weft.storage.segment_log.state.gaps import add_merged
+from weft.storage.segment_log.state.origins import origin_bytes
 
 _NAME_BYTES, _GAP_BYTES, _SPAN_BYTES, _RANGE_BYTES, _POINT_BYTES = 8, 48, 73, 19, 27
 """Most bytes that each of these takes in an encoded footer; a name beside its characters."""
@@ -220,17 +221,20 @@ class SegmentIndex:
                 size += _SPAN_BYTES + _RANGE_BYTES * len(span.ranges) + _POINT_BYTES * len(span._seqs)
         return size
 
-    def footer_growth(self, batches: Sequence[int], gaps: int, new_names: Sequence[str]) -> int:
+    def footer_growth(
+        self, batches: Sequence[int], gaps: int, new_names: Sequence[str], origins: Sequence[Origin] = ()
+    ) -> int:
         """Return by how many bytes, at most, a commit makes the footer longer.
 
         Args:
             batches: the stream of each of its batches.
             gaps: how many notices it has.
             new_names: of the streams that the segment does not name yet.
+            origins: that it does not name yet.
         """
         size = _GAP_BYTES * gaps + (_RANGE_BYTES + _POINT_BYTES) * len(batches)
         size += _SPAN_BYTES * sum(stream not in self.lanes for stream in {*batches})
-        return size + sum(len(name) + _NAME_BYTES for name in new_names)
+        return size + sum(len(name) + _NAME_BYTES for name in new_names) + sum(map(origin_bytes, origins))
 
     def to_footer(self) -> Footer:
         """Return the footer that says the same."""

@@ -4,9 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from weft.protocols.origin import ORIGINS_MAX, Origin
+from weft.protocols.origin import HASH_BYTES_MAX, ORIGIN_TEXT_MAX, ORIGINS_MAX, Origin
+from weft.protocols.segment import encode_body
+
+_OVERHEAD_BYTES = 128
+"""Most bytes that a commit takes beside its origins: its mark, the headers of entries."""
+ORIGIN_BYTES_MAX = _OVERHEAD_BYTES + 2 * (8 * ORIGIN_TEXT_MAX + HASH_BYTES_MAX + 32)
+"""Most bytes that an origin takes in the log."""
 
 _Content = tuple[int, str, str, bytes]
+
+
+def origin_bytes(origin: Origin) -> int:
+    """Return the bytes that an origin takes in the log: in an entry of its own, and in the footer."""
+    return _OVERHEAD_BYTES + 2 * len(encode_body([origin]))
 
 
 class Origins:

@@ -12,11 +12,12 @@ import zstandard
 from weft.protocols import batch
 from weft.protocols.batch import ClockReading, HeaderPairs
 from weft.protocols.columns import header_bytes
-from weft.protocols.origin import HASH_BYTES_MAX, ORIGIN_TEXT_MAX, Origin
-from weft.protocols.segment import GapNotice, encode_body
+from weft.protocols.origin import Origin
+from weft.protocols.segment import GapNotice
 from weft.storage.segment_log.errors import RecordTooLarge
 from weft.storage.segment_log.settings import BATCH_BYTES_MAX, BATCH_RECORDS_MAX, COMMIT_BYTES_MAX, RECORD_BYTES_MAX
 from weft.storage.segment_log.state.gaps import add_merged
+from weft.storage.segment_log.state.origins import origin_bytes
 
 V = TypeVar("V")
 
@@ -27,10 +28,6 @@ RECORD_OVERHEAD_BYTES = 21
 offset of its key in the key table."""
 BATCH_OVERHEAD_BYTES = 512
 """Most bytes that a batch takes on disk beside its records: entry and batch headers, column lengths, commit mark."""
-
-
-ORIGIN_BYTES_MAX = BATCH_OVERHEAD_BYTES + 2 * (8 * ORIGIN_TEXT_MAX + HASH_BYTES_MAX + 32)
-"""Most bytes that an origin takes in the log."""
 
 
 class Run(NamedTuple):
@@ -260,8 +257,8 @@ class PendingQueue:
         """Queue what the number of an origin means, in front of the batches that will name it."""
         commit = self._last()
         commit.origins.append(origin)
-        commit.raw_bytes += BATCH_OVERHEAD_BYTES + origin_bytes(origin)
-        self.raw_bytes += BATCH_OVERHEAD_BYTES + origin_bytes(origin)
+        commit.raw_bytes += origin_bytes(origin)
+        self.raw_bytes += origin_bytes(origin)
 
     def waiting_gaps(self) -> list[GapNotice]:
         """Gap notices that are not durable yet."""
@@ -328,11 +325,6 @@ class PendingQueue:
                 callbacks += commit.callbacks
                 commit.callbacks = []
         return callbacks
-
-
-def origin_bytes(origin: Origin) -> int:
-    """Return the bytes that an origin takes in the log: in an entry of its own, and in the footer."""
-    return 2 * len(encode_body([origin]))
 
 
 def _parts(run: Run) -> Iterator[Run]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import random
 import tracemalloc
 
@@ -274,6 +275,33 @@ def test_what_no_hub_has_in_time_is_recorded_as_expired(disk: FakeFileSystem) ->
     log = open_log(disk, SETTINGS, clock=clock)
     assert not log.recovery.gaps
     assert lost(log, stream) == {"EXPIRED": 27}
+
+
+def test_the_log_of_the_program_says_what_expired_now_and_then(
+    disk: FakeFileSystem, caplog: pytest.LogCaptureFixture
+) -> None:
+    log, stream, clock = timed(disk, StreamPolicy(retain_s=100))
+    caplog.set_level(logging.WARNING, "weft.storage.segment_log")
+
+    def lines(seconds: int) -> list[str]:
+        """What is written while records come and go for a time."""
+        caplog.clear()
+        for _ in range(seconds // 60):
+            assert add(log, stream, 30, clock) == 30
+            clock.ahead += 60 * SECOND
+            log.committer.housekeep()
+            commit_all(log)
+        return [record.message for record in caplog.records]
+
+    (first,) = lines(300)
+    assert first.startswith(f"stream {log._state.lanes[stream].name}: ")
+    assert "records (seq 0 to " in first
+    assert "no hub had them. Restore the link to the hub, or raise the stream's retain.time" in first
+    assert len(lines(600)) == 1
+    log.release(stream, RangeSet([(0, log.next_seq(stream))]))
+    lines(120)  # what was dropped before hubs said that they have the rest
+    log.release(stream, RangeSet([(0, log.next_seq(stream) + 10_000)]))
+    assert len(lines(1200)) <= 1, "what hubs have goes without a word"
 
 
 def test_what_was_moved_expires_too(disk: FakeFileSystem) -> None:

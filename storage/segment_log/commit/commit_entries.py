@@ -1,0 +1,24 @@
+"""The entries of one commit, in the order in which they are written."""
+
+from __future__ import annotations
+
+import zstandard
+
+from weft.protocols.segment import ENTRY_HEADER_BYTES, EntryKind, Whole, encode_body
+from weft.storage.segment_log.state.pending import PendingCommit
+
+
+def commit_entries(
+    commit: PendingCommit, mark: bytes, compressor: zstandard.ZstdCompressor | None
+) -> list[tuple[EntryKind, bytes]]:
+    """Return the mark, what batches refer to, the notices, and the batches: with a fence before those that belong
+    together."""
+    entries = [(EntryKind.STREAMS, mark)]
+    if commit.origins:
+        entries.append((EntryKind.ORIGINS, encode_body(commit.origins)))
+    entries += [(EntryKind.GAP, encode_body(gap)) for gap in commit.gaps]
+    batches = [(EntryKind.BATCH, pending.encode(compressor)) for pending in commit.batches]
+    if commit.is_whole and len(batches) > 1:
+        length = sum(ENTRY_HEADER_BYTES + len(body) for _, body in batches)
+        entries.append((EntryKind.WHOLE, encode_body(Whole(length))))
+    return entries + batches
