@@ -201,7 +201,6 @@ def test_sessions_know_nothing_of_records_that_a_power_cut_took(node: Node) -> N
     node.state.journal.opened(
         record(positions={stream: 3}, inflight={1: Sent(stream, 0, 2), 2: Sent(stream, 2, 1)}, done={(stream, 1)})
     )
-    node.state.journal.received("pi", [7])
     node.log.committer.run_once()
     newest = next(name for name in reversed(node.disk.list_names("/node/log")) if name.endswith(".seg"))
     torn = node.log._state.segments[-1].end - 5  # in the records, which stand behind the journal
@@ -211,6 +210,24 @@ def test_sessions_know_nothing_of_records_that_a_power_cut_took(node: Node) -> N
     assert node.sessions()["pi"] == record(positions={stream: 1}, inflight={1: Sent(stream, 0, 2)})
 
 
+def test_of_a_step_that_belongs_together_a_power_cut_takes_all(node: Node) -> None:
+    stream = node.log.stream("telemetry")
+    put(node.log, stream, b"kept")
+    node.state.journal.opened(record())
+    node.commit()
+    with node.state.journal.together():
+        node.log.append(stream, 1, [b"k"] * 3, [b"lost"] * 3)
+        node.state.journal.received("pi", [7])
+        node.state.journal.positions("pi", {stream: 4})
+    node.log.committer.run_once()
+    node.disk.flip(node.log._state.segments[-1].path, node.log._state.segments[-1].end - 5)
+    journal_end = node.log.durable_end(node.log.stream("weft-sessions"))
+    node.kill()
+    assert node.sessions()["pi"] == record()
+    assert node.log.next_seq(stream) == 1
+    assert node.log.recovery.lanes["weft-sessions"] < journal_end
+
+
 def test_what_a_power_cut_took_stays_taken_back_while_the_database_is_full(node: Node) -> None:
     """The numbers of the lost records are given to others before the database can be written again."""
     stream = node.log.stream("telemetry")
@@ -218,7 +235,6 @@ def test_what_a_power_cut_took_stays_taken_back_while_the_database_is_full(node:
     node.state.journal.opened(record())
     node.commit()
     node.log.append(stream, 1, [b"k"] * 3, [b"lost"] * 3)
-    node.state.journal.received("pi", [7])
     node.state.journal.positions("pi", {stream: 4})
     node.log.committer.run_once()
     node.disk.flip(node.log._state.segments[-1].path, node.log._state.segments[-1].end - 5)
