@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
 
 import msgspec
 from aiohttp import web
@@ -238,7 +239,9 @@ class Hub:
             self._link_log.turned_away(peer, f"refused ({error.status}): {error.error}; {error.advice}")
             raise
         assert self._shards is not None, "the hub has not been started"
-        link = EdgeLink(self._shards, identity, self._wall_clock, self._link_log, peer)
+        link = EdgeLink(
+            self._shards, identity, self._wall_clock, self._link_log, peer, elsewhere=self._elsewhere(request)
+        )
         self._links[link] = self._wall_clock()
         try:
             receiver = ReceiverSettings(
@@ -254,6 +257,21 @@ class Hub:
             )
         finally:
             del self._links[link]
+
+    def _elsewhere(self, request: web.Request) -> Callable[[int], str | None]:
+        """Return the URL, by shard, of the process that the edge of a request should go to."""
+        settings = self._settings
+        host = _host_of(request.host)
+
+        def url(shard: int) -> str | None:
+            owner = shard % settings.processes
+            if owner == settings.process:
+                return None
+            if settings.advertise:
+                return settings.advertise[owner]
+            return host and f"http://{host}:{settings.port - settings.process + owner}"
+
+        return url
 
     def table_rows(self, tenant: str, stream: str) -> int | None:
         """Return the number of records of a stream that are table rows; None when this node does not know it."""
@@ -340,6 +358,15 @@ class Hub:
             for number in range(settings.processes)
             if number != settings.process
         ]
+
+
+def _host_of(header: str) -> str | None:
+    """Return the host of a Host header, in brackets when it is an IPv6 address; None when there is none."""
+    try:
+        host = urlsplit(f"//{header}").hostname
+    except ValueError:
+        return None
+    return f"[{host}]" if host and ":" in host else host or None
 
 
 def _shard_status(sequencer: Sequencer) -> View:

@@ -34,6 +34,7 @@ class EdgeLink:
         wall_clock: nanoseconds since 1970.
         log: logs when the link is taken and when it is over.
         peer: the address that the link comes from.
+        elsewhere: shard -> the URL of the process that it belongs to; None when it is this one, or is not known.
     """
 
     def __init__(
@@ -43,12 +44,16 @@ class EdgeLink:
         wall_clock: Callable[[], int],
         log: HubLinkLog,
         peer: str,
+        *,
+        elsewhere: Callable[[int], str | None] = lambda shard: None,  # noqa: ARG005
     ) -> None:
         self._shards = shards
         self._identity = identity
         self._wall_clock = wall_clock
         self._log = log
         self._peer = peer
+        self._elsewhere = elsewhere
+        self._is_sent_on = False
         self._link: LinkSession
         self._is_taken = False
         self._lanes: dict[int, _OpenedLane] = {}
@@ -74,9 +79,16 @@ class EdgeLink:
         """Take the link.
 
         Raises:
-            LinkRefused: the token is for another edge.
+            LinkRefused: the token is for another edge, or another process has the edge's shard.
         """
         self._authorise(NodeName(hello.tenant, hello.edge))
+        shard = shard_of(hello.tenant, hello.edge, self._shards.count)
+        if not hello.stay and (url := self._elsewhere(shard)) is not None:
+            self._is_sent_on = True
+            raise LinkRefused(
+                RefuseCode.REDIRECT, f"shard {shard}, where edge {hello.edge} belongs, is served at {url}",
+                "the edge goes there by itself, or stays when it cannot", url,
+            )  # fmt: skip
         self.hello = hello
         self._link = link
 
@@ -216,7 +228,9 @@ class EdgeLink:
         """Handle the end of the connection."""
         if not self._lanes and self._refusal:
             reason = self._refusal
-        if self.hello is None:
+        if self._is_sent_on:
+            pass  # an everyday thing: it goes to another process of this node
+        elif self.hello is None:
             self._log.turned_away(self._peer, reason)
         elif self._is_taken:
             self._log.disconnected(_named(self.hello), self._peer, reason)

@@ -18,6 +18,7 @@ from weft.replication.runner import connect_errors
 from weft.replication.runner.connection import Outcome, SenderConnection
 from weft.replication.runner.link_log import LinkLog
 from weft.replication.runner.progress import Progress
+from weft.replication.runner.redirects import Redirects, Target
 from weft.replication.runner.serve import CLOSE_TIMEOUT_S, LINK_PATH
 from weft.replication.runner.settings import EpochStore, LinkIdentity, LinkSettings
 from weft.replication.source import LogSource
@@ -65,7 +66,9 @@ async def run_link(
         tls: for ``https`` URLs; without it the system's certificate authorities are trusted.
         rng: for the jitter.
     """
-    backoff = Backoff(settings, rng or random.Random())
+    rng = rng or random.Random()
+    backoff, redirects = Backoff(settings, rng), Redirects(rng)
+    target: Target | None = None
     progress = Progress(source, status, wall_clock)
     link_log = LinkLog(status.name, clock() / SECOND)
     attempt = 0
@@ -73,9 +76,10 @@ async def run_link(
     try:
         async with aiohttp.ClientSession(timeout=timeout, trust_env=True) as session:
             while True:
-                url = settings.urls[attempt % len(settings.urls)]
-                attempt += 1
-                status.state, status.url, status.next_try = LinkState.CONNECTING, url, None
+                if target is None:
+                    target = Target(settings.urls[attempt % len(settings.urls)])
+                    attempt += 1
+                status.state, status.url, status.next_try = LinkState.CONNECTING, target.url, None
                 connection = SenderConnection(
                     source,
                     identity,
@@ -85,14 +89,23 @@ async def run_link(
                     link_log=link_log,
                     clock=clock,
                     wall_clock=wall_clock,
+                    stay=target.stay_s is not None,
                 )
                 try:
-                    outcome = await _attempt(session, connection, url, settings, tls)
+                    async with asyncio.timeout(target.stay_s):
+                        outcome = await _attempt(session, connection, target.url, settings, tls)
+                except TimeoutError:
+                    # This node serves the edge in place of another, which may be there by now.
+                    target = None
+                    continue
                 except Exception as error:
                     log.exception("link %s: an attempt failed", status.name)
                     outcome = Outcome(LinkState.WAITING, f"{type(error).__name__}: {error}")
                 if connection.proven(int(settings.retry_max_s * SECOND)):
                     backoff.reset()
+                target = redirects.after(target, outcome, taken=connection.proven(0), now=clock() / SECOND)
+                if target is not None:
+                    continue
                 seconds = _wait_s(outcome, backoff, settings)
                 link_log.failed(outcome.state, outcome.reason, seconds, clock() / SECOND)
                 await _wait(progress, outcome, backoff.failures, seconds, wall_clock)

@@ -14,9 +14,10 @@ from typing import Any
 
 import pytest
 
-from tests.support.processes import Log, Start, weft
+from tests.support.processes import Log, Start, publish, weft
 from tests.support.waiting import wait_until
 from weft.demo.fabric import free_port
+from weft.protocols.placement import shard_of
 
 pytestmark = pytest.mark.processes
 
@@ -119,3 +120,49 @@ def test_what_keeps_a_process_from_starting_is_told_once(config: Path, port: int
     assert log.has(f"weft: {config}:1: listen: ")
     assert [line for line in log.text.splitlines() if " INFO " not in line and not line.startswith("weft: ")] == []
     assert not answers(port)
+
+
+EDGE = """\
+node: {name}
+data_dir: {name}
+listeners: {{mqtt: {{bind: "127.0.0.1:0"}}}}
+http: {{bind: "127.0.0.1:0"}}
+disk: {{budget: 64MiB, segment: 4MiB}}
+streams: {{telemetry: {{from: "plant/#"}}}}
+links: {{cloud: {{to: "http://127.0.0.1:{port}", retry_min: 50ms, retry_max: 200ms}}}}
+"""
+NAMES = [next(f"press-{n}" for n in range(64) if shard_of("default", f"press-{n}", 4) == shard) for shard in (0, 1)]
+"""An edge of a shard of each process."""
+
+
+def edges(port: int) -> list[str]:
+    return [link["edge"] for link in ask(port)["links"]]
+
+
+def stored(port: int) -> int:
+    return sum(stream["records"] for stream in ask(port, "v1/streams")["streams"])
+
+
+def test_an_edge_goes_to_its_process_and_is_served_by_another_while_that_is_away(
+    config: Path, port: int, start: Start, tmp_path: Path
+) -> None:
+    hub = start("hub", config)
+    nodes = []
+    for name in NAMES:
+        path = tmp_path / f"{name}.yaml"
+        path.write_text(EDGE.format(name=name, port=port))
+        nodes.append(start("edge", path))
+    wait_until(lambda: (edges(port), edges(port + 1)) == ([NAMES[0]], [NAMES[1]]))
+    for node in nodes:
+        publish(node.mqtt_port, "plant/a", ["first"])
+    wait_until(lambda: (stored(port), stored(port + 1)) == (2, 2))
+    os.kill(children(hub.process.pid)[1], signal.SIGKILL)
+    wait_until(lambda: set(edges(port)) == set(NAMES) or (answers(port + 1) and edges(port + 1) == [NAMES[1]]))
+    for node in nodes:
+        publish(node.mqtt_port, "plant/a", ["second"])
+    wait_until(lambda: answers(port + 1))
+    wait_until(lambda: (stored(port), stored(port + 1)) == (4, 4))
+    found = ask(port, "v1/streams/telemetry/records")["records"]
+    assert sorted((record["edge"], record["seq"]) for record in found) == [(n, seq) for n in NAMES for seq in (0, 1)]
+    assert [node.stop() for node in nodes] == [0, 0]
+    assert hub.stop() == 0

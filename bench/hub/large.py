@@ -1,21 +1,12 @@
-"""The hub on one core: four edges send over the real link, the hub commits into the directory store.
-
-``python -m bench.hub [--seconds N] [--directory PATH]`` pins the hub to core 0, the edges to core 1. Batches of 5,000
-records with 100-byte payloads are encoded beforehand, as an edge has them on disk: once with JSON readings, once with
-random bytes, which nothing compresses. A record counts when its acknowledgement is back at the edge: committed,
-fsynced, and covered by the hub's state. Afterwards the log is folded from its start and must hold every one of them.
-Results go to bench/results.
-"""
+"""Large batches: four edges send 5,000 records of 100 bytes in each, over the real link and its sending end."""
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import json
 import multiprocessing
 import random
 import struct
-import tempfile
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
@@ -26,7 +17,7 @@ import psutil
 import uvloop
 from crc32c import crc32c
 
-from bench.common import LOAD_CORE, PAYLOAD_BYTES, SERVER_CORE, encode_batch, pin, write_results
+from bench.common import LOAD_CORE, PAYLOAD_BYTES, SERVER_CORE, encode_batch, pin
 from weft.cloud_hub.hub import Hub
 from weft.cloud_hub.settings import HubSettings
 from weft.protocols.chunk import Mark
@@ -212,24 +203,3 @@ def run(payloads: str, seconds: float, directory: str) -> dict[str, Any]:
     if stored < acked:
         raise SystemExit(f"{acked} records were acknowledged, the log holds {stored}")
     return results
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--seconds", type=float, default=10.0)
-    parser.add_argument("--directory", help="where the store is made; a temporary directory by default")
-    arguments = parser.parse_args()
-    results = []
-    for payloads in PAYLOADS:
-        with tempfile.TemporaryDirectory(dir=arguments.directory) as directory:
-            result = run(payloads, arguments.seconds, directory)
-        results.append(result)
-        print(
-            f"{payloads}: {result['records_per_s']:,} records/s, {result['payload_mb_per_s']} MB/s of payload, "
-            f"{result['stored_mb_per_s']} MB/s stored, {result['hub_core_used']} of a core"
-        )
-    print(write_results("hub", results))
-
-
-if __name__ == "__main__":
-    main()

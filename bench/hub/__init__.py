@@ -1,0 +1,1 @@
+"""The hub under a fleet: links that speak the real protocol, and what they cost it."""

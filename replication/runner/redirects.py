@@ -1,0 +1,83 @@
+"""Redirects: which URL a link tries next when a hub names another node for its edge.
+
+An edge follows a few redirects, never from TLS to none: its token would go over the wire in the clear. When the named
+node cannot be reached, it goes back to the one that named it and asks to be served there (HELLO.stay).
+"""
+
+from __future__ import annotations
+
+import random
+from typing import NamedTuple
+from urllib.parse import urlsplit
+
+from weft.protocols.link import RefuseCode
+from weft.replication.runner.connection import Outcome
+
+HOPS_MAX = 3
+"""Maximum number of redirects in a row: more are two nodes that name each other."""
+UNREACHABLE_MIN_S = 600.0
+UNREACHABLE_MAX_S = 6 * 3600.0
+"""Time for which a named node that could not be reached is not tried again: from the one to the other, doubled."""
+REMEMBERED_MAX = 64
+
+
+class Target(NamedTuple):
+    """A node that a link connects to."""
+
+    url: str
+    back: str | None = None
+    """The node that named this one."""
+    hops: int = 0
+    stay_s: float | None = None
+    """With a number, the node is to serve the edge itself, and the link ends after that time to look again."""
+
+
+class Redirects:
+    """The redirects of one link. Times are monotonic seconds."""
+
+    def __init__(self, rng: random.Random) -> None:
+        self._rng = rng
+        self._unreachable: dict[str, tuple[float, float]] = {}
+        """URL -> until when it is not tried, and how long that was."""
+
+    def after(self, target: Target, outcome: Outcome, *, taken: bool, now: float) -> Target | None:
+        """Return what to try at once after an attempt; None when the link should wait and start again at its own URLs.
+
+        Args:
+            taken: whether the node took the link.
+        """
+        if taken:
+            self._unreachable.pop(target.url, None)
+            return None
+        if outcome.code == RefuseCode.REDIRECT:
+            return self._follow(target, outcome.url, now)
+        if target.back is None or outcome.code == RefuseCode.IDENTITY_CONFLICT:
+            return None
+        return Target(target.back, stay_s=self._note_unreachable(target.url, now))
+
+    def _follow(self, target: Target, url: str, now: float) -> Target | None:
+        if target.stay_s is not None:
+            return None  # it will not serve the edge, though it was asked to
+        until, _ = self._unreachable.get(url, (now, 0.0))
+        if until > now:
+            return Target(target.url, stay_s=until - now)
+        if target.hops >= HOPS_MAX or not _may_follow(target.url, url):
+            return Target(target.url, stay_s=UNREACHABLE_MAX_S)
+        return Target(url, target.url, target.hops + 1)
+
+    def _note_unreachable(self, url: str, now: float) -> float:
+        _, before = self._unreachable.pop(url, (0.0, 0.0))
+        wait = min(max(2 * before, UNREACHABLE_MIN_S), UNREACHABLE_MAX_S)
+        self._unreachable[url] = now + wait, wait
+        if len(self._unreachable) > REMEMBERED_MAX:
+            del self._unreachable[next(iter(self._unreachable))]
+        return wait * self._rng.uniform(1, 1.5)
+
+
+def _may_follow(from_url: str, url: str) -> bool:
+    try:
+        here, there = urlsplit(from_url), urlsplit(url)
+        named = bool(there.hostname) and there.port != 0
+    except ValueError:
+        return False
+    return named and there.scheme in ("http", "https") and (here.scheme, there.scheme) != ("https", "http")

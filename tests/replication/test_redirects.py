@@ -1,0 +1,67 @@
+"""Redirects: what a link tries next when a hub names another node."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from weft.protocols.link import RefuseCode
+from weft.replication.runner.connection import Outcome
+from weft.replication.runner.redirects import HOPS_MAX, UNREACHABLE_MIN_S, Redirects, Target
+from weft.replication.status import LinkState
+
+FIRST, OTHER = "http://hub:8090", "http://hub:8091"
+BROKEN = Outcome(LinkState.WAITING, "no connection")
+TAKEN_OVER = Outcome(LinkState.CONFLICT, "another one", RefuseCode.IDENTITY_CONFLICT)
+
+
+def named(url: str) -> Outcome:
+    return Outcome(LinkState.WAITING, "elsewhere", RefuseCode.REDIRECT, url)
+
+
+@pytest.fixture
+def redirects() -> Redirects:
+    return Redirects(random.Random(1))
+
+
+def test_an_edge_goes_where_it_is_sent_and_comes_back_when_that_cannot_be_reached(redirects: Redirects) -> None:
+    there = redirects.after(Target(FIRST), named(OTHER), taken=False, now=0)
+    assert there == Target(OTHER, FIRST, 1)
+    back = redirects.after(there, BROKEN, taken=False, now=1)
+    assert back is not None
+    assert back.url == FIRST
+    assert back.stay_s is not None
+    # It is not tried again for a while; then it is.
+    again = redirects.after(Target(FIRST), named(OTHER), taken=False, now=2)
+    assert again is not None
+    assert (again.url, again.stay_s is not None) == (FIRST, True)
+    assert redirects.after(Target(FIRST), named(OTHER), taken=False, now=2 + UNREACHABLE_MIN_S) == there
+
+
+def test_a_node_that_took_the_link_is_reachable(redirects: Redirects) -> None:
+    there = Target(OTHER, FIRST, 1)
+    assert redirects.after(there, BROKEN, taken=True, now=0) is None
+    assert redirects.after(Target(FIRST), named(OTHER), taken=False, now=1) == there
+
+
+def test_a_refusal_of_the_edge_itself_is_not_a_matter_of_reach(redirects: Redirects) -> None:
+    assert redirects.after(Target(OTHER, FIRST, 1), TAKEN_OVER, taken=False, now=0) is None
+    assert redirects.after(Target(FIRST), BROKEN, taken=False, now=0) is None
+
+
+def test_nodes_that_name_each_other_end_in_one_of_them(redirects: Redirects) -> None:
+    target: Target | None = Target(FIRST)
+    tried: list[Target] = []
+    while target is not None and len(tried) < 10:
+        tried.append(target)
+        target = redirects.after(target, named(OTHER if target.url == FIRST else FIRST), taken=False, now=0)
+    assert len(tried) == HOPS_MAX + 2
+    assert tried[-1].stay_s is not None
+
+
+@pytest.mark.parametrize("url", ["http://hub.example.com", "ftp://x", "https://", "https://x:99999", "", "no url"])
+def test_an_edge_never_leaves_tls_and_follows_no_nonsense(redirects: Redirects, url: str) -> None:
+    target = redirects.after(Target("https://hub.example.com"), named(url), taken=False, now=0)
+    assert target is not None
+    assert (target.url, target.stay_s is not None) == ("https://hub.example.com", True)
