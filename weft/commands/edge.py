@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
@@ -22,11 +23,11 @@ from weft.commands.common import (
 )
 from weft.config.errors import Finding, format_path
 from weft.edge_node.check import notes
-from weft.output import Refused, counted
+from weft.output import Failed, Refused, counted
 from weft.service.log_format import log_to_stderr
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
 
     from weft.config.load import Loaded
     from weft.config.models import EdgeConfig
@@ -81,7 +82,7 @@ def run(config_file: str, log_level: str) -> None:
             await node.close()
 
     try:
-        with located(loaded, "data_dir"):
+        with located(loaded, "data_dir"), _naming_the_disk(config.data_dir):
             run_until_stopped(serve)
     except WrongOwner as error:
         # As for any other mistake in the configuration: no restart mends it.
@@ -89,6 +90,23 @@ def run(config_file: str, log_level: str) -> None:
         if renamed is None:
             raise
         raise Refused(str(loaded.refuse([renamed]))) from None
+
+
+@contextmanager
+def _naming_the_disk(directory: str) -> Iterator[None]:
+    """Say last, when the disk of a node became read-only, which disk that is: whatever failed first, or at the end."""
+    from weft.service.read_only import read_only_mount, sentence
+    from weft.storage.segment_log import WrongOwner
+
+    try:
+        yield
+    except (WrongOwner, click.ClickException, Refused):
+        raise
+    except Exception as error:
+        mount = read_only_mount(directory)
+        if mount is None:
+            raise
+        raise Failed(sentence(directory, mount, error)) from error
 
 
 async def _reload(node: EdgeNode, settings: RunningSettings) -> None:
