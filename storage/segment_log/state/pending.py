@@ -363,7 +363,11 @@ def run_bytes(
         payload_bytes = sum(map(len, payloads))
     size = sum(map(len, keys)) + payload_bytes + RECORD_OVERHEAD_BYTES * len(keys)
     for pairs in (headers or {}).values():
-        size += 16 + sum(len(name.encode()) + header_bytes(value) + 12 for name, value in pairs)
+        size += 16 + sum(
+            # Most values are text: a call for each would cost as much as the rest.
+            len(name.encode()) + (len(value.encode()) if type(value) is str else header_bytes(value)) + 12
+            for name, value in pairs
+        )
     return size
 
 
