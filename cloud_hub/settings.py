@@ -27,6 +27,8 @@ class SequencerSettings:
     retry_max_s: float = 5.0
     """Longest wait between attempts while the store is in trouble. Waits double from the shortest to this, with
     jitter."""
+    unavailable_after_s: float = 5.0
+    """Time in trouble with the store after which the shard closes its lanes, so that edges go to another node."""
     watermark_validity_s: float = 8.0
     """Time for which a look at the manifest's watermark holds: V of docs/architecture.md. The collector waits far
     longer."""

@@ -182,3 +182,27 @@ class Link(Section, frozen=True, kw_only=True):
     retry_max_s: Annotated[Duration, Meta(ge=0.01, description="Longest wait before the edge reconnects.")] = field(
         default=30.0, name="retry_max"
     )
+    ack_timeout_s: Annotated[
+        Duration,
+        Meta(
+            ge=1,
+            description="Time after which the edge leaves a hub node that takes data and acknowledges none of it. The "
+            "next URL is tried.",
+        ),
+    ] = field(default=30.0, name="ack_timeout")
+    mark_interval_s: Annotated[
+        Duration,
+        Meta(ge=1, description="How often idle streams tell the hub that nothing is missing."),
+    ] = field(default=60.0, name="mark_interval")
+    ping_interval_s: Annotated[
+        Duration,
+        Meta(
+            ge=1,
+            description="How often the edge asks whether the hub is there. Shorter costs more on a metered network; "
+            "proxies may close connections that are silent for longer.",
+        ),
+    ] = field(default=45.0, name="ping_interval")
+    silence_s: Annotated[
+        Duration,
+        Meta(ge=2, description="Silence of the hub after which the edge reconnects."),
+    ] = field(default=120.0, name="silence")

@@ -1,15 +1,17 @@
-"""A link's epoch as decimal text, wherever its owner stores it."""
+"""A log's epoch as decimal text, wherever its owner stores it."""
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from typing import Final
 
 EPOCH_BYTES_MAX: Final = 32
+STANDING_MAX: Final = 64
 
 
 class Epochs:
-    """A link's epoch (``replication.runner.EpochStore``). Every call blocks on the disk.
+    """A log's epoch (``replication.runner.EpochStore``), shared by all its links. Every call blocks on the disk.
 
     Edge links and links between hubs keep it in different places, so the place comes in as two calls.
 
@@ -23,6 +25,11 @@ class Epochs:
         self._place = place
         self._read = read
         self._write = write
+        self._lock = threading.Lock()
+        self._base: int | None = None
+        """Epoch that was stored before the first proposal."""
+        self._standing: list[int] = []
+        """Proposals that were not withdrawn, the newest last."""
 
     def propose(self) -> int:
         """Return the next epoch, durable when this returns.
@@ -31,14 +38,31 @@ class Epochs:
             OSError: the epoch cannot be read or replaced.
             ValueError: the stored text is no number.
         """
-        epoch = self._current() + 1
-        self._write(b"%d\n" % epoch)
-        return epoch
+        with self._lock:
+            current = self._current()
+            if self._base is None:
+                self._base = current
+            epoch = current + 1
+            self._write(b"%d\n" % epoch)
+            self._standing = [*self._standing, epoch][-STANDING_MAX:]
+            return epoch
 
     def withdraw(self, epoch: int) -> None:
-        """Propose ``epoch`` again the next time, unless a higher one was proposed since. Raises as ``propose``."""
-        if self._current() == epoch:
-            self._write(b"%d\n" % (epoch - 1))
+        """Note that no hub took ``epoch``: propose it again, unless one that was proposed since stands.
+
+        Raises as ``propose``.
+        """
+        with self._lock:
+            current = self._current()
+            if epoch in self._standing:
+                self._standing.remove(epoch)
+                epoch = max([self._base or 0, *self._standing])
+            elif epoch == current:
+                epoch -= 1
+            else:
+                return
+            if epoch < current:
+                self._write(b"%d\n" % epoch)
 
     def _current(self) -> int:
         try:

@@ -33,7 +33,11 @@ class Liveness:
     At most one PING and one PONG wait to be sent, so a peer that does not read costs no memory.
     """
 
-    def __init__(self, ping_interval: int, silence: int, wall_clock: Callable[[], int], now: int) -> None:
+    def __init__(
+        self, ping_interval: int, silence: int, wall_clock: Callable[[], int], now: int, *, only_silent: bool = False
+    ) -> None:
+        """Begin at ``now``. With ``only_silent`` a peer that says anything is not pinged: one side's PING is enough."""
+        self._only_silent = only_silent
         self._ping_interval = ping_interval
         self._silence = silence
         self._wall_clock = wall_clock
@@ -52,6 +56,8 @@ class Liveness:
     def heard(self, now: int) -> None:
         """Note that bytes came from the peer."""
         self._heard = now
+        if self._only_silent:
+            self._next_ping = now + self._ping_interval
 
     def pause(self) -> None:
         """Note that the owner stops reading: the peer's silence means nothing until ``resume``."""
@@ -65,6 +71,10 @@ class Liveness:
     def deadline(self) -> int:
         """Return the time at which ``handle_timeout`` has something to do."""
         return self._next_ping if self._paused else min(self._next_ping, self._heard + self._silence)
+
+    def ping_is_due(self, now: int) -> bool:
+        """Return whether ``handle_timeout`` will queue a PING."""
+        return now >= self._next_ping
 
     def handle_timeout(self, now: int) -> ConnectionLost | None:
         """Queue a PING when one is due; return ``Lost`` when the peer was silent for too long."""

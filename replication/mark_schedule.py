@@ -45,24 +45,23 @@ class MarkSchedule:
         self._sent_data.pop(lane, None)
         self.due.pop(lane, None)
 
-    def stale(self, lanes: Iterable[int], now: int) -> list[int]:
-        """Return those of all open lanes whose marks become due at ``now``."""
-        if now >= self._all_at:
+    def stale(self, lanes: Iterable[int], now: int, *, all_due: bool = False) -> list[int]:
+        """Return those of all open lanes whose marks become due at ``now``; arguments as for ``begin``."""
+        if self._all_go(now, all_due):
             return list(lanes)
         return list(self._sent_data) if now >= self._with_data_at else []
 
-    def all_are_near(self, now: int) -> bool:
-        """Return whether more than half the interval has passed since the marks of all lanes went."""
-        return now >= self._all_at - self._interval // 2
+    def _all_go(self, now: int, early: bool) -> bool:
+        return now >= self._all_at - (self._interval // 2 if early else 0)
 
     def begin(self, lanes: Iterable[int], now: int, *, all_due: bool = False) -> None:
         """Make due what is due at ``now``.
 
         Args:
             lanes: all open lanes.
-            all_due: the marks of all lanes go now, ahead of time.
+            all_due: another message goes now, so the marks of all lanes go with it if half their interval has passed.
         """
-        if all_due or now >= self._all_at:
+        if self._all_go(now, all_due):
             self._all_at = now + self._interval
             self.due.update(dict.fromkeys(lanes))
             self._sent_data.clear()

@@ -9,8 +9,10 @@ from typing import NamedTuple
 import zstandard
 
 from weft.protocols.batch import BatchHeader, decode_header, merge, mergeable
-from weft.protocols.ranges import RangeSet
+from weft.protocols.ranges import Range, RangeSet
 from weft.replication.accounting import SentBatch, SentBatches
+from weft.replication.send_window import SendWindow
+from weft.replication.sender_lane import SenderLane
 
 MESSAGE_BYTES = 256 << 10
 """Bytes of DATA in one message, or one batch if that is longer: a message costs the event loop a few ms."""
@@ -24,11 +26,15 @@ class _Waiting(NamedTuple):
     data: bytes
 
 
+class BatchTooLong(Exception):
+    """A batch is longer than the receiver takes."""
+
+
 class Outbox:
     """The batches of one read of the log, and those on the way. Holds no more than that."""
 
     def __init__(self, compression_level: int) -> None:
-        self.window_bytes = 0
+        self.window = SendWindow()
         self.batch_bytes_max = 0
         self._compressor = zstandard.ZstdCompressor(level=compression_level)
         self._in_flight = SentBatches()
@@ -42,7 +48,7 @@ class Outbox:
     @property
     def room(self) -> int:
         """Return the bytes worth reading now: the rest of the window, or 0 while batches wait for it."""
-        return 0 if self._waiting else max(0, self.window_bytes - self._in_flight.bytes)
+        return 0 if self._waiting else max(0, self.window.bytes - self._in_flight.bytes)
 
     def oldest_time(self) -> int | None:
         """Return the wall clock time of the oldest record that waits or is on the way, ns."""
@@ -56,7 +62,7 @@ class Outbox:
     def merged(self, found: Sequence[Read], bytes_max: int) -> list[Read]:
         """Merge runs of small neighbours into one batch each, up to ``bytes_max`` uncompressed; keep all others as
         stored."""
-        limit = min(bytes_max, self.batch_bytes_max)
+        limit = min(bytes_max, self.batch_bytes_max, self.window.bytes)
         runs: list[list[Read]] = []
         size = 0
         for header, batch in found:
@@ -68,6 +74,29 @@ class Outbox:
                 size = header.raw_length
         return [run[0] if len(run) == 1 else self._merge(run) for run in runs]
 
+    def take(self, lane: SenderLane, seq: int, batches: Sequence[bytes], merge_bytes_max: int) -> Range | None:
+        """Queue what a read of a lane from ``seq`` on returned.
+
+        Returns:
+            The range that the log holds and did not return; it is skipped.
+
+        Raises:
+            BatchTooLong: the receiver does not take one of them.
+            CodecError: one is damaged.
+        """
+        found = [(decode_header(batch), batch) for batch in batches]
+        start = next((header.base_seq for header, _ in found if header.end_seq > seq), None)
+        skipped = lane.skip(seq, start)
+        new = [(header, batch) for header, batch in found if not lane.sent.covers(header.base_seq, header.end_seq)]
+        for header, batch in self.merged(new, merge_bytes_max):
+            if len(batch) > self.batch_bytes_max:
+                raise BatchTooLong(
+                    f"the batch at seq {header.base_seq} has {len(batch)} bytes, the hub takes {self.batch_bytes_max}"
+                )
+            lane.claim(header.base_seq, header.end_seq)
+            self.put(lane.key, header, batch)
+        return skipped
+
     def _merge(self, run: list[Read]) -> Read:
         batch = merge([batch for _, batch in run], self._compressor)
         return decode_header(batch), batch
@@ -76,16 +105,22 @@ class Outbox:
         """Queue a batch, which goes out as soon as the window allows, after those that wait already."""
         self._waiting.append(_Waiting(lane, header, data))
 
-    def next_message(self) -> list[tuple[int, bytes]]:
+    def next_message(self, now: int) -> list[tuple[int, bytes]]:
         """Return the (lane, batches) of the next message's DATA frames; the batches count as on the way."""
         found: list[tuple[int, bytes]] = []
         batches: list[bytes] = []
         current = total = 0
+        # On a slow link a long message would keep a PING waiting for minutes.
+        message_bytes = min(MESSAGE_BYTES, self.window.bytes // 4)
         while self._waiting:
             lane, header, data = self._waiting[0]
-            if not self._in_flight.room(len(data), self.window_bytes) or (total and total + len(data) > MESSAGE_BYTES):
+            if not self._in_flight.room(len(data), self.window.bytes):
+                self.window.was_full()
+                break
+            if total and total + len(data) > message_bytes:
                 break
             self._waiting.popleft()
+            self.window.sent(lane, header.end_seq - 1, now, was_empty=not self._in_flight.bytes)
             self._in_flight.add(lane, SentBatch(header.base_seq, header.end_seq, len(data), header.first_time))
             total += len(data)
             if batches and lane != current:
@@ -97,14 +132,17 @@ class Outbox:
             found.append((current, b"".join(batches)))
         return found
 
-    def settle(self, lane: int, first: int, end: int, covered: RangeSet) -> None:
+    def settle(self, lane: int, first: int, end: int, covered: RangeSet, now: int) -> None:
         """Note that ``[first, end)`` of ``lane`` was acknowledged; ``covered`` is everything that was."""
+        before = self._in_flight.bytes
         self._in_flight.settle(lane, first, end, covered)
+        self.window.acknowledged(before - self._in_flight.bytes, lane, first, end, now)
 
     def forget(self, lane: int) -> None:
         """Drop what waits of a closed lane, and count its batches as on the way no longer."""
         self._waiting = deque(item for item in self._waiting if item.lane != lane)
         self._in_flight.forget(lane)
+        self.window.forget(lane)
 
     def clear(self) -> None:
         """Drop everything: the connection is over."""

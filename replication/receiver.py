@@ -102,7 +102,7 @@ class Receiver:
         self._state = _State.STARTED
         self._encoder = FrameEncoder(small=True)
         self._decoder = FrameDecoder()
-        self._live = Liveness(settings.ping_interval, settings.silence, wall_clock, now)
+        self._live = Liveness(settings.ping_interval, settings.silence, wall_clock, now, only_silent=True)
         self._hello_due = now + settings.hello_timeout
         self._lanes: dict[int, _Lane] = {}
         self._identities: set[Lane] = set()

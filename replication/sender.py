@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from enum import Enum
 
-from weft.protocols.batch import decode_header
 from weft.protocols.chunk import LaneFlag
 from weft.protocols.errors import CodecError, Corrupt, UnsupportedVersion
 from weft.protocols.lane import Lane
@@ -42,10 +41,11 @@ from weft.replication.events import (
     Unreadable,
     Welcomed,
 )
-from weft.replication.liveness import Liveness, PeerClock
+from weft.replication.liveness import SECOND, Liveness, PeerClock
 from weft.replication.mark_schedule import MarkSchedule
 from weft.replication.message_stream import FrameDecoder, FrameEncoder
-from weft.replication.outbox import Outbox
+from weft.replication.outbox import BatchTooLong, Outbox
+from weft.replication.patience import AckPatience
 from weft.replication.refusals import rolled_back
 from weft.replication.sender_lane import LaneState, SenderLane
 from weft.replication.sender_lanes import SenderLanes
@@ -99,6 +99,7 @@ class Sender:
         self._hello_sent = now
         self._welcome_due = now + settings.welcome_timeout
         self._marks = MarkSchedule(settings.mark_interval, now)
+        self._patience = AckPatience(settings.ack_timeout)
         self._outbox = Outbox(settings.compression_level)
         self._answers: list[Frame] = []
         self._reading: ReadRequest | None = None
@@ -110,7 +111,7 @@ class Sender:
 
     @property
     def connected(self) -> bool:
-        """Return whether the receiver took the link and it is not lost."""
+        """Return whether the link is taken and not lost."""
         return self._state is _State.OPEN
 
     @property
@@ -134,8 +135,7 @@ class Sender:
 
     @property
     def opening(self) -> list[int]:
-        """Return the lanes that the receiver has not answered. Their state is offered again before each message from
-        it, so that what was given away meanwhile does not look like records that this log never had."""
+        """Return the lanes that the receiver has not answered: offer their state again before each message from it."""
         return self._lanes.opening
 
     def safe(self, lane: int) -> RangeSet:
@@ -152,11 +152,18 @@ class Sender:
 
     # -- the owner's side
 
+    def is_late(self, now: int) -> bool:
+        """Return whether acknowledgements are overdue: ``handle_timeout`` ends the connection then."""
+        return self._patience.is_over(now)
+
+    def still_sending(self, now: int) -> None:
+        """Note that bytes still leave this machine: the hub may lack what it should acknowledge."""
+        self._patience.answered(now)
+
     def open_lane(self, offered: OfferedLane, state: LaneSnapshot) -> None:
         """Offer a lane, at any time; answered by ``LaneTaken`` or ``LaneEnded``.
 
-        Raises:
-            ValueError: it is offered already.
+        Raises ``ValueError`` when it is offered already.
         """
         identity = offered.identity or Lane(*self._identity, offered.stream)
         self._answers.append(self._lanes.add(SenderLane(offered, identity, self._epoch, state)))
@@ -181,7 +188,7 @@ class Sender:
 
     def stale_lanes(self, now: int) -> list[int]:
         """Return the lanes whose marks are due at ``now``: offer their present state first."""
-        return self._marks.stale(self._lanes.open(), now) if now >= self._marks.deadline else []
+        return self._marks.stale(self._lanes.open(), now, all_due=self._live.ping_is_due(now))
 
     def feed(self, lane: int, batches: Sequence[bytes]) -> None:
         """Answer the ``ReadRequest`` with batches of ``lane`` as stored, ascending; none when there are none."""
@@ -192,27 +199,14 @@ class Sender:
         if self._state is not _State.OPEN or known is None:
             return
         try:
-            self._take(known, request.seq, batches)
+            skipped = self._outbox.take(known, request.seq, batches, self._settings.merge_bytes_max)
+            self._lanes.names_more(known)
+            if skipped is not None:
+                self._events.append(Unreadable(lane, *skipped))
+        except BatchTooLong as error:
+            self._give_up(known, str(error), "raise the hub's limits.batch")
         except CodecError as error:
             self._give_up(known, f"the log gave a damaged batch near seq {request.seq}: {error}", "look at the disk")
-
-    def _take(self, lane: SenderLane, seq: int, batches: Sequence[bytes]) -> None:
-        found = [(decode_header(batch), batch) for batch in batches]
-        start = next((header.base_seq for header, _ in found if header.end_seq > seq), None)
-        skipped = lane.skip(seq, start)
-        if skipped is not None:
-            self._events.append(Unreadable(lane.key, *skipped))
-        self._lanes.names_more(lane)
-        new = [(header, batch) for header, batch in found if not lane.sent.covers(header.base_seq, header.end_seq)]
-        for header, batch in self._outbox.merged(new, self._settings.merge_bytes_max):
-            if len(batch) > self._outbox.batch_bytes_max:
-                size = f"the batch at seq {header.base_seq} has {len(batch)} bytes"
-                self._give_up(
-                    lane, f"{size}, the hub takes {self._outbox.batch_bytes_max}", "raise the hub's limits.batch"
-                )
-                return
-            lane.claim(header.base_seq, header.end_seq)
-            self._outbox.put(lane.key, header, batch)
 
     def _give_up(self, lane: SenderLane, message: str, advice: str) -> None:
         """Close a lane that cannot go on here."""
@@ -282,9 +276,10 @@ class Sender:
         self.cluster_id = welcome.cluster_id
         self.peer_features = frozenset(welcome.features)
         self._live.sample(self._hello_sent, welcome.clock, self._now)
-        self._outbox.window_bytes = min(welcome.window_bytes, self._settings.window_bytes)
+        window_bytes = min(welcome.window_bytes, self._settings.window_bytes)
+        self._outbox.window.allow(window_bytes)
         self._outbox.batch_bytes_max = welcome.batch_bytes_max
-        self._events.append(Welcomed(welcome.cluster_id, self._outbox.window_bytes))
+        self._events.append(Welcomed(welcome.cluster_id, window_bytes))
 
     def _opened(self, lane: SenderLane, held: RangeSet) -> None:
         if lane.state is not LaneState.OPENING:
@@ -293,10 +288,9 @@ class Sender:
         if held.end > high_watermark:
             self._close(rolled_back(lane.identity.stream, held.end, high_watermark))
             return
-        lane.opened(held)
+        self._lanes.opened(lane, held)
+        self._patience.answered(self._now)
         self._marks.opened(lane.key)
-        self._lanes.names_more(lane)
-        self._lanes.touch(lane)
         self._events.append(LaneTaken(lane.key))
         if len(held):
             self._events.append(Acked(lane.key, held.copy(), by_opening=True))
@@ -307,7 +301,8 @@ class Sender:
         known = lane.safe.count()
         lane.acknowledge(ranges)
         for first, end in ranges:
-            self._outbox.settle(lane.key, first, end, lane.safe)
+            self._outbox.settle(lane.key, first, end, lane.safe, self._now)
+        self._patience.answered(self._now)
         self._events.append(Acked(lane.key, ranges, newly=lane.safe.count() - known))
 
     # -- what comes out
@@ -348,6 +343,7 @@ class Sender:
             frames += self._lanes.take_gap_frames(GAPS_PER_MESSAGE)
             frames += self._data_frames()
             frames += self._mark_frames()
+            self._patience.awaits(bool(self._outbox.unacked_bytes or self._lanes.opening), self._now)
         return self._encoder.encode(frames) if frames else b""
 
     def _take_answers(self) -> list[Frame]:
@@ -356,7 +352,7 @@ class Sender:
         return answers
 
     def _data_frames(self) -> Iterable[Frame]:
-        for key, batches in self._outbox.next_message():
+        for key, batches in self._outbox.next_message(self._now):
             self._marks.sent_data(key)
             yield Data(self._lanes[key].number, batches)
 
@@ -373,22 +369,26 @@ class Sender:
             return None
         if self._state is _State.GREETING:
             return min(self._live.deadline(), self._welcome_due)
-        retry = self._lanes.next_retry
-        due = min(self._live.deadline(), self._marks.deadline)
-        return due if retry is None else min(due, retry)
+        maybe = self._lanes.next_retry, self._patience.deadline
+        return min(self._live.deadline(), self._marks.deadline, *(due for due in maybe if due is not None))
 
     def handle_timeout(self, now: int) -> None:
         """Let time pass up to ``now``; harmless when nothing was due."""
         if self._state is _State.CLOSED:
             return
         self._now = now
+        pings = self._live.ping_is_due(now)
         lost = self._live.handle_timeout(now)
         if lost is not None:
             self._close(lost)
         elif self._state is _State.GREETING and now >= self._welcome_due:
             self._lose(Fault.PEER, "the hub did not answer HELLO in time")
         elif self._state is _State.OPEN:
-            self._marks.begin(self._lanes.open(), now)
+            if self._patience.is_over(now):
+                waited = f"for {self._settings.ack_timeout / SECOND:g} s"
+                self._lose(Fault.PEER, f"the hub took data and acknowledged none {waited}; look at the hub's store")
+                return
+            self._marks.begin(self._lanes.open(), now, all_due=pings)
             self._answers += self._lanes.offer_again(now)
 
     def _lose(self, fault: Fault, reason: str) -> None:

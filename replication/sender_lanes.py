@@ -10,6 +10,7 @@ from collections.abc import Iterator
 
 from weft.protocols.errors import Corrupt
 from weft.protocols.link import Frame, LaneClosed, LaneOpen, RefuseCode
+from weft.protocols.ranges import RangeSet
 from weft.replication.sender_lane import LaneState, SenderLane
 
 
@@ -21,6 +22,7 @@ class SenderLanes:
         self._numbers: dict[int, SenderLane] = {}
         """Lanes that are opening or open, by the link's numbers."""
         self._next_number = 1
+        self._unanswered: dict[int, None] = {}
         self._retries: dict[int, int] = {}
         """Closed lane -> time at which it is offered again."""
         self._turn: deque[int] = deque()
@@ -46,7 +48,7 @@ class SenderLanes:
     @property
     def opening(self) -> list[int]:
         """Return the lanes that the receiver has not answered."""
-        return [lane.key for lane in self._numbers.values() if lane.state is LaneState.OPENING]
+        return list(self._unanswered)
 
     def open(self) -> Iterator[int]:
         """Iterate over the lanes that the receiver has taken."""
@@ -84,12 +86,21 @@ class SenderLanes:
         # A number is used once: frames of a closed lane that are still on the way must not be taken for the next one's.
         number, self._next_number = self._next_number, self._next_number + 1
         self._numbers[number] = lane
+        self._unanswered[lane.key] = None
         return lane.open(number)
+
+    def opened(self, lane: SenderLane, held: RangeSet) -> None:
+        """Note that the receiver took a lane, of which it holds ``held``."""
+        lane.opened(held)
+        self._unanswered.pop(lane.key, None)
+        self.names_more(lane)
+        self.touch(lane)
 
     def close(self, lane: SenderLane, retry_at: int) -> None:
         """Note that a lane is closed; ``offer_again`` returns it from ``retry_at`` on."""
         self._numbers.pop(lane.number, None)
         lane.state = LaneState.CLOSED
+        self._unanswered.pop(lane.key, None)
         self._with_gaps.pop(lane.key, None)
         self._unnamed.pop(lane.key, None)
         self._retries[lane.key] = retry_at

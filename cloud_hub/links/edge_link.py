@@ -125,6 +125,12 @@ class EdgeLink:
                 f"shard {shard}, where lane {lane} belongs, cannot be loaded: {sequencer.trouble}",
                 "nothing is lost; repair the hub's store, and the edge connects again by itself",
             )
+        if sequencer.is_unavailable:
+            raise LinkRefused(
+                RefuseCode.UNAVAILABLE,
+                f"shard {shard} of this hub node has trouble with its store: {sequencer.trouble}",
+                "nothing is lost, and the edge tries the hub's other nodes; look at this node's store",
+            )
         if not sequencer.admits(lane):
             raise LinkRefused(
                 RefuseCode.OVERLOADED,

@@ -26,11 +26,25 @@ class RetryLoop:
         name: the shard, for log lines.
         retry_min_s, retry_max_s: waits double from the one to the other, with jitter.
         random_bits: for the jitter.
+        patience_s: time in trouble after which ``on_long_trouble`` is called, after every further attempt that fails.
     """
 
-    def __init__(self, name: str, retry_min_s: float, retry_max_s: float, random_bits: Callable[[int], int]) -> None:
+    def __init__(
+        self,
+        name: str,
+        retry_min_s: float,
+        retry_max_s: float,
+        random_bits: Callable[[int], int],
+        *,
+        patience_s: float,
+        on_long_trouble: Callable[[str], None],
+    ) -> None:
+        self._patience_s = patience_s
+        self._on_long_trouble = on_long_trouble
         self.trouble: str | None = None
         """The last failure; None while the store works."""
+        self.is_long = False
+        """True from the first call of ``on_long_trouble`` until the store works again."""
         self.retries = 0
         """Number of waits since the start."""
         self._name = name
@@ -65,7 +79,7 @@ class RetryLoop:
         if self.trouble is not None:
             away = approximate_duration(self.answered_at - self._trouble_since)
             logger.info("%s: the store works again, after %s", self._name, away)
-        self._failures, self.trouble = 0, None
+        self._failures, self.trouble, self.is_long = 0, None, False
 
     async def wait(self, trouble: str) -> None:
         """Wait for the next attempt."""
@@ -77,6 +91,9 @@ class RetryLoop:
             logger.warning("%s: trying again: %s%s", self._name, trouble, left_out(count))
         self.trouble = trouble
         self.retries += 1
+        if self._now() - self._trouble_since >= self._patience_s:
+            self.is_long = True
+            self._on_long_trouble(trouble)
         longest = min(self._retry_min_s * 2 ** min(self._failures, 32), self._retry_max_s)
         self._failures += 1
         await asyncio.sleep(longest * (0.5 + self._random_bits(16) / (1 << 17)))

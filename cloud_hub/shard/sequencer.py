@@ -94,7 +94,10 @@ class Sequencer:
         self._level = level
         self._now = asyncio.get_running_loop().time
         self._wake = asyncio.Event()
-        self._retry_loop = RetryLoop(f"shard {log.shard}", settings.retry_min_s, settings.retry_max_s, random_bits)
+        self._retry_loop = RetryLoop(
+            f"shard {log.shard}", settings.retry_min_s, settings.retry_max_s, random_bits,
+            patience_s=settings.unavailable_after_s, on_long_trouble=self._send_away,
+        )  # fmt: skip
         self._guard = WatermarkGuard(log, boot_clock, settings.watermark_validity_s)
         self._snapshots = Snapshotter(
             log, settings.snapshot_interval_s, settings.snapshot_chunks, self._now, random_bits
@@ -121,6 +124,11 @@ class Sequencer:
     def trouble(self) -> str | None:
         """Return the store's last failure; None while it works."""
         return self._retry_loop.trouble
+
+    @property
+    def is_unavailable(self) -> bool:
+        """Return whether the store has been in trouble for so long that edges are better off with another node."""
+        return self._retry_loop.is_long
 
     @property
     def silent_s(self) -> float:
@@ -227,6 +235,14 @@ class Sequencer:
     def leave(self, session: LaneSession) -> None:
         """Note that the link is gone."""
         self.sessions.leave(session)
+
+    def _send_away(self, trouble: str) -> None:
+        """Close every lane, so that edges go to another node: its way to the store may work."""
+        self.sessions.send_away(
+            RefuseCode.UNAVAILABLE,
+            f"shard {self.log.shard} of this hub node has trouble with its store: {trouble}",
+            "nothing is lost, and the edge tries the hub's other nodes; look at this node's store and its credentials",
+        )
 
     # -- the loop
 

@@ -74,7 +74,7 @@ class ShardSessions:
             self.refuse(session, RefuseCode.OVERLOADED, message, "send the oldest missing records first")
             return
         self._touch(session)
-        while self.pending_bytes >= self._bytes_max and self._registered(session):
+        while self.pending_bytes >= self._bytes_max and self._registered(session) and not session.closed:
             self._room.clear()
             await self._room.wait()
 
@@ -163,6 +163,17 @@ class ShardSessions:
         elif not session.closed:
             session.refuse(code, message, advice)
         session.closed = True
+
+    def send_away(self, code: RefuseCode, message: str, advice: str) -> None:
+        """Close every lane towards its link. What was taken over stays pending: it is committed when the store works
+        again, unless another node has it by then."""
+        for session in [session for lane in list(self._lanes.values()) for session in lane if not session.closed]:
+            if session.opening or not session.items:
+                self.refuse(session, code, message, advice)
+            else:
+                session.closed = True
+                session.refuse(code, message, advice)
+        self._room.set()
 
     def refuse_all(self, code: RefuseCode, message: str, advice: str, *, opening_only: bool = False) -> None:
         """End every session, or every one that is not open yet."""

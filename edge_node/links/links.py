@@ -22,6 +22,7 @@ from weft.protocols.batch import ClockReading
 from weft.protocols.lane import NodeName
 from weft.protocols.payloads import PayloadKind
 from weft.replication.epochs import Epochs
+from weft.replication.liveness import SECOND
 from weft.replication.release import Party, ReleaseLedger
 from weft.replication.runner import LinkIdentity, LinkSettings, no_token, read_token, run_link
 from weft.replication.settings import SenderSettings
@@ -61,6 +62,7 @@ class Links:
         self._identity = LinkIdentity(config.tenant, config.node, log.log_id, software, boot)
         self._filesystem = filesystem or OSFileSystem()
         self._tls = tls
+        self._epochs = epoch_file(self._filesystem, os.path.join(config.data_dir, "links", "epoch"))
         self._rng = rng or random.Random()
         self._tasks: list[asyncio.Task[None]] = []
         self._carried = {
@@ -150,12 +152,11 @@ class Links:
 
     async def _run(self, status: LinkStatus, source: SegmentLogSource) -> None:
         link = self._config.links[status.name]
-        epochs = epoch_file(self._filesystem, os.path.join(self._config.data_dir, "links", f"{status.name}.epoch"))
         settings = link_settings(link)
         while True:
             try:
                 await run_link(
-                    source, self._identity, settings, epochs, status,
+                    source, self._identity, settings, self._epochs, status,
                     tls=self._tls, rng=self._rng, wall_clock=self._wall_clock,
                 )  # fmt: skip
             except Exception as error:
@@ -167,7 +168,11 @@ class Links:
 
 
 def epoch_file(filesystem: FileSystem, path: str) -> Epochs:
-    """Return a link's epoch, kept in decimal in ``<data_dir>/links/<name>.epoch``."""
+    """Return the log's epoch, kept in decimal in ``<data_dir>/links/epoch``.
+
+    Hubs know an epoch by the log's lanes and not by the link that brought it: a link under another name, or a second
+    one to the same hub, must go on counting where the first stopped.
+    """
 
     def write(data: bytes) -> None:
         filesystem.make_directory(os.path.dirname(path))
@@ -183,5 +188,12 @@ def link_settings(link: Link) -> LinkSettings:
         token=no_token if link.token_file is None else functools.partial(read_token, link.token_file),
         retry_min_s=link.retry_min_s,
         retry_max_s=link.retry_max_s,
-        sender=SenderSettings(window_bytes=link.window_bytes, compression_level=link.compression_level),
+        sender=SenderSettings(
+            window_bytes=link.window_bytes,
+            compression_level=link.compression_level,
+            mark_interval=int(link.mark_interval_s * SECOND),
+            ping_interval=int(link.ping_interval_s * SECOND),
+            silence=int(link.silence_s * SECOND),
+            ack_timeout=int(link.ack_timeout_s * SECOND),
+        ),
     )

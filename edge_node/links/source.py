@@ -60,8 +60,9 @@ class SegmentLogSource:
     def _state(self, lane: int, time: int) -> LaneSnapshot:
         now = self._log.snapshot(lane)
         gaps = [GapRange(gap.first, gap.end, gap.reason) for gap in now.gaps]
-        # Records deleted after other hubs had them, or by retention: a hub without them would wait for them endlessly.
-        gaps += [GapRange(first, end, GapReason.EXPIRED) for first, end in now.gone]
+        # The log let go of these because every hub that it knew had them: another hub, or one whose store was restored
+        # to an earlier state, may get them from there. What retention deleted unreplicated has a notice in the log.
+        gaps += [GapRange(first, end, GapReason.ABSENT) for first, end in now.gone]
         mark = Mark(*self._log.mark(lane, time))
         return _from(self._begins.get(lane, 0), LaneSnapshot(now.held, now.next_seq, gaps, mark))
 

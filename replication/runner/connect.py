@@ -21,6 +21,7 @@ from weft.replication.runner.progress import Progress
 from weft.replication.runner.redirects import Redirects, Target
 from weft.replication.runner.serve import CLOSE_TIMEOUT_S, LINK_PATH
 from weft.replication.runner.settings import EpochStore, LinkIdentity, LinkSettings
+from weft.replication.runner.sockets import keep_queue_short
 from weft.replication.source import LogSource
 from weft.replication.status import LinkState, LinkStatus
 
@@ -132,6 +133,7 @@ async def _attempt(
         )  # fmt: skip
         async with asyncio.timeout(settings.connect_timeout_s):
             socket = await opening
+        keep_queue_short(socket)
     except aiohttp.WSServerHandshakeError as error:
         return connect_errors.refused(url, error.status, has_token=token is not None)
     except TimeoutError:

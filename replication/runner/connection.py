@@ -26,6 +26,7 @@ from weft.replication.liveness import SECOND
 from weft.replication.runner.link_log import LinkLog
 from weft.replication.runner.progress import Progress
 from weft.replication.runner.settings import EpochStore, LinkIdentity
+from weft.replication.runner.sockets import unsent_bytes
 from weft.replication.sender import Sender
 from weft.replication.settings import SenderSettings
 from weft.replication.source import LogSource, OfferedLane
@@ -80,6 +81,7 @@ class SenderConnection:
         self._outcome: Outcome | None = None
         self._withdraw = False
         self._next_status = 0
+        self._unsent_bytes = 0
         self._delivered = False
         self._taken_at: int | None = None
 
@@ -170,6 +172,7 @@ class SenderConnection:
                 continue
             if message.type is not aiohttp.WSMsgType.BINARY:
                 return
+            # What another link gave away meanwhile must not look like records that this log never had.
             if opening := sender.opening:
                 for lane, state in self._source.states(opening).items():
                     sender.offer(lane, state)
@@ -181,6 +184,8 @@ class SenderConnection:
             self._wake.clear()
             now = self._clock()
             self._offer_touched(sender, now)
+            if sender.is_late(now) and self._drains(socket):
+                sender.still_sending(now)
             sender.handle_timeout(now)
             if now >= self._next_status:
                 await self._update_status(sender, now)
@@ -205,6 +210,13 @@ class SenderConnection:
                 await asyncio.sleep(0)  # a backlog in memory must not keep the loop from devices
             elif request is None:
                 await self._sleep(sender, now)
+
+    def _drains(self, socket: aiohttp.ClientWebSocketResponse) -> bool:
+        """Return whether what was sent still leaves this machine: fewer bytes wait than at the last question."""
+        waiting, self._unsent_bytes = unsent_bytes(socket), self._unsent_bytes
+        is_moving = waiting > 0 and waiting != self._unsent_bytes
+        self._unsent_bytes = waiting
+        return is_moving
 
     async def _sleep(self, sender: Sender, now: int) -> None:
         deadline = sender.deadline()

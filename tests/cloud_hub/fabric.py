@@ -29,7 +29,7 @@ from weft.storage.object_store import NotFound, ObjectStore
 CLUSTER = Cluster(b"0123456789abcdef", 1)
 SETTINGS = SequencerSettings(
     commit_interval_s=0.1, mark_interval_s=2.0, chunk_bytes_max=2000, pending_bytes_max=4000, follow_interval_s=1.0,
-    retry_min_s=0.02, retry_max_s=0.5, snapshot_chunks=7, snapshot_interval_s=5.0,
+    retry_min_s=0.02, retry_max_s=0.5, snapshot_chunks=7, snapshot_interval_s=5.0, unavailable_after_s=1e9,
 )  # fmt: skip
 CLOCK = ClockReading(1, 1, ClockState.SYNCED)
 

@@ -25,7 +25,7 @@ class Replication(RuleBasedStateMachine):
     )
     def start(self, window: int, merge: int, read: int) -> None:
         self.receiving = ReceiverSettings(window_bytes=window)
-        self.sending = SenderSettings(merge_bytes_max=merge, read_bytes=read)
+        self.sending = SenderSettings(merge_bytes_max=merge, read_bytes=read, mark_interval=SECOND)
         self.log, self.hub = ModelLog(LANES), ModelHub()
         self.epoch = 0
         self.now = 0

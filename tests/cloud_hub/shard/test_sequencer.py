@@ -135,6 +135,29 @@ def test_a_full_chunk_is_written_without_waiting() -> None:
     assert max(sizes) < 3000 + 2 * 600
 
 
+def test_a_shard_in_trouble_for_long_sends_its_links_away_and_keeps_what_it_took() -> None:
+    async def story(sequencer: Sequencer, store: FaultyStore) -> None:
+        session, idle = await opened(sequencer), await opened(sequencer, OTHER)
+        store.faults = replace(CALM, lost=1.0, latency_s=0.0)
+        await session.send(0, 10)
+        await asyncio.sleep(4)
+        assert session.refusal is None
+        assert not sequencer.is_unavailable
+        await asyncio.sleep(10)
+        assert (session.refusal, idle.refusal) == (RefuseCode.UNAVAILABLE, RefuseCode.UNAVAILABLE)
+        assert sequencer.is_unavailable
+        assert sequencer.trouble
+        store.faults = replace(CALM, latency_s=0.0)
+        await asyncio.sleep(20)
+        assert not sequencer.is_unavailable
+        assert sequencer.state.lanes[LANE].ranges == RangeSet([(0, 10)])
+        again = Session(sequencer, LANE, 2)
+        assert await again.open()
+        assert again.acked == RangeSet([(0, 10)])
+
+    play(story, unavailable_after_s=5.0)
+
+
 def test_a_shard_that_cannot_commit_makes_its_links_wait() -> None:
     async def story(sequencer: Sequencer, store: FaultyStore) -> None:
         session, other = await opened(sequencer), await opened(sequencer, OTHER)

@@ -12,25 +12,30 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from tests.cloud_hub.live import running_hub
 from tests.replication.loopback import Hub
 from tests.support.waiting import until
+from weft.cloud_hub.settings import SequencerSettings
 from weft.config.models import EdgeConfig
 from weft.config.streams import Link as LinkConfig
 from weft.config.streams import Stream
 from weft.edge_node.links.hub_high_watermarks import HubHighWatermarks
 from weft.edge_node.links.links import Links, epoch_file, link_settings
 from weft.edge_node.links.source import OfferedStream, SegmentLogSource
-from weft.protocols.batch import ClockReading, ClockState, decode_header
+from weft.protocols.batch import Buffer, ClockReading, ClockState, decode_header
 from weft.protocols.chunk import GapRange
 from weft.protocols.lane import NodeName
 from weft.protocols.link import RefuseCode
 from weft.protocols.payloads import PayloadKind
 from weft.protocols.ranges import RangeSet
 from weft.protocols.segment import GapReason
+from weft.replication.epochs import Epochs
 from weft.replication.release import intersection
 from weft.replication.runner import LinkRefused
 from weft.replication.status import LinkState
 from weft.storage.filesystem import OSFileSystem
+from weft.storage.object_store import StoreError
+from weft.storage.object_store.memory import MemoryStore
 from weft.storage.segment_log import LogSettings, SegmentLog
 
 NAME = NodeName("default", "edge-1")
@@ -179,7 +184,7 @@ async def test_a_refused_copy_of_a_log_never_counts_its_way_to_a_higher_epoch(
             while status.state is not LinkState.CONFLICT:  # noqa: ASYNC110
                 await asyncio.sleep(0.005)
         await links.close()
-    assert epoch_file(OSFileSystem(), str(tmp_path / "links" / "cloud.epoch")).propose() == 1
+    assert epoch_file(OSFileSystem(), str(tmp_path / "links" / "epoch")).propose() == 1
 
 
 async def test_numbers_of_an_earlier_name_are_told_as_renamed_and_never_sent(
@@ -239,6 +244,71 @@ def test_epochs_rise_across_restarts(tmp_path: Path) -> None:
     assert epochs.propose() == 3
     epochs.withdraw(2)
     assert epochs.propose() == 4
+
+
+def test_refused_links_that_take_turns_never_count_up() -> None:
+    stored = [b"7\n"]
+
+    def write(data: bytes) -> None:
+        stored[0] = data
+
+    epochs = Epochs("here", lambda: stored[0], write)
+    for _ in range(5):
+        first, second = epochs.propose(), epochs.propose()
+        assert (first, second) == (8, 9)
+        epochs.withdraw(first)
+        epochs.withdraw(second)
+    assert stored[0] == b"7\n"
+    standing, refused = epochs.propose(), epochs.propose()
+    epochs.withdraw(refused)
+    assert epochs.propose() == standing + 1
+
+
+async def test_a_link_under_another_name_goes_on_where_the_first_stopped(tmp_path: Path) -> None:
+    log = open_log(tmp_path / "log")
+    async with running_hub(MemoryStore()) as hub:
+        for name in ("cloud", "cloud", "cloud", "renamed"):
+            links = Links(config(tmp_path, **{name: LinkConfig(to=(hub.url,))}), log, wall_clock=wall_clock)
+            links.start()
+            await append(log, "telemetry", 10)
+            await until(lambda: links.statuses[0].records_acked == 10)
+            assert links.statuses[0].state is LinkState.CONNECTED
+            await links.close()
+    await asyncio.to_thread(log.close)
+
+
+async def test_an_edge_leaves_a_hub_node_that_cannot_write(tmp_path: Path, log: SegmentLog) -> None:
+    """Two nodes over one store; the credentials of the first are withdrawn, for writing only."""
+
+    class Sick(MemoryStore):
+        def __init__(self, inner: MemoryStore) -> None:
+            self.__dict__ = inner.__dict__
+            self.is_sick = False
+
+        async def create(self, key: str, data: Buffer) -> str:
+            if self.is_sick:
+                raise StoreError("403 ExpiredToken")
+            return await super().create(key, data)
+
+    store = MemoryStore()
+    sick = Sick(store)
+    settings = SequencerSettings(unavailable_after_s=0.3)
+    async with running_hub(sick, sequencer=settings) as first, running_hub(store) as second:
+        both = LinkConfig(to=(first.url, second.url), retry_min_s=0.05, retry_max_s=0.1)
+        links = Links(config(tmp_path, cloud=both), log, wall_clock=wall_clock)
+        links.start()
+        status = links.statuses[0]
+        await append(log, "telemetry", 10)
+        await until(lambda: status.records_acked == 10)
+        assert status.url == first.url
+        sick.is_sick = True
+        await append(log, "telemetry", 10)
+        await until(lambda: status.records_acked == 20, 10)
+        assert status.url == second.url
+        assert "403 ExpiredToken" in status.last_error
+        assert "other nodes" in status.last_error
+        await links.close()
+        sick.is_sick = False
 
 
 def test_an_epoch_file_that_holds_no_number_is_told(tmp_path: Path) -> None:

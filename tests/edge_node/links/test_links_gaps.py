@@ -157,7 +157,7 @@ async def test_a_hub_that_comes_later_is_told_what_is_gone(tmp_path: Path) -> No
             return (await completeness(hub, "telemetry")).get("complete_below_seq") == 300
 
         await until(complete)
-        assert (await completeness(hub, "telemetry"))["gaps"] == [{"first": 0, "end": gone, "reason": "expired"}]
+        assert (await completeness(hub, "telemetry"))["gaps"] == [{"first": 0, "end": gone, "reason": "absent"}]
         await links.close()
     log.close()
 

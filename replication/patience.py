@@ -1,0 +1,37 @@
+"""Patience of a sender with a hub that takes data and acknowledges none."""
+
+from __future__ import annotations
+
+
+class AckPatience:
+    """The time for which a sender waits for an answer to what is on the way. All times are monotonic nanoseconds.
+
+    A hub that pings is alive, and may still be unable to write: its store may refuse it. Another node of the hub can
+    take the data then.
+    """
+
+    def __init__(self, timeout: int) -> None:
+        self._timeout = timeout
+        self._since: int | None = None
+
+    @property
+    def deadline(self) -> int | None:
+        """Return the time at which the patience ends; None while nothing is awaited."""
+        return None if self._since is None else self._since + self._timeout
+
+    def awaits(self, anything: bool, now: int) -> None:
+        """Note whether anything is on the way without an answer."""
+        if not anything:
+            self._since = None
+        elif self._since is None:
+            self._since = now
+
+    def answered(self, now: int) -> None:
+        """Note an answer, or that what is on the way still leaves this machine: the patience begins again."""
+        if self._since is not None:
+            self._since = now
+
+    def is_over(self, now: int) -> bool:
+        """Return whether the hub was silent about everything for too long."""
+        deadline = self.deadline
+        return deadline is not None and now >= deadline

@@ -1,0 +1,69 @@
+"""The bytes that a sender may have on the way, which follow the rate of acknowledgements.
+
+A window as large as the hub allows would put minutes of data into the buffers of a slow link: nothing newer could
+overtake it, and a lost connection would send all of it again.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+
+from weft.replication.liveness import SECOND
+
+FLOOR_BYTES = 64 << 10
+START_BYTES = 256 << 10
+AHEAD = 3 * SECOND
+"""Time's worth of acknowledged bytes on the way, beyond the hub's shortest time to acknowledge."""
+PERIOD = SECOND // 2
+DELAYS = 16
+"""Number of acknowledgement times kept; the shortest counts, as the others hold the queue that the window makes."""
+
+
+class SendWindow:
+    """The window of one connection. All times are monotonic nanoseconds."""
+
+    def __init__(self) -> None:
+        self.bytes = 0
+        self._most = 0
+        self._since = 0
+        self._acked = 0
+        self._limited = False
+        self._probe: tuple[int, int, int] | None = None
+        """(lane, last number, time) of one batch on the way."""
+        self._delays: deque[int] = deque(maxlen=DELAYS)
+
+    def allow(self, most: int) -> None:
+        """Set the largest window that both ends allow."""
+        self._most = most
+        self.bytes = min(START_BYTES, most)
+
+    def sent(self, lane: int, last: int, now: int, *, was_empty: bool) -> None:
+        """Note that a batch up to the number ``last`` goes out; ``was_empty`` when nothing else was on the way."""
+        if was_empty:
+            self._since, self._acked, self._limited = now, 0, False
+        if self._probe is None:
+            self._probe = lane, last, now
+
+    def was_full(self) -> None:
+        """Note that a batch had to wait for the window."""
+        self._limited = True
+
+    def forget(self, lane: int) -> None:
+        """Note that a lane was closed."""
+        if self._probe is not None and self._probe[0] == lane:
+            self._probe = None
+
+    def acknowledged(self, size: int, lane: int, first: int, end: int, now: int) -> None:
+        """Note that ``[first, end)`` of a lane was acknowledged, which took ``size`` bytes off the way."""
+        self._acked += size
+        if self._probe is not None and self._probe[0] == lane and first <= self._probe[1] < end:
+            self._delays.append(now - self._probe[2])
+            self._probe = None
+        elapsed = now - self._since
+        if elapsed < PERIOD or not self._acked or not self._delays:
+            return
+        wanted = self._acked * (min(self._delays) + AHEAD) // elapsed
+        # A sender that had nothing to send says nothing about the rate that is possible.
+        if self._limited or wanted > self.bytes:
+            self.bytes = min(self._most, max(FLOOR_BYTES, wanted))
+        self._since, self._acked, self._limited = now, 0, False
