@@ -176,7 +176,7 @@ class Hub:
             self._tables.start()
 
     async def _listen(self, shards: Shards) -> None:
-        # Thousands of edges come back at once after a restart; metrics and status count them all.
+        # Thousands of edges come back at once after a restart.
         link_log.logger.addFilter(self._throttle)
         expected = {
             key: partial(self._complete_up_to, *key) for key, edges in self._settings.expected_edges.items() if edges
@@ -244,9 +244,7 @@ class Hub:
         )
         self._links[link] = self._wall_clock()
         try:
-            receiver = ReceiverSettings(
-                window_bytes=settings.link_window_bytes, batch_bytes_max=settings.batch_bytes_max
-            )
+            receiver = ReceiverSettings(settings.link_window_bytes, settings.batch_bytes_max)
             return await serve_link(
                 request,
                 link,
