@@ -70,7 +70,7 @@ class Tables(Section, frozen=True, kw_only=True):
     interval_s: Annotated[
         Annotated[Duration, Meta(ge=0.05)] | None,
         Meta(
-            description="How often new records are written to the tables. Unset: every `10s` in a folder, every `60s` "
+            description="How often new records are written to the tables. Unset: every `10s` in a folder, every `2m` "
             "in a bucket, which charges for requests. Each time costs one object per stream, and one per stream and "
             "shard.",
         ),

@@ -67,15 +67,19 @@ class Maintenance:
         if self._tierer.version < 0 or not (due or vacuum_due or not self._looked):
             return
         self._looked = True
-        handle = await self._tierer.open()
+        handle = await self._tierer.take()
         # A conflict means that another writer is at work on the table: the next time will do.
+        conflict = True
         with suppress(TableConflict):
             await self.compact(handle)
+            conflict = False
         await self.checkpoint(handle)
         if vacuum_due:
             self._vacuumed = self._monotonic()
             await self.vacuum(handle)
         self._seen_version = handle.version
+        if not conflict:
+            await self._tierer.keep(handle)
 
     async def compact(self, handle: DeltaHandle) -> int:
         """Join neighbouring small files of a shard. Return how many files went. One rewrite per shard and call.

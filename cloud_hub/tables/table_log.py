@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+from collections.abc import Collection
 from hashlib import sha256
 
 import msgspec
@@ -18,6 +19,19 @@ from weft.storage.object_store import NotFound, ObjectStore
 
 _logger = logging.getLogger(__name__)
 _PARQUET_MAGIC = b"PAR1"
+
+
+ENTRIES_MAX = 4
+"""Maximum number of entries that are read for transactions."""
+
+
+class _Transaction(msgspec.Struct):
+    appId: str  # noqa: N815  (Delta's name)
+    version: int
+
+
+class _Line(msgspec.Struct):
+    txn: _Transaction | None = None
 
 
 class _LastCheckpoint(msgspec.Struct):
@@ -47,6 +61,26 @@ class TableLog:
             return sha256((await self._store.get(self._entry(version))).data).digest()
         except NotFound:
             return None
+
+    async def recent_transactions(self, version: int, wanted: Collection[str]) -> dict[str, int]:
+        """Return the last versions of some applications' transactions, of those that the newest entries have.
+
+        Args:
+            version: where to begin; older entries than ``ENTRIES_MAX`` are left alone.
+        """
+        found: dict[str, int] = {}
+        for number in range(version, max(-1, version - ENTRIES_MAX), -1):
+            if len(found) == len(wanted):
+                break
+            try:
+                entry = (await self._store.get(self._entry(number))).data
+            except NotFound:
+                break
+            for line in entry.splitlines():
+                txn = msgspec.json.decode(line, type=_Line).txn if b'"txn"' in line else None
+                if txn is not None and txn.appId in wanted:
+                    found.setdefault(txn.appId, txn.version)
+        return found
 
     async def sync(self, version: int) -> None:
         """Make every entry up to ``version`` durable, also those of other writers."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import NamedTuple
 
@@ -99,6 +99,8 @@ class Tierer:
         the table is read again."""
         self._entry_hash: bytes | None = None
         """Hash of the log entry of that version."""
+        self._positions_known = False
+        """True while ``positions`` are those of the table that the handle has seen."""
         self._declared = Declared(tenant, stream, views)
 
     def ends(self) -> dict[int, int]:
@@ -121,8 +123,7 @@ class Tierer:
         latest: TableConflict | None = None
         for _ in range(ATTEMPTS_MAX):
             was_held = self._handle is not None
-            handle = await self._held()
-            self._handle = None  # until it is known that the table is what this handle has seen
+            handle = await self.take()
             try:
                 moved = await self._move(handle, written)
             except TableConflict as conflict:
@@ -132,7 +133,7 @@ class Tierer:
                 if not was_held:
                     raise
             else:
-                self._handle, self._entry_hash = handle, await self.log.entry_hash(handle.version)
+                await self.keep(handle)
                 return moved
         raise TableError(f"{self.key}: other writers were first {ATTEMPTS_MAX} times: {latest}") from latest
 
@@ -160,17 +161,29 @@ class Tierer:
         await self.log.sync(handle.version)
         self._opened = True
         self.version, self.payload = handle.version, handle.payload()
+        self._positions_known = False
         return handle
 
-    async def _held(self) -> DeltaHandle:
-        """Return the table as last read or committed, read again if it is not there any more."""
+    async def take(self) -> DeltaHandle:
+        """Return the table as last read or committed, read again if it is not there any more.
+
+        Who changes the table through it gives it back with ``keep``; otherwise it is read again the next time.
+        """
+        handle, self._handle = self._handle, None
         # The entry is compared as a whole: the table may have been moved away, and another node have made a new one.
-        if self._handle is None or await self.log.entry_hash(self._handle.version) != self._entry_hash:
+        if handle is None or await self.log.entry_hash(handle.version) != self._entry_hash:
             return await self.open()
-        return self._handle
+        return handle
+
+    async def keep(self, handle: DeltaHandle) -> None:
+        """Take a table back that is what this handle has seen: reading it again costs a bucket many requests."""
+        self._entry_hash = await self.log.entry_hash(handle.version)
+        self._handle, self.version = handle, handle.version
 
     async def _move(self, handle: DeltaHandle, written: dict[int, _Written]) -> int:
-        await self._read_positions(handle)
+        if not self._positions_known or self.ends().keys() - self.positions.keys():
+            await self._read_positions(handle)
+            self._positions_known = True
         schema = row_schema(await self._grow(handle), handle.payload())
         unreadable: Exception | None = None
         for view in self._views:
@@ -194,7 +207,8 @@ class Tierer:
 
     async def _read_positions(self, handle: DeltaHandle) -> None:
         names = {shard: app_id(self._cluster.cluster_id, self._stream, shard) for shard in self.ends()}
-        found = await in_thread(lambda: {shard: handle.position(name) for shard, name in names.items()})
+        transactions = await self._transactions(handle, names.values())
+        found = {shard: transactions.get(name) or 0 for shard, name in names.items()}
         for view in self._views:
             position = found.get(view.shard, 0)
             if not position:
@@ -205,9 +219,18 @@ class Tierer:
                     pass
             if position > (end := self.ends().get(view.shard, 0)):
                 raise self._diverged(view.shard, position, f"the log only up to {end}")
-            source = await in_thread(lambda app=names[view.shard]: _source(handle, app))  # type: ignore[misc]
-            await self._compare(view, position, source)
+            n, crc = (transactions.get(name) for name in source_ids(names[view.shard]))
+            await self._compare(view, position, None if n is None or crc is None else _Source(n, crc))
         self.positions = found
+
+    async def _transactions(self, handle: DeltaHandle, apps: Iterable[str]) -> dict[str, int]:
+        """Return the last transactions of the applications and of their sources, as far as there are any."""
+        wanted = {name for app in apps for name in (app, *source_ids(app))}
+        # deltalake reads every entry since the last checkpoint for each of them; the newest ones mostly have all.
+        found = await self.log.recent_transactions(handle.version, wanted)
+        rest = wanted - found.keys()
+        older = await in_thread(lambda: {name: handle.transaction(name) for name in sorted(rest)})
+        return found | {name: version for name, version in older.items() if version is not None}
 
     async def _compare(self, view: ShardView, position: int, source: _Source | None) -> None:
         """Check that the log still has the chunk that a position was taken from.
@@ -330,8 +353,3 @@ class Tierer:
             "delta.deletedFileRetentionDuration": hours,
             "delta.logRetentionDuration": hours,
         }
-
-
-def _source(handle: DeltaHandle, app: str) -> _Source | None:
-    n, crc = (handle.transaction(name) for name in source_ids(app))
-    return None if n is None or crc is None else _Source(n, crc)

@@ -35,8 +35,8 @@ if TYPE_CHECKING:
     from weft.service.reload import RunningSettings
 
 TABLE_INTERVAL_FOLDER_S = 10.0
-TABLE_INTERVAL_BUCKET_S = 60.0
-"""Interval of table steps where each costs money: bench/hub counts what a month costs."""
+TABLE_INTERVAL_BUCKET_S = 120.0
+"""Interval of table steps where each costs money: bench/hub_costs.py counts what a month costs."""
 
 
 @click.group("hub")

@@ -1,0 +1,264 @@
+"""Requests of a hub on a bucket, counted at the bucket: the bill of a month.
+
+``python -m bench.hub_costs [--seconds N] [--speed N]`` runs the sequencers of four shards and the table step against a
+local S3 server, and counts the requests that arrive there: the hub's own and those of the Delta library. 20 streams of
+each edge get records every second; an edge per shard is enough, since 1,000 edges share the same chunks. All intervals
+are divided by the speed, and the counts are scaled to a month, by commits and table steps that the machine really made.
+Compaction and checkpoints come four times as often as in truth, so that they happen within the run: the sum errs on the
+expensive side. Bytes are not counted: storage and traffic cost what they cost anywhere. Results go to bench/results.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import random
+import re
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import NamedTuple
+from urllib.request import Request, urlopen
+
+from bench.common import encode_batch, write_results
+from weft.cloud_hub.settings import SequencerSettings
+from weft.cloud_hub.shard.lane_session import LaneSession
+from weft.cloud_hub.shard.sequencer import Sequencer
+from weft.cloud_hub.tables.service import TableService
+from weft.cloud_hub.tables.settings import TableSettings
+from weft.commands.hub import TABLE_INTERVAL_BUCKET_S
+from weft.protocols import batch
+from weft.protocols.chunk import Mark
+from weft.protocols.lane import Lane
+from weft.protocols.placement import shard_of
+from weft.storage.chunk_log import BOOT_CLOCK, ShardLog, open_cluster
+from weft.storage.object_store import open_store
+
+SHARDS = 4
+STREAMS = 20
+COMMIT_INTERVAL_S = 1.0
+MONTH_S = 30 * 86_400
+PRICES = {"write": 0.005 / 1000, "list": 0.005 / 1000, "read": 0.0004 / 1000, "delete": 0.0}
+"""US dollars per request, S3 Standard in us-east-1: PUT, POST and LIST; GET and HEAD; DELETE."""
+TARGET_USD = 100.0
+ANCHORS = {
+    "chunks at 4 commits a second, 4 shards (PUTs)": 210.0,
+    "table steps that read every index again for each of 20 streams (GETs)": 1_100.0,
+}
+"""Costs of a month before, in US dollars."""
+_LINE = re.compile(r'"(GET|PUT|POST|HEAD|DELETE) (\S+) HTTP')
+_URL = re.compile(r"http://127\.0\.0\.1:(\d+)")
+_PARTS = (
+    ("/chunk/", "chunks"),
+    ("/snapshot/", "snapshots"),
+    ("manifest", "manifests"),
+    ("_delta_log", "tables: log"),
+    (".parquet", "tables: files"),
+    ("prefix=weft%2Ftables", "tables: log"),
+)
+
+
+class Kind(NamedTuple):
+    """A kind of request, as the bill has it."""
+
+    part: str
+    price: str
+
+
+class Server:
+    """A local S3 server that counts what it is asked."""
+
+    def __init__(self, process: subprocess.Popen[str], url: str) -> None:
+        self.url = url
+        self.counts: Counter[Kind] = Counter()
+        self._lines = process.stderr
+        threading.Thread(target=self._count, daemon=True).start()
+
+    def _count(self) -> None:
+        assert self._lines is not None
+        for line in self._lines:
+            if found := _LINE.search(line):
+                self.counts[kind_of(*found.groups())] += 1
+
+
+def kind_of(method: str, path: str) -> Kind:
+    """Return what a request is charged as, and for what it was."""
+    part = next((name for text, name in _PARTS if text in path), "other")
+    if "list-type" in path:
+        return Kind(part, "list")
+    if method == "DELETE" or (method == "POST" and "delete" in path):
+        return Kind(part, "delete")
+    return Kind(part, "read" if method in ("GET", "HEAD") else "write")
+
+
+@contextlib.contextmanager
+def serving() -> Iterator[Server]:
+    """Run the server on a free port."""
+    command = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", "0"]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True)
+    assert process.stderr is not None
+    try:
+        for line in process.stderr:
+            if found := _URL.search(line):
+                yield Server(process, f"http://127.0.0.1:{found[1]}")
+                return
+        raise RuntimeError("the S3 server did not start")
+    finally:
+        process.kill()
+        process.wait()
+
+
+class Edge:
+    """An edge whose streams all get a record in every interval."""
+
+    def __init__(self, sequencer: Sequencer, name: str) -> None:
+        self._sequencer = sequencer
+        self._sessions = [
+            LaneSession(
+                Lane("default", name, 1, f"stream-{i:02d}"), 1, ["plant/{line}/#"], lambda _: None, lambda *_: None
+            )
+            for i in range(STREAMS)
+        ]
+        self._seq = 0
+
+    async def open(self) -> None:
+        """Take the lanes."""
+        for session in self._sessions:
+            self._sequencer.open(session)
+        await asyncio.gather(*(session.opened for session in self._sessions))
+
+    async def send(self) -> None:
+        """Send a record in each stream."""
+        now = time.time_ns()
+        data = encode_batch(self._seq, now, 1, [b"plant/7/press"], [b"x" * 100])
+        item = batch.verify(data), memoryview(data)
+        self._seq += 1
+        for session in self._sessions:
+            await self._sequencer.put(session, [item])
+            self._sequencer.put_mark(session, Mark(now, self._seq))
+
+
+def edge_of(shard: int) -> str:
+    """Return the name of an edge in a shard."""
+    return next(name for name in map("edge-{}".format, range(1000)) if shard_of("default", name, SHARDS) == shard)
+
+
+def make_bucket(server: Server) -> None:
+    """Make the bucket."""
+    with urlopen(Request(f"{server.url}/bucket", method="PUT"), timeout=30):
+        pass
+
+
+class Measured(NamedTuple):
+    """The requests, and the share of the expected work that the machine did."""
+
+    counts: Counter[Kind]
+    commits: float
+    """Share of the expected commits."""
+    steps: float
+    """Share of the expected table steps."""
+
+
+async def measure(server: Server, seconds: float, speed: float) -> Measured:
+    """Run the hub."""
+    options = {"AWS_ENDPOINT_URL": server.url, "AWS_REGION": "us-east-1"}
+    store = open_store("s3://bucket/weft", {**options, "AWS_ACCESS_KEY_ID": "x", "AWS_SECRET_ACCESS_KEY": "x"})
+    cluster = await open_cluster(store, SHARDS)
+    plain = SequencerSettings(commit_interval_s=COMMIT_INTERVAL_S)
+    fast = replace(
+        plain,
+        commit_interval_s=COMMIT_INTERVAL_S / speed,
+        mark_interval_s=plain.mark_interval_s / speed,
+        follow_interval_s=plain.follow_interval_s / speed,
+        watermark_validity_s=plain.watermark_validity_s / speed,
+        snapshot_interval_s=plain.snapshot_interval_s / speed,
+    )
+    sequencers = [
+        Sequencer(
+            ShardLog(store, cluster, shard), fast, wall_clock=time.time_ns, boot_clock=BOOT_CLOCK,
+            random_bits=random.SystemRandom().getrandbits,
+        )
+        for shard in range(SHARDS)
+    ]  # fmt: skip
+    for sequencer in sequencers:
+        await sequencer.start()
+    edges = [Edge(sequencer, edge_of(shard)) for shard, sequencer in enumerate(sequencers)]
+    for edge in edges:
+        await edge.open()
+    often = TableSettings(
+        interval_s=TABLE_INTERVAL_BUCKET_S / speed, compact_files_min=8, checkpoint_versions=25, vacuum_interval_s=1e9
+    )
+    tables = TableService(store, cluster, settings=often)
+    for edge in edges:
+        await edge.send()
+    await asyncio.sleep(1.0)  # they are committed
+    await tables.run_once()
+    await asyncio.sleep(1.0)  # the server's lines come late
+    keeping = asyncio.create_task(keep_tables(tables, TABLE_INTERVAL_BUCKET_S / speed))
+    before, began, first = Counter(server.counts), time.monotonic(), sum(s.state.n for s in sequencers)
+    while (now := time.monotonic()) - began < seconds:
+        for edge in edges:
+            await edge.send()
+        await asyncio.sleep(max(0.0, COMMIT_INTERVAL_S / speed - (time.monotonic() - now)))
+    chunks = sum(s.state.n for s in sequencers) - first
+    counts = Counter(server.counts) - before
+    keeping.cancel()
+    for sequencer in sequencers:
+        await sequencer.close()
+    simulated = seconds * speed
+    commits = chunks / (SHARDS * simulated / COMMIT_INTERVAL_S)
+    return Measured(counts, commits, len(STEPS) / (simulated / TABLE_INTERVAL_BUCKET_S))
+
+
+STEPS: list[float] = []
+"""Times at which a table step ended."""
+
+
+async def keep_tables(tables: TableService, interval_s: float) -> None:
+    """Run the table step at fixed times, as far as the machine can."""
+    due = time.monotonic() + interval_s
+    while True:
+        await asyncio.sleep(max(0.0, due - time.monotonic()))
+        due += interval_s
+        await tables.run_once()
+        STEPS.append(time.monotonic())
+
+
+def main() -> None:
+    """Measure, print, and write the results."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--seconds", type=float, default=150.0)
+    parser.add_argument("--speed", type=float, default=6.0)
+    arguments = parser.parse_args()
+    with serving() as server:
+        make_bucket(server)
+        measured = asyncio.run(measure(server, arguments.seconds, arguments.speed))
+    scale = MONTH_S / (arguments.seconds * arguments.speed)
+    bill = {}
+    print(f"{'a month of requests':<28}{'number':>14}{'US dollars':>12}")
+    for kind, count in sorted(measured.counts.items()):
+        number = count * scale / (measured.steps if kind.part.startswith("tables") else measured.commits)
+        bill[f"{kind.part}, {kind.price}"] = {"requests": round(number), "usd": round(number * PRICES[kind.price], 2)}
+        print(f"{kind.part + ', ' + kind.price:<28}{number:>14,.0f}{number * PRICES[kind.price]:>12.2f}")
+    total = round(sum(item["usd"] for item in bill.values()), 2)
+    print(f"of the expected commits {measured.commits:.0%} were made, of the table steps {measured.steps:.0%}")
+    print(f"{'sum':<42}{total:>12.2f}   (at most {TARGET_USD:.0f} wanted)")
+    for name, usd in ANCHORS.items():
+        print(f"before: {name}: {usd:,.0f}")
+    made = {"commits": round(measured.commits, 3), "steps": round(measured.steps, 3)}
+    facts = {
+        "shards": SHARDS, "streams": STREAMS, "commit_interval_s": COMMIT_INTERVAL_S,
+        "table_interval_s": TABLE_INTERVAL_BUCKET_S, "share_made": made,
+    }  # fmt: skip
+    write_results("hub-costs", {**facts, "month": bill, "usd": total, "target_usd": TARGET_USD, "before": ANCHORS})
+    if total > TARGET_USD:
+        sys.exit(f"a month costs {total} US dollars, more than {TARGET_USD:.0f}")
+
+
+if __name__ == "__main__":
+    main()
