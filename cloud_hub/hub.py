@@ -129,9 +129,8 @@ class Hub:
         self._tokens = TokenFile(settings.tokens_file) if settings.tokens_file else None
         self._access = Access(self._tokens, settings.open_to_network)
         store = self._given_store or open_store(settings.store, settings.store_options)
-        # Races need a second client, and only a bucket has clients that do not know of each other.
-        bucket = self._given_store is None and settings.store.startswith("s3://")
-        await probe(store, open_store(settings.store, settings.store_options) if bucket else None)
+        is_bucket = self._given_store is None and settings.store.startswith("s3://")
+        await probe(store, open_store(settings.store, settings.store_options) if is_bucket else None)
         self.cluster = await open_cluster(store, settings.shards, release_level=self._rules.level)
         node_id = f"{self._random_bits(64):016x}"
         self._membership = Membership(
