@@ -27,7 +27,7 @@ from urllib.request import Request, urlopen
 
 from bench.common import encode_batch, write_results
 from weft.cloud_hub.settings import SequencerSettings
-from weft.cloud_hub.shard.lane_session import LaneSession
+from weft.cloud_hub.shard.lane_session import LaneClaim, LaneSession
 from weft.cloud_hub.shard.sequencer import Sequencer
 from weft.cloud_hub.tables.service import TableService
 from weft.cloud_hub.tables.settings import TableSettings
@@ -120,7 +120,11 @@ class Edge:
         self._sequencer = sequencer
         self._sessions = [
             LaneSession(
-                Lane("default", name, 1, f"stream-{i:02d}"), 1, ["plant/{line}/#"], lambda _: None, lambda *_: None
+                Lane("default", name, 1, f"stream-{i:02d}"),
+                LaneClaim(1),
+                ["plant/{line}/#"],
+                lambda _: None,
+                lambda *_: None,
             )
             for i in range(STREAMS)
         ]
