@@ -64,8 +64,9 @@ def version_needed(kind: EntryKind, body: Buffer) -> int:
         KeyError: this release does not write such an entry.
     """
     version = KIND_VERSIONS[kind]
-    if kind in BATCHES:
-        version = max(version, CODEC_VERSIONS[body[_CODEC_AT]])
+    if kind is EntryKind.BATCH or kind is EntryKind.MOVED:
+        of_codec = CODEC_VERSIONS[body[_CODEC_AT]]
+        version = version if version >= of_codec else of_codec
         columns = body[_COLUMNS_AT]
         while columns:
             column = columns & -columns

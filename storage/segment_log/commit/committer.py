@@ -106,7 +106,7 @@ class Committer:
         if self.waits_for_space or not self._writer.fits(length + self._footer_growth(commit), version):
             self._rotate(length, version)
         started = self._clock_reading().monotonic
-        offsets = self._writer.write(entries)
+        offsets = self._writer.write(entries, version)
         ended = self._clock_reading().monotonic
         with self._state.changed:
             self._state.unmarked -= marked
@@ -323,7 +323,7 @@ class Committer:
             # The next look at retention finds them again, and room to say so.
             self._rotate(0)
             return
-        self._writer.write(entries)
+        self._writer.write(entries, newest_version(entries))
         with state.changed:
             state.unmarked -= set(mark)
             self._writer.segment.index.streams = {stream: lane.name for stream, lane in state.lanes.items()}

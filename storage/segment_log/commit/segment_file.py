@@ -171,8 +171,11 @@ class SegmentWriter:
             and self._end + length + self.segment.index.footer_bytes + TRAILER_BYTES <= self.segment.size
         )
 
-    def write(self, entries: list[tuple[EntryKind, bytes]]) -> list[int]:
+    def write(self, entries: list[tuple[EntryKind, bytes]], version: int) -> list[int]:
         """Append entries with one write and one sync. Returns the offset of each.
+
+        Args:
+            version: their ``newest_version``. A commit looks it up once, since it costs as much as the checksums.
 
         Raises:
             ValueError: one of them must not stand in a segment of this version. Nothing was written.
@@ -181,7 +184,7 @@ class SegmentWriter:
         parts: list[bytes] = []
         offsets = []
         at = self._end
-        if newest_version(entries) > self.segment.version:
+        if version > self.segment.version:
             raise ValueError(f"{self.segment.path} has version {self.segment.version}, which is too low for a commit")
         for kind, body in entries:
             offsets.append(at)

@@ -143,6 +143,7 @@ def test_what_a_segment_is_too_old_for_is_never_written_to_it(
     log = open_log(disk)
     writer, before = log.committer._writer, files(disk)
     later(monkeypatch)
+    entries = [(EntryKind.GAP, b"")]
     with pytest.raises(ValueError, match="too low"):
-        writer.write([(EntryKind.GAP, b"")])
+        writer.write(entries, version=2)
     assert files(disk) == before
