@@ -6,6 +6,7 @@ The table is read first, so records that arrive meanwhile count only as waiting.
 
 from __future__ import annotations
 
+import struct
 from collections import Counter, defaultdict
 from collections.abc import Iterable
 from typing import Any
@@ -13,6 +14,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+from crc32c import crc32c
 
 from weft.cloud_hub.audit.counts import SeqCounts, coded, unsigned
 from weft.cloud_hub.audit.report import (
@@ -25,14 +27,17 @@ from weft.cloud_hub.audit.report import (
     shard_problems,
 )
 from weft.cloud_hub.tables.delta import DeltaHandle, in_thread
+from weft.cloud_hub.tables.errors import TableError
 from weft.protocols.chunk import Chunk, GapRange, LaneUpdate
 from weft.protocols.errors import CodecError
 from weft.protocols.lane import format_log_id
+from weft.protocols.payloads import PayloadKind
 from weft.protocols.ranges import RangeSet
 from weft.protocols.segment import GapReason
 from weft.storage.chunk_log import Cluster, CollectedPast, ShardLog, open_cluster, table_key
 from weft.storage.object_store import NotFound, ObjectStore, StoreUnfit
 from weft.storage.table.names import app_id
+from weft.storage.table.payload_columns import BYTES_COLUMN
 from weft.storage.table.rows import section_rows
 
 LaneKey = tuple[str, str]
@@ -40,8 +45,16 @@ LaneKey = tuple[str, str]
 _COLUMNS = ("_offset", "_shard", "_edge", "_log", "_seq", "_resent")
 
 
-async def audit(store: ObjectStore, tenant: str, stream: str) -> AuditReport:
+BLOCK_OFFSETS = 1024
+"""Offsets whose payloads are compared by one sum of checksums."""
+DIFFERENCES_LISTED_MAX = 20
+
+
+async def audit(store: ObjectStore, tenant: str, stream: str, *, payloads: bool = False) -> AuditReport:
     """Compare lanes, log and table of a stream.
+
+    Args:
+        payloads: compare the payloads, too, by checksum, and read every page of the table.
 
     Raises:
         ClusterUnusable: the store holds no hub.
@@ -49,7 +62,7 @@ async def audit(store: ObjectStore, tenant: str, stream: str) -> AuditReport:
         StoreError: the store did not answer.
     """
     cluster = await open_cluster(store, None)
-    comparison = _Comparison(cluster, tenant, stream)
+    comparison = _Comparison(cluster, tenant, stream, payloads=payloads)
     await comparison.read_table(store)
     for shard in range(cluster.shards):
         await comparison.read_shard(ShardLog(store, cluster, shard))
@@ -57,8 +70,14 @@ async def audit(store: ObjectStore, tenant: str, stream: str) -> AuditReport:
 
 
 class _Comparison:
-    def __init__(self, cluster: Cluster, tenant: str, stream: str) -> None:
+    def __init__(self, cluster: Cluster, tenant: str, stream: str, *, payloads: bool) -> None:
         self._cluster, self._tenant, self._stream = cluster, tenant, stream
+        self._payloads = payloads
+        self._payload = PayloadKind.BYTES
+        self._contents: tuple[str, ...] = ()
+        """Columns of the table with the payloads; none when they are not compared."""
+        self._sums: dict[str, Counter[tuple[int, int]]] = {"log": Counter(), "table": Counter()}
+        """Sums of the checksums of payloads, by shard and block of offsets."""
         self._version: int | None = None
         self._positions: dict[int, int] = dict.fromkeys(range(cluster.shards), 0)
         self._table: SeqCounts[LaneKey] = SeqCounts()
@@ -88,12 +107,22 @@ class _Comparison:
         if handle is None:
             return
         self._version = handle.version
-        await in_thread(lambda: self._read_rows(handle))
+        try:
+            await in_thread(lambda: self._read_rows(handle))
+        except TableError as error:
+            self._note(f"the table cannot be read on: {error}")
 
     def _read_rows(self, handle: DeltaHandle) -> None:
         for shard in self._positions:
             self._positions[shard] = handle.position(app_id(self._cluster.cluster_id, self._stream, shard))
-        for batch in handle.rows(_COLUMNS):
+        columns: Iterable[str] = _COLUMNS
+        if self._payloads:
+            # All columns: a page is compared with its checksum when it is read.
+            columns = names = dict(handle.columns())
+            self._payload = handle.payload()
+            self._contents = tuple(name for name in ("payload", BYTES_COLUMN) if name in names)
+        for batch in handle.rows(list(columns)):
+            self._add_contents("table", batch)
             self._table.add_rows(*_lanes(batch), unsigned(batch.column("_seq")))
             self._offsets.add_rows(*coded(batch.column("_shard")), unsigned(batch.column("_offset")))
 
@@ -136,13 +165,16 @@ class _Comparison:
             self._ends[log.shard] = section.base_offset + section.count
             try:
                 data = await log.section(chunk.header.n, section)
-                rows = section_rows(section, data, chunk.footer.lanes, log.shard, [], lambda _: (), columns=_COLUMNS)
+                rows = section_rows(section, data, chunk.footer.lanes, log.shard, [], lambda _: (),
+                    columns=(*_COLUMNS, *self._contents), payload=self._payload,
+                )  # fmt: skip
                 await in_thread(lambda rows=rows: self._count_log(rows, log.shard))  # type: ignore[misc]
             except (CodecError, NotFound) as error:
                 self._note(f"chunk {chunk.header.n} of shard {log.shard}: {error}")
 
     def _count_log(self, batches: Iterable[pa.RecordBatch], shard: int) -> None:
         for batch in batches:
+            self._add_contents("log", batch)
             keys, codes = _lanes(batch)
             seqs = unsigned(batch.column("_seq"))
             self._log.add_rows(keys, codes, seqs)
@@ -155,6 +187,27 @@ class _Comparison:
             for key, count in zip(keys, np.bincount(codes[resent], minlength=len(keys)).tolist(), strict=True):
                 self._resent[key] += count
 
+    def _add_contents(self, side: str, batch: pa.RecordBatch) -> None:
+        """Add the payloads of rows below the table's position to the sums of their blocks."""
+        if not self._contents:
+            return
+        sums, names = self._sums[side], ("_shard", "_offset", *self._contents)
+        for shard, offset, *parts in zip(*(batch.column(name).to_pylist() for name in names), strict=True):
+            if offset < self._positions[shard]:
+                crc = crc32c(struct.pack("<Q", offset))
+                for part in parts:
+                    crc = crc32c(part.encode() if isinstance(part, str) else part or b"", crc)
+                sums[shard, offset // BLOCK_OFFSETS] += crc
+
+    def _content_problems(self) -> list[str]:
+        log, table = self._sums["log"], self._sums["table"]
+        differing = sorted(block for block in log.keys() | table.keys() if log[block] != table[block])
+        return [
+            f"shard {shard}: payloads of offsets {block * BLOCK_OFFSETS} to {(block + 1) * BLOCK_OFFSETS - 1} differ "
+            "between log and table"
+            for shard, block in differing[:DIFFERENCES_LISTED_MAX]
+        ]
+
     def _note(self, sentence: str) -> None:
         if len(self._damage) < DAMAGE_LISTED_MAX:
             self._damage.append(sentence)
@@ -165,7 +218,7 @@ class _Comparison:
         keys = sorted({*self._log.held, *self._table.held, *self._indexed, *self._gaps})
         lanes = [self._lane(key) for key in keys]
         shards = [self._shard(shard) for shard in self._positions if self._ends[shard] or self._offsets.held[shard]]
-        problems = [*self._damage, *lane_problems(lanes), *shard_problems(shards)]
+        problems = [*self._damage, *lane_problems(lanes), *shard_problems(shards), *self._content_problems()]
         return AuditReport(
             self._tenant, self._stream, self._version, lanes, shards, self._damage, problems, not problems
         )

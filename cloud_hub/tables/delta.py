@@ -12,6 +12,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 import pyarrow as pa
+import pyarrow.dataset as pads
 from deltalake import CommitProperties, DeltaTable, PostCommitHookProperties, Transaction
 from deltalake.exceptions import CommitFailedError, TableNotFoundError
 from deltalake.schema import Field, PrimitiveType
@@ -209,10 +210,21 @@ class DeltaHandle:
         ]  # fmt: skip
 
     def rows(self, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
-        """Yield all rows of this version, some columns of them, in no order, a bounded number at a time."""
+        """Yield all rows of this version, some columns of them, in no order, a bounded number at a time.
+
+        Raises:
+            TableError: a file cannot be read, or a page does not match its checksum.
+        """
         dataset = self._table.to_pyarrow_dataset()
-        scanner = dataset.scanner(list(columns), batch_size=_SCAN_ROWS, batch_readahead=2, fragment_readahead=1)
-        yield from scanner.to_batches()
+        checked = pads.ParquetFragmentScanOptions(page_checksum_verification=True)
+        for fragment in dataset.get_fragments():
+            try:
+                yield from fragment.scanner(
+                    schema=dataset.schema, columns=list(columns), batch_size=_SCAN_ROWS, batch_readahead=2,
+                    fragment_scan_options=checked,
+                ).to_batches()  # fmt: skip
+            except (OSError, pa.ArrowException) as error:
+                raise TableError(f"{fragment.path} is damaged: {_sentence(error)}") from error
 
     def checkpoint(self) -> None:
         """Write a checkpoint of this version."""

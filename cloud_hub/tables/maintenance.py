@@ -165,7 +165,7 @@ def _runs(files: Sequence[DataFile], settings: TableSettings) -> Iterator[list[D
 
 def _rows(data: bytes, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
     """Yield the rows of a file with the table's present columns: columns added later are null."""
-    for batch in pq.ParquetFile(pa.BufferReader(data)).iter_batches(_BATCH_ROWS):
+    for batch in pq.ParquetFile(pa.BufferReader(data), page_checksum_verification=True).iter_batches(_BATCH_ROWS):
         columns = [
             batch.column(field.name).cast(field.type)
             if field.name in batch.schema.names

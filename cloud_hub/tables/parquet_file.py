@@ -35,6 +35,8 @@ class ParquetFile:
             compression_level=COMPRESSION_LEVEL,
             use_dictionary=[name for name in schema.names if name not in _PLAIN],
             column_encoding=_COUNTERS,
+            # A flipped bit in a page without a checksum is mostly read as another value, without an error.
+            write_page_checksum=True,
             write_statistics=[name for name in schema.names if name not in _CONTENT],
         )
         self._group: list[pa.RecordBatch] = []

@@ -20,8 +20,9 @@ if TYPE_CHECKING:
 @click.argument("stream")
 @click.option("--store", "uri", required=True, metavar="URI", help="The hub's store: a folder, or s3://bucket/prefix.")
 @click.option("--tenant", default="default", show_default=True, help="Tenant of the stream.")
+@click.option("--payloads", is_flag=True, help="Compare the payloads, too, by checksum. Reads the whole table.")
 @json_option
-def command(stream: str, uri: str, tenant: str, as_json: bool) -> int:
+def command(stream: str, uri: str, tenant: str, payloads: bool, as_json: bool) -> int:
     """Compare lanes, log and table of STREAM, record by record.
 
     Exit status 1 if they disagree or if there is no such stream. The command reads the whole log of the stream and the
@@ -33,7 +34,7 @@ def command(stream: str, uri: str, tenant: str, as_json: bool) -> int:
 
     store = open_hub_store(uri)
     try:
-        report = asyncio.run(audit(store, tenant, stream))
+        report = asyncio.run(audit(store, tenant, stream, payloads=payloads))
     except ClusterUnusable as error:
         raise Failed(f"--store {uri}: {error}") from None
     except StoreError as error:

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from random import Random
 
 import msgspec
 import numpy as np
@@ -225,3 +226,40 @@ def test_seq_counts_count_like_a_counter(numbers: list[tuple[int, int]], batch: 
         mine = [value for other, value in numbers if other == code]
         assert {n for first, end in counts.held[key] for n in range(first, end)} == set(mine)
         assert counts.doubled[key] == len(mine) - len(set(mine))
+
+
+async def test_flipped_bytes_in_a_table_are_caught_or_harmless(store: ObjectStore, tmp_path: Path) -> None:
+    log = await LogWriter.open(store)
+    await log.append(0, Run(LANE, 0, 500, payload_bytes=60))
+    await drain(await new_tierer(store, log))
+    (file,) = (tmp_path / "store/tables/default/telemetry").glob("*.parquet")
+    sound, before = file.read_bytes(), rows(store).column("payload").to_pylist()
+    assert (await audit(store, "default", "telemetry", payloads=True)).problems == []
+    random = Random(5)
+    caught = 0
+    for position in random.sample(range(len(sound)), 60):
+        damaged = bytearray(sound)
+        damaged[position] ^= 1 << random.randrange(8)
+        file.write_bytes(damaged)
+        if (await audit(store, "default", "telemetry", payloads=True)).agrees:
+            assert rows(store).column("payload").to_pylist() == before
+        else:
+            caught += 1
+    assert caught > 30
+
+
+async def test_a_payload_that_was_rewritten_is_caught_when_payloads_are_compared(
+    store: ObjectStore, log: LogWriter
+) -> None:
+    found = rows(store).to_pylist()
+    found[7]["payload"] = b"something else"
+    overwrite(store, pa.Table.from_pylist(found, rows(store).schema))
+    assert (await report(store)).agrees
+    problems = (await audit(store, "default", "telemetry", payloads=True)).problems
+    assert problems == ["shard 0: payloads of offsets 0 to 1023 differ between log and table"]
+
+
+def overwrite(store: ObjectStore, data: pa.Table) -> None:
+    """Replace the rows of the table; its positions stay."""
+    uri, _ = store.location("tables/default/telemetry")
+    write_deltalake(uri, data, mode="overwrite")
