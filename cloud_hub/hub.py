@@ -5,6 +5,7 @@ A node can be killed at any instant and started again anywhere; ``close`` is onl
 
 from __future__ import annotations
 
+import functools
 import logging
 import random
 import time
@@ -61,6 +62,7 @@ def boot_time_ns() -> int:
     return time.clock_gettime_ns(time.CLOCK_BOOTTIME)
 
 
+@functools.cache  # reading it takes two milliseconds, too long to do for every link
 def _software() -> str:
     try:
         return f"weft {version('weft-fabric')}"

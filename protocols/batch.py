@@ -43,6 +43,7 @@ from weft.protocols.columns import (
     decode_body,
     encode_body,
     ends_of,
+    is_plainly_sound,
     read_u32s,
     u32s,
 )
@@ -208,8 +209,24 @@ def decode_columns(data: Buffer, header: BatchHeader | None = None, offset: int 
     """
     if header is None:
         header = verify(data, offset)
+    return _columns_in(body_of(data, header, offset), header)
+
+
+def check(data: Buffer, header: BatchHeader) -> None:
+    """Check all of a batch whose header was decoded: its checksum, and its body to the last column.
+
+    Raises:
+        Corrupt: it is damaged, or a column does not fit the header.
+    """
+    check_crc(data, 0, header.length, header.crc)
+    body = body_of(data, header)
+    if header.columns or not is_plainly_sound(body, header.count, header.first_time, header.last_time):
+        _columns_in(body, header)
+
+
+def _columns_in(body: Buffer, header: BatchHeader) -> Columns:
     columns = decode_body(
-        body_of(data, header, offset),
+        body,
         header.count,
         headers=bool(header.columns & Column.HEADERS),
         flags=bool(header.columns & Column.FLAGS),

@@ -251,6 +251,46 @@ def decode_body(body: Buffer, count: int, *, headers: bool, flags: bool) -> Colu
     return Columns(times, key_index, table, payload_offsets, payloads[4 * count + 4 :], pairs, flag_column)
 
 
+_COLUMN_HEAD = struct.Struct("<II")
+_TIME = struct.Struct("<q")
+
+
+def is_plainly_sound(body: Buffer, count: int, first_time: int, last_time: int) -> bool:
+    """Return whether a body without optional columns is what ``decode_body`` takes, at a third of its cost for a small
+    batch. False says nothing: ``decode_body`` has to look.
+
+    Args:
+        count: records, as the batch's header says.
+        first_time, last_time: times of the first and the last record, as the header says.
+    """
+    size, index_bytes, at_keys = len(body), 4 * count, 8 + 8 * count
+    if not count or size < at_keys + 16:
+        return False
+    keys, zero = _COLUMN_HEAD.unpack_from(body, at_keys)
+    at_payloads = at_keys + 8 + keys + (-keys % 8)
+    if zero or keys < index_bytes + 4 or at_payloads + 8 > size:
+        return False
+    payloads, zero = _COLUMN_HEAD.unpack_from(body, at_payloads)
+    if zero or payloads < index_bytes + 4 or at_payloads + 8 + payloads + (-payloads % 8) != size:
+        return False
+    *indexes, table = struct.unpack_from(f"<{count + 1}I", body, at_keys + 8)
+    if not 0 < table <= count or max(indexes) >= table or keys < index_bytes + 4 * table + 8:
+        return False
+    return (
+        _COLUMN_HEAD.unpack_from(body, 0) == (8 * count, 0)
+        and _TIME.unpack_from(body, 8)[0] == first_time
+        and _TIME.unpack_from(body, 8 * count)[0] == last_time
+        and _ascends(body, at_keys + 12 + index_bytes, table, keys - index_bytes - 4 * table - 8)
+        and _ascends(body, at_payloads + 8, count, payloads - index_bytes - 4)
+    )
+
+
+def _ascends(body: Buffer, at: int, count: int, length: int) -> bool:
+    """Return whether ``count + 1`` offsets ascend from zero to ``length``."""
+    offsets = struct.unpack_from(f"<{count + 1}I", body, at)
+    return not offsets[0] and offsets[-1] == length and sorted(offsets) == list(offsets)
+
+
 def _decode_keys(key_index: memoryview, data: memoryview, count: int) -> list[bytes]:
     table_size = struct.unpack_from("<I", data)[0]
     if not 0 < table_size <= count:

@@ -59,6 +59,13 @@ class RangeSet:
         """Add ``[first, end)``; an empty range changes nothing."""
         if first >= end:
             return
+        if self._starts and first >= self._starts[-1]:  # nearly always: what comes next, at the end
+            if first > self._ends[-1]:
+                self._starts.append(first)
+                self._ends.append(end)
+            elif end > self._ends[-1]:
+                self._ends[-1] = end
+            return
         low = bisect_left(self._ends, first)
         high = bisect_right(self._starts, end)
         if low < high:

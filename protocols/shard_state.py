@@ -51,6 +51,8 @@ StreamKey = tuple[str, str]
 LogKey = tuple[str, str, int]
 """(tenant, edge, log id)."""
 
+_PARTIAL, _RELAY = int(LaneFlag.PARTIAL), int(LaneFlag.RELAY)
+
 
 class Extension(NamedTuple):
     """An addition to chunks and to the fold, which a level of its own brings."""
@@ -275,7 +277,7 @@ class ShardState:
         return new
 
     def _fold_lane(self, folded: Folded, update: LaneUpdate) -> None:
-        lane, partial = lane_of(update), bool(update.flags & LaneFlag.PARTIAL)
+        lane, partial = lane_of(update), bool(update.flags & _PARTIAL)
         known = folded.lanes[lane] if lane in folded.lanes else self.lanes.get(lane)
         if lane in folded.lanes and known is None:
             raise Corrupt(f"chunk {folded.chunk.header.n} drops {lane} and adds to it")
@@ -284,7 +286,7 @@ class ShardState:
         else:
             held = known.copy()
             held.partial &= partial
-        if not update.flags & LaneFlag.RELAY:
+        if not update.flags & _RELAY:
             held.epoch = max(held.epoch, update.epoch)
         for first, end in update.ranges:
             if held.missing_records(first, end) != [(first, end)]:

@@ -299,7 +299,7 @@ class Receiver:
                 raise Corrupt(f"a batch of {len(batch)} bytes; WELCOME allows {self._settings.batch_bytes_max}")
             if not self._in_flight.room(len(batch), self._settings.window_bytes):
                 raise Corrupt(f"more than the window of {self._settings.window_bytes} bytes without an ACK")
-            check_batch(batch)
+            check_batch(batch, header)
             self._in_flight.add(data.lane, SentBatch(header.base_seq, header.end_seq, len(batch), header.first_time))
         self._events.append(BatchesReceived(data.lane, batches))
 

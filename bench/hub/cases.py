@@ -70,7 +70,7 @@ async def _receive(hub: Server, options: Options, scripts: Sequence[Sequence[Mes
         "records_per_s": round(acked * RECORDS / elapsed),
         "hub_cores_used": round(cpu / elapsed, 2),
         "batches_per_core_s": round(acked / cpu),
-        "us_per_batch": round(cpu / acked * 1e6, 1),
+        "us_per_batch": round(cpu / max(acked, 1) * 1e6, 1),
         "generator_core_used": round(ours / elapsed, 2),
         "hub_memory_mb": round(memory / 1e6),
         "acked_batches": counts.acked,

@@ -50,9 +50,13 @@ class _Section:
         self.crc = crc32c(batch.data, crc32c(head, self.crc))
         self.parts += (head, batch.data)
         self.length += len(head) + len(batch.data)
-        times = [batch.header.first_time, batch.header.last_time]
-        self.first_time = min(times if not self.count else [*times, self.first_time])
-        self.last_time = max(times if not self.count else [*times, self.last_time])
+        low, high = batch.header.first_time, batch.header.last_time
+        if low > high:
+            low, high = high, low
+        if not self.count:
+            self.first_time, self.last_time = low, high
+        elif low < self.first_time or high > self.last_time:
+            self.first_time, self.last_time = min(low, self.first_time), max(high, self.last_time)
         self.count += take
 
 
@@ -86,6 +90,8 @@ class ChunkBuilder:
         self._lanes: list[_LaneDraft] = []
         self._after: dict[Lane, LaneState] = {}
         """Lanes as they will be after the chunk, of which it has records or gaps."""
+        self._runs: dict[Lane, Range] = {}
+        """Lanes of which the chunk has one run of new records, and what ``_after`` does not have yet."""
         self._clocks: list[ClockUpdate] = []
         self._epochs: dict[Lane, int] = {}
         self._substantial = False
@@ -101,8 +107,8 @@ class ChunkBuilder:
             return
         held = self._state.lanes.get(session.lane, _NOTHING)
         draft = _LaneDraft(session, len(self._lanes))
-        for item in session.items:
-            after = self._after.get(session.lane, held)
+        for item in () if self._take_run(draft, held) else session.items:
+            after = self._state_after(session.lane, held)
             for piece in (
                 after.missing_gap(item) if isinstance(item, GapRange) else after.missing_records(*bounds(item))
             ):
@@ -127,6 +133,47 @@ class ChunkBuilder:
             self._lanes.append(draft)
             self._substantial |= substantial
 
+    def _take_run(self, draft: _LaneDraft, held: LaneState) -> bool:
+        """Take all items of a session at once when they are one run of new records, as they nearly always are.
+
+        Return False when they are not, or the chunk may have no room for all.
+        """
+        items, lane = draft.session.items, draft.session.lane
+        if not items or isinstance(items[0], GapRange) or lane in self._runs or lane in self._after:
+            return False
+        first = end = items[0].header.base_seq
+        size = self._bytes
+        batches: list[ReceivedBatch] = []
+        for item in items:
+            if isinstance(item, GapRange) or item.header.base_seq != end:
+                return False
+            end += item.header.count
+            size += len(item.data)
+            batches.append(item)
+        if size > self._bytes_max or held.missing_records(first, end) != [(first, end)]:
+            return False
+        self._runs[lane] = first, end
+        self._bytes = size
+        draft.ranges.add(first, end)
+        section = self._sections.setdefault((lane.tenant, lane.stream), _Section())
+        for batch in batches:
+            self._note_floor(draft, batch, held, batch.header.end_seq)
+            section.add(draft.index, 0, batch.header.count, batch)
+        return True
+
+    @staticmethod
+    def _note_floor(draft: _LaneDraft, batch: ReceivedBatch, held: LaneState, end: int) -> None:
+        contradicted = held.contradicted(batch.header.first_time, end)
+        if contradicted is not None and (draft.floor is None or draft.floor.time < contradicted.time):
+            draft.floor = contradicted
+
+    def _state_after(self, lane: Lane, held: LaneState) -> LaneState:
+        """Return a lane as it will be after what the chunk has of it so far."""
+        if lane in self._runs:
+            self._after[lane] = held.copy()
+            self._after[lane].add_records([self._runs.pop(lane)])
+        return self._after.get(lane, held)
+
     def _take(self, draft: _LaneDraft, item: ReceivedBatch | GapRange, piece: Range, held: LaneState) -> None:
         first, end = piece
         lane = draft.session.lane
@@ -141,9 +188,7 @@ class ChunkBuilder:
         # A gap that the same link told before its records: the chunk has only the records, which a footer counts first.
         draft.gaps = gaps_without(draft.gaps, [piece])
         draft.ranges.add(first, end)
-        contradicted = held.contradicted(item.header.first_time, end)
-        if contradicted is not None and (draft.floor is None or draft.floor.time < contradicted.time):
-            draft.floor = contradicted
+        self._note_floor(draft, item, held, end)
         section = self._sections.setdefault((lane.tenant, lane.stream), _Section())
         section.add(draft.index, first - item.header.base_seq, end - first, item)
         self._bytes += len(item.data)

@@ -18,6 +18,7 @@ from weft.protocols.ranges import RangeSet
 GAP_BYTES = 64
 """Bytes that a gap notice counts as against the bounds on pending bytes."""
 
+_RELAY = int(LaneFlag.RELAY)
 Acknowledge = Callable[[RangeSet], None]
 Refuse = Callable[[RefuseCode, str, str], None]
 
@@ -80,8 +81,22 @@ class LaneSession:
     """
 
     __slots__ = (
-        "acknowledge", "claim", "clocks", "closed", "flags", "gaps_told", "items", "known", "lane", "mark",
-        "opened", "origins", "payload", "refuse", "topics",
+        "acknowledge",
+        "claim",
+        "clocks",
+        "closed",
+        "flags",
+        "gaps_told",
+        "is_relay",
+        "items",
+        "known",
+        "lane",
+        "mark",
+        "opened",
+        "origins",
+        "payload",
+        "refuse",
+        "topics",
     )  # fmt: skip
 
     def __init__(
@@ -102,6 +117,8 @@ class LaneSession:
         self.payload = payload
         self.origins = list(origins)
         self.flags = flags
+        self.is_relay = bool(flags & _RELAY)
+        """True when the session passes on another node's lane: it claims no epoch and is not fenced."""
         self.acknowledge = acknowledge
         self.refuse = refuse
         self.items: deque[PendingItem] = deque()
@@ -127,11 +144,6 @@ class LaneSession:
     def granted(self) -> bool:
         """Return whether the session may write: its epoch is the lane's, or it is a relay, which needs none."""
         return self.claim.granted or self.is_relay
-
-    @property
-    def is_relay(self) -> bool:
-        """Return whether the session passes on another node's lane: it claims no epoch and is not fenced."""
-        return bool(self.flags & LaneFlag.RELAY)
 
     @property
     def opening(self) -> bool:

@@ -98,10 +98,14 @@ class ShardSessions:
 
     def _compare(self, session: LaneSession, mark: Mark, newest: Mark | None) -> None:
         """Note whether the edge's clock has been set back behind what it said before."""
-        said = max((each.time for each in (session.mark, newest) if each is not None), default=mark.time)
-        if mark.time < said:
+        said = mark.time
+        if session.mark is not None and session.mark.time > said:
+            said = session.mark.time
+        if newest is not None and newest.time > said:
+            said = newest.time
+        if said > mark.time:
             self.behind[session.lane] = said - mark.time
-        else:
+        elif self.behind:
             self.behind.pop(session.lane, None)
 
     def leave(self, session: LaneSession) -> None:

@@ -62,8 +62,8 @@ def test_a_changed_byte_never_raises_anything_but_codec_errors(frame: link.Frame
 
 def take(batches: bytes | bytearray) -> None:
     """What a receiver does with a DATA frame."""
-    for _, view in link.split_batches(batches):
-        link.check_batch(view)
+    for header, view in link.split_batches(batches):
+        link.check_batch(view, header)
 
 
 @given(DATA_FRAMES, st.data())
