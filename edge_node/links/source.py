@@ -95,8 +95,8 @@ class SegmentLogSource:
         self._watermarks.raise_to(hub, named)
 
     def listen(self, callback: Callable[[Collection[int] | None], None]) -> Callable[[], None]:
-        """Call ``callback`` after each commit."""
-        return self._log.listen(lambda: callback(None))
+        """Call ``callback`` after each commit, with the streams that it touched."""
+        return self._log.listen_to_streams(callback)
 
 
 def _from(begin: int, state: LaneSnapshot) -> LaneSnapshot:

@@ -273,6 +273,10 @@ class SegmentLog(LogAnswers, LogRoom):
     def listen(self, callback: Callable[[], None]) -> Callable[[], None]:
         """Call back, through ``post``, after each commit, and after a callback of ``on_durable`` that had no commit to
         wait for. Returns what ends it. Owner's thread only."""
+        return self.listen_to_streams(lambda _: callback())
+
+    def listen_to_streams(self, callback: Callable[[frozenset[int]], None]) -> Callable[[], None]:
+        """As ``listen``; the callback gets the streams that have new records or gap notices."""
         self.committer.listeners.append(callback)
 
         def unsubscribe() -> None:

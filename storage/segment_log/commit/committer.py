@@ -64,7 +64,7 @@ class Committer:
         """Wanted length of the segment, while the disk does not have even what the next commit needs."""
         self._is_held_back = False
         """True if the newest segment was left unsealed because there is no space to begin the next."""
-        self.listeners: list[Callable[[], None]] = []
+        self.listeners: list[Callable[[frozenset[int]], None]] = []
 
     def run_once(self) -> bool:
         """Make the next pending commit durable. False when nothing was pending, the log has failed, or its disk has no
@@ -87,7 +87,7 @@ class Committer:
             return False
         with self._state.lock:
             callbacks = self._state.queue.told()
-        self.tell(callbacks, None)
+        self.tell(callbacks, None, commit.streams)
         with self._state.lock:
             self._state.queue.done()
             if self._state.queue.idle:
@@ -361,8 +361,8 @@ class Committer:
         self.tell(callbacks, failed)
         return failed
 
-    def tell(self, callbacks: list[Callback], error: LogFailed | None) -> None:
-        """Hand callbacks, in order, and then the listeners to the owner's thread in one go."""
+    def tell(self, callbacks: list[Callback], error: LogFailed | None, streams: frozenset[int] = frozenset()) -> None:
+        """Hand callbacks, in order, then the listeners with a commit's streams to the owner's thread in one go."""
         if not callbacks and not self.listeners:
             return
 
@@ -375,7 +375,7 @@ class Committer:
                     logger.exception("a callback of the segment log failed")
             for listener in list(self.listeners):
                 try:
-                    listener()
+                    listener(streams)
                 except Exception:
                     logger.exception("a listener of the segment log failed")
 

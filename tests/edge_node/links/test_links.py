@@ -6,7 +6,7 @@ import asyncio
 import itertools
 import os
 import random
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Collection
 from pathlib import Path
 
 import msgspec
@@ -227,6 +227,19 @@ async def test_records_that_memory_no_longer_holds_are_read_from_the_disk(tmp_pa
     assert header.base_seq <= 30 < header.end_seq
     assert decode_header(batches[-1]).end_seq == 100
     await asyncio.to_thread(log.close)
+
+
+async def test_a_link_looks_only_at_the_streams_that_a_commit_touched(tmp_path: Path, log: SegmentLog) -> None:
+    source = source_of(log, tmp_path)
+    told: list[Collection[int] | None] = []
+    end = source.listen(told.append)
+    await append(log, "alarms", 3)
+    await append(log, "telemetry", 1)
+    await until(lambda: len(told) == 2)
+    assert told == [{log.stream("alarms")}, {log.stream("telemetry")}]
+    end()
+    await append(log, "alarms", 1)
+    assert len(told) == 2
 
 
 async def test_a_mark_covers_no_record_that_comes_in_the_same_instant(tmp_path: Path, log: SegmentLog) -> None:
