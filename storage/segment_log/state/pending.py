@@ -152,11 +152,6 @@ class PendingCommit:
         """Number of the batches that stand first because their streams lead."""
 
     @property
-    def streams(self) -> frozenset[int]:
-        """Return the streams that get records or notices."""
-        return frozenset([batch.stream for batch in self.batches] + [gap.stream for gap in self.gaps])
-
-    @property
     def empty(self) -> bool:
         """Return whether there is nothing to write; there may be callbacks to call."""
         return not self.batches and not self.gaps and not self.origins
