@@ -276,7 +276,7 @@ class SegmentLog(LogAnswers, LogRoom):
         return self.listen_to_streams(lambda _: callback())
 
     def listen_to_streams(self, callback: Callable[[frozenset[int]], None]) -> Callable[[], None]:
-        """As ``listen``; the callback gets the streams that have new records or gap notices."""
+        """Call back as ``listen`` does, with the streams that have new records or gap notices."""
         self.committer.listeners.append(callback)
 
         def unsubscribe() -> None:
