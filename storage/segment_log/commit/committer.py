@@ -87,7 +87,7 @@ class Committer:
             return False
         with self._state.lock:
             callbacks = self._state.queue.told()
-        self.tell(callbacks, None, frozenset(each.stream for each in (*commit.batches, *commit.gaps)))
+        self.tell(callbacks, None, frozenset([b.stream for b in commit.batches] + [g.stream for g in commit.gaps]))
         with self._state.lock:
             self._state.queue.done()
             if self._state.queue.idle:
