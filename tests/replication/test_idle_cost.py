@@ -31,7 +31,7 @@ FASTER = 100
 
 
 class IdleLog(ModelLog):
-    """A log that nobody writes, on a clock that goes on."""
+    """A log without new records, on a clock that goes on."""
 
     def states(self, lanes: Iterable[int]) -> dict[int, LaneSnapshot]:
         now = time.time_ns()
