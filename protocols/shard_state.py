@@ -325,8 +325,7 @@ class ShardState:
         return {lane: self.lanes[lane] for lane in self._streams.get((tenant, stream), ())}
 
     def complete_up_to(self, tenant: str, stream: str) -> int | None:
-        """Return the moment up to which every lane of the stream in this shard that counts is complete; None when one
-        is unknown."""
+        """Return the moment up to which the stream's lanes that count are complete; None when one is unknown."""
         lanes = self.stream_lanes(tenant, stream).values()
         return earliest(held.complete_up_to for held in lanes if held.counts)
 

@@ -41,6 +41,7 @@ class ReadContext:
     cluster: Cluster
     fields: tuple[str, ...]
     topics: dict[Lane, list[str]]
+    """Topic patterns of the lanes of a task's chunks. Table files need none."""
     payload: PayloadKind = PayloadKind.BYTES
 
 

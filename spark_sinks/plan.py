@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 from datetime import datetime
 from itertools import pairwise
 
@@ -12,6 +13,8 @@ from spark_sinks.partitions import ChunkPartition, ReadContext, TablePartition
 from spark_sinks.positions import Offsets, Position, check_offsets, nanoseconds
 from spark_sinks.stream_log import ChunkSlice, StreamLog
 from spark_sinks.tables import TableFile, TableSnapshot
+from weft.protocols.lane import Lane
+from weft.protocols.shard_state import lane_of
 
 PARTITION_BYTES = 8 << 20
 """Stored bytes per task: about a second of work, so that a short tail still keeps a few cores busy."""
@@ -64,14 +67,15 @@ async def plan(log: StreamLog, table: TableSnapshot | None, start: Offsets, end:
     Raises:
         ReadError: chunks of the range were deleted and the table does not have them.
     """
-    context = ReadContext(log.options, log.cluster, tuple(log.fields), log.topics, log.payload)
+    context = ReadContext(log.options, log.cluster, tuple(log.fields), {}, log.payload)
+    topics = log.topics
     partitions: list[InputPartition] = []
     for shard in sorted(start):
         first, last = start[shard], end[shard]
         tiered = max(first, min(last, table.ends[shard] if table else 0))
         if table and first < tiered:
             partitions += _from_table(context, table, shard, first, tiered)
-        partitions += _from_chunks(context, shard, tiered, last, await log.slices(shard, tiered, last))
+        partitions += _from_chunks(context, topics, shard, tiered, last, await log.slices(shard, tiered, last))
     return partitions
 
 
@@ -90,17 +94,29 @@ def _from_table(
             yield TablePartition(context, shard, low, high, table.uri, table.storage_options, paths, columns)
 
 
-def _from_chunks(
-    context: ReadContext, shard: int, first: int, end: int, slices: list[ChunkSlice]
+def _from_chunks(  # noqa: PLR0917
+    context: ReadContext,
+    topics: Mapping[Lane, list[str]],
+    shard: int,
+    first: int,
+    end: int,
+    slices: list[ChunkSlice],
 ) -> Iterator[InputPartition]:
     size = max(PARTITION_BYTES, sum(piece.section.length for piece in slices) // PARTITIONS_MAX)
     group: list[ChunkSlice] = []
     filled = 0
     for piece in slices:
         if group and filled + piece.section.length > size:
-            yield ChunkPartition(context, shard, first, end, tuple(group))
+            yield ChunkPartition(_with_topics(context, topics, group), shard, first, end, tuple(group))
             group, filled = [], 0
         group.append(piece)
         filled += piece.section.length
     if group:
-        yield ChunkPartition(context, shard, first, end, tuple(group))
+        yield ChunkPartition(_with_topics(context, topics, group), shard, first, end, tuple(group))
+
+
+def _with_topics(context: ReadContext, topics: Mapping[Lane, list[str]], group: Iterable[ChunkSlice]) -> ReadContext:
+    """Return the context with the topic patterns of the lanes of some chunks: a task gets no others. Of a fleet they
+    would be megabytes in each task."""
+    lanes = {lane_of(update) for piece in group for update in piece.lanes}
+    return replace(context, topics={lane: topics[lane] for lane in lanes if lane in topics})

@@ -95,3 +95,17 @@ def test_names_are_unique_and_edges_belong_to_edge_tokens(path: str) -> None:
 
 def test_an_empty_file_has_no_tokens() -> None:
     assert read_tokens(b"", "tokens.yaml") == []
+
+
+def test_a_fleet_of_tokens_is_read_and_each_is_found_by_its_hash(tmp_path: Path) -> None:
+    path = tmp_path / "tokens"
+    rest = "\n  scope: edge\n  edge: edge-"
+    lines = [f"- name: edge-{n}\n  sha256: {hash_token(f'token {n}')}{rest}{n}" for n in range(10_100)]
+    path.write_text("\n".join(["tokens:", *lines]))
+    path.chmod(0o600)
+    tokens = TokenFile(str(path))
+    assert tokens.count == 10_100
+    found = tokens.identify("token 10099")
+    assert found is not None
+    assert found.edge == "edge-10099"
+    assert tokens.identify("token 10100") is None
