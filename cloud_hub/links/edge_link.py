@@ -203,7 +203,7 @@ class EdgeLink:
         """Take further origins of a lane's batches."""
         opened = self._lanes.get(frame.lane)
         if opened is not None:
-            opened.session.origins += frame.origins
+            opened.session.add_origins(frame.origins)
 
     async def clock(self, clock: Clock) -> None:
         """Take what the edge learned of its clock."""

@@ -26,6 +26,14 @@ from weft.protocols.origin import Origin
 from weft.protocols.ranges import Range, RangeSet
 from weft.protocols.shard_state import ShardState, StreamKey
 
+INDEX_BYTES_MAX = 8 << 20
+"""Bytes of topics, origins, ranges and the like of which one chunk takes no more: its footer has to stay readable
+(``chunk_footer.FOOTER_BYTES_MAX``), whatever all edges tell at once."""
+
+
+LANE_BYTES, RANGE_BYTES, CLOCK_BYTES = 512, 24, 512
+"""Bytes in the footer that a lane, a range or gap, and a clock take at most, each with its names."""
+
 
 class Draft(NamedTuple):
     """A chunk that is ready to be created."""
@@ -65,7 +73,8 @@ class _LaneDraft:
     session: LaneSession
     index: int
     ranges: RangeSet = field(default_factory=RangeSet)
-    gaps: list[GapRange] = field(default_factory=list)
+    told: LaneState = field(default_factory=LaneState)
+    """Gaps that the chunk adds, in ascending order, however the sender told them."""
     mark: Mark | None = None
     topics: list[str] | None = None
     payload: int | None = None
@@ -86,6 +95,7 @@ class ChunkBuilder:
         self._bytes_max = bytes_max
         self._level = level
         self._bytes = 0
+        self._index_bytes = 0
         self._sections: dict[StreamKey, _Section] = {}
         self._lanes: list[_LaneDraft] = []
         self._after: dict[Lane, LaneState] = {}
@@ -102,6 +112,8 @@ class ChunkBuilder:
         Several sessions may add to one lane: the items of an older one, then a newer one's epoch. Never the other way
         round, and never two that want the same epoch: the second is left out and then fenced by the first.
         """
+        if self._index_bytes >= INDEX_BYTES_MAX:
+            return  # its turn comes in a later chunk
         taken = self._epochs.get(session.lane, -1)
         if not session.is_relay and (session.epoch < taken or (session.epoch == taken and session.ungranted)):
             return
@@ -125,8 +137,10 @@ class ChunkBuilder:
         if tells and session.payload != held.payload:
             draft.payload = session.payload
         draft.origins = held.new_origins(session.origins) if session.origins else []
-        self._clocks += [clock for clock in session.clocks if not self._state.knows_clock(clock)]
-        substantial = bool(draft.ranges) or bool(draft.gaps) or session.ungranted or bool(draft.origins)
+        clocks = [clock for clock in session.clocks if not self._state.knows_clock(clock)]
+        self._clocks += clocks
+        self._index_bytes += _index_bytes(draft) + CLOCK_BYTES * len(clocks)
+        substantial = bool(draft.ranges) or bool(draft.told.gaps) or session.ungranted or bool(draft.origins)
         if substantial or draft.mark is not None:
             if not session.is_relay:
                 self._epochs[session.lane] = session.epoch
@@ -182,11 +196,11 @@ class ChunkBuilder:
         if isinstance(item, GapRange):
             gap = GapRange(first, end, item.reason)
             self._after[lane].add_gaps([gap])
-            draft.gaps.append(gap)
+            draft.told.add_gaps([gap])
             return
         self._after[lane].add_records([piece])
         # A gap that the same link told before its records: the chunk has only the records, which a footer counts first.
-        draft.gaps = gaps_without(draft.gaps, [piece])
+        draft.told.gaps = gaps_without(draft.told.gaps, [piece])
         draft.ranges.add(first, end)
         self._note_floor(draft, item, held, end)
         section = self._sections.setdefault((lane.tenant, lane.stream), _Section())
@@ -246,9 +260,16 @@ class ChunkBuilder:
     def _update(draft: _LaneDraft) -> LaneUpdate:
         session = draft.session
         return LaneUpdate(
-            *session.lane, session.epoch, list(draft.ranges), draft.gaps, draft.mark, draft.topics, draft.payload,
+            *session.lane, session.epoch, list(draft.ranges), draft.told.gaps, draft.mark, draft.topics, draft.payload,
             draft.origins, draft.floor, session.flags,
         )  # fmt: skip
 
 
 _NOTHING = LaneState()
+
+
+def _index_bytes(draft: _LaneDraft) -> int:
+    """Return about how many bytes of the footer a lane takes, rather too many."""
+    topics = sum(len(topic.encode()) + 5 for topic in draft.topics or ())
+    origins = sum(4 * (len(origin.name) + len(origin.version)) + len(origin.hash) + 24 for origin in draft.origins)
+    return LANE_BYTES + topics + origins + RANGE_BYTES * (len(draft.ranges) + len(draft.told.gaps))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 from weft.protocols.batch import BatchHeader
@@ -12,7 +12,7 @@ from weft.protocols.chunk import ClockUpdate, GapRange, LaneFlag, Mark
 from weft.protocols.lane import Lane
 from weft.protocols.lane_state import LaneState
 from weft.protocols.link import RefuseCode
-from weft.protocols.origin import Origin
+from weft.protocols.origin import ORIGINS_MAX, Origin
 from weft.protocols.ranges import RangeSet
 
 GAP_BYTES = 64
@@ -115,7 +115,8 @@ class LaneSession:
         self.claim = claim
         self.topics = topics
         self.payload = payload
-        self.origins = list(origins)
+        self.origins: list[Origin] = []
+        self.add_origins(origins)
         self.flags = flags
         self.is_relay = bool(flags & _RELAY)
         """True when the session passes on another node's lane: it claims no epoch and is not fenced."""
@@ -134,6 +135,11 @@ class LaneSession:
         self.opened: asyncio.Future[RangeSet] = asyncio.get_running_loop().create_future()
         self.closed = False
         """True when the link is gone. Its items are still committed, unless a higher epoch comes first."""
+
+    def add_origins(self, origins: Iterable[Origin]) -> None:
+        """Take in origins; of one number the last told counts, and of too many those with the highest numbers."""
+        known = {origin.number: origin for origin in (*self.origins, *origins)}
+        self.origins = [known[number] for number in sorted(known)][-ORIGINS_MAX:]
 
     @property
     def epoch(self) -> int:

@@ -12,12 +12,14 @@ import pytest
 from tests.cloud_hub import virtual_time
 from tests.cloud_hub.fabric import CLUSTER, SETTINGS, Session, check_log, make_batch, make_sequencer, read_chunks
 from tests.cloud_hub.faulty_store import CALM, FaultyStore
+from weft.cloud_hub.shard import chunk_builder
 from weft.cloud_hub.shard.chunk_builder import ChunkBuilder
 from weft.cloud_hub.shard.sequencer import Sequencer
 from weft.protocols.batch import Buffer
 from weft.protocols.chunk import ClockUpdate, GapRange, LaneFlag, Mark, StreamSection
 from weft.protocols.lane import Lane
 from weft.protocols.link import RefuseCode
+from weft.protocols.origin import ORIGINS_MAX, Origin
 from weft.protocols.ranges import RangeSet
 from weft.protocols.segment import GapReason
 from weft.storage.chunk_log import ShardLog
@@ -396,6 +398,55 @@ def test_records_that_come_behind_their_own_gap_are_told_as_records() -> None:
         held = sequencer.state.lanes[LANE]
         assert (held.gaps, held.records) == ([GapRange(0, 2, 3), GapRange(5, 10, 3)], RangeSet([(2, 5)]))
         assert sequencer.counters.chunks == 2
+
+    play(story)
+
+
+@pytest.mark.parametrize("order", [(0, 1, 2), (2, 1, 0), (1, 2, 0), (2, 0, 1)])
+@pytest.mark.parametrize("first", [2, 25, 55])
+def test_gaps_told_in_any_order_before_their_records_cost_the_shard_nothing(order: tuple[int, ...], first: int) -> None:
+    gaps = [GapRange(0, 10, 3), GapRange(20, 40, ABSENT), GapRange(50, 60, 3)]
+    told = [gaps[number] for number in order] + [GapRange(24, 30, 3)]
+
+    async def story(sequencer: Sequencer, _: FaultyStore) -> None:
+        session, other = await opened(sequencer), await opened(sequencer, OTHER)
+        for gap in told:
+            await sequencer.put_gap(session.lane_session, gap)
+        await session.send(first, first + 2)
+        await other.send(0, 5)
+        await other.until_acked(0, 5)
+        for gap in told:
+            await session.until_acked(gap.first, gap.end)
+        held = sequencer.state.lanes[LANE]
+        assert held.records == RangeSet([(first, first + 2)])
+        assert held.ranges == RangeSet([(0, 10), (20, 40), (50, 60)])
+        assert {gap.reason for gap in held.gaps if 24 <= gap.first < 30} <= {3}
+        assert (session.refusal, other.refusal) == (None, None)
+
+    play(story)
+
+
+def test_edges_that_tell_much_at_once_share_several_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(chunk_builder, "INDEX_BYTES_MAX", 4000)
+    lanes = [Lane("default", f"edge-{number}", number, "telemetry") for number in range(10)]
+    topics = [f"plant/{'x' * 1000}/{number}" for number in range(3)]
+
+    async def story(sequencer: Sequencer, _: FaultyStore) -> None:
+        sessions = [Session(sequencer, lane, 1, topics) for lane in lanes]
+        assert await asyncio.gather(*(session.open() for session in sessions)) == [True] * 10
+        assert sequencer.counters.chunks == 5
+        assert {held.topics[0] for held in sequencer.state.lanes.values()} == {topics[0]}
+
+    play(story)
+
+
+def test_a_session_keeps_no_more_origins_than_a_lane_may_have() -> None:
+    async def story(sequencer: Sequencer, _: FaultyStore) -> None:
+        session = await opened(sequencer)
+        for number in range(1, ORIGINS_MAX + 100):
+            session.lane_session.add_origins([Origin(number, 1, "mean", "1", b""), Origin(number, 1, "mean", "2", b"")])
+        assert len(session.lane_session.origins) == ORIGINS_MAX
+        assert session.lane_session.origins[-1] == Origin(ORIGINS_MAX + 99, 1, "mean", "2", b"")
 
     play(story)
 
