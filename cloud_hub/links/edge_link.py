@@ -166,7 +166,8 @@ class EdgeLink:
             return
         error = held.exception()
         if isinstance(error, SessionRefused):
-            self._close_lane(number, error.code, error.message, error.advice)
+            # Its epoch may be durable all the same: offered again on this link, it would look like another node's.
+            self._close_lane(number, error.code, error.message, error.advice, ends_link=True)
             return
         if not self._is_taken and self.hello is not None:
             self._is_taken = True
@@ -174,14 +175,20 @@ class EdgeLink:
             self._log.connected(_named(self.hello), self._peer, log_id, self.hello.software)
         self._link.lane_opened(number, held.result())
 
-    def _close_lane(self, number: int, code: RefuseCode, message: str, advice: str) -> None:
+    def _close_lane(
+        self, number: int, code: RefuseCode, message: str, advice: str, *, ends_link: bool = False
+    ) -> None:
         """Close a lane that its shard does not go on with.
 
         An edge's own lanes share its identity, so a conflict in one ends the link.
+
+        Args:
+            ends_link: the edge has to come again with a new epoch. A relay has none.
         """
         opened = self._take_out(number)
         self._refusal = f"refused: {message}; {advice}"
-        if code is RefuseCode.IDENTITY_CONFLICT and not (opened and opened.session.is_relay):
+        ends_link |= code is RefuseCode.IDENTITY_CONFLICT
+        if ends_link and not (opened and opened.session.is_relay):
             self._link.refuse(code, message, advice)
         else:
             self._link.close_lane(number, code, message, advice)

@@ -102,7 +102,9 @@ class Shards:
     async def _sweep(self) -> None:
         while True:
             await asyncio.sleep(self._idle_s / 10)
-            for shard in [shard for shard in self._sequencers if self._is_idle(shard)]:
+            for shard in list(self._sequencers):
+                if not self._is_idle(shard):  # asked again for each: closing one takes time, in which a link may come
+                    continue
                 sequencer = self._sequencers.pop(shard)
                 del self._starts[shard]
                 logger.info("shard %d has not been needed here for a while, and is closed", shard)

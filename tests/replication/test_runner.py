@@ -164,6 +164,15 @@ async def test_an_identity_conflict_stops_the_quick_retries_and_proposes_no_high
         assert link.epochs.proposed == [1, 1]
 
 
+async def test_an_epoch_that_a_hub_took_is_not_proposed_again_after_a_conflict(hub: Hub) -> None:
+    log = ModelLog({1: "telemetry"})
+    async with Link(log, hub.url, conflict_retry_s=0.05) as link:
+        await until(lambda: link.status.connections == 1)
+        hub.sessions[0].refuse(RefuseCode.IDENTITY_CONFLICT, "a connection with epoch 2 has taken over", "stop it")
+        await until(lambda: link.status.connections == 2)
+        assert link.epochs.proposed == [1, 2]
+
+
 async def test_nothing_is_sent_before_it_is_noted_that_the_hub_is_given_it(hub: Hub) -> None:
     log = ModelLog({1: "telemetry"})
     log.append(1, 10)

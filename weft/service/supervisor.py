@@ -98,19 +98,27 @@ class Supervisor:
         loop, wait = asyncio.get_running_loop(), RESTART_MIN_S
         while True:
             started = loop.time()
-            process = self._processes[number] = await asyncio.create_subprocess_exec(
-                sys.executable, "-m", "weft", *self._arguments(number, self._alive),
-                stdin=asyncio.subprocess.DEVNULL, stdout=PIPE, pass_fds=[self._alive],
-            )  # fmt: skip
-            assert process.stdout is not None
-            if (line := await process.stdout.readline()) and not ready.done():
-                ready.set_result(line.decode().rstrip())
-            status = await process.wait()
-            if not ready.done():
-                raise DidNotStart(status)
+            try:
+                process = self._processes[number] = await asyncio.create_subprocess_exec(
+                    sys.executable, "-m", "weft", *self._arguments(number, self._alive),
+                    stdin=asyncio.subprocess.DEVNULL, stdout=PIPE, pass_fds=[self._alive],
+                )  # fmt: skip
+            except OSError as error:
+                # A machine without memory or process ids for the moment is no reason to stop the others.
+                if not ready.done():
+                    raise
+                ended = f"cannot be started: {error.strerror or error}"
+            else:
+                assert process.stdout is not None
+                if (line := await process.stdout.readline()) and not ready.done():
+                    ready.set_result(line.decode().rstrip())
+                status = await process.wait()
+                if not ready.done():
+                    raise DidNotStart(status)
+                ended = f"ended: {_how(status)}"
             if loop.time() - started >= STEADY_S:
                 wait = RESTART_MIN_S
-            logger.error("process %d ended: %s; starting it again in %.1f s", number, _how(status), wait)
+            logger.error("process %d %s; starting it again in %.1f s", number, ended, wait)
             await asyncio.sleep(wait)
             wait = min(2 * wait, RESTART_MAX_S)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -145,6 +146,31 @@ async def test_a_store_that_keeps_its_promises_is_taken_and_left_empty(tmp_path:
     started = time.perf_counter()
     await probe(store, second)
     assert time.perf_counter() - started < 30  # a third of a second on a machine with nothing else to do
+    assert await store.list("") == []
+
+
+class AnswersLate(MemoryStore):
+    """A slow server: an overlapping write without an answer in time is written a moment later."""
+
+    async def overlap(self, key: str, bodies: Sequence[bytes], expected_etag: str | None) -> Sequence[bool] | None:
+        self._late = key, bodies[0]
+        return None
+
+    async def name(self) -> str:
+        return "slow"
+
+    async def create(self, key: str, data: Buffer) -> str:
+        late, self._late = self._late, None
+        if late is not None:
+            await super().create(*late)
+        return await super().create(key, data)
+
+    _late: tuple[str, bytes] | None = None
+
+
+async def test_a_slow_server_is_no_liar_when_it_writes_what_it_did_not_answer() -> None:
+    store = AnswersLate()
+    await probe(store)
     assert await store.list("") == []
 
 

@@ -1,0 +1,76 @@
+"""The hub's side of one link, over a shard."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from typing import cast
+
+from tests.cloud_hub import virtual_time
+from tests.cloud_hub.fabric import make_sequencer
+from weft.cloud_hub.links.edge_link import EdgeLink
+from weft.cloud_hub.links.link_log import HubLinkLog
+from weft.cloud_hub.shard.sequencer import Sequencer
+from weft.cloud_hub.shard.shards import Shards
+from weft.protocols.link import PROTOCOL_VERSION, Hello, LaneOpen, RefuseCode
+from weft.protocols.ranges import RangeSet
+from weft.replication.runner import LinkSession
+from weft.storage.object_store.memory import MemoryStore
+
+
+class Answers:
+    """What the hub says on the link."""
+
+    def __init__(self) -> None:
+        self.opened: list[int] = []
+        self.closed: list[int] = []
+        self.refused: list[RefuseCode] = []
+        self.news = asyncio.Event()
+
+    def lane_opened(self, lane: int, held: RangeSet) -> None:
+        self.opened.append(lane)
+        self.news.set()
+
+    def close_lane(self, lane: int, code: RefuseCode, message: str, advice: str) -> None:
+        self.closed.append(lane)
+        self.news.set()
+
+    def refuse(self, code: RefuseCode, message: str, advice: str, url: str = "") -> None:
+        self.refused.append(code)
+        self.news.set()
+
+
+def opening(lane: int, stream: str) -> LaneOpen:
+    return LaneOpen(lane, "default", "edge-1", 7, stream, 5, [])
+
+
+def test_a_lane_whose_epoch_may_be_durable_unnoticed_ends_its_link() -> None:
+    """Offered again on the same link it would be refused as a copy of the log, though it is the log itself."""
+
+    async def main() -> None:
+        store = MemoryStore()
+        sequencers: list[Sequencer] = []
+
+        def make(_shard: int) -> Sequencer:
+            sequencers.append(make_sequencer(store, random.Random(1)))
+            return sequencers[-1]
+
+        shards = Shards(1, 0, 1, make)
+        await shards.start()
+        answers = Answers()
+        link = EdgeLink(shards, None, lambda: 0, HubLinkLog(lambda: 0.0), "peer")
+        hello = Hello(PROTOCOL_VERSION, "default", "edge-1", 7, 1, 0, "test")
+        await link.open(hello, cast(LinkSession, answers))
+        await link.open_lane(opening(1, "telemetry"))
+        await answers.news.wait()
+        assert answers.opened == [1]
+        await link.open_lane(opening(2, "alarms"))
+        # As a shard does that was paused, and loads its state again.
+        sequencers[0].sessions.refuse_all(RefuseCode.OVERLOADED, "paused", "connect again", opening_only=True)
+        await asyncio.sleep(0)
+        assert answers.refused == [RefuseCode.OVERLOADED]
+        assert answers.closed == []
+        link.closed("over")
+        await shards.close()
+
+    virtual_time.run(main())

@@ -1,0 +1,47 @@
+"""A node of several processes, over processes that end at once."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import logging
+
+import pytest
+
+from weft.service import supervisor
+from weft.service.serving import Signals
+from weft.service.supervisor import DidNotStart, Supervisor
+
+
+async def test_a_machine_that_cannot_start_a_process_for_a_moment_does_not_stop_the_node(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(supervisor, "RESTART_MIN_S", 0.05)
+    starts, again, start = 0, asyncio.Event(), asyncio.create_subprocess_exec
+
+    async def sometimes(*args: str, **options: object) -> asyncio.subprocess.Process:
+        nonlocal starts
+        starts += 1
+        if starts == 2:
+            raise BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")
+        if starts == 3:
+            again.set()
+        return await start(*args, **options)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(asyncio, "create_subprocess_exec", sometimes)
+    signals = Signals()
+    node = asyncio.create_task(Supervisor(lambda _number, _alive: ["--version"], 1).run(signals))
+    with caplog.at_level(logging.ERROR):
+        async with asyncio.timeout(60):
+            await again.wait()
+    assert not node.done()
+    signals.stop.set()
+    await node
+    assert "process 0 ended: exit status 0; starting it again" in caplog.text
+    assert "process 0 cannot be started: Resource temporarily unavailable; starting it again" in caplog.text
+
+
+async def test_a_process_that_never_was_ready_ends_the_node() -> None:
+    with pytest.raises(DidNotStart) as ended:
+        await Supervisor(lambda _number, _alive: ["no-such-command"], 1).run(Signals())
+    assert ended.value.status == 2
