@@ -175,9 +175,7 @@ class EdgeLink:
             self._log.connected(_named(self.hello), self._peer, log_id, self.hello.software)
         self._link.lane_opened(number, held.result())
 
-    def _close_lane(
-        self, number: int, code: RefuseCode, message: str, advice: str, *, ends_link: bool = False
-    ) -> None:
+    def _close_lane(self, number: int, code: RefuseCode, message: str, advice: str, *, ends_link: bool = False) -> None:
         """Close a lane that its shard does not go on with.
 
         An edge's own lanes share its identity, so a conflict in one ends the link.

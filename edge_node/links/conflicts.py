@@ -43,18 +43,20 @@ class Conflicts:
         self._carried = {link: frozenset(streams) for link, streams in carried.items()}
         self._refuse = refuse
         self._refused: dict[int, str] = {}
+        self._told: set[str] = set()
+        """Links of which the log says that another one leads to the same hub."""
         self.reasons = {link: why for link, why in self._read().items() if link in self._carried}
         """Link -> why the node acknowledges nothing of the streams that it carries, and what to do."""
         self._apply()
 
     def look(self, links: Iterable[LinkStatus]) -> None:
         """Note which links are in conflict now. A link that only cannot connect stays what it was."""
-        reasons = dict(self.reasons)
+        reasons, links = dict(self.reasons), list(links)
         for link in links:
             if link.name in self._carried:
-                if link.conflict:
+                if link.conflict and not self._is_own(link, links):
                     reasons[link.name] = link.conflict
-                elif link.is_taken:
+                elif link.conflict or link.is_taken:
                     reasons.pop(link.name, None)
         if reasons == self.reasons:
             return
@@ -69,6 +71,22 @@ class Conflicts:
         except OSError as error:
             logger.warning("%s cannot be written (%s): after a restart the node acknowledges until a link is refused",
                            self._path, error)  # fmt: skip
+
+    def _is_own(self, refused: LinkStatus, links: Iterable[LinkStatus]) -> bool:
+        """Return whether it is no copy that has taken over, but another link of this node to the same hub."""
+        own = self._carried[refused.name]
+        same = (link for link in links if link.is_taken and link.cluster_id == refused.cluster_id)
+        other = next((link for link in same if own & self._carried.get(link.name, frozenset())), None)
+        if other is None:
+            return False
+        refused.last_error = (
+            f"links {refused.name} and {other.name} bring the same streams to the same hub, and take them from each "
+            "other; give one link all its URLs (`to` takes a list), and remove the other"
+        )
+        if refused.name not in self._told:
+            self._told.add(refused.name)
+            logger.error("%s", refused.last_error)
+        return True
 
     def _apply(self) -> None:
         refused: dict[int, str] = {}

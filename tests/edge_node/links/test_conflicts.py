@@ -16,6 +16,8 @@ from weft.config.streams import Link as LinkConfig
 from weft.edge_node.links import conflicts
 from weft.protocols.link import RefuseCode
 from weft.replication.runner import LinkRefused
+from weft.replication.status import LinkStatus
+from weft.storage.filesystem import OSFileSystem
 from weft.storage.segment_log import LogFull
 
 COPY = LinkRefused(RefuseCode.IDENTITY_CONFLICT, "a connection with epoch 9 has taken over", "stop the other node")
@@ -97,3 +99,31 @@ async def test_a_damaged_note_of_a_conflict_says_nothing(tmp_path: Path) -> None
     (tmp_path / "links" / conflicts.FILE).write_bytes(b'{"cloud": ')
     async with Life(tmp_path, cloud=NOBODY) as life:
         await life.append(1)
+
+
+def test_two_links_to_one_hub_are_no_copy_of_the_node(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    refused: dict[int, str | None] = {}
+    path = str(tmp_path / "links" / "conflicts")
+    known = conflicts.Conflicts(OSFileSystem(), path, {"north": [1, 2], "south": [1]}, refused.__setitem__)
+    north, south = LinkStatus("north", cluster_id="one"), LinkStatus("south", cluster_id="one", is_taken=True)
+    north.conflict = "a connection with epoch 9 has taken over; give that node an empty data_dir"
+    for _ in range(2):
+        known.look([north, south])
+    assert not known.reasons
+    assert not refused
+    assert "links north and south bring the same streams to the same hub" in north.last_error
+    assert caplog.text.count("links north and south") == 1
+    # Neither of them is taken: then it may be a copy.
+    south.is_taken = False
+    known.look([north, south])
+    assert refused[1]
+
+
+def test_another_link_to_the_hub_that_carries_other_streams_proves_nothing(tmp_path: Path) -> None:
+    refused: dict[int, str | None] = {}
+    path = str(tmp_path / "links" / "conflicts")
+    known = conflicts.Conflicts(OSFileSystem(), path, {"north": [1], "south": [2]}, refused.__setitem__)
+    north, south = LinkStatus("north", cluster_id="one"), LinkStatus("south", cluster_id="one", is_taken=True)
+    north.conflict = "a connection with epoch 9 has taken over"
+    known.look([north, south])
+    assert list(refused) == [1]
