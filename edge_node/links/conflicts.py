@@ -81,7 +81,7 @@ class Conflicts:
             return False
         refused.last_error = (
             f"links {refused.name} and {other.name} bring the same streams to the same hub, and take them from each "
-            "other; give one link all its URLs (`to` takes a list), and remove the other"
+            "other. Give one link all URLs of the hub, and remove the other link"
         )
         if refused.name not in self._told:
             self._told.add(refused.name)

@@ -272,7 +272,7 @@ class SenderConnection:
             case LaneEnded(lane, _, message, advice):
                 self._progress.failed(f"stream {self._offered[lane].stream} is not replicated: {message}; {advice}")
             case Refusal(code, message, advice, by_peer, url):
-                # An epoch that a hub took for one lane is spent: proposed again, it would meet itself, for ever.
+                # An epoch that a hub took for one lane is spent: proposed again, it would be refused each time.
                 self._withdraw = by_peer and code == RefuseCode.IDENTITY_CONFLICT and self._taken_at is None
                 state = _REFUSED_STATE.get(code, LinkState.REFUSED)
                 self._outcome = Outcome(state, f"{message}; {advice}", code, url)
