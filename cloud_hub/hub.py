@@ -31,6 +31,7 @@ from weft.cloud_hub.links.edge_link import EdgeLink
 from weft.cloud_hub.links.link_log import HubLinkLog
 from weft.cloud_hub.membership import Membership
 from weft.cloud_hub.settings import HubSettings
+from weft.cloud_hub.shard.lane_keeper import LaneKeeper, TablePosition
 from weft.cloud_hub.shard.sequencer import Sequencer
 from weft.cloud_hub.shard.shards import Shards
 from weft.config.errors import SettingError
@@ -95,6 +96,7 @@ class Hub:
         self._boot_clock = boot_clock
         self._rules = rules
         self._membership: Membership | None = None
+        self._keeper: LaneKeeper | None = None
         self._random_bits = random.SystemRandom().getrandbits
         self._links: dict[EdgeLink, int] = {}
         self._link_log = HubLinkLog(time.monotonic)
@@ -175,6 +177,25 @@ class Hub:
             settings = TableSettings(interval_s=self._settings.table_interval_s)
             self._tables = TableService(store, self.cluster, settings=settings, clock=self._wall_clock)
             self._tables.start()
+            self._start_keeper(store, self._tables.position)
+
+    def _start_keeper(self, store: ObjectStore, position: TablePosition) -> None:
+        """Begin to end the lanes of edges that are gone. The process that keeps the tables does it for all shards."""
+        settings = self._settings
+        if settings.retired_after_s is not None:
+            logs = [
+                ShardLog(store, self.cluster, shard, self._boot_clock, rules=self._rules)
+                for shard in range(self.cluster.shards)
+            ]
+            self._keeper = LaneKeeper(
+                logs,
+                position,
+                settings.retired_after_s,
+                settings.dropped_after_s,
+                wall_clock=self._wall_clock,
+                random_bits=self._random_bits,
+            )
+            self._keeper.start()
 
     async def _listen(self, shards: Shards) -> None:
         # Thousands of edges come back at once after a restart.
@@ -220,6 +241,8 @@ class Hub:
                 await site.stop()
         if self._membership is not None:
             await self._membership.close()
+        if self._keeper is not None:
+            await self._keeper.close()
         if self._shards is not None:
             await self._shards.close()
         if self._tables is not None:

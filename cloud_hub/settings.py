@@ -34,6 +34,12 @@ class SequencerSettings:
     longer."""
     lanes_max: int = 100_000
     """Maximum number of lanes in the shard's state; a link that brings another is refused."""
+    lanes_per_edge_max: int = 1024
+    """Maximum number of lanes of one edge, of all its logs."""
+    lanes_per_tenant_max: int = 50_000
+    """Maximum number of lanes of one tenant in the shard."""
+    topic_bytes_per_edge_max: int = 256 << 10
+    """Maximum number of bytes of the topic patterns that one edge tells."""
     ranges_per_lane_max: int = 1024
     """Maximum number of separate ranges of a lane: bounds the state under a sender that leaves holes."""
     gaps_per_lane_max: int = 16_384
@@ -73,5 +79,10 @@ class HubSettings:
     """Maximum size of a JSON response, in payload bytes; readers continue from ``next_offset``."""
     expected_edges: Mapping[tuple[str, str], tuple[str, ...]] = field(default_factory=dict)
     """(tenant, stream) -> names and patterns of edges without which the stream is never complete."""
+    retired_after_s: float | None = 90 * 86_400.0
+    """Time without a word from a lane after which it no longer counts for completeness, once all of it is in its table;
+    None for never."""
+    dropped_after_s: float = 30 * 86_400.0
+    """Time after that when the lane leaves the state. Its numbers are kept, and an edge that comes back goes on."""
     table_interval_s: float | None = 10.0
     """Interval at which committed records are written to tables; None leaves that to another node."""

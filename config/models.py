@@ -160,6 +160,22 @@ class HubConfig(Section, frozen=True, kw_only=True):
         Size,
         Meta(ge=64 << 10, le=512 * MiB, description="Size at which a chunk is written without waiting any longer."),
     ] = 8 * MiB
+    retired_after_s: Annotated[
+        Annotated[Duration, Meta(ge=3600)] | None,
+        Meta(
+            description="Time without a word from an edge's stream after which it no longer holds completeness back, "
+            "once all of it is in the table. It counts again when the edge comes back. `null` for never; "
+            "`weft hub retire` does the same at once."
+        ),
+    ] = field(default=90 * 86_400.0, name="retired_after")
+    dropped_after_s: Annotated[
+        Duration,
+        Meta(
+            ge=3600,
+            description="Time after that when the hub forgets the stream of that edge. It keeps the numbers of what it "
+            "had in the store, so an edge that comes back goes on and nothing is stored twice.",
+        ),
+    ] = field(default=30 * 86_400.0, name="dropped_after")
     tables: Annotated[Tables | None, Meta(description="Delta tables; `null` if another node keeps them.")] = Tables()
     streams: Annotated[
         dict[str, HubStream],

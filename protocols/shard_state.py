@@ -19,7 +19,7 @@ from weft.protocols.chunk_footer import Chunk, ClockUpdate, Control, ControlKind
 from weft.protocols.errors import Corrupt
 from weft.protocols.fields import Epoch, unpack
 from weft.protocols.lane import Lane
-from weft.protocols.lane_state import PENDING_MARKS_MAX, Conflict, LaneState, Retirement
+from weft.protocols.lane_state import PENDING_MARKS_MAX, Conflict, LaneState, RetiredBy, Retirement
 from weft.protocols.snapshot import BootClock, LogClocks, Snapshot, StreamSnapshot
 
 __all__ = [
@@ -114,8 +114,8 @@ class ShardState:
     """The fold up to chunk ``n``."""
 
     __slots__ = (
-        "_fields", "_streams", "clocks", "cluster_id", "conflicts", "created", "drops", "extensions", "fold_level",
-        "footer_crc", "lanes", "n", "next_offset", "rules", "shard",
+        "_edges", "_fields", "_streams", "_tenants", "clocks", "cluster_id", "conflicts", "created", "drops",
+        "extensions", "fold_level", "footer_crc", "lanes", "n", "next_offset", "rules", "shard",
     )  # fmt: skip
 
     def __init__(self, cluster_id: bytes, shard: int, rules: FoldRules = RELEASE) -> None:
@@ -141,6 +141,8 @@ class ShardState:
         self.extensions: dict[int, bytes] = {}
         self._fields: dict[StreamKey, list[str]] = {}
         self._streams: dict[StreamKey, dict[Lane, None]] = {}
+        self._edges: dict[tuple[str, str], dict[Lane, None]] = {}
+        self._tenants: dict[str, int] = {}
 
     @property
     def is_whole(self) -> bool:
@@ -204,17 +206,22 @@ class ShardState:
 
     def set_lane(self, lane: Lane, held: LaneState | None) -> None:
         """Replace a lane's state; None takes the lane out, and its log's clocks with the log's last lane."""
-        stream = (lane.tenant, lane.stream)
+        stream, edge = (lane.tenant, lane.stream), (lane.tenant, lane.edge)
         self.conflicts.pop(lane, None)
         if held is not None:
             if held.conflict is not None:
                 self.conflicts[lane] = None
+            if lane not in self.lanes:
+                self._streams.setdefault(stream, {})[lane] = None
+                self._edges.setdefault(edge, {})[lane] = None
+                self._tenants[lane.tenant] = self._tenants.get(lane.tenant, 0) + 1
             self.lanes[lane] = held
-            self._streams.setdefault(stream, {})[lane] = None
         elif self.lanes.pop(lane, None) is not None:
             del self._streams[stream][lane]
+            del self._edges[edge][lane]
+            self._tenants[lane.tenant] -= 1
             log = (lane.tenant, lane.edge, lane.log_id)
-            if log in self.clocks and not any((other.tenant, other.edge, other.log_id) == log for other in self.lanes):
+            if log in self.clocks and not any(other.log_id == lane.log_id for other in self._edges[edge]):
                 del self.clocks[log]
 
     def _check(self, chunk: Chunk) -> None:
@@ -273,7 +280,8 @@ class ShardState:
         if (kept.tenant, kept.edge, kept.log_id, kept.stream) != lane:
             raise Corrupt(f"an ADOPT record of {lane} holds another lane's state")
         new = snapshots.lane_state(kept)
-        new.retired = None
+        if new.retired is not None and new.retired.by == RetiredBy.AGE:
+            new.retired = None  # an operator's word stands
         return new
 
     def _fold_lane(self, folded: Folded, update: LaneUpdate) -> None:
@@ -323,6 +331,14 @@ class ShardState:
     def stream_lanes(self, tenant: str, stream: str) -> dict[Lane, LaneState]:
         """Return the lanes of a stream in this shard."""
         return {lane: self.lanes[lane] for lane in self._streams.get((tenant, stream), ())}
+
+    def edge_lanes(self, tenant: str, edge: str) -> dict[Lane, LaneState]:
+        """Return the lanes of an edge in this shard, of all its logs."""
+        return {lane: self.lanes[lane] for lane in self._edges.get((tenant, edge), ())}
+
+    def tenant_lanes(self, tenant: str) -> int:
+        """Return the number of a tenant's lanes in this shard."""
+        return self._tenants.get(tenant, 0)
 
     def complete_up_to(self, tenant: str, stream: str) -> int | None:
         """Return the moment up to which the stream's lanes that count are complete; None when one is unknown."""

@@ -17,6 +17,7 @@ from weft.protocols import chunk as chunks
 from weft.protocols.batch import Buffer
 from weft.protocols.chunk import Chunk, StreamSection
 from weft.protocols.errors import CodecError, Corrupt, UnsupportedVersion
+from weft.protocols.lane import Lane
 from weft.protocols.shard_state import RELEASE, FoldRules, ShardState, StreamKey
 from weft.storage import hub_keys
 from weft.storage import manifest as manifests
@@ -303,6 +304,26 @@ class ShardLog:
         except (AlreadyExists, PreconditionFailed):
             return False
         return True
+
+    async def put_ended(self, lane: Lane, n: int, data: bytes) -> None:
+        """Store a lane's state at chunk n, before the lane leaves the state. Two nodes store the same bytes."""
+        with contextlib.suppress(AlreadyExists):
+            await self.store.create(hub_keys.ended_key(self.shard, lane, n), data)
+
+    async def ended(self, lane: Lane, n: int) -> bytes | None:
+        """Return the state with which a lane left that is not in the state at chunk n; None when it never was there.
+
+        Attempts that lost their chunk number left older states of the lane. The newest is the one that it left with:
+        a lane only grows while it is there.
+        """
+        listed = await self.store.list(hub_keys.ended_prefix(self.shard, lane))
+        known = [item.key for item in listed if hub_keys.parse_ended_key(item.key)[1] <= n]
+        return (await self.store.get(known[-1])).data if known else None
+
+    async def ended_lanes(self, tenant: str, edge: str) -> set[Lane]:
+        """Return the lanes of an edge of which a state was kept: they left, or were about to."""
+        prefix = f"{hub_keys.ended_prefix(self.shard)}/{tenant}/{edge}"
+        return {hub_keys.parse_ended_key(item.key)[0] for item in await self.store.list(prefix)}
 
     async def put_snapshot(self, n: int, nonce: int, data: bytes) -> str:
         """Store an encoded state and return its key. It is found through the manifest or a listing."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 
 from weft.protocols import chunk
+from weft.protocols.lane import Lane
 
 CLUSTER = "cluster.json"
 _SNAPSHOT = re.compile(r"shard-\d+/snapshot/(\d{20})-[0-9a-f]{16}")
@@ -46,6 +47,27 @@ def parse_snapshot_key(key: str) -> int | None:
     """Return the n of a snapshot's key, or None when the key is no snapshot's."""
     match = _SNAPSHOT.fullmatch(key)
     return int(match[1]) if match else None
+
+
+def ended_prefix(shard: int, lane: Lane | None = None) -> str:
+    """Return the prefix of what is kept of a lane that left a shard's state, or of all such lanes."""
+    prefix = f"shard-{shard}/ended"
+    return prefix if lane is None else f"{prefix}/{lane.tenant}/{lane.edge}/{lane.log_id:016x}/{lane.stream}"
+
+
+def ended_key(shard: int, lane: Lane, n: int) -> str:
+    """Return the key of a lane's state at chunk n, stored before the lane leaves the state."""
+    return f"{ended_prefix(shard, lane)}/{n:020d}"
+
+
+def parse_ended_key(key: str) -> tuple[Lane, int]:
+    """Return lane and n of such a key.
+
+    Raises:
+        ValueError: it is none.
+    """
+    _, _, tenant, edge, log_id, stream, n = key.split("/")
+    return Lane(tenant, edge, int(log_id, 16), stream), int(n)
 
 
 def manifest_key(shard: int) -> str:

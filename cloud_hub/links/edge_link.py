@@ -131,12 +131,10 @@ class EdgeLink:
                 f"shard {shard} of this hub node has trouble with its store: {sequencer.trouble}",
                 "nothing is lost, and the edge tries the hub's other nodes; look at this node's store",
             )
-        if not sequencer.admits(lane):
-            raise LinkRefused(
-                RefuseCode.OVERLOADED,
-                f"the hub has reached its limit on lanes, {lane} is one more",
-                "raise the hub's limit on lanes",
-            )
+        full = sequencer.no_room(lane, opening.topics)
+        if full is not None:
+            advice = "end lanes of edges that are gone (`weft hub retire`), or raise the hub's limit"
+            raise LinkRefused(RefuseCode.OVERLOADED, f"{full}; lane {lane} is one more", advice)
         number = opening.lane
 
         def acknowledge(ranges: RangeSet) -> None:

@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from crc32c import crc32c
 
+from weft.cloud_hub.shard.lane_ends import EndedLanes, adoption
 from weft.cloud_hub.shard.lane_session import LaneSession, ReceivedBatch, bounds
 from weft.protocols import chunk as chunks
 from weft.protocols.batch import Buffer
@@ -15,16 +16,18 @@ from weft.protocols.chunk import (
     ChunkFooter,
     ChunkHeader,
     ClockUpdate,
+    Control,
     GapRange,
     LaneUpdate,
     Mark,
     StreamSection,
 )
 from weft.protocols.lane import Lane
-from weft.protocols.lane_state import LaneState, gaps_without
+from weft.protocols.lane_state import LaneState, RetiredBy, gaps_without
 from weft.protocols.origin import Origin
 from weft.protocols.ranges import Range, RangeSet
 from weft.protocols.shard_state import ShardState, StreamKey
+from weft.protocols.snapshot import decode_lane, lane_state
 
 INDEX_BYTES_MAX = 8 << 20
 """Bytes of topics, origins, ranges and the like of which one chunk takes no more: its footer has to stay readable
@@ -88,10 +91,13 @@ class ChunkBuilder:
     Args:
         bytes_max: pending bytes of which the chunk takes no more.
         level: the cluster's, which bounds what may be written.
+        ended: lanes that left the state, as far as they are known.
     """
 
-    def __init__(self, state: ShardState, bytes_max: int, level: int = 1) -> None:
+    def __init__(self, state: ShardState, bytes_max: int, level: int = 1, ended: EndedLanes | None = None) -> None:
         self._state = state
+        self._ended = ended
+        self._controls: dict[Lane, Control] = {}
         self._bytes_max = bytes_max
         self._level = level
         self._bytes = 0
@@ -117,7 +123,9 @@ class ChunkBuilder:
         taken = self._epochs.get(session.lane, -1)
         if not session.is_relay and (session.epoch < taken or (session.epoch == taken and session.ungranted)):
             return
-        held = self._state.lanes.get(session.lane, _NOTHING)
+        if self._ended is not None and self._ended.is_open(self._state, session.lane):
+            return  # it came since ended lanes were looked up, and may have been here before
+        held, control = self._held(session.lane)
         draft = _LaneDraft(session, len(self._lanes))
         for item in () if self._take_run(draft, held) else session.items:
             after = self._state_after(session.lane, held)
@@ -140,11 +148,15 @@ class ChunkBuilder:
         clocks = [clock for clock in session.clocks if not self._state.knows_clock(clock)]
         self._clocks += clocks
         self._index_bytes += _index_bytes(draft) + CLOCK_BYTES * len(clocks)
-        substantial = bool(draft.ranges) or bool(draft.told.gaps) or session.ungranted or bool(draft.origins)
+        # Items of a lane that left are answered from the state, also when the hub had all of them: it has to be back.
+        returns = session.lane not in self._state.lanes and bool(session.items)
+        substantial = bool(draft.ranges or draft.told.gaps or draft.origins) or session.ungranted or returns
         if substantial or draft.mark is not None:
             if not session.is_relay:
                 self._epochs[session.lane] = session.epoch
             self._lanes.append(draft)
+            if control is not None:
+                self._controls[session.lane] = control
             self._substantial |= substantial
 
     def _take_run(self, draft: _LaneDraft, held: LaneState) -> bool:
@@ -188,6 +200,16 @@ class ChunkBuilder:
             self._after[lane].add_records([self._runs.pop(lane)])
         return self._after.get(lane, held)
 
+    def _held(self, lane: Lane) -> tuple[LaneState, Control | None]:
+        """Return a lane's state, and the record by which a lane that ended comes back."""
+        kept = self._ended.get(self._state, lane) if self._ended is not None else None
+        if kept is not None:
+            return lane_state(decode_lane(kept)), adoption(lane, kept)
+        held = self._state.lanes.get(lane, _NOTHING)
+        if held.retired is not None and held.retired.by == RetiredBy.AGE and held.conflict is None:
+            return held, adoption(lane)
+        return held, None
+
     def _take(self, draft: _LaneDraft, item: ReceivedBatch | GapRange, piece: Range, held: LaneState) -> None:
         first, end = piece
         lane = draft.session.lane
@@ -225,7 +247,14 @@ class ChunkBuilder:
         extensions, level = self._extensions(lanes)
         # The level of the log is carried on, also one that this release does not know.
         footer = ChunkFooter(
-            header, 0, max(level, state.fold_level), self._place_sections(parts), lanes, [], self._clocks, extensions
+            header,
+            0,
+            max(level, state.fold_level),
+            self._place_sections(parts),
+            lanes,
+            [*self._controls.values()],
+            self._clocks,
+            extensions,
         )
         tail, footer_crc = chunks.encode_footer(footer)
         parts.append(tail)

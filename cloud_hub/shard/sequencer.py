@@ -16,6 +16,7 @@ from typing import NamedTuple
 
 from weft.cloud_hub.settings import SequencerSettings
 from weft.cloud_hub.shard.chunk_builder import ChunkBuilder, Draft
+from weft.cloud_hub.shard.lane_ends import EndedLanes
 from weft.cloud_hub.shard.lane_session import LaneSession, ReceivedBatch
 from weft.cloud_hub.shard.retry import TROUBLE, RetryLoop
 from weft.cloud_hub.shard.schedule import CommitSchedule
@@ -28,6 +29,7 @@ from weft.protocols.lane import Lane
 from weft.protocols.lane_state import LaneState
 from weft.protocols.link import RefuseCode
 from weft.protocols.shard_state import Folded, ShardState, lane_of
+from weft.protocols.snapshot import decode_lane, lane_state
 from weft.storage.chunk_log import CollectedPast, ShardLog
 from weft.storage.histogram import Histogram
 from weft.storage.object_store import AlreadyExists
@@ -98,6 +100,7 @@ class Sequencer:
             f"shard {log.shard}", settings.retry_min_s, settings.retry_max_s, random_bits,
             patience_s=settings.unavailable_after_s, on_long_trouble=self._send_away,
         )  # fmt: skip
+        self._ended = EndedLanes(log)
         self._guard = WatermarkGuard(log, boot_clock, settings.watermark_validity_s)
         self._snapshots = Snapshotter(
             log, settings.snapshot_interval_s, settings.snapshot_chunks, self._now, random_bits
@@ -185,9 +188,27 @@ class Sequencer:
 
     # -- what links call
 
-    def admits(self, lane: Lane) -> bool:
-        """Return whether the state has room for this lane."""
-        return lane in self._state.lanes or len(self._state.lanes) < self._settings.lanes_max
+    def no_room(self, lane: Lane, topics: list[str]) -> str | None:
+        """Return why the state has no room for a lane with these topic patterns; None when it has."""
+        settings, state = self._settings, self._state
+        edge = state.edge_lanes(lane.tenant, lane.edge)
+        named = sum(len(topic.encode()) for held in edge.values() for topic in held.topics)
+        known = state.lanes.get(lane)
+        more = sum(len(topic.encode()) for topic in topics if known is None or topic not in known.topics)
+        if more and named + more > settings.topic_bytes_per_edge_max:
+            return (
+                f"edge {lane.edge} of tenant {lane.tenant} would have {named + more} bytes of topic patterns, "
+                f"the limit is {settings.topic_bytes_per_edge_max}"
+            )
+        if known is not None:
+            return None
+        if len(edge) >= settings.lanes_per_edge_max:
+            return f"edge {lane.edge} of tenant {lane.tenant} has {len(edge)} lanes, its limit"
+        if state.tenant_lanes(lane.tenant) >= settings.lanes_per_tenant_max:
+            return f"tenant {lane.tenant} has {state.tenant_lanes(lane.tenant)} lanes in shard {state.shard}, its limit"
+        if len(state.lanes) >= settings.lanes_max:
+            return f"shard {state.shard} has {len(state.lanes)} lanes, its limit"
+        return None
 
     def open(self, session: LaneSession) -> None:
         """Begin a session: ``session.opened`` gets the lane's ranges once its epoch is durable.
@@ -294,7 +315,7 @@ class Sequencer:
         since = self._schedule.begin_commit()
         while True:
             try:
-                while (draft := self._draft()) is not None:
+                while (draft := await self._next_draft()) is not None:
                     if await self._place(draft):
                         break
             except CollectedPast:
@@ -312,9 +333,19 @@ class Sequencer:
         if since is not None:
             self.counters.commit.observe(now - since)
 
+    async def _next_draft(self) -> Draft | None:
+        lanes = {session.lane for session in self.sessions}
+        await self._retry_loop.run(lambda: self._ended.look_up(self._state, lanes))
+        return self._draft()
+
     def _draft(self) -> Draft | None:
-        self.sessions.fence(self._state, {session.lane for session in self.sessions})
-        builder = ChunkBuilder(self._state, self._settings.chunk_bytes_max, self._level())
+        lanes = {session.lane for session in self.sessions}
+        self.sessions.fence(self._state, lanes)
+        for lane in lanes:
+            kept = self._ended.get(self._state, lane)
+            if kept is not None:
+                self.sessions.fence_by(lane, lane_state(decode_lane(kept)))
+        builder = ChunkBuilder(self._state, self._settings.chunk_bytes_max, self._level(), self._ended)
         for session in self.sessions:
             builder.add(session)
         marks_due = self._schedule.marks_are_due(self._now())
@@ -357,6 +388,7 @@ class Sequencer:
         """Apply the next chunk, of any node. Return whether this node wrote it."""
         chunk = folded.chunk
         self._state.accept(folded)
+        self._ended.forget(folded.lanes)
         attempt = self._attempts.get(chunk.header.nonce)
         self._attempts.clear()  # this position is decided: no attempt at it can land any more
         for session in attempt.openings if attempt else ():
@@ -387,6 +419,7 @@ class Sequencer:
         # Their attempts are forgotten, so an epoch in the loaded state could be theirs or another session's.
         self.counters.reloads += 1
         self._attempts.clear()
+        self._ended.clear()
         self.sessions.refuse_all(
             RefuseCode.OVERLOADED,
             "this hub node was paused and loads its state again",

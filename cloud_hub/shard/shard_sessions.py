@@ -118,14 +118,16 @@ class ShardSessions:
     def fence(self, state: ShardState, lanes: Iterable[Lane]) -> None:
         """Refuse the sessions that lost their lane: a higher epoch came, or another session took the same one."""
         for lane in lanes:
-            for session in list(self._lanes.get(lane, ())):
-                held = state.lanes.get(lane)
-                if (
-                    held is not None
-                    and not session.is_relay
-                    and (held.epoch > session.epoch or (held.epoch == session.epoch and not session.granted))
-                ):
-                    self._refuse_fenced(session, held)
+            held = state.lanes.get(lane)
+            if held is not None:
+                self.fence_by(lane, held)
+
+    def fence_by(self, lane: Lane, held: LaneState) -> None:
+        """Refuse the sessions of a lane that lost it by this state."""
+        for session in list(self._lanes.get(lane, ())):
+            is_late = held.epoch > session.epoch or (held.epoch == session.epoch and not session.granted)
+            if is_late and not session.is_relay:
+                self._refuse_fenced(session, held)
 
     def _refuse_fenced(self, session: LaneSession, held: LaneState) -> None:
         lane = session.lane

@@ -134,6 +134,11 @@ class TableService:
         found = self._streams.get((tenant, stream))
         return sum(found.tierer.positions.values()) if found and found.tierer.positions else None
 
+    def position(self, tenant: str, stream: str, shard: int) -> int | None:
+        """Return the offset below which all of a shard's records are table rows, as last seen; None while unknown."""
+        found = self._streams.get((tenant, stream))
+        return found.tierer.positions.get(shard) if found else None
+
     def payload(self, tenant: str, stream: str) -> PayloadKind | None:
         """Return the payload kind of a stream's table; None while there is no table, or it was not read yet."""
         found = self._streams.get((tenant, stream))

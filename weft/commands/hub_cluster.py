@@ -1,11 +1,12 @@
-"""``weft hub finalize``: what is done to a hub's cluster through its store, whether nodes run or not."""
+"""``weft hub finalize``, ``retire`` and ``adopt``: work on a hub's store, whether nodes run or not."""
 
 from __future__ import annotations
 
 import asyncio
+import random
 import time
 from collections.abc import Awaitable, Callable
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import click
 
@@ -13,7 +14,25 @@ from weft.commands.common import config_argument, load_hub, open_hub_store, stor
 from weft.output import Failed
 from weft.storage.object_store import ObjectStore
 
+if TYPE_CHECKING:
+    from weft.cloud_hub.shard.lane_ends import Ending
+    from weft.protocols.lane import Lane
+    from weft.protocols.shard_state import ShardState
+    from weft.storage.chunk_log import ShardLog
+
 T = TypeVar("T")
+edge_options = (
+    click.argument("edge"),
+    click.option("--tenant", default="default", show_default=True, help="Tenant of the edge."),
+    click.option("--log", "log_id", metavar="ID", help="Only this log of the edge; `weft hub status` shows ids."),
+)
+
+
+def on_edge(function: Callable[..., None]) -> Callable[..., None]:
+    """Give a command the arguments that name an edge."""
+    for option in reversed(edge_options):
+        function = option(function)
+    return function
 
 
 def on_store(config_file: str, work: Callable[[ObjectStore], Awaitable[T]]) -> T:
@@ -56,3 +75,76 @@ def finalize(config_file: str) -> None:
         click.echo(f"the cluster is at level {after} already, the level of this release")
     else:
         click.echo(f"the cluster is at level {after} now; it was at level {before}")
+
+
+@click.command()
+@config_argument
+@on_edge
+@click.option("--reason", required=True, help="Why, in a few words; it stands with the lanes.")
+def retire(config_file: str, edge: str, tenant: str, log_id: str | None, reason: str) -> None:
+    """End the lanes of EDGE at the hub of CONFIG: its disk is gone, or it was taken out of service.
+
+    The edge no longer holds completeness back. What it told of and never sent is named as a gap with the reason
+    `operator`. Records that come all the same are stored and heal that gap. `weft hub adopt` takes it back.
+    """
+    from weft.cloud_hub.shard import lane_ends
+
+    async def plan(state: ShardState, log: ShardLog, lanes: list[Lane]) -> Ending:  # noqa: ARG001
+        return await lane_ends.retire(state, lanes, reason)
+
+    ending = _end(config_file, tenant, edge, log_id, plan)
+    lost = sum(gap.end - gap.first for update in ending.updates for gap in update.gaps)
+    click.echo(f"retired {len(ending.controls)} lanes of {tenant}/{edge}; {lost} records are named as lost")
+
+
+@click.command()
+@config_argument
+@on_edge
+def adopt(config_file: str, edge: str, tenant: str, log_id: str | None) -> None:
+    """Have EDGE count again at the hub of CONFIG, after `weft hub retire` or a long absence."""
+    from weft.cloud_hub.shard import lane_ends
+
+    async def plan(state: ShardState, log: ShardLog, lanes: list[Lane]) -> Ending:
+        return await lane_ends.adopt(state, log, lanes)
+
+    ending = _end(config_file, tenant, edge, log_id, plan)
+    lanes = {(control.log_id, control.stream) for control in ending.controls}
+    click.echo(f"adopted {len(lanes)} lanes of {tenant}/{edge}")
+
+
+def _end(
+    config_file: str,
+    tenant: str,
+    edge: str,
+    log_id: str | None,
+    plan: Callable[[ShardState, ShardLog, list[Lane]], Awaitable[Ending]],
+) -> Ending:
+    """Write what a plan makes of an edge's lanes, those that left included."""
+    from weft.cloud_hub.shard import lane_ends
+    from weft.protocols.errors import CodecError
+    from weft.protocols.lane import format_log_id
+    from weft.protocols.placement import shard_of
+    from weft.storage.chunk_log import ShardLog, open_cluster
+
+    async def work(store: ObjectStore) -> Ending:
+        cluster = await open_cluster(store, None)
+        log = ShardLog(store, cluster, shard_of(tenant, edge, cluster.shards))
+        gone = await log.ended_lanes(tenant, edge)
+
+        async def ending(state: ShardState) -> Ending:
+            known = sorted({*state.edge_lanes(tenant, edge), *gone})
+            lanes = [lane for lane in known if log_id is None or format_log_id(lane.log_id) == log_id]
+            if not lanes:
+                logs = ", ".join(sorted({format_log_id(lane.log_id) for lane in known}))
+                has = f"it has logs {logs}" if logs else "check name and tenant"
+                raise Failed(f"the hub knows no such lane of edge {tenant}/{edge}: {has}")
+            return await plan(state, log, lanes)
+
+        return await lane_ends.write_ending(
+            log, ending, wall_clock=time.time_ns, random_bits=random.SystemRandom().getrandbits
+        )
+
+    try:
+        return on_store(config_file, work)
+    except CodecError as error:
+        raise Failed(str(error)) from None

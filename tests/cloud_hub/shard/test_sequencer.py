@@ -537,8 +537,8 @@ def test_gap_notices_and_lanes_are_bounded() -> None:
             await asyncio.sleep(1)
         assert session.refusal is RefuseCode.OVERLOADED
         assert len(sequencer.state.lanes[LANE].gaps) == 5
-        assert sequencer.admits(LANE)
-        assert not sequencer.admits(OTHER)
+        assert sequencer.no_room(LANE, []) is None
+        assert sequencer.no_room(OTHER, []) == "shard 0 has 1 lanes, its limit"
 
     play(story, gaps_per_lane_max=5, lanes_max=1)
 

@@ -1,0 +1,197 @@
+"""Ends of lanes: a lane leaves completeness (RETIRE), later the state (DROP), and comes back as it was (ADOPT).
+
+These are control records of the log. Any process may write them, whether hub nodes run or not: like all chunks they are
+created at the next number, or not at all. Before a DROP the lane's state is stored as an object of its own. So an edge
+that comes back years later is asked only for what the hub never had, and nothing is stored twice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Iterable
+from typing import NamedTuple
+
+import msgspec
+
+from weft.protocols import chunk as chunks
+from weft.protocols import snapshot as snapshots
+from weft.protocols.chunk import ChunkFooter, ChunkHeader, Control, ControlKind, GapRange, LaneUpdate
+from weft.protocols.lane import Lane
+from weft.protocols.lane_state import LaneState, RetiredBy
+from weft.protocols.segment import GapReason
+from weft.protocols.shard_state import RetireBody, ShardState
+from weft.storage.chunk_log import ShardLog
+from weft.storage.object_store import AlreadyExists, StoreError
+
+ATTEMPTS_MAX = 100
+"""Number of attempts at a chunk number that other nodes take first. Each is a round trip behind them."""
+
+
+class Ending(NamedTuple):
+    """Changes of lanes, for one chunk."""
+
+    controls: list[Control]
+    updates: list[LaneUpdate]
+
+
+Plan = Callable[[ShardState], Awaitable[Ending]]
+"""From the state at the log's head, what to change; nothing when all is as it should be."""
+
+
+class EndedLanes:
+    """Lanes that left the state and have a link again, as far as they were looked up. Part of one sequencer."""
+
+    def __init__(self, log: ShardLog) -> None:
+        self._log = log
+        self._found: dict[Lane, bytes | None] = {}
+
+    async def look_up(self, state: ShardState, lanes: Iterable[Lane]) -> None:
+        """Find what is kept of the lanes that are not in the state.
+
+        Raises:
+            StoreError: the store did not answer.
+        """
+        for lane in lanes:
+            if self._unknown(state, lane):
+                self._found[lane] = await self._log.ended(lane, state.n)
+
+    def is_open(self, state: ShardState, lane: Lane) -> bool:
+        """Return whether it is not known yet what is kept of a lane: nothing may be added to it."""
+        return self._unknown(state, lane)
+
+    def get(self, state: ShardState, lane: Lane) -> bytes | None:
+        """Return what is kept of a lane that is not in the state; None when nothing is."""
+        return None if lane in state.lanes else self._found.get(lane)
+
+    def forget(self, lanes: Iterable[Lane]) -> None:
+        """Forget lanes that a chunk changed: they are back, or left again."""
+        for lane in lanes:
+            self._found.pop(lane, None)
+
+    def clear(self) -> None:
+        """Forget everything."""
+        self._found.clear()
+
+    def _unknown(self, state: ShardState, lane: Lane) -> bool:
+        return bool(state.drops) and lane not in state.lanes and lane not in self._found
+
+
+def adoption(lane: Lane, body: bytes = b"") -> Control:
+    """Return the record that makes a lane count again; with ``body``, puts back a lane that left the state."""
+    return Control(ControlKind.ADOPT, *lane, body)
+
+
+def retirement(lane: Lane, by: RetiredBy, reason: str) -> Control:
+    """Return the record that takes a lane out of completeness."""
+    return Control(ControlKind.RETIRE, *lane, msgspec.msgpack.encode(RetireBody(by, reason)))
+
+
+def given_up(lane: Lane, held: LaneState) -> LaneUpdate | None:
+    """Return the gap notices, of reason OPERATOR, for all that the edge told of and never sent; None when there is
+    nothing."""
+    newest = held.newest_mark
+    told = max(held.ranges.end, newest.seq if newest else 0)
+    gaps = [GapRange(first, end, int(GapReason.OPERATOR)) for first, end in held.ranges.missing(0, told)]
+    return LaneUpdate(*lane, held.epoch, [], gaps, None, None) if gaps else None
+
+
+async def write_ending(
+    log: ShardLog, plan: Plan, *, wall_clock: Callable[[], int], random_bits: Callable[[int], int]
+) -> Ending:
+    """Bring the plan's changes into the log, beside any nodes that write it.
+
+    Args:
+        wall_clock: nanoseconds since 1970.
+        random_bits: for the chunk's nonce.
+
+    Returns:
+        The changes that this call made; none when the plan found nothing to do.
+
+    Raises:
+        StoreError: the store did not answer; call again.
+        Corrupt: the shard is damaged.
+    """
+    for _ in range(ATTEMPTS_MAX):
+        state = await log.load()
+        ending = await plan(state)
+        if not ending.controls and not ending.updates:
+            return ending
+        await _keep_dropped(log, state, ending.controls)
+        header = ChunkHeader(
+            state.cluster_id,
+            state.n + 1,
+            max(wall_clock(), state.created),
+            state.shard,
+            state.footer_crc,
+            random_bits(64),
+        )
+        footer = ChunkFooter(header, 0, state.fold_level, [], ending.updates, ending.controls)
+        tail, crc = chunks.encode_footer(footer)
+        state.fold(chunks.Chunk(header, footer, crc))  # a chunk is permanent: one that does not fit is not written
+        try:
+            await log.create(header.n, chunks.encode_header(header) + tail)
+        except AlreadyExists:
+            continue  # another node's chunk, or this one's earlier attempt: what is still to do, the next state shows
+        manifest, _ = await log.manifest()
+        if manifest.watermark <= header.n:
+            return ending
+    raise StoreError(f"shard {log.shard}: other nodes took {ATTEMPTS_MAX} chunk numbers first: try again")
+
+
+async def _keep_dropped(log: ShardLog, state: ShardState, controls: list[Control]) -> None:
+    """Store the state of lanes that are about to leave. A second attempt at the same chunk stores the same bytes."""
+    for control in controls:
+        lane = Lane(control.tenant, control.edge, control.log_id, control.stream)
+        if control.kind == ControlKind.DROP:
+            kept = snapshots.encode_lane(snapshots.lane_snapshot(lane, state.lanes[lane]))
+            await log.put_ended(lane, state.n, kept)
+
+
+async def retire(state: ShardState, lanes: Iterable[Lane], reason: str) -> Ending:
+    """Plan an operator's retirement of lanes: out of completeness, and what never came is named as given up."""
+    ending = Ending([], [])
+    for lane in lanes:
+        held = state.lanes.get(lane)
+        if held is None:
+            continue  # it has left the state, and counts for nothing
+        if held.retired is None or held.retired.by != RetiredBy.OPERATOR:
+            ending.controls.append(retirement(lane, RetiredBy.OPERATOR, reason))
+            lost = given_up(lane, held)
+            if lost is not None:
+                ending.updates.append(lost)
+    return ending
+
+
+async def adopt(state: ShardState, log: ShardLog, lanes: Iterable[Lane]) -> Ending:
+    """Plan that lanes count again, also those that left the state."""
+    ending = Ending([], [])
+    for lane in lanes:
+        held = state.lanes.get(lane)
+        if held is None:
+            kept = await log.ended(lane, state.n)
+            ending.controls.extend([adoption(lane, kept), adoption(lane)] if kept is not None else [])
+        elif held.retired is not None or held.conflict is not None:
+            ending.controls.append(adoption(lane))
+    return ending
+
+
+def by_age(
+    state: ShardState, now: int, retired_after: int, dropped_after: int, is_tiered: Callable[[Lane], bool]
+) -> Ending:
+    """Plan the ends of lanes that were not seen for long and whose records are all in tables.
+
+    Args:
+        now: nanoseconds since 1970 by the hub's clock.
+        retired_after: nanoseconds since a lane was last seen after which it no longer counts.
+        dropped_after: nanoseconds after that when it leaves the state.
+    """
+    ending = Ending([], [])
+    if not state.is_whole:
+        return ending  # a later release knows more of these lanes than this one would keep
+    for lane, held in state.lanes.items():
+        silent = now - held.last_seen
+        if held.retired is None and silent > retired_after and is_tiered(lane):
+            days = retired_after // (86_400 * 1_000_000_000)
+            ending.controls.append(retirement(lane, RetiredBy.AGE, f"not seen for {days} days"))
+        elif held.retired is not None and min(silent, now - held.retired.time) > dropped_after and is_tiered(lane):
+            ending.controls.append(Control(ControlKind.DROP, *lane, b""))
+    return ending

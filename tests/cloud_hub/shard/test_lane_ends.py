@@ -1,0 +1,285 @@
+"""Lanes end, by age or by an operator, and come back as they were: nothing doubled, and completeness goes on."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+
+import pytest
+
+from tests.cloud_hub import virtual_time
+from tests.cloud_hub.fabric import CLUSTER, SETTINGS, Node, Session, check_log, read_chunks
+from tests.cloud_hub.virtual_time import NS, now_ns
+from weft.cloud_hub.shard import lane_ends
+from weft.cloud_hub.shard.lane_ends import Ending
+from weft.cloud_hub.shard.lane_keeper import LaneKeeper
+from weft.cloud_hub.shard.sequencer import Sequencer
+from weft.protocols.chunk import Control, ControlKind, GapRange, LaneFlag, Mark
+from weft.protocols.lane import Lane
+from weft.protocols.lane_state import RetiredBy
+from weft.protocols.link import RefuseCode
+from weft.protocols.ranges import RangeSet
+from weft.protocols.segment import GapReason
+from weft.protocols.shard_state import ShardState
+from weft.storage.chunk_log import ShardLog
+from weft.storage.object_store.memory import MemoryStore
+
+LANE = Lane("default", "edge-1", 7, "telemetry")
+OTHER = Lane("default", "edge-2", 8, "telemetry")
+DAY_S = 86_400.0
+
+
+class Hub:
+    """Two nodes on one store, and a process beside them that ends lanes."""
+
+    def __init__(self) -> None:
+        self.store = MemoryStore()
+        self.random = random.Random(3)
+        self.nodes = [Node(self.store, random.Random(i)) for i in range(2)]
+        self.log = ShardLog(self.store, CLUSTER, 0, now_ns)
+        self.position = 1 << 60
+        self.ahead_s = 0.0
+        """Time that the keeper's clock is past the nodes', since ninety days of a loop take long."""
+
+    @property
+    def sequencer(self) -> Sequencer:
+        assert self.nodes[0].sequencer is not None
+        return self.nodes[0].sequencer
+
+    async def write(self, plan: Callable[[ShardState], Awaitable[Ending]]) -> Ending:
+        bits = self.random.getrandbits
+        return await lane_ends.write_ending(self.log, plan, wall_clock=now_ns, random_bits=bits)
+
+    async def drop(self, *lanes: Lane) -> None:
+        async def plan(state: ShardState) -> Ending:
+            return Ending([Control(ControlKind.DROP, *lane, b"") for lane in lanes if lane in state.lanes], [])
+
+        await self.write(plan)
+        await asyncio.sleep(3)  # longer than followers take
+
+    def keeper(self) -> LaneKeeper:
+        return LaneKeeper(
+            [self.log], lambda *_: self.position, 90 * DAY_S, 30 * DAY_S,
+            wall_clock=lambda: now_ns() + int(self.ahead_s * NS), random_bits=self.random.getrandbits,
+        )  # fmt: skip
+
+    async def session(self, lane: Lane = LANE, epoch: int = 1, flags: int = 0) -> Session:
+        session = Session(self.sequencer, lane, epoch, ["plant/{line}"], flags=flags)
+        assert await session.open()
+        return session
+
+    async def state(self) -> ShardState:
+        return await self.log.load()
+
+
+def play(story: Callable[[Hub], Awaitable[None]], healed: RangeSet | None = None) -> None:
+    async def main() -> None:
+        hub = Hub()
+        for node in hub.nodes:
+            await node.start()
+        await story(hub)
+        state, _ = check_log(await read_chunks(hub.store), healed)
+        assert (await hub.state()).encode() == state.encode()
+        for node in hub.nodes:
+            await node.kill()
+
+    virtual_time.run(main())
+
+
+def test_an_edge_that_comes_back_after_its_lane_left_sends_only_what_the_hub_never_had() -> None:
+    async def story(hub: Hub) -> None:
+        session = await hub.session()
+        await session.send(0, 10)
+        await hub.sequencer.put_gap(session.lane_session, GapRange(10, 12, 3))
+        await session.until_acked(0, 12)
+        hub.sequencer.leave(session.lane_session)
+        await hub.drop(LANE)
+        assert LANE not in hub.sequencer.state.lanes
+        back = await hub.session(epoch=2)
+        assert list(back.acked) == [(0, 10)]
+        await back.send(5, 15)
+        await back.until_acked(0, 15)
+        held = (await hub.state()).lanes[LANE]
+        assert held.ranges.covers(0, 15)
+        assert held.records == RangeSet([(0, 15)])
+        assert sequencer_records(hub) == 15, "ten and five, none of them twice"
+
+    play(story, healed=RangeSet([(10, 12)]))
+
+
+def sequencer_records(hub: Hub) -> int:
+    return hub.sequencer.state.next_offset["default", "telemetry"]
+
+
+def test_a_link_that_is_open_while_its_lane_leaves_goes_on() -> None:
+    async def story(hub: Hub) -> None:
+        session = await hub.session()
+        await session.send(0, 5)
+        await session.until_acked(0, 5)
+        await hub.drop(LANE)
+        await session.send(3, 8)
+        await session.until_acked(0, 8)
+        assert session.refusal is None
+        assert sequencer_records(hub) == 8
+        await hub.drop(LANE)
+        relay = await hub.session(flags=int(LaneFlag.RELAY))
+        await relay.send(0, 9)
+        await relay.until_acked(0, 9)
+        assert sequencer_records(hub) == 9
+
+    play(story)
+
+
+def test_a_clone_with_an_old_epoch_does_not_get_a_lane_that_left() -> None:
+    async def story(hub: Hub) -> None:
+        session = await hub.session(epoch=5)
+        hub.sequencer.leave(session.lane_session)
+        await hub.drop(LANE)
+        for epoch in (4, 5):
+            clone = Session(hub.sequencer, LANE, epoch)
+            assert not await clone.open()
+            assert clone.refusal is RefuseCode.IDENTITY_CONFLICT
+        await hub.session(epoch=6)
+
+    play(story)
+
+
+def test_the_newest_state_that_was_kept_is_the_one_that_counts() -> None:
+    """Attempts to drop that lost their chunk number leave older states behind."""
+
+    async def story(hub: Hub) -> None:
+        session = await hub.session()
+        await session.send(0, 5)
+        await session.until_acked(0, 5)
+        await hub.log.put_ended(LANE, 0, b"a state of an attempt that lost")
+        await session.send(5, 9)
+        await session.until_acked(5, 9)
+        hub.sequencer.leave(session.lane_session)
+        await hub.drop(LANE)
+        back = await hub.session(epoch=2)
+        assert list(back.acked) == [(0, 9)]
+        other = await hub.session(OTHER)
+        assert not other.acked, "a lane that never was here is asked for and found new"
+
+    play(story)
+
+
+def test_lanes_not_seen_for_long_retire_leave_and_count_again_when_they_come_back() -> None:
+    async def story(hub: Hub) -> None:
+        keeper, session = hub.keeper(), await hub.session()
+        await session.send(0, 5)
+        hub.sequencer.put_mark(session.lane_session, Mark(50, 5))
+        await session.until_acked(0, 5)
+        hub.sequencer.leave(session.lane_session)
+        hub.ahead_s += 89 * DAY_S
+        await keeper.look()
+        assert (await hub.state()).lanes[LANE].retired is None
+        hub.ahead_s += 2 * DAY_S
+        hub.position = 4
+        await keeper.look()
+        assert (await hub.state()).lanes[LANE].retired is None, "one record is not in its table yet"
+        hub.position = 5
+        await keeper.look()
+        retired = (await hub.state()).lanes[LANE].retired
+        assert retired is not None
+        assert (retired.by, retired.reason) == (RetiredBy.AGE, "not seen for 90 days")
+        back = await hub.session(epoch=2)
+        assert (await hub.state()).lanes[LANE].counts
+        hub.sequencer.leave(back.lane_session)
+        hub.ahead_s += 91 * DAY_S
+        await keeper.look()
+        hub.ahead_s += 31 * DAY_S
+        await keeper.look()
+        state = await hub.state()
+        assert (state.lanes, state.drops) == ({}, 1)
+        await hub.session(epoch=3)
+        assert (await hub.state()).lanes[LANE].counts
+
+    play(story)
+
+
+def test_an_operator_retires_an_edge_and_takes_it_back() -> None:
+    async def story(hub: Hub) -> None:
+        session, other = await hub.session(), await hub.session(OTHER)
+        await session.send(0, 5)
+        await session.until_acked(0, 5)
+        hub.sequencer.put_mark(session.lane_session, Mark(50, 9))
+        hub.sequencer.put_mark(other.lane_session, Mark(70, 0))
+        await asyncio.sleep(5)
+
+        async def retire(state: ShardState) -> Ending:
+            return await lane_ends.retire(state, [LANE], "fell into the press")
+
+        assert len((await hub.write(retire)).controls) == 1
+        assert (await hub.write(retire)).controls == [], "once is enough"
+        state = await hub.state()
+        assert state.lanes[LANE].gaps == [GapRange(5, 9, int(GapReason.OPERATOR))]
+        assert state.complete_up_to("default", "telemetry") == 70
+        # The disk was found: the records come, and the operator's word stands until it is taken back.
+        await session.send(5, 9)
+        await session.until_acked(0, 9)
+        held = (await hub.state()).lanes[LANE]
+        assert (held.gaps, held.counts) == ([], False)
+
+        async def adopt(state: ShardState) -> Ending:
+            return await lane_ends.adopt(state, hub.log, [LANE])
+
+        await hub.drop(LANE)
+        back = await hub.session(epoch=2)
+        assert not (await hub.state()).lanes[LANE].counts, "nor does the lane's leave end it"
+        hub.sequencer.leave(back.lane_session)
+        await hub.drop(LANE)
+        await hub.write(adopt)
+        assert (await hub.state()).lanes[LANE].counts
+        assert (await hub.write(adopt)).controls == []
+
+    play(story, healed=RangeSet([(5, 9)]))
+
+
+def test_an_ending_takes_the_next_number_beside_busy_nodes() -> None:
+    async def story(hub: Hub) -> None:
+        session, other = await hub.session(), await hub.session(OTHER)
+        await session.send(0, 1)
+        await session.until_acked(0, 1)
+
+        async def busy() -> None:
+            for seq in range(100):
+                await other.send(seq, seq + 1)
+                await other.until_acked(seq, seq + 1)
+
+        work = asyncio.create_task(busy())
+        for _ in range(20):
+            await hub.drop(LANE)
+            await session.send(0, 2)
+            await asyncio.sleep(0.3)
+        await work
+        assert sequencer_records(hub) == 102
+
+    play(story)
+
+
+@pytest.mark.parametrize(
+    ("limits", "told"),
+    [
+        ({"lanes_per_edge_max": 1}, "edge edge-1 of tenant default has 1 lanes, its limit"),
+        ({"lanes_per_tenant_max": 1}, "tenant default has 1 lanes in shard 0, its limit"),
+        (
+            {"topic_bytes_per_edge_max": 15},
+            "edge edge-1 of tenant default would have 19 bytes of topic patterns, the limit is 15",
+        ),
+    ],
+)
+def test_lanes_and_topics_are_bounded_and_the_sentence_names_the_owner(limits: dict[str, int], told: str) -> None:
+    async def main() -> None:
+        node = Node(MemoryStore(), random.Random(1), replace(SETTINGS, **limits))
+        await node.start()
+        assert node.sequencer is not None
+        assert await Session(node.sequencer, LANE, 1, ["plant/{line}"]).open()
+        assert node.sequencer.no_room(LANE._replace(stream="alarms"), ["alarms"][:1]) == told.replace("19", "18")
+        assert node.sequencer.no_room(LANE, ["plant/{line}"]) is None
+        assert now_ns() < NS * 100
+        await node.kill()
+
+    virtual_time.run(main())
