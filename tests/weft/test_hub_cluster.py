@@ -5,10 +5,8 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
-from click.testing import CliRunner, Result
-
-from tests.cloud_hub.tables.logs import Logs, Run
-from weft.cli import main
+from tests.cloud_hub.tables.logs import LogWriter, Run
+from tests.support.processes import weft
 from weft.protocols.lane import Lane
 from weft.protocols.placement import shard_of
 from weft.storage.chunk_log import ShardLog, open_cluster
@@ -17,19 +15,14 @@ from weft.storage.object_store import open_store
 LANE = Lane("default", "press-1", 7, "telemetry")
 
 
-def weft(*arguments: str) -> Result:
-    return CliRunner().invoke(main, arguments)
-
-
 def test_an_edge_is_retired_and_adopted_on_its_store(tmp_path: Path) -> None:
     config = tmp_path / "hub.yaml"
     config.write_text(f"store: {tmp_path / 'store'}\nshards: 2\n")
 
     async def prepare() -> None:
         store = open_store(str(tmp_path / "store"))
-        cluster = await open_cluster(store, 2)
-        logs = Logs(store, cluster)
-        await logs.chunk(shard_of(LANE.tenant, LANE.edge, 2), Run(LANE, 0, 3))
+        logs = await LogWriter.open(store)
+        await logs.append(shard_of(LANE.tenant, LANE.edge, 2), Run(LANE, 0, 3))
 
     async def counts() -> bool:
         store = open_store(str(tmp_path / "store"))
@@ -37,16 +30,14 @@ def test_an_edge_is_retired_and_adopted_on_its_store(tmp_path: Path) -> None:
         return (await log.load()).lanes[LANE].counts
 
     asyncio.run(prepare())
-    unknown = weft("hub", "retire", str(config), "press-9", "--reason", "gone")
+    unknown = weft("hub", "retire", config, "press-9", "--reason", "gone")
     assert unknown.exit_code == 1
     assert "knows no such lane of edge default/press-9" in unknown.output
-    wrong = weft("hub", "retire", str(config), "press-1", "--log", "0000000000000001", "--reason", "gone")
+    wrong = weft("hub", "retire", config, "press-1", "--log", "0000000000000001", "--reason", "gone")
     assert "it has logs 0000000000000007" in wrong.output
-    done = weft("hub", "retire", str(config), "press-1", "--reason", "gone")
+    done = weft("hub", "retire", config, "press-1", "--reason", "gone")
     assert done.output == "retired 1 lanes of default/press-1; 0 records are named as lost\n"
     assert not asyncio.run(counts())
-    assert weft("hub", "adopt", str(config), "press-1").output == "adopted 1 lanes of default/press-1\n"
+    assert weft("hub", "adopt", config, "press-1").output == "adopted 1 lanes of default/press-1\n"
     assert asyncio.run(counts())
-    assert (
-        weft("hub", "finalize", str(config)).output == "the cluster is at level 1 already, the level of this release\n"
-    )
+    assert weft("hub", "finalize", config).output == "the cluster is at level 1 already, the level of this release\n"
