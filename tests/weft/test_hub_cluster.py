@@ -32,9 +32,9 @@ def test_an_edge_is_retired_and_adopted_on_its_store(tmp_path: Path) -> None:
     asyncio.run(prepare())
     unknown = weft("hub", "retire", config, "press-9", "--reason", "gone")
     assert unknown.exit_code == 1
-    assert "knows no such lane of edge default/press-9" in unknown.output
+    assert "knows no such lane of edge default/press-9" in str(unknown.exception)
     wrong = weft("hub", "retire", config, "press-1", "--log", "0000000000000001", "--reason", "gone")
-    assert "it has logs 0000000000000007" in wrong.output
+    assert "it has logs 0000000000000007" in str(wrong.exception)
     done = weft("hub", "retire", config, "press-1", "--reason", "gone")
     assert done.output == "retired 1 lanes of default/press-1; 0 records are named as lost\n"
     assert not asyncio.run(counts())
