@@ -20,6 +20,8 @@ processes: 2
 advertise: ["https://a.example", "https://b.example"]
 commit_interval: 125ms
 mark_interval: 1m
+retired_after: 20d
+dropped_after: 5d
 chunk_bytes_max: 2MiB
 tables: {{interval: 3s}}
 tokens_file: {store}/tokens
@@ -46,6 +48,7 @@ def test_every_setting_of_the_yaml_reaches_the_hub(tmp_path: Path) -> None:
     assert (settings.sequencer.chunk_bytes_max, settings.sequencer.pending_bytes_max) == (2 << 20, 9 << 20)
     assert (settings.links_max, settings.link_window_bytes, settings.batch_bytes_max) == (5, 1 << 20, 3 << 20)
     assert settings.expected_edges == {("default", "telemetry"): ("press-*", "welder-1"), ("acme", "alarms"): ()}
+    assert (settings.retired_after_s, settings.dropped_after_s) == (20 * 86_400.0, 5 * 86_400.0)
     assert (settings.response_bytes_max, settings.table_interval_s) == (1 << 20, 3.0)
 
 
