@@ -31,8 +31,9 @@ from weft.cloud_hub.links.edge_link import EdgeLink
 from weft.cloud_hub.links.link_log import HubLinkLog
 from weft.cloud_hub.membership import Membership
 from weft.cloud_hub.settings import HubSettings
-from weft.cloud_hub.shard.lane_keeper import LaneKeeper, TablePosition
+from weft.cloud_hub.shard.lane_keeper import LaneKeeper
 from weft.cloud_hub.shard.sequencer import Sequencer
+from weft.cloud_hub.shard.shard_status import shard_status
 from weft.cloud_hub.shard.shards import Shards
 from weft.config.errors import SettingError
 from weft.config.log_lines.throttle import Throttle
@@ -159,13 +160,16 @@ class Hub:
 
     def _sequencer(self, store: ObjectStore, shard: int) -> Sequencer:
         return Sequencer(
-            ShardLog(store, self.cluster, shard, self._boot_clock, rules=self._rules),
+            self._log(store, shard),
             self._settings.sequencer,
             wall_clock=self._wall_clock,
             boot_clock=self._boot_clock,
             random_bits=self._random_bits,
             level=lambda: self._membership.writes if self._membership else 1,
         )
+
+    def _log(self, store: ObjectStore, shard: int) -> ShardLog:
+        return ShardLog(store, self.cluster, shard, self._boot_clock, rules=self._rules)
 
     def _start_tables(self, store: ObjectStore) -> None:
         if self._settings.table_interval_s is not None and self._settings.process == 0:
@@ -177,23 +181,9 @@ class Hub:
             settings = TableSettings(interval_s=self._settings.table_interval_s)
             self._tables = TableService(store, self.cluster, settings=settings, clock=self._wall_clock)
             self._tables.start()
-            self._start_keeper(store, self._tables.position)
-
-    def _start_keeper(self, store: ObjectStore, position: TablePosition) -> None:
-        """Begin to end the lanes of edges that are gone. The process that keeps the tables does it for all shards."""
-        settings = self._settings
-        if settings.retired_after_s is not None:
-            logs = [
-                ShardLog(store, self.cluster, shard, self._boot_clock, rules=self._rules)
-                for shard in range(self.cluster.shards)
-            ]
+            logs = [self._log(store, shard) for shard in range(self.cluster.shards)]
             self._keeper = LaneKeeper(
-                logs,
-                position,
-                settings.retired_after_s,
-                settings.dropped_after_s,
-                wall_clock=self._wall_clock,
-                random_bits=self._random_bits,
+                logs, self._tables.position, self._settings, wall_clock=self._wall_clock, random_bits=self._random_bits
             )
             self._keeper.start()
 
@@ -361,7 +351,7 @@ class Hub:
             "process": self._settings.process,
             "processes": self._settings.processes,
             "peers": self._peers(),
-            "shards": [_shard_status(sequencer) for sequencer in self.sequencers],
+            "shards": [shard_status(sequencer) for sequencer in self.sequencers],
             "tables": [_table_status(table) for table in self._tables.status()] if self._tables else [],
             "tables_trouble": self._tables.error if self._tables else None,
             "conflicts": conflict_views(sequencer.state for sequencer in self._own()),
@@ -389,19 +379,6 @@ def _host_of(header: str) -> str | None:
     except ValueError:
         return None
     return f"[{host}]" if host and ":" in host else host or None
-
-
-def _shard_status(sequencer: Sequencer) -> View:
-    counters = sequencer.counters
-    return {
-        "shard": sequencer.log.shard,
-        "chunk": sequencer.state.n,
-        "lanes": len(sequencer.state.lanes),
-        "sessions": sequencer.sessions.count,
-        "pending_bytes": sequencer.sessions.pending_bytes,
-        "trouble": sequencer.trouble,
-        "written": {"chunks": counters.chunks, "records": counters.records, "bytes": counters.bytes},
-    }
 
 
 def _table_status(table: TableStatus) -> View:

@@ -7,9 +7,8 @@ that has seen chunk n holds the same state. A snapshot is the encoded state; it 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 import msgspec
 
@@ -18,6 +17,7 @@ from weft.protocols.batch import Buffer
 from weft.protocols.chunk_footer import Chunk, ClockUpdate, Control, ControlKind, LaneFlag, LaneUpdate
 from weft.protocols.errors import Corrupt
 from weft.protocols.fields import Epoch, unpack
+from weft.protocols.fold_rules import LEVEL_MAX, RELEASE, Extension, FoldRules
 from weft.protocols.lane import Lane
 from weft.protocols.lane_state import PENDING_MARKS_MAX, Conflict, LaneState, RetiredBy, Retirement
 from weft.protocols.snapshot import BootClock, LogClocks, Snapshot, StreamSnapshot
@@ -38,8 +38,6 @@ __all__ = [
     "lane_of",
 ]
 
-LEVEL_MAX = 1
-"""Fold level of this release: the highest level of anything that it writes, and that its fold keeps."""
 FIELDS_MAX = 256
 """Maximum number of named topic levels of a stream; later ones get no column."""
 BOOTS_MAX = 64
@@ -52,29 +50,6 @@ LogKey = tuple[str, str, int]
 """(tenant, edge, log id)."""
 
 _PARTIAL, _RELAY = int(LaneFlag.PARTIAL), int(LaneFlag.RELAY)
-
-
-class Extension(NamedTuple):
-    """An addition to chunks and to the fold, which a level of its own brings."""
-
-    level: int
-    """The level at which it begins: nodes write it once the cluster has reached that."""
-    write: Callable[[Sequence[LaneUpdate]], bytes | None]
-    """From what a chunk adds to lanes, the extension's bytes in the chunk; None when it has nothing to say."""
-    fold: Callable[[bytes | None, bytes], bytes]
-    """From what the state keeps, and a chunk's bytes, what the state keeps then."""
-
-
-class FoldRules(NamedTuple):
-    """Rules by which a release writes and folds chunks."""
-
-    level: int = LEVEL_MAX
-    extensions: Mapping[int, Extension] = {}
-    """Extensions that the release knows, by number. This release has none."""
-
-
-RELEASE = FoldRules()
-"""The rules of this release."""
 
 
 class RetireBody(msgspec.Struct, frozen=True, array_like=True):

@@ -10,18 +10,19 @@ import asyncio
 import contextlib
 import time
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from functools import partial
 
 from weft.protocols import chunk as chunks
 from weft.protocols.batch import Buffer
 from weft.protocols.chunk import Chunk, StreamSection
-from weft.protocols.errors import CodecError, Corrupt, UnsupportedVersion
+from weft.protocols.errors import CodecError, Corrupt
 from weft.protocols.lane import Lane
 from weft.protocols.shard_state import RELEASE, FoldRules, ShardState, StreamKey
 from weft.storage import hub_keys
 from weft.storage import manifest as manifests
 from weft.storage.cluster import Cluster, ClusterUnusable, open_cluster
+from weft.storage.damage import naming
 from weft.storage.hub_keys import table_key
 from weft.storage.manifest import Manifest
 from weft.storage.object_store import AlreadyExists, NotFound, ObjectStore, PreconditionFailed
@@ -36,14 +37,10 @@ SNAPSHOTS_TO_LOCATE = 64
 """Maximum number of older snapshots that are kept as an index of offsets."""
 SNAPSHOT_OFFSETS_MAX = 64
 """Maximum number of snapshots whose offsets a ``ShardLog`` remembers for ``locate``."""
-
-
 LOOK_VALIDITY_NS = 60_000_000_000
 """Time for which a reader's look at the watermark holds, far below the time that the collector waits between raising
 the watermark and deleting. So a reader that keeps up asks for the manifest once a minute, and one that slept asks
 before it believes anything."""
-
-
 BOOT_CLOCK = partial(time.clock_gettime_ns, getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))
 """Nanoseconds since the machine started, including suspend where the system counts it."""
 
@@ -106,7 +103,7 @@ class ShardLog:
             Corrupt: the object is damaged or belongs elsewhere.
         """
         key = hub_keys.chunk_key(self.shard, n)
-        with _naming(key):
+        with naming(key):
             return await self._index(key, n)
 
     async def _index(self, key: str, n: int) -> Chunk | None:
@@ -132,7 +129,7 @@ class ShardLog:
             data = memoryview((await self.store.get(key)).data)
         except NotFound:
             return None
-        with _naming(key):
+        with naming(key):
             return self._decoded(n, data), data
 
     def _decoded(self, n: int, tail: Buffer) -> Chunk:
@@ -151,7 +148,7 @@ class ShardLog:
         """
         key = hub_keys.chunk_key(self.shard, n)
         data = await self.store.get_range(key, section.position, section.length)
-        with _naming(key):
+        with naming(key):
             chunks.check_section(data, section)
         return data
 
@@ -287,7 +284,7 @@ class ShardLog:
         except NotFound:
             self._looked_at = looked_at
             return Manifest(), None
-        with _naming(key):
+        with naming(key):
             manifest = manifests.decode(found.data)
         self._looked_at, self._seen = looked_at, manifest
         return manifest, found.etag
@@ -311,11 +308,8 @@ class ShardLog:
             await self.store.create(hub_keys.ended_key(self.shard, lane, n), data)
 
     async def ended(self, lane: Lane, n: int) -> bytes | None:
-        """Return the state with which a lane left that is not in the state at chunk n; None when it never was there.
-
-        Attempts that lost their chunk number left older states of the lane. The newest is the one that it left with:
-        a lane only grows while it is there.
-        """
+        """Return the state with which a lane left that is not there at chunk n; None when it never was there."""
+        # Attempts that lost their chunk number left older states. The newest is right: a lane only grows meanwhile.
         listed = await self.store.list(hub_keys.ended_prefix(self.shard, lane))
         known = [item.key for item in listed if hub_keys.parse_ended_key(item.key)[1] <= n]
         return (await self.store.get(known[-1])).data if known else None
@@ -364,7 +358,7 @@ class ShardLog:
             NotFound, Truncated, Corrupt: it is gone, damaged, not this shard's, or lacks what this release keeps.
         """
         data = (await self.store.get(key)).data
-        with _naming(key):
+        with naming(key):
             state = ShardState.decode(data, self.rules)
             if (state.cluster_id, state.shard) != (self.cluster.cluster_id, self.shard):
                 raise Corrupt(f"it belongs to shard {state.shard} of cluster {state.cluster_id.hex()}")
@@ -401,14 +395,3 @@ class ShardLog:
             if len(self._snapshot_offsets) > SNAPSHOT_OFFSETS_MAX:
                 self._snapshot_offsets.popitem(last=False)
         return self._snapshot_offsets[key]
-
-
-@contextlib.contextmanager
-def _naming(key: str) -> Iterator[None]:
-    """Add the object's key and what to do to errors about damage."""
-    try:
-        yield
-    except UnsupportedVersion as error:
-        raise UnsupportedVersion(f"{key}: {error}: use a newer release") from error
-    except CodecError as error:
-        raise Corrupt(f"{key} is damaged: {error}; restore this object from a backup of the store") from error

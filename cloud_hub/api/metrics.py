@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from weft.cloud_hub.api.stream_figures import StreamFigures
-from weft.cloud_hub.shard.sequencer import Sequencer, ShardCounters
+from weft.cloud_hub.shard.counters import ShardCounters
+from weft.cloud_hub.shard.sequencer import Sequencer
 from weft.config import exposition
 from weft.config.exposition import AnySample, HistogramSample, Sample, build_info
 from weft.config.metrics import HUB_METRICS

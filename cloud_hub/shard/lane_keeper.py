@@ -7,6 +7,7 @@ import contextlib
 import logging
 from collections.abc import Callable, Sequence
 
+from weft.cloud_hub.settings import HubSettings
 from weft.cloud_hub.shard import lane_ends
 from weft.protocols.chunk import ControlKind
 from weft.protocols.errors import CodecError
@@ -31,8 +32,7 @@ class LaneKeeper:
     Args:
         logs: the logs of all shards.
         position: how far the tables are. A lane ends only after all of it is in its table.
-        retired_after_s: time without a word from a lane after which it no longer counts.
-        dropped_after_s: time after that when it leaves the state.
+        settings: ``retired_after_s`` and ``dropped_after_s``.
         wall_clock: nanoseconds since 1970.
         random_bits: for nonces.
     """
@@ -41,16 +41,16 @@ class LaneKeeper:
         self,
         logs: Sequence[ShardLog],
         position: TablePosition,
-        retired_after_s: float,
-        dropped_after_s: float,
+        settings: HubSettings,
         *,
         wall_clock: Callable[[], int],
         random_bits: Callable[[int], int],
     ) -> None:
         self._logs = logs
         self._position = position
-        self._retired_after = int(retired_after_s * _NS)
-        self._dropped_after = int(dropped_after_s * _NS)
+        after_s = settings.retired_after_s
+        self._retired_after = None if after_s is None else int(after_s * _NS)
+        self._dropped_after = int(settings.dropped_after_s * _NS)
         self._wall_clock = wall_clock
         self._random_bits = random_bits
         self._ends: dict[tuple[str, str, int], int] = {}
@@ -58,7 +58,9 @@ class LaneKeeper:
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
-        """Start the rounds."""
+        """Start the rounds, unless lanes never end by age."""
+        if self._retired_after is None:
+            return
         self._task = asyncio.create_task(self._run(), name="lane-keeper")
 
     async def close(self) -> None:
@@ -92,7 +94,8 @@ class LaneKeeper:
         def is_tiered(lane: Lane) -> bool:
             return self._is_tiered(state, lane)
 
-        return lane_ends.by_age(state, self._wall_clock(), self._retired_after, self._dropped_after, is_tiered)
+        after = self._retired_after or 0
+        return lane_ends.by_age(state, self._wall_clock(), after, self._dropped_after, is_tiered)
 
     def _is_tiered(self, state: ShardState, lane: Lane) -> bool:
         """Return whether the table has come past the end that the log had when this was first asked."""

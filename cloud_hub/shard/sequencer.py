@@ -11,11 +11,12 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from weft.cloud_hub.settings import SequencerSettings
+from weft.cloud_hub.shard.bounds import no_room
 from weft.cloud_hub.shard.chunk_builder import ChunkBuilder, Draft
+from weft.cloud_hub.shard.counters import ShardCounters
 from weft.cloud_hub.shard.lane_ends import EndedLanes
 from weft.cloud_hub.shard.lane_session import LaneSession, ReceivedBatch
 from weft.cloud_hub.shard.retry import TROUBLE, RetryLoop
@@ -31,7 +32,6 @@ from weft.protocols.link import RefuseCode
 from weft.protocols.shard_state import Folded, ShardState, lane_of
 from weft.protocols.snapshot import decode_lane, lane_state
 from weft.storage.chunk_log import CollectedPast, ShardLog
-from weft.storage.histogram import Histogram
 from weft.storage.object_store import AlreadyExists
 
 logger = logging.getLogger(__name__)
@@ -42,25 +42,6 @@ class _Attempt(NamedTuple):
 
     openings: list[LaneSession]
     bytes: int
-
-
-@dataclass(slots=True)
-class ShardCounters:
-    """Counters since the start of this node."""
-
-    chunks: int = 0
-    records: int = 0
-    bytes: int = 0
-    foreign_chunks: int = 0
-    """Chunks of other nodes."""
-    unclear: int = 0
-    """Number of chunk creations that did not end in a clean success."""
-    reloads: int = 0
-    """Number of times that the collector had passed this node."""
-    put: Histogram = field(default_factory=Histogram)
-    """Times that the store took to write one chunk."""
-    commit: Histogram = field(default_factory=Histogram)
-    """Time per commit from the first batch that waited for it until its acknowledgements."""
 
 
 class Sequencer:
@@ -190,25 +171,7 @@ class Sequencer:
 
     def no_room(self, lane: Lane, topics: list[str]) -> str | None:
         """Return why the state has no room for a lane with these topic patterns; None when it has."""
-        settings, state = self._settings, self._state
-        edge = state.edge_lanes(lane.tenant, lane.edge)
-        named = sum(len(topic.encode()) for held in edge.values() for topic in held.topics)
-        known = state.lanes.get(lane)
-        more = sum(len(topic.encode()) for topic in topics if known is None or topic not in known.topics)
-        if more and named + more > settings.topic_bytes_per_edge_max:
-            return (
-                f"edge {lane.edge} of tenant {lane.tenant} would have {named + more} bytes of topic patterns, "
-                f"the limit is {settings.topic_bytes_per_edge_max}"
-            )
-        if known is not None:
-            return None
-        if len(edge) >= settings.lanes_per_edge_max:
-            return f"edge {lane.edge} of tenant {lane.tenant} has {len(edge)} lanes, its limit"
-        if state.tenant_lanes(lane.tenant) >= settings.lanes_per_tenant_max:
-            return f"tenant {lane.tenant} has {state.tenant_lanes(lane.tenant)} lanes in shard {state.shard}, its limit"
-        if len(state.lanes) >= settings.lanes_max:
-            return f"shard {state.shard} has {len(state.lanes)} lanes, its limit"
-        return None
+        return no_room(self._state, self._settings, lane, topics)
 
     def open(self, session: LaneSession) -> None:
         """Begin a session: ``session.opened`` gets the lane's ranges once its epoch is durable.

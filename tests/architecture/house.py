@@ -48,7 +48,7 @@ ROOMS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("query",),
     ),
     "storage": (
-        ("filesystem", "private_file", "histogram", "hub_keys", "table"),
+        ("damage", "filesystem", "private_file", "histogram", "hub_keys", "table"),
         ("object_store", "segment_log"),
         ("cluster", "manifest", "nodes"),
         ("chunk_log",),

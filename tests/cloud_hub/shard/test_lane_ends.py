@@ -12,6 +12,7 @@ import pytest
 from tests.cloud_hub import virtual_time
 from tests.cloud_hub.fabric import CLUSTER, SETTINGS, Node, Session, check_log, read_chunks
 from tests.cloud_hub.virtual_time import NS, now_ns
+from weft.cloud_hub.settings import HubSettings
 from weft.cloud_hub.shard import lane_ends
 from weft.cloud_hub.shard.lane_ends import Ending
 from weft.cloud_hub.shard.lane_keeper import LaneKeeper
@@ -61,7 +62,7 @@ class Hub:
 
     def keeper(self) -> LaneKeeper:
         return LaneKeeper(
-            [self.log], lambda *_: self.position, 90 * DAY_S, 30 * DAY_S,
+            [self.log], lambda *_: self.position, HubSettings("memory"),
             wall_clock=lambda: now_ns() + int(self.ahead_s * NS), random_bits=self.random.getrandbits,
         )  # fmt: skip
 
