@@ -7,6 +7,7 @@ understand gets a bit of ``must_understand``: a reader that does not know the bi
 from __future__ import annotations
 
 import struct
+from collections.abc import Callable, Mapping, Sequence
 from enum import IntEnum, IntFlag
 from typing import Annotated, NamedTuple
 
@@ -33,6 +34,9 @@ CONTROL_BYTES_MAX = 1 << 20
 """Longest body of a control record."""
 UNDERSTOOD = 0
 """Bits of ``must_understand`` that this release knows: none yet."""
+
+LEVEL_MAX = 1
+"""Fold level of this release: the highest level of anything that it writes, and that its fold keeps."""
 
 
 class ChunkHeader(NamedTuple):
@@ -187,6 +191,29 @@ class Chunk(NamedTuple):
     header: ChunkHeader
     footer: ChunkFooter
     footer_crc: int
+
+
+class Extension(NamedTuple):
+    """An addition to chunks and to the fold, which a level of its own brings."""
+
+    level: int
+    """The level at which it begins: nodes write it once the cluster has reached that."""
+    write: Callable[[Sequence[LaneUpdate]], bytes | None]
+    """From what a chunk adds to lanes, the extension's bytes in the chunk; None when it has nothing to say."""
+    fold: Callable[[bytes | None, bytes], bytes]
+    """From what the state keeps, and a chunk's bytes, what the state keeps then."""
+
+
+class FoldRules(NamedTuple):
+    """Rules by which a release writes and folds chunks."""
+
+    level: int = LEVEL_MAX
+    extensions: Mapping[int, Extension] = {}
+    """Extensions that the release knows, by number. This release has none."""
+
+
+RELEASE = FoldRules()
+"""The rules of this release."""
 
 
 class _Foot(msgspec.Struct, frozen=True, array_like=True):

@@ -14,10 +14,20 @@ import msgspec
 
 from weft.protocols import snapshot as snapshots
 from weft.protocols.batch import Buffer
-from weft.protocols.chunk_footer import Chunk, ClockUpdate, Control, ControlKind, LaneFlag, LaneUpdate
+from weft.protocols.chunk_footer import (
+    LEVEL_MAX,
+    RELEASE,
+    Chunk,
+    ClockUpdate,
+    Control,
+    ControlKind,
+    Extension,
+    FoldRules,
+    LaneFlag,
+    LaneUpdate,
+)
 from weft.protocols.errors import Corrupt
 from weft.protocols.fields import Epoch, unpack
-from weft.protocols.fold_rules import LEVEL_MAX, RELEASE, Extension, FoldRules
 from weft.protocols.lane import Lane
 from weft.protocols.lane_state import PENDING_MARKS_MAX, Conflict, LaneState, RetiredBy, Retirement
 from weft.protocols.snapshot import BootClock, LogClocks, Snapshot, StreamSnapshot
