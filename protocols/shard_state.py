@@ -337,7 +337,10 @@ class ShardState:
     def freeze(self) -> Callable[[], bytes]:
         """Return a function that encodes the state as it is now, in any thread, whatever happens to the state."""
         # Shallow copies are enough: what stands in the tables is replaced by the fold, never changed.
-        lanes, streams = dict(self.lanes), {key: self.next_offset.get(key, 0) for key in self._stream_keys()}
+        lanes, streams = (
+            dict(self.lanes),
+            {key: self.next_offset.get(key, 0) for key in {*self.next_offset, *self._fields}},
+        )
         fields, clocks, extensions = dict(self._fields), dict(self.clocks), dict(self.extensions)
         head = self.cluster_id, self.shard, self.n, self.footer_crc
         folded = self.rules.level, self.fold_level, self.created, self.drops
@@ -349,9 +352,6 @@ class ShardState:
             return snapshots.encode(Snapshot(*head, 0, *folded, told, [], known, kept), sorted(lanes.items()))
 
         return encode
-
-    def _stream_keys(self) -> set[StreamKey]:
-        return {*self.next_offset, *self._fields}
 
     @classmethod
     def decode(cls, data: Buffer, rules: FoldRules = RELEASE) -> ShardState:
