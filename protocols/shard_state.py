@@ -131,8 +131,7 @@ class ShardState:
 
     @property
     def is_whole(self) -> bool:
-        """Return whether this release keeps all that the log holds. If not, later releases may know more, and a
-        snapshot of this state would take it from them."""
+        """Return whether this release keeps all that the log holds. If not, a snapshot would take it from others."""
         return self.fold_level <= self.rules.level
 
     def apply(self, chunk: Chunk) -> None:
@@ -283,11 +282,11 @@ class ShardState:
             held.epoch = max(held.epoch, update.epoch)
         for first, end in update.ranges:
             if held.missing_records(first, end) != [(first, end)]:
-                raise _twice(folded, lane, first, end)
+                raise Corrupt(f"{here} holds [{first}, {end}) of {lane} a second time")
             held.add_records([(first, end)])
         for gap in update.gaps:
             if held.missing_gap(gap) != [(gap.first, gap.end)]:
-                raise _twice(folded, lane, gap.first, gap.end)
+                raise Corrupt(f"{here} holds [{gap.first}, {gap.end}) of {lane} a second time")
             held.add_gaps([gap])
         if update.mark is not None:
             held.add_mark(update.mark)
@@ -384,10 +383,6 @@ class ShardState:
         kept = snapshot.extensions
         state.extensions = {number: kept[number] for number in kept if number in rules.extensions}
         return state
-
-
-def _twice(folded: Folded, lane: Lane, first: int, end: int) -> Corrupt:
-    return Corrupt(f"chunk {folded.chunk.header.n} holds [{first}, {end}) of {lane} a second time")
 
 
 def lane_of(update: LaneUpdate) -> Lane:
