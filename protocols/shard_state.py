@@ -280,6 +280,7 @@ class ShardState:
             held.partial &= partial
         if not update.flags & _RELAY:
             held.epoch = max(held.epoch, update.epoch)
+        here = f"chunk {folded.chunk.header.n}"
         for first, end in update.ranges:
             if held.missing_records(first, end) != [(first, end)]:
                 raise Corrupt(f"{here} holds [{first}, {end}) of {lane} a second time")
