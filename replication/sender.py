@@ -138,9 +138,9 @@ class Sender:
         """Return the lanes that the receiver has not answered: offer their state again before each message from it."""
         return self._lanes.opening
 
-    def safe(self, lane: int) -> RangeSet:
-        """Return the receiver's known ranges of ``lane``, including gaps. Do not change them."""
-        return self._lanes[lane].safe
+    def known(self, lane: int) -> tuple[RangeSet, RangeSet]:
+        """Return the receiver's known ranges of ``lane``, and the numbers told to it as gaps."""
+        return self._lanes[lane].safe, self._lanes[lane].told
 
     def named_ends(self) -> dict[int, int]:
         """Return, by lane, one past the highest number that the next message may name, where that is news.

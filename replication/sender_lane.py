@@ -124,6 +124,11 @@ class SenderLane:
         return max(self.sent.end, self._told.end, *(gap.end for gap in self._gaps))
 
     @property
+    def told(self) -> RangeSet:
+        """Return the gaps that this connection told the receiver."""
+        return self._told
+
+    @property
     def has_gaps(self) -> bool:
         """Return whether gap notices wait to be sent."""
         return bool(self._gaps)

@@ -173,6 +173,24 @@ async def test_an_epoch_that_a_hub_took_is_not_proposed_again_after_a_conflict(h
         assert link.epochs.proposed == [1, 2]
 
 
+async def test_a_hub_that_lost_what_it_acknowledged_is_an_alarm(hub: Hub, caplog: pytest.LogCaptureFixture) -> None:
+    log = ModelLog({1: "telemetry"})
+    log.append(1, 500)
+    log.lose(1, 10)
+    async with Link(log, hub.url) as link:
+        await until(lambda: drained(log))
+        for connections in (2, 3):
+            hub.held[1].remove(500, 510)  # the node tells its gaps again: no alarm
+            if connections == 3:
+                hub.held[1].remove(100, 300)  # its store was restored
+            hub.sessions[-1].refuse(RefuseCode.OVERLOADED, "going down", "another node takes over")
+            await until(lambda: link.status.connections == connections)
+            await until(lambda: hub.held[1].covers(0, 510))
+            assert ("has lost" in link.status.last_error) is (connections == 3)
+        assert "has lost 200 records that it had acknowledged, from seq 100 on" in link.status.last_error
+    assert "link cloud: hub cluster-1 has lost 200 records" in caplog.text
+
+
 async def test_nothing_is_sent_before_it_is_noted_that_the_hub_is_given_it(hub: Hub) -> None:
     log = ModelLog({1: "telemetry"})
     log.append(1, 10)
