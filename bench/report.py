@@ -126,8 +126,22 @@ def mqtt(results: Facts) -> list[str]:
 
 
 def hub(results: list[Facts]) -> list[str]:
-    """Return the table of records from edges to the store."""
+    """Return the tables of batches from edges to the store, of idle links, and of large batches."""
+    cases = {run["case"]: run for run in results}
     rows = [
+        (
+            name,
+            f"{run['batches_per_s']:,}",
+            run["us_per_batch"],
+            f"{run['batches_per_core_s']:,}",
+            run["hub_cores_used"],
+            run["hub_memory_mb"],
+        )
+        for name in ("receive", "two-processes")
+        if (run := cases[name])
+    ]
+    idle = cases["idle"]
+    large = [
         (
             run["payloads"],
             f"{run['records_per_s'] / 1e6:.2f} M",
@@ -136,9 +150,17 @@ def hub(results: list[Facts]) -> list[str]:
             run["hub_core_used"],
             run["hub_memory_mb"],
         )
-        for run in results
+        for payload in ("json", "random")
+        if (run := cases["large"][payload])
     ]
-    return table(("payloads", "records/s", "payload MB/s", "stored MB/s", "of the hub's core", "memory MB"), rows)
+    return [
+        *table(("case", "batches/s", "us a batch", "batches/s a core", "cores used", "memory MB"), rows),
+        "",
+        f"{idle['links']:,} idle links with {idle['streams']} streams each: {idle['hub_cores_used']} of a core and "
+        f"{idle['hub_memory_mb']} MB, {idle['kb_per_link']} kB a link.",
+        "",
+        *table(("large batches", "records/s", "payload MB/s", "stored MB/s", "of the hub's core", "memory MB"), large),
+    ]
 
 
 def tables(results: list[Facts]) -> list[str]:

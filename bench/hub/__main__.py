@@ -10,11 +10,16 @@ and must hold every one of them. Results go to bench/results.
 from __future__ import annotations
 
 import argparse
+from typing import Any
 
 from bench.common import write_results
 from bench.hub.cases import CASES, Options
 from bench.hub.script import Fleet
 from bench.hub.server import room_for_links
+
+
+def _shown(value: Any) -> str:
+    return f"{value:,}" if isinstance(value, int | float) else str(value)
 
 
 def main() -> None:
@@ -35,7 +40,7 @@ def main() -> None:
     for name in arguments.only or CASES:
         found = CASES[name](options)
         results.append({"case": name, **fleet.__dict__, "records_per_batch": 10, "seconds": options.seconds, **found})
-        print(f"{name}: " + ", ".join(f"{key.replace('_', ' ')} {value:,}" for key, value in found.items()))
+        print(f"{name}: " + ", ".join(f"{key.replace('_', ' ')} {_shown(value)}" for key, value in found.items()))
     if arguments.only is None:
         print(write_results("hub", results))
 

@@ -13,7 +13,7 @@ from weft.protocols.lane import Lane
 from weft.protocols.lane_state import LaneState
 from weft.protocols.link import RefuseCode
 from weft.protocols.origin import ORIGINS_MAX, Origin
-from weft.protocols.ranges import RangeSet
+from weft.protocols.ranges import SEQ_END, RangeSet
 
 GAP_BYTES = 64
 """Bytes that a gap notice counts as against the bounds on pending bytes."""
@@ -182,7 +182,9 @@ class LaneSession:
         newest = held.newest_mark
         if self.mark is not None and newest is not None and newest.time >= self.mark.time:
             self.mark = None
-        freed = 0
+        freed = self._settle_run(held)
+        if freed:
+            return freed
         for _ in range(len(self.items)):
             item = self.items.popleft()
             is_gap = isinstance(item, GapRange)
@@ -192,6 +194,25 @@ class LaneSession:
                     self.gaps_told.add(*bounds(item))
             else:
                 self.items.append(item)
+        return freed
+
+    def _settle_run(self, held: LaneState) -> int:
+        """Remove all items when they are records of one stretch that the state holds, as after most commits.
+
+        Returns:
+            The bytes that this freed; 0 when they are not.
+        """
+        first, end, freed = SEQ_END, 0, 0
+        for item in self.items:
+            if isinstance(item, GapRange):
+                return 0
+            header = item.header
+            first = min(first, header.base_seq)
+            end = max(end, header.base_seq + header.count)
+            freed += len(item.data)
+        if not freed or not held.holds(first, end):
+            return 0
+        self.items.clear()
         return freed
 
     def acknowledged(self, held: LaneState) -> RangeSet:

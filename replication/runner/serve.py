@@ -207,15 +207,18 @@ class LinkSession:
     async def _handle_all(self) -> None:
         for event in self._receiver.events():
             # A link that was refused takes nothing more; the reason of its end is still told.
-            if not self._receiver.closed or isinstance(event, ConnectionLost):
+            if self._receiver.closed and not isinstance(event, ConnectionLost):
+                continue
+            # Nearly all events are these two; a coroutine for each would be a part of the cost of a batch.
+            if isinstance(event, BatchesReceived):
+                await self._handler.data(event.lane, event.batches)
+            elif isinstance(event, MarkReceived):
+                await self._handler.mark(event.lane, event.mark)
+            else:
                 await self._handle(event)
 
     async def _handle(self, event: ReceiverEvent) -> None:
         match event:
-            case BatchesReceived():
-                await self._handler.data(event.lane, event.batches)
-            case MarkReceived():
-                await self._handler.mark(event.lane, event.mark)
             case GapReceived():
                 await self._handler.gap(event.lane, event.gap)
             case HelloReceived():
