@@ -40,6 +40,9 @@ class SendWindow:
     def sent(self, lane: int, last: int, now: int, *, was_empty: bool) -> None:
         """Note that a batch up to the number ``last`` goes out; ``was_empty`` when nothing else was on the way."""
         if was_empty:
+            if self._limited and self._acked and self._delays:
+                # All came back at once, sooner than a period ends: the window alone held the sender back.
+                self._follow(now)
             self._since, self._acked, self._limited = now, 0, False
         if self._probe is None:
             self._probe = lane, last, now
@@ -62,8 +65,12 @@ class SendWindow:
         elapsed = now - self._since
         if elapsed < PERIOD or not self._acked or not self._delays:
             return
-        wanted = self._acked * (min(self._delays) + AHEAD) // elapsed
+        self._follow(now)
+        self._since, self._acked, self._limited = now, 0, False
+
+    def _follow(self, now: int) -> None:
+        """Set the window by what was acknowledged since the last time."""
+        wanted = self._acked * (min(self._delays) + AHEAD) // max(1, now - self._since)
         # A sender that had nothing to send says nothing about the rate that is possible.
         if self._limited or wanted > self.bytes:
             self.bytes = min(self._most, max(FLOOR_BYTES, wanted))
-        self._since, self._acked, self._limited = now, 0, False
