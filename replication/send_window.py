@@ -40,8 +40,8 @@ class SendWindow:
     def sent(self, lane: int, last: int, now: int, *, was_empty: bool) -> None:
         """Note that a batch up to the number ``last`` goes out; ``was_empty`` when nothing else was on the way."""
         if was_empty:
-            if self._limited and self._acked and self._delays:
-                # All came back at once, sooner than a period ends: the window alone held the sender back.
+            if self._acked and self._delays:
+                # All came back at once, sooner than a period ends, as from a hub that commits everything together.
                 self._follow(now)
             self._since, self._acked, self._limited = now, 0, False
         if self._probe is None:

@@ -22,6 +22,17 @@ def test_a_hub_that_acknowledges_all_at_once_gets_as_much_as_it_can_take() -> No
     assert window.bytes == MOST
 
 
+def test_one_batch_longer_than_the_window_lets_it_grow() -> None:
+    window, now = SendWindow(), 0
+    window.allow(MOST)
+    for _ in range(3):
+        window.sent(1, 99, now, was_empty=True)
+        now += COMMIT
+        window.acknowledged(2 * START_BYTES, 1, 0, 100, now)
+    window.sent(1, 99, now, was_empty=True)
+    assert window.bytes > 8 * START_BYTES
+
+
 def test_a_sender_that_has_little_to_send_learns_nothing() -> None:
     window, now = SendWindow(), 0
     window.allow(MOST)
