@@ -253,8 +253,8 @@ def records(data: Buffer, offset: int = 0) -> Iterator[Record]:
 
 
 def mergeable(left: BatchHeader, right: BatchHeader) -> bool:
-    """Return whether ``right`` continues ``left``: same stream and origin, next seq, same boot, no step of the clock,
-    within bounds."""
+    """Return whether ``right`` continues ``left``: same stream and origin, next seq, same boot, no step of the clock
+    and none back at all, within bounds."""
     step = (right.first_time - right.monotonic) - (left.first_time - left.monotonic)
     return (
         left.stream == right.stream
@@ -263,6 +263,7 @@ def mergeable(left: BatchHeader, right: BatchHeader) -> bool:
         and left.boot_id == right.boot_id
         and left.clock == right.clock
         and abs(step) <= CLOCK_STEP_NS_MAX
+        and left.last_time <= right.first_time
         and left.count + right.count <= COUNT_MAX
         and left.raw_length + right.raw_length <= RAW_BYTES_MAX
     )

@@ -55,6 +55,14 @@ class Conflict(msgspec.Struct, frozen=True, array_like=True):
     reason: str
 
 
+class ConflictBody(msgspec.Struct, frozen=True, array_like=True):
+    """Body of a CONFLICT record."""
+
+    epoch: Epoch
+    """The epoch that was refused."""
+    reason: str
+
+
 @dataclass(slots=True)
 class LaneState:
     """A shard's knowledge of one lane. The fold replaces it and never changes one that it has given away."""
@@ -184,14 +192,12 @@ class LaneState:
     # -- marks
 
     def contradicted(self, time: int, end: int) -> Mark | None:
-        """Return the latest mark that records with numbers below ``end`` and times from ``time`` on may contradict.
+        """Return the proven mark that records with numbers below ``end`` and times from ``time`` on may contradict.
 
-        They do when a number is not below the mark's and its time is.
+        They do when a number is not below the mark's and its time is. A mark that is not proven claims nothing yet: the
+        records are there before it does.
         """
-        newest = self.newest_mark
-        if newest is None or time > newest.time:
-            return None
-        marks = [*([self.mark] if self.mark else []), *self.pending_marks]
+        marks = [mark for mark in (self.mark, self.whole_mark) if mark is not None]
         return max((m for m in marks if time <= m.time and m.seq < end), key=lambda m: m.time, default=None)
 
     def add_mark(self, mark: Mark) -> None:

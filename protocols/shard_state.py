@@ -27,9 +27,9 @@ from weft.protocols.chunk_footer import (
     LaneUpdate,
 )
 from weft.protocols.errors import Corrupt
-from weft.protocols.fields import Epoch, unpack
+from weft.protocols.fields import unpack
 from weft.protocols.lane import Lane
-from weft.protocols.lane_state import PENDING_MARKS_MAX, Conflict, LaneState, RetiredBy, Retirement
+from weft.protocols.lane_state import PENDING_MARKS_MAX, Conflict, ConflictBody, LaneState, RetiredBy, Retirement
 from weft.protocols.snapshot import BootClock, LogClocks, Snapshot, StreamSnapshot
 
 __all__ = [
@@ -67,14 +67,6 @@ class RetireBody(msgspec.Struct, frozen=True, array_like=True):
 
     by: int
     """``protocols.lane_state.RetiredBy``."""
-    reason: str
-
-
-class ConflictBody(msgspec.Struct, frozen=True, array_like=True):
-    """Body of a CONFLICT record."""
-
-    epoch: Epoch
-    """The epoch that was refused."""
     reason: str
 
 
@@ -187,6 +179,13 @@ class ShardState:
         """Return whether the state holds this notice of a boot's clock."""
         boots = self.clocks.get((clock.tenant, clock.edge, clock.log_id), ())
         return BootClock(clock.boot_id, clock.monotonic, clock.offset, clock.error) in boots
+
+    def boot_clock(self, tenant: str, edge: str, log_id: int, boot_id: int) -> ClockUpdate | None:
+        """Return what is known of a boot's clock."""
+        for boot in self.clocks.get((tenant, edge, log_id), ()):
+            if boot.boot_id == boot_id:
+                return ClockUpdate(tenant, edge, log_id, boot.boot_id, boot.monotonic, boot.offset, boot.error)
+        return None
 
     def set_lane(self, lane: Lane, held: LaneState | None) -> None:
         """Replace a lane's state; None takes the lane out, and its log's clocks with the log's last lane."""

@@ -117,6 +117,7 @@ def _chunk_rows(partition: ChunkPartition, columns: list[str]) -> Iterator[pa.Re
                 columns=columns,
                 edges=context.options.edges,
                 payload=context.payload,
+                clocks=piece.clocks,
             )
 
 

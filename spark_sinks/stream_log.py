@@ -14,7 +14,7 @@ from spark_sinks.errors import ReadError
 from spark_sinks.options import ReadOptions
 from spark_sinks.positions import Offsets
 from spark_sinks.tables import TableSnapshot, open_table
-from weft.protocols.chunk import Chunk, LaneUpdate, StreamSection
+from weft.protocols.chunk import Chunk, ClockUpdate, LaneUpdate, StreamSection
 from weft.protocols.lane import Lane
 from weft.protocols.payloads import PayloadKind, strictest
 from weft.protocols.shard_state import ShardState
@@ -37,6 +37,8 @@ class ChunkSlice(NamedTuple):
     section: StreamSection
     lanes: tuple[LaneUpdate, ...]
     """Lanes of the footer by number, without what they add to the hub's state."""
+    clocks: tuple[ClockUpdate, ...] = ()
+    """Clock notices of the footer."""
 
     @property
     def end(self) -> int:
@@ -187,7 +189,8 @@ class StreamLog:
             for section in chunk.footer.streams:
                 if (section.tenant, section.stream) == (self.options.tenant, self.options.stream):
                     lanes = tuple(map(self._lane, chunk.footer.lanes))
-                    found.append(ChunkSlice(chunk.header.n, section, lanes))
+                    clocks = tuple(clock for clock in chunk.footer.clocks if clock.tenant == section.tenant)
+                    found.append(ChunkSlice(chunk.header.n, section, lanes, clocks))
         return found
 
     def _lane(self, update: LaneUpdate) -> LaneUpdate:
@@ -198,9 +201,10 @@ class StreamLog:
         name = (update.edge, update.log_id)
         if name not in self._lanes:
             self._lanes[name] = msgspec.structs.replace(
-                update, ranges=[], gaps=[], mark=None, topics=None, payload=None
+                update, ranges=[], gaps=[], mark=None, topics=None, payload=None, origins=[], floor=None
             )
-        return self._lanes[name]
+        known = self._lanes[name]
+        return known if update.floor is None else msgspec.structs.replace(known, floor=update.floor)
 
 
 def subset(schema: pa.Schema, columns: Sequence[str] | None) -> pa.Schema:

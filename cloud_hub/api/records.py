@@ -11,12 +11,13 @@ from typing import NamedTuple
 from weft.cloud_hub.api.views import View, moment
 from weft.protocols import batch as batches
 from weft.protocols.batch import Flag
-from weft.protocols.chunk import LaneUpdate, StreamSection, section_entries
+from weft.protocols.chunk import ChunkFooter, LaneUpdate, StreamSection, section_entries
 from weft.protocols.columns import header_json
 from weft.protocols.lane import format_log_id
 from weft.protocols.payloads import PayloadKind, keeps
 from weft.protocols.shard_state import ShardState, StreamKey
 from weft.storage.chunk_log import ShardLog
+from weft.storage.table.record_time import CLOCKS, BatchTimes, batch_times, known_clocks
 
 CHUNKS_MAX = 64
 """Maximum number of chunks that one request reads after it has found a record; before that, there is no bound."""
@@ -66,7 +67,7 @@ class RecordReader:
             if section is not None and section.base_offset + section.count > offset:
                 data = await self._log.section(chunk.header.n, section)
                 wanted = _Wanted(offset, limit - len(found), left, payload)
-                helping = await asyncio.to_thread(_decode, section, data, chunk.footer.lanes, wanted)
+                helping = await asyncio.to_thread(_decode, section, data, chunk.footer, wanted)
                 found += helping.records
                 offset = helping.next_offset
                 left -= sum(len(record["key"]) + record.pop("_bytes") for record in helping.records)
@@ -98,8 +99,9 @@ class RecordReader:
         return end
 
 
-def _decode(section: StreamSection, data: bytes, lanes: list[LaneUpdate], wanted: _Wanted) -> Helping:
+def _decode(section: StreamSection, data: bytes, footer: ChunkFooter, wanted: _Wanted) -> Helping:
     offset, limit, bytes_max, payload = wanted
+    lanes, clocks = footer.lanes, known_clocks(footer.clocks)
     found: list[View] = []
     at = section.base_offset
     for entry in section_entries(section, data, lanes):
@@ -107,9 +109,10 @@ def _decode(section: StreamSection, data: bytes, lanes: list[LaneUpdate], wanted
             at += entry.take
             continue
         first = max(offset - at, 0)
+        times = batch_times(batches.decode_header(entry.batch), lanes[entry.lane], clocks)
         records = islice(batches.records(entry.batch), entry.skip + first, entry.skip + entry.take)
         at += first
-        for view in _views(records, lanes[entry.lane], section, entry.received, payload):
+        for view in _views(records, lanes[entry.lane], section, _Taken(entry.received, times), payload):
             view["offset"] = at
             found.append(view)
             at += 1
@@ -119,22 +122,31 @@ def _decode(section: StreamSection, data: bytes, lanes: list[LaneUpdate], wanted
     return Helping(found, at)
 
 
+class _Taken(NamedTuple):
+    received: int
+    times: BatchTimes
+
+
 def _views(
-    records: Iterator[batches.Record], lane: LaneUpdate, section: StreamSection, received: int, payload: PayloadKind
+    records: Iterator[batches.Record], lane: LaneUpdate, section: StreamSection, taken: _Taken, payload: PayloadKind
 ) -> Iterator[View]:
     for record in records:
+        time, clock, stamp = taken.times.of(record.time, record.seq, taken.received)
         view: View = {
             "offset": 0,
             "edge": lane.edge,
             "log": format_log_id(lane.log_id),
             "stream": section.stream,
             "seq": record.seq,
-            "time": moment(record.time),
-            "received": moment(received),
+            "time": moment(time),
+            "clock": CLOCKS[clock],
+            "received": moment(taken.received),
             "key": record.key.decode("utf-8", "replace"),
             "resent": bool(record.flags & Flag.DUPLICATE_SUSPECTED),
             "_bytes": len(record.payload),
         }
+        if stamp is not None:
+            view["edge_time"] = moment(stamp)
         # In a stream of JSON this is where the table has a payload: in `payload`, or in `_payload_bytes`.
         if keeps(max(payload, PayloadKind.TEXT), record.payload):
             view["payload"] = record.payload.decode()

@@ -10,7 +10,7 @@ from crc32c import crc32c
 from weft.cloud_hub.shard.lane_ends import EndedLanes, adoption
 from weft.cloud_hub.shard.lane_session import LaneSession, ReceivedBatch, bounds
 from weft.protocols import chunk as chunks
-from weft.protocols.batch import Buffer
+from weft.protocols.batch import BatchHeader, Buffer, ClockState
 from weft.protocols.chunk import (
     Chunk,
     ChunkFooter,
@@ -28,6 +28,7 @@ from weft.protocols.origin import Origin
 from weft.protocols.ranges import Range, RangeSet
 from weft.protocols.shard_state import ShardState, StreamKey
 from weft.protocols.snapshot import decode_lane, lane_state
+from weft.storage.table.record_time import BootKey, behind, shift
 
 INDEX_BYTES_MAX = 8 << 20
 """Bytes of topics, origins, ranges and the like of which one chunk takes no more: its footer has to stay readable
@@ -56,12 +57,13 @@ class _Section:
     first_time: int = 0
     last_time: int = 0
 
-    def add(self, lane: int, skip: int, take: int, batch: ReceivedBatch) -> None:
+    def add(self, lane: int, skip: int, take: int, batch: ReceivedBatch, correction: int) -> None:
+        """Add an entry, of which the rows get the batch's times and this on top."""
         head = chunks.encode_entry_header(lane, skip, take, len(batch.data), batch.received)
         self.crc = crc32c(batch.data, crc32c(head, self.crc))
         self.parts += (head, batch.data)
         self.length += len(head) + len(batch.data)
-        low, high = batch.header.first_time, batch.header.last_time
+        low, high = batch.header.first_time + correction, batch.header.last_time + correction
         if low > high:
             low, high = high, low
         if not self.count:
@@ -108,7 +110,7 @@ class ChunkBuilder:
         """Lanes as they will be after the chunk, of which it has records or gaps."""
         self._runs: dict[Lane, Range] = {}
         """Lanes of which the chunk has one run of new records, and what ``_after`` does not have yet."""
-        self._clocks: list[ClockUpdate] = []
+        self._clocks: dict[BootKey, ClockUpdate] = {}
         self._epochs: dict[Lane, int] = {}
         self._substantial = False
 
@@ -146,7 +148,8 @@ class ChunkBuilder:
             draft.payload = session.payload
         draft.origins = held.new_origins(session.origins) if session.origins else []
         clocks = [clock for clock in session.clocks if not self._state.knows_clock(clock)]
-        self._clocks += clocks
+        for clock in clocks:
+            self._clocks.setdefault((clock.tenant, clock.edge, clock.log_id, clock.boot_id), clock)
         self._index_bytes += _index_bytes(draft) + CLOCK_BYTES * len(clocks)
         # Items of a lane that left are answered from the state, also when the hub had all of them: it has to be back.
         returns = session.lane not in self._state.lanes and bool(session.items)
@@ -183,15 +186,18 @@ class ChunkBuilder:
         draft.ranges.add(first, end)
         section = self._sections.setdefault((lane.tenant, lane.stream), _Section())
         for batch in batches:
-            self._note_floor(draft, batch, held, batch.header.end_seq)
-            section.add(draft.index, 0, batch.header.count, batch)
+            correction = self._settle_times(draft, batch, held, batch.header.end_seq)
+            section.add(draft.index, 0, batch.header.count, batch, correction)
         return True
 
-    @staticmethod
-    def _note_floor(draft: _LaneDraft, batch: ReceivedBatch, held: LaneState, end: int) -> None:
-        contradicted = held.contradicted(batch.header.first_time, end)
+    def _settle_times(self, draft: _LaneDraft, batch: ReceivedBatch, held: LaneState, end: int) -> int:
+        """Note the mark that a batch may contradict. Return what the chunk corrects its times by."""
+        header = batch.header
+        correction = 0 if header.clock is ClockState.SYNCED else self._correction(draft.session, header)
+        contradicted = held.contradicted(header.first_time + correction, end)
         if contradicted is not None and (draft.floor is None or draft.floor.time < contradicted.time):
             draft.floor = contradicted
+        return correction
 
     def _state_after(self, lane: Lane, held: LaneState) -> LaneState:
         """Return a lane as it will be after what the chunk has of it so far."""
@@ -224,10 +230,25 @@ class ChunkBuilder:
         # A gap that the same link told before its records: the chunk has only the records, which a footer counts first.
         draft.told.gaps = gaps_without(draft.told.gaps, [piece])
         draft.ranges.add(first, end)
-        self._note_floor(draft, item, held, end)
+        correction = self._settle_times(draft, item, held, end)
         section = self._sections.setdefault((lane.tenant, lane.stream), _Section())
-        section.add(draft.index, first - item.header.base_seq, end - first, item)
+        section.add(draft.index, first - item.header.base_seq, end - first, item, correction)
         self._bytes += len(item.data)
+
+    def _correction(self, session: LaneSession, header: BatchHeader) -> int:
+        """Return what the chunk corrects a batch's times by, of a boot whose clock was not set. The clock notice goes
+        into the same chunk, so that every reader corrects them alike, whenever it reads."""
+        lane = session.lane
+        key = (lane.tenant, lane.edge, lane.log_id, header.boot_id)
+        clock = self._clocks.get(key)
+        if clock is None:
+            told = [clock for clock in session.clocks if clock.boot_id == header.boot_id]
+            clock = told[-1] if told else self._state.boot_clock(*key)
+        correction = None if clock is None else shift(header, clock.offset)
+        if clock is None or correction is None:
+            return 0
+        self._clocks[key] = clock
+        return correction
 
     def finish(self, created: int, nonce: int, marks_due: bool) -> Draft | None:
         """Return the chunk, or None when there is nothing to write.
@@ -243,18 +264,16 @@ class ChunkBuilder:
         created = max(created, state.created)  # a clock that steps back must not make a lane look seen earlier
         header = ChunkHeader(state.cluster_id, state.n + 1, created, state.shard, state.footer_crc, nonce)
         parts: list[Buffer] = [chunks.encode_header(header)]
+        for draft in self._lanes:
+            section = self._sections.get((draft.session.lane.tenant, draft.session.lane.stream))
+            if draft.floor is not None and section is not None:
+                section.last_time = max(section.last_time, behind(draft.floor))
         lanes = [self._update(draft) for draft in self._lanes]
         extensions, level = self._extensions(lanes)
         # The level of the log is carried on, also one that this release does not know.
         footer = ChunkFooter(
-            header,
-            0,
-            max(level, state.fold_level),
-            self._place_sections(parts),
-            lanes,
-            [*self._controls.values()],
-            self._clocks,
-            extensions,
+            header, 0, max(level, state.fold_level), self._place_sections(parts), lanes,
+            [*self._controls.values()], [*self._clocks.values()], extensions,
         )
         tail, footer_crc = chunks.encode_footer(footer)
         parts.append(tail)

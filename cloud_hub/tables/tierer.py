@@ -314,7 +314,7 @@ class Tierer:
             data = await view.chunks.section(chunk.header.n, section)
             rows = section_rows(
                 section, data, chunk.footer.lanes, view.shard, levels, self._declared.topics(view), at, limit,
-                payload=self.payload,
+                payload=self.payload, clocks=chunk.footer.clocks,
             )  # fmt: skip
             await in_thread(partial(out.add, rows))
             at, taken = min(section.base_offset + section.count, limit), taken + section.length

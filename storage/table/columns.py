@@ -9,27 +9,24 @@ from typing import Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from weft.protocols.batch import Buffer, ClockState, Columns, Flag, HeaderPairs
+from weft.protocols.batch import Buffer, Columns, Flag, HeaderPairs
 from weft.protocols.chunk import LaneUpdate
 from weft.protocols.columns import header_text
 from weft.protocols.lane import Lane, format_log_id
 from weft.protocols.payloads import PayloadKind
 from weft.protocols.topics import InvalidTopic, TopicPattern, compile_pattern
 from weft.storage.table.payload_columns import BYTES_COLUMN, payload_columns
+from weft.storage.table.record_time import CLOCKS, CORRECTED, FUTURE, FUTURE_US, STEPPED, BatchTimes, behind
 
 ROWS_MAX = 1 << 16
 """Maximum number of rows of a record batch: neighbouring batches are joined up to this many, longer ones are cut."""
 BYTES_MAX = 64 << 20
 """Maximum number of payload bytes of a joined record batch, and of key bytes of any. Keys are stored once in a batch
 but once per row here, so a batch of very long keys is cut into more record batches."""
-FUTURE_US = 5 * 60 * 1_000_000
-"""Microseconds by which a record's stamp may lie after its receipt by the hub; beyond them ``_clock`` says future."""
-
 TIMESTAMP = pa.timestamp("us", tz="UTC")
 """Type of times. Delta and Spark know microseconds; the log's nanoseconds are rounded down."""
 HEADERS = pa.map_(pa.string(), pa.string())
-_CLOCKS = pa.array(["unsynced", "synced", "future"])
-_FUTURE = 2
+_CLOCKS = pa.array(CLOCKS)
 
 Topics = Callable[[Lane], Sequence[str]]
 """A lane's topic patterns."""
@@ -46,7 +43,7 @@ class Piece(NamedTuple):
     """Index in the batch of the first record."""
     rows: int
     seq: int
-    clock: ClockState
+    times: BatchTimes
     received: int
     columns: Columns
     key_bytes: int
@@ -145,7 +142,7 @@ class RowBuilder:
             (("_offset",), self._offsets),
             (("_seq",), self._seqs),
             (("_shard", "_edge", "_log"), self._origins),
-            (("_time", "_clock", "_received"), self._times),
+            (("_time", "_clock", "_received", "_edge_time"), self._times),
             (("_key", *(self._levels.fields if self._levels else ())), self._keys),
             (("_resent",), self._resent),
             (("_headers",), self._headers),
@@ -182,16 +179,33 @@ class RowBuilder:
         return {"_shard": shard, "_edge": edges.take(pa.array(lane)), "_log": logs.take(pa.array(lane))}
 
     def _times(self) -> dict[str, pa.Array]:
-        taken = np.concatenate([_slice(p.columns.times, np.int64, p.first, p.rows) for p in self._pieces])
-        taken = taken // 1000
+        stamps = np.concatenate([_slice(p.columns.times, np.int64, p.first, p.rows) for p in self._pieces])
         received = self._repeat([piece.received // 1000 for piece in self._pieces], np.int64)
-        clock = self._repeat([piece.clock for piece in self._pieces], np.int8)
-        clock[taken - FUTURE_US > received] = _FUTURE
-        return {
-            "_time": _timestamps(taken),
-            "_received": _timestamps(received),
-            "_clock": _CLOCKS.take(pa.array(clock)),
-        }
+        clock = self._repeat([piece.times.clock for piece in self._pieces], np.int8)
+        changes = any(piece.times.changes for piece in self._pieces)
+        times = stamps + self._repeat([piece.times.shift for piece in self._pieces], np.int64) if changes else stamps
+        taken = times // 1000
+        clock[taken - FUTURE_US > received] = FUTURE
+        made = {"_received": _timestamps(received), "_edge_time": pa.nulls(self.rows, TIMESTAMP)}
+        if changes:
+            stepped = self._step(times, taken)
+            clock[stepped] = STEPPED
+            changed = stepped | (self._repeat([piece.times.clock for piece in self._pieces], np.int8) == CORRECTED)
+            made["_edge_time"] = pa.array(stamps // 1000, TIMESTAMP, mask=~changed)
+        return made | {"_time": _timestamps(taken), "_clock": _CLOCKS.take(pa.array(clock))}
+
+    def _step(self, times: Array, taken: Array) -> Array:
+        """Move the records that stand before what was claimed complete behind it. Return which ones these are."""
+        stepped = np.zeros(self.rows, np.bool_)
+        at = 0
+        for piece in self._pieces:
+            floor = piece.times.floor
+            if floor is not None:
+                seqs = np.arange(piece.seq, piece.seq + piece.rows)
+                stepped[at : at + piece.rows] = (seqs >= floor.seq) & (times[at : at + piece.rows] <= floor.time)
+                taken[at : at + piece.rows][stepped[at : at + piece.rows]] = behind(floor) // 1000
+            at += piece.rows
+        return stepped
 
     def _keys(self) -> dict[str, pa.Array]:
         indexes: list[Array] = []

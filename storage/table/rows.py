@@ -8,14 +8,16 @@ Python, only per batch and per distinct key.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Sequence
+from typing import NamedTuple
 
 import pyarrow as pa
 
 from weft.protocols.batch import Buffer, decode_columns, decode_header
-from weft.protocols.chunk import LaneUpdate, SectionEntry, StreamSection, section_entries
+from weft.protocols.chunk import ClockUpdate, LaneUpdate, SectionEntry, StreamSection, section_entries
 from weft.protocols.payloads import PayloadKind
 from weft.storage.table.columns import BYTES_MAX, HEADERS, ROWS_MAX, TIMESTAMP, Levels, Piece, RowBuilder, Topics
 from weft.storage.table.payload_columns import BYTES_COLUMN, payload_fields
+from weft.storage.table.record_time import BootKey, batch_times, known_clocks
 
 _BEFORE = (
     pa.field("_offset", pa.int64(), nullable=False),
@@ -31,6 +33,7 @@ _BEFORE = (
 _AFTER = (
     pa.field("_resent", pa.bool_(), nullable=False),
     pa.field("_headers", HEADERS),
+    pa.field("_edge_time", TIMESTAMP),
 )
 
 FIXED_COLUMNS = frozenset({*(field.name for field in (*_BEFORE, *_AFTER)), "payload", BYTES_COLUMN})
@@ -84,6 +87,7 @@ def section_rows(  # noqa: PLR0917
     columns: Collection[str] | None = None,
     edges: Collection[str] | None = None,
     payload: PayloadKind = PayloadKind.BYTES,
+    clocks: Iterable[ClockUpdate] = (),
 ) -> Iterator[pa.RecordBatch]:
     """Yield the records of a section as rows, offsets ascending.
 
@@ -96,6 +100,7 @@ def section_rows(  # noqa: PLR0917
         columns: make only these columns (in the schema's order); None makes all.
         edges: only records of these edge nodes; batches of others are passed over without being decompressed.
         payload: the stream's payload kind, as in ``row_schema``.
+        clocks: the footer's clock notices of the same chunk.
 
     Raises:
         Corrupt: the section does not hold what its index says.
@@ -107,7 +112,7 @@ def section_rows(  # noqa: PLR0917
     wanted = range(max(first_offset, section.base_offset), end if end_offset is None else min(end_offset, end))
     levels = Levels(fields, topics) if not set(fields).isdisjoint(schema.names) else None
     builder = RowBuilder(schema, lanes, shard, levels, payload)
-    for piece in _pieces(section, data, lanes, wanted, edges):
+    for piece in _pieces(section, data, _Footer(lanes, known_clocks(clocks)), wanted, edges):
         if not builder.takes(piece):
             yield builder.flush()
         builder.add(piece)
@@ -115,27 +120,35 @@ def section_rows(  # noqa: PLR0917
         yield builder.flush()
 
 
+class _Footer(NamedTuple):
+    """Parts of a chunk's footer that its rows need."""
+
+    lanes: Sequence[LaneUpdate]
+    clocks: dict[BootKey, int]
+
+
 def _pieces(
-    section: StreamSection, data: Buffer, lanes: Sequence[LaneUpdate], wanted: range, edges: Collection[str] | None
+    section: StreamSection, data: Buffer, footer: _Footer, wanted: range, edges: Collection[str] | None
 ) -> Iterator[Piece]:
     offset = section.base_offset
-    for entry in section_entries(section, data, lanes):
+    for entry in section_entries(section, data, footer.lanes):
         first = max(offset, wanted.start)
         end = min(offset + entry.take, wanted.stop)
-        if first < end and (edges is None or lanes[entry.lane].edge in edges):
-            yield from _cut(entry, first - offset, end - offset, offset)
+        if first < end and (edges is None or footer.lanes[entry.lane].edge in edges):
+            yield from _cut(entry, first - offset, end - offset, offset, footer)
         offset += entry.take
 
 
-def _cut(entry: SectionEntry, first: int, end: int, offset: int) -> Iterator[Piece]:
+def _cut(entry: SectionEntry, first: int, end: int, offset: int, footer: _Footer) -> Iterator[Piece]:
     """Yield records ``[first, end)`` of an entry's counted ones, in pieces of bounded size."""
     header = decode_header(entry.batch)
     columns = decode_columns(entry.batch, header)
+    times = batch_times(header, footer.lanes[entry.lane], footer.clocks)
     key_bytes = max(map(len, columns.keys))
     step = max(1, min(ROWS_MAX, BYTES_MAX // max(1, key_bytes)))
     for at in range(first, end, step):
         index = entry.skip + at
         yield Piece(
-            entry.lane, offset + at, index, min(step, end - at), header.base_seq + index, header.clock,
+            entry.lane, offset + at, index, min(step, end - at), header.base_seq + index, times,
             entry.received, columns, key_bytes,
         )  # fmt: skip

@@ -196,7 +196,8 @@ def test_a_damaged_byte_is_no_later_release(name: str) -> None:
 
 def test_a_batch_keeps_its_origin() -> None:
     made = batch.columns_from_lists(TIMES, [b"a", b"b"], [b"x", b"yz"])
-    parts = [batch.encode(1, seq, made, CLOCK, origin=4_000_000_000) for seq in (5, 7)]
+    later = batch.columns_from_lists(TIMES[8:] * 2, [b"a", b"b"], [b"x", b"yz"])
+    parts = [batch.encode(1, seq, columns, CLOCK, origin=4_000_000_000) for seq, columns in ((5, made), (7, later))]
     assert batch.verify(parts[0]).origin == 4_000_000_000
     assert batch.verify(batch.merge(parts)).origin == 4_000_000_000
     assert batch.verify(encode()).origin == 0

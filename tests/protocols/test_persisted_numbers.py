@@ -135,7 +135,7 @@ ARRAYS = {
     origin.Origin: "number kind name version hash",
     lane_state.Conflict: "time epoch up_to whole_up_to reason",
     lane_state.Retirement: "time by reason",
-    shard_state.ConflictBody: "epoch reason",
+    lane_state.ConflictBody: "epoch reason",
     shard_state.RetireBody: "by reason",
     snapshot.Snapshot: (
         "cluster_id shard n footer_crc must_understand made_with fold_level created drops streams lanes clocks "

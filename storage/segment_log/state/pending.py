@@ -10,7 +10,7 @@ from typing import NamedTuple, TypeVar
 import zstandard
 
 from weft.protocols import batch
-from weft.protocols.batch import ClockReading, HeaderPairs
+from weft.protocols.batch import ClockReading, ClockState, HeaderPairs
 from weft.protocols.columns import header_bytes
 from weft.protocols.origin import Origin
 from weft.protocols.segment import GapNotice
@@ -60,6 +60,7 @@ class PendingBatch:
         "_times",
         "base_seq",
         "clock",
+        "last_time",
         "origin",
         "payload_bytes",
         "raw_bytes",
@@ -75,6 +76,7 @@ class PendingBatch:
         """Known once it is encoded."""
         self.clock = clock
         """Read when its first record was appended."""
+        self.last_time = -(1 << 63)
         self._times: list[bytes] = []
         self._keys: list[bytes] = []
         self._payloads: list[bytes] = []
@@ -82,9 +84,13 @@ class PendingBatch:
         self._flags: dict[int, int] = {}
 
     def takes(self, run: Run) -> bool:
-        """Return whether a run still fits."""
+        """Return whether a run still fits. Times never go back within a batch, nor leap while the clock is not set
+        (docs/reference/formats/batch.md)."""
+        step = run.time - self.last_time
         return (
-            len(self._keys) + len(run.keys) <= BATCH_RECORDS_MAX
+            step >= 0
+            and (step <= batch.CLOCK_STEP_NS_MAX or self.clock.state is ClockState.SYNCED)
+            and len(self._keys) + len(run.keys) <= BATCH_RECORDS_MAX
             and self.raw_bytes + run.raw_bytes <= BATCH_BYTES_MAX
             and self.origin == run.origin
         )
@@ -92,6 +98,7 @@ class PendingBatch:
     def extend(self, run: Run) -> None:
         """Add a run of records."""
         at = len(self._keys)
+        self.last_time = run.time
         self._times.append(struct.pack("<q", run.time) * len(run.keys))
         self._keys += run.keys
         self._payloads += run.payloads

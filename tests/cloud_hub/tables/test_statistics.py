@@ -72,6 +72,7 @@ def batch_of(rows: Sequence[Row], first: int, schema: pa.Schema = SCHEMA) -> pa.
         "machine": [row.machine for row in rows],
         "_resent": [False] * count,
         "_headers": [None] * count,
+        "_edge_time": [None] * count,
         "payload": [b"%d" % number for number in range(first, first + count)],
     }
     arrays = [pa.array(columns[field.name], field.type) for field in schema]

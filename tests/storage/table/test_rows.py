@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from weft.protocols import batch
 from weft.protocols.batch import ClockReading, ClockState, Flag
-from weft.protocols.chunk import LaneUpdate, StreamSection, encode_entry_header
+from weft.protocols.chunk import ClockUpdate, LaneUpdate, Mark, StreamSection, encode_entry_header
 from weft.protocols.columns import header_text
 from weft.protocols.errors import Corrupt
 from weft.protocols.lane import Lane
@@ -28,6 +28,10 @@ LANES = [
     LaneUpdate("default", edge, log_id, "telemetry", 1, [], [], None, None)
     for edge, log_id in (("press-1", 7), ("press-2", 0xFEDC_BA98_7654_3210), ("press-1", 8))
 ]
+LANES[2] = LaneUpdate("default", "press-1", 8, "telemetry", 1, [], [], None, None, floor=Mark(2 * 10**18, 2**60))
+OFFSET = 3 * 10**18
+CLOCKS = [ClockUpdate("default", "press-2", 0xFEDC_BA98_7654_3210, 1, 5, OFFSET, 10)]
+"""The clock of the boot that all batches are of, known of one log."""
 PATTERNS = ["plant/{line}/{machine}/telemetry", "other/{line}"]
 KEYS = [b"plant/a/m1/telemetry", b"plant/b/m2/telemetry", b"other/c", b"elsewhere", b"plant/\xff/m/telemetry", b""]
 FIELDS = ["line", "machine"]
@@ -96,10 +100,16 @@ def expected_rows(parts: list[tuple[int, int, int, int, bytes]], base_offset: in
     for number, skip, take, received, data in parts:
         update = LANES[number]
         lane = Lane(update.tenant, update.edge, update.log_id, update.stream)
-        clock = batch.decode_header(data).clock
+        clock, first_stamp = batch.decode_header(data).clock, batch.decode_header(data).first_time
         for record in list(batch.records(data))[skip : skip + take]:
             key = record.key.decode("utf-8", "replace")
-            future = record.time // 1000 - received // 1000 > 300_000_000
+            time, state, stamp = record.time, clock.name.lower(), None
+            if clock is ClockState.UNSYNCED and number == 1:
+                time, state, stamp = OFFSET + 2 + record.time - first_stamp, "corrected", micros(record.time)
+            if time // 1000 - received // 1000 > 300_000_000:
+                state = "future"
+            if number == 2 and record.seq >= 2**60 and time <= 2 * 10**18:
+                time, state, stamp = 2 * 10**18 + 1000, "stepped", micros(record.time)
             headers: dict[str, list[str]] = {}
             for name, value in record.headers:
                 texts = headers.setdefault(name, [])
@@ -112,8 +122,8 @@ def expected_rows(parts: list[tuple[int, int, int, int, bytes]], base_offset: in
                     "_edge": lane.edge,
                     "_log": f"{lane.log_id:016x}",
                     "_seq": record.seq,
-                    "_time": micros(record.time),
-                    "_clock": "future" if future else clock.name.lower(),
+                    "_time": micros(time),
+                    "_clock": state,
                     "_received": micros(received),
                     "_key": key,
                     "line": levels_of(lane, key).get("line"),
@@ -121,6 +131,7 @@ def expected_rows(parts: list[tuple[int, int, int, int, bytes]], base_offset: in
                     "_resent": bool(record.flags & Flag.DUPLICATE_SUSPECTED),
                     "_headers": [(name, ", ".join(values) if values else None) for name, values in headers.items()]
                     or None,
+                    "_edge_time": stamp,
                     "payload": record.payload,
                 }
             )
@@ -143,7 +154,7 @@ def test_rows_are_the_records(
     end = base_offset + section.count
     first = data.draw(st.integers(max(0, base_offset - 2), end + 1))
     stop = data.draw(st.none() | st.integers(first, end + 2))
-    made = list(section_rows(section, section_bytes, LANES, 3, FIELDS, topics, first, stop))
+    made = list(section_rows(section, section_bytes, LANES, 3, FIELDS, topics, first, stop, clocks=CLOCKS))
     assert all(each.schema.equals(row_schema(FIELDS)) for each in made)
     last = end if stop is None else stop
     wanted = [row for row in expected_rows(parts, base_offset) if first <= row["_offset"] < last]
@@ -160,7 +171,7 @@ def test_columns_and_edges_leave_out_and_change_nothing(
     parts: list[tuple[int, int, int, int, bytes]], columns: set[str], edges: set[str] | None
 ) -> None:
     section, data = make_section(parts, 10)
-    made = section_rows(section, data, LANES, 3, FIELDS, topics, columns=columns, edges=edges)
+    made = section_rows(section, data, LANES, 3, FIELDS, topics, columns=columns, edges=edges, clocks=CLOCKS)
     wanted = [
         {name: value for name, value in row.items() if name in columns}
         for row in expected_rows(parts, 10)
