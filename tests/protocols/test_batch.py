@@ -363,7 +363,12 @@ def test_small_bodies_stay_raw_and_large_ones_shrink() -> None:
 @st.composite
 def neighbours(draw: st.DrawFn) -> list[bytes]:
     seq, made = draw(st.integers(0, SEQ_END - 100)), []
-    for part in draw(st.lists(columns(6), min_size=1, max_size=5)):
+    parts = draw(st.lists(columns(6), min_size=1, max_size=5))
+    times = sorted(time for part in parts for (time,) in struct.iter_unpack("<q", part.times))
+    for drawn in parts:
+        count = len(drawn.times) // 8
+        part = drawn._replace(times=struct.pack(f"<{count}q", *times[:count]))
+        del times[:count]
         first_time = struct.unpack_from("<q", part.times)[0]
         clock = ClockReading(7, max(min(first_time, (1 << 63) - 1), -(1 << 63)), ClockState.SYNCED)
         made.append(batch.encode(3, seq, part, clock, draw(COMPRESSORS)))
@@ -389,6 +394,7 @@ def neighbour(base_seq: int, clock: ClockReading, time: int = 10, stream: int = 
     [
         neighbour(2, CLOCK),  # a hole
         neighbour(0, CLOCK),  # a repeat
+        neighbour(1, CLOCK, time=9),  # the clock was set back
         neighbour(1, CLOCK, stream=2),
         neighbour(1, CLOCK, origin=1),
         neighbour(1, CLOCK._replace(boot_id=8)),
