@@ -121,21 +121,9 @@ class PendingCommit:
     """Batches and notices that one write and fsync will make durable."""
 
     __slots__ = (
-        "_first_time",
-        "_last_time",
-        "_leading",
-        "_open",
-        "appends",
-        "batches",
-        "callbacks",
-        "first_times",
-        "gaps",
-        "is_told",
-        "is_whole",
-        "origins",
-        "raw_bytes",
-        "records",
-    )
+        "_first_time", "_last_time", "_leading", "_open", "appends", "batches", "callbacks", "first_times", "gaps",
+        "is_told", "is_whole", "origins", "raw_bytes", "records",
+    )  # fmt: skip
 
     def __init__(self) -> None:
         self.batches: list[PendingBatch] = []
