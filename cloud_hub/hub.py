@@ -10,7 +10,6 @@ import logging
 import random
 import time
 from collections.abc import Callable, Iterable
-from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
@@ -22,13 +21,14 @@ from weft.cloud_hub.api.access import Access, ApiError
 from weft.cloud_hub.api.application import Api
 from weft.cloud_hub.api.idle import IdleConnections
 from weft.cloud_hub.api.metrics import Metrics
+from weft.cloud_hub.api.stream_completeness import StreamCompleteness
 from weft.cloud_hub.api.stream_figures import StreamFigures
 from weft.cloud_hub.api.tokens import TokenFile
 from weft.cloud_hub.api.views import View, conflict_views, moment
-from weft.cloud_hub.completeness import Completeness, completeness
 from weft.cloud_hub.links import link_log
 from weft.cloud_hub.links.edge_link import EdgeLink
 from weft.cloud_hub.links.link_log import HubLinkLog
+from weft.cloud_hub.links.refused import note_refused
 from weft.cloud_hub.membership import Membership
 from weft.cloud_hub.settings import HubSettings
 from weft.cloud_hub.shard.lane_keeper import LaneKeeper
@@ -39,9 +39,9 @@ from weft.config.errors import SettingError
 from weft.config.log_lines.throttle import Throttle
 from weft.config.machine import why_not_listening
 from weft.config.units import Address, approximate_duration
-from weft.protocols.lane import Lane, format_log_id
+from weft.protocols.lane import format_log_id
 from weft.protocols.payloads import PayloadKind
-from weft.protocols.shard_state import RELEASE, FoldRules, ShardState
+from weft.protocols.shard_state import RELEASE, FoldRules
 from weft.replication.runner import serve_link
 from weft.replication.settings import ReceiverSettings
 from weft.storage.chunk_log import Cluster, ShardLog, open_cluster
@@ -190,13 +190,13 @@ class Hub:
     async def _listen(self, shards: Shards) -> None:
         # Thousands of edges come back at once after a restart.
         link_log.logger.addFilter(self._throttle)
-        expected = {
-            key: partial(self._complete_up_to, *key) for key, edges in self._settings.expected_edges.items() if edges
-        }
-        self._figures = StreamFigures(shards, self.table_rows, self._tables is not None, time.monotonic, expected)
+        moments = StreamCompleteness(shards, self._settings.expected_edges, self._wall_clock)
+        rows, expecting = self.table_rows, moments.expecting()
+        self._figures = StreamFigures(shards, rows, self._tables is not None, time.monotonic, expecting)
         self._figures.start()
         metrics = Metrics(shards, self._figures if shards.process == 0 else None, lambda: len(self._links))
-        api = Api(self, shards, self._access, metrics, self._settings.response_bytes_max, monotonic=time.monotonic)
+        longest = self._settings.response_bytes_max
+        api = Api(self, shards, self._access, metrics, longest, moments=moments, monotonic=time.monotonic)
         self._idle = IdleConnections(self._connections, time.monotonic)
         application = api.application(self._idle.middleware)
         self._runner = web.AppRunner(application, access_log=None, shutdown_timeout=SHUTDOWN_S)
@@ -259,7 +259,7 @@ class Hub:
         self._links[link] = self._wall_clock()
         try:
             receiver = ReceiverSettings(settings.link_window_bytes, settings.batch_bytes_max)
-            return await serve_link(
+            response = await serve_link(
                 request,
                 link,
                 receiver,
@@ -269,6 +269,8 @@ class Hub:
             )
         finally:
             del self._links[link]
+        await note_refused(link, response, self._wall_clock, self._random_bits)
+        return response
 
     def _elsewhere(self, request: web.Request) -> Callable[[int], str | None]:
         """Return the URL, by shard, of the process that the edge of a request should go to."""
@@ -291,24 +293,6 @@ class Hub:
 
     def _own(self) -> list[Sequencer]:
         return self._shards.own if self._shards is not None else []
-
-    def completeness(self, states: Iterable[ShardState], tenant: str, stream: str) -> Completeness:
-        """Return the moment up to which a stream is complete, and what holds it back.
-
-        Args:
-            states: of all shards.
-        """
-        lanes = {lane: held for state in states for lane, held in state.stream_lanes(tenant, stream).items()}
-        expected = self._settings.expected_edges.get((tenant, stream), ())
-        return completeness(lanes, expected, self._wall_clock(), behind=self._behind)
-
-    def _complete_up_to(self, tenant: str, stream: str) -> int | None:
-        states = [sequencer.state for sequencer in self.sequencers]
-        return self.completeness(states, tenant, stream).complete_up_to
-
-    def _behind(self, lane: Lane) -> int | None:
-        found = (sequencer.sessions.behind.get(lane) for sequencer in self.sequencers)
-        return next((each for each in found if each is not None), None)
 
     def unhealthy(self) -> list[str]:
         """Return the reasons to restart the node; empty when a restart would not help.

@@ -6,7 +6,7 @@ Errors are JSON ``{"error": ..., "advice": ...}``. ``?tenant=`` chooses the tena
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from typing import Any, NamedTuple, Protocol
 
 import msgspec
@@ -17,8 +17,8 @@ from weft.cloud_hub.api import views
 from weft.cloud_hub.api.access import Access, ApiError
 from weft.cloud_hub.api.metrics import Metrics
 from weft.cloud_hub.api.records import RecordReader
+from weft.cloud_hub.api.stream_completeness import StreamCompleteness
 from weft.cloud_hub.api.views import View
-from weft.cloud_hub.completeness import Completeness
 from weft.cloud_hub.shard.shards import Shards
 from weft.config.exposition import CONTENT_TYPE
 from weft.config.log_lines.repeats import Repeats, left_out
@@ -48,10 +48,6 @@ class Node(Protocol):
 
     def table_rows(self, tenant: str, stream: str) -> int | None:
         """Return the number of records of a stream that are table rows; None when the node does not know it."""
-        ...
-
-    def completeness(self, states: Sequence[ShardState], tenant: str, stream: str) -> Completeness:
-        """Return the moment up to which a stream is complete, and what holds it back."""
         ...
 
     def unhealthy(self) -> list[str]:
@@ -90,9 +86,11 @@ class Api:
         metrics: Metrics,
         response_bytes_max: int,
         *,
+        moments: StreamCompleteness,
         monotonic: Callable[[], float],
     ) -> None:
         self._node = node
+        self._moments = moments
         self._shards = shards
         self._access = access
         self._metrics = metrics
@@ -184,7 +182,7 @@ class Api:
 
     def _view(self, shards: _ShardsView, tenant: str, stream: str) -> View:
         rows, payload = self._node.table_rows(tenant, stream), self._payload(shards, tenant, stream)
-        complete = self._node.completeness(shards.states, tenant, stream).complete_up_to
+        complete = self._moments.of(shards.states, tenant, stream).complete_up_to
         view = views.stream_view(shards.states, tenant, stream, rows, payload=payload, complete_up_to=complete)
         return shards.unclaimed(view)
 
@@ -206,7 +204,7 @@ class Api:
     async def _get_completeness(self, request: web.Request) -> web.Response:
         shards, tenant, stream = await self._stream(request)
         lanes = views.stream_lanes(shards.states, tenant, stream)
-        answer = self._node.completeness(shards.states, tenant, stream)
+        answer = self._moments.of(shards.states, tenant, stream)
         view = views.stream_completeness_view(tenant, stream, answer, lanes)
         return _json(shards.unclaimed({**view, **shards.missing_view()}))
 

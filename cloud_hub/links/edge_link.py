@@ -12,12 +12,14 @@ from weft.cloud_hub.shard.lane_session import LaneClaim, LaneSession, SessionRef
 from weft.cloud_hub.shard.sequencer import Sequencer
 from weft.cloud_hub.shard.shards import Shards
 from weft.protocols.batch import BatchHeader
-from weft.protocols.chunk import GapRange, Mark
+from weft.protocols.chunk import ClockUpdate, GapRange, Mark
 from weft.protocols.lane import Lane, NodeName, format_log_id
-from weft.protocols.link import Clock, Hello, LaneOpen, LaneOrigins, RefuseCode
+from weft.protocols.link import LANES_MAX, Clock, Hello, LaneOpen, LaneOrigins, RefuseCode
 from weft.protocols.placement import shard_of
 from weft.protocols.ranges import RangeSet
+from weft.protocols.shard_state import BOOTS_MAX
 from weft.replication.runner import LinkRefused, LinkSession
+from weft.storage.chunk_log import ShardLog
 
 
 class _OpenedLane(NamedTuple):
@@ -62,6 +64,12 @@ class EdgeLink:
         """Claims of this connection, also to lanes that were closed since."""
         self._refusal = ""
         """The last reason for closing a lane."""
+        self._asked: dict[Lane, tuple[Sequencer, LaneClaim]] = {}
+        """Lanes that the edge opened as its own, at most one for each of its streams."""
+        self._conflict = ""
+        """Reason for which the shard refused the edge's identity as the link began; empty when it did not."""
+        self._clocks: dict[tuple[int, int], Clock] = {}
+        """(log id, boot) -> what the edge learned of its clock."""
         self.hello: Hello | None = None
         """HELLO of the edge, for status pages."""
 
@@ -111,6 +119,8 @@ class EdgeLink:
             self._close_lane(opening.lane, refusal.code, refusal.message, refusal.advice)
             return
         self._lanes[opening.lane] = opened
+        for clock in self._clocks.values():
+            _put_clock(opened, clock)
         opened.session.opened.add_done_callback(lambda held: self._answer(opening.lane, held))
         opened.sequencer.open(opened.session)
 
@@ -150,6 +160,8 @@ class EdgeLink:
             lane, claim, opening.topics, acknowledge, refuse,
             payload=opening.payload, flags=opening.flags, origins=opening.origins,
         )  # fmt: skip
+        if not session.is_relay and len(self._asked) < LANES_MAX:
+            self._asked[lane] = sequencer, claim
         return _OpenedLane(session, sequencer)
 
     async def _sequencer(self, shard: int) -> Sequencer:
@@ -164,6 +176,8 @@ class EdgeLink:
             return
         error = held.exception()
         if isinstance(error, SessionRefused):
+            if error.code is RefuseCode.IDENTITY_CONFLICT:
+                self._conflict = self._conflict or error.message
             # Its epoch may be durable all the same: offered again on this link, it would look like another node's.
             self._close_lane(number, error.code, error.message, error.advice, ends_link=True)
             return
@@ -176,14 +190,14 @@ class EdgeLink:
     def _close_lane(self, number: int, code: RefuseCode, message: str, advice: str, *, ends_link: bool = False) -> None:
         """Close a lane that its shard does not go on with.
 
-        An edge's own lanes share its identity, so a conflict in one ends the link.
+        An edge's own lanes share its identity, so a conflict in one ends the link, and so does the end of a conflict.
 
         Args:
             ends_link: the edge has to come again with a new epoch. A relay has none.
         """
         opened = self._take_out(number)
         self._refusal = f"refused: {message}; {advice}"
-        ends_link |= code is RefuseCode.IDENTITY_CONFLICT
+        ends_link |= code is RefuseCode.IDENTITY_CONFLICT or (opened is not None and opened.session.claim.is_over)
         if ends_link and not (opened and opened.session.is_relay):
             self._link.refuse(code, message, advice)
         else:
@@ -209,7 +223,11 @@ class EdgeLink:
             opened.session.add_origins(frame.origins)
 
     async def clock(self, clock: Clock) -> None:
-        """Take what the edge learned of its clock."""
+        """Take what the edge learned of its clock, for the chunks that will hold batches of that boot."""
+        if len(self._clocks) < BOOTS_MAX or (clock.log_id, clock.boot) in self._clocks:
+            self._clocks[clock.log_id, clock.boot] = clock
+        for opened in self._lanes.values():
+            _put_clock(opened, clock)
 
     async def data(self, lane: int, batches: list[tuple[BatchHeader, memoryview]]) -> None:
         """Pass verified batches to the lane's shard; return when it can take more."""
@@ -233,6 +251,21 @@ class EdgeLink:
         if opened is not None:
             opened.sequencer.put_mark(opened.session, Mark(min(mark.time, self._wall_clock()), mark.seq))
 
+    def refused_claims(self) -> list[tuple[ShardLog, dict[Lane, int]]]:
+        """Return the epochs that the edge claimed and that are another node's, by shard; nothing when it was not
+        refused for that."""
+        found: dict[int, tuple[ShardLog, dict[Lane, int]]] = {}
+        for lane, (sequencer, claim) in self._asked.items() if self._conflict else ():
+            held = sequencer.state.lanes.get(lane)
+            if held is not None and held.conflict is None and not claim.granted and claim.epoch <= held.epoch:
+                found.setdefault(sequencer.log.shard, (sequencer.log, {}))[1][lane] = claim.epoch
+        return list(found.values())
+
+    @property
+    def conflict(self) -> str:
+        """Return the reason why the edge's identity was refused; empty when it was not."""
+        return self._conflict
+
     def closed(self, reason: str) -> None:
         """Handle the end of the connection."""
         if not self._lanes and self._refusal:
@@ -247,6 +280,13 @@ class EdgeLink:
             self._log.refused(_named(self.hello), self._peer, reason)
         for session, sequencer in self._lanes.values():
             sequencer.leave(session)
+
+
+def _put_clock(opened: _OpenedLane, clock: Clock) -> None:
+    lane = opened.session.lane
+    if lane.log_id == clock.log_id:
+        notice = ClockUpdate(*lane[:3], clock.boot, clock.monotonic, clock.offset, clock.error)
+        opened.sequencer.put_clock(opened.session, notice)
 
 
 def _named(hello: Hello) -> str:

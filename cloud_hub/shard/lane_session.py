@@ -59,13 +59,15 @@ class LaneClaim:
     """A connection's claim to a lane. Sessions of one connection share it: a lane that was closed and opened again must
     not be fenced by the epoch that the same connection made durable before."""
 
-    __slots__ = ("epoch", "granted")
+    __slots__ = ("epoch", "granted", "is_over")
 
     def __init__(self, epoch: int) -> None:
         self.epoch = epoch
         self.granted = False
         """True once a chunk of this node has made ``epoch`` the lane's: the sessions may write until a higher one
         comes."""
+        self.is_over = False
+        """True once an operator has decided about the lane: its next session needs another epoch, so the link ends."""
 
 
 class LaneSession:

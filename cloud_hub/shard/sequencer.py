@@ -350,12 +350,16 @@ class Sequencer:
     def _accept(self, folded: Folded) -> bool:
         """Apply the next chunk, of any node. Return whether this node wrote it."""
         chunk = folded.chunk
+        changed = ((lane, folded.lanes.get(lane)) for lane in self._state.conflicts)
+        decided = [lane for lane, held in changed if held is not None and held.conflict is None]
         self._state.accept(folded)
         self._ended.forget(folded.lanes)
         attempt = self._attempts.get(chunk.header.nonce)
         self._attempts.clear()  # this position is decided: no attempt at it can land any more
         for session in attempt.openings if attempt else ():
             session.claim.granted = True
+        for lane in decided:
+            self.sessions.end(lane)
         self.sessions.fence(self._state, {lane_of(update) for update in chunk.footer.lanes})
         self._count(chunk, attempt)
         return attempt is not None

@@ -129,6 +129,14 @@ class ShardSessions:
             if is_late and not session.is_relay:
                 self._refuse_fenced(session, held)
 
+    def end(self, lane: Lane) -> None:
+        """End the sessions of a lane about which an operator has decided. Edges come again with epochs of their own."""
+        for session in list(self._lanes.get(lane, ())):
+            if not session.is_relay:
+                session.claim.granted, session.claim.is_over = False, True
+                message = f"an operator has decided which node lane {lane} belongs to"
+                self.refuse(session, RefuseCode.OVERLOADED, message, "nothing: the edge connects again by itself")
+
     def _refuse_fenced(self, session: LaneSession, held: LaneState) -> None:
         lane = session.lane
         self.refuse(

@@ -1,0 +1,52 @@
+"""Completeness of a hub's streams: from the states of its shards, and what the configuration expects."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
+
+from weft.cloud_hub.completeness import Completeness, completeness
+from weft.cloud_hub.shard.sequencer import Sequencer
+from weft.protocols.lane import Lane
+from weft.protocols.shard_state import ShardState, StreamKey
+
+
+class StreamCompleteness:
+    """The moments of all streams.
+
+    Args:
+        shards: the shards that this process holds at the moment.
+        expected: stream -> names and patterns of edges without which it is never complete.
+        wall_clock: nanoseconds since 1970.
+    """
+
+    def __init__(
+        self,
+        shards: Iterable[Sequencer],
+        expected: Mapping[StreamKey, tuple[str, ...]],
+        wall_clock: Callable[[], int],
+    ) -> None:
+        self._shards = shards
+        self._expected = expected
+        self._wall_clock = wall_clock
+
+    def of(self, states: Iterable[ShardState], tenant: str, stream: str) -> Completeness:
+        """Return the moment up to which a stream is complete, and what holds it back.
+
+        Args:
+            states: of all shards.
+        """
+        lanes = {lane: held for state in states for lane, held in state.stream_lanes(tenant, stream).items()}
+        expected = self._expected.get((tenant, stream), ())
+        return completeness(lanes, expected, self._wall_clock(), behind=self._behind)
+
+    def expecting(self) -> dict[StreamKey, Callable[[], int | None]]:
+        """Return the streams that expect edges, each with a function that returns its moment."""
+        return {key: partial(self._moment, *key) for key, edges in self._expected.items() if edges}
+
+    def _moment(self, tenant: str, stream: str) -> int | None:
+        return self.of([sequencer.state for sequencer in self._shards], tenant, stream).complete_up_to
+
+    def _behind(self, lane: Lane) -> int | None:
+        found = (sequencer.sessions.behind.get(lane) for sequencer in self._shards)
+        return next((each for each in found if each is not None), None)
