@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
 
 import aiohttp
 import msgspec
@@ -40,8 +39,9 @@ async def held_back(hub: Hub) -> list[str]:
     return [each["reason"] for each in answer["held_back_by"]] if status == 200 else []
 
 
-async def moment(hub: Hub) -> Any:
-    return (await get(hub, COMPLETENESS))[1]["complete_up_to"]
+async def moment(hub: Hub) -> str | None:
+    found: str | None = (await get(hub, COMPLETENESS))[1]["complete_up_to"]
+    return found
 
 
 async def decide(store: MemoryStore, hub: Hub) -> None:
@@ -65,6 +65,7 @@ async def test_a_refused_copy_holds_back_its_streams_until_an_operator_decides()
                 await until(lambda: copy.state is LinkState.CONFLICT)
                 await until(lambda: is_held_back(hub, ["conflict"]))
             stands_at = await moment(hub)
+            assert stands_at is not None
             await asyncio.sleep(0.3)  # marks of the node that was taken go on
             assert await moment(hub) == stands_at
             status = (await get(hub, "/v1/status"))[1]
@@ -101,9 +102,7 @@ async def test_a_connection_that_its_edge_gave_up_is_no_second_node() -> None:
     async with running_hub(store) as hub:
         async with running_link(hub, log, NODE, epochs=Epochs(4)):
             await log.until_released(3)
-        hello = Hello(
-            version=PROTOCOL_VERSION, tenant="default", edge="press-1", log_id=7, boot=1, clock=0, software=""
-        )
+        hello = Hello(PROTOCOL_VERSION, LANE.tenant, LANE.edge, LANE.log_id, 1, 0, "weft")
         opening = LaneOpen(0, *LANE, 2, [])
         async with aiohttp.ClientSession() as session, session.ws_connect(hub.url + LINK_PATH) as socket:
             await socket.send_bytes(FrameEncoder().encode([hello, opening]))
@@ -145,11 +144,13 @@ async def is_held_back(hub: Hub, by: list[str]) -> bool:
 
 
 async def has_moved_on(hub: Hub, stands_at: str) -> bool:
-    return bool(await moment(hub) > stands_at)
+    now = await moment(hub)
+    return now is not None and now > stands_at
 
 
 async def status_has_no_links(hub: Hub) -> bool:
-    return (await get(hub, "/v1/status"))[1]["links"] == []
+    links: list[object] = (await get(hub, "/v1/status"))[1]["links"]
+    return not links
 
 
 async def text(hub: Hub, path: str) -> bytes:
