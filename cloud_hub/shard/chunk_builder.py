@@ -272,8 +272,14 @@ class ChunkBuilder:
         extensions, level = self._extensions(lanes)
         # The level of the log is carried on, also one that this release does not know.
         footer = ChunkFooter(
-            header, 0, max(level, state.fold_level), self._place_sections(parts), lanes,
-            [*self._controls.values()], [*self._clocks.values()], extensions,
+            header,
+            0,
+            max(level, state.fold_level),
+            self._place_sections(parts),
+            lanes,
+            [*self._controls.values()],
+            [*self._clocks.values()],
+            extensions,
         )
         tail, footer_crc = chunks.encode_footer(footer)
         parts.append(tail)
