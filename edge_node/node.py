@@ -127,6 +127,7 @@ class EdgeNode:
             shortages.full(self.log.shortage(), loop.time())
             await self.listeners.check_files()
             self._links.conflicts.look(self._links.statuses)
+            self._links.clocks.look()
             if loop.time() >= next_sample:
                 self.status.sample()
                 shortages.low(self.status.low_water(), loop.time())

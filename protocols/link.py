@@ -214,13 +214,13 @@ class Pong(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Clock(msgspec.Struct, frozen=True, array_like=True):
-    """A measurement of the sender's clock: at ``monotonic`` of this boot its wall clock was ``offset`` ns behind."""
+    """News of the clock of one boot, as a chunk keeps it (``protocols.chunk.ClockUpdate``)."""
 
     log_id: U64
     boot: U64
     monotonic: Nanoseconds
     offset: Nanoseconds
-    """Nanoseconds to add to the wall clock of that boot."""
+    """Time minus the boot's monotonic clock, ns."""
     error: Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]
     """``offset`` is right within this."""
 

@@ -16,6 +16,7 @@ from weft.protocols.lane import Lane
 from weft.protocols.link import (
     PROTOCOL_VERSION,
     Ack,
+    Clock,
     Data,
     Frame,
     Hello,
@@ -189,6 +190,10 @@ class Sender:
     def stale_lanes(self, now: int) -> list[int]:
         """Return the lanes whose marks are due at ``now``: offer their present state first."""
         return self._marks.stale(self._lanes.open(), now, all_due=self._live.ping_is_due(now))
+
+    def tell_clocks(self, clocks: Sequence[Clock]) -> None:
+        """Send clock notices, before any batch that follows."""
+        self._answers[:0] = clocks
 
     def feed(self, lane: int, batches: Sequence[bytes]) -> None:
         """Answer the ``ReadRequest`` with batches of ``lane`` as stored, ascending; none when there are none."""

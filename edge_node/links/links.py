@@ -13,7 +13,8 @@ from collections.abc import Callable
 from weft.config.models import EdgeConfig
 from weft.config.streams import Link
 from weft.edge_node.check import carried_streams
-from weft.edge_node.links import conflicts
+from weft.edge_node.links import boot_clocks, conflicts
+from weft.edge_node.links.boot_clocks import BootClocks
 from weft.edge_node.links.conflicts import Conflicts
 from weft.edge_node.links.hub_high_watermarks import HubHighWatermarks
 from weft.edge_node.links.source import OfferedStream, SegmentLogSource
@@ -77,6 +78,9 @@ class Links:
             for stream in self._streams()
         }
         self._ledger = ReleaseLedger(parties, self._log.release)
+        path = os.path.join(config.data_dir, "links", boot_clocks.FILE)
+        self.clocks = BootClocks(self._filesystem, path, log.log_id, clock_reading, wall_clock)
+        """The clocks of the boots that wrote the log. They need ``look`` now and then."""
         self.conflicts = self._known_conflicts()
         """Links that hubs refuse because another copy of the log has taken over. They need ``look`` now and then."""
 
@@ -85,7 +89,7 @@ class Links:
         for status in self.statuses:
             streams = {stream: self._offered(stream) for stream in self._carried[status.name]}
             released = functools.partial(self._ledger.released, Party("link", status.name))
-            source = SegmentLogSource(self._log, streams, released, self._wall_clock, self._watermarks)
+            source = SegmentLogSource(self._log, streams, released, self._wall_clock, self._watermarks, self.clocks)
             self._tasks.append(asyncio.create_task(self._run(status, source)))
 
     async def close(self) -> None:
@@ -157,7 +161,7 @@ class Links:
             try:
                 await run_link(
                     source, self._identity, settings, self._epochs, status,
-                    tls=self._tls, rng=self._rng, wall_clock=self._wall_clock,
+                    tls=self._tls, rng=self._rng, wall_clock=self._wall_clock, clocks=self.clocks,
                 )  # fmt: skip
             except Exception as error:
                 # run_link deals with what networks, hubs and disks do; this is a fault of ours, and no reason to stop.

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import NamedTuple
 
+from weft.edge_node.links.boot_clocks import BootClocks
 from weft.edge_node.links.hub_high_watermarks import HubHighWatermarks
 from weft.protocols.chunk import GapRange, Mark
 from weft.protocols.payloads import PayloadKind
@@ -13,6 +14,10 @@ from weft.protocols.ranges import RangeSet
 from weft.protocols.segment import GapReason
 from weft.replication.source import LaneSnapshot, OfferedLane
 from weft.storage.segment_log import LogError, SegmentLog
+
+MARGIN_NS = 1_000_000
+"""Time by which marks of an unset clock stay behind: it and the monotonic clock, by which the hub corrects the records,
+do not run exactly alike."""
 
 
 class OfferedStream(NamedTuple):
@@ -25,19 +30,22 @@ class OfferedStream(NamedTuple):
 class SegmentLogSource:
     """Streams of the segment log as lanes of one link (``replication.source.LogSource``)."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0917
         self,
         log: SegmentLog,
         streams: Mapping[str, OfferedStream],
         released: Callable[[int, RangeSet], None],
         wall_clock: Callable[[], int],
         watermarks: HubHighWatermarks,
+        clocks: BootClocks | None = None,
     ) -> None:
         """Offer ``streams`` by their names.
 
         Args:
             watermarks: shared by all links of the log.
+            clocks: likewise; None when the wall clock is right.
         """
+        self._clocks = clocks
         self._log = log
         self._watermarks = watermarks
         self._pages = log.page_reader()
@@ -55,15 +63,19 @@ class SegmentLogSource:
         """Return the log's present state."""
         # A record may still come with the time that the clock shows now, but none with an earlier one.
         time = self._wall_clock() - 1
-        return {lane: self._state(lane, time) for lane in lanes}
+        correction = self._clocks.correction() if self._clocks is not None else 0
+        if correction:
+            correction -= MARGIN_NS
+        return {lane: self._state(lane, time, correction) for lane in lanes}
 
-    def _state(self, lane: int, time: int) -> LaneSnapshot:
+    def _state(self, lane: int, time: int, correction: int) -> LaneSnapshot:
         now = self._log.snapshot(lane)
         gaps = [GapRange(gap.first, gap.end, gap.reason) for gap in now.gaps]
         # The log let go of these because every hub that it knew had them: another hub, or one whose store was restored
         # to an earlier state, may get them from there. What retention deleted unreplicated has a notice in the log.
         gaps += [GapRange(first, end, GapReason.ABSENT) for first, end in now.gone]
-        mark = Mark(*self._log.mark(lane, time))
+        said, seq = self._log.mark(lane, time)
+        mark = Mark(said + correction, seq)
         return _from(self._begins.get(lane, 0), LaneSnapshot(now.held, now.next_seq, gaps, mark))
 
     async def read(self, lane: int, seq: int, bytes_max: int) -> list[bytes]:

@@ -20,7 +20,7 @@ from weft.replication.runner.link_log import LinkLog
 from weft.replication.runner.progress import Progress
 from weft.replication.runner.redirects import Redirects, Target
 from weft.replication.runner.serve import CLOSE_TIMEOUT_S, LINK_PATH
-from weft.replication.runner.settings import EpochStore, LinkIdentity, LinkSettings
+from weft.replication.runner.settings import ClockSource, EpochStore, LinkIdentity, LinkSettings
 from weft.replication.runner.sockets import keep_queue_short
 from weft.replication.source import LogSource
 from weft.replication.status import LinkState, LinkStatus
@@ -59,6 +59,7 @@ async def run_link(
     rng: random.Random | None = None,
     clock: Callable[[], int] = time.monotonic_ns,
     wall_clock: Callable[[], int] = time.time_ns,
+    clocks: ClockSource | None = None,
 ) -> None:
     """Replicate ``source`` to a hub until cancelled. Never raises for errors of the network, the hub or the log.
 
@@ -66,6 +67,7 @@ async def run_link(
         status: updated by this function, for status pages.
         tls: for ``https`` URLs; without it the system's certificate authorities are trusted.
         rng: for the jitter.
+        clocks: the clocks of the boots that wrote the log; None when they were right.
     """
     rng = rng or random.Random()
     backoff, redirects = Backoff(settings, rng), Redirects(rng)
@@ -91,6 +93,7 @@ async def run_link(
                     clock=clock,
                     wall_clock=wall_clock,
                     stay=target.stay_s is not None,
+                    clocks=clocks,
                 )
                 try:
                     async with asyncio.timeout(target.stay_s):

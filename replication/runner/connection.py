@@ -25,7 +25,7 @@ from weft.replication.events import (
 from weft.replication.liveness import SECOND
 from weft.replication.runner.link_log import LinkLog
 from weft.replication.runner.progress import Progress
-from weft.replication.runner.settings import EpochStore, LinkIdentity
+from weft.replication.runner.settings import ClockSource, EpochStore, LinkIdentity
 from weft.replication.runner.sockets import unsent_bytes
 from weft.replication.sender import Sender
 from weft.replication.settings import SenderSettings
@@ -62,8 +62,10 @@ class SenderConnection:
         clock: Callable[[], int],
         wall_clock: Callable[[], int],
         stay: bool = False,
+        clocks: ClockSource | None = None,
     ) -> None:
         self._stay = stay
+        self._clocks = clocks
         self._source = source
         self._identity = identity
         self._settings = settings
@@ -251,6 +253,15 @@ class SenderConnection:
         status.connections += 1
         self._link_log.connected(status.url, sender.cluster_id, self._taken_at / SECOND)
 
+    def _tell_clocks(self, sender: Sender) -> None:
+        """Learn the time from the hub, and tell it what it needs to correct the log's batches, before any of them."""
+        if self._clocks is None:
+            return
+        peer = sender.peer_clock
+        if peer is not None:
+            self._clocks.tell(peer.base + self._clock(), peer.error)
+        sender.tell_clocks(self._clocks.notices())
+
     def _handle(self, event: SenderEvent, sender: Sender) -> None:
         status = self._status
         match event:
@@ -263,6 +274,7 @@ class SenderConnection:
                     status.last_ack_time = self._wall_clock()
             case Welcomed():
                 status.cluster_id = event.cluster_id
+                self._tell_clocks(sender)
                 if not self._offered:
                     self._connected(sender)
             case LaneTaken(lane):

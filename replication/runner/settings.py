@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
+from weft.protocols.link import Clock
 from weft.replication.settings import SenderSettings
 
 TOKEN_BYTES_MAX = 4096
@@ -34,6 +35,17 @@ class EpochStore(Protocol):
 
         Otherwise an old copy of a log, trying again and again, would count up to an epoch that passes for new.
         """
+
+
+class ClockSource(Protocol):
+    """The clocks of the sender's boots (``edge_node.links.boot_clocks``, which may not be imported here)."""
+
+    def tell(self, time: int, error: int) -> None:
+        """Note what the time is (ns since 1970, within ``error`` ns), as the receiver tells it."""
+
+    def notices(self) -> list[Clock]:
+        """Return what the receiver needs to know of the log's boots."""
+        ...
 
 
 def no_token() -> None:

@@ -1,0 +1,175 @@
+"""A wall clock that was not set: the node learns the time, tells hubs, and corrects its marks as they the records."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections.abc import Callable
+from datetime import datetime
+from pathlib import Path
+
+import pytest
+
+from tests.cloud_hub.live import get, running_hub
+from tests.support.waiting import until
+from weft.config.models import EdgeConfig
+from weft.config.streams import Link as LinkConfig
+from weft.config.streams import Stream
+from weft.edge_node.links.boot_clocks import BOOTS_MAX, BootClocks
+from weft.edge_node.links.links import Links
+from weft.protocols.batch import ClockReading, ClockState
+from weft.storage.filesystem import OSFileSystem
+from weft.storage.object_store.memory import MemoryStore
+from weft.storage.segment_log import LogSettings, SegmentLog
+
+SECOND = 1_000_000_000
+TRUE = 1_700_000_000 * SECOND
+LOG_ID = 7
+
+
+class Machine:
+    """Clocks of a machine that may not know the time."""
+
+    def __init__(self) -> None:
+        self.boot = 1
+        self.monotonic = 5 * SECOND
+        self.wall_error = 0
+        self.state = ClockState.UNSYNCED
+
+    @property
+    def true(self) -> int:
+        return TRUE + self.monotonic
+
+    def wall(self) -> int:
+        return self.true + self.wall_error
+
+    def reading(self) -> ClockReading:
+        return ClockReading(self.boot, self.monotonic, self.state)
+
+    def clocks(self, folder: Path) -> BootClocks:
+        return BootClocks(OSFileSystem(), str(folder / "links" / "clocks"), LOG_ID, self.reading, self.wall)
+
+
+def told(clocks: BootClocks) -> list[tuple[int, int]]:
+    return [(notice.boot, notice.offset) for notice in clocks.notices()]
+
+
+def test_a_hub_tells_the_time_once_in_a_boot(tmp_path: Path) -> None:
+    machine = Machine()
+    machine.wall_error = -TRUE
+    clocks = machine.clocks(tmp_path)
+    assert (told(clocks), clocks.correction()) == ([], 0)
+    clocks.tell(machine.true + 3, error=10)
+    machine.monotonic += SECOND
+    clocks.tell(machine.true + 900, error=1)  # another answer would step the clock
+    assert told(clocks) == [(1, TRUE + 3)]
+    assert machine.wall() + clocks.correction() == machine.true + 3
+    machine.wall_error = 55 * SECOND  # whatever people set it to
+    assert machine.wall() + clocks.correction() == machine.true + 3
+    assert told(machine.clocks(tmp_path)) == [(1, TRUE + 3)]
+
+
+def test_a_time_source_tells_it_too(tmp_path: Path) -> None:
+    machine = Machine()
+    machine.wall_error = -TRUE
+    clocks = machine.clocks(tmp_path)
+    clocks.look()
+    assert told(clocks) == []
+    machine.wall_error, machine.state = 0, ClockState.SYNCED
+    clocks.look()
+    assert told(clocks) == [(1, TRUE)]
+    assert clocks.correction() == 0
+    machine.monotonic += SECOND
+    clocks.look()
+    assert told(clocks) == [(1, TRUE)]
+
+
+def test_a_clock_that_was_right_all_the_time_needs_no_notice(tmp_path: Path) -> None:
+    machine = Machine()
+    machine.state = ClockState.SYNCED
+    clocks = machine.clocks(tmp_path)
+    clocks.look()
+    clocks.tell(machine.true + 5, error=1)
+    assert (told(clocks), clocks.correction()) == ([], 0)
+
+
+def test_earlier_boots_are_kept_within_bounds_and_a_damaged_file_says_nothing(tmp_path: Path) -> None:
+    machine = Machine()
+    for boot in range(BOOTS_MAX + 3):
+        machine.boot = boot
+        machine.clocks(tmp_path).tell(machine.true, error=0)
+    assert [boot for boot, _ in told(machine.clocks(tmp_path))] == list(range(3, BOOTS_MAX + 3))
+    (tmp_path / "links" / "clocks").write_bytes(b"[{")
+    assert told(machine.clocks(tmp_path)) == []
+
+
+@pytest.mark.parametrize("restarted", [False, True])
+async def test_records_from_before_the_time_was_known_get_it_at_the_hub(tmp_path: Path, restarted: bool) -> None:
+    """A machine boots in 1970, takes records in, and learns the time from its first link."""
+    booted = time.monotonic_ns() - 100 * SECOND
+
+    def monotonic() -> int:
+        return time.monotonic_ns() - booted
+
+    def reading() -> ClockReading:
+        return ClockReading(9, monotonic(), ClockState.UNSYNCED)
+
+    def wall() -> int:
+        return monotonic()  # 1970
+
+    loop = asyncio.get_running_loop()
+
+    def post(callback: Callable[[], None]) -> None:
+        loop.call_soon_threadsafe(callback)
+
+    async with running_hub(MemoryStore()) as hub:
+        link = LinkConfig(to=(hub.url,), retry_min_s=0.01, retry_max_s=0.05)
+        config = EdgeConfig(
+            node="edge-1", data_dir=str(tmp_path), streams={"telemetry": Stream(from_=("a/+",))}, links={"cloud": link}
+        )
+        log = SegmentLog.open(
+            str(tmp_path), LogSettings(segment_bytes=1 << 20), wall_clock=wall, clock_reading=reading,
+            random_bits=random.getrandbits, post=post,
+        )  # fmt: skip
+        log.append(log.stream("telemetry"), wall(), [b"a/b"], [b"1"])
+        await log.durable()
+        if restarted:  # the process, not the machine
+            await asyncio.to_thread(log.close)
+            log = SegmentLog.open(
+                str(tmp_path), LogSettings(segment_bytes=1 << 20), wall_clock=wall, clock_reading=reading,
+                random_bits=random.getrandbits, post=post,
+            )  # fmt: skip
+        links = Links(config, log, wall_clock=wall, clock_reading=reading)
+        links.start()
+
+        async def read() -> list[dict[str, str]]:
+            status, answer = await get(hub, "/v1/streams/telemetry/records")
+            found: list[dict[str, str]] = answer["records"] if status == 200 else []
+            return found
+
+        async def has(count: int) -> bool:
+            return len(await read()) == count
+
+        async def is_complete() -> bool:
+            return (await get(hub, "/v1/streams/telemetry"))[1]["complete_up_to"] is not None
+
+        try:
+            await until(lambda: has(1))
+            log.append(log.stream("telemetry"), wall(), [b"a/b"], [b"2"])
+            await until(lambda: has(2))
+            await until(is_complete)
+            records = await read()
+            moment = (await get(hub, "/v1/streams/telemetry"))[1]["complete_up_to"]
+        finally:
+            await links.close()
+            await asyncio.to_thread(log.close)
+    assert [record["clock"] for record in records] == ["corrected", "corrected"]
+    assert all(record["edge_time"].startswith("1970-") for record in records)
+    for record in records:
+        assert abs(_seconds(record["time"]) - _seconds(record["received"])) < 30
+    assert abs(_seconds(moment) - _seconds(records[0]["received"])) < 30
+
+
+def _seconds(text: str) -> float:
+    return datetime.fromisoformat(text[:26] + "+00:00").timestamp()
