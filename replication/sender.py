@@ -16,7 +16,6 @@ from weft.protocols.lane import Lane
 from weft.protocols.link import (
     PROTOCOL_VERSION,
     Ack,
-    Clock,
     Data,
     Frame,
     Hello,
@@ -191,7 +190,7 @@ class Sender:
         """Return the lanes whose marks are due at ``now``: offer their present state first."""
         return self._marks.stale(self._lanes.open(), now, all_due=self._live.ping_is_due(now))
 
-    def tell_clocks(self, clocks: Sequence[Clock]) -> None:
+    def tell_clocks(self, clocks: Sequence[Frame]) -> None:
         """Send clock notices, before any batch that follows."""
         self._answers[:0] = clocks
 
@@ -343,18 +342,15 @@ class Sender:
             self._hello = None
             self._hello_sent = self._now
         frames += self._live.frames()
-        frames += self._take_answers()
+        # In pieces: each offer may have many ranges.
+        frames += self._answers[:OPENINGS_PER_MESSAGE]
+        del self._answers[:OPENINGS_PER_MESSAGE]
         if self._state is _State.OPEN:
             frames += self._lanes.take_gap_frames(GAPS_PER_MESSAGE)
             frames += self._data_frames()
             frames += self._mark_frames()
             self._patience.awaits(bool(self._outbox.unacked_bytes or self._lanes.opening), self._now)
         return self._encoder.encode(frames) if frames else b""
-
-    def _take_answers(self) -> list[Frame]:
-        # In pieces: each offer may have many ranges.
-        answers, self._answers = self._answers[:OPENINGS_PER_MESSAGE], self._answers[OPENINGS_PER_MESSAGE:]
-        return answers
 
     def _data_frames(self) -> Iterable[Frame]:
         for key, batches in self._outbox.next_message(self._now):
@@ -365,8 +361,6 @@ class Sender:
         """Return the marks that are due, one frame for all lanes with one time."""
         self._marks.begin(self._lanes.open(), self._now)
         return self._marks.take_frames(self._lanes, self._outbox.first_waiting)
-
-    # -- time
 
     def deadline(self) -> int | None:
         """Return the time for the next call of ``handle_timeout``; None once closed."""

@@ -101,7 +101,10 @@ def retire(config_file: str, edge: str, tenant: str, log_id: str | None, reason:
 @config_argument
 @on_edge
 def adopt(config_file: str, edge: str, tenant: str, log_id: str | None) -> None:
-    """Have EDGE count again at the hub of CONFIG, after `weft hub retire` or a long absence."""
+    """Have EDGE count again at the hub of CONFIG, after `weft hub retire` or a long absence; or decide a conflict.
+
+    When two nodes have one log, stop the copy first. Completeness moves on, and the node that is left may connect.
+    """
     from weft.cloud_hub.shard import lane_ends
 
     async def plan(state: ShardState, log: ShardLog, lanes: list[Lane]) -> Ending:
