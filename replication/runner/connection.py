@@ -83,6 +83,8 @@ class SenderConnection:
         self._outcome: Outcome | None = None
         self._withdraw = False
         self._next_status = 0
+        self._status_stale = True
+        """Something happened since the figures of the status were counted."""
         self._unsent_bytes = 0
         self._delivered = False
         self._taken_at: int | None = None
@@ -136,6 +138,7 @@ class SenderConnection:
             self._all_touched = True
         else:
             self._touched.update(lanes)
+        self._status_stale = True
         self._wake.set()
 
     def _offer_touched(self, sender: Sender, now: int) -> None:
@@ -179,6 +182,7 @@ class SenderConnection:
                 for lane, state in self._source.states(opening).items():
                     sender.offer(lane, state)
             sender.receive_data(message.data, self._clock())
+            self._status_stale = True
             self._wake.set()
 
     async def _pump(self, socket: aiohttp.ClientWebSocketResponse, sender: Sender) -> None:
@@ -223,13 +227,19 @@ class SenderConnection:
     async def _sleep(self, sender: Sender, now: int) -> None:
         deadline = sender.deadline()
         if deadline is not None:
+            # An idle link sleeps for a minute. Figures from before the last acknowledgement must not stand that long.
+            if self._status_stale:
+                deadline = min(deadline, self._next_status)
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(max(0, deadline - now) / SECOND):
                     await self._wake.wait()
 
     async def _update_status(self, sender: Sender, now: int) -> None:
         self._next_status = now + STATUS_INTERVAL
+        self._status_stale = False
         await self._progress.refresh(sender)
+        # The age of what waits grows by itself.
+        self._status_stale |= self._status.pending_records > 0
         if sender.peer_clock is not None:
             self._status.clock_offset_ns = sender.peer_clock.offset(now, self._wall_clock())
             self._status.clock_error_ns = sender.peer_clock.error
