@@ -225,7 +225,7 @@ class ShardLog:
             Corrupt: a chunk is damaged or missing, or no readable snapshot reaches up to the watermark.
         """
         while True:
-            state = await self._load_snapshot()
+            state = await self.load_snapshot()
             with contextlib.suppress(CollectedPast):
                 while True:
                     await self.extend(state)
@@ -248,7 +248,12 @@ class ShardLog:
             raise self._missing(n, later[0].key)
         return not later
 
-    async def _load_snapshot(self) -> ShardState:
+    async def load_snapshot(self) -> ShardState:
+        """Return the state of the newest readable snapshot; an empty one when there is none and nothing was collected.
+
+        Raises:
+            Corrupt: no readable snapshot reaches up to the watermark.
+        """
         manifest, tried = (await self.manifest())[0], None
         while manifest.snapshot is not None and manifest.snapshot != tried:
             with contextlib.suppress(NotFound, CodecError):

@@ -62,3 +62,11 @@ def coded(column: pa.Array) -> tuple[list[Any], Array]:
     """Return the distinct values of a column, and for each row the index of its value."""
     encoded = column.dictionary_encode()
     return encoded.dictionary.to_pylist(), encoded.indices.to_numpy(zero_copy_only=False)
+
+
+def without(ranges: RangeSet, others: RangeSet) -> RangeSet:
+    """Return the numbers of ``ranges`` that are not in ``others``."""
+    left = ranges.copy()
+    for first, end in others:
+        left.remove(first, end)
+    return left

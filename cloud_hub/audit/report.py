@@ -6,6 +6,8 @@ from collections.abc import Sequence
 
 import msgspec
 
+from weft.protocols.segment import GapReason
+
 HOLES_LISTED_MAX = 20
 DAMAGE_LISTED_MAX = 100
 
@@ -118,3 +120,8 @@ def shard_problems(shards: Sequence[ShardAudit]) -> list[str]:
     return found + [
         f"shard {item.shard}: the log ends at {item.log_end}, the table at {item.position}" for item in behind
     ]
+
+
+def reason_name(number: int) -> str:
+    """Return the name of a gap notice's reason."""
+    return next((reason.name.lower() for reason in GapReason if reason == number), f"reason {number}")

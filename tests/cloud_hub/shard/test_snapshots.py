@@ -51,10 +51,10 @@ async def test_a_start_lists_snapshots_only_when_the_manifests_one_fails() -> No
     log = log_of(store)
     for n in (3, 7):
         assert await write_snapshot(log, n, state_at(n).encode(), n)
-    assert (await log._load_snapshot()).n == 7
+    assert (await log.load_snapshot()).n == 7
     assert store.listings == 0
     await store.delete(hub_keys.snapshot_key(0, 7, 7))
-    assert (await log._load_snapshot()).n == 3
+    assert (await log.load_snapshot()).n == 3
     assert store.listings == 1
 
 
@@ -78,7 +78,7 @@ async def test_a_snapshot_that_newer_ones_replaced_meanwhile_is_no_loss() -> Non
     await log.thin_snapshots()
     await store.delete(hub_keys.snapshot_key(0, 3, 3))
     store.listings = 0
-    assert (await Late(store, CLUSTER, 0)._load_snapshot()).n == 89
+    assert (await Late(store, CLUSTER, 0).load_snapshot()).n == 89
     assert store.listings == 0
 
 
@@ -99,7 +99,7 @@ async def test_old_snapshots_are_deleted_and_the_rest_still_locates() -> None:
     await log.swap_manifest(changed(manifest, watermark=3000), etag)
     await log.thin_snapshots()
     assert min(n for n, _ in await log.snapshots()) >= 2999, "what is below the watermark serves no start"
-    assert (await log._load_snapshot()).n == 3990
+    assert (await log.load_snapshot()).n == 3990
 
 
 def snapshotter(log: ShardLog) -> Snapshotter:
@@ -124,7 +124,7 @@ async def test_a_large_state_is_encoded_in_a_thread_as_it_was(monkeypatch: pytes
         writer.consider(state)
     state.apply(next_chunk(state, update(ranges=[(5, 9)])))
     await writer.close()
-    found = await log._load_snapshot()
+    found = await log.load_snapshot()
     assert (found.n, found.lanes[LANE].ranges.end) == (before, 5)
     assert threads != [threading.main_thread()]
 
@@ -141,7 +141,7 @@ async def test_a_node_that_keeps_less_than_the_log_holds_writes_no_snapshot() ->
     writer = snapshotter(log_of(store, LATER))
     writer.consider(later)
     await writer.close()
-    assert (await log._load_snapshot()).n == 6, "a node of an earlier release starts from a later one's"
+    assert (await log.load_snapshot()).n == 6, "a node of an earlier release starts from a later one's"
     # And one that was written all the same is passed over by those who would lose by it.
     await write_snapshot(log, 9, poor.encode(), 9)
-    assert (await log_of(store, LATER)._load_snapshot()).n == 6
+    assert (await log_of(store, LATER).load_snapshot()).n == 6
