@@ -48,8 +48,6 @@ from weft.storage.table.rows import section_rows
 LaneKey = tuple[str, str]
 """(edge, log id in hexadecimal): a lane within one stream."""
 _COLUMNS = ("_offset", "_shard", "_edge", "_log", "_seq", "_resent")
-
-
 BLOCK_OFFSETS = 1024
 """Offsets whose payloads are compared by one sum of checksums."""
 DIFFERENCES_LISTED_MAX = 20
