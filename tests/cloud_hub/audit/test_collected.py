@@ -111,7 +111,8 @@ async def test_the_collector_passes_an_audit_that_reads(
     store: ObjectStore, log: LogWriter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Two chunks that are in the table are deleted between the index of the first and its records."""
-    section, collected = ShardLog.section, []
+    section = ShardLog.section
+    collected: list[int] = []
 
     async def slow(self: ShardLog, n: int, wanted: object) -> bytes:
         if not collected:
@@ -128,7 +129,8 @@ async def test_the_collector_passes_an_audit_that_reads(
 async def test_a_table_that_is_older_than_what_was_collected_is_read_again(
     store: ObjectStore, log: LogWriter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    load, ran = ShardLog.load_snapshot, []
+    load = ShardLog.load_snapshot
+    ran: list[bool] = []
 
     async def slow(self: ShardLog) -> object:
         if not ran:
