@@ -249,11 +249,7 @@ class ShardLog:
         return not later
 
     async def load_snapshot(self) -> ShardState:
-        """Return the state of the newest readable snapshot; an empty one when there is none and nothing was collected.
-
-        Raises:
-            Corrupt: no readable snapshot reaches up to the watermark.
-        """
+        """Return the newest readable snapshot's state; an empty one before the first. Raises as ``load``."""
         manifest, tried = (await self.manifest())[0], None
         while manifest.snapshot is not None and manifest.snapshot != tried:
             with contextlib.suppress(NotFound, CodecError):
