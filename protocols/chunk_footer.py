@@ -140,7 +140,7 @@ class ControlKind(IntEnum):
 
 
 class Control(msgspec.Struct, frozen=True, array_like=True):
-    """A record of the hub's log that is not device data, about a lane or what its names say. Applied after the
+    """A record of the hub's log that is not device data, about a lane or what its names say. Applied before the
     chunk's lanes, in order."""
 
     kind: U32

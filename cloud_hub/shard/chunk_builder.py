@@ -160,6 +160,7 @@ class ChunkBuilder:
             self._lanes.append(draft)
             if control is not None:
                 self._controls[session.lane] = control
+                self._index_bytes += len(control.body)
             self._substantial |= substantial
 
     def _take_run(self, draft: _LaneDraft, held: LaneState) -> bool:

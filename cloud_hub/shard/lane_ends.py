@@ -14,7 +14,8 @@ import msgspec
 
 from weft.protocols import chunk as chunks
 from weft.protocols import snapshot as snapshots
-from weft.protocols.chunk import ChunkFooter, ChunkHeader, Control, ControlKind, GapRange, LaneUpdate
+from weft.protocols.chunk import ChunkFooter, ChunkHeader, Control, ControlKind, GapRange, LaneFlag, LaneUpdate
+from weft.protocols.chunk_footer import CONTROL_BYTES_MAX
 from weft.protocols.lane import Lane
 from weft.protocols.lane_state import LaneState, RetiredBy
 from weft.protocols.segment import GapReason
@@ -91,7 +92,8 @@ def given_up(lane: Lane, held: LaneState) -> LaneUpdate | None:
     newest = held.newest_mark
     told = max(held.ranges.end, newest.seq if newest else 0)
     gaps = [GapRange(first, end, int(GapReason.OPERATOR)) for first, end in held.ranges.missing(0, told)]
-    return LaneUpdate(*lane, held.epoch, [], gaps, None, None) if gaps else None
+    flags = int(LaneFlag.PARTIAL) if held.partial else 0
+    return LaneUpdate(*lane, held.epoch, [], gaps, None, None, flags=flags) if gaps else None
 
 
 async def write_ending(
@@ -142,8 +144,11 @@ async def _keep_dropped(log: ShardLog, state: ShardState, controls: list[Control
     for control in controls:
         lane = Lane(control.tenant, control.edge, control.log_id, control.stream)
         if control.kind == ControlKind.DROP:
-            kept = snapshots.encode_lane(snapshots.lane_snapshot(lane, state.lanes[lane]))
-            await log.put_ended(lane, state.n, kept)
+            await log.put_ended(lane, state.n, _kept(lane, state.lanes[lane]))
+
+
+def _kept(lane: Lane, held: LaneState) -> bytes:
+    return snapshots.encode_lane(snapshots.lane_snapshot(lane, held))
 
 
 async def retire(state: ShardState, lanes: Iterable[Lane], reason: str) -> Ending:
@@ -193,5 +198,7 @@ def by_age(
             days = retired_after // (86_400 * 1_000_000_000)
             ending.controls.append(retirement(lane, RetiredBy.AGE, f"not seen for {days} days"))
         elif held.retired is not None and min(silent, now - held.retired.time) > dropped_after and is_tiered(lane):
-            ending.controls.append(Control(ControlKind.DROP, *lane, b""))
+            # One that could not come back, because no record has room for its state, stays.
+            is_small = len(_kept(lane, held)) <= CONTROL_BYTES_MAX
+            ending.controls.extend([Control(ControlKind.DROP, *lane, b"")] if is_small else [])
     return ending

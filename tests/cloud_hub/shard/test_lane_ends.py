@@ -18,6 +18,7 @@ from weft.cloud_hub.shard.lane_ends import Ending
 from weft.cloud_hub.shard.lane_keeper import LaneKeeper
 from weft.cloud_hub.shard.sequencer import Sequencer
 from weft.protocols.chunk import Control, ControlKind, GapRange, LaneFlag, Mark
+from weft.protocols.errors import Corrupt
 from weft.protocols.lane import Lane
 from weft.protocols.lane_state import RetiredBy
 from weft.protocols.link import RefuseCode
@@ -25,6 +26,7 @@ from weft.protocols.ranges import RangeSet
 from weft.protocols.segment import GapReason
 from weft.protocols.shard_state import ShardState
 from weft.storage.chunk_log import ShardLog
+from weft.storage.hub_keys import ended_key
 from weft.storage.object_store.memory import MemoryStore
 
 LANE = Lane("default", "edge-1", 7, "telemetry")
@@ -197,6 +199,37 @@ def test_lanes_not_seen_for_long_retire_leave_and_count_again_when_they_come_bac
         assert (state.lanes, state.drops) == ({}, 1)
         await hub.session(epoch=3)
         assert (await hub.state()).lanes[LANE].counts
+
+    play(story)
+
+
+def test_a_lane_whose_state_has_no_room_in_a_record_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lane_ends, "CONTROL_BYTES_MAX", 100)
+
+    async def story(hub: Hub) -> None:
+        small = await hub.session(Lane("default", "e", 1, "t"))
+        large = await hub.session()
+        for seq in range(0, 40, 2):
+            await large.send(seq, seq + 1)
+            await large.until_acked(seq, seq + 1)
+        for session in (small, large):
+            hub.sequencer.leave(session.lane_session)
+        for days in (91, 31):
+            hub.ahead_s += days * DAY_S
+            await hub.keeper().look()
+        assert list((await hub.state()).lanes) == [LANE]
+
+    play(story)
+
+
+def test_a_lane_does_not_leave_over_a_state_of_another_history() -> None:
+    async def story(hub: Hub) -> None:
+        session = await hub.session()
+        hub.sequencer.leave(session.lane_session)
+        await hub.store.create(ended_key(0, LANE, (await hub.state()).n), b"of a log that was rolled back")
+        with pytest.raises(Corrupt, match="of another history of this log: move it away"):
+            await hub.drop(LANE)
+        assert LANE in (await hub.state()).lanes
 
     play(story)
 
