@@ -1,0 +1,40 @@
+"""Shards of other processes, loaded while they are needed."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+
+import pytest
+
+from tests.cloud_hub import virtual_time
+from tests.cloud_hub.fabric import make_sequencer
+from weft.cloud_hub.shard.sequencer import Sequencer
+from weft.cloud_hub.shard.shards import Shards
+from weft.storage.object_store.memory import MemoryStore
+
+
+def test_a_shard_that_is_needed_again_while_another_is_closed_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def main() -> None:
+        shards = Shards(3, 0, 3, lambda _: make_sequencer(MemoryStore(), random.Random(1)), idle_s=100)
+        await shards.start()
+        first, second = await shards.get(1), await shards.get(2)
+        closing, go_on, close = asyncio.Event(), asyncio.Event(), Sequencer.close
+
+        async def slowly(sequencer: Sequencer) -> None:
+            closing.set()
+            await go_on.wait()
+            await close(sequencer)
+
+        monkeypatch.setattr(Sequencer, "close", slowly)
+        await closing.wait()
+        assert await shards.get(2) is second
+        go_on.set()
+        await asyncio.sleep(50)
+        assert not first.is_running
+        assert second.is_running
+        await asyncio.sleep(100)
+        assert not second.is_running, "and later it is idle, too"
+        await shards.close()
+
+    virtual_time.run(main())
