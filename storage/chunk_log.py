@@ -304,10 +304,9 @@ class ShardLog:
         return True
 
     async def put_ended(self, lane: Lane, n: int, data: bytes) -> None:
-        """Store a lane's state at chunk n, before the lane leaves the state. Two nodes store the same bytes.
+        """Store a lane's state at chunk n, before the lane leaves the state; two nodes store the same bytes.
 
-        Raises:
-            Corrupt: other bytes are there. The lane must not leave: it would come back as another one.
+        Raises ``Corrupt`` when other bytes are there: the lane would come back as another one.
         """
         key = hub_keys.ended_key(self.shard, lane, n)
         try:

@@ -1,0 +1,83 @@
+"""Whatever sessions bring in whatever order, the chunk that is built of it folds, and nothing is doubled."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections import defaultdict
+
+import pytest
+
+from tests.cloud_hub.fabric import make_batch
+from weft.cloud_hub.shard.chunk_builder import ChunkBuilder
+from weft.cloud_hub.shard.lane_session import LaneClaim, LaneSession, ReceivedBatch
+from weft.protocols.chunk import GapRange, LaneFlag, Mark
+from weft.protocols.lane import Lane
+from weft.protocols.ranges import RangeSet
+from weft.protocols.segment import GapReason
+from weft.protocols.shard_state import ShardState, lane_of
+
+LANES = [Lane("default", "edge-1", 7, "telemetry"), Lane("default", "edge-2", 8, "telemetry")]
+REASONS = (GapReason.BUDGET, GapReason.EXPIRED, GapReason.OPERATOR, GapReason.ABSENT)
+
+
+def random_session(rng: random.Random, state: ShardState) -> LaneSession:
+    lane, relay = rng.choice(LANES), rng.random() < 0.3
+    held = state.lanes.get(lane)
+    known = held.epoch if held is not None else 0
+    goes_on = not relay and held is not None and rng.random() < 0.5
+    claim = LaneClaim(0 if relay else known + (not goes_on))
+    claim.granted = goes_on
+    flags = int(LaneFlag.RELAY) if relay else 0
+    topics = [f"plant/{{{rng.choice('abc')}}}"]
+    session = LaneSession(lane, claim, topics, lambda _: None, lambda *_: None, flags=flags)
+    for _ in range(rng.randrange(7)):
+        first = rng.randrange(40)
+        end = first + rng.randrange(1, 12)
+        if rng.random() < 0.45:
+            session.items.append(GapRange(first, end, int(rng.choice(REASONS))))
+        else:
+            session.items.append(ReceivedBatch(*make_batch(lane, first, end), 0))
+    if rng.random() < 0.3:
+        session.mark = Mark(rng.randrange(50), rng.randrange(50))
+    return session
+
+
+def check(state: ShardState, stored: dict[Lane, RangeSet], told: dict[Lane, RangeSet]) -> None:
+    for lane, held in state.lanes.items():
+        assert held.records == stored[lane]
+        assert list(held.ranges) == list(RangeSet([*stored[lane], *told[lane]]))
+        assert all(gap.first < gap.end for gap in held.gaps)
+        assert all(before.end <= after.first for before, after in zip(held.gaps, held.gaps[1:], strict=False))
+        if held.mark is not None:
+            assert held.ranges.contiguous_end() >= held.mark.seq
+        if held.whole_mark is not None:
+            absent = [gap.first for gap in held.gaps if gap.reason == GapReason.ABSENT]
+            assert min([held.ranges.contiguous_end(), *absent]) >= held.whole_mark.seq
+
+
+@pytest.mark.parametrize("seed", range(40))
+async def test_any_sessions_make_a_chunk_that_folds(seed: int) -> None:
+    await asyncio.sleep(0)  # sessions belong to a loop
+    rng = random.Random(seed)
+    for _ in range(10):
+        state = ShardState(b"0123456789abcdef", 0)
+        stored: dict[Lane, RangeSet] = defaultdict(RangeSet)
+        told: dict[Lane, RangeSet] = defaultdict(RangeSet)
+        for step in range(rng.randrange(1, 8)):
+            builder = ChunkBuilder(state, rng.choice([200, 2000, 100_000]))
+            for _ in range(rng.randrange(1, 5)):
+                builder.add(random_session(rng, state))
+            draft = builder.finish(step, rng.getrandbits(64), marks_due=True)
+            if draft is None:
+                continue
+            again = ShardState.decode(state.encode())
+            state.apply(draft.chunk)
+            again.apply(draft.chunk)
+            assert again.encode() == state.encode()
+            for update in draft.chunk.footer.lanes:
+                for first, end in update.ranges:
+                    assert stored[lane_of(update)].missing(first, end) == [(first, end)], "doubled"
+                    stored[lane_of(update)].add(first, end)
+                told[lane_of(update)].update((gap.first, gap.end) for gap in update.gaps)
+            check(state, stored, told)
