@@ -16,11 +16,13 @@ from weft.protocols import chunk as chunks
 from weft.protocols import snapshot as snapshots
 from weft.protocols.chunk import ChunkFooter, ChunkHeader, Control, ControlKind, GapRange, LaneFlag, LaneUpdate
 from weft.protocols.chunk_footer import CONTROL_BYTES_MAX
+from weft.protocols.errors import Corrupt
 from weft.protocols.lane import Lane
 from weft.protocols.lane_state import LaneState, RetiredBy
 from weft.protocols.segment import GapReason
 from weft.protocols.shard_state import RetireBody, ShardState
 from weft.storage.chunk_log import ShardLog
+from weft.storage.hub_keys import ended_key
 from weft.storage.object_store import AlreadyExists, StoreError
 
 ATTEMPTS_MAX = 100
@@ -144,7 +146,12 @@ async def _keep_dropped(log: ShardLog, state: ShardState, controls: list[Control
     for control in controls:
         lane = Lane(control.tenant, control.edge, control.log_id, control.stream)
         if control.kind == ControlKind.DROP:
-            await log.put_ended(lane, state.n, _kept(lane, state.lanes[lane]))
+            kept = _kept(lane, state.lanes[lane])
+            await log.put_ended(lane, state.n, kept)
+            if await log.ended(lane, state.n) != kept:
+                # A log that was rolled back left it under the same name. The lane would come back as another one.
+                key = ended_key(log.shard, lane, state.n)
+                raise Corrupt(f"{key} is of another history of this log: move it away")
 
 
 def _kept(lane: Lane, held: LaneState) -> bytes:
