@@ -68,6 +68,7 @@ async def test_what_an_edge_sends_can_be_read_by_offset(hub: Hub) -> None:
         "stream": "telemetry",
         "seq": 0,
         "time": "2023-11-14T22:13:20.000000000Z",
+        "clock": "synced",
         "received": first["received"],
         "key": "plant/a/b/telemetry",
         "resent": False,
