@@ -1,13 +1,12 @@
-"""Edges and hub nodes in miniature, and what must hold of the log that they leave behind."""
+"""Hub nodes and link sessions in miniature, and what must hold of the log that they leave behind."""
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import random
 import struct
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from tests.cloud_hub.faulty_store import FaultyStore
 from tests.cloud_hub.virtual_time import now_ns
@@ -16,12 +15,12 @@ from weft.cloud_hub.shard.lane_session import LaneClaim, LaneSession, SessionRef
 from weft.cloud_hub.shard.sequencer import Sequencer
 from weft.protocols import batch, chunk
 from weft.protocols.batch import BatchHeader, ClockReading, ClockState
-from weft.protocols.chunk import Chunk, GapRange, LaneFlag, Mark
+from weft.protocols.chunk import Chunk
 from weft.protocols.lane import Lane
 from weft.protocols.link import RefuseCode
 from weft.protocols.ranges import RangeSet
 from weft.protocols.segment import GapReason
-from weft.protocols.shard_state import RELEASE, FoldRules, ShardState, lane_of
+from weft.protocols.shard_state import RELEASE, FoldRules, LaneState, ShardState, lane_of
 from weft.storage.chunk_log import Cluster, ShardLog
 from weft.storage.hub_keys import chunk_key
 from weft.storage.object_store import NotFound, ObjectStore
@@ -143,127 +142,43 @@ class Session:
             await self.news.wait()
 
 
-class Edge:
-    """A strict-order sender that never stops before everything is acknowledged."""
+async def read_chunks(store: ObjectStore, collected: Mapping[int, bytes] = {}) -> list[tuple[Chunk, bytes]]:
+    """Every chunk of the log.
 
-    def __init__(self, lane: Lane, records: int, rng: random.Random) -> None:
-        self.lane = lane
-        self.records = records
-        self.rng = rng
-        self.acked = RangeSet()
-        self.gaps = RangeSet()
-        self.epoch = 0
-
-    async def drain(self, nodes: list[Node]) -> None:
-        while not self.acked.covers(0, self.records):
-            node = self.rng.choice(nodes)
-            if node.sequencer is None:
-                await asyncio.sleep(0.05)
-                continue
-            self.epoch += 1
-            session = Session(node.sequencer, self.lane, self.epoch, ["plant/{line}"])
-            try:
-                async with asyncio.timeout(self.rng.uniform(0.2, 3.0)):
-                    await self._session(session)
-            except TimeoutError:
-                pass
-            finally:
-                self.acked.update(session.acked)
-                session.sequencer.leave(session.lane_session)
-            await asyncio.sleep(self.rng.random() * 0.2)
-
-    async def send_mark(self, node: Node) -> None:
-        """An idle edge says that it has nothing more."""
-        assert node.sequencer is not None
-        self.epoch += 1
-        session = Session(node.sequencer, self.lane, self.epoch, ["plant/{line}"])
-        assert await session.open()
-        node.sequencer.put_mark(session.lane_session, Mark(1000 + self.records, self.records))
-
-    async def _session(self, session: Session) -> None:
-        if not await session.open():
-            return
-        at = session.acked.contiguous_end()
-        while at < self.records and session.refusal is None:
-            # Every session cuts its batches in its own way, and now and then repeats what it sent or knows to be held.
-            first = max(0, at - self.rng.randrange(8)) if self.rng.random() < 0.2 else at
-            end = min(self.records, at + self.rng.randrange(1, 12))
-            if self.rng.random() < 0.05:
-                self.gaps.add(at, end)
-                reason = self.rng.choice([GapReason.BUDGET, GapReason.ABSENT])
-                await session.sequencer.put_gap(session.lane_session, GapRange(at, end, int(reason)))
-            else:
-                await session.send(first, end)
-            at = end
-            session.sequencer.put_mark(session.lane_session, Mark(1000 + at, at))
-            if self.rng.random() < 0.3:
-                await asyncio.sleep(self.rng.random() * 0.2)
-        while session.refusal is None and not session.acked.covers(0, self.records):
-            session.news.clear()
-            await session.news.wait()
-
-
-class Relay:
-    """Another hub that has the whole lane, and passes on what the edge declared gaps: it fences no edge."""
-
-    def __init__(self, edge: Edge, rng: random.Random) -> None:
-        self.edge = edge
-        self.rng = rng
-        self.sent = RangeSet()
-        self.acked = RangeSet()
-
-    async def fill(self, nodes: list[Node]) -> None:
-        """Offer one gap after the other, and now and then a run that the hub may have."""
-        while not self.edge.acked.covers(0, self.edge.records):
-            await asyncio.sleep(self.rng.random())
-            node, gaps = self.rng.choice(nodes), list(self.edge.gaps)
-            if node.sequencer is None or not gaps:
-                continue
-            session = Session(node.sequencer, self.edge.lane, 0, flags=int(LaneFlag.RELAY))
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(self.rng.uniform(0.2, 3.0)):
-                    await self._fill(session, self.rng.choice(gaps))
-            self.acked.update(session.acked)
-            session.sequencer.leave(session.lane_session)
-
-    async def _fill(self, session: Session, gap: tuple[int, int]) -> None:
-        if not await session.open():
-            return
-        first = max(0, gap[0] - self.rng.randrange(3))
-        end = min(self.edge.records, gap[1] + self.rng.randrange(3))
-        self.sent.add(first, end)
-        await session.send(first, end)
-        while session.refusal is None and not session.acked.covers(first, end):
-            session.news.clear()
-            await session.news.wait()
-
-
-async def read_chunks(store: ObjectStore, first: int = 0) -> list[tuple[Chunk, bytes]]:
+    Args:
+        collected: those that the collector has deleted. What a store has under such a number came too late.
+    """
     found: list[tuple[Chunk, bytes]] = []
     while True:
+        n = len(found)
         try:
-            data = (await store.get(chunk_key(0, first + len(found)))).data
+            data = collected[n] if n in collected else (await store.get(chunk_key(0, n))).data
         except NotFound:
             return found
         found.append((chunk.decode(data), data))
 
 
 def check_log(
-    chunks: list[tuple[Chunk, bytes]], healed: RangeSet | None = None, rules: FoldRules = RELEASE
+    chunks: list[tuple[Chunk, bytes]],
+    healed: RangeSet | Mapping[Lane, RangeSet] | None = None,
+    rules: FoldRules = RELEASE,
 ) -> tuple[ShardState, dict[Lane, list[int]]]:
     """Fold the log and read every record of it.
 
     Checks that offsets are contiguous (I3), that no record is there twice (I1), that a lane's offsets follow its
-    sequence numbers (I2), and that each payload is the one its lane and number stand for.
+    sequence numbers (I2), that each payload is the one its lane and number stand for, and that completeness was never
+    claimed too early or taken back (I6).
 
     Args:
-        healed: numbers that may have come behind their gap, out of order.
+        healed: by lane, or of the only lane, numbers that may have come behind their gap, out of order.
     """
     state = ShardState(CLUSTER.cluster_id, 0, rules)
     offsets: dict[tuple[str, str], int] = defaultdict(int)
     lanes: dict[Lane, list[int]] = defaultdict(list)
     for index, data in chunks:
+        before = dict(state.lanes)
         state.apply(index)
+        check_claims(before, state.lanes)
         updates = index.footer.lanes
         new: dict[Lane, RangeSet] = defaultdict(RangeSet)
         for section in index.footer.streams:
@@ -281,7 +196,8 @@ def check_log(
             assert told == new[lane]
     for lane, seqs in lanes.items():
         assert len(seqs) == len(set(seqs)), f"{lane}: doubled"
-        in_order = [seq for seq in seqs if healed is None or seq not in healed]
+        late = healed.get(lane) if isinstance(healed, Mapping) else healed
+        in_order = [seq for seq in seqs if late is None or seq not in late]
         assert in_order == sorted(in_order), f"{lane}: out of order"
         held = RangeSet((seq, seq + 1) for seq in seqs)
         assert held == state.lanes[lane].records
@@ -289,3 +205,19 @@ def check_log(
         assert held == state.lanes[lane].ranges
     assert dict(offsets) == state.next_offset
     return state, lanes
+
+
+def check_claims(before: Mapping[Lane, LaneState], after: Mapping[Lane, LaneState]) -> None:
+    """Check what the lanes that a chunk changed claim to be complete."""
+    for lane, held in after.items():
+        was = before.get(lane)
+        if was is held:
+            continue
+        accounted = held.ranges.contiguous_end()
+        absent = [gap.first for gap in held.gaps if gap.reason == GapReason.ABSENT]
+        for mark, end, earlier in (
+            (held.mark, accounted, was and was.complete_up_to),
+            (held.whole_mark, min([accounted, *absent]), was and was.whole_up_to),
+        ):
+            assert mark is None or mark.seq <= end, f"{lane}: complete up to {mark}, and {end} is missing"
+            assert earlier is None or (mark is not None and mark.time >= earlier), f"{lane}: a claim was taken back"

@@ -32,6 +32,10 @@ class Faults:
 
 
 CALM = Faults()
+DEAD = Faults(lost=1.0, read=1.0)
+"""Nothing works for this node, as when its credentials have expired."""
+FULL = Faults(lost=1.0)
+"""Nothing can be written, as when a bucket's quota is used up."""
 STORM = Faults(lost=0.08, unreported=0.1, misreported=0.08, late=0.12, read=0.06)
 
 

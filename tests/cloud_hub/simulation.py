@@ -1,28 +1,36 @@
-"""Nodes that compete for one shard over a store that loses, delays and misreports writes, from one seed each."""
+"""Nodes that compete for one shard over a store that loses, delays and misreports writes, from one seed each.
+
+Edges send through them, other hubs relay what the edges no longer have, a collector deletes what is old, and readers
+sleep through all of it.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 
 from tests.cloud_hub import virtual_time
-from tests.cloud_hub.fabric import CLUSTER, Edge, Node, Relay, check_log, make_sequencer, read_chunks
-from tests.cloud_hub.faulty_store import CALM, STORM
+from tests.cloud_hub.collection import Collector, SleepingReader
+from tests.cloud_hub.fabric import CLUSTER, Node, check_log, make_sequencer, read_chunks
+from tests.cloud_hub.faulty_store import CALM, DEAD, FULL, STORM
+from tests.cloud_hub.senders import Edge, Relay
 from weft.protocols.chunk import LaneUpdate
 from weft.protocols.lane import Lane
 from weft.protocols.ranges import RangeSet
 from weft.protocols.segment import GapReason
 from weft.protocols.shard_state import RELEASE, Extension, FoldRules, ShardState
-from weft.storage.object_store import ObjectStore
 from weft.storage.object_store.memory import MemoryStore
 
 STORM_S = 6.0
 DRAIN_S = 120.0
+RECORDS = 150
+COLLECTION_DELAY_S = 150.0
+"""Longer than any look at the watermark holds."""
 COUNTED = 40
 """A made-up extension of a made-up later release: records written since its level was reached."""
 
-Storm = Callable[[list[Node], random.Random], Awaitable[None]]
+Storm = Callable[[list[Node], random.Random], Coroutine[None, None, None]]
 
 
 def _count(lanes: Sequence[LaneUpdate]) -> bytes | None:
@@ -38,14 +46,25 @@ LATER = FoldRules(2, {COUNTED: Extension(2, _count, _add)})
 
 
 async def _storm(nodes: list[Node], rng: random.Random) -> None:
-    """Faults on every node, and now and then one is killed."""
+    """Faults on every node, and now and then one is killed, suspended, or loses its way to the store."""
     loop = asyncio.get_running_loop()
     end = loop.time() + STORM_S
     for node in nodes:
         node.store.faults = STORM
     while loop.time() < end:
         await asyncio.sleep(rng.uniform(0.3, 1.5))
-        await _restart(rng.choice(nodes), rng)
+        node = rng.choice(nodes)
+        match rng.choice(["kill", "kill", "suspend", "dead", "full"]):
+            case "kill":
+                await _restart(node, rng)
+            case "suspend":
+                node.store.running.clear()
+                await asyncio.sleep(rng.uniform(0.1, 3.0))
+                node.store.running.set()
+            case "dead" | "full" as trouble:
+                node.store.faults = DEAD if trouble == "dead" else FULL
+                await asyncio.sleep(rng.uniform(0.1, 3.0))
+                node.store.faults = STORM
     for node in nodes:
         node.store.faults = CALM
 
@@ -57,8 +76,8 @@ async def _restart(node: Node, rng: random.Random) -> None:
 
 
 async def _upgrade(nodes: list[Node], rng: random.Random) -> None:
-    """The same, and one node after the other comes back with the later release; then the level is raised. One node may
-    have been paused through all of it, and writes as an earlier release does while others write the new things."""
+    """One node after the other comes back with the later release; then the level is raised. One node may have been
+    paused through all of it, and writes as an earlier release does while others write the new things."""
     for node in nodes:
         node.store.faults = STORM
     late = rng.choice(nodes) if len(nodes) > 1 and rng.random() < 0.7 else None
@@ -81,66 +100,97 @@ async def _upgrade(nodes: list[Node], rng: random.Random) -> None:
         node.store.faults = CALM
 
 
-async def _simulate(seed: int, storm: Storm = _storm, rules: FoldRules = RELEASE) -> ShardState:
-    rng = random.Random(seed)
-    inner = MemoryStore()
-    nodes = [Node(inner, random.Random(rng.random())) for _ in range(rng.choice([1, 2, 3]))]
-    lanes = [Lane("default", f"edge-{i}", i, rng.choice(["a", "b"])) for i in range(rng.choice([1, 3]))]
-    edges = [Edge(lane, 1000 if storm is _upgrade else 150, random.Random(rng.random())) for lane in lanes]
-    relays = [Relay(edge, random.Random(rng.random())) for edge in edges if rng.random() < 0.5]
-    for node in nodes:
-        await node.start()
-    async with asyncio.timeout(STORM_S + DRAIN_S), asyncio.TaskGroup() as tasks:
-        tasks.create_task(_as_task(storm(nodes, rng)))
+async def _collect(nodes: list[Node], collector: Collector, rng: random.Random) -> None:
+    """Collect, while one node may be suspended for longer than that takes."""
+    suspended = rng.choice(nodes) if rng.random() < 0.5 else None
+    if suspended is not None:
+        await asyncio.sleep(rng.random() * 0.2)
+        suspended.store.running.clear()
+    await collector.collect()
+    if suspended is not None:
+        suspended.store.running.set()
+
+
+async def _acts(nodes: list[Node], edges: list[Edge], collector: Collector, rng: random.Random, storm: Storm) -> None:
+    collections, records = 0 if storm is _upgrade else rng.choice([0, 1, 2]), edges[0].records
+    for act in range(collections + 1):
+        # The edges' records of this act, while the collector deletes what the act before left.
         for edge in edges:
-            tasks.create_task(edge.drain(nodes))
-        for relay in relays:
-            tasks.create_task(relay.fill(nodes))
+            edge.records = records * (act + 1) // (collections + 1)
+        async with asyncio.timeout(STORM_S + DRAIN_S + COLLECTION_DELAY_S), asyncio.TaskGroup() as tasks:
+            tasks.create_task(storm(nodes, rng))
+            if act:
+                tasks.create_task(_collect(nodes, collector, rng))
+            for edge in edges:
+                tasks.create_task(edge.drain(nodes))
+                if edge.relay is not None:
+                    tasks.create_task(edge.relay.drain(nodes, edge))
     await asyncio.sleep(5.0)  # late writes land
     for edge in edges:
         await edge.send_mark(rng.choice(nodes))
     await asyncio.sleep(5.0)  # longer than marks wait for data, and than followers take to catch up
-    chunks = await read_chunks(inner)
-    healed = RangeSet([piece for edge in edges for piece in edge.gaps] + [p for relay in relays for p in relay.sent])
+
+
+async def _simulate(seed: int, storm: Storm, rules: FoldRules) -> ShardState:
+    rng = random.Random(seed)
+    inner = MemoryStore()
+    nodes = [Node(inner, random.Random(rng.random())) for _ in range(rng.choice([1, 2, 3]))]
+    lanes = [Lane("default", f"edge-{i}", i, rng.choice(["a", "b"])) for i in range(rng.choice([1, 3]))]
+    relays = [Relay(lane, RECORDS, random.Random(rng.random())) if rng.random() < 0.5 else None for lane in lanes]
+    edges = [Edge(lane, RECORDS, random.Random(rng.random()), relay) for lane, relay in zip(lanes, relays, strict=True)]
+    readers = [SleepingReader(inner, random.Random(rng.random()), rules) for _ in range(2)]
+    collector = Collector(inner, COLLECTION_DELAY_S)
+    for node in nodes:
+        await node.start()
+    async with asyncio.TaskGroup() as group:  # what a reader raises ends the history
+        reading = [group.create_task(reader.run()) for reader in readers]
+        await _acts(nodes, edges, collector, rng, storm)
+        for task in reading:
+            task.cancel()
+    chunks = await read_chunks(inner, collector.collected)
+    healed = {edge.lane: edge.relay.has for edge in edges if edge.relay is not None}
     state, records = check_log(chunks, healed, rules)
     for edge in edges:
-        _check_edge(edge, state, records[edge.lane])
-    for relay in relays:
-        # The other hub may forget records, and never learns that of the edge's own gaps.
-        held = RangeSet((seq, seq + 1) for seq in records[relay.edge.lane])
-        assert not [r for first, end in relay.acked for r in held.missing(first, end)]
-    await _check_nodes(nodes, state, inner, rng)
-    return state
-
-
-async def _as_task(work: Awaitable[None]) -> None:
-    await work
-
-
-def _check_edge(edge: Edge, state: ShardState, records: list[int]) -> None:
-    held = state.lanes[edge.lane]
-    # I1 and I8: whatever was acknowledged is a record in the log, or under a gap that the edge declared.
-    assert not [r for first, end in edge.acked for r in held.ranges.missing(first, end)]
-    lost = set(range(edge.records)) - set(records)
-    assert lost <= {seq for gap in held.gaps for seq in range(gap.first, gap.end)}
-    assert all(edge.gaps.covers(gap.first, gap.end) for gap in held.gaps)
-    assert held.complete_up_to == 1000 + edge.records
-    absent = any(gap.reason == GapReason.ABSENT for gap in held.gaps)
-    assert (held.whole_up_to == held.complete_up_to) is not absent
-
-
-async def _check_nodes(nodes: list[Node], state: ShardState, inner: ObjectStore, rng: random.Random) -> None:
+        check_edge(edge, state, RangeSet((seq, seq + 1) for seq in records[edge.lane]))
     for node in nodes:
         assert node.sequencer is not None
         assert node.sequencer.state.encode() == state.encode()  # I5
         await node.kill()
+    for reader in readers:
+        assert (await reader.read()).encode() == state.encode(), "a reader stopped short of the log's head"
     # A node that starts from a snapshot ends where the whole fold ends.
-    late = make_sequencer(inner, rng, rules=state.rules)
+    late = make_sequencer(inner, rng, rules=rules)
     await late.start()
     assert late.state.encode() == state.encode()
     await late.close()
-    assert ShardState.decode(state.encode(), state.rules).encode() == state.encode()
+    assert ShardState.decode(state.encode(), rules).encode() == state.encode()
     assert state.cluster_id == CLUSTER.cluster_id
+    return state
+
+
+def check_edge(edge: Edge, state: ShardState, records: RangeSet) -> None:
+    """What an edge and its relay were told is so, and nothing is missing that anybody had.
+
+    Args:
+        records: numbers that the log has.
+    """
+    held, told = state.lanes[edge.lane], edge.told
+    # I1 and I8: whatever was acknowledged is a record in the log, or lies under a gap that this very sender declared.
+    for sender, own_gaps in ((edge, told), (edge.relay, edge.relay.told if edge.relay else told)):
+        for first, end in sender.acked if sender else ():
+            lost = [seq for seq in range(first, end) if seq not in records and seq not in own_gaps]
+            assert not lost, f"{edge.lane}: {lost} were acknowledged to a sender that did not give them up"
+    had = told.copy()
+    for first, end in edge.relay.has if edge.relay else ():
+        had.remove(first, end)
+    assert RangeSet((gap.first, gap.end) for gap in held.gaps) == had
+    for gap in held.gaps:
+        # What the edge knows of its own records overrules what the relay only lacks.
+        reasons = {own.reason for own in edge.gaps if own.first < gap.end and gap.first < own.end}
+        assert reasons == {gap.reason}, f"{edge.lane}: {gap}, and the edge said {reasons}"
+    assert held.complete_up_to == 1000 + edge.records
+    absent = any(gap.reason == GapReason.ABSENT for gap in held.gaps)
+    assert (held.whole_up_to == 1000 + edge.records) is not absent
 
 
 def simulate(seed: int) -> ShardState:

@@ -2,15 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
-import msgspec
 import pytest
 
 from tests.cloud_hub.simulation import COUNTED, simulate, simulate_upgrade
-from weft.cloud_hub.shard.lane_session import LaneSession
-from weft.protocols import snapshot
-from weft.protocols.shard_state import ShardState
 
 
 @pytest.mark.parametrize("seed", range(0, 200, 20))
@@ -37,26 +31,3 @@ def test_nothing_acknowledged_is_lost_or_doubled_in_many_histories(seed: int) ->
 def test_two_releases_on_one_store_make_one_fold_in_many_histories(seed: int) -> None:
     for offset in range(100):
         simulate_upgrade(seed + offset)
-
-
-def broken(history: Callable[[int], object], seeds: int) -> bool:
-    """Whether one of the histories breaks a promise."""
-    for seed in range(seeds):
-        try:
-            history(seed)
-        except (AssertionError, BaseExceptionGroup):
-            return True
-    return False
-
-
-def test_a_hub_that_acknowledges_the_gaps_of_others_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(LaneSession, "acknowledged", lambda _, held: held.ranges.copy())
-    assert broken(simulate, 40)
-
-
-def test_snapshots_of_an_earlier_release_among_later_ones_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    decode = snapshot.decode
-    monkeypatch.setattr(ShardState, "is_whole", True)
-    taken_for_whole = lambda data: msgspec.structs.replace(decode(data), made_with=2)  # noqa: E731
-    monkeypatch.setattr(snapshot, "decode", taken_for_whole)
-    assert broken(simulate_upgrade, 60)

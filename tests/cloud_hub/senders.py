@@ -1,0 +1,173 @@
+"""Senders of a lane that go on until everything they have is acknowledged: an edge, and another hub that relays it."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+
+from tests.cloud_hub.fabric import Node, Session
+from weft.protocols.chunk import GapRange, LaneFlag, Mark
+from weft.protocols.lane import Lane
+from weft.protocols.ranges import Range, RangeSet
+from weft.protocols.segment import GapReason
+
+
+class Edge:
+    """A strict-order sender that never stops before everything is acknowledged.
+
+    Args:
+        relay: another hub that has what this edge does not have any more.
+    """
+
+    def __init__(self, lane: Lane, records: int, rng: random.Random, relay: Relay | None = None) -> None:
+        self.lane = lane
+        self.records = records
+        self.rng = rng
+        self.relay = relay
+        self.acked = RangeSet()
+        self.gaps: list[GapRange] = []
+        """Told so far. A lane has each number once, as a record or as a gap."""
+        self.epoch = 0
+
+    @property
+    def told(self) -> RangeSet:
+        """Numbers of which the edge said that it does not have them."""
+        return RangeSet((gap.first, gap.end) for gap in self.gaps)
+
+    async def drain(self, nodes: list[Node]) -> None:
+        while not self.acked.covers(0, self.records):
+            node = self.rng.choice(nodes)
+            if node.sequencer is None:
+                await asyncio.sleep(0.05)
+                continue
+            self.epoch += 1
+            session = Session(node.sequencer, self.lane, self.epoch, ["plant/{line}"])
+            try:
+                async with asyncio.timeout(self.rng.uniform(0.2, 3.0)):
+                    await self._session(session)
+            except TimeoutError:
+                pass
+            finally:
+                self.acked.update(session.acked)
+                session.sequencer.leave(session.lane_session)
+            await asyncio.sleep(self.rng.random() * 0.2)
+
+    async def send_mark(self, node: Node) -> None:
+        """An idle edge says that it has nothing more."""
+        assert node.sequencer is not None
+        self.epoch += 1
+        session = Session(node.sequencer, self.lane, self.epoch, ["plant/{line}"])
+        assert await session.open()
+        node.sequencer.put_mark(session.lane_session, Mark(1000 + self.records, self.records))
+
+    async def _session(self, session: Session) -> None:
+        if not await session.open():
+            return
+        at = session.acked.contiguous_end()
+        while at < self.records and session.refusal is None:
+            # Every session cuts its batches in its own way, and now and then repeats what it sent or knows to be held.
+            first = max(0, at - self.rng.randrange(8)) if self.rng.random() < 0.2 else at
+            end = min(self.records, at + self.rng.randrange(1, 12))
+            if self.rng.random() < 0.08:
+                self._lose(at, end)
+            for item in self._items(first, end):
+                if isinstance(item, GapRange):
+                    await session.sequencer.put_gap(session.lane_session, item)
+                else:
+                    await session.send(*item)
+            at = end
+            session.sequencer.put_mark(session.lane_session, Mark(1000 + at, at))
+            if self.rng.random() < 0.3:
+                await asyncio.sleep(self.rng.random() * 0.2)
+        while session.refusal is None and not session.acked.covers(0, self.records):
+            session.news.clear()
+            await session.news.wait()
+
+    def _lose(self, first: int, end: int) -> None:
+        """The edge gives up numbers that it has never sent: another hub has them, or its disk was full."""
+        if first < max((gap.end for gap in self.gaps), default=0) or first < self.sent:
+            return
+        is_elsewhere = self.rng.random() < 0.6
+        self.gaps.append(GapRange(first, end, GapReason.ABSENT if is_elsewhere else GapReason.BUDGET))
+        if is_elsewhere and self.relay is not None:
+            self.relay.gets(first, end)
+
+    sent = 0
+    """One past the highest number that was sent."""
+
+    def _items(self, first: int, end: int) -> list[Range | GapRange]:
+        """What the edge says of [first, end): records, and the gaps that it told once and tells again."""
+        has = RangeSet([(first, end)])
+        for gap in self.gaps:
+            has.remove(gap.first, gap.end)
+        self.sent = max(self.sent, end)
+        gaps = [
+            GapRange(max(gap.first, first), min(gap.end, end), gap.reason)
+            for gap in self.gaps
+            if gap.first < end and first < gap.end
+        ]
+        return sorted([*has, *gaps], key=lambda item: item.first if isinstance(item, GapRange) else item[0])
+
+
+class Relay:
+    """Another hub that passes on what it has of a lane, in any order, and says what it lacks."""
+
+    def __init__(self, lane: Lane, records: int, rng: random.Random) -> None:
+        self.lane = lane
+        self.records = records
+        self.rng = rng
+        self.has = RangeSet()
+        self.acked = RangeSet()
+        self.told = RangeSet()
+        for _ in range(rng.randrange(4)):
+            first = rng.randrange(records)
+            self.gets(first, min(records, first + rng.randrange(1, 30)))
+
+    def gets(self, first: int, end: int) -> None:
+        """The other hub gets records from the edge itself."""
+        self.has.add(first, end)
+
+    async def drain(self, nodes: list[Node], edge: Edge) -> None:
+        """Pass on until the edge has finished and everything is acknowledged."""
+        while not (edge.acked.covers(0, edge.records) and not self._missing(self.acked)):
+            await asyncio.sleep(self.rng.random() * 0.5)
+            node = self.rng.choice(nodes)
+            if node.sequencer is None:
+                continue
+            session = Session(node.sequencer, self.lane, 0, ["plant/{line}"], flags=int(LaneFlag.RELAY))
+            try:
+                async with asyncio.timeout(self.rng.uniform(0.2, 3.0)):
+                    await self._session(session)
+            except TimeoutError:
+                pass
+            finally:
+                self.acked.update(session.acked)
+                session.sequencer.leave(session.lane_session)
+
+    def _missing(self, acked: RangeSet) -> list[Range]:
+        return [part for first, end in self.has for part in acked.missing(first, end)]
+
+    async def _session(self, session: Session) -> None:
+        if not await session.open():
+            return
+        if self.rng.random() < 0.5:
+            await self._tell_a_gap(session)
+        pieces = self._missing(session.acked)
+        self.rng.shuffle(pieces)
+        for first, end in pieces:
+            if self.rng.random() < 0.2:
+                await self._tell_a_gap(session)
+            cut = self.rng.randrange(first, end)
+            for one, to in ((cut, end), (first, cut)):
+                if one < to and session.refusal is None:
+                    await session.send(one, to)
+        while session.refusal is None and self._missing(session.acked):
+            session.news.clear()
+            await session.news.wait()
+
+    async def _tell_a_gap(self, session: Session) -> None:
+        first = self.rng.randrange(self.records)
+        lacks = self.has.missing(first, min(self.records, first + self.rng.randrange(1, 20)))
+        for one, end in lacks:
+            self.told.add(one, end)
+            await session.sequencer.put_gap(session.lane_session, GapRange(one, end, GapReason.ABSENT))

@@ -1,0 +1,117 @@
+"""The simulation bites: each fault of the kind that it is there for breaks a promise in one of a few histories."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+
+import msgspec
+import pytest
+
+from tests.cloud_hub.simulation import simulate, simulate_upgrade
+from weft.cloud_hub.shard.lane_session import LaneSession
+from weft.cloud_hub.shard.watermark import WatermarkGuard
+from weft.protocols import snapshot
+from weft.protocols.lane_state import LaneState
+from weft.protocols.shard_state import ShardState
+from weft.storage.chunk_log import ShardLog
+from weft.storage.object_store import StoreError
+
+HISTORIES = 60
+Plant = Callable[[pytest.MonkeyPatch], None]
+
+
+def acknowledge_what_others_gave_up(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(LaneSession, "acknowledged", lambda _, held: held.ranges.copy())
+
+
+def take_a_gap_for_the_last_word(patch: pytest.MonkeyPatch) -> None:
+    """Proof p2: a relay's records are acknowledged and thrown away."""
+    patch.setattr(LaneState, "missing_records", lambda held, first, end: held.ranges.missing(first, end))
+    patch.setattr(LaneState, "holds", lambda held, first, end: held.ranges.covers(first, end))
+
+
+def count_absent_records_as_there(patch: pytest.MonkeyPatch) -> None:
+    prove = LaneState.prove_marks
+
+    def prove_marks(held: LaneState) -> None:
+        prove(held)
+        held.whole_mark = held.mark
+
+    patch.setattr(LaneState, "prove_marks", prove_marks)
+
+
+def believe_a_fact_less_than_an_absence(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(LaneState, "missing_gap", lambda held, gap: held.ranges.missing(gap.first, gap.end))
+
+
+def take_a_failed_write_for_done(patch: pytest.MonkeyPatch) -> None:
+    create = ShardLog.create
+
+    async def hopeful(log: ShardLog, n: int, data: bytes) -> None:
+        try:
+            await create(log, n, data)
+        except StoreError:
+            pass
+
+    patch.setattr(ShardLog, "create", hopeful)
+
+
+def acknowledge_without_a_look_at_the_watermark(patch: pytest.MonkeyPatch) -> None:
+    async def passed(*_: object) -> bool:
+        return False
+
+    patch.setattr(WatermarkGuard, "passed", passed)
+
+
+def read_on_without_a_look_at_the_watermark(patch: pytest.MonkeyPatch) -> None:
+    """Proof p4: a reader that the collector has passed sees nothing new for ever."""
+
+    async def not_passed(*_: object) -> None:
+        pass
+
+    patch.setattr(ShardLog, "_check_not_passed", not_passed)
+
+
+def make_snapshots_with_an_earlier_fold(patch: pytest.MonkeyPatch) -> None:
+    """Proof p3: a node that skips what it does not know writes snapshots without it."""
+    decode = snapshot.decode
+    patch.setattr(ShardState, "is_whole", True)
+    patch.setattr(snapshot, "decode", lambda data: msgspec.structs.replace(decode(data), made_with=2))
+
+
+@pytest.fixture(autouse=True)
+def quiet() -> Iterator[None]:
+    logging.disable(logging.CRITICAL)
+    yield
+    logging.disable(logging.NOTSET)
+
+
+@pytest.mark.parametrize(
+    "plant",
+    [
+        acknowledge_what_others_gave_up, take_a_gap_for_the_last_word,
+        count_absent_records_as_there, believe_a_fact_less_than_an_absence, take_a_failed_write_for_done,
+        acknowledge_without_a_look_at_the_watermark, read_on_without_a_look_at_the_watermark,
+    ],
+    ids=lambda plant: plant.__name__,
+)  # fmt: skip
+def test_a_planted_fault_is_found(plant: Plant, monkeypatch: pytest.MonkeyPatch) -> None:
+    check_that_it_is_found(plant, simulate, monkeypatch)
+
+
+def test_a_planted_fault_of_an_upgrade_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    check_that_it_is_found(make_snapshots_with_an_earlier_fold, simulate_upgrade, monkeypatch)
+
+
+def check_that_it_is_found(plant: Plant, history: Callable[[int], object], patch: pytest.MonkeyPatch) -> None:
+    plant(patch)
+    with pytest.raises(BaseException) as found:
+        _make_some(history)
+    error = found.value.exceptions[0] if isinstance(found.value, BaseExceptionGroup) else found.value
+    print(type(error).__name__, str(error)[:200], *found.value.__notes__)
+
+
+def _make_some(history: Callable[[int], object]) -> None:
+    for seed in range(HISTORIES):
+        history(seed)
