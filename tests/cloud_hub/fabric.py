@@ -76,6 +76,7 @@ class Node:
         self.level = 1
         """Of the cluster, as the node last read it."""
         self.sequencer: Sequencer | None = None
+        self.is_asleep = False
 
     async def start(self) -> None:
         faults, self.store.faults = self.store.faults, type(self.store.faults)()

@@ -11,19 +11,26 @@ from weft.protocols.lane import Lane
 from weft.protocols.ranges import Range, RangeSet
 from weft.protocols.segment import GapReason
 
+PATIENCE_S = 200.0
+"""Of some sessions: a node that is suspended for long comes back to them."""
+
 
 class Edge:
     """A strict-order sender that never stops before everything is acknowledged.
 
     Args:
         relay: another hub that has what this edge does not have any more.
+        step_s: time between two batches, in the mean.
     """
 
-    def __init__(self, lane: Lane, records: int, rng: random.Random, relay: Relay | None = None) -> None:
+    def __init__(
+        self, lane: Lane, records: int, rng: random.Random, relay: Relay | None = None, step_s: float = 0.03
+    ) -> None:
         self.lane = lane
         self.records = records
         self.rng = rng
         self.relay = relay
+        self.step_s = step_s
         self.acked = RangeSet()
         self.gaps: list[GapRange] = []
         """Told so far. A lane has each number once, as a record or as a gap."""
@@ -43,7 +50,7 @@ class Edge:
             self.epoch += 1
             session = Session(node.sequencer, self.lane, self.epoch, ["plant/{line}"])
             try:
-                async with asyncio.timeout(self.rng.uniform(0.2, 3.0)):
+                async with asyncio.timeout(self.rng.uniform(0.2, 3.0) if self.rng.random() < 0.9 else PATIENCE_S):
                     await self._session(session)
             except TimeoutError:
                 pass
@@ -78,7 +85,7 @@ class Edge:
             at = end
             session.sequencer.put_mark(session.lane_session, Mark(1000 + at, at))
             if self.rng.random() < 0.3:
-                await asyncio.sleep(self.rng.random() * 0.2)
+                await asyncio.sleep(self.rng.random() * 2 * self.step_s / 0.3)
         while session.refusal is None and not session.acked.covers(0, self.records):
             session.news.clear()
             await session.news.wait()

@@ -14,7 +14,7 @@ from tests.cloud_hub import virtual_time
 from tests.cloud_hub.collection import Collector, SleepingReader
 from tests.cloud_hub.fabric import CLUSTER, Node, check_log, make_sequencer, read_chunks
 from tests.cloud_hub.faulty_store import CALM, DEAD, FULL, STORM
-from tests.cloud_hub.senders import Edge, Relay
+from tests.cloud_hub.senders import PATIENCE_S, Edge, Relay
 from weft.protocols.chunk import LaneUpdate
 from weft.protocols.lane import Lane
 from weft.protocols.ranges import RangeSet
@@ -54,6 +54,8 @@ async def _storm(nodes: list[Node], rng: random.Random) -> None:
     while loop.time() < end:
         await asyncio.sleep(rng.uniform(0.3, 1.5))
         node = rng.choice(nodes)
+        if node.is_asleep:
+            continue
         match rng.choice(["kill", "kill", "suspend", "dead", "full"]):
             case "kill":
                 await _restart(node, rng)
@@ -101,13 +103,16 @@ async def _upgrade(nodes: list[Node], rng: random.Random) -> None:
 
 
 async def _collect(nodes: list[Node], collector: Collector, rng: random.Random) -> None:
-    """Collect, while one node may be suspended for longer than that takes."""
-    suspended = rng.choice(nodes) if rng.random() < 0.5 else None
+    """Collect, while one node may be suspended for all the time that others write and that takes."""
+    await asyncio.sleep(rng.random())
+    suspended = rng.choice(nodes) if len(nodes) > 1 and rng.random() < 0.7 else None
     if suspended is not None:
-        await asyncio.sleep(rng.random() * 0.2)
+        suspended.is_asleep = True
         suspended.store.running.clear()
+    await asyncio.sleep(rng.uniform(0.0, 2.0 * STORM_S))
     await collector.collect()
     if suspended is not None:
+        suspended.is_asleep = False
         suspended.store.running.set()
 
 
@@ -117,7 +122,7 @@ async def _acts(nodes: list[Node], edges: list[Edge], collector: Collector, rng:
         # The edges' records of this act, while the collector deletes what the act before left.
         for edge in edges:
             edge.records = records * (act + 1) // (collections + 1)
-        async with asyncio.timeout(STORM_S + DRAIN_S + COLLECTION_DELAY_S), asyncio.TaskGroup() as tasks:
+        async with asyncio.timeout(STORM_S + DRAIN_S + COLLECTION_DELAY_S + PATIENCE_S), asyncio.TaskGroup() as tasks:
             tasks.create_task(storm(nodes, rng))
             if act:
                 tasks.create_task(_collect(nodes, collector, rng))
@@ -137,7 +142,12 @@ async def _simulate(seed: int, storm: Storm, rules: FoldRules) -> ShardState:
     nodes = [Node(inner, random.Random(rng.random())) for _ in range(rng.choice([1, 2, 3]))]
     lanes = [Lane("default", f"edge-{i}", i, rng.choice(["a", "b"])) for i in range(rng.choice([1, 3]))]
     relays = [Relay(lane, RECORDS, random.Random(rng.random())) if rng.random() < 0.5 else None for lane in lanes]
-    edges = [Edge(lane, RECORDS, random.Random(rng.random()), relay) for lane, relay in zip(lanes, relays, strict=True)]
+    # Some edges have a backlog, and some send for about as long as the storm lasts.
+    steps_s = [0.4] if storm is _upgrade else [0.03, 0.3]
+    edges = [
+        Edge(lane, RECORDS, random.Random(rng.random()), relay, rng.choice(steps_s))
+        for lane, relay in zip(lanes, relays, strict=True)
+    ]
     readers = [SleepingReader(inner, random.Random(rng.random()), rules) for _ in range(2)]
     collector = Collector(inner, COLLECTION_DELAY_S)
     for node in nodes:

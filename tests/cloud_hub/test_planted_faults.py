@@ -10,7 +10,6 @@ import pytest
 
 from tests.cloud_hub.simulation import simulate, simulate_upgrade
 from weft.cloud_hub.shard.lane_session import LaneSession
-from weft.cloud_hub.shard.watermark import WatermarkGuard
 from weft.protocols import snapshot
 from weft.protocols.lane_state import LaneState
 from weft.protocols.shard_state import ShardState
@@ -57,13 +56,6 @@ def take_a_failed_write_for_done(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(ShardLog, "create", hopeful)
 
 
-def acknowledge_without_a_look_at_the_watermark(patch: pytest.MonkeyPatch) -> None:
-    async def passed(*_: object) -> bool:
-        return False
-
-    patch.setattr(WatermarkGuard, "passed", passed)
-
-
 def read_on_without_a_look_at_the_watermark(patch: pytest.MonkeyPatch) -> None:
     """Proof p4: a reader that the collector has passed sees nothing new for ever."""
 
@@ -92,7 +84,7 @@ def quiet() -> Iterator[None]:
     [
         acknowledge_what_others_gave_up, take_a_gap_for_the_last_word,
         count_absent_records_as_there, believe_a_fact_less_than_an_absence, take_a_failed_write_for_done,
-        acknowledge_without_a_look_at_the_watermark, read_on_without_a_look_at_the_watermark,
+        read_on_without_a_look_at_the_watermark,
     ],
     ids=lambda plant: plant.__name__,
 )  # fmt: skip
