@@ -179,7 +179,7 @@ async def _simulate(seed: int, storm: Storm, rules: FoldRules) -> ShardState:
 
 
 def check_edge(edge: Edge, state: ShardState, records: RangeSet) -> None:
-    """What an edge and its relay were told is so, and nothing is missing that anybody had.
+    """Check that acknowledgements to an edge and its relay hold, and that nothing is missing that either of them had.
 
     Args:
         records: numbers that the log has.

@@ -57,7 +57,7 @@ def take_a_failed_write_for_done(patch: pytest.MonkeyPatch) -> None:
 
 
 def read_on_without_a_look_at_the_watermark(patch: pytest.MonkeyPatch) -> None:
-    """Proof p4: a reader that the collector has passed sees nothing new for ever."""
+    """Proof p4: a reader that the collector has passed never sees anything new."""
 
     async def not_passed(*_: object) -> None:
         pass
