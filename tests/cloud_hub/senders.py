@@ -125,6 +125,8 @@ class Relay:
         self.rng = rng
         self.has = RangeSet()
         self.acked = RangeSet()
+        self.held = RangeSet()
+        """Records that the hub had when the last session began. It may hold gaps of what came to this relay later."""
         self.told = RangeSet()
         for _ in range(rng.randrange(4)):
             first = rng.randrange(records)
@@ -135,8 +137,8 @@ class Relay:
         self.has.add(first, end)
 
     async def drain(self, nodes: list[Node], edge: Edge) -> None:
-        """Pass on until the edge has finished and everything is acknowledged."""
-        while not (edge.acked.covers(0, edge.records) and not self._missing(self.acked)):
+        """Pass on until the edge has finished and the hub has everything."""
+        while not (edge.acked.covers(0, edge.records) and not self._missing(self.held)):
             await asyncio.sleep(self.rng.random() * 0.5)
             node = self.rng.choice(nodes)
             if node.sequencer is None:
@@ -157,6 +159,7 @@ class Relay:
     async def _session(self, session: Session) -> None:
         if not await session.open():
             return
+        self.held = session.acked.copy()
         if self.rng.random() < 0.5:
             await self._tell_a_gap(session)
         pieces = self._missing(session.acked)
