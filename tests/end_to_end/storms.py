@@ -20,6 +20,7 @@ import psutil
 from tests.end_to_end.test_kills import DRAIN_TIMEOUT_S, STREAM, Load, check_every_message, make_edge
 from tests.support.s3_servers import S3Server
 from tests.support.store_path import StorePath
+from tests.support.waiting import wait_until
 from weft.cloud_hub.audit.audit import audit
 from weft.demo.fabric import DemoHub, Edge, FabricError, free_port
 from weft.storage.object_store import ObjectStore, open_store
@@ -63,10 +64,12 @@ class HubNode(DemoHub):
         if processes > 1:
             self._arguments += ["--processes", str(processes)]
 
-    def family(self) -> list[psutil.Process]:
-        """Return the node's processes, the one that was started first in front."""
-        first = psutil.Process(self.pid)
-        return [first, *first.children(recursive=True)]
+    def worker(self, chance: random.Random) -> int:
+        """Return the process id of one of the processes that the node's supervisor runs; those that it is about to
+        start again are waited for."""
+        supervisor = psutil.Process(self.pid)
+        wait_until(lambda: supervisor.children(), 60, f"a process of {self.name}")
+        return chance.choice(supervisor.children()).pid
 
     def kill(self) -> None:
         """Send SIGKILL to the whole node at once, as the loss of its machine is."""
@@ -83,7 +86,7 @@ class HubNode(DemoHub):
 
     def kill_one(self, chance: random.Random) -> None:
         """Send SIGKILL to one of the node's working processes, which its supervisor starts again."""
-        os.kill(chance.choice(self.family()[1:]).pid, signal.SIGKILL)
+        os.kill(self.worker(chance), signal.SIGKILL)
 
 
 class Fabric:

@@ -131,10 +131,10 @@ def test_processes_and_nodes_are_killed_and_stopped_and_lose_and_double_nothing(
             hub.start()
 
         def stop_one(chance: random.Random) -> None:
-            victim = chance.choice(chance.choice(fabric.hubs).family()[1:])
-            os.kill(victim.pid, signal.SIGSTOP)
+            victim = chance.choice(fabric.hubs).worker(chance)
+            os.kill(victim, signal.SIGSTOP)
             time.sleep(chance.uniform(1.0, 2.0 * ACK_TIMEOUT_S))
-            os.kill(victim.pid, signal.SIGCONT)
+            os.kill(victim, signal.SIGCONT)
 
         def fail_store(chance: random.Random) -> None:
             path = chance.choice(fabric.paths)
