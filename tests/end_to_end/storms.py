@@ -50,6 +50,15 @@ def free_ports(count: int) -> int:
         return first
 
 
+def listens(port: int) -> bool:
+    """Return whether something listens on a port of this machine."""
+    try:
+        socket.create_connection(("127.0.0.1", port), 1).close()
+    except OSError:
+        return False
+    return True
+
+
 class HubNode(DemoHub):
     """A hub node of one or several processes."""
 
@@ -61,14 +70,21 @@ class HubNode(DemoHub):
         self.url = f"http://127.0.0.1:{self.port}"
         self._status_url = f"{self.url}/v1/status"
         self.config_path.write_text(HUB_YAML.format(port=self.port, store=store, shards=SHARDS, settings=settings))
+        self._processes = processes
         if processes > 1:
             self._arguments += ["--processes", str(processes)]
+
+    def start(self) -> None:
+        """Start the node; all its processes answer when this returns. One that cannot start would end the node."""
+        super().start()
+        for port in range(self.port, self.port + self._processes):
+            wait_until(lambda port=port: listens(port), 60, f"a process of {self.name}")
 
     def worker(self, chance: random.Random) -> int:
         """Return the process id of one of the processes that the node's supervisor runs; those that it is about to
         start again are waited for."""
         supervisor = psutil.Process(self.pid)
-        wait_until(lambda: supervisor.children(), 60, f"a process of {self.name}")
+        wait_until(supervisor.children, 60, f"a process of {self.name}")
         return chance.choice(supervisor.children()).pid
 
     def kill(self) -> None:
