@@ -18,7 +18,7 @@ from typing import Any
 import psutil
 
 from tests.end_to_end.test_kills import DRAIN_TIMEOUT_S, STREAM, Load, check_every_message, make_edge
-from tests.support.s3_servers import S3Server
+from tests.support.s3_servers import S3Server, listens
 from tests.support.store_path import StorePath
 from tests.support.waiting import wait_until
 from weft.cloud_hub.audit.audit import audit
@@ -48,15 +48,6 @@ def free_ports(count: int) -> int:
         except OSError:
             continue
         return first
-
-
-def listens(port: int) -> bool:
-    """Return whether something listens on a port of this machine."""
-    try:
-        socket.create_connection(("127.0.0.1", port), 1).close()
-    except OSError:
-        return False
-    return True
 
 
 class HubNode(DemoHub):

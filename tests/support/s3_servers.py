@@ -87,6 +87,15 @@ def built(kind: Kind) -> str:
     return str(KEPT / kind.name)
 
 
+def listens(port: int) -> bool:
+    """Return whether something listens on a port of this machine."""
+    try:
+        socket.create_connection(("127.0.0.1", port), 1).close()
+    except OSError:
+        return False
+    return True
+
+
 class S3Server:
     """A server over a folder, whose sub-folders are its buckets; there is one bucket.
 
@@ -124,17 +133,10 @@ class S3Server:
         with self._log_path.open("ab") as log:
             self._process = subprocess.Popen(self._command, env=self._environment, stdout=log, stderr=log)
         deadline = time.monotonic() + START_S_MAX
-        while not self._listens():
+        while not listens(self.port):
             assert self._process.poll() is None, f"{self._command[0]} ended by itself; see {self._log_path}"
             assert time.monotonic() < deadline, f"{self._command[0]} did not start; see {self._log_path}"
             time.sleep(0.02)
-
-    def _listens(self) -> bool:
-        try:
-            socket.create_connection(("127.0.0.1", self.port), 1).close()
-        except OSError:
-            return False
-        return True
 
     def kill(self) -> None:
         """Send SIGKILL. Nothing happens to a server that does not run."""
