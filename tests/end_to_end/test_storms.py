@@ -67,7 +67,7 @@ def until_all_linked(fabric: Fabric) -> None:
 
 @pytest.mark.parametrize("way", [Way.DENIED, Way.SILENT, Way.CUT], ids=lambda way: way.name.lower())
 def test_edges_leave_a_node_whose_store_fails_and_lose_nothing(tmp_path: Path, way: Way) -> None:
-    """Proof p8: an edge stayed for ever on a node that took its data and could not store it."""
+    """Proof p8: an edge never left a node that took its data and could not store it."""
     with server_of(VERSITYGW, tmp_path / "server") as server:
         fabric = Fabric(tmp_path, server, link_settings=f"\n    ack_timeout: {ACK_TIMEOUT_S}s")
         with running(fabric):
