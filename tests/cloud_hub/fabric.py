@@ -217,8 +217,8 @@ def check_claims(before: Mapping[Lane, LaneState], after: Mapping[Lane, LaneStat
         accounted = held.ranges.contiguous_end()
         absent = [gap.first for gap in held.gaps if gap.reason == GapReason.ABSENT]
         for mark, end, earlier in (
-            (held.mark, accounted, was and was.complete_up_to),
-            (held.whole_mark, min([accounted, *absent]), was and was.whole_up_to),
+            (held.mark, accounted, was.complete_up_to if was else None),
+            (held.whole_mark, min([accounted, *absent]), was.whole_up_to if was else None),
         ):
             assert mark is None or mark.seq <= end, f"{lane}: complete up to {mark}, and {end} is missing"
             assert earlier is None or (mark is not None and mark.time >= earlier), f"{lane}: a claim was taken back"

@@ -12,6 +12,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -69,7 +70,7 @@ class HubNode(DemoHub):
         """Start the node; all its processes answer when this returns. One that cannot start would end the node."""
         super().start()
         for port in range(self.port, self.port + self._processes):
-            wait_until(lambda port=port: listens(port), 60, f"a process of {self.name}")
+            wait_until(partial(listens, port), 60, f"a process of {self.name}")
 
     def worker(self, chance: random.Random) -> int:
         """Return the process id of one of the processes that the node's supervisor runs; those that it is about to
@@ -77,6 +78,13 @@ class HubNode(DemoHub):
         supervisor = psutil.Process(self.pid)
         wait_until(supervisor.children, 60, f"a process of {self.name}")
         return chance.choice(supervisor.children()).pid
+
+    def answers(self) -> bool:
+        """Return whether the node answers now."""
+        try:
+            return bool(self.status())
+        except FabricError:
+            return False
 
     def kill(self) -> None:
         """Send SIGKILL to the whole node at once, as the loss of its machine is."""
@@ -196,6 +204,11 @@ class Fabric:
         port = int(link["url"].rstrip("/").rpartition(":")[2] or 0)
         found = [hub for hub in self.hubs if hub.port <= port < hub.port + 16]
         return found[0] if found and link["state"] == "connected" else None
+
+    def until_all_linked(self) -> None:
+        """Wait until each edge has a link."""
+        for edge in self.edges:
+            wait_until(partial(self.hub_of, edge), 60, f"a link of {edge.name}")
 
     def seconds_to_acks(self, edge: Edge, since: float, seconds_max: float) -> float:
         """Wait for an acknowledgement of a hub that came after ``since`` (``time.time``).

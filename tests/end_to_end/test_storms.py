@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.end_to_end.storms import Fabric, HubNode, running, storm
+from tests.end_to_end.storms import Fabric, running, storm
 from tests.support.s3_servers import MINIO, VERSITYGW, Kind, S3Server, built, installed
 from tests.support.store_path import Way
 from tests.support.waiting import wait_until
@@ -60,18 +60,13 @@ SLOW_MACHINE_S = 20
 """Beside the promised times: the machine may be busy."""
 
 
-def until_all_linked(fabric: Fabric) -> None:
-    for edge in fabric.edges:
-        wait_until(lambda edge=edge: fabric.hub_of(edge) is not None, 60, f"a link of {edge.name}")
-
-
 @pytest.mark.parametrize("way", [Way.DENIED, Way.SILENT, Way.CUT], ids=lambda way: way.name.lower())
 def test_edges_leave_a_node_whose_store_fails_and_lose_nothing(tmp_path: Path, way: Way) -> None:
     """Proof p8: an edge never left a node that took its data and could not store it."""
     with server_of(VERSITYGW, tmp_path / "server") as server:
         fabric = Fabric(tmp_path, server, link_settings=f"\n    ack_timeout: {ACK_TIMEOUT_S}s")
         with running(fabric):
-            until_all_linked(fabric)
+            fabric.until_all_linked()
             for at in (0, 1):  # the one node, then the other, which by now has every edge
                 sick = fabric.hubs[at]
                 there = [edge for edge in fabric.edges if fabric.hub_of(edge) is sick]
@@ -95,7 +90,7 @@ def test_edges_leave_a_node_whose_store_fails_and_lose_nothing(tmp_path: Path, w
 def test_edges_leave_a_node_that_is_stopped_within_the_ack_timeout(tmp_path: Path) -> None:
     fabric = Fabric(tmp_path, link_settings=f"\n    ack_timeout: {ACK_TIMEOUT_S}s")
     with running(fabric):
-        until_all_linked(fabric)
+        fabric.until_all_linked()
         for hub in fabric.hubs:
             there = [edge for edge in fabric.edges if fabric.hub_of(edge) is hub]
             hub.pause()
@@ -105,16 +100,9 @@ def test_edges_leave_a_node_that_is_stopped_within_the_ack_timeout(tmp_path: Pat
                 print(f"acknowledged again {1 + waited:.1f} s after the node was stopped")
             time.sleep(2.0)
             hub.resume()
-            wait_until(lambda hub=hub: answers(hub), 30, "an answer of the node")
+            wait_until(hub.answers, 30, "an answer of the node")
         counted = fabric.finish()
     assert counted["messages"] > 500
-
-
-def answers(hub: HubNode) -> bool:
-    try:
-        return bool(hub.status())
-    except RuntimeError:
-        return False
 
 
 def test_processes_and_nodes_are_killed_and_stopped_and_lose_and_double_nothing(tmp_path: Path) -> None:
