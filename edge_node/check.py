@@ -45,7 +45,7 @@ def check(config: EdgeConfig) -> list[Finding]:
         findings += _stream(name, stream, config)
     for name, link in config.links.items():
         findings += _link(name, link, config)
-    return findings
+    return [*findings, *_same_hub(config)]
 
 
 def notes(config: EdgeConfig) -> list[str]:
@@ -219,3 +219,14 @@ def _link(name: str, link: Link, config: EdgeConfig) -> Iterator[Finding]:
             yield Finding((*path, "streams"), f"{quoted(stream)} has `replicate: false`; no link may carry it")
     if link.retry_min_s > link.retry_max_s:
         yield Finding((*path, "retry_min"), "expected at most retry_max")
+
+
+def _same_hub(config: EdgeConfig) -> Iterator[Finding]:
+    """Find links that would take each other's lanes. Two addresses of one hub show only when both have connected."""
+    links = list(config.links.items())
+    for at, (name, link) in enumerate(links):
+        for other, before in links[:at]:
+            urls = {url.rstrip("/") for url in link.to} & {url.rstrip("/") for url in before.to}
+            if urls and set(carried_streams(link, config)) & set(carried_streams(before, config)):
+                message = f"{min(urls)} is in links.{other}.to, and both bring it the same streams. Remove one of them"
+                yield Finding(("links", name, "to"), message)

@@ -65,6 +65,10 @@ def test_a_good_configuration_passes() -> None:
             "edge.yaml:5: links.c.streams: `unrouted` stays on the node: no link may carry it",
         ),
         (GOOD + "disk: {budget: 64MiB}\nunrouted: {size: 65MiB}\n", "unrouted.size: expected at most disk.budget"),
+        (
+            GOOD + "links: {a: {to: 'https://hub'}, b: {to: ['https://other', 'https://hub/']}}",
+            "links.b.to: https://hub is in links.a.to, and both bring it the same streams. Remove one of them",
+        ),
         (GOOD + "http: {bind: '[::]:80'}", "http.bind: [::]:80 can be reached from other machines"),
     ],
 )
@@ -170,6 +174,11 @@ def test_what_is_kept_for_absent_sessions_takes_a_quarter_of_the_disk_at_most() 
     fits = edge("node: a\ndata_dir: /data\ndisk: {budget: 1GiB}\nstate: {topics_log: 256MiB}\n")
     assert notes(fits) == []
     assert state_settings(fits, frozenset()).topics_log_bytes == 256 << 20
+
+
+def test_links_may_share_a_hub_when_each_has_streams_of_its_own() -> None:
+    two = GOOD + "  alarms: {from: 'alarms/#'}\n"
+    edge(two + "links: {a: {to: 'https://hub', streams: [telemetry]}, b: {to: 'https://hub', streams: [alarms]}}\n")
 
 
 def test_nothing_is_pointed_out_when_links_carry_everything() -> None:
