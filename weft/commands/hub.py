@@ -93,7 +93,7 @@ def run(config_file: str, processes: int | None, part: str | None, log_level: st
 def _supervise(config_file: str, count: int, log_level: str) -> None:
     """Run the node as several processes."""
     from weft.service.serving import Signals, run_until_stopped
-    from weft.service.supervisor import DidNotStart, Supervisor
+    from weft.service.supervisor import CannotStart, DidNotStart, Supervisor
 
     def arguments(number: int, alive: int) -> list[str]:
         return ["hub", "run", config_file, "--log-level", log_level, "--part", f"{number}/{count}/{alive}"]
@@ -105,6 +105,8 @@ def _supervise(config_file: str, count: int, log_level: str) -> None:
         run_until_stopped(serve)
     except DidNotStart as failure:
         raise click.exceptions.Exit(abs(failure.status) or 1) from None
+    except CannotStart as failure:
+        raise Failed(f"{failure}. Mend that, or run the hub as one process: --processes 1") from None
 
 
 def _serve(config_file: str, loaded: Loaded[HubConfig], number: int, count: int) -> None:

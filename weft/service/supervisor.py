@@ -36,6 +36,10 @@ class DidNotStart(Exception):
         self.status = status
 
 
+class CannotStart(Exception):
+    """The machine does not start a process of the node; the sentence says why."""
+
+
 class Supervisor:
     """The processes of one node, which end with this one.
 
@@ -56,7 +60,8 @@ class Supervisor:
         """Run until SIGTERM or SIGINT. A SIGHUP is passed on.
 
         Raises:
-            DidNotStart: a process cannot start.
+            DidNotStart: a process ended before it was ready.
+            CannotStart: the machine started none.
         """
         keepers: list[asyncio.Task[None]] = []
         stop = asyncio.create_task(signals.stop.wait())
@@ -105,9 +110,9 @@ class Supervisor:
                 )  # fmt: skip
             except OSError as error:
                 # A machine without memory or process ids for the moment is no reason to stop the others.
-                if not ready.done():
-                    raise
                 ended = f"cannot be started: {error.strerror or error}"
+                if not ready.done():
+                    raise CannotStart(f"process {number} of the hub, {sys.executable}, {ended}") from error
             else:
                 assert process.stdout is not None
                 if (line := await process.stdout.readline()) and not ready.done():

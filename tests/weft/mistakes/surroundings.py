@@ -31,7 +31,7 @@ streams: {{telemetry: {{from: "plant/{{line}}/telemetry", retain: {{time: 1d}}}}
 disk: {{budget: 64MiB}}
 auth: {{users_file: users}}
 """
-HUB = "store: store\nlisten: 127.0.0.1:{port}\ntokens_file: tokens\ntables: null\n"
+HUB = "store: store\nprocesses: 1\nlisten: 127.0.0.1:{port}\ntokens_file: tokens\ntables: null\n"
 TIMES = {"good": (-1, 2), "long": (-1, 1000), "other": (-1, 1000), "expired": (-20, -10)}
 """Certificate -> days from today on which it begins and ends."""
 

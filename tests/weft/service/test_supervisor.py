@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import errno
 import logging
+import sys
 
 import pytest
 
 from weft.service import supervisor
 from weft.service.serving import Signals
-from weft.service.supervisor import DidNotStart, Supervisor
+from weft.service.supervisor import CannotStart, DidNotStart, Supervisor
 
 
 async def test_a_machine_that_cannot_start_a_process_for_a_moment_does_not_stop_the_node(
@@ -45,3 +46,9 @@ async def test_a_process_that_never_was_ready_ends_the_node() -> None:
     with pytest.raises(DidNotStart) as ended:
         await Supervisor(lambda _number, _alive: ["no-such-command"], 1).run(Signals())
     assert ended.value.status == 2
+
+
+async def test_a_machine_that_starts_no_process_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "executable", "/nonexistent/python")
+    with pytest.raises(CannotStart, match=r"process 0 of the hub, /nonexistent/python, cannot be started: No such"):
+        await Supervisor(lambda _number, _alive: ["--version"], 1).run(Signals())
