@@ -18,6 +18,8 @@ _BOOT_ID_FILE = "/proc/sys/kernel/random/boot_id"
 SYNC_KNOWN_NS = 100_000_000
 """Time for which the answer to "is the wall clock synchronised?" holds: a commit every millisecond need not ask."""
 _STA_UNSYNC = 0x0040
+_ERROR_MAX_NS = 16_000_000_000
+"""Error from which on the kernel takes the clock for unsynchronised (NTP_PHASE_LIMIT of Linux)."""
 _TIME_ERROR = 5
 """Return value of adjtimex(2) for a clock that no time source disciplines."""
 
@@ -47,6 +49,16 @@ def read_boot_id() -> int:
 def wall_clock() -> int:
     """Return nanoseconds since 1970 by the machine's wall clock."""
     return time.time_ns()
+
+
+def wall_clock_error() -> int:
+    """Return the most nanoseconds by which the wall clock is wrong, as the kernel has it while it is synchronised."""
+    timex = _Timex(modes=0)
+    try:
+        ctypes.CDLL(None).adjtimex(ctypes.byref(timex))
+    except (OSError, AttributeError):
+        return _ERROR_MAX_NS
+    return min(int(timex.maxerror) * 1000, _ERROR_MAX_NS)
 
 
 def clock_reader() -> Callable[[], ClockReading]:

@@ -119,10 +119,10 @@ class EdgeLink:
             self._close_lane(opening.lane, refusal.code, refusal.message, refusal.advice)
             return
         self._lanes[opening.lane] = opened
-        for clock in self._clocks.values():
-            _put_clock(opened, clock)
         opened.session.opened.add_done_callback(lambda held: self._answer(opening.lane, held))
         opened.sequencer.open(opened.session)
+        for clock in self._clocks.values():
+            _put_clock(opened, clock)
 
     async def _open_lane(self, opening: LaneOpen) -> _OpenedLane:
         lane = Lane(opening.tenant, opening.edge, opening.log_id, opening.stream)

@@ -35,6 +35,7 @@ from weft.protocols.segment.header import (
 )
 
 __all__ = [
+    "BOOTS_MAX",
     "ENTRY_BYTES_MAX",
     "ENTRY_HEADER_BYTES",
     "HEADER_BYTES",
@@ -85,6 +86,8 @@ ENTRY_BYTES_MAX = 80 << 20
 """Longest entry body: the largest batch (64 MiB uncompressed) and its header fit."""
 _SEED = struct.Struct("<QIB")
 _FOOTER_FIELDS_MIN = 3
+BOOTS_MAX = 64
+"""Maximum number of boots whose clock notices a log keeps; the one heard of longest ago goes first."""
 
 
 _KINDS = {kind.value: kind for kind in EntryKind if kind is not EntryKind.END}
@@ -136,13 +139,16 @@ class GapNotice(msgspec.Struct, frozen=True, array_like=True):
 
 
 class ClockNotice(msgspec.Struct, frozen=True, array_like=True):
-    """A statement that the wall clock of boot ``boot_id`` was ``offset`` ns behind true time at ``monotonic``, within
-    ``error`` ns."""
+    """A statement about the clock of one boot. A batch says what the boot's monotonic clock read at its first record:
+    ``offset`` on top of it is the time of that record, whatever the wall clock showed."""
 
     boot_id: U64
     monotonic: Nanoseconds
+    """Moment of the finding, by the boot's monotonic clock."""
     offset: Nanoseconds
+    """Time minus the boot's monotonic clock."""
     error: Nanoseconds
+    """Bound on the offset's error."""
 
 
 class LaneIndex(msgspec.Struct, frozen=True, array_like=True):
@@ -212,6 +218,8 @@ class Footer(msgspec.Struct, frozen=True, array_like=True):
     """Content of the segment's last ``OWNER`` entry."""
     origins: Origins = []
     """Content of the segment's ``ORIGINS`` entries."""
+    clocks: Annotated[list[ClockNotice], Meta(max_length=LIST_ITEMS_MAX)] = []
+    """The last ``CLOCK`` entry about each boot."""
 
 
 def _entry_crc(position: int, kind: int, body: Buffer) -> int:
@@ -351,7 +359,7 @@ def footer_fields(footer: Footer) -> list[object]:
     """Return the fields of a footer without the empty ones at its end."""
     fields: list[object] = [
         footer.streams, footer.lanes, footer.gaps, footer.kept, footer.sizes, footer.moved, footer.owner,
-        footer.origins,
+        footer.origins, footer.clocks,
     ]  # fmt: skip
     while len(fields) > _FOOTER_FIELDS_MIN and not fields[-1]:
         fields.pop()

@@ -27,10 +27,9 @@ from weft.storage.segment_log.room.drop_backlog import drop_backlog, whole_batch
 from weft.storage.segment_log.room.log_room import LogRoom
 from weft.storage.segment_log.settings import BATCH_BYTES_MAX, DUE_BYTES, RECORD_BYTES_MAX, LogSettings
 from weft.storage.segment_log.state.gaps import notices
-from weft.storage.segment_log.state.pending import (
+from weft.storage.segment_log.state.pending import Callback, Run
+from weft.storage.segment_log.state.run_sizes import (
     BATCH_OVERHEAD_BYTES,
-    Callback,
-    Run,
     batches_bytes,
     check_headers,
     check_records,

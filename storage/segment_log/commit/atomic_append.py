@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from weft.storage.segment_log.state.log_state import LogState
-from weft.storage.segment_log.state.pending import batches_bytes
+from weft.storage.segment_log.state.run_sizes import batches_bytes
 
 
 class Together:

@@ -16,6 +16,7 @@ def commit_entries(
     entries = [(EntryKind.STREAMS, mark)]
     if commit.origins:
         entries.append((EntryKind.ORIGINS, encode_body(commit.origins)))
+    entries += [(EntryKind.CLOCK, encode_body(clock)) for clock in commit.clocks]
     entries += [(EntryKind.GAP, encode_body(gap)) for gap in commit.gaps]
     batches = [(EntryKind.BATCH, pending.encode(compressor)) for pending in commit.batches]
     if commit.is_whole and len(batches) > 1:

@@ -128,13 +128,14 @@ class Committer:
             if len(index.streams) != len(lanes):
                 new_names = [lane.name for stream, lane in lanes.items() if stream not in index.streams]
         streams = [pending.stream for pending in commit.batches]
-        return index.footer_growth(streams, len(commit.gaps), new_names, commit.origins)
+        return index.footer_growth(streams, len(commit.gaps) + len(commit.clocks), new_names, commit.origins)
 
     def _publish(self, commit: PendingCommit, entries: list[tuple[EntryKind, bytes]], offsets: list[int]) -> None:
         state, index = self._state, self._writer.segment.index
         if len(index.streams) != len(state.lanes):
             index.streams = {stream: lane.name for stream, lane in state.lanes.items()}
         index.add_origins(commit.origins)
+        index.add_clocks(commit.clocks)
         for gap in commit.gaps:
             index.add_gap(gap)
             state.add_gap(gap)

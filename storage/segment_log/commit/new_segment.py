@@ -16,6 +16,7 @@ from weft.protocols.origin import Origin
 from weft.protocols.ranges import RangeSet
 from weft.protocols.segment import (
     ENTRY_HEADER_BYTES,
+    ClockNotice,
     EntryKind,
     GapNotice,
     GapReason,
@@ -50,6 +51,7 @@ class _Opening:
     """Records that are no longer held once the victims are deleted, without a notice: they were released."""
     kept: list[KeptLane] = field(default_factory=list)
     origins: list[Origin] = field(default_factory=list)
+    clocks: list[ClockNotice] = field(default_factory=list)
 
 
 def open_segment(state: LogState, position: int, now: int, room: Room, version: int = 1) -> SegmentWriter:
@@ -168,6 +170,7 @@ def _prepare(state: LogState, plan: Plan, now: int) -> _Opening:
                 for first, end in needed.get((stream, moved), RangeSet()):
                     gone.remove(first, end)
     opening.origins = [*state.origins.known.values()]
+    opening.clocks = [*state.clocks.known.values()]
     opening.gaps = merged([*staying, *opening.drops])
     opening.kept = kept_lanes(state, _without(opening.gone, opening.drops), going)
     return opening
@@ -189,6 +192,8 @@ def _entries(state: LogState, opening: _Opening) -> Iterator[tuple[EntryKind, by
     yield from owner
     if opening.origins:
         yield EntryKind.ORIGINS, encode_body(opening.origins)
+    for clock in opening.clocks:
+        yield EntryKind.CLOCK, encode_body(clock)
     yield EntryKind.KEPT, encode_body(Kept(opening.kept))
     for gap in opening.gaps:
         yield EntryKind.GAP, encode_body(gap)

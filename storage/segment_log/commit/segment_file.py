@@ -13,6 +13,7 @@ from weft.protocols.segment import (
     ENTRY_HEADER_BYTES,
     HEADER_BYTES,
     TRAILER_BYTES,
+    ClockNotice,
     EntryKind,
     Footer,
     GapNotice,
@@ -129,6 +130,8 @@ class SegmentWriter:
                     index.kept = value.lanes
                 elif isinstance(value, Owner):
                     index.owner = value
+                elif isinstance(value, ClockNotice):
+                    index.add_clocks([value])
                 elif isinstance(value, list):
                     index.add_origins(value)
             length += ENTRY_HEADER_BYTES + len(body)

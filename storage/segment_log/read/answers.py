@@ -7,7 +7,7 @@ from typing import NamedTuple
 from weft.protocols.lane import NodeName
 from weft.protocols.origin import Origin
 from weft.protocols.ranges import RangeSet
-from weft.protocols.segment import GapNotice
+from weft.protocols.segment import ClockNotice, GapNotice
 from weft.storage.segment_log.errors import LogFailed
 from weft.storage.segment_log.read.reader import LogReader
 from weft.storage.segment_log.read.stats import LogStats, Snapshot, take_stats
@@ -78,6 +78,11 @@ class LogAnswers:
         """Return what the numbers of origins mean that batches of the log name."""
         with self._state.changed:
             return dict(self._state.origins.known)
+
+    def clocks(self) -> list[ClockNotice]:
+        """Return what is known of the clocks of the log's boots, the last heard of at the end."""
+        with self._state.changed:
+            return [*self._state.clocks.known.values()]
 
     def stream_bytes(self, stream: int) -> int:
         """Return the bytes of the entries that hold the stream's records, as ``retain_bytes`` counts them."""

@@ -30,6 +30,7 @@ def fold(state: LogState, loaded: list[Loaded]) -> None:
             state.lanes.setdefault(stream, LaneState(f"unnamed-{stream}"))
             next_seqs[stream] = max(next_seqs.get(stream, 0), end)
         state.origins.learn(index.origins.values(), item.scan.last_origin if item.scan else 0)
+        state.clocks.learn(index.clocks.values())
         for stream, span in index.spans():
             state.lanes[stream].held.update(span.ranges)
     for item in loaded:

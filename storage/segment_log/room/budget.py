@@ -9,7 +9,7 @@ from weft.storage.segment_log.room.eviction_plan import make_plan, opening_bytes
 from weft.storage.segment_log.room.retention import shrink
 from weft.storage.segment_log.settings import SEGMENT_SHARE_MIN, SURE_ROOM_MARGIN_BYTES
 from weft.storage.segment_log.state.log_state import LaneState, LogState, Plan
-from weft.storage.segment_log.state.pending import BATCH_OVERHEAD_BYTES
+from weft.storage.segment_log.state.run_sizes import BATCH_OVERHEAD_BYTES
 
 LONG_NOTICES = 2
 """Number of gap notices for whole files that find room when short ones have used up theirs."""

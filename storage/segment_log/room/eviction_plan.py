@@ -26,7 +26,7 @@ def opening_bytes(state: LogState) -> int:
     lanes = sum(_LANE_BYTES + len(lane.name) + 19 * (len(lane.held) + len(lane.gaps)) for lane in state.lanes.values())
     known = state.origins.known
     origins = ENTRY_HEADER_BYTES + len(encode_body([*known.values()])) if known else 0
-    return 160 + owner + origins + lanes
+    return 160 + owner + origins + lanes + GAP_BYTES * len(state.clocks.known)
 
 
 def make_plan(state: LogState, segments: Sequence[Segment], wanted_bytes: int, free_bytes: int) -> Plan:

@@ -7,12 +7,13 @@ from collections.abc import Callable, Iterable
 from weft.protocols.batch import HeaderPairs
 from weft.protocols.origin import HASH_BYTES_MAX, ORIGIN_TEXT_MAX
 from weft.protocols.ranges import RangeSet
+from weft.protocols.segment import ClockNotice
 from weft.storage.segment_log.errors import LogFailed, LogFull
 from weft.storage.segment_log.room.budget import admit, admit_to_stream, forget_released, shortage
 from weft.storage.segment_log.settings import StreamPolicy
 from weft.storage.segment_log.state.log_state import LaneState, LogState
 from weft.storage.segment_log.state.origins import ORIGIN_BYTES_MAX
-from weft.storage.segment_log.state.pending import BATCH_OVERHEAD_BYTES, run_bytes
+from weft.storage.segment_log.state.run_sizes import BATCH_OVERHEAD_BYTES, run_bytes
 
 AskedRun = tuple[int, list[bytes], list[bytes], dict[int, HeaderPairs] | None]
 """(stream, keys, payloads, headers) as for ``SegmentLog.append``."""
@@ -68,6 +69,22 @@ class LogRoom:
             if new is not None:
                 state.queue.add_origin(new)
             return number
+
+    def note_clock(self, clock: ClockNotice) -> None:
+        """Note what became known of a boot's clock; ``on_durable`` tells when the log has it.
+
+        Raises:
+            LogFull: there is no room. Nothing was noted.
+            LogFailed: the log is poisoned.
+        """
+        state = self._state
+        with state.changed:
+            if state.failed:
+                raise state.failed
+            self._admit(BATCH_OVERHEAD_BYTES)
+            state.clocks.learn([clock])
+            state.queue.add_clock(clock)
+            state.changed.notify()
 
     def release(self, stream: int, ranges: RangeSet) -> None:
         """Take these records and gap notices as safe elsewhere: they go once the budget needs it or retention says so.

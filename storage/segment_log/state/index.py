@@ -10,7 +10,7 @@ from typing import NamedTuple
 from weft.protocols.batch import BatchHeader
 from weft.protocols.origin import Origin
 from weft.protocols.ranges import Range, RangeSet
-from weft.protocols.segment import Footer, GapNotice, KeptLane, LaneIndex, Owner, encode_body
+from weft.protocols.segment import ClockNotice, Footer, GapNotice, KeptLane, LaneIndex, Owner, encode_body
 from weft.storage.segment_log.settings import POINT_SPACING_BYTES
 from weft.storage.segment_log.state.gaps import add_merged
 from weft.storage.segment_log.state.origins import origin_bytes
@@ -137,8 +137,8 @@ class SegmentIndex:
     """The index of one segment: grown entry by entry, or read from a footer."""
 
     __slots__ = (
-        "_fixed_bytes", "_kept_counted", "_origins_counted", "_owner_counted", "_streams_counted", "gaps", "kept",
-        "lanes", "moved", "origins", "owner", "streams",
+        "_fixed_bytes", "_kept_counted", "_origins_counted", "_owner_counted", "_streams_counted", "clocks", "gaps",
+        "kept", "lanes", "moved", "origins", "owner", "streams",
     )  # fmt: skip
 
     def __init__(self) -> None:
@@ -153,6 +153,8 @@ class SegmentIndex:
         """Content of the last ``OWNER`` entry here; None without one."""
         self.origins: dict[int, Origin] = {}
         """Content of the ``ORIGINS`` entries here."""
+        self.clocks: dict[int, ClockNotice] = {}
+        """Boot -> its last ``CLOCK`` entry here."""
         self._fixed_bytes = 80
         self._streams_counted = 0
         self._kept_counted = self.kept
@@ -183,6 +185,12 @@ class SegmentIndex:
         """Note what numbers of origins mean."""
         self.origins.update((origin.number, origin) for origin in origins)
 
+    def add_clocks(self, clocks: Iterable[ClockNotice]) -> None:
+        """Note clock notices; the last about a boot counts."""
+        for clock in clocks:
+            self.clocks.pop(clock.boot_id, None)
+            self.clocks[clock.boot_id] = clock
+
     def spans(self) -> Iterator[tuple[int, LaneSpan]]:
         """Yield (stream, span) of everything held; a stream may come twice."""
         yield from self.moved.items()
@@ -194,7 +202,7 @@ class SegmentIndex:
 
     def forget_names(self) -> None:
         """Free what only a footer needs: the segment is sealed."""
-        self.streams, self.kept, self.owner, self.origins = {}, [], None, {}
+        self.streams, self.kept, self.owner, self.origins, self.clocks = {}, [], None, {}, {}
 
     @property
     def empty(self) -> bool:
@@ -215,24 +223,24 @@ class SegmentIndex:
             self._fixed_bytes += sum(24 + _RANGE_BYTES * len(lane.ranges) for lane in self.kept)
             self._fixed_bytes += len(encode_body(self.owner)) if self.owner is not None else 0
             self._fixed_bytes += len(encode_body([*self.origins.values()])) if self.origins else 0
-        size = self._fixed_bytes + _GAP_BYTES * len(self.gaps)
+        size = self._fixed_bytes + _GAP_BYTES * (len(self.gaps) + len(self.clocks))
         for lanes in (self.lanes, self.moved):
             for span in lanes.values():
                 size += _SPAN_BYTES + _RANGE_BYTES * len(span.ranges) + _POINT_BYTES * len(span._seqs)
         return size
 
     def footer_growth(
-        self, batches: Sequence[int], gaps: int, new_names: Sequence[str], origins: Sequence[Origin] = ()
+        self, batches: Sequence[int], notices: int, new_names: Sequence[str], origins: Sequence[Origin] = ()
     ) -> int:
         """Return by how many bytes, at most, a commit makes the footer longer.
 
         Args:
             batches: the stream of each of its batches.
-            gaps: how many notices it has.
+            notices: how many it has, of gaps and of clocks.
             new_names: of the streams that the segment does not name yet.
             origins: that it does not name yet.
         """
-        size = _GAP_BYTES * gaps + (_RANGE_BYTES + _POINT_BYTES) * len(batches)
+        size = _GAP_BYTES * notices + (_RANGE_BYTES + _POINT_BYTES) * len(batches)
         size += _SPAN_BYTES * sum(stream not in self.lanes for stream in {*batches})
         return size + sum(len(name) + _NAME_BYTES for name in new_names) + sum(map(origin_bytes, origins))
 
@@ -241,7 +249,8 @@ class SegmentIndex:
         sizes = [span.sizes() for span in (*self.lanes.values(), *self.moved.values())]
         lanes = [span.to_footer(stream) for stream, span in self.lanes.items()]
         moved = [span.to_footer(stream) for stream, span in self.moved.items()]
-        return Footer(self.streams, lanes, self.gaps, self.kept, sizes, moved, self.owner, [*self.origins.values()])
+        origins, clocks = [*self.origins.values()], [*self.clocks.values()]
+        return Footer(self.streams, lanes, self.gaps, self.kept, sizes, moved, self.owner, origins, clocks)
 
     @classmethod
     def from_footer(cls, footer: Footer, end: int) -> SegmentIndex:
@@ -258,4 +267,5 @@ class SegmentIndex:
         index.kept = footer.kept
         index.owner = footer.owner
         index.add_origins(footer.origins)
+        index.add_clocks(footer.clocks)
         return index

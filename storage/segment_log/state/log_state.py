@@ -14,6 +14,7 @@ from weft.storage.filesystem import FileSystem
 from weft.storage.histogram import Histogram
 from weft.storage.segment_log.errors import LogFailed
 from weft.storage.segment_log.settings import DEFAULT_POLICY, IDENTITY_BYTES, LogSettings, StreamPolicy
+from weft.storage.segment_log.state.clocks import Clocks
 from weft.storage.segment_log.state.expiry_log import ExpiryLog
 from weft.storage.segment_log.state.gaps import merged
 from weft.storage.segment_log.state.origins import Origins
@@ -124,6 +125,7 @@ class LogState:
         self.owner: Owner | None = None
         """The log's owner, as every segment that is begun now says; None when nothing ever said it."""
         self.origins = Origins()
+        self.clocks = Clocks()
         self.expired = ExpiryLog()
         self.refused_bytes = 0
         """The longest append that was refused for want of disk since the last one that found room."""

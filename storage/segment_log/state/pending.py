@@ -11,23 +11,16 @@ import zstandard
 
 from weft.protocols import batch
 from weft.protocols.batch import ClockReading, ClockState, HeaderPairs
-from weft.protocols.columns import header_bytes
 from weft.protocols.origin import Origin
-from weft.protocols.segment import GapNotice
-from weft.storage.segment_log.errors import RecordTooLarge
-from weft.storage.segment_log.settings import BATCH_BYTES_MAX, BATCH_RECORDS_MAX, COMMIT_BYTES_MAX, RECORD_BYTES_MAX
+from weft.protocols.segment import ClockNotice, GapNotice
+from weft.storage.segment_log.settings import BATCH_BYTES_MAX, BATCH_RECORDS_MAX, COMMIT_BYTES_MAX
 from weft.storage.segment_log.state.gaps import add_merged
 from weft.storage.segment_log.state.origins import origin_bytes
+from weft.storage.segment_log.state.run_sizes import BATCH_OVERHEAD_BYTES, run_bytes
 
 V = TypeVar("V")
 
 Callback = Callable[[BaseException | None], None]
-
-RECORD_OVERHEAD_BYTES = 21
-"""Most bytes that a record takes in a batch beside its key and payload: time, key index, payload offset, flag, and the
-offset of its key in the key table."""
-BATCH_OVERHEAD_BYTES = 512
-"""Most bytes that a batch takes on disk beside its records: entry and batch headers, column lengths, commit mark."""
 
 
 class Run(NamedTuple):
@@ -121,8 +114,8 @@ class PendingCommit:
     """Batches and notices that one write and fsync will make durable."""
 
     __slots__ = (
-        "_first_time", "_last_time", "_leading", "_open", "appends", "batches", "callbacks", "first_times", "gaps",
-        "is_told", "is_whole", "origins", "raw_bytes", "records",
+        "_first_time", "_last_time", "_leading", "_open", "appends", "batches", "callbacks", "clocks", "first_times",
+        "gaps", "is_told", "is_whole", "origins", "raw_bytes", "records",
     )  # fmt: skip
 
     def __init__(self) -> None:
@@ -141,6 +134,7 @@ class PendingCommit:
         """Some of its appends belong together: after a crash all of the commit's batches count, or none."""
         self.origins: list[Origin] = []
         """Origins that nothing in the log names yet."""
+        self.clocks: list[ClockNotice] = []
         self._first_time = self._last_time = 0
         self._open: dict[int, PendingBatch] = {}
         self._leading = 0
@@ -149,7 +143,7 @@ class PendingCommit:
     @property
     def empty(self) -> bool:
         """Return whether there is nothing to write; there may be callbacks to call."""
-        return not self.batches and not self.gaps and not self.origins
+        return not (self.batches or self.gaps or self.origins or self.clocks)
 
     def ages_s(self, now: int) -> tuple[float, float]:
         """Return the seconds since the first and the last append. Zeros when the wall clock was set back."""
@@ -255,6 +249,14 @@ class PendingQueue:
         commit.raw_bytes += origin_bytes(origin)
         self.raw_bytes += origin_bytes(origin)
 
+    def add_clock(self, clock: ClockNotice) -> None:
+        """Queue a clock notice."""
+        commit = self._last()
+        self.due = True
+        commit.clocks.append(clock)
+        commit.raw_bytes += BATCH_OVERHEAD_BYTES
+        self.raw_bytes += BATCH_OVERHEAD_BYTES
+
     def waiting_gaps(self) -> list[GapNotice]:
         """Gap notices that are not durable yet."""
         commits = [self._in_flight, *self._commits] if self._in_flight else self._commits
@@ -333,57 +335,6 @@ def _parts(run: Run) -> Iterator[Run]:
             first, size = at, 0
         size += length
     yield run.part(first, len(run.keys))
-
-
-def batches_bytes(length: int) -> int:
-    """Return the most bytes that the batches of runs of together ``length`` bytes take beside their records.
-
-    One batch for each run is not counted.
-    """
-    return BATCH_OVERHEAD_BYTES * (2 * (length // BATCH_BYTES_MAX))
-
-
-def run_bytes(
-    keys: list[bytes],
-    payloads: list[bytes],
-    headers: dict[int, HeaderPairs] | None,
-    payload_bytes: int | None = None,
-) -> int:
-    """Return the most uncompressed bytes that a run adds to a batch.
-
-    Args:
-        payload_bytes: of all payloads, when that is known.
-    """
-    if payload_bytes is None:
-        payload_bytes = sum(map(len, payloads))
-    size = sum(map(len, keys)) + payload_bytes + RECORD_OVERHEAD_BYTES * len(keys)
-    for pairs in (headers or {}).values():
-        size += 16 + sum(
-            # Most values are text: a call for each would cost as much as the rest.
-            len(name.encode()) + (len(value.encode()) if type(value) is str else header_bytes(value)) + 12
-            for name, value in pairs
-        )
-    return size
-
-
-def check_records(keys: list[bytes], payloads: list[bytes], headers: dict[int, HeaderPairs] | None) -> None:
-    """Look at the records one by one: only for runs that are longer than one record may be, which are rare.
-
-    Raises:
-        RecordTooLarge: one of them can never be taken.
-    """
-    for index, (key, payload) in enumerate(zip(keys, payloads, strict=True)):
-        own = {index: headers[index]} if headers and index in headers else None
-        size = run_bytes([key], [payload], own)
-        if size > RECORD_BYTES_MAX:
-            raise RecordTooLarge(f"a record of {size} bytes; the log takes records of up to {RECORD_BYTES_MAX}")
-
-
-def check_headers(headers: dict[int, HeaderPairs]) -> None:
-    """Refuse what no batch can hold. Raises RecordTooLarge."""
-    most = max(map(len, headers.values()))
-    if most > batch.HEADER_PAIRS_MAX:
-        raise RecordTooLarge(f"a record with {most} headers; the log takes up to {batch.HEADER_PAIRS_MAX} of each")
 
 
 def _between(values: dict[int, V] | None, first: int, end: int) -> dict[int, V] | None:

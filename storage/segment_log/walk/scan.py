@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from weft.protocols.batch import BatchHeader
-from weft.protocols.segment import HEADER_BYTES, EntryKind, GapNotice, Kept, Owner
+from weft.protocols.segment import HEADER_BYTES, ClockNotice, EntryKind, GapNotice, Kept, Owner
 from weft.storage.segment_log.state.index import SegmentIndex
 from weft.storage.segment_log.walk.entry import Entry
 from weft.storage.segment_log.walk.frames import SegmentBytes
@@ -68,6 +68,8 @@ class Scan:
             self.index.add_gap(value)
             self._saw(value.stream, value.first, value.end)
             self.unmarked.add(value.stream)
+        elif isinstance(value, ClockNotice):
+            self.index.add_clocks([value])
         elif isinstance(value, list):
             self.index.add_origins(value)
         elif isinstance(value, dict):

@@ -21,7 +21,7 @@ from tests.storage.segment_log.helpers import (
 from weft.protocols.ranges import RangeSet
 from weft.protocols.segment import EntryKind
 from weft.storage.segment_log import LogFull, LogSettings, SegmentLog
-from weft.storage.segment_log.state import pending
+from weft.storage.segment_log.state import pending, run_sizes
 from weft.storage.segment_log.walk.entries import inspect_log
 
 SETTINGS = LogSettings(segment_bytes=4096, budget_bytes=8 * 4096, tail_bytes=0)
@@ -244,7 +244,8 @@ def test_keys_that_are_all_different_and_flags_are_counted(disk: FakeFileSystem,
 def test_every_batch_is_counted_into_which_a_long_run_is_split(
     disk: FakeFileSystem, monkeypatch: pytest.MonkeyPatch, together: bool
 ) -> None:
-    monkeypatch.setattr(pending, "BATCH_BYTES_MAX", 600)
+    for module in (pending, run_sizes):
+        monkeypatch.setattr(module, "BATCH_BYTES_MAX", 600)
     stored = LogSettings(segment_bytes=4096, budget_bytes=20 * 4096, tail_bytes=0, compression_level=None)
     chance = random.Random(1)
     log = open_log(disk, stored)
@@ -254,7 +255,7 @@ def test_every_batch_is_counted_into_which_a_long_run_is_split(
     for _ in range(60):
         count = chance.randint(50, 200)
         payloads = [chance.randbytes(chance.randint(50, 150)) for _ in range(count)]
-        size = pending.run_bytes([b"k"] * count, payloads, None) + pending.BATCH_OVERHEAD_BYTES
+        size = run_sizes.run_bytes([b"k"] * count, payloads, None) + run_sizes.BATCH_OVERHEAD_BYTES
         try:
             with log.together(size) if together else contextlib.nullcontext():
                 log.append(stream, 5, [b"k"] * count, payloads)

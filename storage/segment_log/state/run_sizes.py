@@ -1,0 +1,66 @@
+"""The most bytes that runs of records take in batches, and what no batch can hold."""
+
+from __future__ import annotations
+
+from weft.protocols import batch
+from weft.protocols.batch import HeaderPairs
+from weft.protocols.columns import header_bytes
+from weft.storage.segment_log.errors import RecordTooLarge
+from weft.storage.segment_log.settings import BATCH_BYTES_MAX, RECORD_BYTES_MAX
+
+RECORD_OVERHEAD_BYTES = 21
+"""Most bytes that a record takes in a batch beside its key and payload: time, key index, payload offset, flag, and the
+offset of its key in the key table."""
+BATCH_OVERHEAD_BYTES = 512
+"""Most bytes that a batch takes on disk beside its records: entry and batch headers, column lengths, commit mark."""
+
+
+def batches_bytes(length: int) -> int:
+    """Return the most bytes that the batches of runs of together ``length`` bytes take beside their records.
+
+    One batch for each run is not counted.
+    """
+    return BATCH_OVERHEAD_BYTES * (2 * (length // BATCH_BYTES_MAX))
+
+
+def run_bytes(
+    keys: list[bytes],
+    payloads: list[bytes],
+    headers: dict[int, HeaderPairs] | None,
+    payload_bytes: int | None = None,
+) -> int:
+    """Return the most uncompressed bytes that a run adds to a batch.
+
+    Args:
+        payload_bytes: of all payloads, when that is known.
+    """
+    if payload_bytes is None:
+        payload_bytes = sum(map(len, payloads))
+    size = sum(map(len, keys)) + payload_bytes + RECORD_OVERHEAD_BYTES * len(keys)
+    for pairs in (headers or {}).values():
+        size += 16 + sum(
+            # Most values are text: a call for each would cost as much as the rest.
+            len(name.encode()) + (len(value.encode()) if type(value) is str else header_bytes(value)) + 12
+            for name, value in pairs
+        )
+    return size
+
+
+def check_records(keys: list[bytes], payloads: list[bytes], headers: dict[int, HeaderPairs] | None) -> None:
+    """Look at the records one by one: only for runs that are longer than one record may be, which are rare.
+
+    Raises:
+        RecordTooLarge: one of them can never be taken.
+    """
+    for index, (key, payload) in enumerate(zip(keys, payloads, strict=True)):
+        own = {index: headers[index]} if headers and index in headers else None
+        size = run_bytes([key], [payload], own)
+        if size > RECORD_BYTES_MAX:
+            raise RecordTooLarge(f"a record of {size} bytes; the log takes records of up to {RECORD_BYTES_MAX}")
+
+
+def check_headers(headers: dict[int, HeaderPairs]) -> None:
+    """Refuse what no batch can hold. Raises RecordTooLarge."""
+    most = max(map(len, headers.values()))
+    if most > batch.HEADER_PAIRS_MAX:
+        raise RecordTooLarge(f"a record with {most} headers; the log takes up to {batch.HEADER_PAIRS_MAX} of each")
