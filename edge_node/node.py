@@ -12,7 +12,7 @@ import weft.edge_node.light_imports  # noqa: F401 - before edge_node.sessions.st
 from weft.config.log_lines.throttle import Throttle
 from weft.config.models import EdgeConfig
 from weft.config.units import Address, UnixSocket, parse_bind
-from weft.edge_node.clock import clock_reader, wall_clock
+from weft.edge_node.clock import clock_reader, wall_clock, wall_clock_error
 from weft.edge_node.control.server import Control
 from weft.edge_node.counters import Counters
 from weft.edge_node.from_config import (
@@ -89,8 +89,9 @@ class EdgeNode:
             self.log = self._open_log(stack)
             self.unrouted = Unrouted(self.config.unrouted.policy, self.log, self.counters)
             links = Links(
-                self.config, self.log, wall_clock=wall_clock, software=self._software, clock_reading=clock_reader()
-            )
+                self.config, self.log, wall_clock=wall_clock, software=self._software, clock_reading=clock_reader(),
+                clock_error=wall_clock_error,
+            )  # fmt: skip
             self._links = links
             self._imports = Imports(self.config, self._software, poster(loop))
             stack.push_async_callback(self._imports.close)

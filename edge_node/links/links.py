@@ -13,7 +13,7 @@ from collections.abc import Callable
 from weft.config.models import EdgeConfig
 from weft.config.streams import Link
 from weft.edge_node.check import carried_streams
-from weft.edge_node.links import boot_clocks, conflicts
+from weft.edge_node.links import conflicts
 from weft.edge_node.links.boot_clocks import BootClocks
 from weft.edge_node.links.conflicts import Conflicts
 from weft.edge_node.links.hub_high_watermarks import HubHighWatermarks
@@ -55,6 +55,7 @@ class Links:
         tls: ssl.SSLContext | None = None,
         rng: random.Random | None = None,
         clock_reading: Callable[[], ClockReading] | None = None,
+        clock_error: Callable[[], int] = lambda: SECOND,
     ) -> None:
         self._config = config
         self._log = log
@@ -78,8 +79,7 @@ class Links:
             for stream in self._streams()
         }
         self._ledger = ReleaseLedger(parties, self._log.release)
-        path = os.path.join(config.data_dir, "links", boot_clocks.FILE)
-        self.clocks = BootClocks(self._filesystem, path, log.log_id, clock_reading, wall_clock)
+        self.clocks = BootClocks(log, clock_reading, wall_clock, clock_error)
         """The clocks of the boots that wrote the log. They need ``look`` now and then."""
         self.conflicts = self._known_conflicts()
         """Links that hubs refuse because another copy of the log has taken over. They need ``look`` now and then."""

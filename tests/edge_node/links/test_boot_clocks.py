@@ -12,20 +12,21 @@ from pathlib import Path
 import pytest
 
 from tests.cloud_hub.live import get, running_hub
+from tests.storage.fakes import FakeFileSystem
+from tests.storage.segment_log.helpers import commit_all, open_log
 from tests.support.waiting import until
 from weft.config.models import EdgeConfig
 from weft.config.streams import Link as LinkConfig
 from weft.config.streams import Stream
-from weft.edge_node.links.boot_clocks import BOOTS_MAX, BootClocks
+from weft.edge_node.links.boot_clocks import BootClocks
 from weft.edge_node.links.links import Links
 from weft.protocols.batch import ClockReading, ClockState
-from weft.storage.filesystem import OSFileSystem
+from weft.protocols.segment import BOOTS_MAX
 from weft.storage.object_store.memory import MemoryStore
 from weft.storage.segment_log import LogSettings, SegmentLog
 
 SECOND = 1_000_000_000
 TRUE = 1_700_000_000 * SECOND
-LOG_ID = 7
 
 
 class Machine:
@@ -47,18 +48,26 @@ class Machine:
     def reading(self) -> ClockReading:
         return ClockReading(self.boot, self.monotonic, self.state)
 
-    def clocks(self, folder: Path) -> BootClocks:
-        return BootClocks(OSFileSystem(), str(folder / "links" / "clocks"), LOG_ID, self.reading, self.wall)
+    def clocks(self, disk: FakeFileSystem) -> BootClocks:
+        """A process that begins when the one before has ended."""
+        disk.kill_process()
+        self.log = open_log(disk)
+        return BootClocks(self.log, self.reading, self.wall, lambda: 77)
+
+
+@pytest.fixture
+def disk() -> FakeFileSystem:
+    return FakeFileSystem()
 
 
 def told(clocks: BootClocks) -> list[tuple[int, int]]:
     return [(notice.boot, notice.offset) for notice in clocks.notices()]
 
 
-def test_a_hub_tells_the_time_once_in_a_boot(tmp_path: Path) -> None:
+def test_a_hub_tells_the_time_once_in_a_boot(disk: FakeFileSystem) -> None:
     machine = Machine()
     machine.wall_error = -TRUE
-    clocks = machine.clocks(tmp_path)
+    clocks = machine.clocks(disk)
     assert (told(clocks), clocks.correction()) == ([], 0)
     clocks.tell(machine.true + 3, error=10)
     machine.monotonic += SECOND
@@ -67,41 +76,42 @@ def test_a_hub_tells_the_time_once_in_a_boot(tmp_path: Path) -> None:
     assert machine.wall() + clocks.correction() == machine.true + 3
     machine.wall_error = 55 * SECOND  # whatever people set it to
     assert machine.wall() + clocks.correction() == machine.true + 3
-    assert told(machine.clocks(tmp_path)) == [(1, TRUE + 3)]
+    commit_all(machine.log)
+    assert told(machine.clocks(disk)) == [(1, TRUE + 3)]
 
 
-def test_a_time_source_tells_it_too(tmp_path: Path) -> None:
+def test_a_time_source_tells_it_too(disk: FakeFileSystem) -> None:
     machine = Machine()
     machine.wall_error = -TRUE
-    clocks = machine.clocks(tmp_path)
+    clocks = machine.clocks(disk)
     clocks.look()
     assert told(clocks) == []
     machine.wall_error, machine.state = 0, ClockState.SYNCED
     clocks.look()
     assert told(clocks) == [(1, TRUE)]
+    assert clocks.notices()[0].error == 77
     assert clocks.correction() == 0
     machine.monotonic += SECOND
     clocks.look()
     assert told(clocks) == [(1, TRUE)]
 
 
-def test_a_clock_that_was_right_all_the_time_needs_no_notice(tmp_path: Path) -> None:
+def test_a_clock_that_was_right_all_the_time_needs_no_notice(disk: FakeFileSystem) -> None:
     machine = Machine()
     machine.state = ClockState.SYNCED
-    clocks = machine.clocks(tmp_path)
+    clocks = machine.clocks(disk)
     clocks.look()
     clocks.tell(machine.true + 5, error=1)
     assert (told(clocks), clocks.correction()) == ([], 0)
 
 
-def test_earlier_boots_are_kept_within_bounds_and_a_damaged_file_says_nothing(tmp_path: Path) -> None:
+def test_earlier_boots_are_kept_within_bounds(disk: FakeFileSystem) -> None:
     machine = Machine()
     for boot in range(BOOTS_MAX + 3):
         machine.boot = boot
-        machine.clocks(tmp_path).tell(machine.true, error=0)
-    assert [boot for boot, _ in told(machine.clocks(tmp_path))] == list(range(3, BOOTS_MAX + 3))
-    (tmp_path / "links" / "clocks").write_bytes(b"[{")
-    assert told(machine.clocks(tmp_path)) == []
+        machine.clocks(disk).tell(machine.true, error=0)
+        commit_all(machine.log)
+    assert [boot for boot, _ in told(machine.clocks(disk))] == list(range(3, BOOTS_MAX + 3))
 
 
 @pytest.mark.parametrize("restarted", [False, True])
