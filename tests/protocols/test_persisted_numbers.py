@@ -121,7 +121,7 @@ ARRAYS = {
     segment.KeptLane: "stream next_seq ranges",
     segment.Kept: "lanes",
     segment.Owner: "tenant edge begins",
-    segment.Footer: "streams lanes gaps kept sizes moved owner origins",
+    segment.Footer: "streams lanes gaps kept sizes moved owner origins clocks",
     segment.Whole: "length",
     segment.StreamEntry: "name next_seq",
     chunk.StreamSection: "tenant stream base_offset count first_time last_time position length crc",
