@@ -87,6 +87,8 @@ class Sequencer:
             log, settings.snapshot_interval_s, settings.snapshot_chunks, self._now, random_bits
         )
         self._state = ShardState(log.cluster.cluster_id, log.shard, log.rules)
+        self._loaded_n = -1
+        """Number of the last chunk when the state was last loaded."""
         self.loaded = False
         """True while ``state`` is the log's. Otherwise the shard takes nothing and its content is unknown."""
         self.sessions = ShardSessions(settings.pending_bytes_max, settings.ranges_per_lane_max, self._wake.set)
@@ -141,7 +143,7 @@ class Sequencer:
     async def _load(self) -> None:
         state = await self.log.load()
         self._snapshots.loaded((await self.log.manifest())[0].snapshot_n)
-        self._state, self.loaded = state, True
+        self._state, self._loaded_n, self.loaded = state, state.n, True
         self._note_look()
 
     async def catch_up(self, age_s: float) -> None:
@@ -284,6 +286,9 @@ class Sequencer:
             except CollectedPast:
                 await self._reload()
                 continue
+            # What was loaded and not added to is the log's own word, also where the log ends at the watermark.
+            if self._state.n == self._loaded_n:
+                break
             if not await self._retry_loop.run(lambda: self._guard.passed(self._state.n)):
                 break
             await self._reload()

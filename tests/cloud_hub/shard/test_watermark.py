@@ -13,6 +13,7 @@ from tests.cloud_hub.fabric import CLUSTER, SETTINGS, Node, Session
 from tests.cloud_hub.faulty_store import CALM
 from tests.cloud_hub.virtual_time import NS, VirtualLoop, now_ns
 from weft.cloud_hub.shard.watermark import WatermarkGuard
+from weft.protocols.chunk import LaneFlag
 from weft.protocols.lane import Lane
 from weft.protocols.ranges import RangeSet
 from weft.storage.chunk_log import Manifest, ShardLog
@@ -100,6 +101,36 @@ def test_without_the_check_the_same_histories_lose_acknowledged_records() -> Non
 
         lost += virtual_time.run(main())
     assert lost > 0
+
+
+def test_a_relay_is_served_where_the_log_ends_at_the_watermark() -> None:
+    """A relay writes nothing when it opens, so the state stays the loaded one."""
+
+    async def main() -> None:
+        store = MemoryStore()
+        settings = replace(SETTINGS, snapshot_chunks=1)
+        writer = Node(store, random.Random(0), settings)
+        await writer.start()
+        assert writer.sequencer is not None
+        session = Session(writer.sequencer, LANE, 1)
+        assert await session.open()
+        await session.send(0, 5)
+        await session.until_acked(0, 5)
+        await asyncio.sleep(5.0)
+        await writer.kill()
+        watermark = await _collect(store)
+        node = Node(store, random.Random(1), settings)
+        await node.start()
+        assert node.sequencer is not None
+        assert node.sequencer.state.n == watermark - 1
+        relay = Session(node.sequencer, LANE, 0, flags=int(LaneFlag.RELAY))
+        async with asyncio.timeout(10.0):
+            assert await relay.open()
+        assert relay.acked == RangeSet([(0, 5)])
+        assert node.sequencer.counters.reloads == 0
+        await node.kill()
+
+    virtual_time.run(main())
 
 
 async def _guarded(watermark: int) -> tuple[WatermarkGuard, MemoryStore, Node]:
