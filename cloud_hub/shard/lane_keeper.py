@@ -53,8 +53,8 @@ class LaneKeeper:
         self._dropped_after = int(settings.dropped_after_s * _NS)
         self._wall_clock = wall_clock
         self._random_bits = random_bits
-        self._ends: dict[tuple[str, str, int], int] = {}
-        """Per stream and shard, the end of the log when a lane first waited for its table."""
+        self._ends: dict[tuple[str, str, int], tuple[int, int]] = {}
+        """Per stream and shard, an end that the log had, and when: a table need not reach an end that moves on."""
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
@@ -85,6 +85,10 @@ class LaneKeeper:
             except (StoreError, CodecError) as error:
                 logger.warning("shard %d: lanes were not looked through: %s", log.shard, error)
                 continue
+            except Exception:
+                # A mistake of ours must not end the rounds for good, nor those of the other shards.
+                logger.exception("shard %d: lanes were not looked through", log.shard)
+                continue
             for control in ending.controls:
                 did = "no longer counts" if control.kind == ControlKind.RETIRE else "left the state"
                 lane = Lane(control.tenant, control.edge, control.log_id, control.stream)
@@ -98,8 +102,11 @@ class LaneKeeper:
         return lane_ends.by_age(state, self._wall_clock(), after, self._dropped_after, is_tiered)
 
     def _is_tiered(self, state: ShardState, lane: Lane) -> bool:
-        """Return whether the table has come past the end that the log had when this was first asked."""
+        """Return whether the table has come past an end that the log had after the lane was last seen."""
         key = lane.tenant, lane.stream, state.shard
-        end = self._ends.setdefault(key, state.next_offset.get((lane.tenant, lane.stream), 0))
+        end, then = self._ends.get(key, (0, -1))
+        if then <= state.lanes[lane].last_seen:
+            end = state.next_offset.get((lane.tenant, lane.stream), 0)
+            self._ends[key] = end, state.created
         position = self._position(*key)
         return end == 0 or (position is not None and position >= end)

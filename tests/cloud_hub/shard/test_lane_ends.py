@@ -203,6 +203,36 @@ def test_lanes_not_seen_for_long_retire_leave_and_count_again_when_they_come_bac
     play(story)
 
 
+def test_records_that_came_after_a_first_absence_must_be_in_the_table_too() -> None:
+    async def story(hub: Hub) -> None:
+        hub.position, keeper = 5, hub.keeper()
+        for epoch, retires in ((1, True), (2, False)):
+            session = await hub.session(epoch=epoch)
+            await session.send(5 * epoch - 5, 5 * epoch)
+            await session.until_acked(0, 5 * epoch)
+            hub.sequencer.leave(session.lane_session)
+            hub.ahead_s += 91 * DAY_S
+            await keeper.look()
+            assert ((await hub.state()).lanes[LANE].retired is not None) is retires
+
+    play(story)
+
+
+def test_a_mistake_in_one_round_does_not_end_the_rounds(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def fail(*_: object, **__: object) -> Ending:
+        raise ValueError("not written: too long")
+
+    async def story(hub: Hub) -> None:
+        monkeypatch.setattr(lane_ends, "write_ending", fail)
+        await hub.keeper().look()
+        assert "not written: too long" in caplog.text
+        monkeypatch.undo()
+
+    play(story)
+
+
 def test_a_lane_whose_state_has_no_room_in_a_record_stays(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lane_ends, "CONTROL_BYTES_MAX", 100)
 
