@@ -14,12 +14,15 @@ from typing import NamedTuple
 
 from weft.protocols.lane import Lane, format_log_id
 from weft.protocols.lane_state import LaneState, RetiredBy
+from weft.protocols.segment import GapReason
 from weft.protocols.shard_state import earliest
 
 SILENT_NS = 120 * 10**9
 """Age of a lane's newest mark from which on the lane counts as silent: twelve times the interval of a quiet one."""
 HELD_BACK_MAX = 100
 """Maximum number of reasons in one answer; those that hold the moment back the most come first."""
+ABSENT_MAX = 3
+"""Maximum number of ranges that one reason names."""
 _SECOND = 10**9
 
 
@@ -129,6 +132,12 @@ def _missing(lanes: Mapping[Lane, LaneState], expected: Iterable[str]) -> list[H
     ]  # fmt: skip
 
 
+def _absent(held: LaneState) -> str:
+    absent = [f"[{gap.first}, {gap.end})" for gap in held.gaps if gap.reason == GapReason.ABSENT]
+    more = f" and {len(absent) - ABSENT_MAX} more ranges" if len(absent) > ABSENT_MAX else ""
+    return ", ".join(absent[:ABSENT_MAX]) + more
+
+
 def _held_back(lane: Lane, held: LaneState, now: int, peers: bool, behind: Behind) -> HeldBack | None:
     moment = moment_of(held, peers=peers)
 
@@ -147,15 +156,16 @@ def _held_back(lane: Lane, held: LaneState, now: int, peers: bool, behind: Behin
             Reason.NO_MARK, held.last_seen or None, "the edge has opened the lane and said nothing of it since",
             "see `weft edge status` on that edge",
         )  # fmt: skip
+    if peers and held.pending_marks and held.whole_end() < end:
+        return told(
+            Reason.ABSENT, None,
+            f"absent: another cluster may have {_absent(held)}, which the edge does not have any more",
+            "bring the link from the other cluster up; if it does not have them either, set `peers: false`",
+        )  # fmt: skip
     if held.pending_marks and newest.seq > end:
         return told(
             Reason.HOLE, None, f"the records from seq {end} on are missing, the edge had given out numbers below "
             f"{newest.seq}", "they are on their way; if not, see `weft edge status` on that edge",
-        )  # fmt: skip
-    if held.pending_marks and peers:
-        return told(
-            Reason.ABSENT, None, "the edge does not have some records any more, another hub does",
-            "restore the link to the other hub",
         )  # fmt: skip
     steps = behind(lane)
     if steps is not None:

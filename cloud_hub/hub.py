@@ -190,9 +190,10 @@ class Hub:
     async def _listen(self, shards: Shards) -> None:
         # Thousands of edges come back at once after a restart.
         link_log.logger.addFilter(self._throttle)
-        moments = StreamCompleteness(shards, self._settings.expected_edges, self._wall_clock)
+        peers = self._settings.peers
+        moments = StreamCompleteness(shards, self._settings.expected_edges, self._wall_clock, peers=peers)
         rows, expecting = self.table_rows, moments.expecting()
-        self._figures = StreamFigures(shards, rows, self._tables is not None, time.monotonic, expecting)
+        self._figures = StreamFigures(shards, rows, self._tables is not None, time.monotonic, expecting, peers=peers)
         self._figures.start()
         metrics = Metrics(shards, self._figures if shards.process == 0 else None, lambda: len(self._links))
         longest = self._settings.response_bytes_max

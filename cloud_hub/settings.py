@@ -79,6 +79,8 @@ class HubSettings:
     """Maximum size of a JSON response, in payload bytes; readers continue from ``next_offset``."""
     expected_edges: Mapping[tuple[str, str], tuple[str, ...]] = field(default_factory=dict)
     """(tenant, stream) -> names and patterns of edges without which the stream is never complete."""
+    peers: bool = False
+    """True when another cluster may have what this one lacks: ABSENT gaps then hold completeness back."""
     retired_after_s: float | None = 90 * 86_400.0
     """Time without a word from a lane after which it no longer counts for completeness, once all of it is in its table;
     None for never."""

@@ -185,6 +185,14 @@ class HubConfig(Section, frozen=True, kw_only=True):
             max_length=10_000,
         ),
     ] = field(default_factory=dict)
+    peers: Annotated[
+        bool,
+        Meta(
+            description="Whether another cluster, to which the edges link too, may have what this one lacks. "
+            "Some records an edge has no more, since the other cluster took them: gaps of reason `absent`. With `true` "
+            "they hold completeness back until they come from there, with `false` they do not."
+        ),
+    ] = False
     tokens_file: Annotated[
         Path | None,
         Meta(

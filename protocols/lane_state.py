@@ -212,15 +212,19 @@ class LaneState:
             marks = self.pending_marks
             del marks[min(range(1, len(marks) - 1), key=lambda i: marks[i + 1].time - marks[i - 1].time)]
 
+    def whole_end(self) -> int:
+        """Return the number below which every one is accounted for when ABSENT gaps count as missing records."""
+        accounted = self.ranges.contiguous_end()
+        absent = next((gap.first for gap in self.gaps if gap.reason == GapReason.ABSENT), accounted)
+        return min(accounted, absent)
+
     def prove_marks(self) -> None:
         """Raise the proven marks as far as the records and gaps reach."""
         if not self.pending_marks:
             return
-        accounted = self.ranges.contiguous_end()
-        absent = next((gap.first for gap in self.gaps if gap.reason == GapReason.ABSENT), accounted)
-        self.mark = _best(self.mark, self.pending_marks, accounted)
-        self.whole_mark = _best(self.whole_mark, self.pending_marks, min(accounted, absent))
-        whole = min(accounted, absent)
+        whole = self.whole_end()
+        self.mark = _best(self.mark, self.pending_marks, self.ranges.contiguous_end())
+        self.whole_mark = _best(self.whole_mark, self.pending_marks, whole)
         self.pending_marks = [mark for mark in self.pending_marks if mark.seq > whole]
 
     # -- origins

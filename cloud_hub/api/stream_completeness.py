@@ -18,6 +18,7 @@ class StreamCompleteness:
         shards: the shards that this process holds at the moment.
         expected: stream -> names and patterns of edges without which it is never complete.
         wall_clock: nanoseconds since 1970.
+        peers: whether another cluster may have what this one lacks.
     """
 
     def __init__(
@@ -25,7 +26,10 @@ class StreamCompleteness:
         shards: Iterable[Sequencer],
         expected: Mapping[StreamKey, tuple[str, ...]],
         wall_clock: Callable[[], int],
+        *,
+        peers: bool = False,
     ) -> None:
+        self.peers = peers
         self._shards = shards
         self._expected = expected
         self._wall_clock = wall_clock
@@ -38,7 +42,7 @@ class StreamCompleteness:
         """
         lanes = {lane: held for state in states for lane, held in state.stream_lanes(tenant, stream).items()}
         expected = self._expected.get((tenant, stream), ())
-        return completeness(lanes, expected, self._wall_clock(), behind=self._behind)
+        return completeness(lanes, expected, self._wall_clock(), peers=self.peers, behind=self._behind)
 
     def expecting(self) -> dict[StreamKey, Callable[[], int | None]]:
         """Return the streams that expect edges, each with a function that returns its moment."""

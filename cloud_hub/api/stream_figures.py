@@ -81,6 +81,7 @@ class StreamFigures:
         keeps_tables: true when this node makes table rows.
         monotonic: seconds.
         expected: the streams that expect edges, and for each of them its moment.
+        peers: whether another cluster may have what this one lacks.
     """
 
     def __init__(
@@ -90,6 +91,8 @@ class StreamFigures:
         keeps_tables: bool,
         monotonic: Callable[[], float],
         expected: Mapping[StreamKey, Callable[[], int | None]] | None = None,
+        *,
+        peers: bool = False,
     ) -> None:
         self.figures: list[StreamFigure] = []
         """Figures as of the last ``refresh``."""
@@ -98,6 +101,7 @@ class StreamFigures:
         self._keeps_tables = keeps_tables
         self._monotonic = monotonic
         self._expected = dict(expected or {})
+        self._peers = peers
         self._refreshing = asyncio.Lock()
         self._refreshed_at: float | None = None
         self._labels: dict[StreamKey, StreamKey] = {}
@@ -174,7 +178,7 @@ class StreamFigures:
                     if not held.counts:
                         continue
                     key = lane.tenant, lane.stream
-                    moment = moment_of(held, peers=False)
+                    moment = moment_of(held, peers=self._peers)
                     moment = _UNKNOWN if moment is None else moment
                     if moment < earliest.get(key, moment + 1):
                         earliest[key] = moment

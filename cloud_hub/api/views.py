@@ -77,14 +77,18 @@ def lane_view(lane: Lane, held: LaneState, shard: int) -> View:
     }
 
 
-def completeness_view(lane: Lane, held: LaneState, shard: int) -> View:
-    """Return the moment up to which a lane is complete, what can never come and why, and what is still to come."""
+def completeness_view(lane: Lane, held: LaneState, shard: int, *, peers: bool = False) -> View:
+    """Return the moment up to which a lane is complete, what can never come and why, and what is still to come.
+
+    Args:
+        peers: whether ABSENT gaps, which another cluster's records may fill, hold the lane back.
+    """
     newest = held.newest_mark
     told = max(held.ranges.end, newest.seq if newest else 0)
     return {
         **_who(lane, shard),
-        "complete_up_to": moment(held.complete_up_to),
-        "complete_below_seq": held.ranges.contiguous_end(),
+        "complete_up_to": moment(held.whole_up_to if peers else held.complete_up_to),
+        "complete_below_seq": held.whole_end() if peers else held.ranges.contiguous_end(),
         "newest_mark": _mark(newest),
         "gaps": _gaps(held.gaps),
         "holes": _ranges(held.ranges.missing(0, told)),
@@ -104,7 +108,9 @@ def held_back_view(each: HeldBack) -> View:
     }
 
 
-def stream_completeness_view(tenant: str, stream: str, answer: Completeness, lanes: Sequence[LaneOf]) -> View:
+def stream_completeness_view(
+    tenant: str, stream: str, answer: Completeness, lanes: Sequence[LaneOf], *, peers: bool = False
+) -> View:
     """Return a stream's moment, the lanes that it speaks of, and what holds it back."""
     return {
         "tenant": tenant,
@@ -113,7 +119,7 @@ def stream_completeness_view(tenant: str, stream: str, answer: Completeness, lan
         "covers": [{"edge": lane.edge, "log": format_log_id(lane.log_id)} for lane in answer.covers],
         "held_back_by": [held_back_view(each) for each in answer.held_back_by],
         "held_back_by_more": answer.more,
-        "lanes": [completeness_view(lane, held, shard) for shard, lane, held in lanes],
+        "lanes": [completeness_view(lane, held, shard, peers=peers) for shard, lane, held in lanes],
     }
 
 

@@ -100,7 +100,23 @@ def test_records_that_another_hub_may_have_hold_back_where_there_are_other_hubs(
     lanes[lane("a")].prove_marks()
     assert completeness(lanes, (), NOW).complete_up_to == T + US
     assert completeness(lanes, (), NOW, peers=True).complete_up_to == T
-    assert reasons(lanes, peers=True) == [("a", "absent_records")]
+    [told] = completeness(lanes, (), NOW, peers=True).held_back_by
+    assert (told.edge, told.reason) == ("a", Reason.ABSENT)
+    assert told.why.startswith("absent: another cluster may have [5, 8)")
+    assert reasons(lanes) == []
+    lanes[lane("a")].add_records([(5, 8)])  # the other cluster's records come
+    lanes[lane("a")].prove_marks()
+    assert completeness(lanes, (), NOW, peers=True).complete_up_to == T + US
+
+
+def test_what_lies_lowest_holds_a_lane_back_a_hole_or_absent_records() -> None:
+    state = held(5, Mark(T, 5), gaps=(GapRange(5, 8, GapReason.ABSENT),))
+    state.add_mark(Mark(T + US, 10))
+    assert reasons({lane("a"): state}, peers=True) == [("a", "absent_records")]
+    assert reasons({lane("a"): state}) == [("a", "hole")]
+    behind_a_hole = held(3, Mark(T, 3), gaps=(GapRange(5, 8, GapReason.ABSENT),))
+    behind_a_hole.add_mark(Mark(T + US, 8))
+    assert reasons({lane("a"): behind_a_hole}, peers=True) == [("a", "hole")]
 
 
 def test_an_expected_edge_that_never_linked_holds_the_stream_back() -> None:

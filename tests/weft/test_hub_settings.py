@@ -24,6 +24,7 @@ retired_after: 20d
 dropped_after: 5d
 chunk_bytes_max: 2MiB
 tables: {{interval: 3s}}
+peers: true
 tokens_file: {store}/tokens
 streams: {{telemetry: {{expected_edges: ["press-*", welder-1]}}, acme/alarms: {{}}}}
 anonymous: allowed_beyond_loopback
@@ -48,6 +49,7 @@ def test_every_setting_of_the_yaml_reaches_the_hub(tmp_path: Path) -> None:
     assert (settings.sequencer.chunk_bytes_max, settings.sequencer.pending_bytes_max) == (2 << 20, 9 << 20)
     assert (settings.links_max, settings.link_window_bytes, settings.batch_bytes_max) == (5, 1 << 20, 3 << 20)
     assert settings.expected_edges == {("default", "telemetry"): ("press-*", "welder-1"), ("acme", "alarms"): ()}
+    assert settings.peers is True
     assert (settings.retired_after_s, settings.dropped_after_s) == (20 * 86_400.0, 5 * 86_400.0)
     assert (settings.response_bytes_max, settings.table_interval_s) == (1 << 20, 3.0)
 

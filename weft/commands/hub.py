@@ -263,6 +263,7 @@ def settings_of(config: HubConfig, process: int = 0, processes: int = 1) -> HubS
         batch_bytes_max=config.limits.batch_bytes,
         response_bytes_max=config.limits.response_bytes,
         expected_edges={stream_key(name): stream.expected_edges for name, stream in config.streams.items()},
+        peers=config.peers,
         retired_after_s=config.retired_after_s,
         dropped_after_s=config.dropped_after_s,
         table_interval_s=_table_interval_s(config),

@@ -23,6 +23,7 @@ from weft.protocols.batch import BatchHeader, ClockReading, ClockState, Flag
 from weft.protocols.chunk import GapRange
 from weft.protocols.payloads import PayloadKind
 from weft.protocols.placement import shard_of
+from weft.protocols.segment import GapReason
 from weft.replication.runner import LinkIdentity
 from weft.replication.status import LinkState
 from weft.storage.object_store import open_store
@@ -174,6 +175,36 @@ async def test_a_stream_its_lanes_and_its_completeness(hub: Hub) -> None:
     _, streams = await get(hub, "/v1/streams")
     assert [item["stream"] for item in streams["streams"]] == ["telemetry"]
     assert (await get(hub, "/v1/streams?tenant=other"))[1] == {"streams": []}
+
+
+@pytest.mark.parametrize("peers", [False, True])
+async def test_what_another_cluster_may_have_is_incomplete_where_there_is_one(peers: bool) -> None:
+    log = EdgeLog()
+    log.append(*records(0, [b"a"] * 10))
+    log.gaps = [GapRange(10, 15, GapReason.ABSENT)]
+    log.append(*records(15, [b"b"] * 5))
+
+    async def told() -> bool:
+        lanes = (await get(node, f"{STREAM}/completeness"))[1]["lanes"]
+        return lanes[0]["newest_mark"] is not None and lanes[0]["newest_mark"]["seq"] == 20
+
+    async with running_hub(MemoryStore(), peers=peers) as node, running_link(node, log, EDGE):
+        await log.until_released(20)
+        await until(told)
+        _, answer = await get(node, f"{STREAM}/completeness")
+        _, metrics = await get(node, "/metrics")
+    [lane], series = answer["lanes"], "weft_hub_stream_complete_up_to_timestamp_seconds"
+    reasons = [(each["reason"], each["why"]) for each in answer["held_back_by"]]
+    value = next(float(line.split()[-1]) for line in metrics.splitlines() if line.startswith(series))
+    if peers:
+        assert lane["complete_below_seq"] == 10
+        assert reasons == [
+            ("absent_records", "absent: another cluster may have [10, 15), which the edge does not have any more")
+        ]
+    else:
+        assert lane["complete_below_seq"] == 20
+        assert reasons == []
+    assert (answer["complete_up_to"] is None, lane["complete_up_to"] is None, value == 0) == (peers,) * 3
 
 
 async def test_a_mark_from_the_future_promises_nothing_beyond_now(hub: Hub) -> None:

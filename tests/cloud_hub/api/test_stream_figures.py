@@ -38,8 +38,9 @@ class World:
     rows: dict[tuple[str, str], int] = field(default_factory=dict)
     clock: Clock = field(default_factory=Clock)
 
-    def figures(self, keeps_tables: bool = True) -> StreamFigures:
-        return StreamFigures(self.shards, lambda *key: self.rows.get(key), keeps_tables, self.clock)  # type: ignore[arg-type]
+    def figures(self, keeps_tables: bool = True, *, peers: bool = False) -> StreamFigures:
+        rows = lambda *key: self.rows.get(key)  # noqa: E731
+        return StreamFigures(self.shards, rows, keeps_tables, self.clock, peers=peers)  # type: ignore[arg-type]
 
     def lane(self, shard: int, edge: str, stream: str, complete_s: float | None, records: int = 0) -> None:
         state = self.shards[shard].state
@@ -61,6 +62,17 @@ async def test_a_stream_is_complete_as_far_as_its_slowest_edge_over_all_shards()
     silent, told = figures.figures
     assert (told.records, told.lag_records, told.complete_up_to) == (12, 2, 90 * NS)
     assert (silent.stream, silent.records, silent.complete_up_to) == ("silent", 0, None)
+
+
+async def test_records_that_another_cluster_may_have_hold_the_figure_back() -> None:
+    world = World()
+    world.shards[0].state.set_lane(
+        Lane("default", "a", 1, "t"), LaneState(mark=Mark(9 * NS, 8), whole_mark=Mark(NS, 5))
+    )
+    for peers, moment in ((False, 9 * NS), (True, NS)):
+        figures = world.figures(peers=peers)
+        await figures.refresh()
+        assert [figure.complete_up_to for figure in figures.figures] == [moment]
 
 
 async def test_nothing_is_complete_while_a_shard_is_not_loaded() -> None:
