@@ -143,7 +143,8 @@ class Edge:
         item = batch.verify(data), memoryview(data)
         self._seq += 1
         for session in self._sessions:
-            await self._sequencer.put(session, [item])
+            if not self._sequencer.put(session, [item]):
+                await self._sequencer.sessions.room(session)
             self._sequencer.put_mark(session, Mark(now, self._seq))
 
 

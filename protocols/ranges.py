@@ -99,6 +99,8 @@ class RangeSet:
 
     def missing(self, first: int, end: int) -> list[Range]:
         """Return the parts of ``[first, end)`` that the set lacks, ascending."""
+        if not self._ends or first >= self._ends[-1]:  # nearly always: what comes next
+            return [(first, end)] if first < end else []
         gaps: list[Range] = []
         at = first
         for index in range(bisect_right(self._ends, first), len(self._starts)):

@@ -55,10 +55,17 @@ class SentBatches:
 
     def add(self, lane: int, sent: SentBatch) -> None:
         """Count a batch that is being sent."""
-        firsts, entries = self._lanes.setdefault(lane, ([], []))
-        at = bisect_right(firsts, sent.first)
-        firsts.insert(at, sent.first)
-        entries.insert(at, sent)
+        known = self._lanes.get(lane)
+        if known is None:
+            known = self._lanes[lane] = ([], [])
+        firsts, entries = known
+        if not firsts or sent.first >= firsts[-1]:
+            firsts.append(sent.first)
+            entries.append(sent)
+        else:
+            at = bisect_right(firsts, sent.first)
+            firsts.insert(at, sent.first)
+            entries.insert(at, sent)
         self.bytes += sent.size
 
     def forget(self, lane: int) -> None:

@@ -175,10 +175,15 @@ class Receiver:
         known = self._lanes.get(lane)
         if self._state is not _State.OPEN or known is None:
             return
-        known.done.update(ranges)
-        for first, end in ranges:
+        pairs = list(ranges)
+        known.done.update(pairs)
+        for first, end in pairs:
             self._in_flight.settle(lane, first, end, known.done)
-        self._acks.setdefault(lane, RangeSet()).update(ranges)
+        waiting = self._acks.get(lane)
+        if waiting is None:
+            self._acks[lane] = ranges.copy()
+        else:
+            waiting.update(pairs)
 
     def _forget(self, lane: int) -> bool:
         """Forget a lane that is closed; return whether it was not closed before."""

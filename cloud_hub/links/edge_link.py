@@ -60,6 +60,8 @@ class EdgeLink:
         self._is_taken = False
         self._lanes: dict[int, _OpenedLane] = {}
         self._sequencers: dict[int, Sequencer] = {}
+        self._full: list[_OpenedLane] = []
+        """Lanes whose shards had no more room after the last of their batches."""
         self._claims: dict[Lane, LaneClaim] = {}
         """Claims of this connection, also to lanes that were closed since."""
         self._refusal = ""
@@ -229,11 +231,11 @@ class EdgeLink:
         for opened in self._lanes.values():
             _put_clock(opened, clock)
 
-    async def data(self, lane: int, batches: list[tuple[BatchHeader, memoryview]]) -> None:
-        """Pass verified batches to the lane's shard; return when it can take more."""
+    def data(self, lane: int, batches: list[tuple[BatchHeader, memoryview]]) -> None:
+        """Pass verified batches to the lane's shard."""
         opened = self._lanes.get(lane)
-        if opened is not None:
-            await opened.sequencer.put(opened.session, batches)
+        if opened is not None and not opened.sequencer.put(opened.session, batches):
+            self._full.append(opened)
 
     async def gap(self, lane: int, gap: GapRange) -> None:
         """Pass a gap notice to the lane's shard."""
@@ -241,7 +243,13 @@ class EdgeLink:
         if opened is not None:
             await opened.sequencer.put_gap(opened.session, gap)
 
-    async def mark(self, lane: int, mark: Mark) -> None:
+    async def room(self) -> None:
+        """Wait until the shards that the link has filled have room."""
+        full, self._full = self._full, []
+        for opened in full:
+            await opened.sequencer.sessions.room(opened.session)
+
+    def mark(self, lane: int, mark: Mark) -> None:
         """Pass a mark to the lane's shard.
 
         A mark for a moment in the future is taken as one for now, which it includes: an edge whose clock runs ahead

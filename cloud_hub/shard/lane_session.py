@@ -98,6 +98,7 @@ class LaneSession:
         "origins",
         "payload",
         "refuse",
+        "registered",
         "topics",
     )  # fmt: skip
 
@@ -135,6 +136,8 @@ class LaneSession:
         self.clocks: list[ClockUpdate] = []
         """Clock notices that the shard's log does not have yet."""
         self.opened: asyncio.Future[RangeSet] = asyncio.get_running_loop().create_future()
+        self.registered = False
+        """True while the shard has the session."""
         self.closed = False
         """True when the link is gone. Its items are still committed, unless a higher epoch comes first."""
 
@@ -208,9 +211,9 @@ class LaneSession:
         for item in self.items:
             if isinstance(item, GapRange):
                 return 0
-            header = item.header
-            first = min(first, header.base_seq)
-            end = max(end, header.base_seq + header.count)
+            start, stop = item.header.base_seq, item.header.end_seq
+            first = min(first, start)
+            end = max(end, stop)
             freed += len(item.data)
         if not freed or not held.holds(first, end):
             return 0

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from weft.cloud_hub.settings import SequencerSettings
@@ -27,7 +27,6 @@ from weft.cloud_hub.shard.watermark import WatermarkGuard
 from weft.protocols.batch import BatchHeader
 from weft.protocols.chunk import Chunk, ClockUpdate, GapRange, Mark
 from weft.protocols.lane import Lane
-from weft.protocols.lane_state import LaneState
 from weft.protocols.link import RefuseCode
 from weft.protocols.shard_state import Folded, ShardState, lane_of
 from weft.protocols.snapshot import decode_lane, lane_state
@@ -182,32 +181,28 @@ class Sequencer:
         """
         self.sessions.add(session)
 
-    async def put(self, session: LaneSession, batches: Iterable[tuple[BatchHeader, memoryview]]) -> None:
-        """Take verified batches. Return when the shard can take more; their commit is acknowledged later."""
-        received, batches = self._wall_clock(), list(batches)
+    def put(self, session: LaneSession, batches: Sequence[tuple[BatchHeader, memoryview]]) -> bool:
+        """Take verified batches; their commit is acknowledged later. Return whether there is room for more; otherwise
+        wait for it (``sessions.room``)."""
+        received = self._wall_clock()
         held = self._state.lanes.get(session.lane)
         is_full = held is not None and len(held.gaps) >= self._settings.gaps_per_lane_max
         # Records that heal the middle of a gap leave two gaps: the bound holds for them as well.
         if held is not None and is_full and any(held.splits(header.base_seq, header.end_seq) for header, _ in batches):
-            self._refuse_gap(session, held)
-            return
+            self.sessions.refuse_gaps(session, held)
+            return True
         self._schedule.records_came(self._now())
-        await self.sessions.take(session, [ReceivedBatch(header, data, received) for header, data in batches])
+        return self.sessions.take(session, [ReceivedBatch(header, data, received) for header, data in batches])
 
     async def put_gap(self, session: LaneSession, gap: GapRange) -> None:
         """Take a gap notice; it is committed and acknowledged as records are."""
         held = self._state.lanes.get(session.lane)
         is_full = held is not None and len(held.gaps) >= self._settings.gaps_per_lane_max
         if held is not None and is_full and not held.accounts_for(gap):
-            self._refuse_gap(session, held)
+            self.sessions.refuse_gaps(session, held)
             return
-        await self.sessions.take(session, [gap])
-
-    def _refuse_gap(self, session: LaneSession, held: LaneState) -> None:
-        message = f"lane {session.lane} has {len(held.gaps)} gaps, the most that the hub keeps"
-        self.sessions.refuse(
-            session, RefuseCode.OVERLOADED, message, "raise the hub's limit, or give the edge a new log"
-        )
+        if not self.sessions.take(session, [gap]):
+            await self.sessions.room(session)
 
     def put_clock(self, session: LaneSession, clock: ClockUpdate) -> None:
         """Take a clock notice; the next chunk has it, so tell it before the batches of its boot."""

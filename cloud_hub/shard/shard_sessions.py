@@ -17,7 +17,7 @@ class ShardSessions:
     """Sessions of one shard and their pending items.
 
     Args:
-        bytes_max: past this much pending, ``take`` waits.
+        bytes_max: past this much pending, ``room`` waits.
         ranges_per_lane_max: a session that leaves more holes than this is refused.
         wake: called when there is something new to commit.
     """
@@ -59,12 +59,13 @@ class ShardSessions:
     def add(self, session: LaneSession) -> None:
         """Begin a session: its epoch is to be committed."""
         self._lanes.setdefault(session.lane, []).append(session)
+        session.registered = True
         self._touch(session)
 
-    async def take(self, session: LaneSession, items: Iterable[PendingItem]) -> None:
-        """Add pending items; return when there is room for more. Items of a refused session are dropped."""
-        if not self._registered(session):
-            return
+    def take(self, session: LaneSession, items: Iterable[PendingItem]) -> bool:
+        """Add pending items; return whether there is room for more. Items of a refused session are dropped."""
+        if not session.registered:
+            return True
         for item in items:
             session.known.add(*bounds(item))
             session.items.append(item)
@@ -72,9 +73,13 @@ class ShardSessions:
         if len(session.known) > self._ranges_per_lane_max:
             message = f"lane {session.lane} would have more than {self._ranges_per_lane_max} separate ranges"
             self.refuse(session, RefuseCode.OVERLOADED, message, "send the oldest missing records first")
-            return
+            return True
         self._touch(session)
-        while self.pending_bytes >= self._bytes_max and self._registered(session) and not session.closed:
+        return self.pending_bytes < self._bytes_max
+
+    async def room(self, session: LaneSession) -> None:
+        """Wait until less is pending than the bound, or the session is over."""
+        while self.pending_bytes >= self._bytes_max and session.registered and not session.closed:
             self._room.clear()
             await self._room.wait()
 
@@ -84,14 +89,14 @@ class ShardSessions:
         Args:
             newest: the newest mark that the state has of the lane.
         """
-        if self._registered(session):
+        if session.registered:
             self._compare(session, mark, newest)
             session.mark = mark
             self._touch(session)
 
     def clock(self, session: LaneSession, clock: ClockUpdate) -> None:
         """Take a clock notice; the latest of a boot counts."""
-        if self._registered(session):
+        if session.registered:
             others = [known for known in session.clocks if known.boot_id != clock.boot_id]
             session.clocks = [*others, clock][-BOOTS_MAX:]
             self._touch(session)
@@ -152,7 +157,8 @@ class ShardSessions:
         for session in self:
             held = state.lanes.get(session.lane)
             freed = session.settle(held)
-            session.clocks = [clock for clock in session.clocks if not state.knows_clock(clock)]
+            if session.clocks:
+                session.clocks = [clock for clock in session.clocks if not state.knows_clock(clock)]
             self.pending_bytes -= freed
             if held is not None and session.granted and session.opening:
                 session.known = held.ranges.copy()
@@ -178,6 +184,11 @@ class ShardSessions:
             session.refuse(code, message, advice)
         session.closed = True
 
+    def refuse_gaps(self, session: LaneSession, held: LaneState) -> None:
+        """End a session whose lane would have too many gaps."""
+        message = f"lane {session.lane} has {len(held.gaps)} gaps, the most that the hub keeps"
+        self.refuse(session, RefuseCode.OVERLOADED, message, "raise the hub's limit, or give the edge a new log")
+
     def send_away(self, code: RefuseCode, message: str, advice: str) -> None:
         """Close every lane towards its link. What was taken over stays pending: it is committed when the store works
         again, unless another node has it by then."""
@@ -195,16 +206,14 @@ class ShardSessions:
             if session.opening or not opening_only:
                 self.refuse(session, code, message, advice)
 
-    def _registered(self, session: LaneSession) -> bool:
-        return session in self._lanes.get(session.lane, ())
-
     def _touch(self, session: LaneSession) -> None:
         self._active[session] = None
         self._wake()
 
     def _forget(self, session: LaneSession) -> None:
-        if not self._registered(session):
+        if not session.registered:
             return
+        session.registered = False
         self._lanes[session.lane].remove(session)
         if not self._lanes[session.lane]:
             del self._lanes[session.lane]

@@ -83,8 +83,8 @@ class LinkHandler(Protocol):
     async def clock(self, clock: Clock) -> None:
         """Take what the edge learned of its clock."""
 
-    async def data(self, lane: int, batches: list[tuple[BatchHeader, memoryview]]) -> None:
-        """Take verified batches, which are not durable yet. Nothing more is read from the edge until this returns.
+    def data(self, lane: int, batches: list[tuple[BatchHeader, memoryview]]) -> None:
+        """Take verified batches, which are not durable yet.
 
         Batches that are durable already are acknowledged again by the handler, or the edge's window never opens.
         """
@@ -92,9 +92,12 @@ class LinkHandler(Protocol):
     async def gap(self, lane: int, gap: GapRange) -> None:
         """Take a notice of records that can never come; acknowledged like records."""
 
-    async def mark(self, lane: int, mark: Mark) -> None:
+    def mark(self, lane: int, mark: Mark) -> None:
         """Take a mark: all records that the lane received up to its time are below its seq. It needs no
         acknowledgement."""
+
+    async def room(self) -> None:
+        """Wait until there is room for more, after each message. Nothing more is read from the edge before."""
 
     def closed(self, reason: str) -> None:
         """Handle the end of the connection; called once, whatever ended it, also when ``open`` was not called.
@@ -211,11 +214,13 @@ class LinkSession:
                 continue
             # Nearly all events are these two; a coroutine for each would be a part of the cost of a batch.
             if isinstance(event, BatchesReceived):
-                await self._handler.data(event.lane, event.batches)
+                self._handler.data(event.lane, event.batches)
             elif isinstance(event, MarkReceived):
-                await self._handler.mark(event.lane, event.mark)
+                self._handler.mark(event.lane, event.mark)
             else:
                 await self._handle(event)
+        if not self._receiver.closed:
+            await self._handler.room()
 
     async def _handle(self, event: ReceiverEvent) -> None:
         match event:

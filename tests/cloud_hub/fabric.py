@@ -134,7 +134,8 @@ class Session:
         return True
 
     async def send(self, first: int, end: int) -> None:
-        await self.sequencer.put(self.lane_session, [make_batch(self.lane_session.lane, first, end)])
+        if not self.sequencer.put(self.lane_session, [make_batch(self.lane_session.lane, first, end)]):
+            await self.sequencer.sessions.room(self.lane_session)
 
     async def until_acked(self, first: int, end: int) -> None:
         while not self.acked.covers(first, end):

@@ -79,6 +79,8 @@ class Hub:
 class _Handler:
     def __init__(self, hub: Hub) -> None:
         self.hub = hub
+        self.taken: list[tuple[int, int, list[tuple[BatchHeader, memoryview]]]] = []
+        """Batches of the message that is being handled."""
 
     async def open(self, hello: Hello, session: LinkSession) -> None:
         self.hub.hellos.append(hello)
@@ -104,9 +106,17 @@ class _Handler:
     async def clock(self, clock: Clock) -> None:
         self.hub.clocks.append(clock)
 
-    async def data(self, lane: int, batches: list[tuple[BatchHeader, memoryview]]) -> None:
-        await self.hub.may_take.wait()
-        key = self.keys[lane]
+    def data(self, lane: int, batches: list[tuple[BatchHeader, memoryview]]) -> None:
+        self.taken.append((lane, self.keys[lane], batches))
+
+    async def room(self) -> None:
+        if self.taken:
+            await self.hub.may_take.wait()
+        for lane, key, batches in self.taken:
+            self._store(lane, key, batches)
+        self.taken.clear()
+
+    def _store(self, lane: int, key: int, batches: list[tuple[BatchHeader, memoryview]]) -> None:
         held = self.hub.held.setdefault(key, RangeSet())
         for header, batch in batches:
             self.hub.stored.update((key, record.seq) for record in records(batch) if record.seq not in held)
@@ -119,7 +129,7 @@ class _Handler:
         self.hub.held.setdefault(key, RangeSet()).add(gap.first, gap.end)
         self.session.acknowledge(lane, self.hub.held[key].copy())
 
-    async def mark(self, lane: int, mark: Mark) -> None:
+    def mark(self, lane: int, mark: Mark) -> None:
         self.hub.marks.append((self.keys[lane], mark))
 
     def closed(self, reason: str) -> None:

@@ -559,7 +559,7 @@ def test_a_failure_that_nobody_foresaw_costs_the_sessions_and_not_the_shard() ->
     async def story(sequencer: Sequencer, _: FaultyStore) -> None:
         session = await opened(sequencer)
         header, data = make_batch(LANE, 0, 3)
-        await sequencer.put(session.lane_session, [(header._replace(first_time=1 << 80), data)])  # fits no footer
+        sequencer.put(session.lane_session, [(header._replace(first_time=1 << 80), data)])  # fits no footer
         await asyncio.sleep(5)
         assert session.refusal is RefuseCode.OVERLOADED
         successor = await opened(sequencer, epoch=2)

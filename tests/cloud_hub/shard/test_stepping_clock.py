@@ -129,7 +129,9 @@ class SteppingEdge:
     async def send(self, first: int, count: int) -> None:
         assert self.session is not None
         for run in self.runs[first : first + count]:
-            await self.session.sequencer.put(self.session.lane_session, [self.encoded(run)])
+            lane_session, sequencer = self.session.lane_session, self.session.sequencer
+            if not sequencer.put(lane_session, [self.encoded(run)]):
+                await sequencer.sessions.room(lane_session)
 
     def stamps(self) -> list[int]:
         return [stamp for run in self.runs for stamp in run.stamps]
