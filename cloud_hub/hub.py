@@ -31,6 +31,7 @@ from weft.cloud_hub.links.link_log import HubLinkLog
 from weft.cloud_hub.links.refused import note_refused
 from weft.cloud_hub.membership import Membership
 from weft.cloud_hub.settings import HubSettings
+from weft.cloud_hub.shard.collector import Collector
 from weft.cloud_hub.shard.lane_keeper import LaneKeeper
 from weft.cloud_hub.shard.sequencer import Sequencer
 from weft.cloud_hub.shard.shard_status import shard_status
@@ -98,6 +99,7 @@ class Hub:
         self._rules = rules
         self._membership: Membership | None = None
         self._keeper: LaneKeeper | None = None
+        self._collector: Collector | None = None
         self._random_bits = random.SystemRandom().getrandbits
         self._links: dict[EdgeLink, int] = {}
         self._link_log = HubLinkLog(time.monotonic)
@@ -186,6 +188,15 @@ class Hub:
                 logs, self._tables.position, self._settings, wall_clock=self._wall_clock, random_bits=self._random_bits
             )
             self._keeper.start()
+            self._start_collector([self._log(store, shard) for shard in range(self.cluster.shards)], self._tables)
+
+    def _start_collector(self, logs: list[ShardLog], tables: TableService) -> None:
+        if self._settings.retain_log_s is not None:
+            self._collector = Collector(
+                logs, tables.first_untabled, self._settings.retain_log_s, wall_clock=self._wall_clock,
+                boot_clock=self._boot_clock,
+            )  # fmt: skip
+            self._collector.start()
 
     async def _listen(self, shards: Shards) -> None:
         # Thousands of edges come back at once after a restart.
@@ -195,7 +206,9 @@ class Hub:
         rows, expecting = self.table_rows, moments.expecting()
         self._figures = StreamFigures(shards, rows, self._tables is not None, time.monotonic, expecting, peers=peers)
         self._figures.start()
-        metrics = Metrics(shards, self._figures if shards.process == 0 else None, lambda: len(self._links))
+        collected = self._collector.shards if self._collector is not None else ()
+        figures = self._figures if shards.process == 0 else None
+        metrics = Metrics(shards, figures, lambda: len(self._links), collected)
         longest = self._settings.response_bytes_max
         api = Api(self, shards, self._access, metrics, longest, moments=moments, monotonic=time.monotonic)
         self._idle = IdleConnections(self._connections, time.monotonic)
@@ -234,6 +247,8 @@ class Hub:
             await self._membership.close()
         if self._keeper is not None:
             await self._keeper.close()
+        if self._collector is not None:
+            await self._collector.close()
         if self._shards is not None:
             await self._shards.close()
         if self._tables is not None:

@@ -160,6 +160,15 @@ class HubConfig(Section, frozen=True, kw_only=True):
         Size,
         Meta(ge=64 << 10, le=512 * MiB, description="Size at which a chunk is written without waiting any longer."),
     ] = 8 * MiB
+    retain_log_s: Annotated[
+        Annotated[Duration, Meta(ge=60)] | None,
+        Meta(
+            description="Time that the log's chunks are kept at least. Older ones are deleted once their records are "
+            "all in the tables, which keep them: some 15 minutes after that, and never while a table is in trouble. "
+            "Readers of the log, such as Spark jobs, then find older records in the tables. Unset: all chunks "
+            "stay. The process that keeps the tables deletes."
+        ),
+    ] = field(default=None, name="retain_log")
     retired_after_s: Annotated[
         Annotated[Duration, Meta(ge=3600)] | None,
         Meta(

@@ -21,7 +21,8 @@ class Manifest(msgspec.Struct, frozen=True):
     snapshot: str | None = None
     """Key of the snapshot of chunk ``snapshot_n``; None before the first."""
     watermark: int = 0
-    """Number below which chunks may be gone. It only grows, and is never above ``snapshot_n + 1``."""
+    """Number below which chunks may be gone. It only grows, and the collector raises it to ``snapshot_n``
+    at most."""
     must_understand: int = 0
     """Bits for what a node has to know to use the manifest at all."""
     others: tuple[tuple[str, bytes], ...] = ()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from weft.cloud_hub.api.stream_figures import StreamFigures
+from weft.cloud_hub.shard.collector import ShardCollector
 from weft.cloud_hub.shard.counters import ShardCounters
 from weft.cloud_hub.shard.sequencer import Sequencer
 from weft.config import exposition
@@ -23,14 +24,20 @@ class Metrics:
         sequencers: the shards that this process holds at the moment.
         streams: figures of streams, over all shards; None in a process that leaves them to another.
         links: the number of connected edges.
+        collected: the shards whose old chunks this process deletes.
     """
 
     def __init__(
-        self, sequencers: Iterable[Sequencer], streams: StreamFigures | None, links: Callable[[], int]
+        self,
+        sequencers: Iterable[Sequencer],
+        streams: StreamFigures | None,
+        links: Callable[[], int],
+        collected: Sequence[ShardCollector] = (),
     ) -> None:
         self._sequencers = sequencers
         self._streams = streams
         self._links = links
+        self._collected = collected
 
     async def text(self) -> bytes:
         """Return the metrics in Prometheus's text format. The figures of streams are at most some seconds old."""
@@ -42,6 +49,9 @@ class Metrics:
         yield Sample("weft_hub_links", self._links())
         for sequencer in self._sequencers:
             yield from _shard(sequencer)
+        for shard in self._collected:
+            yield Sample("weft_hub_deleted_chunks_total", shard.deleted, (str(shard.shard),))
+            yield Sample("weft_hub_watermark", shard.watermark, (str(shard.shard),))
         yield Sample("weft_hub_conflicts", sum(len(each.state.conflicts) for each in self._sequencers))
         yield _sum("weft_hub_store_put_latency_seconds", [each.counters.put for each in self._sequencers])
         yield _sum("weft_hub_commit_latency_seconds", [each.counters.commit for each in self._sequencers])

@@ -14,6 +14,7 @@ from weft.cloud_hub.tables.errors import TableError
 from weft.cloud_hub.tables.maintenance import Maintenance
 from weft.cloud_hub.tables.settings import DEFAULTS, TableSettings
 from weft.cloud_hub.tables.shards import ShardView, load_shard
+from weft.cloud_hub.tables.tabled import first_untabled
 from weft.cloud_hub.tables.tierer import Tierer
 from weft.config.log_lines.repeats import Repeats, left_out
 from weft.protocols.errors import CodecError
@@ -138,6 +139,18 @@ class TableService:
         """Return the offset below which all of a shard's records are table rows, as last seen; None while unknown."""
         found = self._streams.get((tenant, stream))
         return found.tierer.positions.get(shard) if found else None
+
+    async def first_untabled(self, shard: int) -> int | None:
+        """Return the number of the first chunk of a shard with records that a table lacks; None while it is not certain
+        that the tables are sound. Raises as ``tabled.first_untabled``."""
+        view = next((view for view in self._views if view.shard == shard), None)
+        if view is None or self.error is not None:
+            return None
+        return await first_untabled(self._store, view.log, view.state, self._in_trouble)
+
+    def _in_trouble(self, key: StreamKey) -> bool:
+        found = self._streams.get(key)
+        return found is None or found.error is not None
 
     def payload(self, tenant: str, stream: str) -> PayloadKind | None:
         """Return the payload kind of a stream's table; None while there is no table, or it was not read yet."""

@@ -246,12 +246,12 @@ class Tierer:
             chunk = await view.log.index(source.n)
         except CodecError as error:
             raise TableError(f"{self.key}: its position cannot be compared with the log: {error}") from error
-        if chunk is None:
+        if chunk is None or chunk.footer_crc != source.footer_crc:
             manifest, _ = await view.log.manifest()
+            # Below the watermark there is nothing, or what a paused writer made again.
             if source.n >= manifest.watermark:
-                raise self._diverged(view.shard, position, f"taken from chunk {source.n}, which the log does not have")
-        elif chunk.footer_crc != source.footer_crc:
-            raise self._diverged(view.shard, position, f"taken from another chunk {source.n} than the log's")
+                found = "which the log does not have" if chunk is None else "which is another one in the log"
+                raise self._diverged(view.shard, position, f"taken from chunk {source.n}, {found}")
         self._sources[view.shard] = source
 
     def _diverged(self, shard: int, position: int, how: str) -> TableDiverged:

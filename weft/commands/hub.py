@@ -266,6 +266,7 @@ def settings_of(config: HubConfig, process: int = 0, processes: int = 1) -> HubS
         peers=config.peers,
         retired_after_s=config.retired_after_s,
         dropped_after_s=config.dropped_after_s,
+        retain_log_s=config.retain_log_s,
         table_interval_s=_table_interval_s(config),
     )
 

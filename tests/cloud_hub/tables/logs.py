@@ -60,6 +60,8 @@ class LogWriter:
 
     def __init__(self, store: ObjectStore, cluster: Cluster) -> None:
         self.store, self.cluster = store, cluster
+        self.created = START
+        """Moment at which the next chunks are made."""
         self.states = [ShardState(cluster.cluster_id, shard) for shard in range(cluster.shards)]
 
     @classmethod
@@ -69,7 +71,7 @@ class LogWriter:
     async def append(self, shard: int, *runs: Run) -> None:
         """One chunk with one batch per run."""
         state = self.states[shard]
-        header = ChunkHeader(self.cluster.cluster_id, state.n + 1, START, shard, state.footer_crc, 1)
+        header = ChunkHeader(self.cluster.cluster_id, state.n + 1, self.created, shard, state.footer_crc, 1)
         parts = [chunk.encode_header(header)]
         lanes = [_update(run) for run in runs]
         sections = []

@@ -1,0 +1,214 @@
+"""Collector of a hub: deletes chunks that are in the tables and older than the settings keep.
+
+Readers and writers may be paused at any moment, so deleting has two steps. First the manifest's watermark is raised:
+who looks at it knows that chunks below it are of no more use. Only ``grace_s`` later, far longer than any look at the
+watermark is believed, the chunks go. Below a watermark all is in the tables and in snapshots, so what a paused writer
+makes there again was never acknowledged, and goes too.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections import deque
+from collections.abc import Awaitable, Callable, Sequence
+
+from weft.protocols.errors import CodecError, Corrupt
+from weft.storage import hub_keys
+from weft.storage.chunk_log import SNAPSHOTS_TO_START, CollectedPast, ShardLog
+from weft.storage.manifest import Manifest, changed
+from weft.storage.object_store import NotFound, ObjectStore, StoreError
+
+logger = logging.getLogger(__name__)
+
+GRACE_S = 900.0
+"""G of docs/architecture.md: time between raising the watermark and deleting."""
+INTERVAL_S_MIN, INTERVAL_S_MAX = 60.0, 3600.0
+"""Bounds of the interval of rounds, which is a tenth of the time that chunks are kept: each costs two listings."""
+DELETES_MAX = 10_000
+"""Maximum number of chunks of a shard that a round deletes."""
+DELETES_AT_ONCE = 8
+LISTED_MAX = 1000
+_NS = 1_000_000_000
+
+Tabled = Callable[[int], Awaitable[int | None]]
+"""From a shard: the number of the first chunk with records that a table lacks. None while that is not certain."""
+
+
+class ShardCollector:
+    """The collector of one shard. Any number may work on one shard: each waits on its own.
+
+    Args:
+        retain_s: time that chunks are kept at least, by the time at which they were made.
+        wall_clock: nanoseconds since 1970.
+        boot_clock: nanoseconds on a clock that counts suspend.
+    """
+
+    def __init__(
+        self,
+        log: ShardLog,
+        tabled: Tabled,
+        retain_s: float,
+        *,
+        wall_clock: Callable[[], int],
+        boot_clock: Callable[[], int],
+        grace_s: float = GRACE_S,
+    ) -> None:
+        self.shard = log.shard
+        self.watermark = 0
+        """The watermark as last read or raised."""
+        self.deleted = 0
+        """Number of chunks deleted since the start of this node."""
+        self._log = log
+        self._tabled = tabled
+        self._retain = int(retain_s * _NS)
+        self._wall_clock = wall_clock
+        self._boot_clock = boot_clock
+        self._grace = int(grace_s * _NS)
+        self._seen: deque[tuple[int, int]] = deque()
+        """Watermarks with the boot time at which this node knew of them, ascending."""
+
+    async def look(self) -> bool:
+        """Do one round: raise the watermark, and delete what has been below it for long enough.
+
+        Return whether there is more to delete at once.
+
+        Raises:
+            StoreError, Corrupt, NotFound, CollectedPast: the next round will do.
+        """
+        tabled = await self._tabled(self.shard)
+        if tabled is None:
+            return False  # also for what is below the watermark: someone may need it to mend a table
+        manifest, etag = await self._log.manifest()
+        self._note(manifest.watermark)
+        wanted = await self._wanted(manifest, tabled)
+        if wanted > manifest.watermark and await self._log.swap_manifest(changed(manifest, watermark=wanted), etag):
+            logger.info("shard %d: chunks below %d are in the tables, and will be deleted", self.shard, wanted)
+            self._note(wanted)
+        return await self._delete_below(min(self._ripe(), tabled))
+
+    def _note(self, watermark: int) -> None:
+        """Note a watermark that the manifest has by now."""
+        if watermark < self.watermark:
+            # The store was restored to an earlier state. What is known of the later one says nothing about it.
+            self._seen.clear()
+        if not self._seen or self._seen[-1][1] < watermark:
+            self._seen.append((self._boot_clock(), watermark))
+        self.watermark = watermark
+
+    def _ripe(self) -> int:
+        """Return the newest watermark that every reader and writer has had the time to see."""
+        until = self._boot_clock() - self._grace
+        while len(self._seen) > 1 and self._seen[1][0] <= until:
+            self._seen.popleft()
+        return self._seen[0][1] if self._seen and self._seen[0][0] <= until else 0
+
+    async def _wanted(self, manifest: Manifest, tabled: int) -> int:
+        """Return how far the watermark may be raised."""
+        snapshots = [n for n, _ in await self._log.snapshots() if n <= manifest.snapshot_n][-SNAPSHOTS_TO_START:]
+        if not snapshots or manifest.snapshot is None:
+            return 0
+        # Never above a snapshot's n: a node that starts from it would take itself for passed. And any of the newest
+        # snapshots can be lost as long as the chunks after the oldest of them are there.
+        high = min(tabled, snapshots[0])
+        if high <= manifest.watermark:
+            return 0
+        await self._log.snapshot(manifest.snapshot)  # without it the chunks are the only source of the state
+        return await self._first_kept(manifest.watermark, high)
+
+    async def _first_kept(self, low: int, high: int) -> int:
+        """Return the first chunk from ``low`` on that is younger than ``retain_s``, at most ``high``."""
+        until = self._wall_clock() - self._retain
+        while low < high:
+            middle = (low + high) // 2
+            chunk = await self._log.index(middle)
+            if chunk is None:
+                raise Corrupt(
+                    f"{hub_keys.chunk_key(self.shard, middle)} is missing; nothing is deleted from this shard"
+                )
+            if chunk.header.created <= until:  # it never goes back from chunk to chunk
+                low = middle + 1
+            else:
+                high = middle
+        return low
+
+    async def _delete_below(self, end: int) -> bool:
+        """Delete chunks below ``end``, also those that a paused writer made again after they were deleted."""
+        if not end:
+            return False
+        store, prefix, places = self._log.store, hub_keys.chunk_prefix(self.shard), asyncio.Semaphore(DELETES_AT_ONCE)
+
+        async def delete(key: str) -> None:
+            async with places:
+                await _delete(store, key)
+
+        after, last, deleted = None, hub_keys.chunk_key(self.shard, end), 0
+        while deleted < DELETES_MAX:
+            listed = [item.key for item in await store.list(prefix, after=after, limit=LISTED_MAX)]
+            old = [key for key in listed if key < last]
+            await asyncio.gather(*map(delete, old))
+            deleted += len(old)
+            self.deleted += len(old)
+            if len(old) < LISTED_MAX:
+                break
+            after = old[-1]
+        if deleted:
+            logger.info("shard %d: deleted %d chunks below %d", self.shard, deleted, end)
+        return deleted >= DELETES_MAX
+
+
+async def _delete(store: ObjectStore, key: str) -> None:
+    with contextlib.suppress(NotFound):  # another node's collector was faster
+        await store.delete(key)
+
+
+class Collector:
+    """The collectors of a hub process.
+
+    Args:
+        logs: the shards' logs.
+    """
+
+    def __init__(
+        self,
+        logs: Sequence[ShardLog],
+        tabled: Tabled,
+        retain_s: float,
+        *,
+        wall_clock: Callable[[], int],
+        boot_clock: Callable[[], int],
+        grace_s: float = GRACE_S,
+    ) -> None:
+        self.shards = [
+            ShardCollector(log, tabled, retain_s, wall_clock=wall_clock, boot_clock=boot_clock, grace_s=grace_s)
+            for log in logs
+        ]
+        self._interval_s = min(max(retain_s / 10, INTERVAL_S_MIN), INTERVAL_S_MAX)
+        self._task: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        """Start the rounds."""
+        self._task = asyncio.create_task(self._run(), name="collector")
+
+    async def close(self) -> None:
+        """Stop. A round may stop anywhere; the next one, of any node, goes on."""
+        if self._task is not None:
+            self._task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._task
+
+    async def _run(self) -> None:
+        while True:
+            more = await self.look()
+            await asyncio.sleep(INTERVAL_S_MIN if more else self._interval_s)
+
+    async def look(self) -> bool:
+        """Do one round over the shards. Return whether there is more to delete."""
+        more = False
+        for shard in self.shards:
+            try:
+                more |= await shard.look()
+            except (StoreError, CodecError, NotFound, CollectedPast) as error:
+                logger.warning("shard %d: old chunks were not collected: %s", shard.shard, error)
+        return more

@@ -1,0 +1,60 @@
+"""How far the tables are, as the tables themselves say it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from weft.cloud_hub.tables.delta import DeltaHandle, in_thread
+from weft.cloud_hub.tables.errors import TableError
+from weft.protocols.shard_state import ShardState, StreamKey
+from weft.storage.chunk_log import ShardLog, table_key
+from weft.storage.object_store import ObjectStore, StoreUnfit
+from weft.storage.table.names import app_id, source_ids
+
+
+async def first_untabled(
+    store: ObjectStore, log: ShardLog, state: ShardState, in_trouble: Callable[[StreamKey], bool]
+) -> int | None:
+    """Return the number of the first chunk of a shard that holds records which are not in their tables.
+
+    The tables are opened anew: one that was moved away since its last row came, or put back from a backup, holds less
+    than the hub remembers.
+
+    Args:
+        state: of the shard; chunks after it count as untabled.
+        in_trouble: whether the last work on a stream's table failed.
+
+    Returns:
+        The number; None when a table is missing, in trouble, or of another history than the log.
+
+    Raises:
+        StoreError, Corrupt: the log cannot be read.
+    """
+    # What the state says must not change while the tables are asked.
+    first, ends = state.n + 1, {key: end for key, end in state.next_offset.items() if end}
+    watermark = (await log.manifest())[0].watermark
+    for key, end in sorted(ends.items()):
+        if in_trouble(key):
+            return None
+        try:
+            uri, options = store.location(table_key(*key))
+            handle = await in_thread(lambda uri=uri, options=options: DeltaHandle.open(uri, options))  # type: ignore[misc]
+            if handle is None:
+                return None
+            app = app_id(log.cluster.cluster_id, key[1], log.shard)
+            position, source, crc = await in_thread(
+                lambda handle=handle, app=app: [handle.transaction(name) for name in (app, *source_ids(app))]  # type: ignore[misc]
+            )
+        except (TableError, StoreUnfit):
+            return None
+        if not position:
+            return None  # nothing of a stream that has records: the first round of its table is still to come
+        if source is None or crc is None:
+            return None
+        if source >= watermark:  # below it, there is nothing, or what a paused writer made again
+            chunk = await log.index(source)
+            if chunk is None or chunk.footer_crc != crc:
+                return None
+        if position < end:
+            first = min(first, source)
+    return first
