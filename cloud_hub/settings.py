@@ -87,6 +87,6 @@ class HubSettings:
     dropped_after_s: float = 30 * 86_400.0
     """Time after that when the lane leaves the state. Its numbers are kept, and an edge that comes back goes on."""
     retain_log_s: float | None = None
-    """Time that chunks are kept at least, before what is in the tables is deleted; None keeps them for ever."""
+    """Time that chunks are kept at least, before what is in the tables is deleted; None keeps all."""
     table_interval_s: float | None = 10.0
     """Interval at which committed records are written to tables; None leaves that to another node."""

@@ -163,8 +163,8 @@ class HubConfig(Section, frozen=True, kw_only=True):
     retain_log_s: Annotated[
         Annotated[Duration, Meta(ge=60)] | None,
         Meta(
-            description="Time that the log's chunks are kept at least. Older ones are deleted once their records are "
-            "all in the tables, which keep them: some 15 minutes after that, and never while a table is in trouble. "
+            description="Time that the log's chunks are kept at least. Older ones are deleted when the tables hold "
+            "all of their records: some 15 minutes after that, and never while a table is in trouble. "
             "Readers of the log, such as Spark jobs, then find older records in the tables. Unset: all chunks "
             "stay. The process that keeps the tables deletes."
         ),

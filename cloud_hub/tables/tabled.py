@@ -1,4 +1,4 @@
-"""How far the tables are, as the tables themselves say it."""
+"""Positions of the tables in a shard's log, read from the tables themselves."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ async def first_untabled(
 ) -> int | None:
     """Return the number of the first chunk of a shard that holds records which are not in their tables.
 
-    The tables are opened anew: one that was moved away since its last row came, or put back from a backup, holds less
-    than the hub remembers.
+    Every table is opened: one that was moved away since its last row came, or put back from a backup, holds less than
+    the hub remembers.
 
     Args:
         state: of the shard; chunks after it count as untabled.
