@@ -250,8 +250,10 @@ class Tierer:
             manifest, _ = await view.log.manifest()
             # Below the watermark there is nothing, or what a paused writer made again.
             if source.n >= manifest.watermark:
-                found = "which the log does not have" if chunk is None else "which is another one in the log"
-                raise self._diverged(view.shard, position, f"taken from chunk {source.n}, {found}")
+                how = f"taken from another chunk {source.n} than the log's"
+                if chunk is None:
+                    how = f"taken from chunk {source.n}, which the log does not have"
+                raise self._diverged(view.shard, position, how)
         self._sources[view.shard] = source
 
     def _diverged(self, shard: int, position: int, how: str) -> TableDiverged:
