@@ -49,9 +49,11 @@ class Metrics:
         yield Sample("weft_hub_links", self._links())
         for sequencer in self._sequencers:
             yield from _shard(sequencer)
-        for shard in self._collected:
-            yield Sample("weft_hub_deleted_chunks_total", shard.deleted, (str(shard.shard),))
-            yield Sample("weft_hub_watermark", shard.watermark, (str(shard.shard),))
+        collected = {each.log.shard: (0, each.log.watermark) for each in self._sequencers}
+        collected |= {each.shard: (each.deleted, each.watermark) for each in self._collected}
+        for shard, (deleted, watermark) in sorted(collected.items()):
+            yield Sample("weft_hub_deleted_chunks_total", deleted, (str(shard),))
+            yield Sample("weft_hub_watermark", watermark, (str(shard),))
         yield Sample("weft_hub_conflicts", sum(len(each.state.conflicts) for each in self._sequencers))
         yield _sum("weft_hub_store_put_latency_seconds", [each.counters.put for each in self._sequencers])
         yield _sum("weft_hub_commit_latency_seconds", [each.counters.commit for each in self._sequencers])
