@@ -63,8 +63,7 @@ class HubNode(DemoHub):
         self._status_url = f"{self.url}/v1/status"
         self.config_path.write_text(HUB_YAML.format(port=self.port, store=store, shards=SHARDS, settings=settings))
         self._processes = processes
-        if processes > 1:
-            self._arguments += ["--processes", str(processes)]
+        self._arguments += ["--processes", str(processes)]
 
     def start(self) -> None:
         """Start the node; all its processes answer when this returns. One that cannot start would end the node."""
@@ -161,20 +160,25 @@ class Fabric:
         for path in self.paths:
             path.close()
 
-    def finish(self) -> Counter[str]:
+    def finish(self, *, audited: bool = True) -> Counter[str]:
         """Stop the devices, wait until the table has everything, and count every message.
 
         Every acked message is in log and table once, whatever became of the nodes.
+
+        Args:
+            audited: False where this release cannot read the cluster.
         """
         acked: dict[str, int] = {}
         for load in self._loads:
             acked |= load.finish()
         self._wait_until_drained()
+        counted = check_every_message(self.store, acked)
+        if not audited:
+            return counted
         report = asyncio.run(audit(self.store, "default", STREAM))
         assert report.agrees, report.problems
         assert report.total("log_doubled") == report.total("table_doubled") == report.total("holes") == 0
         assert not any(lane.gaps for lane in report.lanes)
-        counted = check_every_message(self.store, acked)
         assert counted["rows"] == report.total("table_records") == report.total("records")
         return counted
 

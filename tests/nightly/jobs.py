@@ -19,6 +19,7 @@ PROPERTIES = (
 )  # fmt: skip
 CODEC_ROUNDS = 20_000
 """Damaged packets of one seed."""
+STORM = "tests/end_to_end/test_storms.py::test_kills_of_an_s3_server_and_of_two_nodes_lose_and_double_nothing"
 FUZZ_S = 60
 """How long one seed keeps a node under damaged conversations."""
 REPORT_CHARACTERS = 2000
@@ -93,6 +94,25 @@ def _simulation(seed: int) -> int:
     return 1
 
 
+def _upgrade(seed: int) -> int:
+    from tests.cloud_hub.simulation import simulate_upgrade
+
+    simulate_upgrade(seed)
+    return 1
+
+
+def _storm(seed: int) -> int:
+    from tests.support.s3_servers import MINIO, VERSITYGW, built
+
+    for kind in (VERSITYGW, MINIO):
+        try:
+            built(kind)
+        except LookupError as reason:
+            raise AssertionError(str(reason)) from reason
+    _pytest([STORM], {"WEFT_STORM_SEED": str(seed)})
+    return 1
+
+
 def _codec(seed: int) -> int:
     from tests.fuzz.mqtt_damage import run_damaged
 
@@ -128,6 +148,10 @@ JOBS: Mapping[str, Job] = {
         slice_seeds=100, share=4, target=1_000_000,
     ),
     "simulation": Job("histories of a shard", _simulation, f"{_AGAIN} tests.nightly repeat simulation {{seed}}", 200),
+    "upgrade": Job("histories of an upgrade", _upgrade, f"{_AGAIN} tests.nightly repeat upgrade {{seed}}", 200),
+    "storms": Job(
+        "storms of versitygw and MinIO", _storm, f"WEFT_STORM_SEED={{seed}} {_AGAIN} pytest {STORM}", slice_seeds=1,
+    ),
     "mqtt_codec": Job("damaged packets", _codec, f"{_AGAIN} tests.nightly repeat mqtt_codec {{seed}}", 20),
     "node": Job(
         "seconds under damaged conversations", _node,

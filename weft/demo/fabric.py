@@ -78,6 +78,7 @@ class Service:
         self._arguments = arguments
         self._status_url = status_url
         self._process: subprocess.Popen[bytes] | None = None
+        self.command = [sys.executable, "-m", "weft"]
         self.environment: dict[str, str] = {}
         """Variables for the process beside those of this one."""
 
@@ -89,7 +90,7 @@ class Service:
         """
         with self.log_path.open("ab") as log:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "weft", *self._arguments], stdout=log, stderr=log, start_new_session=True,
+                [*self.command, *self._arguments], stdout=log, stderr=log, start_new_session=True,
                 env={**os.environ, **self.environment},
             )  # fmt: skip
         deadline = time.monotonic() + READY_TIMEOUT_S

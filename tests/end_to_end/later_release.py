@@ -1,0 +1,27 @@
+"""A made-up later release, as a process: ``python -m tests.end_to_end.later_release`` takes the arguments of ``weft``.
+
+It knows fold level 2 and, once the cluster is at that level, writes an extension that this release does not know.
+"""
+
+from __future__ import annotations
+
+from tests.cloud_hub.simulation import LATER
+from weft.cli import main
+from weft.cloud_hub.hub import Hub
+from weft.protocols import shard_state
+from weft.storage.cluster import open_cluster
+
+
+def become_later() -> None:
+    """Make this process one of the later release."""
+    defaults = Hub.__init__.__kwdefaults__
+    assert defaults is not None
+    defaults["rules"] = LATER
+    shard_state.LEVEL_MAX = LATER.level
+    assert open_cluster.__defaults__ is not None
+    open_cluster.__defaults__ = (*open_cluster.__defaults__[:-1], LATER.level)
+
+
+if __name__ == "__main__":
+    become_later()
+    main()
