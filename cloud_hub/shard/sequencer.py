@@ -282,9 +282,8 @@ class Sequencer:
                 await self._reload()
                 continue
             # What was loaded and not added to is the log's own word, also where the log ends at the watermark.
-            if self._state.n == self._loaded_n:
-                break
-            if not await self._retry_loop.run(lambda: self._guard.passed(self._state.n)):
+            loaded = self._state.n == self._loaded_n
+            if loaded or not await self._retry_loop.run(lambda: self._guard.passed(self._state.n)):
                 break
             await self._reload()
         # Nothing waits between the check above and the acknowledgements.
