@@ -8,7 +8,7 @@ moment that was claimed before, until an operator decides.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from enum import StrEnum
 from typing import NamedTuple
 
@@ -114,12 +114,7 @@ def _missing(lanes: Mapping[Lane, LaneState], expected: Iterable[str]) -> list[H
 
     An edge that an operator retired is not waited for. One that only was not seen for long is.
     """
-    heard = {
-        lane.edge
-        for lane, held in lanes.items()
-        if (held.counts and held.newest_mark is not None)
-        or (held.retired is not None and held.retired.by == RetiredBy.OPERATOR)
-    }
+    heard = {lane.edge for lane, held in lanes.items() if has_spoken(held)}
     return [
         HeldBack(
             pattern, None, Reason.EXPECTED, None, None,
@@ -128,7 +123,7 @@ def _missing(lanes: Mapping[Lane, LaneState], expected: Iterable[str]) -> list[H
             "connect it, or take it out of expected_edges",
         )
         for pattern in dict.fromkeys(expected)
-        if not any(matches(pattern, edge) for edge in heard)
+        if not is_heard(pattern, heard)
     ]  # fmt: skip
 
 
@@ -136,6 +131,17 @@ def _absent(held: LaneState) -> str:
     absent = [f"[{gap.first}, {gap.end})" for gap in held.gaps if gap.reason == GapReason.ABSENT]
     more = f" and {len(absent) - ABSENT_MAX} more ranges" if len(absent) > ABSENT_MAX else ""
     return ", ".join(absent[:ABSENT_MAX]) + more
+
+
+def has_spoken(held: LaneState) -> bool:
+    """Return whether a lane's edge is no longer waited for where it is expected."""
+    spoke = held.counts and held.newest_mark is not None
+    return spoke or (held.retired is not None and held.retired.by == RetiredBy.OPERATOR)
+
+
+def is_heard(pattern: str, heard: Set[str]) -> bool:
+    """Return whether one of the edges has the name, or matches the pattern."""
+    return pattern in heard or ("*" in pattern and any(matches(pattern, edge) for edge in heard))
 
 
 def _held_back(lane: Lane, held: LaneState, now: int, peers: bool, behind: Behind) -> HeldBack | None:

@@ -316,6 +316,10 @@ class ShardState:
         """Return the lanes of a stream in this shard."""
         return {lane: self.lanes[lane] for lane in self._streams.get((tenant, stream), ())}
 
+    def streams(self) -> set[StreamKey]:
+        """Return the streams that have records or lanes in this shard."""
+        return {*self.next_offset, *(key for key, lanes in self._streams.items() if lanes)}
+
     def edge_lanes(self, tenant: str, edge: str) -> dict[Lane, LaneState]:
         """Return the lanes of an edge in this shard, of all its logs."""
         return {lane: self.lanes[lane] for lane in self._edges.get((tenant, edge), ())}

@@ -14,6 +14,7 @@ import uvloop
 from bench import payloads
 from bench.common import LOAD_CORE, SERVER_CORE, pin
 from bench.hub import server
+from bench.hub.costs import costs
 from bench.hub.generator import Counts, Link, connect
 from bench.hub.large import PAYLOADS
 from bench.hub.large import run as run_large
@@ -155,4 +156,5 @@ CASES: dict[str, Callable[[Options], dict[str, Any]]] = {
     "two-processes": two_processes,
     "idle": idle,
     "large": large,
+    "costs": lambda _: costs(),
 }

@@ -174,22 +174,24 @@ class Api:
         tenant = self._access.tenant(request)
         shards = await self._view_of_shards()
         names = views.stream_keys(shards.states, tenant)
-        return _json({"streams": [self._view(shards, tenant, name) for name in names], **shards.missing_view()})
+        found = [await self._view(shards, tenant, name) for name in names]
+        return _json({"streams": found, **shards.missing_view()})
 
     async def _get_stream(self, request: web.Request) -> web.Response:
         shards, tenant, stream = await self._stream(request)
-        return _json({**self._view(shards, tenant, stream), **shards.missing_view()})
+        return _json({**await self._view(shards, tenant, stream), **shards.missing_view()})
 
-    def _view(self, shards: _ShardsView, tenant: str, stream: str) -> View:
-        rows, payload = self._node.table_rows(tenant, stream), self._payload(shards, tenant, stream)
-        complete = self._moments.of(shards.states, tenant, stream).complete_up_to
-        view = views.stream_view(shards.states, tenant, stream, rows, payload=payload, complete_up_to=complete)
+    async def _view(self, shards: _ShardsView, tenant: str, stream: str) -> View:
+        summary = await self._moments.summarise(shards.states, tenant, stream)
+        rows, payload = self._node.table_rows(tenant, stream), self._node.table_payload(tenant, stream)
+        payload = summary.payload if payload is None else payload
+        view = views.stream_view(shards.states, tenant, stream, rows, payload=payload, summary=summary)
         return shards.unclaimed(view)
 
-    def _payload(self, shards: _ShardsView, tenant: str, stream: str) -> PayloadKind:
+    async def _payload(self, shards: _ShardsView, tenant: str, stream: str) -> PayloadKind:
         """Return the payload kind of the table, or before there is a table, the kind that it would get now."""
         known = self._node.table_payload(tenant, stream)
-        return views.told_payload(shards.states, tenant, stream) if known is None else known
+        return (await self._moments.summarise(shards.states, tenant, stream)).payload if known is None else known
 
     async def _get_lanes(self, request: web.Request) -> web.Response:
         shards, tenant, stream = await self._stream(request)
@@ -212,7 +214,7 @@ class Api:
         shards, tenant, stream = await self._stream(request)
         limit = _integer(request, "limit", RECORDS_DEFAULT, 1, RECORDS_MAX)
         states = {state.shard: state for state in shards.states}
-        payload = self._payload(shards, tenant, stream)
+        payload = await self._payload(shards, tenant, stream)
         records: list[View] = []
         next_offset = {}
         for shard in self._wanted(request, shards):

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 
+from weft.cloud_hub.api.stream_summary import StreamSummary, summarise
 from weft.cloud_hub.completeness import Completeness, completeness
 from weft.cloud_hub.shard.sequencer import Sequencer
 from weft.protocols.lane import Lane
@@ -43,6 +44,11 @@ class StreamCompleteness:
         lanes = {lane: held for state in states for lane, held in state.stream_lanes(tenant, stream).items()}
         expected = self._expected.get((tenant, stream), ())
         return completeness(lanes, expected, self._wall_clock(), peers=self.peers, behind=self._behind)
+
+    async def summarise(self, states: Sequence[ShardState], tenant: str, stream: str) -> StreamSummary:
+        """Return facts about a stream's lanes, its moment among them, without holding the loop."""
+        expected = self._expected.get((tenant, stream), ())
+        return await summarise(states, tenant, stream, expected, peers=self.peers)
 
     def expecting(self) -> dict[StreamKey, Callable[[], int | None]]:
         """Return the streams that expect edges, each with a function that returns its moment."""

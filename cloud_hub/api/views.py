@@ -6,12 +6,13 @@ from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
+from weft.cloud_hub.api.stream_summary import StreamSummary
 from weft.cloud_hub.completeness import Completeness, HeldBack
 from weft.protocols.chunk import GapRange, Mark
 from weft.protocols.lane import Lane, format_log_id
-from weft.protocols.payloads import PayloadKind, label_of, strictest
+from weft.protocols.payloads import PayloadKind, label_of
 from weft.protocols.segment import GapReason
-from weft.protocols.shard_state import LaneState, ShardState, StreamKey
+from weft.protocols.shard_state import LaneState, ShardState
 
 _NS = 1_000_000_000
 
@@ -143,8 +144,7 @@ def conflict_views(states: Iterable[ShardState]) -> list[View]:
 
 def stream_keys(states: Sequence[ShardState], tenant: str) -> list[str]:
     """Return the names of a tenant's streams, sorted."""
-    keys: set[StreamKey] = {key for state in states for key in state.next_offset}
-    keys |= {(lane.tenant, lane.stream) for state in states for lane in state.lanes}
+    keys = {key for state in states for key in state.streams()}
     return sorted(stream for owner, stream in keys if owner == tenant)
 
 
@@ -154,28 +154,22 @@ def stream_lanes(states: Sequence[ShardState], tenant: str, stream: str) -> list
     return sorted(found, key=lambda item: item[1])
 
 
-def told_payload(states: Sequence[ShardState], tenant: str, stream: str) -> PayloadKind:
-    """Return the payload kind that a new table of the stream would get: the strictest kind that an edge declares."""
-    return strictest(held.payload for _, _, held in stream_lanes(states, tenant, stream))
-
-
 def stream_view(
     states: Sequence[ShardState],
     tenant: str,
     stream: str,
     table_rows: int | None,
     *,
-    payload: PayloadKind = PayloadKind.BYTES,
-    complete_up_to: int | None = None,
+    payload: PayloadKind,
+    summary: StreamSummary,
 ) -> View:
     """Return a stream over all shards.
 
     Args:
         table_rows: records that are table rows; None when that is not known.
         payload: the payload kind.
-        complete_up_to: nanoseconds since 1970; None when it is unknown.
+        summary: facts about its lanes.
     """
-    lanes = stream_lanes(states, tenant, stream)
     offsets = {
         str(state.shard): state.next_offset[tenant, stream]
         for state in states
@@ -188,9 +182,9 @@ def stream_view(
         "records": sum(offsets.values()),
         "table_rows": table_rows,
         "next_offset": offsets,
-        "lanes": len(lanes),
-        "edges": len({lane.edge for _, lane, _ in lanes}),
+        "lanes": summary.lanes,
+        "edges": summary.edges,
         "fields": list(fields),
         "payload": payload.label,
-        "complete_up_to": moment(complete_up_to),
+        "complete_up_to": moment(summary.complete_up_to),
     }

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 TABLE_INTERVAL_FOLDER_S = 10.0
 TABLE_INTERVAL_BUCKET_S = 120.0
-"""Interval of table steps where each costs money: bench/hub_costs.py counts what a month costs."""
+"""Interval of table steps where each costs money: bench/hub/costs.py counts what a month costs."""
 
 
 @click.group("hub")

@@ -1,0 +1,100 @@
+"""The list of streams: the right facts, and a loop that is free for links however many lanes there are."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+import pytest
+
+from weft.cloud_hub.api import views
+from weft.cloud_hub.api.stream_summary import SLICE_LANES, summarise
+from weft.cloud_hub.completeness import completeness
+from weft.protocols.chunk import Mark
+from weft.protocols.lane import Lane
+from weft.protocols.lane_state import LaneState, RetiredBy, Retirement
+from weft.protocols.payloads import PayloadKind
+from weft.protocols.shard_state import ShardState
+
+SECOND = 1_000_000_000
+
+
+def states(lanes: dict[Lane, LaneState], shards: int = 2) -> list[ShardState]:
+    made = [ShardState(b"c" * 16, shard) for shard in range(shards)]
+    for n, (lane, held) in enumerate(lanes.items()):
+        made[n % shards].set_lane(lane, held)
+    return made
+
+
+def lane(edge: str, stream: str = "t", log: int = 1) -> Lane:
+    return Lane("default", edge, log, stream)
+
+
+def at(seconds: float, payload: int = 0) -> LaneState:
+    mark = Mark(int(seconds * SECOND), 1)
+    return LaneState(mark=mark, whole_mark=mark, payload=payload)
+
+
+@pytest.mark.parametrize(
+    ("expected", "moment"), [((), 70), (("a",), 70), (("gone",), 70), (("b*",), 70), (("z",), None), (("z*",), None)]
+)
+async def test_a_summary_says_what_completeness_says(expected: tuple[str, ...], moment: int | None) -> None:
+    lanes = {
+        lane("a"): at(90, PayloadKind.TEXT),
+        lane("a", log=2): at(80, PayloadKind.JSON),
+        lane("b"): at(70),
+        lane("part"): LaneState(partial=True),
+        lane("gone"): LaneState(retired=Retirement(5, RetiredBy.OPERATOR, "scrapped")),
+    }
+    found = await summarise(states(lanes), "default", "t", expected)
+    assert (found.lanes, found.edges, found.payload) == (5, 4, PayloadKind.JSON)
+    assert found.complete_up_to == (None if moment is None else moment * SECOND)
+    assert found.complete_up_to == completeness(lanes, expected, 0).complete_up_to
+
+
+async def test_a_lane_that_has_said_nothing_leaves_no_moment() -> None:
+    assert (await summarise(states({lane("a"): at(1), lane("b"): LaneState()}), "default", "t")).complete_up_to is None
+    assert (await summarise(states({}), "default", "t")).complete_up_to is None
+
+
+async def test_a_lane_that_leaves_meanwhile_is_passed_over() -> None:
+    held = states({lane(f"e{n}"): at(5) for n in range(SLICE_LANES + 10)}, 1)
+    walk = asyncio.create_task(summarise(held, "default", "t"))
+    await asyncio.sleep(0)
+    held[0].set_lane(lane(f"e{SLICE_LANES + 5}"), None)
+    assert (await walk).complete_up_to == 5 * SECOND
+
+
+def test_streams_are_listed_from_an_index(monkeypatch: pytest.MonkeyPatch) -> None:
+    held = states({lane(f"e{n}", f"s{n % 3}"): at(1) for n in range(30)})
+    held[0].next_offset["default", "written"] = 5
+    held[0].next_offset["acme", "other"] = 5
+
+    class Unwalked(dict[Lane, LaneState]):
+        def __iter__(self) -> None:  # type: ignore[override]
+            raise AssertionError("a walk over all lanes")
+
+    for state in held:
+        state.lanes = Unwalked(state.lanes)
+    assert views.stream_keys(held, "default") == ["s0", "s1", "s2", "written"]
+    assert views.stream_keys(held, "acme") == ["other"]
+    for n in range(30):
+        held[n % 2].set_lane(lane(f"e{n}", f"s{n % 3}"), None)
+    assert views.stream_keys(held, "default") == ["written"]
+
+
+@pytest.mark.slow
+async def test_two_hundred_thousand_lanes_never_hold_the_loop() -> None:
+    held = states({lane(f"edge-{n}", f"s{s}"): at(1) for s in range(20) for n in range(10_000)}, 4)
+    longest, last = 0.0, time.perf_counter()
+
+    async def list_streams() -> int:
+        return sum([(await summarise(held, "default", name)).lanes for name in views.stream_keys(held, "default")])
+
+    walk = asyncio.create_task(list_streams())
+    while not walk.done():
+        await asyncio.sleep(0)
+        now = time.perf_counter()
+        longest, last = max(longest, now - last), now
+    assert await walk == 200_000
+    assert longest < 0.05

@@ -1,0 +1,176 @@
+"""A shard that is collected while nodes are paused and readers sleep, from one seed each."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections import Counter
+
+from tests.cloud_hub import virtual_time
+from tests.cloud_hub.fabric import CLUSTER, Node, check_log
+from tests.cloud_hub.senders import Edge
+from tests.cloud_hub.virtual_time import now_ns
+from weft.cloud_hub.shard.collector import ShardCollector
+from weft.protocols import chunk
+from weft.protocols.chunk import Chunk
+from weft.protocols.lane import Lane
+from weft.protocols.shard_state import ShardState, lane_of
+from weft.storage.chunk_log import CollectedPast, ShardLog
+from weft.storage.object_store import ObjectStore
+from weft.storage.object_store.memory import MemoryStore
+from weft.storage.object_store.protocol import Buffer
+
+GRACE_S = 150.0
+GENERATIONS = 3
+
+
+class Archive(MemoryStore):
+    """A store that keeps a copy of every chunk as it was first made."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.chunks: dict[str, bytes] = {}
+
+    async def create(self, key: str, data: Buffer) -> str:
+        etag = await super().create(key, data)
+        if "/chunk/" in key:
+            self.chunks.setdefault(key, bytes(data))
+        return etag
+
+    def log(self) -> list[tuple[Chunk, bytes]]:
+        """Every chunk of the shard's history."""
+        return [(chunk.decode(data), data) for _, data in sorted(self.chunks.items())]
+
+
+class Table:
+    """A table in miniature: takes the records of one chunk after the other, and sleeps as long as it likes."""
+
+    def __init__(self, store: ObjectStore, rng: random.Random) -> None:
+        self.log = ShardLog(store, CLUSTER, 0, now_ns)
+        self.rng = rng
+        self.next_n = 0
+        self.rows: Counter[tuple[Lane, int]] = Counter()
+
+    async def run(self) -> None:
+        while True:
+            async for index in self.log.indexes(self.next_n):
+                for update in index.footer.lanes:
+                    self.rows.update(
+                        (lane_of(update), seq) for first, end in update.ranges for seq in range(first, end)
+                    )
+                self.next_n += 1
+            await asyncio.sleep(self.rng.choice([1.0, 20.0, 400.0]))
+
+    def take(self, index: Chunk) -> None:
+        for update in index.footer.lanes:
+            for first, end in update.ranges:
+                self.rows.update((lane_of(update), seq) for seq in range(first, end))
+        self.next_n += 1
+
+    async def tabled(self, shard: int) -> int | None:
+        return self.next_n
+
+
+class Sleeper:
+    """A reader that follows the log, and sleeps through collections."""
+
+    def __init__(self, store: ObjectStore, rng: random.Random) -> None:
+        self.log = ShardLog(store, CLUSTER, 0, now_ns)
+        self.state = ShardState(CLUSTER.cluster_id, 0)
+        self.rng = rng
+        self.passed = 0
+
+    async def look(self) -> None:
+        try:
+            await self.log.extend(self.state)
+        except CollectedPast:
+            self.passed += 1
+            self.state = await self.log.load()
+
+    async def run(self) -> None:
+        while True:
+            await self.look()
+            await asyncio.sleep(self.rng.choice([1.0, 30.0, 600.0]))
+
+
+async def _pause(nodes: list[Node], rng: random.Random) -> None:
+    while True:
+        await asyncio.sleep(rng.uniform(1.0, 300.0))
+        node = rng.choice(nodes)
+        node.store.running.clear()
+        await asyncio.sleep(rng.choice([5.0, 2 * GRACE_S]))
+        node.store.running.set()
+
+
+async def _collect(collectors: list[ShardCollector], rng: random.Random) -> None:
+    while True:
+        await asyncio.sleep(rng.uniform(5.0, 40.0))
+        await rng.choice(collectors).look()
+
+
+async def _simulate(seed: int) -> int:
+    rng = random.Random(seed)
+    store = Archive()
+    nodes = [Node(store, random.Random(rng.random())) for _ in range(2)]
+    for node in nodes:
+        await node.start()
+    table = Table(store, random.Random(rng.random()))
+    sleepers = [Sleeper(store, random.Random(rng.random())) for _ in range(2)]
+    collectors = [
+        ShardCollector(
+            ShardLog(store, CLUSTER, 0, now_ns), table.tabled, rng.choice([1.0, 60.0]),
+            wall_clock=now_ns, boot_clock=now_ns, grace_s=GRACE_S,
+        )
+        for _ in range(2)
+    ]  # fmt: skip
+    work = [table.run(), *(sleeper.run() for sleeper in sleepers), _collect(collectors, rng), _pause(nodes, rng)]
+    tasks = [asyncio.create_task(each) for each in work]
+    edges: list[Edge] = []
+    for generation in range(GENERATIONS):
+        lanes = [Lane("default", f"edge-{generation}-{i}", i, "t") for i in range(2)]
+        new = [Edge(lane, 60, random.Random(rng.random())) for lane in lanes]
+        await asyncio.gather(*(edge.drain(nodes) for edge in new))
+        edges += new
+        await asyncio.sleep(rng.uniform(0.0, 4 * GRACE_S))
+    for task in tasks:
+        task.cancel()
+    for outcome in await asyncio.gather(*tasks, return_exceptions=True):
+        assert isinstance(outcome, asyncio.CancelledError), outcome
+    for node in nodes:
+        node.store.running.set()
+    await asyncio.sleep(60.0)
+    await _check(store, nodes, edges, table, sleepers)
+    return sum(collector.deleted for collector in collectors)
+
+
+async def _check(store: Archive, nodes: list[Node], edges: list[Edge], table: Table, sleepers: list[Sleeper]) -> None:
+    await asyncio.sleep(300.0)
+    truth = await ShardLog(store, CLUSTER, 0, now_ns).load()
+
+    state, records = check_log(store.log())
+    assert truth.encode() == state.encode(), "what is left makes the same state as the whole history"
+    for edge in edges:
+        held = state.lanes[edge.lane]
+        assert not [r for first, end in edge.acked for r in held.ranges.missing(first, end)]
+    for sleeper in sleepers:
+        await sleeper.look()
+        await sleeper.look()
+        assert sleeper.state.encode() == state.encode(), "a reader that slept is at the head again"
+    async for index in table.log.indexes(table.next_n):
+        table.take(index)
+    assert table.rows == Counter((lane, seq) for lane, seqs in records.items() for seq in seqs)
+    for node in nodes:
+        await node.kill()
+
+
+def simulate_collection(seed: int) -> int:
+    """One history, in virtual time. Returns the number of chunks deleted.
+
+    Raises:
+        AssertionError: a promise was broken; a note says for which seed.
+    """
+    try:
+        return virtual_time.run(_simulate(seed))
+    except BaseException as error:
+        error.add_note(f"seed {seed}")
+        raise
