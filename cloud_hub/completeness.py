@@ -17,8 +17,9 @@ from weft.protocols.lane_state import LaneState, RetiredBy
 from weft.protocols.segment import GapReason
 from weft.protocols.shard_state import earliest
 
-SILENT_NS = 120 * 10**9
-"""Age of a lane's newest mark from which on the lane counts as silent: twelve times the interval of a quiet one."""
+SILENT_NS = 240 * 10**9
+"""Age of a lane's newest mark from which on the lane counts as silent: an idle edge tells its mark every minute, and an
+idle shard stores it a minute later, so this is twice what is usual."""
 HELD_BACK_MAX = 100
 """Maximum number of reasons in one answer; those that hold the moment back the most come first."""
 ABSENT_MAX = 3

@@ -18,9 +18,11 @@ class SequencerSettings:
     """Pending bytes at which a chunk is written. A single longer batch still goes into one chunk."""
     pending_bytes_max: int = 64 * MiB
     """Uncommitted bytes above which the shard makes its links wait."""
-    mark_interval_s: float = 10.0
-    """Interval of chunks for marks alone, while there is no data for marks to travel with. In a bucket each costs a
-    PUT."""
+    mark_interval_s: float = 60.0
+    """Interval of chunks for marks of idle lanes, while there is no data for marks to travel with. In a bucket each
+    costs a PUT."""
+    trailing_mark_s: float = 10.0
+    """The same for a mark that says something of records, or the first of a lane; never longer than the interval."""
     follow_interval_s: float = 2.0
     """Interval at which an idle shard looks for chunks of other nodes."""
     retry_min_s: float = 0.05

@@ -312,3 +312,30 @@ class HubLimits(Section, frozen=True, kw_only=True):
             description="Maximum size of a response of the reading API; readers ask for the rest in further requests.",
         ),
     ] = field(default=8 * MiB, name="response")
+    lanes_per_edge: Annotated[
+        Count,
+        Meta(
+            le=1_000_000,
+            description="Maximum number of lanes of one edge that the hub keeps: one per stream and log of the edge. "
+            "Above it, the hub refuses further streams of that edge.",
+        ),
+    ] = 1024
+    lanes_per_tenant: Annotated[
+        Count,
+        Meta(
+            le=10_000_000,
+            description="Maximum number of lanes of one tenant in one shard.",
+        ),
+    ] = 50_000
+    lanes: Annotated[
+        Count,
+        Meta(
+            le=10_000_000,
+            description="Maximum number of lanes in one shard. Each takes about 2 kB of memory in every process that "
+            "has the shard.",
+        ),
+    ] = 100_000
+    edge_topics_bytes: Annotated[
+        Size,
+        Meta(ge=1 << 10, description="Maximum size of the topic patterns of all streams of one edge together."),
+    ] = field(default=256 << 10, name="edge_topics")

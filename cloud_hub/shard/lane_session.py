@@ -100,6 +100,7 @@ class LaneSession:
         "refuse",
         "registered",
         "topics",
+        "trails",
     )  # fmt: skip
 
     def __init__(
@@ -127,6 +128,8 @@ class LaneSession:
         self.refuse = refuse
         self.items: deque[PendingItem] = deque()
         self.mark: Mark | None = None
+        self.trails = False
+        """True when the mark says something of records, or is the lane's first: it waits less long."""
         self.known = RangeSet()
         """Ranges that the shard held when the session began, or that were handed over since: counts the holes that the
         sender leaves."""
@@ -186,7 +189,7 @@ class LaneSession:
             return 0
         newest = held.newest_mark
         if self.mark is not None and newest is not None and newest.time >= self.mark.time:
-            self.mark = None
+            self.mark, self.trails = None, False
         freed = self._settle_run(held)
         if freed:
             return freed

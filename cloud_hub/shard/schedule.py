@@ -29,23 +29,24 @@ class CommitSchedule:
         """Ask for a look at once: a reader waits for it."""
         self._look_now = True
 
-    def commit_at(self, pending_bytes: int, *, urgent: bool, pending: bool) -> float:
+    def commit_at(self, pending_bytes: int, *, urgent: bool, pending: bool, trailing: bool = False) -> float:
         """Return the time at which a commit is due; infinity while nothing is pending.
 
         Args:
             urgent: more than marks is pending.
             pending: anything is pending.
+            trailing: a mark is pending that says something of records, or the first of its lane.
         """
         if pending_bytes >= self._settings.chunk_bytes_max:
             return float("-inf")
         if urgent:
             # From the last commit, not from the first batch: after a longer silence a batch does not wait.
             return self._last_commit + self._settings.commit_interval_s
-        return self._marks_at if pending else float("inf")
+        return self._marks_at(trailing) if pending else float("inf")
 
-    def marks_are_due(self, now: float) -> bool:
-        """Return whether marks alone are reason enough for a chunk."""
-        return self._marks_at <= now
+    def marks_are_due(self, now: float, *, trailing: bool = False) -> bool:
+        """Return whether marks alone are reason enough for a chunk; ``trailing`` as in ``commit_at``."""
+        return self._marks_at(trailing) <= now
 
     def records_came(self, now: float) -> None:
         """Note that records wait for a commit."""
@@ -76,6 +77,6 @@ class CommitSchedule:
         if records_left and self._waiting_since is None:
             self._waiting_since = since
 
-    @property
-    def _marks_at(self) -> float:
-        return self._last_chunk + self._settings.mark_interval_s
+    def _marks_at(self, trailing: bool) -> float:
+        interval_s = self._settings.mark_interval_s
+        return self._last_chunk + (min(interval_s, self._settings.trailing_mark_s) if trailing else interval_s)

@@ -209,7 +209,7 @@ class Sequencer:
         self.sessions.clock(session, clock)
 
     def put_mark(self, session: LaneSession, mark: Mark) -> None:
-        """Take a mark; it is committed with the shard's next data, or alone every ``mark_interval_s``."""
+        """Take a mark; it is committed with the shard's next data, or alone after ``mark_interval_s`` at the latest."""
         held = self._state.lanes.get(session.lane)
         self.sessions.mark(session, mark, held.newest_mark if held is not None else None)
 
@@ -256,8 +256,9 @@ class Sequencer:
         """Wait until a commit is due (True), or a look at the chunks of other nodes (False)."""
         while True:
             sessions, look_at = self.sessions, self._schedule.look_at
+            urgent, pending, trailing = sessions.urgent, sessions.pending, sessions.trailing
             commit_at = self._schedule.commit_at(
-                sessions.pending_bytes, urgent=sessions.urgent, pending=sessions.pending
+                sessions.pending_bytes, urgent=urgent, pending=pending, trailing=trailing
             )
             wait = min(commit_at, look_at) - self._now()
             if wait <= 0:
@@ -310,7 +311,7 @@ class Sequencer:
         builder = ChunkBuilder(self._state, self._settings.chunk_bytes_max, self._level(), self._ended)
         for session in self.sessions:
             builder.add(session)
-        marks_due = self._schedule.marks_are_due(self._now())
+        marks_due = self._schedule.marks_are_due(self._now(), trailing=self.sessions.trailing)
         return builder.finish(self._wall_clock(), self._random_bits(64), marks_due)
 
     async def _place(self, draft: Draft) -> bool:

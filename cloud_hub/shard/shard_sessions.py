@@ -52,6 +52,11 @@ class ShardSessions:
         return any(session.urgent for session in self._active)
 
     @property
+    def trailing(self) -> bool:
+        """Return whether a mark is pending that says something of records, or the first of its lane."""
+        return any(session.trails for session in self._active)
+
+    @property
     def pending(self) -> bool:
         """Return whether anything is pending."""
         return bool(self._active)
@@ -92,6 +97,7 @@ class ShardSessions:
         if session.registered:
             self._compare(session, mark, newest)
             session.mark = mark
+            session.trails = newest is None or mark.seq > newest.seq
             self._touch(session)
 
     def clock(self, session: LaneSession, clock: ClockUpdate) -> None:

@@ -10,6 +10,7 @@ import pytest
 from weft.cloud_hub.processes import addresses, check_processes, process_count
 from weft.commands.common import load_hub
 from weft.commands.hub import settings_of
+from weft.config.limits import HubLimits
 from weft.config.models import HubConfig
 
 YAML = """\
@@ -19,7 +20,8 @@ shards: 32
 processes: 2
 advertise: ["https://a.example", "https://b.example"]
 commit_interval: 125ms
-mark_interval: 1m
+mark_interval: 2m
+retain_log: 2d
 retired_after: 20d
 dropped_after: 5d
 chunk_bytes_max: 2MiB
@@ -28,7 +30,8 @@ peers: true
 tokens_file: {store}/tokens
 streams: {{telemetry: {{expected_edges: ["press-*", welder-1]}}, acme/alarms: {{}}}}
 anonymous: allowed_beyond_loopback
-limits: {{links: 5, window: 1MiB, batch: 3MiB, pending: 9MiB, response: 1MiB}}
+limits: {{links: 5, window: 1MiB, batch: 3MiB, pending: 9MiB, response: 1MiB, lanes_per_edge: 7,
+  lanes_per_tenant: 70, lanes: 700, edge_topics: 70KiB}}
 """
 
 
@@ -45,11 +48,19 @@ def test_every_setting_of_the_yaml_reaches_the_hub(tmp_path: Path) -> None:
     assert settings.advertise == ("https://a.example", "https://b.example")
     assert (settings.host, settings.port, settings.store, settings.shards) == ("127.0.0.1", 7000, str(tmp_path), 32)
     assert (settings.tokens_file, settings.open_to_network) == (f"{tmp_path}/tokens", True)
-    assert (settings.sequencer.commit_interval_s, settings.sequencer.mark_interval_s) == (0.125, 60.0)
+    assert (settings.sequencer.commit_interval_s, settings.sequencer.mark_interval_s) == (0.125, 120.0)
     assert (settings.sequencer.chunk_bytes_max, settings.sequencer.pending_bytes_max) == (2 << 20, 9 << 20)
     assert (settings.links_max, settings.link_window_bytes, settings.batch_bytes_max) == (5, 1 << 20, 3 << 20)
+    bounds = settings.sequencer
+    assert (bounds.lanes_per_edge_max, bounds.lanes_per_tenant_max, bounds.lanes_max) == (7, 70, 700)
+    assert bounds.topic_bytes_per_edge_max == 70 << 10
+    untouched = [
+        name for name in HubLimits.__struct_fields__ if getattr(config.limits, name) == getattr(HubLimits(), name)
+    ]
+    assert untouched == [], "give it a value of its own above, and look for it here"
     assert settings.expected_edges == {("default", "telemetry"): ("press-*", "welder-1"), ("acme", "alarms"): ()}
     assert settings.peers is True
+    assert settings.retain_log_s == 2 * 86_400.0
     assert (settings.retired_after_s, settings.dropped_after_s) == (20 * 86_400.0, 5 * 86_400.0)
     assert (settings.response_bytes_max, settings.table_interval_s) == (1 << 20, 3.0)
 
@@ -86,4 +97,4 @@ def test_what_keeps_several_processes_from_running_is_told() -> None:
 
 
 def test_an_idle_bucket_is_cheap_by_default() -> None:
-    assert settings_of(HubConfig(store="s3://bucket")).sequencer.mark_interval_s == 10.0
+    assert settings_of(HubConfig(store="s3://bucket")).sequencer.mark_interval_s == 60.0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 
@@ -41,6 +42,16 @@ def test_marks_alone_wait_for_their_interval_since_the_last_chunk(schedule: Comm
     assert schedule.commit_at(0, urgent=False, pending=True) == 110
     assert not schedule.marks_are_due(109.9)
     assert schedule.marks_are_due(110)
+
+
+def test_a_mark_that_follows_records_waits_less_long_than_those_of_idle_lanes() -> None:
+    for interval_s, trailing_at in ((60, 110), (5, 105)):
+        schedule = CommitSchedule(replace(SETTINGS, mark_interval_s=interval_s))
+        schedule.wrote_chunk(100)
+        assert schedule.commit_at(0, urgent=False, pending=True) == 100 + interval_s
+        assert schedule.commit_at(0, urgent=False, pending=True, trailing=True) == trailing_at
+        assert schedule.marks_are_due(trailing_at, trailing=True)
+        assert not schedule.marks_are_due(trailing_at - 0.1, trailing=True)
 
 
 def test_nothing_is_due_while_nothing_is_pending(schedule: CommitSchedule) -> None:

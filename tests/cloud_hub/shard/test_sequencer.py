@@ -338,6 +338,23 @@ def test_marks_travel_with_data_and_alone_seldom() -> None:
     play(story, mark_interval_s=2.0)
 
 
+def test_the_mark_behind_the_last_records_is_stored_soon_and_those_of_an_idle_lane_seldom() -> None:
+    async def story(sequencer: Sequencer, _: FaultyStore) -> None:
+        session = await opened(sequencer)
+        await session.send(0, 3)
+        await session.until_acked(0, 3)
+        sequencer.put_mark(session.lane_session, Mark(100, 3))
+        await asyncio.sleep(11)
+        assert sequencer.state.lanes[LANE].complete_up_to == 100
+        sequencer.put_mark(session.lane_session, Mark(200, 3))
+        await asyncio.sleep(45)
+        assert sequencer.state.lanes[LANE].complete_up_to == 100
+        await asyncio.sleep(20)
+        assert sequencer.state.lanes[LANE].complete_up_to == 200
+
+    play(story, mark_interval_s=60.0)
+
+
 ABSENT = int(GapReason.ABSENT)
 
 
