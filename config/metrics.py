@@ -230,6 +230,12 @@ EDGE_METRICS = (
         "weft_edge_stream_durable_end", "gauge", "Sequence number after the stream's last record on disk.", ("stream",)
     ),
     Metric("weft_edge_link_connected", "gauge", "1 while the link to the hub is open.", ("link",)),
+    Metric(
+        "weft_edge_link_alarm",
+        "gauge",
+        "1 while the hub lacks records that it had acknowledged, until an operator acknowledges that.",
+        ("link",),
+    ),
     Metric("weft_edge_link_pending_records", "gauge", "Records that the hub has not yet acknowledged.", ("link",)),
     Metric(
         "weft_edge_link_pending_seconds",

@@ -106,7 +106,7 @@ class EdgeNode:
             self.log.settled()
             stack.push_async_callback(links.close)
             self._imports.start()
-            control = Control(self.config.data_dir, self.log)
+            control = Control(self.config.data_dir, self.log, acknowledge=links.acknowledge_alarms)
             await control.start()
             stack.push_async_callback(control.close)
             self._closing = stack.pop_all()

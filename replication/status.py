@@ -44,6 +44,9 @@ class LinkStatus:
     last_error: str = ""
     """Last error, with what to do; kept after the link is up again, until the next error."""
     last_error_time: int | None = None
+    alarm: str = ""
+    """Records that the hub has lost after it acknowledged them, with what to do; empty when there are none, or once an
+    operator has acknowledged that."""
     pending_records: int = 0
     """Records held by the log and not known to be durable at the hub."""
     pending_seconds: float = 0.0

@@ -20,6 +20,7 @@ _COMMANDS = {
     "edge": "weft.commands.edge",
     "hub": "weft.commands.hub",
     "config": "weft.commands.config",
+    "link": "weft.commands.link",
     "log": "weft.commands.log",
     "token": "weft.commands.token",
     "user": "weft.commands.user",

@@ -16,6 +16,7 @@ from weft.protocols.ranges import SEQ_END, RangeSet
 SOCKET_NAME = "control.sock"
 """Name of the socket in the node's data_dir."""
 DROP_PATH = "/drop"
+ACKNOWLEDGE_PATH = "/acknowledge"
 REPLY_S_MAX = 20.0
 """Longest time in which the node answers, also while its disk takes nothing."""
 _WAIT_S_MAX = REPLY_S_MAX + 10
@@ -35,6 +36,13 @@ class DropReply(msgspec.Struct, frozen=True):
     """The dropped ranges, or the reason why nothing was dropped (``error``)."""
 
     ranges: list[tuple[int, int]] = []
+    error: str = ""
+
+
+class AcknowledgeReply(msgspec.Struct, frozen=True):
+    """The alarms that are ended, or the reason why none is (``error``)."""
+
+    ended: list[str] = []
     error: str = ""
 
 
@@ -68,6 +76,22 @@ def ask_drop(directory: str, request: DropRequest) -> RangeSet:
         or f"the node that runs on {directory} is of another release and answered {status}. Use the release of "
         "Weft that it runs, or stop the node first"
     )
+
+
+def ask_acknowledge(directory: str) -> list[str]:
+    """Have the node that runs on ``directory`` end the alarms of its links; return them. Blocks until it has answered.
+
+    Raises:
+        ControlFailed: the node ended none.
+    """
+    status, body = _post(directory, ACKNOWLEDGE_PATH, b"{}")
+    try:
+        reply = msgspec.json.decode(body, type=AcknowledgeReply)
+        if status == http.HTTPStatus.OK:
+            return reply.ended
+    except msgspec.MsgspecError:
+        reply = AcknowledgeReply()
+    raise ControlFailed(reply.error or f"the node that runs on {directory} is of another release and answered {status}")
 
 
 class _Connection(http.client.HTTPConnection):

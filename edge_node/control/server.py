@@ -1,6 +1,7 @@
 """The node's control socket, ``<data_dir>/control.sock``: orders of an operator to a running node.
 
-Only ``POST /drop``: drop a backlog (``weft log drop``). A user who may write the data_dir may do that to a stopped
+``POST /drop``: drop a backlog (``weft log drop``). ``POST /acknowledge``: end the alarms of links (``weft link
+acknowledge``). A user who may write the data_dir may do that to a stopped
 node, so the socket is for the node's user and root alone, and nothing of it is on the network.
 """
 
@@ -13,11 +14,20 @@ import os
 import socket
 import stat
 import struct
+from collections.abc import Callable
 
 import msgspec
 from aiohttp import web
 
-from weft.edge_node.control.client import DROP_PATH, REPLY_S_MAX, DropReply, DropRequest, socket_path
+from weft.edge_node.control.client import (
+    ACKNOWLEDGE_PATH,
+    DROP_PATH,
+    REPLY_S_MAX,
+    AcknowledgeReply,
+    DropReply,
+    DropRequest,
+    socket_path,
+)
 from weft.edge_node.streams import SESSION_STREAMS
 from weft.protocols.lane import format_log_id
 from weft.protocols.ranges import RangeSet
@@ -43,8 +53,20 @@ class OrderRefused(Exception):
 class Control:
     """A server of orders for one log; ``start`` listens, ``close`` ends. Belongs to the event loop's thread."""
 
-    def __init__(self, directory: str, log: SegmentLog, *, reply_s_max: float = REPLY_S_MAX) -> None:
-        """Serve the log in ``directory``, which this process has locked."""
+    def __init__(
+        self,
+        directory: str,
+        log: SegmentLog,
+        *,
+        reply_s_max: float = REPLY_S_MAX,
+        acknowledge: Callable[[], list[str]] = list,
+    ) -> None:
+        """Serve the log in ``directory``, which this process has locked.
+
+        Args:
+            acknowledge: ends the alarms of links, and returns them.
+        """
+        self._acknowledge_alarms = acknowledge
         self._path = socket_path(directory)
         self._log = log
         self._reply_s_max = reply_s_max
@@ -65,6 +87,7 @@ class Control:
             return
         app = web.Application(client_max_size=REQUEST_BYTES_MAX)
         app.router.add_post(DROP_PATH, self._drop)
+        app.router.add_post(ACKNOWLEDGE_PATH, self._acknowledge)
         self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=SHUTDOWN_TIMEOUT_S)
         await self._runner.setup()
         assert self._runner.server is not None
@@ -90,6 +113,16 @@ class Control:
             return _reply(200, DropReply([*ranges]))
         except OrderRefused as error:
             return _reply(error.status, DropReply(error=str(error)))
+
+    async def _acknowledge(self, request: web.Request) -> web.Response:
+        try:
+            _check_peer(request)
+        except OrderRefused as error:
+            return _answer(error.status, AcknowledgeReply(error=str(error)))
+        ended = self._acknowledge_alarms()
+        for sentence in ended:
+            logger.warning("an operator has acknowledged: %s", sentence)
+        return _answer(200, AcknowledgeReply(ended))
 
     async def _drop_backlog(self, order: DropRequest) -> RangeSet:
         log = self._log
@@ -177,6 +210,10 @@ def _decode(body: bytes) -> DropRequest:
         return msgspec.json.decode(body, type=DropRequest)
     except msgspec.MsgspecError as error:
         raise OrderRefused(400, f"expected log_id, stream and below: {error}") from None
+
+
+def _answer(status: int, reply: AcknowledgeReply) -> web.Response:
+    return web.Response(status=status, body=msgspec.json.encode(reply), content_type="application/json")
 
 
 def _reply(status: int, reply: DropReply) -> web.Response:

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from weft.config.models import EdgeConfig
 from weft.config.streams import Link
 from weft.edge_node.check import carried_streams
-from weft.edge_node.links import conflicts
+from weft.edge_node.links import acknowledged_file, conflicts
 from weft.edge_node.links.boot_clocks import BootClocks
 from weft.edge_node.links.conflicts import Conflicts
 from weft.edge_node.links.hub_high_watermarks import HubHighWatermarks
@@ -72,6 +72,8 @@ class Links:
             for name, link in config.links.items()
         }
         self._watermarks = self._high_watermarks()
+        path = os.path.join(config.data_dir, "links", acknowledged_file.FILE)
+        self._acknowledged = acknowledged_file.AcknowledgedFile(self._filesystem, path, log.log_id)
         self.statuses = [LinkStatus(name) for name in config.links]
         """Status of each link, updated while it runs."""
         parties = {
@@ -86,11 +88,19 @@ class Links:
 
     def start(self) -> None:
         """Start every link; links connect, and reconnect after trouble, by themselves."""
+        self._tasks.append(asyncio.create_task(self._acknowledged.keep()))
         for status in self.statuses:
             streams = {stream: self._offered(stream) for stream in self._carried[status.name]}
             released = functools.partial(self._ledger.released, Party("link", status.name))
             source = SegmentLogSource(self._log, streams, released, self._wall_clock, self._watermarks, self.clocks)
             self._tasks.append(asyncio.create_task(self._run(status, source)))
+
+    def acknowledge_alarms(self) -> list[str]:
+        """End the alarms of hubs that have lost records, by an operator's word; return them."""
+        ended = self._acknowledged.acknowledged.acknowledge()
+        for status in self.statuses:
+            status.alarm = ""
+        return ended
 
     async def close(self) -> None:
         """Stop every link. Records that hubs have not acknowledged stay in the log."""
@@ -99,6 +109,7 @@ class Links:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         self._tasks.clear()
         await asyncio.to_thread(self._watermarks.close)
+        await self._acknowledged.save()
 
     def _offered(self, stream: str) -> OfferedStream:
         settings = self._config.streams[stream]
@@ -162,6 +173,7 @@ class Links:
                 await run_link(
                     source, self._identity, settings, self._epochs, status,
                     tls=self._tls, rng=self._rng, wall_clock=self._wall_clock, clocks=self.clocks,
+                    acknowledged=self._acknowledged.acknowledged,
                 )  # fmt: skip
             except Exception as error:
                 # run_link deals with what networks, hubs and disks do; this is a fault of ours, and no reason to stop.

@@ -179,6 +179,7 @@ def _link(link: LinkStatus) -> dict[str, Any]:
         "url": link.url,
         "cluster_id": link.cluster_id,
         "connected_since": _seconds(link.connected_since),
+        "alarm": link.alarm,
         "pending_records": link.pending_records,
         "pending_seconds": link.pending_seconds,
         "unacked_bytes": link.unacked_bytes,

@@ -36,6 +36,7 @@ def samples(status: NodeStatus) -> Iterator[AnySample]:
             yield Sample("weft_edge_stream_lost_records", lost, (name, reason_name(reason)))
     for link in status.links:
         yield Sample("weft_edge_link_connected", link.state is LinkState.CONNECTED, (link.name,))
+        yield Sample("weft_edge_link_alarm", bool(link.alarm), (link.name,))
         yield Sample("weft_edge_link_pending_records", link.pending_records, (link.name,))
         yield Sample("weft_edge_link_pending_seconds", link.pending_seconds, (link.name,))
         yield Sample("weft_edge_link_sent_bytes_total", link.bytes_sent, (link.name,))

@@ -15,6 +15,7 @@ import aiohttp
 from weft.protocols.link import RefuseCode
 from weft.replication.liveness import SECOND
 from weft.replication.runner import connect_errors
+from weft.replication.runner.acknowledged import Acknowledged
 from weft.replication.runner.connection import Outcome, SenderConnection
 from weft.replication.runner.link_log import LinkLog
 from weft.replication.runner.progress import Progress
@@ -60,6 +61,7 @@ async def run_link(
     clock: Callable[[], int] = time.monotonic_ns,
     wall_clock: Callable[[], int] = time.time_ns,
     clocks: ClockSource | None = None,
+    acknowledged: Acknowledged | None = None,
 ) -> None:
     """Replicate ``source`` to a hub until cancelled. Never raises for errors of the network, the hub or the log.
 
@@ -68,11 +70,12 @@ async def run_link(
         tls: for ``https`` URLs; without it the system's certificate authorities are trusted.
         rng: for the jitter.
         clocks: the clocks of the boots that wrote the log; None when they were right.
+        acknowledged: what hubs have acknowledged before; None when that is unknown.
     """
     rng = rng or random.Random()
     backoff, redirects = Backoff(settings, rng), Redirects(rng)
     target: Target | None = None
-    progress = Progress(source, status, wall_clock)
+    progress = Progress(source, status, wall_clock, acknowledged or Acknowledged())
     link_log = LinkLog(status.name, clock() / SECOND)
     attempt = 0
     timeout = aiohttp.ClientTimeout(total=None, connect=settings.connect_timeout_s)

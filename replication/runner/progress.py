@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from typing import NamedTuple
 
 from weft.protocols.batch import decode_header
 from weft.protocols.errors import CodecError
 from weft.protocols.ranges import RangeSet
+from weft.protocols.segment import GapReason
 from weft.replication.liveness import SECOND
+from weft.replication.runner.acknowledged import Acknowledged
 from weft.replication.sender import Sender
 from weft.replication.source import LogSource
 from weft.replication.status import LinkStatus
@@ -17,47 +18,32 @@ from weft.replication.status import LinkStatus
 log = logging.getLogger(__name__)
 
 
-class _Known(NamedTuple):
-    """Knowledge of a lane at a hub. The sets are the sender's own and grow with it."""
-
-    cluster_id: str
-    safe: RangeSet
-    told: RangeSet
-
-
 class Progress:
     """The figures of a ``LinkStatus``. It remembers the hub's ranges while there is no connection."""
 
-    def __init__(self, source: LogSource, status: LinkStatus, wall_clock: Callable[[], int]) -> None:
+    def __init__(
+        self, source: LogSource, status: LinkStatus, wall_clock: Callable[[], int], acknowledged: Acknowledged
+    ) -> None:
         self.status = status
         self._source = source
         self._wall_clock = wall_clock
-        self._known: dict[int, _Known] = {}
+        self._acknowledged = acknowledged
+        status.alarm = acknowledged.alarm(status.cluster_id)
+        self._known: dict[int, tuple[RangeSet, RangeSet]] = {}
         self._oldest: dict[int, tuple[int, int]] = {}
         """Oldest pending record of each lane as (seq, time), so that waiting reads each only once."""
 
     def taken(self, sender: Sender, lane: int) -> None:
         """Use the hub's ranges of a lane as ``sender`` knows them from now on, also after its connection has ended."""
-        known, now = self._known.get(lane), _Known(sender.cluster_id, *sender.known(lane))
-        if known is not None and known.cluster_id == now.cluster_id:
-            self._compare(known, now.safe)
-        self._known[lane] = now
-
-    def _compare(self, known: _Known, holds: RangeSet) -> None:
-        """Raise the alarm when a hub holds less than it has acknowledged: only a store that went back does."""
-        acknowledged = known.safe.copy()
-        for first, end in known.told:
-            acknowledged.remove(first, end)
-        lost = [part for run in acknowledged for part in holds.missing(*run)]
-        if lost:
-            count = sum(end - first for first, end in lost)
-            reason = (
-                f"hub {known.cluster_id} has lost {count} records that it had acknowledged, from seq {lost[0][0]} on. "
-                "Its store was restored to an earlier state. This node sends again what it still has; look for the "
-                "rest at other hubs, and in the tables"
-            )
+        self._known[lane] = safe, told = sender.known(lane)
+        stream = next(offered.stream for offered in self._source.lanes() if offered.lane == lane)
+        gaps = self._source.states([lane])[lane].gaps
+        noticed = [(gap.first, gap.end) for gap in gaps if gap.reason != GapReason.ABSENT]
+        reason = self._acknowledged.opened(sender.cluster_id, stream, safe, told, noticed)
+        if reason:
             log.error("link %s: %s", self.status.name, reason)
             self.failed(reason)
+            self.status.alarm = self._acknowledged.alarm(sender.cluster_id)
 
     def failed(self, reason: str) -> None:
         """Note an error; ``reason`` is for people."""
@@ -69,7 +55,7 @@ class Progress:
         pending = {}
         total = 0
         for lane, state in self._source.states([lane.lane for lane in self._source.lanes()]).items():
-            safe = self._known[lane].safe if lane in self._known else RangeSet()
+            safe = self._known[lane][0] if lane in self._known else RangeSet()
             parts = [part for run in state.held for part in safe.missing(*run)]
             if parts:
                 pending[lane] = parts[0][0]
@@ -78,6 +64,7 @@ class Progress:
         if pending and oldest is None:
             oldest = await self._oldest_time(pending)
         wall = self._wall_clock()
+        self.status.alarm = self._acknowledged.alarm(self.status.cluster_id)
         self.status.pending_records = total
         self.status.pending_seconds = max(0.0, (wall - oldest) / SECOND) if pending and oldest is not None else 0.0
         self.status.unacked_bytes = sender.unacked_bytes if sender is not None else 0

@@ -47,7 +47,7 @@ def show_running(facts: dict[str, Any], now: float) -> None:
             link["pending_records"],
             approximate_duration(link["pending_seconds"]),
             f"in {approximate_duration(max(link['next_try'] - now, 0))}" if link["next_try"] else "",
-            "" if link["state"] == "connected" else link["last_error"],
+            link.get("alarm") or ("" if link["state"] == "connected" else link["last_error"]),
         )
         for name, link in facts["links"].items()
     ]

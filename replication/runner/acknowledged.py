@@ -1,0 +1,124 @@
+"""Records that hubs have acknowledged, and the alarm when one of them has less than that.
+
+Only a store that was restored to an earlier state, or that lost objects, has less. The edge may have let go of these
+records on the hub's word, so nothing sends them again by itself: an operator has to hear of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import NamedTuple
+
+from weft.protocols.ranges import Range, RangeSet
+
+HubStream = tuple[str, str]
+"""(cluster id, stream)."""
+
+
+class Lost(NamedTuple):
+    """Records of one stream that a hub acknowledged and no longer has."""
+
+    missing: RangeSet
+    named: RangeSet
+    """The part that this node does not have either, and said so: the hub holding a notice is not holding a record."""
+
+
+class _Connection(NamedTuple):
+    """Knowledge of a stream on the newest connection. The sets are the sender's own and grow with it."""
+
+    safe: RangeSet
+    told: RangeSet
+
+
+class Acknowledged:
+    """The acknowledged records of one log by hub and stream, for all its links. Event loop's thread.
+
+    Args:
+        ranges: what hubs had acknowledged before, and ``lost`` what they no longer had.
+    """
+
+    def __init__(
+        self, ranges: Mapping[HubStream, RangeSet] | None = None, lost: Mapping[HubStream, Lost] | None = None
+    ) -> None:
+        self._ranges = dict(ranges or {})
+        self._lost = dict(lost or {})
+        self._newest: dict[HubStream, _Connection] = {}
+
+    def opened(self, hub: str, stream: str, safe: RangeSet, told: RangeSet, noticed: Iterable[Range]) -> str:
+        """Note that a hub took a lane, and return a sentence when it has lost records of it, else an empty text.
+
+        Args:
+            safe: what the hub holds, and will hold on this connection.
+            told: the numbers that this connection told it as gaps; likewise.
+            noticed: numbers of which the log has notices: no hub needs to have their records.
+        """
+        key = hub, stream
+        self._settle(key)
+        expected = self._ranges.setdefault(key, RangeSet())
+        _remove(expected, noticed)
+        gone = RangeSet(part for run in expected for part in safe.missing(*run))
+        self._newest[key] = _Connection(safe, told)
+        if not gone:
+            return ""
+        _remove(expected, gone)
+        before = self._lost.get(key, Lost(RangeSet(), RangeSet()))
+        before.missing.update(gone)
+        self._lost[key] = before
+        return _sentence(key, gone)
+
+    def _settle(self, key: HubStream) -> None:
+        """Take over what the newest connection has brought."""
+        newest = self._newest.get(key)
+        if newest is None:
+            return
+        records = newest.safe.copy()
+        _remove(records, newest.told)
+        self._ranges[key].update(records)
+        lost = self._lost.get(key)
+        if lost is not None:
+            lost.named.update(part for run in lost.missing for part in _common(newest.told, run))
+            _remove(records, lost.named)
+            _remove(lost.missing, records)
+            if not lost.missing:
+                del self._lost[key]
+
+    def state(self) -> tuple[dict[HubStream, RangeSet], dict[HubStream, Lost]]:
+        """Return what is acknowledged and what is lost, for keeping it. Do not change them."""
+        for key in self._newest:
+            self._settle(key)
+        return self._ranges, self._lost
+
+    def alarm(self, hub: str) -> str:
+        """Return what a hub has lost, with what to do; empty when nothing. An empty ``hub`` stands for all."""
+        _, lost = self.state()
+        return "; ".join(_sentence(key, found.missing) for key, found in lost.items() if hub in ("", key[0]))
+
+    def acknowledge(self) -> list[str]:
+        """End all alarms by an operator's word; return their sentences."""
+        _, lost = self.state()
+        ended = [_sentence(key, found.missing) for key, found in lost.items()]
+        self._lost.clear()
+        return ended
+
+
+def _sentence(key: HubStream, missing: RangeSet) -> str:
+    hub, stream = key
+    first = next(iter(missing))[0]
+    return (
+        f"hub {hub} has lost {missing.count()} records that it had acknowledged, from seq {first} on, of stream "
+        f"{stream}. Its store was restored to an earlier state, or lost objects. This node sends again what it still "
+        "has; look for the rest at other hubs, and in the tables. `weft link acknowledge` ends this alarm"
+    )
+
+
+def _remove(ranges: RangeSet, others: Iterable[Range]) -> None:
+    for first, end in list(others):
+        ranges.remove(first, end)
+
+
+def _common(ranges: RangeSet, run: Range) -> Iterable[Range]:
+    at = run[0]
+    for first, end in [*ranges.missing(*run), (run[1], run[1])]:
+        if at < first:
+            yield at, first
+        at = end
