@@ -67,7 +67,7 @@ async def test_an_alarm_stands_across_restarts_until_an_operator_acknowledges_it
     await file.save()
     file = file_of(tmp_path)
     assert file.acknowledged.opened("hub", "telemetry", RangeSet([(0, 75)]), RangeSet(), [(70, 75)]) == ""
-    assert "has lost 10 records" in file.acknowledged.alarm("")
+    assert "has lost 15 records" in file.acknowledged.alarm("")
     assert len(file.acknowledged.acknowledge()) == 1
     await file.save()
     assert file_of(tmp_path).acknowledged.alarm("") == ""
