@@ -76,6 +76,10 @@ class HubSettings:
     links_max: int = 1024
     link_window_bytes: int = 8 * MiB
     """Maximum number of bytes that one edge may send ahead of acknowledgements."""
+    link_ping_interval_s: float = 75.0
+    """Silence of an edge after which the hub asks whether it is there; an edge that pings is not asked."""
+    link_silence_s: float = 150.0
+    """Silence of an edge after which its link counts as lost."""
     batch_bytes_max: int = 16 * MiB
     response_bytes_max: int = 8 * MiB
     """Maximum size of a JSON response, in payload bytes; readers continue from ``next_offset``."""

@@ -156,6 +156,32 @@ class HubConfig(Section, frozen=True, kw_only=True):
             "Marks that come with records cost nothing extra. A mark that follows records waits 10 s at most.",
         ),
     ] = field(default=60.0, name="mark_interval")
+    ping_interval_s: Annotated[
+        Duration,
+        Meta(
+            ge=1,
+            le=3600,
+            description="Silence of an edge after which the hub asks whether it is there. Edges ask more often by "
+            "themselves (`links.<name>.ping_interval`), so that this matters only for one that does not.",
+        ),
+    ] = field(default=75.0, name="ping_interval")
+    silence_s: Annotated[
+        Duration,
+        Meta(
+            ge=2,
+            le=7200,
+            description="Silence of an edge after which the hub takes its link for dead. Longer than `ping_interval`, "
+            "here and at the edges.",
+        ),
+    ] = field(default=150.0, name="silence")
+    unavailable_after_s: Annotated[
+        Duration,
+        Meta(
+            ge=0.1,
+            le=3600,
+            description="Time in trouble with its store after which a shard sends its edges to the hub's other nodes.",
+        ),
+    ] = field(default=5.0, name="unavailable_after")
     chunk_bytes_max: Annotated[
         Size,
         Meta(ge=64 << 10, le=512 * MiB, description="Size at which a chunk is written without waiting any longer."),

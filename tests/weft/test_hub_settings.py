@@ -22,6 +22,9 @@ advertise: ["https://a.example", "https://b.example"]
 commit_interval: 125ms
 mark_interval: 2m
 retain_log: 2d
+ping_interval: 20s
+silence: 50s
+unavailable_after: 3s
 retired_after: 20d
 dropped_after: 5d
 chunk_bytes_max: 2MiB
@@ -49,6 +52,8 @@ def test_every_setting_of_the_yaml_reaches_the_hub(tmp_path: Path) -> None:
     assert (settings.host, settings.port, settings.store, settings.shards) == ("127.0.0.1", 7000, str(tmp_path), 32)
     assert (settings.tokens_file, settings.open_to_network) == (f"{tmp_path}/tokens", True)
     assert (settings.sequencer.commit_interval_s, settings.sequencer.mark_interval_s) == (0.125, 120.0)
+    assert (settings.link_ping_interval_s, settings.link_silence_s) == (20.0, 50.0)
+    assert settings.sequencer.unavailable_after_s == 3.0
     assert (settings.sequencer.chunk_bytes_max, settings.sequencer.pending_bytes_max) == (2 << 20, 9 << 20)
     assert (settings.links_max, settings.link_window_bytes, settings.batch_bytes_max) == (5, 1 << 20, 3 << 20)
     bounds = settings.sequencer
