@@ -11,7 +11,7 @@ from click.testing import CliRunner
 from tests.cloud_hub.live import running_hub
 from tests.edge_node.links.test_links import append, config, open_log, wall_clock
 from tests.support.waiting import until
-from weft.commands.link import command
+from weft.cli import cli
 from weft.config.streams import Link as LinkConfig
 from weft.edge_node.control.client import ask_acknowledge
 from weft.edge_node.control.server import Control
@@ -85,7 +85,7 @@ async def test_an_operator_acknowledges_through_the_control_socket(tmp_path: Pat
     control = Control(str(tmp_path), log, acknowledge=acknowledge)
     await control.start()
     assert await asyncio.to_thread(ask_acknowledge, str(tmp_path)) == ["hub x has lost 3 records"]
-    result = await asyncio.to_thread(CliRunner().invoke, command, ["acknowledge", str(tmp_path)])
+    result = await asyncio.to_thread(CliRunner().invoke, cli, ["link", "acknowledge", str(tmp_path)])
     assert result.output == "ended: hub x has lost 3 records\n"
     assert len(asked) == 2
     await control.close()
