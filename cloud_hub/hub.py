@@ -43,9 +43,7 @@ from weft.config.units import Address, approximate_duration
 from weft.protocols.lane import format_log_id
 from weft.protocols.payloads import PayloadKind
 from weft.protocols.shard_state import RELEASE, FoldRules
-from weft.replication.liveness import SECOND
 from weft.replication.runner import serve_link
-from weft.replication.settings import ReceiverSettings
 from weft.storage.chunk_log import Cluster, ShardLog, open_cluster
 from weft.storage.object_store import ObjectStore, open_store, probe
 
@@ -275,14 +273,10 @@ class Hub:
         )
         self._links[link] = self._wall_clock()
         try:
-            receiver = ReceiverSettings(
-                settings.link_window_bytes, settings.batch_bytes_max,
-                int(settings.link_ping_interval_s * SECOND), int(settings.link_silence_s * SECOND),
-            )  # fmt: skip
             response = await serve_link(
                 request,
                 link,
-                receiver,
+                settings.receiver(),
                 self.cluster.cluster_id.hex(),
                 software=_software(),
                 wall_clock=self._wall_clock,

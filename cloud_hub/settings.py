@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from weft.replication.liveness import SECOND
+from weft.replication.settings import ReceiverSettings
+
 MiB = 1 << 20
 
 
@@ -96,3 +99,8 @@ class HubSettings:
     """Time that chunks are kept at least, before what is in the tables is deleted; None keeps all."""
     table_interval_s: float | None = 10.0
     """Interval at which committed records are written to tables; None leaves that to another node."""
+
+    def receiver(self) -> ReceiverSettings:
+        """Return the settings of the receiving end of a link."""
+        intervals = int(self.link_ping_interval_s * SECOND), int(self.link_silence_s * SECOND)
+        return ReceiverSettings(self.link_window_bytes, self.batch_bytes_max, *intervals)
