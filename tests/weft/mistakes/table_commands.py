@@ -517,7 +517,7 @@ COMMANDS = [
     Mistake(
         "a check while the hub runs",
         "hub check <hub>/hub.yaml",
-        "warning: <hub>/hub.yaml:2: listen: a hub answers at 127.0.0.1:<hub port> already, so the port was not tried",
+        "warning: <hub>/hub.yaml:3: listen: a hub answers at 127.0.0.1:<hub port> already, so the port was not tried",
         exit_status=0,
         in_process=True,
     ),

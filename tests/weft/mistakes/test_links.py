@@ -105,7 +105,7 @@ EDGE = """node: press-shop-7
 data_dir: data
 http: {{bind: '127.0.0.1:{http}'}}
 listeners: {{mqtt: null}}
-streams: {{telemetry: {{from: "#"}}}}
+streams: {{{streams}}}
 disk: {{budget: 64MiB}}
 links:
 """
@@ -152,11 +152,14 @@ def edge(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Edge]:
             hub_folder = Path(place.filled("<hub>", files))
             for token in ("revoked", "other", "bi"):
                 place.name(f"<{token}>", (hub_folder / f"{token}.token").read_text())
-            open_hub = place.folder({"hub.yaml": f"store: store\nlisten: 127.0.0.1:{hub_port}\ntables: null\n"})
-            text, tokens = EDGE.format(http=http), dict[str, str | bytes]()
+            settings = f"store: store\nprocesses: 1\nlisten: 127.0.0.1:{hub_port}\ntables: null\n"
+            open_hub = place.folder({"hub.yaml": settings})
+            # A stream for each link: two that brought one hub the same streams would be refused.
+            streams = ", ".join(f"of-{link.name}: {{from: '{link.name}/#'}}" for link in LINKS)
+            text, tokens = EDGE.format(http=http, streams=streams), dict[str, str | bytes]()
             for link in LINKS:
                 file = f", token_file: {link.name}" if link.token is not None else ""
-                text += f"  {link.name}: {{{link.settings}{file}}}\n"
+                text += f"  {link.name}: {{{link.settings}{file}, streams: [of-{link.name}]}}\n"
                 tokens |= {f"{link.name}@0600": link.token} if link.token is not None else {}
             folder = place.folder({"edge.yaml": text, **tokens})
             with place.serving("hub", open_hub), place.serving("edge", folder):
