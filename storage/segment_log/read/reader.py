@@ -59,7 +59,9 @@ class LogReader:
             if place is None:
                 break
             try:
-                found = self._walk(place, stream, bytes_max, first=not batches)
+                # A look that follows a quarantine reads as that did: it may have found a sound batch in zeros.
+                is_second_look = place.segment.path in examined
+                found = self._walk(place, stream, bytes_max, first=not batches, unreadable_as_zeros=is_second_look)
             except FileNotFoundError as error:
                 with self._state.changed:
                     is_listed = place.segment in self._state.segments
@@ -98,18 +100,24 @@ class LogReader:
                         return _Place(segment, segment.end, span.start_for(target), target, held_end)
         return None
 
-    def _walk(self, place: _Place, stream: int, bytes_max: int, *, first: bool) -> list[bytes]:
+    def _walk(
+        self, place: _Place, stream: int, bytes_max: int, *, first: bool, unreadable_as_zeros: bool
+    ) -> list[bytes]:
         """Return contiguous batches of one segment from the one that holds ``place.seq`` on.
 
         Args:
             first: at least one batch is wanted, however long.
+            unreadable_as_zeros: take blocks that the device cannot read for zeros; checksums say whether they were.
 
         Raises:
             CodecError, OSError: before any batch was found. Later ones only end the walk: the next begins there.
         """
         file = self._state.filesystem.open(place.segment.path, read_only=True)
         try:
-            source = SegmentBytes(file, place.segment.first_position, place.end, window_bytes=_WINDOW_BYTES)
+            source = SegmentBytes(
+                file, place.segment.first_position, place.end,
+                window_bytes=_WINDOW_BYTES, unreadable_as_zeros=unreadable_as_zeros,
+            )  # fmt: skip
             found: list[bytes] = []
             try:
                 for data in _batches(source, place, stream):
