@@ -45,8 +45,9 @@ PACKAGES = {
     "cloud_hub": Package(Box(666, 152, 316, 436), "stateless: the store is the truth", "#fdf4ff"),
     "spark_sinks": Package(Box(998, 152, 158, 436), "for PySpark", "#fff7ed"),
     "storage": Package(Box(24, 604, 1132, 166), "bytes at rest, one door to the disk", "#f5f5f4"),
-    "protocols": Package(Box(24, 786, 690, 66), "bytes and state machines: no I/O, no clock", "#f1f5f9"),
-    "config": Package(Box(730, 786, 426, 66), "what an operator may set and see", "#f1f5f9"),
+    "protocols": Package(Box(24, 786, 510, 66), "bytes and state machines: no I/O, no clock", "#f1f5f9"),
+    "bounds": Package(Box(550, 786, 290, 66), "owners, shares, turns", "#f1f5f9"),
+    "config": Package(Box(856, 786, 300, 66), "what an operator may set and see", "#f1f5f9"),
 }
 """Package -> its place: who stands higher may import those below (``pyspark_weft`` only names ``spark_sinks``)."""
 

@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 ROOT = Path(__file__).parents[2]
-FOUNDATION = {"protocols", "config"}
+FOUNDATION = {"protocols", "config", "bounds"}
 ALLOWED: dict[str, set[str]] = {
     "protocols": set(),
+    "bounds": set(),
     "config": set(),
     "storage": FOUNDATION,
     "replication": FOUNDATION,

@@ -1,0 +1,16 @@
+"""The vocabulary of bounds: owners, their shares of what is shared, and their turns.
+
+- An *owner* is whom a cost is charged to: a device's user, else its address; an edge, a tenant, a token.
+- A *cost* is what the server has to do or keep, never the bytes that came on the wire.
+- A *share* is how much of something shared one owner may have; the total is a bound of its own.
+- A *turn budget* is what one owner may make the server do before others are served; what is left waits its turn.
+- A *refusal* is what happens beyond a share. Metrics name the owners that were refused.
+"""
+
+from weft.bounds.owner import Owner, OwnerKind, user_or_address
+from weft.bounds.rates import Rates
+from weft.bounds.refusals import Refusals
+from weft.bounds.shares import Shares
+from weft.bounds.turn_budget import TurnBudget
+
+__all__ = ["Owner", "OwnerKind", "Rates", "Refusals", "Shares", "TurnBudget", "user_or_address"]

@@ -1,0 +1,32 @@
+"""Owners: those whom a cost is charged to."""
+
+from __future__ import annotations
+
+import enum
+from typing import NamedTuple
+
+
+class OwnerKind(enum.StrEnum):
+    """The way in which an owner is known."""
+
+    USER = "user"
+    ADDRESS = "address"
+    EDGE = "edge"
+    TENANT = "tenant"
+    TOKEN = "token"  # noqa: S105 - a word, no secret
+
+
+class Owner(NamedTuple):
+    """One who is charged with costs. The node's own work has no owner."""
+
+    kind: OwnerKind
+    name: str
+    """Name of a user or tenant, ``TENANT/EDGE``, an address (of IPv6 the /64), or the public part of a token."""
+
+    def __str__(self) -> str:
+        return f"{self.kind} {self.name}"
+
+
+def user_or_address(user: str | None, address: str) -> Owner:
+    """Return the owner of a connection: its user, or without a login its address."""
+    return Owner(OwnerKind.ADDRESS, address) if user is None else Owner(OwnerKind.USER, user)

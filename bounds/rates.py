@@ -1,0 +1,41 @@
+"""Rates of owners: token buckets in bounded memory."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Hashable
+from typing import Generic, TypeVar
+
+OwnerT = TypeVar("OwnerT", bound=Hashable)
+OWNERS_MAX = 65_536
+"""Owners whose rate is remembered; the one that was seen longest ago goes first. A forgotten one has a whole burst."""
+
+
+class Rates(Generic[OwnerT]):
+    """A token bucket for each owner.
+
+    Args:
+        rate: units a second that one owner may use in the long run.
+        burst: units that one owner may use at once.
+        clock: monotonic seconds.
+    """
+
+    __slots__ = ("_burst", "_clock", "_owners_max", "_rate", "_seen")
+
+    def __init__(self, rate: float, burst: float, clock: Callable[[], float], owners_max: int = OWNERS_MAX) -> None:
+        self._rate = rate
+        self._burst = burst
+        self._clock = clock
+        self._owners_max = owners_max
+        self._seen: OrderedDict[OwnerT, tuple[float, float]] = OrderedDict()
+
+    def use(self, owner: OwnerT, units: float = 1.0) -> float:
+        """Use units if the owner has them. Return 0.0, else the seconds until it will have them."""
+        now = self._clock()
+        left, at = self._seen.pop(owner, (self._burst, now))
+        left = min(self._burst, left + (now - at) * self._rate)
+        wait = 0.0 if left >= units else (units - left) / self._rate
+        self._seen[owner] = (left if wait else left - units, now)
+        if len(self._seen) > self._owners_max:
+            self._seen.popitem(last=False)
+        return wait

@@ -1,0 +1,36 @@
+"""Work of one owner before it is the others' turn."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+
+class TurnBudget:
+    """A cost and a time for one turn; who has spent either waits for the next one.
+
+    Spending is checked after the fact, so one step may pass the budget by its own cost: bound the steps as well.
+
+    Args:
+        cost_max: units of work in a turn.
+        seconds_max: longest time of a turn.
+        clock: monotonic seconds.
+    """
+
+    __slots__ = ("_clock", "_cost_max", "_left", "_seconds_max", "_until")
+
+    def __init__(self, cost_max: int, seconds_max: float, clock: Callable[[], float]) -> None:
+        self._cost_max = cost_max
+        self._seconds_max = seconds_max
+        self._clock = clock
+        self._left = cost_max
+        self._until = float("inf")
+
+    def begin(self) -> None:
+        """Begin a turn with the whole budget."""
+        self._left = self._cost_max
+        self._until = self._clock() + self._seconds_max
+
+    def spend(self, cost: int = 1) -> bool:
+        """Charge work that was done. Return whether the turn may go on."""
+        self._left -= cost
+        return self._left > 0 and self._clock() < self._until

@@ -1,0 +1,107 @@
+"""Shares, turns and rates: what one owner uses up is its own."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from weft.bounds import Owner, OwnerKind, Rates, Refusals, Shares, TurnBudget, user_or_address
+from weft.bounds.refusals import LINE_INTERVAL_S, OWNERS_MAX
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def user(name: str) -> Owner:
+    return user_or_address(name, "192.0.2.1")
+
+
+def test_who_did_not_log_in_is_known_by_the_address() -> None:
+    assert str(user("press-1")) == "user press-1"
+    assert str(user_or_address(None, "192.0.2.1")) == "address 192.0.2.1"
+    assert user_or_address("", "192.0.2.1").kind is OwnerKind.USER
+
+
+def test_a_full_share_leaves_room_for_others() -> None:
+    shares: Shares[str] = Shares(10, 4)
+    assert [shares.take("greedy") for _ in range(6)] == [True] * 4 + [False] * 2
+    assert shares.is_own_share_full("greedy")
+    assert not shares.is_own_share_full("modest")
+    assert shares.take("modest", 4)
+    assert shares.heaviest() in {"greedy", "modest"}
+    shares.free("greedy")
+    assert shares.heaviest() == "modest"
+    assert shares.take("greedy")
+
+
+@given(st.lists(st.tuples(st.sampled_from("abc"), st.integers(1, 7), st.booleans()), max_size=60))
+def test_no_order_of_taking_and_freeing_passes_a_bound(steps: list[tuple[str, int, bool]]) -> None:
+    shares: Shares[str] = Shares(20, 12)
+    model = dict.fromkeys("abc", 0)
+    for owner, units, is_taking in steps:
+        if is_taking:
+            fits = model[owner] + units <= 12 and sum(model.values()) + units <= 20
+            assert shares.take(owner, units) == fits
+            model[owner] += units * fits
+        elif model[owner] >= units:
+            shares.free(owner, units)
+            model[owner] -= units
+        assert shares.used == sum(model.values())
+        assert {owner: shares.taken(owner) for owner in model} == model
+
+
+def test_a_turn_ends_by_its_cost_or_by_its_time() -> None:
+    clock = Clock()
+    turn = TurnBudget(3, 0.5, clock)
+    turn.begin()
+    assert [turn.spend() for _ in range(3)] == [True, True, False]
+    turn.begin()
+    assert turn.spend()
+    clock.now += 0.6
+    assert not turn.spend()
+    turn.begin()
+    assert turn.spend()
+
+
+def test_rates_are_each_owner_s_own_and_come_back_with_time() -> None:
+    clock = Clock()
+    rates: Rates[str] = Rates(2.0, 3.0, clock)
+    assert [rates.use("greedy") for _ in range(4)] == [0.0, 0.0, 0.0, 0.5]
+    assert rates.use("modest") == 0.0
+    clock.now += 0.5
+    assert rates.use("greedy") == 0.0
+    assert rates.use("greedy") > 0
+
+
+def test_rates_of_a_flood_of_owners_take_bounded_memory() -> None:
+    rates: Rates[int] = Rates(1.0, 1.0, Clock(), owners_max=10)
+    for owner in range(1000):
+        rates.use(owner)
+    assert rates.use(999) > 0
+    assert rates.use(1) == 0.0
+
+
+def test_refusals_name_owners_within_a_bound_and_are_logged_rarely(caplog: pytest.LogCaptureFixture) -> None:
+    clock = Clock()
+    refusals = Refusals(clock)
+    with caplog.at_level(logging.WARNING):
+        for number in range(OWNERS_MAX + 50):
+            refusals.note("limits.wills", user(f"u{number}"), "its will was refused; raise the share")
+        refusals.note("limits.wills", user("u0"), "its will was refused; raise the share")
+    counts = {refused.owner: refused.times for refused in refusals}
+    assert counts[user("u0")] == 2
+    assert counts[None] == 50
+    assert len(counts) == OWNERS_MAX + 1
+    assert len(caplog.messages) == 1
+    clock.now += LINE_INTERVAL_S
+    refusals.note("limits.wills", user("u0"), "its will was refused; raise the share")
+    assert "user u0 reached its share, limits.wills" in caplog.messages[1]
+    assert f"{OWNERS_MAX + 50:,} more refusals" in caplog.messages[1]
