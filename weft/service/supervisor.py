@@ -29,7 +29,7 @@ STOP_S_MAX = 20.0
 
 
 class DidNotStart(Exception):
-    """A process ended before it was ready for the first time. It has said why."""
+    """A process ended by itself before it was ready for the first time. It has said why."""
 
     def __init__(self, status: int) -> None:
         super().__init__(f"a process ended with status {status} before it was ready")
@@ -60,7 +60,7 @@ class Supervisor:
         """Run until SIGTERM or SIGINT. A SIGHUP is passed on.
 
         Raises:
-            DidNotStart: a process ended before it was ready.
+            DidNotStart: a process ended by itself before it was ready.
             CannotStart: the machine started none.
         """
         keepers: list[asyncio.Task[None]] = []
@@ -118,8 +118,9 @@ class Supervisor:
                 if (line := await process.stdout.readline()) and not ready.done():
                     ready.set_result(line.decode().rstrip())
                 status = await process.wait()
-                if not ready.done():
+                if not ready.done() and status >= 0:
                     raise DidNotStart(status)
+                # Who was killed has said nothing: the machine is short of memory, or an operator tries what happens.
                 ended = f"ended: {_how(status)}"
             if loop.time() - started >= STEADY_S:
                 wait = RESTART_MIN_S

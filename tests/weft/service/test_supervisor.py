@@ -42,6 +42,34 @@ async def test_a_machine_that_cannot_start_a_process_for_a_moment_does_not_stop_
     assert "process 0 cannot be started: Resource temporarily unavailable; starting it again" in caplog.text
 
 
+async def test_a_process_that_is_killed_before_it_is_ready_is_started_again(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(supervisor, "RESTART_MIN_S", 0.05)
+    starts, again, start = 0, asyncio.Event(), asyncio.create_subprocess_exec
+
+    async def killed_at_first(*args: str, **options: object) -> asyncio.subprocess.Process:
+        nonlocal starts
+        starts += 1
+        process = await start(*args, **options)  # type: ignore[arg-type]
+        if starts == 1:
+            process.kill()
+        else:
+            again.set()
+        return process
+
+    monkeypatch.setattr(asyncio, "create_subprocess_exec", killed_at_first)
+    signals = Signals()
+    node = asyncio.create_task(Supervisor(lambda _number, _alive: ["--version"], 1).run(signals))
+    with caplog.at_level(logging.ERROR):
+        async with asyncio.timeout(60):
+            await again.wait()
+    assert not node.done()
+    signals.stop.set()
+    await node
+    assert "process 0 ended: killed by SIGKILL; starting it again" in caplog.text
+
+
 async def test_a_process_that_never_was_ready_ends_the_node() -> None:
     with pytest.raises(DidNotStart) as ended:
         await Supervisor(lambda _number, _alive: ["no-such-command"], 1).run(Signals())
