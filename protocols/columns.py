@@ -252,10 +252,6 @@ def decode_body(body: Buffer, count: int, *, headers: bool, flags: bool) -> Colu
     return Columns(times, key_index, table, payload_offsets, payloads[4 * count + 4 :], pairs, flag_column)
 
 
-_COLUMN_HEAD = struct.Struct("<II")
-_TIME = struct.Struct("<q")
-
-
 PLAIN_COUNT_MAX = 500
 """Records of a batch past which ``decode_body`` is the faster of the two: it makes no object for each offset."""
 
@@ -263,6 +259,13 @@ PLAIN_COUNT_MAX = 500
 @lru_cache(maxsize=2 * PLAIN_COUNT_MAX)
 def _u32s_at(count: int) -> struct.Struct:
     return struct.Struct(f"<{count}I")
+
+
+@lru_cache(maxsize=PLAIN_COUNT_MAX)
+def _head_of(count: int) -> struct.Struct:
+    """Return the layout up to the size of the key table: of the times only the first and the last."""
+    times = "q" if count == 1 else f"q{8 * (count - 2)}xq"
+    return struct.Struct(f"<II{times}II{count}II")
 
 
 def is_plainly_sound(body: Buffer, count: int, first_time: int, last_time: int) -> bool:
@@ -274,31 +277,27 @@ def is_plainly_sound(body: Buffer, count: int, first_time: int, last_time: int) 
         first_time, last_time: times of the first and the last record, as the header says.
     """
     size, index_bytes, at_keys = len(body), 4 * count, 8 + 8 * count
-    if not 0 < count <= PLAIN_COUNT_MAX or size < at_keys + 16:
+    if not 0 < count <= PLAIN_COUNT_MAX or size < at_keys + index_bytes + 12:
         return False
-    keys, zero = _COLUMN_HEAD.unpack_from(body, at_keys)
+    values = _head_of(count).unpack_from(body)
+    at = 3 if count == 1 else 4
+    keys, table = values[at], values[-1]
     at_payloads = at_keys + 8 + keys + (-keys % 8)
-    if zero or keys < index_bytes + 4 or at_payloads + 8 > size:
+    if (
+        values[0] != 8 * count or values[1] or values[2] != first_time or values[at - 1] != last_time
+        or values[at + 1] or not 0 < table <= count or max(values[at + 2 : -1]) >= table
+        or keys < index_bytes + 4 * table + 8 or at_payloads + 12 + index_bytes > size
+    ):  # fmt: skip
         return False
-    payloads, zero = _COLUMN_HEAD.unpack_from(body, at_payloads)
-    if zero or payloads < index_bytes + 4 or at_payloads + 8 + payloads + (-payloads % 8) != size:
+    payloads, zero, *offsets = _u32s_at(count + 3).unpack_from(body, at_payloads)
+    length = payloads - index_bytes - 4
+    if zero or length < 0 or at_payloads + 8 + payloads + (-payloads % 8) != size:
         return False
-    *indexes, table = _u32s_at(count + 1).unpack_from(body, at_keys + 8)
-    if not 0 < table <= count or max(indexes) >= table or keys < index_bytes + 4 * table + 8:
-        return False
+    names = [*_u32s_at(table + 1).unpack_from(body, at_keys + 12 + index_bytes)]
     return (
-        _COLUMN_HEAD.unpack_from(body, 0) == (8 * count, 0)
-        and _TIME.unpack_from(body, 8)[0] == first_time
-        and _TIME.unpack_from(body, 8 * count)[0] == last_time
-        and _ascends(body, at_keys + 12 + index_bytes, table, keys - index_bytes - 4 * table - 8)
-        and _ascends(body, at_payloads + 8, count, payloads - index_bytes - 4)
-    )
-
-
-def _ascends(body: Buffer, at: int, count: int, length: int) -> bool:
-    """Return whether ``count + 1`` offsets ascend from zero to ``length``."""
-    offsets = _u32s_at(count + 1).unpack_from(body, at)
-    return not offsets[0] and offsets[-1] == length and sorted(offsets) == list(offsets)
+        not offsets[0] and offsets[-1] == length and sorted(offsets) == offsets
+        and not names[0] and names[-1] == keys - index_bytes - 4 * table - 8 and sorted(names) == names
+    )  # fmt: skip
 
 
 def _decode_keys(key_index: memoryview, data: memoryview, count: int) -> list[bytes]:

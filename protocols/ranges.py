@@ -123,8 +123,11 @@ class RangeSet:
 
     def contiguous_end(self, first: int = 0) -> int:
         """Return the end of the run that starts at ``first``, or ``first`` itself when it is not in the set."""
-        index = bisect_right(self._starts, first) - 1
-        return self._ends[index] if index >= 0 and self._ends[index] > first else first
+        starts, ends = self._starts, self._ends
+        if len(starts) == 1:  # nearly always
+            return ends[0] if starts[0] <= first < ends[0] else first
+        index = bisect_right(starts, first) - 1
+        return ends[index] if index >= 0 and ends[index] > first else first
 
     @property
     def end(self) -> int:
@@ -133,7 +136,7 @@ class RangeSet:
 
     def copy(self) -> RangeSet:
         """Return an independent set with the same ranges."""
-        twin = RangeSet()
+        twin = RangeSet.__new__(RangeSet)
         twin._starts = self._starts.copy()
         twin._ends = self._ends.copy()
         return twin
@@ -146,6 +149,8 @@ class RangeSet:
         return self.covers(seq, seq + 1)
 
     def __iter__(self) -> Iterator[Range]:
+        if len(self._starts) == 1:  # nearly always
+            return iter(((self._starts[0], self._ends[0]),))
         return iter(list(zip(self._starts, self._ends, strict=True)))
 
     def __len__(self) -> int:

@@ -28,6 +28,8 @@ instead of 0.289 of its size, and take 2.7 MB a link instead of 0.4."""
 SMALL_WINDOW_LOG = 10
 PENDING_BYTES_MAX = FRAME_BYTES_MAX + (32 << 20)
 """Maximum number of uncompressed bytes that a receiver holds before it takes frames out."""
+_JOIN_BYTES_MAX = 64 << 10
+"""Bytes of frames that are copied together so that the compressor is called once for all."""
 _FEED_BYTES = 1024
 """Compressed bytes given to the decompressor at a time. A 4-byte block can stand for 128 KiB, so this bounds what one
 call can allocate (32 MiB) before the total is looked at."""
@@ -63,7 +65,9 @@ class FrameEncoder:
         if len(frames) > FRAMES_MAX:
             raise ValueError(f"a message of {len(frames)} frames; the limit is {FRAMES_MAX}")
         encoded = [encode_frame(frame) for frame in frames]
-        packed = [self._context.compress(frame) for frame in encoded]
+        if sum(map(len, encoded)) <= _JOIN_BYTES_MAX:
+            encoded = [b"".join(encoded)]
+        packed = [self._context.compress(part) for part in encoded]
         packed.append(self._context.flush(zstandard.COMPRESSOBJ_FLUSH_BLOCK))
         return b"".join(packed)
 
