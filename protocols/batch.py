@@ -218,8 +218,9 @@ def check(data: Buffer, header: BatchHeader) -> None:
     Raises:
         Corrupt: it is damaged, or a column does not fit the header.
     """
-    check_crc(data, 0, header.length, header.crc)
-    body = body_of(data, header)
+    end = HEADER_BYTES + header.body_length
+    check_crc(data, 0, end, header.crc)
+    body = memoryview(data)[HEADER_BYTES:end] if header.codec is Codec.NONE else body_of(data, header)
     if header.columns or not is_plainly_sound(body, header.count, header.first_time, header.last_time):
         _columns_in(body, header)
 

@@ -7,7 +7,7 @@ overrules one that only does not have them (``GapReason.ABSENT``).
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from enum import IntEnum
 
@@ -22,6 +22,9 @@ from weft.protocols.segment import GapReason
 PENDING_MARKS_MAX = 16
 """Maximum number of marks that a lane keeps while their records are missing. One more displaces the mark whose
 neighbours are closest together in time, so the rest stay spread over the whole backlog."""
+
+
+_NEVER = -1 << 63
 
 
 class RetiredBy(IntEnum):
@@ -118,6 +121,13 @@ class LaneState:
         return self.pending_marks[-1] if self.pending_marks else self.whole_mark
 
     @property
+    def latest_claim(self) -> int:
+        """Return the moment after which records contradict no mark that is proven (``contradicted``)."""
+        mark, whole = self.mark, self.whole_mark
+        latest = _NEVER if mark is None else mark.time
+        return latest if whole is None or whole.time < latest else whole.time
+
+    @property
     def records(self) -> RangeSet:
         """Return the sequence numbers whose records the shard holds: an independent set."""
         held = self.ranges.copy()
@@ -127,11 +137,51 @@ class LaneState:
 
     def copy(self) -> LaneState:
         """Return a state that can be changed without this one."""
+        twin = self.successor()
+        twin.ranges = self.ranges.copy()
+        return twin
+
+    def successor(self) -> LaneState:
+        """Return a state for ``take``, the only way in which its ranges may be changed: until then they are shared."""
         # Spelt out: ``replace`` takes five times as long, and each chunk copies every lane that it has something of.
         return LaneState(
-            self.epoch, self.ranges.copy(), self.gaps, self.mark, self.whole_mark, self.pending_marks, self.topics,
+            self.epoch, self.ranges, self.gaps, self.mark, self.whole_mark, self.pending_marks, self.topics,
             self.payload, self.origins, self.partial, self.last_seen, self.retired, self.conflict,
         )  # fmt: skip
+
+    def take(self, ranges: Sequence[Range], gaps: Sequence[GapRange], mark: Mark | None) -> Range | None:
+        """Take in what a chunk adds.
+
+        Return the first stretch that is here already, None as a rule. The state is of no use then.
+        """
+        if ranges or gaps:
+            self.ranges = self.ranges.copy()
+        for first, end in ranges:
+            if not self.lacks_records(first, end):
+                return first, end
+            self.add_records([(first, end)])
+        for gap in gaps:
+            if self.missing_gap(gap) != [(gap.first, gap.end)]:
+                return gap.first, gap.end
+            self.add_gaps([gap])
+        if mark is not None and not self._proves_at_once(mark):
+            self.add_mark(mark)
+            self.prove_marks()
+        elif self.pending_marks:
+            self.prove_marks()
+        return None
+
+    def _proves_at_once(self, mark: Mark) -> bool:
+        """Take a mark that is newer than all others and has all its records, without a search; False if it is not."""
+        whole = self.whole_mark
+        if self.gaps or self.pending_marks or (whole is not None and mark.time <= whole.time):
+            return False
+        if mark.seq > self.ranges.contiguous_end():
+            return False
+        self.whole_mark = mark
+        if self.mark is None or self.mark.time <= mark.time:
+            self.mark = mark
+        return True
 
     # -- records and gaps
 
@@ -141,6 +191,12 @@ class LaneState:
         if not self.gaps or not (gaps := self._gaps_within(first, end)):
             return missing
         return list(RangeSet([*missing, *((gap.first, gap.end) for gap in gaps)]))
+
+    def lacks_records(self, first: int, end: int) -> bool:
+        """Return whether the shard has none of the records ``[first, end)``."""
+        if first >= self.ranges.end and not self.gaps:  # nearly always: what comes next
+            return True
+        return self.missing_records(first, end) == [(first, end)]
 
     def missing_gap(self, gap: GapRange) -> list[Range]:
         """Return the parts of a gap that say something new: about nothing known, or more than ABSENT does."""
@@ -167,8 +223,8 @@ class LaneState:
 
     def add_records(self, ranges: Iterable[Range]) -> None:
         """Take in records; they heal the gaps that they lie in."""
-        ranges = list(ranges)
-        self.ranges.update(ranges)
+        for first, end in (ranges := list(ranges)):
+            self.ranges.add(first, end)
         if self.gaps:
             self.gaps = gaps_without(self.gaps, ranges)
 

@@ -343,15 +343,15 @@ def split_batches(batches: Buffer) -> list[tuple[BatchHeader, memoryview]]:
     """
     view = memoryview(batches)
     found = []
-    at = 0
-    while at < len(view):
+    at, whole = 0, len(view)
+    while at < whole:
         try:
             header = decode_header(view, at)
         except Truncated as error:
             raise Corrupt(f"a DATA frame ends inside a batch: {error}") from error
-        end = at + header.length
-        if end > len(view):
-            raise Corrupt(f"a DATA frame ends inside a batch: {len(view) - at} of its {header.length} bytes are there")
+        end = at + BATCH_HEADER_BYTES + header.body_length
+        if end > whole:
+            raise Corrupt(f"a DATA frame ends inside a batch: {whole - at} of its {header.length} bytes are there")
         found.append((header, view[at:end]))
         at = end
     return found

@@ -53,20 +53,21 @@ class SentBatches:
         """Return whether a batch of ``size`` bytes may go now."""
         return self.bytes == 0 or self.bytes + size <= window_bytes
 
-    def add(self, lane: int, sent: SentBatch) -> None:
-        """Count a batch that is being sent."""
+    def add(self, lane: int, first: int, end: int, size: int, time: int) -> None:
+        """Count a batch that is being sent; the arguments are those of ``SentBatch``."""
         known = self._lanes.get(lane)
         if known is None:
             known = self._lanes[lane] = ([], [])
         firsts, entries = known
-        if not firsts or sent.first >= firsts[-1]:
-            firsts.append(sent.first)
+        sent = tuple.__new__(SentBatch, (first, end, size, time))
+        if not firsts or first >= firsts[-1]:
+            firsts.append(first)
             entries.append(sent)
         else:
-            at = bisect_right(firsts, sent.first)
-            firsts.insert(at, sent.first)
+            at = bisect_right(firsts, first)
+            firsts.insert(at, first)
             entries.insert(at, sent)
-        self.bytes += sent.size
+        self.bytes += size
 
     def forget(self, lane: int) -> None:
         """Count a closed lane's batches as on the way no longer."""
@@ -75,9 +76,13 @@ class SentBatches:
 
     def settle(self, lane: int, first: int, end: int, covered: RangeSet) -> None:
         """Forget the batches that an acknowledgement of ``[first, end)`` touches and ``covered`` now holds entirely."""
-        if lane not in self._lanes:
+        firsts, entries = self._lanes.get(lane) or ([], [])
+        if len(entries) == 1:  # often: a receiver's commit has all that came of the lane since the last
+            if covered.covers(entries[0].first, entries[0].end):
+                self.bytes -= entries[0].size
+                firsts.clear()
+                entries.clear()
             return
-        firsts, entries = self._lanes[lane]
         low = max(0, bisect_right(firsts, first) - 1)
         high = bisect_left(firsts, end)
         kept = []

@@ -6,7 +6,7 @@ from enum import Enum
 from typing import NamedTuple
 
 from weft.protocols.batch import BatchHeader
-from weft.protocols.chunk import GapRange, Mark
+from weft.protocols.chunk import GapRange
 from weft.protocols.link import Clock, Hello, LaneOpen, LaneOrigins
 from weft.protocols.ranges import RangeSet
 
@@ -132,15 +132,16 @@ class GapReceived(NamedTuple):
     gap: GapRange
 
 
-class MarkReceived(NamedTuple):
-    """All records that the lane received up to the mark's time are below its seq."""
+class MarksReceived(NamedTuple):
+    """All records that each of the lanes received up to ``time`` are below its number."""
 
-    lane: int
-    mark: Mark
+    time: int
+    lanes: list[tuple[int, int]]
+    """(lane, seq)"""
 
 
 SenderEvent = Welcomed | Refusal | LaneTaken | LaneEnded | ReadRequest | Acked | Unreadable | ConnectionLost
 ReceiverEvent = (
-    HelloReceived | LaneOpenReceived | LaneClosedReceived | BatchesReceived | GapReceived | MarkReceived
+    HelloReceived | LaneOpenReceived | LaneClosedReceived | BatchesReceived | GapReceived | MarksReceived
     | OriginsReceived | ClockReceived | ConnectionLost
 )  # fmt: skip

@@ -104,6 +104,11 @@ class Liveness:
         """Note that the peer read ``peer_wall`` somewhere between our ``sent`` and ``now``."""
         self._samples.append(PeerClock(peer_wall - (sent + now) // 2, (now - sent + 1) // 2))
 
+    @property
+    def owes(self) -> bool:
+        """Return whether ``frames`` would return any."""
+        return bool(self._owed)
+
     def frames(self) -> list[Frame]:
         """Return the PING and PONG to send now, each once."""
         owed, self._owed = self._owed, []

@@ -10,7 +10,7 @@ import zstandard
 
 from weft.protocols.batch import BatchHeader, decode_header, merge, mergeable
 from weft.protocols.ranges import Range, RangeSet
-from weft.replication.accounting import SentBatch, SentBatches
+from weft.replication.accounting import SentBatches
 from weft.replication.send_window import SendWindow
 from weft.replication.sender_lane import SenderLane
 
@@ -121,7 +121,7 @@ class Outbox:
                 break
             self._waiting.popleft()
             self.window.sent(lane, header.end_seq - 1, now, was_empty=not self._in_flight.bytes)
-            self._in_flight.add(lane, SentBatch(header.base_seq, header.end_seq, len(data), header.first_time))
+            self._in_flight.add(lane, header.base_seq, header.end_seq, len(data), header.first_time)
             total += len(data)
             if batches and lane != current:
                 found.append((current, b"".join(batches)))

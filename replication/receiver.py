@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from enum import Enum
 
-from weft.protocols.chunk import GapRange, Mark
+from weft.protocols.chunk import GapRange
 from weft.protocols.errors import CodecError, Corrupt, UnsupportedVersion
 from weft.protocols.lane import Lane
 from weft.protocols.link import (
@@ -39,7 +39,7 @@ from weft.protocols.link import (
     split_batches,
 )
 from weft.protocols.ranges import RangeSet
-from weft.replication.accounting import SentBatch, SentBatches, checked_ranges
+from weft.replication.accounting import SentBatches, checked_ranges
 from weft.replication.events import (
     BatchesReceived,
     ClockReceived,
@@ -49,7 +49,7 @@ from weft.replication.events import (
     HelloReceived,
     LaneClosedReceived,
     LaneOpenReceived,
-    MarkReceived,
+    MarksReceived,
     OriginsReceived,
     ReceiverEvent,
 )
@@ -171,19 +171,22 @@ class Receiver:
         self._answers.append(LaneClosed(lane, code, message, advice))
 
     def acknowledge(self, lane: int, ranges: RangeSet) -> None:
-        """Acknowledge that ``ranges`` of ``lane`` are durable. Ranges may be acknowledged again."""
+        """Acknowledge that ``ranges`` of ``lane`` are durable. Ranges may be acknowledged again.
+
+        The set is kept: it must not be changed afterwards.
+        """
         known = self._lanes.get(lane)
         if self._state is not _State.OPEN or known is None:
             return
-        pairs = list(ranges)
-        known.done.update(pairs)
-        for first, end in pairs:
+        for first, end in ranges:
+            known.done.add(first, end)
+        for first, end in ranges:
             self._in_flight.settle(lane, first, end, known.done)
         waiting = self._acks.get(lane)
-        if waiting is None:
-            self._acks[lane] = ranges.copy()
-        else:
-            waiting.update(pairs)
+        if waiting is not None:
+            ranges = ranges.copy()
+            ranges.update(waiting)
+        self._acks[lane] = ranges
 
     def _forget(self, lane: int) -> bool:
         """Forget a lane that is closed; return whether it was not closed before."""
@@ -213,6 +216,10 @@ class Receiver:
         self._live.heard(now)
         try:
             for frame in self._decoder.decode(data):
+                if isinstance(frame, Data):
+                    if self._known(frame.lane):
+                        self._take(frame)
+                    continue
                 self._receive(frame)
                 if self.closed:
                     return
@@ -223,10 +230,6 @@ class Receiver:
             self._blame(f"the edge broke the link protocol: {error}", code)
 
     def _receive(self, frame: Frame) -> None:
-        if isinstance(frame, Data):
-            if self._known(frame.lane):
-                self._take(frame)
-            return
         if self._state is _State.STARTED:
             if not isinstance(frame, Hello):
                 raise Corrupt(f"the first frame must be HELLO, got {type(frame).__name__}")
@@ -239,9 +242,8 @@ class Receiver:
                 if self._known(frame.lane):
                     self._events.append(GapReceived(frame.lane, GapRange(frame.first, frame.end, frame.reason)))
             case Marks():
-                self._events += [
-                    MarkReceived(lane, Mark(frame.time, seq)) for lane, seq in frame.lanes if self._known(lane)
-                ]
+                if lanes := [pair for pair in frame.lanes if self._known(pair[0])]:
+                    self._events.append(MarksReceived(frame.time, lanes))
             case LaneOpen():
                 self._open(frame)
             case LaneClosed():
@@ -300,12 +302,13 @@ class Receiver:
     def _take(self, data: Data) -> None:
         batches = split_batches(data.batches)
         for header, batch in batches:
-            if len(batch) > self._settings.batch_bytes_max:
-                raise Corrupt(f"a batch of {len(batch)} bytes; WELCOME allows {self._settings.batch_bytes_max}")
-            if not self._in_flight.room(len(batch), self._settings.window_bytes):
+            size, first = len(batch), header.base_seq
+            if size > self._settings.batch_bytes_max:
+                raise Corrupt(f"a batch of {size} bytes; WELCOME allows {self._settings.batch_bytes_max}")
+            if not self._in_flight.room(size, self._settings.window_bytes):
                 raise Corrupt(f"more than the window of {self._settings.window_bytes} bytes without an ACK")
             check_batch(batch, header)
-            self._in_flight.add(data.lane, SentBatch(header.base_seq, header.end_seq, len(batch), header.first_time))
+            self._in_flight.add(data.lane, first, first + header.count, size, header.first_time)
         self._events.append(BatchesReceived(data.lane, batches))
 
     def _known(self, number: int, *, opening: bool = False) -> bool:
@@ -327,6 +330,11 @@ class Receiver:
         """Return the events since the last call, in order."""
         events, self._events = self._events, []
         return events
+
+    @property
+    def has_to_send(self) -> bool:
+        """Return whether ``data_to_send`` would return something."""
+        return bool(self._answers or self._acks) or (self._live.owes and self._state is not _State.CLOSED)
 
     def data_to_send(self) -> bytes:
         """Return the next message for the sender, empty when there is none now. ACKs that wait are joined per lane."""

@@ -249,15 +249,17 @@ class EdgeLink:
         for opened in full:
             await opened.sequencer.sessions.room(opened.session)
 
-    def mark(self, lane: int, mark: Mark) -> None:
-        """Pass a mark to the lane's shard.
+    def marks(self, time: int, lanes: list[tuple[int, int]]) -> None:
+        """Pass marks to the shards of their lanes.
 
         A mark for a moment in the future is taken as one for now, which it includes: an edge whose clock runs ahead
         must not claim that the future is complete.
         """
-        opened = self._lanes.get(lane)
-        if opened is not None:
-            opened.sequencer.put_mark(opened.session, Mark(min(mark.time, self._wall_clock()), mark.seq))
+        time = min(time, self._wall_clock())
+        for number, seq in lanes:
+            opened = self._lanes.get(number)
+            if opened is not None:
+                opened.sequencer.put_mark(opened.session, Mark(time, seq))
 
     def refused_claims(self) -> list[tuple[ShardLog, dict[Lane, int]]]:
         """Return the epochs that the edge claimed and that are another node's, by shard; nothing when it was not

@@ -73,18 +73,35 @@ class _Section:
         self.count += take
 
 
-@dataclass(slots=True)
 class _LaneDraft:
-    session: LaneSession
-    index: int
-    ranges: RangeSet = field(default_factory=RangeSet)
-    told: LaneState = field(default_factory=LaneState)
-    """Gaps that the chunk adds, in ascending order, however the sender told them."""
-    mark: Mark | None = None
-    topics: list[str] | None = None
-    payload: int | None = None
-    origins: list[Origin] = field(default_factory=list)
-    floor: Mark | None = None
+    """What the chunk adds to a lane. Most have a run of records and a mark, and nothing else is made for them."""
+
+    __slots__ = ("floor", "index", "mark", "origins", "payload", "pieces", "run", "session", "told", "topics")
+
+    def __init__(self, session: LaneSession, index: int) -> None:
+        self.session = session
+        self.index = index
+        self.run: Range | None = None
+        """The records, when they are one run that was taken at once."""
+        self.pieces: RangeSet | None = None
+        """The records, when they are not."""
+        self.told: LaneState | None = None
+        """Gaps that the chunk adds, in ascending order, however the sender told them."""
+        self.mark: Mark | None = None
+        self.topics: list[str] | None = None
+        self.payload: int | None = None
+        self.origins: list[Origin] = []
+        self.floor: Mark | None = None
+
+    @property
+    def ranges(self) -> list[Range]:
+        if self.run is not None:
+            return [self.run]
+        return list(self.pieces) if self.pieces is not None else []
+
+    @property
+    def gaps(self) -> list[GapRange]:
+        return self.told.gaps if self.told is not None else []
 
 
 class ChunkBuilder:
@@ -122,14 +139,15 @@ class ChunkBuilder:
         """
         if self._index_bytes >= INDEX_BYTES_MAX:
             return  # its turn comes in a later chunk
-        taken = self._epochs.get(session.lane, -1)
-        if not session.is_relay and (session.epoch < taken or (session.epoch == taken and session.ungranted)):
+        taken, epoch, ungranted = self._epochs.get(session.lane, -1), session.epoch, session.ungranted
+        if not session.is_relay and (epoch < taken or (epoch == taken and ungranted)):
             return
         if self._ended is not None and self._ended.is_open(self._state, session.lane):
             return  # it came since ended lanes were looked up, and may have been here before
         held, control = self._held(session.lane)
         draft = _LaneDraft(session, len(self._lanes))
-        for item in () if self._take_run(draft, held) else session.items:
+        items = session.items if session.items and not self._take_run(draft, held) else ()
+        for item in items:
             after = self._state_after(session.lane, held)
             for piece in (
                 after.missing_gap(item) if isinstance(item, GapRange) else after.missing_records(*bounds(item))
@@ -141,22 +159,23 @@ class ChunkBuilder:
         if session.mark is not None and (newest is None or newest.time < session.mark.time):
             draft.mark = session.mark
         # A relay only fills in for an edge that the hub has never heard.
-        tells = session.ungranted or (session.is_relay and not held.epoch)
+        tells = ungranted or (session.is_relay and not held.epoch)
         if tells and session.topics != held.topics:
             draft.topics = session.topics
         if tells and session.payload != held.payload:
             draft.payload = session.payload
         draft.origins = held.new_origins(session.origins) if session.origins else []
-        clocks = [clock for clock in session.clocks if not self._state.knows_clock(clock)]
+        clocks = [clock for clock in session.clocks if not self._state.knows_clock(clock)] if session.clocks else []
         for clock in clocks:
             self._clocks.setdefault((clock.tenant, clock.edge, clock.log_id, clock.boot_id), clock)
         self._index_bytes += _index_bytes(draft) + CLOCK_BYTES * len(clocks)
         # Items of a lane that left are answered from the state, also when the hub had all of them: it has to be back.
-        returns = session.lane not in self._state.lanes and bool(session.items)
-        substantial = bool(draft.ranges or draft.told.gaps or draft.origins) or session.ungranted or returns
+        returns = bool(session.items) and session.lane not in self._state.lanes
+        told = draft.run is not None or draft.pieces is not None or bool(draft.gaps or draft.origins)
+        substantial = told or ungranted or returns
         if substantial or draft.mark is not None:
             if not session.is_relay:
-                self._epochs[session.lane] = session.epoch
+                self._epochs[session.lane] = epoch
             self._lanes.append(draft)
             if control is not None:
                 self._controls[session.lane] = control
@@ -168,28 +187,30 @@ class ChunkBuilder:
 
         Return False when they are not, or the chunk may have no room for all.
         """
-        items, lane = draft.session.items, draft.session.lane
-        if not items or isinstance(items[0], GapRange) or lane in self._runs or lane in self._after:
+        session, lane = draft.session, draft.session.lane
+        first, end, size = session.run_first, session.run_end, self._bytes + session.bytes
+        if end < 0 or size > self._bytes_max or lane in self._runs or lane in self._after:
             return False
-        first = end = items[0].header.base_seq
-        size = self._bytes
-        batches: list[ReceivedBatch] = []
-        for item in items:
-            if isinstance(item, GapRange) or item.header.base_seq != end:
-                return False
-            end += item.header.count
-            size += len(item.data)
-            batches.append(item)
-        if size > self._bytes_max or held.missing_records(first, end) != [(first, end)]:
+        if not held.lacks_records(first, end):
             return False
-        self._runs[lane] = first, end
+        self._runs[lane] = draft.run = first, end
         self._bytes = size
-        draft.ranges.add(first, end)
-        section = self._sections.setdefault((lane.tenant, lane.stream), _Section())
-        for batch in batches:
-            correction = self._settle_times(draft, batch, held, batch.header.end_seq)
-            section.add(draft.index, 0, batch.header.count, batch, correction)
+        section = self._section(lane)
+        newest = held.latest_claim
+        for batch in session.items:
+            assert isinstance(batch, ReceivedBatch), "a run has only records"
+            header, correction = batch.header, 0
+            if header.clock is not ClockState.SYNCED or header.first_time <= newest:
+                correction = self._settle_times(draft, batch, held, header.end_seq)
+            section.add(draft.index, 0, header.count, batch, correction)
         return True
+
+    def _section(self, lane: Lane) -> _Section:
+        key = lane.tenant, lane.stream
+        section = self._sections.get(key)
+        if section is None:
+            section = self._sections[key] = _Section()
+        return section
 
     def _settle_times(self, draft: _LaneDraft, batch: ReceivedBatch, held: LaneState, end: int) -> int:
         """Note the mark that a batch may contradict. Return what the chunk corrects its times by."""
@@ -225,14 +246,17 @@ class ChunkBuilder:
         if isinstance(item, GapRange):
             gap = GapRange(first, end, item.reason)
             self._after[lane].add_gaps([gap])
+            draft.told = draft.told or LaneState()
             draft.told.add_gaps([gap])
             return
         self._after[lane].add_records([piece])
         # A gap that the same link told before its records: the chunk has only the records, which a footer counts first.
-        draft.told.gaps = gaps_without(draft.told.gaps, [piece])
-        draft.ranges.add(first, end)
+        if draft.told is not None:
+            draft.told.gaps = gaps_without(draft.told.gaps, [piece])
+        draft.pieces = draft.pieces if draft.pieces is not None else RangeSet()
+        draft.pieces.add(first, end)
         correction = self._settle_times(draft, item, held, end)
-        section = self._sections.setdefault((lane.tenant, lane.stream), _Section())
+        section = self._section(lane)
         section.add(draft.index, first - item.header.base_seq, end - first, item, correction)
         self._bytes += len(item.data)
 
@@ -315,7 +339,7 @@ class ChunkBuilder:
     def _update(draft: _LaneDraft) -> LaneUpdate:
         session = draft.session
         return LaneUpdate(
-            *session.lane, session.epoch, list(draft.ranges), draft.told.gaps, draft.mark, draft.topics, draft.payload,
+            *session.lane, session.epoch, draft.ranges, draft.gaps, draft.mark, draft.topics, draft.payload,
             draft.origins, draft.floor, session.flags,
         )  # fmt: skip
 
@@ -325,6 +349,8 @@ _NOTHING = LaneState()
 
 def _index_bytes(draft: _LaneDraft) -> int:
     """Return about how many bytes of the footer a lane takes, rather too many."""
+    if draft.topics is None and not draft.origins and draft.pieces is None and draft.told is None:
+        return LANE_BYTES + RANGE_BYTES
     topics = sum(len(topic.encode()) + 5 for topic in draft.topics or ())
     origins = sum(4 * (len(origin.name) + len(origin.version)) + len(origin.hash) + 24 for origin in draft.origins)
-    return LANE_BYTES + topics + origins + RANGE_BYTES * (len(draft.ranges) + len(draft.told.gaps))
+    return LANE_BYTES + topics + origins + RANGE_BYTES * (len(draft.ranges) + len(draft.gaps))

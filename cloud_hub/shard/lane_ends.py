@@ -65,9 +65,16 @@ class EndedLanes:
         """Return what is kept of a lane that is not in the state; None when nothing is."""
         return None if lane in state.lanes else self._found.get(lane)
 
+    def states(self, state: ShardState, lanes: Iterable[Lane]) -> list[tuple[Lane, LaneState]]:
+        """Return the states of those of the lanes that left, as far as they were looked up."""
+        if not state.drops:
+            return []
+        kept = ((lane, self.get(state, lane)) for lane in dict.fromkeys(lanes))
+        return [(lane, snapshots.lane_state(snapshots.decode_lane(body))) for lane, body in kept if body is not None]
+
     def forget(self, lanes: Iterable[Lane]) -> None:
         """Forget lanes that a chunk changed: they are back, or left again."""
-        for lane in lanes:
+        for lane in lanes if self._found else ():
             self._found.pop(lane, None)
 
     def clear(self) -> None:

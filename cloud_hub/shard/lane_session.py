@@ -13,7 +13,7 @@ from weft.protocols.lane import Lane
 from weft.protocols.lane_state import LaneState
 from weft.protocols.link import RefuseCode
 from weft.protocols.origin import ORIGINS_MAX, Origin
-from weft.protocols.ranges import SEQ_END, RangeSet
+from weft.protocols.ranges import RangeSet
 
 GAP_BYTES = 64
 """Bytes that a gap notice counts as against the bounds on pending bytes."""
@@ -84,6 +84,7 @@ class LaneSession:
 
     __slots__ = (
         "acknowledge",
+        "bytes",
         "claim",
         "clocks",
         "closed",
@@ -99,6 +100,8 @@ class LaneSession:
         "payload",
         "refuse",
         "registered",
+        "run_end",
+        "run_first",
         "topics",
         "trails",
     )  # fmt: skip
@@ -127,6 +130,12 @@ class LaneSession:
         self.acknowledge = acknowledge
         self.refuse = refuse
         self.items: deque[PendingItem] = deque()
+        self.bytes = 0
+        """Weight of the items."""
+        self.run_first = 0
+        self.run_end = -1
+        """Bounds of the items when they are records of one run, each where the one before ends; otherwise the end is
+        -1."""
         self.mark: Mark | None = None
         self.trails = False
         """True when the mark says something of records, or is the lane's first: it waits less long."""
@@ -148,6 +157,41 @@ class LaneSession:
         """Take in origins; of one number the last told counts, and of too many those with the highest numbers."""
         known = {origin.number: origin for origin in (*self.origins, *origins)}
         self.origins = [known[number] for number in sorted(known)][-ORIGINS_MAX:]
+
+    def append(self, item: PendingItem) -> None:
+        """Take an item behind the others."""
+        first, end = bounds(item)
+        if isinstance(item, GapRange):
+            self.run_end = -1
+        elif not self.items:
+            self.run_first, self.run_end = first, end
+        else:
+            self.run_end = end if self.run_end == first else -1
+        self.items.append(item)
+        self.bytes += weight(item)
+
+    def append_batches(self, batches: Iterable[tuple[BatchHeader, memoryview]], received: int) -> int:
+        """Take batches behind the other items: ``append``, without a call for each. Return their bytes."""
+        items, known, size = self.items, self.known, 0
+        for header, data in batches:
+            first = header.base_seq
+            end = first + header.count
+            known.add(first, end)
+            if not items:
+                self.run_first, self.run_end = first, end
+            else:
+                self.run_end = end if self.run_end == first else -1
+            items.append(tuple.__new__(ReceivedBatch, (header, data, received)))
+            size += len(data)
+        self.bytes += size
+        return size
+
+    def drop_items(self) -> int:
+        """Drop all items. Return the bytes that this freed."""
+        freed = self.bytes
+        self.items.clear()
+        self.bytes = 0
+        return freed
 
     @property
     def epoch(self) -> int:
@@ -190,41 +234,28 @@ class LaneSession:
         newest = held.newest_mark
         if self.mark is not None and newest is not None and newest.time >= self.mark.time:
             self.mark, self.trails = None, False
-        freed = self._settle_run(held)
-        if freed:
-            return freed
-        for _ in range(len(self.items)):
-            item = self.items.popleft()
+        if self.run_end >= 0 and self.items and held.holds(self.run_first, self.run_end):  # as after most commits
+            return self.drop_items()
+        items, freed = list(self.items), self.bytes
+        self.drop_items()
+        for item in items:
             is_gap = isinstance(item, GapRange)
-            if held.accounts_for(item) if isinstance(item, GapRange) else held.holds(*bounds(item)):
-                freed += weight(item)
-                if is_gap:
-                    self.gaps_told.add(*bounds(item))
-            else:
-                self.items.append(item)
-        return freed
-
-    def _settle_run(self, held: LaneState) -> int:
-        """Remove all items when they are records of one stretch that the state holds, as after most commits.
-
-        Returns:
-            The bytes that this freed; 0 when they are not.
-        """
-        first, end, freed = SEQ_END, 0, 0
-        for item in self.items:
-            if isinstance(item, GapRange):
-                return 0
-            start, stop = item.header.base_seq, item.header.end_seq
-            first = min(first, start)
-            end = max(end, stop)
-            freed += len(item.data)
-        if not freed or not held.holds(first, end):
-            return 0
-        self.items.clear()
-        return freed
+            if not (held.accounts_for(item) if isinstance(item, GapRange) else held.holds(*bounds(item))):
+                self.append(item)
+            elif is_gap:
+                self.gaps_told.add(*bounds(item))
+        return freed - self.bytes
 
     def acknowledged(self, held: LaneState) -> RangeSet:
-        """Return what the sender may forget: records that are held, and gaps that it told itself."""
+        """Return what the sender may forget: records that are held, and gaps that it told itself. The set is the
+        state's own when it has no gaps: do not change it."""
+        if not held.gaps and not self.gaps_told:
+            return held.ranges
         ranges = held.records
         ranges.update(self.gaps_told)
         return ranges
+
+    def is_late(self, held: LaneState) -> bool:
+        """Return whether the session lost its lane: a higher epoch came, or another session took the same one."""
+        epoch = self.claim.epoch
+        return held.epoch >= epoch and not self.is_relay and (held.epoch > epoch or not self.claim.granted)

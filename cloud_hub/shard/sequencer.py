@@ -18,7 +18,7 @@ from weft.cloud_hub.shard.bounds import no_room
 from weft.cloud_hub.shard.chunk_builder import ChunkBuilder, Draft
 from weft.cloud_hub.shard.counters import ShardCounters
 from weft.cloud_hub.shard.lane_ends import EndedLanes
-from weft.cloud_hub.shard.lane_session import LaneSession, ReceivedBatch
+from weft.cloud_hub.shard.lane_session import LaneSession
 from weft.cloud_hub.shard.retry import TROUBLE, RetryLoop
 from weft.cloud_hub.shard.schedule import CommitSchedule
 from weft.cloud_hub.shard.shard_sessions import ShardSessions
@@ -28,8 +28,7 @@ from weft.protocols.batch import BatchHeader
 from weft.protocols.chunk import Chunk, ClockUpdate, GapRange, Mark
 from weft.protocols.lane import Lane
 from weft.protocols.link import RefuseCode
-from weft.protocols.shard_state import Folded, ShardState, lane_of
-from weft.protocols.snapshot import decode_lane, lane_state
+from weft.protocols.shard_state import Folded, ShardState
 from weft.storage.chunk_log import CollectedPast, ShardLog
 from weft.storage.object_store import AlreadyExists
 
@@ -192,7 +191,7 @@ class Sequencer:
             self.sessions.refuse_gaps(session, held)
             return True
         self._schedule.records_came(self._now())
-        return self.sessions.take(session, [ReceivedBatch(header, data, received) for header, data in batches])
+        return self.sessions.take_batches(session, batches, received)
 
     async def put_gap(self, session: LaneSession, gap: GapRange) -> None:
         """Take a gap notice; it is committed and acknowledged as records are."""
@@ -264,6 +263,8 @@ class Sequencer:
             if wait <= 0:
                 return commit_at <= look_at
             self._wake.clear()
+            # With records waiting the commit's time is known: only a full chunk is a reason to look again before.
+            sessions.wake_bytes = self._settings.chunk_bytes_max if urgent else 0
             try:
                 async with asyncio.timeout(wait):
                     await self._wake.wait()
@@ -297,17 +298,15 @@ class Sequencer:
             self.counters.commit.observe(now - since)
 
     async def _next_draft(self) -> Draft | None:
-        lanes = {session.lane for session in self.sessions}
-        await self._retry_loop.run(lambda: self._ended.look_up(self._state, lanes))
+        if self._state.drops:
+            lanes = {session.lane for session in self.sessions}
+            await self._retry_loop.run(lambda: self._ended.look_up(self._state, lanes))
         return self._draft()
 
     def _draft(self) -> Draft | None:
-        lanes = {session.lane for session in self.sessions}
-        self.sessions.fence(self._state, lanes)
-        for lane in lanes:
-            kept = self._ended.get(self._state, lane)
-            if kept is not None:
-                self.sessions.fence_by(lane, lane_state(decode_lane(kept)))
+        for lane, held in self._ended.states(self._state, (session.lane for session in self.sessions)):
+            self.sessions.fence_by(lane, held)
+        self.sessions.fence_pending(self._state)
         builder = ChunkBuilder(self._state, self._settings.chunk_bytes_max, self._level(), self._ended)
         for session in self.sessions:
             builder.add(session)
@@ -352,6 +351,7 @@ class Sequencer:
         chunk = folded.chunk
         changed = ((lane, folded.lanes.get(lane)) for lane in self._state.conflicts)
         decided = [lane for lane, held in changed if held is not None and held.conflict is None]
+        taken_over = folded.new_epochs(self._state.lanes)
         self._state.accept(folded)
         self._ended.forget(folded.lanes)
         attempt = self._attempts.get(chunk.header.nonce)
@@ -360,7 +360,7 @@ class Sequencer:
             session.claim.granted = True
         for lane in decided:
             self.sessions.end(lane)
-        self.sessions.fence(self._state, {lane_of(update) for update in chunk.footer.lanes})
+        self.sessions.fence(self._state, taken_over)
         self._count(chunk, attempt)
         return attempt is not None
 
@@ -394,3 +394,4 @@ class Sequencer:
             opening_only=True,
         )
         await self._retry_loop.run(self._load)
+        self.sessions.fence_all(self._state)

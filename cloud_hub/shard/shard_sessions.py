@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterable, Iterator
 
-from weft.cloud_hub.shard.lane_session import LaneSession, PendingItem, SessionRefused, bounds, weight
+from weft.cloud_hub.shard.lane_session import LaneSession, PendingItem, SessionRefused, bounds
+from weft.protocols.batch import BatchHeader
 from weft.protocols.chunk import ClockUpdate, Mark
 from weft.protocols.lane import Lane, format_log_id
 from weft.protocols.link import RefuseCode
@@ -31,6 +32,8 @@ class ShardSessions:
         self._room = asyncio.Event()
         self.pending_bytes = 0
         """Bytes from links that are not committed yet."""
+        self.wake_bytes = 0
+        """Pending bytes below which nothing new brings the next commit forward: ``wake`` is not called before."""
         self.behind: dict[Lane, int] = {}
         """For lanes of open sessions: by how many nanoseconds the last mark lay before the moment that the edge had
         named. Its clock was set back; the lane stands still until the clock has passed that moment."""
@@ -71,10 +74,20 @@ class ShardSessions:
         """Add pending items; return whether there is room for more. Items of a refused session are dropped."""
         if not session.registered:
             return True
+        before = session.bytes
         for item in items:
             session.known.add(*bounds(item))
-            session.items.append(item)
-            self.pending_bytes += weight(item)
+            session.append(item)
+        return self._took(session, session.bytes - before)
+
+    def take_batches(
+        self, session: LaneSession, batches: Iterable[tuple[BatchHeader, memoryview]], received: int
+    ) -> bool:
+        """Add pending batches as ``take`` does; ``received`` is in nanoseconds since 1970."""
+        return not session.registered or self._took(session, session.append_batches(batches, received))
+
+    def _took(self, session: LaneSession, size: int) -> bool:
+        self.pending_bytes += size
         if len(session.known) > self._ranges_per_lane_max:
             message = f"lane {session.lane} would have more than {self._ranges_per_lane_max} separate ranges"
             self.refuse(session, RefuseCode.OVERLOADED, message, "send the oldest missing records first")
@@ -95,7 +108,13 @@ class ShardSessions:
             newest: the newest mark that the state has of the lane.
         """
         if session.registered:
-            self._compare(session, mark, newest)
+            before = session.mark
+            if (
+                self.behind
+                or (before is not None and before.time > mark.time)
+                or (newest is not None and newest.time > mark.time)
+            ):
+                self._compare(session, mark, newest)
             session.mark = mark
             session.trails = newest is None or mark.seq > newest.seq
             self._touch(session)
@@ -133,11 +152,21 @@ class ShardSessions:
             if held is not None:
                 self.fence_by(lane, held)
 
+    def fence_pending(self, state: ShardState) -> None:
+        """Refuse the sessions that lost their lane and have something pending."""
+        for session in self:
+            held = state.lanes.get(session.lane)
+            if held is not None and session.is_late(held):
+                self.fence_by(session.lane, held)
+
+    def fence_all(self, state: ShardState) -> None:
+        """Refuse the sessions that lost their lane, of a state that was loaded and not folded."""
+        self.fence(state, list(self._lanes))
+
     def fence_by(self, lane: Lane, held: LaneState) -> None:
         """Refuse the sessions of a lane that lost it by this state."""
         for session in list(self._lanes.get(lane, ())):
-            is_late = held.epoch > session.epoch or (held.epoch == session.epoch and not session.granted)
-            if is_late and not session.is_relay:
+            if session.is_late(held):
                 self._refuse_fenced(session, held)
 
     def end(self, lane: Lane) -> None:
@@ -160,22 +189,22 @@ class ShardSessions:
 
     def settle(self, state: ShardState) -> None:
         """Answer every session from the state: its opening, and the commits of its items."""
+        lanes, active = state.lanes, self._active
         for session in self:
-            held = state.lanes.get(session.lane)
+            held = lanes.get(session.lane)
             freed = session.settle(held)
             if session.clocks:
                 session.clocks = [clock for clock in session.clocks if not state.knows_clock(clock)]
             self.pending_bytes -= freed
-            if held is not None and session.granted and session.opening:
-                session.known = held.ranges.copy()
-                session.opened.set_result(held.records)
-            elif held is None and session.granted and session.opening:
-                session.opened.set_result(RangeSet())  # a relay, of a lane that no chunk has told of
+            if session.opening:
+                if session.granted:  # a relay may open a lane that no chunk has told of
+                    session.known = held.ranges.copy() if held is not None else session.known
+                    session.opened.set_result(held.records if held is not None else RangeSet())
             elif held is not None and freed and not session.closed:
                 session.acknowledge(session.acknowledged(held))
-            del self._active[session]
+            del active[session]
             if session.pending:
-                self._active[session] = None  # behind those that have not had their turn
+                active[session] = None  # behind those that have not had their turn
             elif session.closed:
                 self._forget(session)
         self._room.set()
@@ -214,7 +243,8 @@ class ShardSessions:
 
     def _touch(self, session: LaneSession) -> None:
         self._active[session] = None
-        self._wake()
+        if self.pending_bytes >= self.wake_bytes:
+            self._wake()
 
     def _forget(self, session: LaneSession) -> None:
         if not session.registered:
@@ -225,6 +255,5 @@ class ShardSessions:
             del self._lanes[session.lane]
             self.behind.pop(session.lane, None)
         self._active.pop(session, None)
-        self.pending_bytes -= sum(map(weight, session.items))
-        session.items.clear()
+        self.pending_bytes -= session.drop_items()
         self._room.set()

@@ -13,7 +13,7 @@ import aiohttp
 from aiohttp import web
 
 from weft.protocols.batch import BatchHeader
-from weft.protocols.chunk import GapRange, Mark
+from weft.protocols.chunk import GapRange
 from weft.protocols.link import Clock, Hello, LaneOpen, LaneOrigins, RefuseCode
 from weft.protocols.ranges import RangeSet
 from weft.replication.events import (
@@ -24,7 +24,7 @@ from weft.replication.events import (
     HelloReceived,
     LaneClosedReceived,
     LaneOpenReceived,
-    MarkReceived,
+    MarksReceived,
     OriginsReceived,
     ReceiverEvent,
 )
@@ -92,9 +92,9 @@ class LinkHandler(Protocol):
     async def gap(self, lane: int, gap: GapRange) -> None:
         """Take a notice of records that can never come; acknowledged like records."""
 
-    def mark(self, lane: int, mark: Mark) -> None:
-        """Take a mark: all records that the lane received up to its time are below its seq. It needs no
-        acknowledgement."""
+    def marks(self, time: int, lanes: list[tuple[int, int]]) -> None:
+        """Take marks, each (lane, seq): all records that the lane received up to ``time`` are below ``seq``. They need
+        no acknowledgement."""
 
     async def room(self) -> None:
         """Wait until there is room for more, after each message. Nothing more is read from the edge before."""
@@ -156,7 +156,7 @@ class LinkSession:
         reader = asyncio.create_task(self._read())
         writer = asyncio.create_task(self._write())
         try:
-            await asyncio.wait({reader, writer}, return_when=asyncio.FIRST_COMPLETED)
+            await self._watch({reader, writer})
             if self._receiver.closed and not writer.done():
                 self._wake.set()
                 await asyncio.wait({writer}, timeout=CLOSE_TIMEOUT_S)
@@ -166,6 +166,20 @@ class LinkSession:
             results = await asyncio.gather(reader, writer, return_exceptions=True)
             self._look_back(results)
             self._handler.closed(self._reason)
+
+    async def _watch(self, tasks: set[asyncio.Task[None]]) -> None:
+        """Wait until a task ends or time has closed the link, and let time pass for the machine: pings and silence.
+
+        One timer for the link, which looks when it is due whether it is due still: most links are heard long before.
+        """
+        while (deadline := self._receiver.deadline()) is not None:
+            wait_s = min(max(0, deadline - self._clock()) / SECOND, self._silence_s)
+            done, _ = await asyncio.wait(tasks, timeout=wait_s, return_when=asyncio.FIRST_COMPLETED)
+            if done:
+                return
+            self._receiver.handle_timeout(self._clock())
+            if self._receiver.has_to_send:
+                self._wake.set()
 
     def _ended(self, reason: str) -> None:
         """Note why the connection ends; later reasons follow from the first."""
@@ -186,18 +200,15 @@ class LinkSession:
         self._ended(f"the edge closed the connection (WebSocket code {self._socket.close_code})")
 
     async def _read(self) -> None:
-        """Read messages. Also the watchdog: the writer may be stuck in a write that the peer does not take."""
+        """Read messages."""
         while not self._receiver.closed:
-            try:
-                message = await self._socket.receive(timeout=self._silence_s)
-            except TimeoutError:
-                self._receiver.handle_timeout(self._clock())
-                continue
+            message = await self._socket.receive()
             if message.type is not aiohttp.WSMsgType.BINARY:
                 return
             self._receiver.receive_data(message.data, self._clock())
             self._receiver.pause()
-            self._wake.set()
+            if self._receiver.has_to_send:  # a message with data alone says nothing that the writer could answer yet
+                self._wake.set()
             try:
                 await self._handle_all()
             except LinkRefused as refusal:
@@ -215,8 +226,8 @@ class LinkSession:
             # Nearly all events are these two; a coroutine for each would be a part of the cost of a batch.
             if isinstance(event, BatchesReceived):
                 self._handler.data(event.lane, event.batches)
-            elif isinstance(event, MarkReceived):
-                self._handler.mark(event.lane, event.mark)
+            elif isinstance(event, MarksReceived):
+                self._handler.marks(event.time, event.lanes)
             else:
                 await self._handle(event)
         if not self._receiver.closed:
@@ -244,18 +255,13 @@ class LinkSession:
     async def _write(self) -> None:
         while True:
             self._wake.clear()
-            now = self._clock()
-            self._receiver.handle_timeout(now)
             data = self._receiver.data_to_send()
-            deadline = self._receiver.deadline()
             if data:
                 await self._socket.send_bytes(data)
-            elif deadline is None:
+            elif self._receiver.closed:
                 return
             else:
-                with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(max(0, deadline - now) / SECOND):
-                        await self._wake.wait()
+                await self._wake.wait()
 
 
 async def serve_link(

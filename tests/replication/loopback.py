@@ -129,8 +129,8 @@ class _Handler:
         self.hub.held.setdefault(key, RangeSet()).add(gap.first, gap.end)
         self.session.acknowledge(lane, self.hub.held[key].copy())
 
-    def mark(self, lane: int, mark: Mark) -> None:
-        self.hub.marks.append((self.keys[lane], mark))
+    def marks(self, time: int, lanes: list[tuple[int, int]]) -> None:
+        self.hub.marks += [(self.keys[lane], Mark(time, seq)) for lane, seq in lanes]
 
     def closed(self, reason: str) -> None:
         self.hub.closed += 1

@@ -17,7 +17,7 @@ from weft.replication.events import (
     GapReceived,
     HelloReceived,
     LaneOpenReceived,
-    MarkReceived,
+    MarksReceived,
     ReadRequest,
 )
 from weft.replication.receiver import Receiver
@@ -212,8 +212,9 @@ class Pair:
                     self.receiver.lane_opened(opening.lane, self.hub.records.get(lane, RangeSet()).copy())
                 case BatchesReceived() | GapReceived():
                     self.uncommitted.append(event)
-                case MarkReceived():
-                    self._check_mark(self.lanes[event.lane], event.mark)
+                case MarksReceived():
+                    for number, seq in event.lanes:
+                        self._check_mark(self.lanes[number], Mark(event.time, seq))
 
     def _check_mark(self, lane: int, mark: Mark) -> None:
         assert mark.time < WALL + mark.seq, "the record with that number has that time"

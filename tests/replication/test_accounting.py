@@ -16,7 +16,7 @@ def test_bytes_are_freed_exactly_when_every_record_of_a_batch_was_acknowledged(a
     in_flight = SentBatches()
     batches = [SentBatch(first, first + 5, 100, first) for first in range(0, 40, 5)]
     for batch in batches:
-        in_flight.add(1, batch)
+        in_flight.add(1, *batch)
     covered = RangeSet()
     for first, length in acks:
         covered.add(first, first + length)
@@ -27,7 +27,7 @@ def test_bytes_are_freed_exactly_when_every_record_of_a_batch_was_acknowledged(a
 def test_one_batch_may_be_longer_than_the_window() -> None:
     in_flight = SentBatches()
     assert in_flight.room(1000, window_bytes=10)
-    in_flight.add(1, SentBatch(0, 1, 1000, 0))
+    in_flight.add(1, 0, 1, 1000, 0)
     assert not in_flight.room(1, window_bytes=10)
     assert in_flight.oldest_time() == 0
 
