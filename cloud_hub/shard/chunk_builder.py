@@ -74,7 +74,7 @@ class _Section:
 
 
 class _LaneDraft:
-    """What the chunk adds to a lane. Most have a run of records and a mark, and nothing else is made for them."""
+    """Additions of the chunk to one lane. Most have a run of records and a mark, and nothing else is made for them."""
 
     __slots__ = ("floor", "index", "mark", "origins", "payload", "pieces", "run", "session", "told", "topics")
 
