@@ -130,6 +130,11 @@ class Receiver:
         """Return the DATA bytes received and not acknowledged."""
         return self._in_flight.bytes
 
+    @property
+    def window_is_half_used(self) -> bool:
+        """Return whether the sender has little room left before it has to wait for an acknowledgement."""
+        return 2 * self._in_flight.bytes >= self._settings.window_bytes
+
     # -- the owner's side
 
     def welcome(self) -> None:

@@ -30,6 +30,7 @@ from weft.cloud_hub.shard.lane_session import LaneClaim, LaneSession
 from weft.cloud_hub.shard.sequencer import Sequencer
 from weft.cloud_hub.tables.service import TableService
 from weft.cloud_hub.tables.settings import TableSettings
+from weft.commands.hub import COMMIT_INTERVAL_BUCKET_S as COMMIT_INTERVAL_S
 from weft.commands.hub import TABLE_INTERVAL_BUCKET_S
 from weft.protocols import batch
 from weft.protocols.chunk import Mark
@@ -40,7 +41,6 @@ from weft.storage.object_store import open_store
 
 SHARDS = 4
 STREAMS = 20
-COMMIT_INTERVAL_S = 1.0
 MONTH_S = 30 * 86_400
 SECONDS, SPEED = 150.0, 6.0
 """Length of the run, and how much faster than in truth everything happens."""

@@ -244,7 +244,10 @@ class EdgeLink:
             await opened.sequencer.put_gap(opened.session, gap)
 
     async def room(self) -> None:
-        """Wait until the shards that the link has filled have room."""
+        """Wait until the shards that the link has filled have room. Have them commit soon when its window fills up."""
+        if self.hello is not None and self._link.window_is_half_used:
+            for sequencer in self._sequencers.values():
+                sequencer.hurry()
         full, self._full = self._full, []
         for opened in full:
             await opened.sequencer.sessions.room(opened.session)

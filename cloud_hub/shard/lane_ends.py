@@ -53,7 +53,7 @@ class EndedLanes:
         Raises:
             StoreError: the store did not answer.
         """
-        for lane in lanes:
+        for lane in lanes if state.drops else ():
             if self._unknown(state, lane):
                 self._found[lane] = await self._log.ended(lane, state.n)
 

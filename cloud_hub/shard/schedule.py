@@ -5,6 +5,10 @@ from __future__ import annotations
 from weft.cloud_hub.settings import SequencerSettings
 
 
+HURRIED_S = 0.25
+"""Longest time between two commits while a link waits for acknowledgements before it may send on."""
+
+
 class CommitSchedule:
     """Times of one shard's next commit and next look. They are seconds of one monotonic clock."""
 
@@ -12,6 +16,7 @@ class CommitSchedule:
         self._settings = settings
         self._last_commit = self._last_chunk = self._last_look = float("-inf")
         self._look_now = False
+        self._hurried = False
         self._waiting_since: float | None = None
         """Arrival of the oldest records that no commit has begun to write."""
 
@@ -41,7 +46,8 @@ class CommitSchedule:
             return float("-inf")
         if urgent:
             # From the last commit, not from the first batch: after a longer silence a batch does not wait.
-            return self._last_commit + self._settings.commit_interval_s
+            interval_s = self._settings.commit_interval_s
+            return self._last_commit + (min(interval_s, HURRIED_S) if self._hurried else interval_s)
         return self._marks_at(trailing) if pending else float("inf")
 
     def marks_are_due(self, now: float, *, trailing: bool = False) -> bool:
@@ -52,6 +58,13 @@ class CommitSchedule:
         """Note that records wait for a commit."""
         if self._waiting_since is None:
             self._waiting_since = now
+
+    def hurry(self) -> bool:
+        """Note that a link soon may send no more before the next commit. Return whether that brings it forward."""
+        if self._hurried or self._settings.commit_interval_s <= HURRIED_S:
+            return False
+        self._hurried = True
+        return True
 
     def looked(self, now: float) -> None:
         """Note that the log was read up to its head."""
@@ -64,6 +77,7 @@ class CommitSchedule:
     def begin_commit(self) -> float | None:
         """Return when the oldest records came that wait for this commit; None when none do."""
         since, self._waiting_since = self._waiting_since, None
+        self._hurried = False
         return since
 
     def end_commit(self, since: float | None, now: float, *, records_left: bool) -> None:

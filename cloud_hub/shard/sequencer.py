@@ -183,7 +183,6 @@ class Sequencer:
     def put(self, session: LaneSession, batches: Sequence[tuple[BatchHeader, memoryview]]) -> bool:
         """Take verified batches; their commit is acknowledged later. Return whether there is room for more; otherwise
         wait for it (``sessions.room``)."""
-        received = self._wall_clock()
         held = self._state.lanes.get(session.lane)
         is_full = held is not None and len(held.gaps) >= self._settings.gaps_per_lane_max
         # Records that heal the middle of a gap leave two gaps: the bound holds for them as well.
@@ -191,7 +190,7 @@ class Sequencer:
             self.sessions.refuse_gaps(session, held)
             return True
         self._schedule.records_came(self._now())
-        return self.sessions.take_batches(session, batches, received)
+        return self.sessions.take_batches(session, batches, self._wall_clock())
 
     async def put_gap(self, session: LaneSession, gap: GapRange) -> None:
         """Take a gap notice; it is committed and acknowledged as records are."""
@@ -211,6 +210,11 @@ class Sequencer:
         """Take a mark; it is committed with the shard's next data, or alone after ``mark_interval_s`` at the latest."""
         held = self._state.lanes.get(session.lane)
         self.sessions.mark(session, mark, held.newest_mark if held is not None else None)
+
+    def hurry(self) -> None:
+        """Commit sooner, once: a link has sent much of what it may send without an acknowledgement."""
+        if self._schedule.hurry():
+            self._wake.set()
 
     def leave(self, session: LaneSession) -> None:
         """Note that the link is gone."""
@@ -298,9 +302,8 @@ class Sequencer:
             self.counters.commit.observe(now - since)
 
     async def _next_draft(self) -> Draft | None:
-        if self._state.drops:
-            lanes = {session.lane for session in self.sessions}
-            await self._retry_loop.run(lambda: self._ended.look_up(self._state, lanes))
+        lanes = [session.lane for session in self.sessions]
+        await self._retry_loop.run(lambda: self._ended.look_up(self._state, lanes))
         return self._draft()
 
     def _draft(self) -> Draft | None:

@@ -130,6 +130,11 @@ class LinkSession:
         self._wake = asyncio.Event()
         self._reason = ""
 
+    @property
+    def window_is_half_used(self) -> bool:
+        """Return whether the edge soon has to wait for an acknowledgement."""
+        return self._receiver.window_is_half_used
+
     def acknowledge(self, lane: int, ranges: RangeSet) -> None:
         """Tell the edge that ``ranges`` of ``lane`` (records or gaps) are durable."""
         self._receiver.acknowledge(lane, ranges)

@@ -103,3 +103,10 @@ def test_what_keeps_several_processes_from_running_is_told() -> None:
 
 def test_an_idle_bucket_is_cheap_by_default() -> None:
     assert settings_of(HubConfig(store="s3://bucket")).sequencer.mark_interval_s == 60.0
+
+
+@pytest.mark.parametrize(("store", "interval_s"), [("data", 0.25), ("file:///data", 0.25), ("s3://bucket/weft", 1.0)])
+def test_a_hub_commits_less_often_where_each_object_costs(store: str, interval_s: float) -> None:
+    assert settings_of(HubConfig(store=store)).sequencer.commit_interval_s == interval_s
+    asked = HubConfig(store=store, commit_interval_s=0.5)
+    assert settings_of(asked).sequencer.commit_interval_s == 0.5

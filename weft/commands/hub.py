@@ -34,6 +34,10 @@ if TYPE_CHECKING:
     from weft.config.models import HubConfig
     from weft.service.reload import RunningSettings
 
+COMMIT_INTERVAL_FOLDER_S = 0.25
+COMMIT_INTERVAL_BUCKET_S = 1.0
+"""Interval of commits where each costs money. Edges keep records until they are acknowledged, so a later acknowledgement
+delays the release of disk space and the moment of completeness, and nothing else."""
 TABLE_INTERVAL_FOLDER_S = 10.0
 TABLE_INTERVAL_BUCKET_S = 120.0
 """Interval of table steps where each costs money: bench/hub/costs.py counts what a month costs."""
@@ -253,7 +257,7 @@ def settings_of(config: HubConfig, process: int = 0, processes: int = 1) -> HubS
         tokens_file=config.tokens_file,
         open_to_network=config.anonymous == "allowed_beyond_loopback",
         sequencer=SequencerSettings(
-            commit_interval_s=config.commit_interval_s,
+            commit_interval_s=_commit_interval_s(config),
             mark_interval_s=config.mark_interval_s,
             chunk_bytes_max=config.chunk_bytes_max,
             pending_bytes_max=config.limits.pending_bytes,
@@ -283,4 +287,14 @@ def _table_interval_s(config: HubConfig) -> float | None:
         return None
     if config.tables.interval_s is not None:
         return config.tables.interval_s
-    return TABLE_INTERVAL_FOLDER_S if "://" not in config.store.removeprefix("file://") else TABLE_INTERVAL_BUCKET_S
+    return TABLE_INTERVAL_FOLDER_S if _in_folder(config) else TABLE_INTERVAL_BUCKET_S
+
+
+def _commit_interval_s(config: HubConfig) -> float:
+    if config.commit_interval_s is not None:
+        return config.commit_interval_s
+    return COMMIT_INTERVAL_FOLDER_S if _in_folder(config) else COMMIT_INTERVAL_BUCKET_S
+
+
+def _in_folder(config: HubConfig) -> bool:
+    return "://" not in config.store.removeprefix("file://")

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import random
+from dataclasses import replace
 from typing import cast
 
 from tests.cloud_hub import virtual_time
-from tests.cloud_hub.fabric import make_sequencer
+from tests.cloud_hub.fabric import SETTINGS, make_batch, make_sequencer
 from weft.cloud_hub.links.edge_link import EdgeLink
 from weft.cloud_hub.links.link_log import HubLinkLog
 from weft.cloud_hub.shard.sequencer import Sequencer
 from weft.cloud_hub.shard.shards import Shards
+from weft.protocols.lane import Lane
 from weft.protocols.link import PROTOCOL_VERSION, Hello, LaneOpen, RefuseCode
 from weft.protocols.ranges import RangeSet
 from weft.replication.runner import LinkSession
@@ -26,6 +28,12 @@ class Answers:
         self.closed: list[int] = []
         self.refused: list[RefuseCode] = []
         self.news = asyncio.Event()
+        self.acked = RangeSet()
+        self.window_is_half_used = False
+
+    def acknowledge(self, lane: int, ranges: RangeSet) -> None:
+        self.acked.update(ranges)
+        self.news.set()
 
     def lane_opened(self, lane: int, held: RangeSet) -> None:
         self.opened.append(lane)
@@ -70,6 +78,34 @@ def test_a_lane_whose_epoch_may_be_durable_unnoticed_ends_its_link() -> None:
         await asyncio.sleep(0)
         assert answers.refused == [RefuseCode.OVERLOADED]
         assert answers.closed == []
+        link.closed("over")
+        await shards.close()
+
+    virtual_time.run(main())
+
+
+def test_an_edge_whose_window_fills_up_does_not_wait_for_a_long_commit_interval() -> None:
+    async def main() -> None:
+        store = MemoryStore()
+        settings = replace(SETTINGS, commit_interval_s=30.0)
+        shards = Shards(1, 0, 1, lambda _shard: make_sequencer(store, random.Random(1), settings))
+        await shards.start()
+        answers = Answers()
+        link = EdgeLink(shards, None, lambda: 0, HubLinkLog(lambda: 0.0), "peer")
+        await link.open(Hello(PROTOCOL_VERSION, "default", "edge-1", 7, 1, 0, "test"), cast(LinkSession, answers))
+        await link.open_lane(opening(1, "telemetry"))
+        await answers.news.wait()
+        lane = Lane("default", "edge-1", 7, "telemetry")
+        now = asyncio.get_running_loop().time
+        for first, is_full, longest in ((0, True, 0.5), (5, False, 31.0)):
+            answers.window_is_half_used = is_full
+            answers.news.clear()
+            sent = now()
+            link.data(1, [make_batch(lane, first, first + 5)])
+            await link.room()
+            await answers.news.wait()
+            assert answers.acked.covers(0, first + 5)
+            assert longest / 3 < now() - sent < longest
         link.closed("over")
         await shards.close()
 

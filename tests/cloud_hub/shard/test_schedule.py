@@ -32,6 +32,21 @@ def test_records_wait_for_the_interval_since_the_last_commit_and_no_longer(sched
     assert schedule.commit_at(1, urgent=True, pending=True) == 100.25
 
 
+def test_a_link_that_soon_may_send_no_more_brings_the_next_commit_forward() -> None:
+    schedule = CommitSchedule(replace(SETTINGS, commit_interval_s=1.0))
+    schedule.end_commit(schedule.begin_commit(), 100, records_left=False)
+    assert schedule.commit_at(1, urgent=True, pending=True) == 101
+    assert schedule.hurry()
+    assert not schedule.hurry(), "it is said already"
+    assert schedule.commit_at(1, urgent=True, pending=True) == 100.25
+    schedule.end_commit(schedule.begin_commit(), 100.25, records_left=False)
+    assert schedule.commit_at(1, urgent=True, pending=True) == 101.25
+
+
+def test_a_short_interval_is_not_hurried(schedule: CommitSchedule) -> None:
+    assert not schedule.hurry()
+
+
 def test_a_full_chunk_is_due_at_once(schedule: CommitSchedule) -> None:
     assert schedule.commit_at(999, urgent=True, pending=True) == 100.25
     assert schedule.commit_at(1000, urgent=True, pending=True) == -math.inf
