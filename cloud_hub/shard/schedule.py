@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from weft.cloud_hub.settings import SequencerSettings
 
-
 HURRIED_S = 0.25
 """Longest time between two commits while a link waits for acknowledgements before it may send on."""
 

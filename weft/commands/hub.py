@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 COMMIT_INTERVAL_FOLDER_S = 0.25
 COMMIT_INTERVAL_BUCKET_S = 1.0
-"""Interval of commits where each costs money. Edges keep records until they are acknowledged, so a later acknowledgement
+"""Interval of commits where each costs money. Edges keep records until they are acknowledged: a later acknowledgement
 delays the release of disk space and the moment of completeness, and nothing else."""
 TABLE_INTERVAL_FOLDER_S = 10.0
 TABLE_INTERVAL_BUCKET_S = 120.0
