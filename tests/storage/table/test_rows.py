@@ -22,6 +22,7 @@ from weft.protocols.columns import header_text
 from weft.protocols.errors import Corrupt
 from weft.protocols.lane import Lane
 from weft.storage.table import columns as row_columns
+from weft.storage.table.record_time import TIME_END
 from weft.storage.table.rows import LEVELS_MAX, row_schema, section_rows, usable_fields
 
 LANES = [
@@ -100,11 +101,15 @@ def expected_rows(parts: list[tuple[int, int, int, int, bytes]], base_offset: in
     for number, skip, take, received, data in parts:
         update = LANES[number]
         lane = Lane(update.tenant, update.edge, update.log_id, update.stream)
-        clock, first_stamp = batch.decode_header(data).clock, batch.decode_header(data).first_time
+        header = batch.decode_header(data)
+        clock, first_stamp = header.clock, header.first_time
+        # Beyond what a clock can say, a correction is taken for damage and the whole batch keeps its stamps.
+        is_corrected = clock is ClockState.UNSYNCED and number == 1
+        is_corrected &= 0 <= OFFSET + 2 + header.last_time - first_stamp < TIME_END
         for record in list(batch.records(data))[skip : skip + take]:
             key = record.key.decode("utf-8", "replace")
             time, state, stamp = record.time, clock.name.lower(), None
-            if clock is ClockState.UNSYNCED and number == 1:
+            if is_corrected:
                 time, state, stamp = OFFSET + 2 + record.time - first_stamp, "corrected", micros(record.time)
             if time // 1000 - received // 1000 > 300_000_000:
                 state = "future"
