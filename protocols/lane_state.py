@@ -282,7 +282,7 @@ class LaneState:
 
     def prove_marks(self) -> None:
         """Raise the proven marks as far as the records and gaps reach."""
-        if not self.pending_marks:
+        if not self.pending_marks or self.pending_marks[0].seq > self.ranges.contiguous_end():
             return
         whole = self.whole_end()
         self.mark = _best(self.mark, self.pending_marks, self.ranges.contiguous_end())

@@ -24,6 +24,10 @@ PROTOCOL_VERSION = 1
 FRAME_HEAD = struct.Struct("<BI")
 FRAME_HEADER_BYTES = FRAME_HEAD.size
 _LANE = struct.Struct("<I")
+DATA_HEAD = struct.Struct("<BII")
+"""Head of a frame that is DATA, and its lane."""
+DATA_BYTES_MIN = _LANE.size + BATCH_HEADER_BYTES
+"""Shortest body of a DATA frame."""
 FRAME_BYTES_MAX = 80 << 20
 """Longest frame body: the largest batch fits. A receiver names a smaller ``batch_bytes_max`` in WELCOME."""
 CONTROL_BYTES_MAX = 4 << 20
@@ -262,6 +266,9 @@ _DECODERS: dict[int, msgspec.msgpack.Decoder[_Control]] = {
 }
 
 
+_ENCODE = msgspec.msgpack.Encoder().encode
+
+
 class _Greeting(msgspec.Struct, frozen=True):
     version: U32
 
@@ -279,9 +286,10 @@ def encode_frame(frame: Frame) -> bytes:
         length = _LANE.size + len(frame.batches)
         _check_length(FrameType.DATA, length, ValueError)
         return b"".join((FRAME_HEAD.pack(FrameType.DATA, length), _LANE.pack(frame.lane), frame.batches))
-    body = msgspec.msgpack.encode(frame)
-    _check_length(_TYPE_OF[type(frame)], len(body), ValueError)
-    return FRAME_HEAD.pack(_TYPE_OF[type(frame)], len(body)) + body
+    number, body = _TYPE_OF[type(frame)], _ENCODE(frame)
+    if len(body) > CONTROL_BYTES_MAX:
+        _check_length(number, len(body), ValueError)
+    return FRAME_HEAD.pack(number, len(body)) + body
 
 
 def _check_length(number: int, length: int, error: type[ValueError]) -> None:
@@ -312,7 +320,7 @@ def decode_frame(data: Buffer, offset: int = 0) -> tuple[Frame, int]:
         raise Truncated("a frame body is not complete")
     body = memoryview(data)[start:end]
     if number == FrameType.DATA:
-        if length < _LANE.size + BATCH_HEADER_BYTES:
+        if length < DATA_BYTES_MIN:
             raise Corrupt(f"a DATA frame of {length} bytes holds no batch")
         return Data(_LANE.unpack_from(body)[0], body[_LANE.size :]), end
     try:

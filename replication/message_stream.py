@@ -11,11 +11,14 @@ import zstandard
 from weft.protocols.errors import Corrupt, Truncated
 from weft.protocols.link import (
     CONTROL_BYTES_MAX,
+    DATA_BYTES_MIN,
+    DATA_HEAD,
     FRAME_BYTES_MAX,
     FRAME_HEAD,
     FRAME_HEADER_BYTES,
     Data,
     Frame,
+    FrameType,
     decode_frame,
     encode_frame,
 )
@@ -30,6 +33,7 @@ PENDING_BYTES_MAX = FRAME_BYTES_MAX + (32 << 20)
 """Maximum number of uncompressed bytes that a receiver holds before it takes frames out."""
 _JOIN_BYTES_MAX = 64 << 10
 """Bytes of frames that are copied together so that the compressor is called once for all."""
+_DATA = int(FrameType.DATA)
 _FEED_BYTES = 1024
 """Compressed bytes given to the decompressor at a time. A 4-byte block can stand for 128 KiB, so this bounds what one
 call can allocate (32 MiB) before the total is looked at."""
@@ -93,10 +97,19 @@ class FrameDecoder:
         if len(self._pending) < self._needed:
             return []
         ready = bytes(self._pending)
+        view, whole = memoryview(ready), len(ready)
         frames: list[Frame] = []
         at = control_bytes = 0
         try:
             while True:
+                if whole - at > DATA_HEAD.size and len(frames) < FRAMES_MAX:
+                    number, length, lane = DATA_HEAD.unpack_from(ready, at)
+                    end = at + FRAME_HEADER_BYTES + length
+                    # Nearly all bytes are in such frames. ``decode_frame`` says what is wrong with any other.
+                    if number == _DATA and DATA_BYTES_MIN <= length <= FRAME_BYTES_MAX and end <= whole:
+                        frames.append(Data(lane, view[at + DATA_HEAD.size : end]))
+                        at = end
+                        continue
                 frame, end = decode_frame(ready, at)
                 control_bytes += 0 if isinstance(frame, Data) else end - at
                 if len(frames) == FRAMES_MAX or control_bytes > 2 * CONTROL_BYTES_MAX:
@@ -104,7 +117,7 @@ class FrameDecoder:
                 frames.append(frame)
                 at = end
         except Truncated:
-            self._keep(memoryview(ready)[at:])
+            self._keep(view[at:])
         return frames
 
     def _decompress(self, data: bytes) -> None:

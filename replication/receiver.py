@@ -183,10 +183,10 @@ class Receiver:
         known = self._lanes.get(lane)
         if self._state is not _State.OPEN or known is None:
             return
-        for first, end in ranges:
-            known.done.add(first, end)
-        for first, end in ranges:
-            self._in_flight.settle(lane, first, end, known.done)
+        done, pairs = known.done, list(ranges)
+        done.update(pairs)
+        for first, end in pairs:
+            self._in_flight.settle(lane, first, end, done)
         waiting = self._acks.get(lane)
         if waiting is not None:
             ranges = ranges.copy()

@@ -234,8 +234,12 @@ class LaneSession:
         newest = held.newest_mark
         if self.mark is not None and newest is not None and newest.time >= self.mark.time:
             self.mark, self.trails = None, False
-        if self.run_end >= 0 and self.items and held.holds(self.run_first, self.run_end):  # as after most commits
+        if not self.items:
+            return 0
+        if self.run_end >= 0 and held.holds(self.run_first, self.run_end):  # as after most commits
             return self.drop_items()
+        if self.run_end > held.ranges.end and not held.gaps:
+            return self._settle_start(held)
         items, freed = list(self.items), self.bytes
         self.drop_items()
         for item in items:
@@ -245,6 +249,15 @@ class LaneSession:
             elif is_gap:
                 self.gaps_told.add(*bounds(item))
         return freed - self.bytes
+
+    def _settle_start(self, held: LaneState) -> int:
+        """Remove what the state has of a run that goes on behind it: more came while the chunk was written."""
+        end, freed, items = held.ranges.contiguous_end(self.run_first), 0, self.items
+        while bounds(items[0])[1] <= end:  # at the latest the last item lies behind it
+            freed += weight(items.popleft())
+        self.run_first = bounds(items[0])[0]
+        self.bytes -= freed
+        return freed
 
     def acknowledged(self, held: LaneState) -> RangeSet:
         """Return what the sender may forget: records that are held, and gaps that it told itself. The set is the
