@@ -43,6 +43,9 @@ def _as_written(node: Any) -> Any:
         section = {key: value for key, value in node.items() if key != "x-short"}
         return {"anyOf": [section, {"$ref": f"{section['$ref']}/properties/{node['x-short']}"}]}
     if "x-unit" not in node:
+        optional = next((UNITS[each["x-unit"]] for each in node.get("anyOf", ()) if "x-unit" in each), None)
+        if optional is not None and node.get("default") is not None:
+            node = node | {"default": optional.format(node["default"])}
         return {key: _as_written(value) for key, value in node.items()}
     unit = UNITS[node["x-unit"]]
     written = {key: value for key, value in node.items() if key not in ("x-unit", *_NUMBER_KEYS)}
@@ -117,4 +120,11 @@ def _default(field: inspect.Field, shape: Shape) -> str:
         return "none"
     if isinstance(value, bool):
         return str(value).lower()
-    return UNITS[shape.unit].format(value) if shape.unit else str(value)
+    unit = _unit(shape)
+    return UNITS[unit].format(value) if unit else str(value)
+
+
+def _unit(shape: Shape) -> str | None:
+    """Return the unit of a type's text form, also where the setting may be null."""
+    units = (shape_of(each).unit for each in shape.type.types) if isinstance(shape.type, inspect.UnionType) else ()
+    return shape.unit or next((unit for unit in units if unit is not None), None)

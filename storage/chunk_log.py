@@ -9,16 +9,15 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections import OrderedDict
 from collections.abc import AsyncIterator, Awaitable, Callable
 from functools import partial
 
 from weft.protocols import chunk as chunks
 from weft.protocols.batch import Buffer
 from weft.protocols.chunk import Chunk, StreamSection
-from weft.protocols.errors import CodecError, Corrupt
+from weft.protocols.errors import CodecError, Corrupt, UnsupportedVersion
 from weft.protocols.lane import Lane
-from weft.protocols.shard_state import RELEASE, FoldRules, ShardState, StreamKey
+from weft.protocols.shard_state import RELEASE, FoldRules, ShardState
 from weft.storage import hub_keys
 from weft.storage import manifest as manifests
 from weft.storage.cluster import Cluster, ClusterUnusable, open_cluster
@@ -26,6 +25,7 @@ from weft.storage.damage import naming
 from weft.storage.hub_keys import table_key
 from weft.storage.manifest import Manifest
 from weft.storage.object_store import AlreadyExists, NotFound, ObjectStore, PreconditionFailed
+from weft.storage.offset_index import OffsetIndex
 
 __all__ = ["Cluster", "ClusterUnusable", "CollectedPast", "Manifest", "ShardLog", "open_cluster", "table_key"]
 
@@ -35,8 +35,6 @@ SNAPSHOTS_TO_START = 4
 """Number of newest snapshots that are never deleted: a node that read the manifest a moment ago finds its snapshot."""
 SNAPSHOTS_TO_LOCATE = 64
 """Maximum number of older snapshots that are kept as an index of offsets."""
-SNAPSHOT_OFFSETS_MAX = 64
-"""Maximum number of snapshots whose offsets a ``ShardLog`` remembers for ``locate``."""
 LOOK_VALIDITY_NS = 60_000_000_000
 """Time for which a reader's look at the watermark holds, far below the time that the collector waits between raising
 the watermark and deleting. So a reader that keeps up asks for the manifest once a minute, and one that slept asks
@@ -78,7 +76,7 @@ class ShardLog:
         """Boot time just before the manifest was last asked for."""
         self._seen = Manifest()
         """The manifest as last read."""
-        self._snapshot_offsets: OrderedDict[str, dict[StreamKey, int]] = OrderedDict()
+        self._offsets = OffsetIndex(self.snapshot)
 
     @property
     def watermark(self) -> int:
@@ -222,6 +220,7 @@ class ShardLog:
         """Return the state at the head: the newest snapshot and the chunks after it.
 
         Raises:
+            UnsupportedVersion: a later release wrote what is needed.
             Corrupt: a chunk is damaged or missing, or no readable snapshot reaches up to the watermark.
         """
         while True:
@@ -251,25 +250,36 @@ class ShardLog:
     async def load_snapshot(self) -> ShardState:
         """Return the newest readable snapshot's state; an empty one before the first. Raises as ``load``."""
         manifest, tried = (await self.manifest())[0], None
+        later: list[UnsupportedVersion] = []
         while manifest.snapshot is not None and manifest.snapshot != tried:
-            with contextlib.suppress(NotFound, CodecError):
-                state = await self.snapshot(manifest.snapshot)
-                if state.n == manifest.snapshot_n:
-                    return state
+            if state := await self._readable(manifest.snapshot, manifest.snapshot_n, later):
+                return state
             # Gone because newer ones took its place since the manifest was read, or damaged.
             tried, manifest = manifest.snapshot, (await self.manifest())[0]
         if manifest.snapshot is not None:
             for n, key in reversed(await self.snapshots()):
                 # An older snapshot costs a longer fold, and nothing else, as long as its chunks are there.
-                if key == tried or not manifest.watermark - 1 <= n <= manifest.snapshot_n:
-                    continue
-                with contextlib.suppress(NotFound, CodecError):
-                    state = await self.snapshot(key)
-                    if state.n == n:
-                        return state
+                is_of_use = key != tried and manifest.watermark - 1 <= n <= manifest.snapshot_n
+                if is_of_use and (state := await self._readable(key, n, later)):
+                    return state
         if manifest.watermark > 0:
-            raise Corrupt(f"shard {self.shard}: no readable snapshot reaches chunk {manifest.watermark - 1}")
+            raise (
+                later[0]
+                if later
+                else Corrupt(f"shard {self.shard}: no readable snapshot reaches chunk {manifest.watermark - 1}")
+            )
         return ShardState(self.cluster.cluster_id, self.shard, self.rules)
+
+    async def _readable(self, key: str, n: int, later: list[UnsupportedVersion]) -> ShardState | None:
+        """Return the state after chunk n from a snapshot, or None; note in ``later`` what a later release wrote."""
+        try:
+            state = await self.snapshot(key)
+        except UnsupportedVersion as error:
+            later.append(error)
+            return None
+        except (NotFound, CodecError):
+            return None
+        return state if state.n == n else None
 
     async def manifest(self) -> tuple[Manifest, str | None]:
         """Return the manifest and its etag; (an empty one, None) when there is none yet.
@@ -375,24 +385,4 @@ class ShardLog:
         """
         manifest, _ = await self.manifest()
         known = [(n, key) for n, key in await self.snapshots() if n <= manifest.snapshot_n]
-        low, high = 0, len(known)  # every snapshot before `low` ends at or below the offset
-        while low < high:
-            middle = (low + high) // 2
-            try:
-                offsets = await self._offsets(known[middle][1])
-            except (NotFound, CodecError):
-                del known[middle]
-                high -= 1
-                continue
-            if offsets.get((tenant, stream), 0) <= offset:
-                low = middle + 1
-            else:
-                high = middle
-        return known[low - 1][0] + 1 if low else 0
-
-    async def _offsets(self, key: str) -> dict[StreamKey, int]:
-        if key not in self._snapshot_offsets:
-            self._snapshot_offsets[key] = (await self.snapshot(key)).next_offset
-            if len(self._snapshot_offsets) > SNAPSHOT_OFFSETS_MAX:
-                self._snapshot_offsets.popitem(last=False)
-        return self._snapshot_offsets[key]
+        return await self._offsets.locate(known, (tenant, stream), offset)

@@ -51,7 +51,7 @@ ROOMS: dict[str, tuple[tuple[str, ...], ...]] = {
     "storage": (
         ("damage", "filesystem", "private_file", "histogram", "hub_keys", "table"),
         ("object_store", "segment_log"),
-        ("cluster", "manifest", "nodes"),
+        ("cluster", "manifest", "nodes", "offset_index"),
         ("chunk_log",),
     ),
     "storage.segment_log": (

@@ -46,3 +46,9 @@ def test_settings_show_units_bounds_and_defaults() -> None:
     assert by_path["disk.budget"].default == "16GiB"
     assert "at most 1GiB" in by_path["disk.segment"].expected
     assert by_path["links.<name>.token_file"].default == "none"
+
+
+def test_a_setting_that_may_be_null_shows_its_default_in_units() -> None:
+    by_path = {setting.path: setting for setting in settings(HubConfig)}
+    assert by_path["retired_after"].default == "90d"
+    assert schema(HubConfig)["$defs"]["HubConfig"]["properties"]["retired_after"]["default"] == "90d"

@@ -7,7 +7,7 @@ from crc32c import crc32c
 from tests.protocols.strategies import make_batch, make_section
 from weft.protocols import chunk
 from weft.protocols.chunk import GapRange, LaneUpdate, Mark
-from weft.protocols.errors import Corrupt
+from weft.protocols.errors import Corrupt, UnsupportedVersion
 from weft.protocols.shard_state import ShardState
 from weft.storage import hub_keys
 from weft.storage.chunk_log import Cluster, ClusterUnusable, Manifest, ShardLog, open_cluster
@@ -181,6 +181,20 @@ async def test_without_a_snapshot_up_to_the_watermark_the_state_cannot_be_known(
     assert (await log.load()).n == 0
     await store.delete(key)
     with pytest.raises(Corrupt, match="no readable snapshot"):
+        await log.load()
+
+
+async def test_a_snapshot_of_a_later_release_is_not_called_damage(store: MemoryStore, log: ShardLog) -> None:
+    writer = Writer(log)
+    await writer.write(1)
+    key = await writer.snapshot()
+    _, etag = await log.manifest()
+    assert await log.swap_manifest(Manifest(0, key, 1), etag)
+    data = bytearray((await store.get(key)).data)
+    data[3] += 1
+    await store.delete(key)
+    await store.create(key, bytes(data))
+    with pytest.raises(UnsupportedVersion, match=r"snapshot.*: snapshot version 2; this release reads version 1"):
         await log.load()
 
 
