@@ -160,7 +160,16 @@ def hub(results: list[Facts]) -> list[str]:
         f"{idle['hub_memory_mb']} MB, {idle['kb_per_link']} kB a link.",
         "",
         *table(("large batches", "records/s", "payload MB/s", "stored MB/s", "of the hub's core", "memory MB"), large),
+        *(["", _bill(cases["costs"])] if "costs" in cases else []),
     ]
+
+
+def _bill(costs: Facts) -> str:
+    return (
+        f"A month of requests on a bucket costs {costs['usd_a_month']} US dollars, {costs['usd_chunks, write']} of them "
+        f"for chunks; the target is {costs['target_usd']:g}. Counted with {costs['shards']} shards, a commit every "
+        f"{costs['commit_interval_s']:g} s and tables of 20 streams every {costs['table_interval_s']:g} s."
+    )
 
 
 def tables(results: list[Facts]) -> list[str]:

@@ -194,15 +194,18 @@ class ShardState:
 
     def set_lane(self, lane: Lane, held: LaneState | None) -> None:
         """Replace a lane's state; None takes the lane out, and its log's clocks with the log's last lane."""
+        if self.conflicts:
+            self.conflicts.pop(lane, None)
+        if held is not None and held.conflict is not None:
+            self.conflicts[lane] = None
+        if held is not None and lane in self.lanes:  # nearly always
+            self.lanes[lane] = held
+            return
         stream, edge = (lane.tenant, lane.stream), (lane.tenant, lane.edge)
-        self.conflicts.pop(lane, None)
         if held is not None:
-            if held.conflict is not None:
-                self.conflicts[lane] = None
-            if lane not in self.lanes:
-                self._streams.setdefault(stream, {})[lane] = None
-                self._edges.setdefault(edge, {})[lane] = None
-                self._tenants[lane.tenant] = self._tenants.get(lane.tenant, 0) + 1
+            self._streams.setdefault(stream, {})[lane] = None
+            self._edges.setdefault(edge, {})[lane] = None
+            self._tenants[lane.tenant] = self._tenants.get(lane.tenant, 0) + 1
             self.lanes[lane] = held
         elif self.lanes.pop(lane, None) is not None:
             del self._streams[stream][lane]
