@@ -165,9 +165,10 @@ def hub(results: list[Facts]) -> list[str]:
 
 
 def _bill(costs: Facts) -> str:
+    total, chunks = costs["usd_a_month"], costs["usd_chunks, write"]
     return (
-        f"A month of requests on a bucket costs {costs['usd_a_month']} US dollars, {costs['usd_chunks, write']} of them "
-        f"for chunks; the target is {costs['target_usd']:g}. Counted with {costs['shards']} shards, a commit every "
+        f"A month of requests on a bucket costs {total} US dollars, {chunks} of them for chunks; the target is "
+        f"{costs['target_usd']:g}. Counted with {costs['shards']} shards, a commit every "
         f"{costs['commit_interval_s']:g} s and tables of 20 streams every {costs['table_interval_s']:g} s."
     )
 
