@@ -8,6 +8,7 @@ from collections import Counter
 
 from tests.cloud_hub import virtual_time
 from tests.cloud_hub.fabric import CLUSTER, Node, check_log
+from tests.cloud_hub.routes import Route
 from tests.cloud_hub.senders import Edge
 from tests.cloud_hub.virtual_time import now_ns
 from weft.cloud_hub.shard.collector import ShardCollector
@@ -128,7 +129,7 @@ async def _simulate(seed: int) -> int:
     edges: list[Edge] = []
     for generation in range(GENERATIONS):
         lanes = [Lane("default", f"edge-{generation}-{i}", i, "t") for i in range(2)]
-        new = [Edge(lane, 60, random.Random(rng.random())) for lane in lanes]
+        new = [Edge(lane, 60, random.Random(rng.random()), Route(lane, random.Random(rng.random()))) for lane in lanes]
         await asyncio.gather(*(edge.drain(nodes) for edge in new))
         edges += new
         await asyncio.sleep(rng.uniform(0.0, 4 * GRACE_S))

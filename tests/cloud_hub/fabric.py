@@ -77,6 +77,8 @@ class Node:
         """Of the cluster, as the node last read it."""
         self.sequencer: Sequencer | None = None
         self.is_asleep = False
+        self.names: str | None = None
+        """URL of the node that this one sends edges to."""
 
     async def start(self) -> None:
         faults, self.store.faults = self.store.faults, type(self.store.faults)()

@@ -6,6 +6,7 @@ import asyncio
 import random
 
 from tests.cloud_hub.fabric import Node, Session
+from tests.cloud_hub.routes import Route
 from weft.protocols.chunk import GapRange, LaneFlag, Mark
 from weft.protocols.lane import Lane
 from weft.protocols.ranges import Range, RangeSet
@@ -19,16 +20,25 @@ class Edge:
     """A strict-order sender that never stops before everything is acknowledged.
 
     Args:
+        route: how it finds a node.
         relay: another hub that has what this edge does not have any more.
         step_s: time between two batches, in the mean.
     """
 
     def __init__(
-        self, lane: Lane, records: int, rng: random.Random, relay: Relay | None = None, step_s: float = 0.03
+        self,
+        lane: Lane,
+        records: int,
+        rng: random.Random,
+        route: Route,
+        relay: Relay | None = None,
+        *,
+        step_s: float = 0.03,
     ) -> None:
         self.lane = lane
         self.records = records
         self.rng = rng
+        self.route = route
         self.relay = relay
         self.step_s = step_s
         self.acked = RangeSet()
@@ -43,8 +53,8 @@ class Edge:
 
     async def drain(self, nodes: list[Node]) -> None:
         while not self.acked.covers(0, self.records):
-            node = self.rng.choice(nodes)
-            if node.sequencer is None:
+            node = self.route.find(nodes)
+            if node is None or node.sequencer is None:
                 await asyncio.sleep(0.05)
                 continue
             self.epoch += 1

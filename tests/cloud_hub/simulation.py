@@ -1,7 +1,7 @@
 """Nodes that compete for one shard over a store that loses, delays and misreports writes, from one seed each.
 
-Edges send through them, other hubs relay what the edges no longer have, a collector deletes what is old, and readers
-sleep through all of it.
+Edges send through them and are sent from one to the other, where walls let each reach only some. Other hubs relay what
+the edges no longer have, a collector deletes what is old, and readers sleep through all of it.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from tests.cloud_hub import virtual_time
 from tests.cloud_hub.collection import Collector, SleepingReader
 from tests.cloud_hub.fabric import CLUSTER, Node, check_log, make_sequencer, read_chunks
 from tests.cloud_hub.faulty_store import CALM, DEAD, FULL, STORM
+from tests.cloud_hub.routes import Route, name_each_other
 from tests.cloud_hub.senders import PATIENCE_S, Edge, Relay
 from weft.protocols.chunk import LaneUpdate
 from weft.protocols.lane import Lane
@@ -144,8 +145,9 @@ async def _simulate(seed: int, storm: Storm, rules: FoldRules) -> ShardState:
     relays = [Relay(lane, RECORDS, random.Random(rng.random())) if rng.random() < 0.5 else None for lane in lanes]
     # Some edges have a backlog, and some send for about as long as the storm lasts.
     steps_s = [0.4] if storm is _upgrade else [0.03, 0.3]
+    name_each_other(nodes, rng)
     edges = [
-        Edge(lane, RECORDS, random.Random(rng.random()), relay, rng.choice(steps_s))
+        Edge(lane, RECORDS, random.Random(rng.random()), _route(lane, nodes, rng), relay, step_s=rng.choice(steps_s))
         for lane, relay in zip(lanes, relays, strict=True)
     ]
     readers = [SleepingReader(inner, random.Random(rng.random()), rules) for _ in range(2)]
@@ -176,6 +178,13 @@ async def _simulate(seed: int, storm: Storm, rules: FoldRules) -> ShardState:
     assert ShardState.decode(state.encode(), rules).encode() == state.encode()
     assert state.cluster_id == CLUSTER.cluster_id
     return state
+
+
+def _route(lane: Lane, nodes: list[Node], rng: random.Random) -> Route:
+    """Way of an edge that reaches one node at least."""
+    reached = rng.randrange(len(nodes))
+    walled = frozenset(number for number in range(len(nodes)) if number != reached and rng.random() < 0.4)
+    return Route(lane, random.Random(rng.random()), walled)
 
 
 def check_edge(edge: Edge, state: ShardState, records: RangeSet) -> None:

@@ -9,10 +9,14 @@ import msgspec
 import pytest
 
 from tests.cloud_hub.simulation import simulate, simulate_upgrade
+from weft.cloud_hub.links.edge_link import EdgeLink
 from weft.cloud_hub.shard.lane_session import LaneSession
 from weft.protocols import snapshot
 from weft.protocols.lane_state import LaneState
+from weft.protocols.link import Hello
 from weft.protocols.shard_state import ShardState
+from weft.replication.runner import LinkSession
+from weft.replication.runner.redirects import Redirects
 from weft.storage.chunk_log import ShardLog
 from weft.storage.object_store import StoreError
 
@@ -65,6 +69,20 @@ def read_on_without_a_look_at_the_watermark(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(ShardLog, "_check_not_passed", not_passed)
 
 
+def send_everyone_on(patch: pytest.MonkeyPatch) -> None:
+    """An edge that cannot reach the node which was named asks to stay, in vain."""
+    take = EdgeLink.open
+
+    async def open_link(link: EdgeLink, hello: Hello, session: LinkSession) -> None:
+        await take(link, msgspec.structs.replace(hello, stay=False), session)
+
+    patch.setattr(EdgeLink, "open", open_link)
+
+
+def go_and_never_come_back(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Redirects, "_note_unreachable", lambda *_: None)
+
+
 def make_snapshots_with_an_earlier_fold(patch: pytest.MonkeyPatch) -> None:
     """Proof p3: a node that skips what it does not know writes snapshots without it."""
     decode = snapshot.decode
@@ -84,7 +102,7 @@ def quiet() -> Iterator[None]:
     [
         acknowledge_what_others_gave_up, take_a_gap_for_the_last_word,
         count_absent_records_as_there, believe_a_fact_less_than_an_absence, take_a_failed_write_for_done,
-        read_on_without_a_look_at_the_watermark,
+        read_on_without_a_look_at_the_watermark, send_everyone_on, go_and_never_come_back,
     ],
     ids=lambda plant: plant.__name__,
 )  # fmt: skip
