@@ -15,6 +15,7 @@ from tests.cloud_hub.virtual_time import NS, VirtualLoop, now_ns
 from weft.cloud_hub.shard.watermark import WatermarkGuard
 from weft.protocols.chunk import LaneFlag
 from weft.protocols.lane import Lane
+from weft.protocols.link import RefuseCode
 from weft.protocols.ranges import RangeSet
 from weft.storage.chunk_log import Manifest, ShardLog
 from weft.storage.hub_keys import chunk_key
@@ -85,6 +86,34 @@ def test_a_node_that_the_collector_has_passed_acknowledges_only_what_the_log_hol
         assert not [hole for first, end in acked for hole in held.missing(first, end)]
         assert acked.covers(0, 10), "once it knows better, the node commits what it had pending"
         await node.kill()
+
+    virtual_time.run(main())
+
+
+def test_an_idle_session_whose_lane_went_elsewhere_meanwhile_hears_it_when_the_state_is_loaded_again() -> None:
+    async def main() -> None:
+        rng, store = random.Random(1), MemoryStore()
+        settings = replace(SETTINGS, follow_interval_s=1e6)
+        paused, busy = Node(store, rng, settings), Node(store, rng, settings)
+        await paused.start()
+        await busy.start()
+        assert paused.sequencer is not None
+        assert busy.sequencer is not None
+        idle, working = Session(paused.sequencer, OTHER, 1), Session(paused.sequencer, LANE, 1)
+        assert await idle.open()
+        assert await working.open()
+        paused.store.running.clear()
+        await working.send(0, 5)
+        moved = Session(busy.sequencer, OTHER, 2)
+        assert await moved.open()
+        await _write_elsewhere(busy, moved, 0, 40)
+        await _collect(store)
+        paused.store.running.set()
+        await working.until_acked(0, 5)
+        assert paused.sequencer.counters.reloads > 0
+        assert idle.refusal is RefuseCode.IDENTITY_CONFLICT
+        await paused.kill()
+        await busy.kill()
 
     virtual_time.run(main())
 
