@@ -31,7 +31,7 @@ one."""
 class AccountIdentity:
     """Identity of a client. Its permissions always follow the newest rules."""
 
-    __slots__ = ("_accounts", "_client_id", "_hashed", "client_id", "unrestricted", "username")
+    __slots__ = ("_accounts", "_client_id", "_hashed", "unrestricted", "username")
 
     def __init__(self, accounts: Accounts, username: str | None, client_id: str, hashed: str | None = None) -> None:
         """Name a client.
@@ -45,8 +45,6 @@ class AccountIdentity:
         self._accounts = accounts
         self._client_id = client_id
         self.username = username
-        self.client_id: str | None = None
-        """Client identifier to use instead of CONNECT's: None, because clients choose their own."""
         self.unrestricted = accounts.acl is None
 
     @property

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from typing import Protocol
+from urllib.parse import quote
 
 
 class Identity(Protocol):
@@ -10,8 +11,6 @@ class Identity(Protocol):
 
     username: str | None
     """User name, authenticated by a certificate or a password; None for a client that gave neither."""
-    client_id: str | None
-    """Client identifier to use in place of the CONNECT's own (a certificate may fix it); None to keep that."""
     unrestricted: bool
     """True if the client may publish to and read every topic; then no ``may_...`` method is called."""
 
@@ -31,3 +30,18 @@ class Identity(Protocol):
     def may_read(self, topic: bytes) -> bool:
         """Return whether a message of this topic may be delivered to it."""
         ...
+
+
+_OF_USER = "user:"
+
+
+def session_name(username: str | None, client_id: str) -> str:
+    """Return the name of a client's session: each user has client identifiers of its own.
+
+    Client identifiers are no secrets. Were they shared, a client that uses another user's would get
+    its messages, or destroy them (docs/decisions/0066-a-session-belongs-to-its-user.md). No two pairs have one name.
+    """
+    if username is not None:
+        # An empty user name would look like none.
+        return f"{_OF_USER}{quote(username, safe='') or '%'}/{client_id}"
+    return f"{_OF_USER}/{client_id}" if client_id.startswith(_OF_USER) else client_id

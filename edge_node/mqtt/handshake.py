@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from weft.edge_node.access.identity import Identity
+from weft.edge_node.access.identity import Identity, session_name
 from weft.edge_node.mqtt.broker import Broker
 from weft.edge_node.mqtt.client import Client
 from weft.edge_node.mqtt.door import Door
@@ -69,7 +69,7 @@ class Handshake:
         Raises:
             ConnectRefused: the client lost its permission meanwhile.
         """
-        if self._broker.sessions.is_connected(identity.client_id or packet.client_id):
+        if self._broker.sessions.is_connected(session_name(identity.username, packet.client_id)):
             return True
         has_room = await self._client.arrival.room()
         if has_room and not identity.admitted:
@@ -81,10 +81,11 @@ class Handshake:
         if packet.will is not None and packet.will.topic.startswith(b"$SYS/"):
             # Bridges of Mosquitto would not connect at all otherwise; their publishes to $SYS are treated alike.
             packet = msgspec.structs.replace(packet, will=None)
-        client_id = identity.client_id or packet.client_id or f"auto-{secrets.token_hex(12)}"
+        client_id = packet.client_id or f"auto-{secrets.token_hex(12)}"
         self._check_will(packet, identity)
         try:
-            session, present = broker.sessions.open(packet, client_id, identity, client)
+            name = session_name(identity.username, client_id)
+            session, present = broker.sessions.open(packet, name, identity, client)
         except (LogFull, LogFailed) as error:
             raise ConnectRefused(
                 ReasonCode.SERVER_BUSY, f"its session cannot be kept: {error}", version=packet.version

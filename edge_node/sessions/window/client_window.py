@@ -176,7 +176,7 @@ class ClientWindow:
         self._when_room = [each for each in self._when_room or () if each != callback] or None
 
     def _send_again(self) -> None:
-        if not self.in_flight.send_again(self._inflight_max):
+        if not self.in_flight.send_again(self._inflight_max, self.may_read):
             return
         self._after(Event.RESENT)
         if self._catch_up is None or self._catch_up.level:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
 from weft.edge_node.sessions.records import Sent
 from weft.edge_node.sessions.window.packet_writer import PacketWriter
@@ -168,18 +168,22 @@ class InFlight:
         """Forget how far that was: the connection is gone."""
         self._resend = None
 
-    def send_again(self, unanswered_max: int) -> bool:
+    def send_again(self, unanswered_max: int, may_read: Callable[[bytes], bool]) -> bool:
         """Send again what the client takes, and return whether all of it is out.
 
         Args:
             unanswered_max: the client's receive maximum.
+            may_read: whether access rules let the client have messages of a topic, which they may not do any more.
         """
         resend = self._resend
         while resend:
             packet_id = resend[0]
             delivery = self.deliveries.get(packet_id)
-            if delivery is not None and not self._resend_one(packet_id, delivery, unanswered_max):
-                return False
+            if delivery is not None:
+                if not (self._is_released(packet_id) or not delivery[0].topic or may_read(delivery[0].topic)):
+                    self.complete(packet_id)
+                elif not self._resend_one(packet_id, delivery, unanswered_max):
+                    return False
             resend.popleft()
         self._resend = None
         return True

@@ -106,7 +106,6 @@ class Somebody:
     def __init__(self, door: Anyone, username: str | None) -> None:
         self._door = door
         self.username = username
-        self.client_id: str | None = None
         self.unrestricted = door.may is None
 
     @property

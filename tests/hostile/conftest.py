@@ -1,0 +1,18 @@
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.hostile.edge import GuardedEdge
+
+
+@pytest.fixture
+def edge(tmp_path: Path) -> Iterator[GuardedEdge]:
+    node = GuardedEdge(tmp_path)
+    node.start()
+    try:
+        yield node
+    finally:
+        node.stop()

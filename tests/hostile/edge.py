@@ -1,0 +1,60 @@
+"""A real edge node with users and access rules, which tests attack."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import psutil
+
+from tests.support.processes import weft
+from weft.demo.fabric import Service, free_port
+from weft.output import Failed
+
+USERS = ("alice", "mallory", "device")
+RULES = """\
+user device
+topic readwrite #
+user alice
+topic readwrite secret/#
+topic readwrite plant/#
+user mallory
+topic readwrite public/#
+"""
+CONFIG = """\
+node: press-1
+data_dir: {folder}/data
+listeners: {{mqtt: {{bind: "127.0.0.1:{mqtt}", anonymous: never}}}}
+http: {{bind: "127.0.0.1:{http}"}}
+auth: {{users_file: {folder}/users, acl_file: {folder}/acl}}
+streams: {{telemetry: {{from: "plant/{{line}}/{{machine}}/telemetry"}}}}
+limits: {{{limits}}}
+"""
+
+
+class GuardedEdge(Service):
+    """An edge node whose users are ``USERS``, each with its name as its password.
+
+    Args:
+        limits: settings of the section of that name.
+    """
+
+    def __init__(self, folder: Path, limits: str = "") -> None:
+        self.folder = folder
+        self.mqtt_port, http = free_port(), free_port()
+        for user in USERS:
+            (folder / "password").write_text(f"{user}\n")
+            added = weft("user", "add", user, "--file", folder / "users", "--password-file", folder / "password")
+            assert not isinstance(added.exception, Failed), added.output
+        (folder / "acl").write_text(RULES)
+        config = folder / "edge.yaml"
+        config.write_text(CONFIG.format(folder=folder, mqtt=self.mqtt_port, http=http, limits=limits))
+        super().__init__(folder, "edge", ["edge", "run", str(config)], f"http://127.0.0.1:{http}/status")
+
+    def memory_bytes(self) -> int:
+        """Return the resident memory of the node."""
+        return int(psutil.Process(self.pid).memory_info().rss)
+
+    def restart(self) -> None:
+        """Kill the node and start it again."""
+        self.kill()
+        self.start()
