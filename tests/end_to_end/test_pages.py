@@ -108,6 +108,12 @@ def test_every_block_says_what_it_is(page: Path) -> None:
     assert [f"{page.name}:{block.line}: ```{block.language}" for block in unknown] == []
 
 
+@pytest.mark.parametrize("page", WITH_CODE, ids=ids)
+def test_every_file_of_a_page_has_a_name(page: Path) -> None:
+    nameless = [block for block in blocks(page) if block.language == "yaml" and block.is_followed and not block.file]
+    assert [f"{page.name}:{block.line}: no file is named" for block in nameless] == []
+
+
 def test_every_block_that_is_not_followed_has_a_test_of_its_own() -> None:
     """tests/cloud_hub/tables/test_open_the_table.py runs four, tests/spark_sinks/test_delta_spark.py the last."""
     left_out = [(page.name, block.language) for page in PAGES for block in blocks(page) if not block.is_followed]
