@@ -65,7 +65,8 @@ def free_port() -> int:
 
 def get_json(url: str, timeout_s: float = 5.0) -> Any:
     """Return the JSON document at ``url``. Raises ``OSError`` when the request fails."""
-    with urllib.request.urlopen(url, timeout=timeout_s) as answer:
+    request = urllib.request.Request(url, headers={"Accept": "application/json"})
+    with urllib.request.urlopen(request, timeout=timeout_s) as answer:
         return json.load(answer)
 
 
