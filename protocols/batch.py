@@ -34,15 +34,21 @@ from weft.protocols.batch_header import (
     decode_header,
 )
 from weft.protocols.columns import (
+    EXPANDED_BYTES_MAX,
+    HEADER_PAIR_BYTES,
     HEADER_PAIRS_MAX,
+    KEY_BYTES_MAX,
+    ROW_BYTES,
     Buffer,
     Columns,
     HeaderPairs,
+    check_expanded,
     check_shape,
     columns_from_lists,
     decode_body,
     encode_body,
     ends_of,
+    expanded_bytes,
     is_plainly_sound,
     read_u32s,
     u32s,
@@ -54,11 +60,15 @@ __all__ = [
     "CLOCK_STEP_NS_MAX",
     "COMPRESS_BYTES_MIN",
     "COUNT_MAX",
+    "EXPANDED_BYTES_MAX",
     "HEADER_BYTES",
     "HEADER_PAIRS_MAX",
+    "HEADER_PAIR_BYTES",
+    "KEY_BYTES_MAX",
     "MAGIC",
     "RAW_BYTES_MAX",
     "RAW_BYTES_MIN_PER_RECORD",
+    "ROW_BYTES",
     "SEQ_END",
     "VERSION",
     "BatchHeader",
@@ -76,6 +86,7 @@ __all__ = [
     "decode_columns",
     "decode_header",
     "encode",
+    "expanded_bytes",
     "merge",
     "mergeable",
     "records",
@@ -133,7 +144,8 @@ def encode(
 
     Raises:
         ValueError: no records, more than ``COUNT_MAX``, a body over ``RAW_BYTES_MAX``, sequence numbers past
-            ``SEQ_END``, more than ``HEADER_PAIRS_MAX`` headers of a record, or columns of different lengths.
+            ``SEQ_END``, more than ``HEADER_PAIRS_MAX`` headers of a record, a key over ``KEY_BYTES_MAX``, rows over
+            ``EXPANDED_BYTES_MAX``, or columns of different lengths.
     """
     count = len(columns.times) // 8
     check_shape(columns, count)
@@ -142,6 +154,8 @@ def encode(
     raw = encode_body(columns)
     if not 0 < count <= COUNT_MAX or len(raw) > RAW_BYTES_MAX:
         raise ValueError(f"a batch holds 1 to {COUNT_MAX} records in {RAW_BYTES_MAX} bytes; got {count} in {len(raw)}")
+    if len(raw) > KEY_BYTES_MAX:  # a shorter one has no key that is too long, nor can it have too much of them
+        check_expanded(columns, count)
     body, codec = raw, Codec.NONE
     if compressor is not None and len(raw) >= COMPRESS_BYTES_MIN:
         packed = compressor.compress(raw)

@@ -24,7 +24,8 @@ RAW_BYTES_MIN_PER_RECORD = 16
 body has no room for."""
 RAW_BYTES_MAX = 64 << 20
 """Longest uncompressed body. Keeps every offset inside a signed 32-bit Arrow offset with room to spare."""
-COUNT_MAX = 1 << 22
+COUNT_MAX = 1 << 20
+"""Most records of a batch. Passes over its columns hold the interpreter for some 20 ms at most."""
 
 
 class Codec(IntEnum):

@@ -33,6 +33,16 @@ RESERVED_HEADER_PREFIXES = ("weft.", "mqtt.", "amqp.", "http.", "kafka.", "spark
 """Beginnings of the names of headers that Weft itself writes. A device's own name that begins so is stored escaped."""
 _INT64 = range(-(1 << 63), 1 << 63)
 
+KEY_BYTES_MAX = 65_535
+"""Longest key of a record: that of an MQTT topic."""
+EXPANDED_BYTES_MAX = 128 << 20
+"""Most bytes of a batch's records as rows (``expanded_bytes``). Records share keys in a batch and not in a table, so a
+batch of some hundred bytes could stand for terabytes otherwise."""
+ROW_BYTES = 64
+"""Bytes that a row is charged with, beside its key, payload and headers."""
+HEADER_PAIR_BYTES = 64
+"""Bytes that a header is charged with, its name and value as text included."""
+
 
 class Columns(NamedTuple):
     """The columns of a batch as raw little-endian bytes, ready to be joined or wrapped by Arrow."""
@@ -136,6 +146,35 @@ def columns_from_lists(
         headers or {},
         flag_column,
     )
+
+
+def expanded_bytes(columns: Columns) -> int:
+    """Return the bytes that a batch's records take as rows, each with its own key: the cost of making a table of them.
+
+    Counts row by row; ``check_expanded`` is faster where only the bound matters.
+    """
+    lengths = list(map(len, columns.keys))
+    keys = sum(map(lengths.__getitem__, read_u32s(columns.key_index)))
+    return keys + _expanded_without_keys(columns, len(columns.times) // 8)
+
+
+def _expanded_without_keys(columns: Columns, count: int) -> int:
+    pairs = sum(map(len, columns.headers.values()))
+    return ROW_BYTES * count + len(columns.payload) + HEADER_PAIR_BYTES * pairs
+
+
+def check_expanded(columns: Columns, count: int) -> None:
+    """Refuse keys and records that would cost too much as rows.
+
+    Raises:
+        Corrupt: a key is longer than ``KEY_BYTES_MAX``, or the rows have more than ``EXPANDED_BYTES_MAX``.
+    """
+    longest = max(map(len, columns.keys), default=0)
+    if longest > KEY_BYTES_MAX:
+        raise Corrupt(f"a record's key has {longest} bytes; at most {KEY_BYTES_MAX} are possible")
+    most = longest * count + _expanded_without_keys(columns, count)
+    if most > EXPANDED_BYTES_MAX and (size := expanded_bytes(columns)) > EXPANDED_BYTES_MAX:
+        raise Corrupt(f"a batch of {count} records stands for {size} bytes of rows; at most {EXPANDED_BYTES_MAX} are")
 
 
 def _blobs(values: Sequence[bytes]) -> list[Buffer]:
@@ -249,7 +288,11 @@ def decode_body(body: Buffer, count: int, *, headers: bool, flags: bool) -> Colu
     if flags and len(flag_column) != count:
         raise Corrupt(f"a flags column of {len(flag_column)} bytes for {count} records")
     reader.finish()
-    return Columns(times, key_index, table, payload_offsets, payloads[4 * count + 4 :], pairs, flag_column)
+    columns = Columns(times, key_index, table, payload_offsets, payloads[4 * count + 4 :], pairs, flag_column)
+    # Few keys and records, as nearly always, cannot come near the bounds.
+    if pairs or len(keys) > KEY_BYTES_MAX or len(keys) * count > EXPANDED_BYTES_MAX // 4:
+        check_expanded(columns, count)
+    return columns
 
 
 PLAIN_COUNT_MAX = 500
@@ -297,6 +340,8 @@ def is_plainly_sound(body: Buffer, count: int, first_time: int, last_time: int) 
     return (
         not offsets[0] and offsets[-1] == length and sorted(offsets) == offsets
         and not names[0] and names[-1] == keys - index_bytes - 4 * table - 8 and sorted(names) == names
+        # So no key is too long, and so few records cannot be too many bytes as rows.
+        and names[-1] <= KEY_BYTES_MAX
     )  # fmt: skip
 
 
@@ -335,5 +380,11 @@ def _decode_headers(data: memoryview, count: int) -> dict[int, HeaderPairs]:
     indexes = read_u32s(data[4 : 4 + 4 * size])
     if indexes[-1] >= count or any(map(int.__ge__, indexes, indexes[1:])):
         raise Corrupt("a headers column's record indexes do not ascend inside the batch")
-    pairs = map(_decode_pairs, _split_blobs(data[4 + 4 * size :], size))
-    return dict(zip(indexes, pairs, strict=True))
+    found: dict[int, HeaderPairs] = {}
+    cost = 0
+    for index, blob in zip(indexes, _split_blobs(data[4 + 4 * size :], size), strict=True):
+        found[index] = pairs = _decode_pairs(blob)
+        cost += HEADER_PAIR_BYTES * len(pairs)
+        if cost > EXPANDED_BYTES_MAX:
+            raise Corrupt(f"the headers of a batch stand for more than {EXPANDED_BYTES_MAX} bytes of rows")
+    return found

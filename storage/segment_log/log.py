@@ -8,7 +8,7 @@ import errno
 import os
 from collections.abc import Callable
 
-from weft.protocols.batch import ClockReading, HeaderPairs
+from weft.protocols.batch import KEY_BYTES_MAX, ClockReading, HeaderPairs
 from weft.protocols.lane import NAME_RULE, NodeName, valid_name
 from weft.protocols.ranges import RangeSet
 from weft.protocols.segment import GapReason
@@ -32,6 +32,7 @@ from weft.storage.segment_log.state.run_sizes import (
     BATCH_OVERHEAD_BYTES,
     batches_bytes,
     check_headers,
+    check_keys,
     check_records,
     run_bytes,
 )
@@ -165,8 +166,10 @@ class SegmentLog(LogAnswers, LogRoom):
         size = run_bytes(keys, payloads, headers, payload_bytes)
         if len(keys) != len(payloads):
             raise ValueError(f"{len(keys)} keys for {len(payloads)} payloads")
-        if size > RECORD_BYTES_MAX:
-            check_records(keys, payloads, headers)
+        if size > KEY_BYTES_MAX:
+            check_keys(keys)
+            if size > RECORD_BYTES_MAX:
+                check_records(keys, payloads, headers)
         if headers:
             check_headers(headers)
         state = self._state

@@ -416,3 +416,56 @@ def test_a_merge_keeps_to_the_bounds_of_a_batch() -> None:
         batch.merge(parts)
     with pytest.raises(ValueError, match="merge"):
         batch.merge([])
+
+
+# --- what records take as rows
+
+
+def shared(count: int, key: bytes, payload: bytes = b"") -> bytes:
+    """A batch in which all records have one key, from an encoder that refuses nothing."""
+    columns = batch.Columns(bytes(8 * count), bytes(4 * count), [key], bytes(4 * count + 4), b"", {}, b"")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(batch, "check_expanded", lambda *_: None)
+        return batch.encode(1, 0, columns, CLOCK, zstandard.ZstdCompressor())
+
+
+@pytest.mark.parametrize(
+    ("count", "length", "is_taken"),
+    [
+        (1, batch.KEY_BYTES_MAX, True),
+        (1, batch.KEY_BYTES_MAX + 1, False),
+        (300, batch.KEY_BYTES_MAX + 1, False),
+        (2_000, batch.KEY_BYTES_MAX, True),
+        (2_047, batch.KEY_BYTES_MAX, False),
+        (batch.COUNT_MAX, 64, True),
+        (batch.COUNT_MAX, 65, False),
+    ],
+)
+def test_records_that_would_take_too_much_as_rows_are_refused(count: int, length: int, is_taken: bool) -> None:
+    data = shared(count, b"k" * length)
+    if is_taken:
+        batch.check(memoryview(data), batch.decode_header(data))
+        assert batch.expanded_bytes(batch.decode_columns(data)) == count * (batch.ROW_BYTES + length)
+    else:
+        for read in (batch.decode_columns, lambda data: batch.check(memoryview(data), batch.decode_header(data))):
+            with pytest.raises(Corrupt):
+                read(data)
+
+
+def test_a_batch_that_readers_would_refuse_is_not_encoded() -> None:
+    for count, key in ((1, b"k" * (batch.KEY_BYTES_MAX + 1)), (3_000, b"k" * 60_000)):
+        columns = batch.columns_from_lists(bytes(8 * count), [key] * count, [b""] * count)
+        with pytest.raises(Corrupt):
+            batch.encode(1, 0, columns, CLOCK)
+
+
+def test_headers_count_with_what_they_take_as_rows() -> None:
+    pairs = dict.fromkeys(range(4_000), tuple(("", None) for _ in range(batch.HEADER_PAIRS_MAX)))
+    columns = batch.columns_from_lists(bytes(8 * 4_000), [b"k"] * 4_000, [b""] * 4_000, pairs)
+    with pytest.raises(Corrupt):
+        batch.encode(1, 0, columns, CLOCK)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(batch, "check_expanded", lambda *_: None)
+        data = batch.encode(1, 0, columns, CLOCK)
+    with pytest.raises(Corrupt):
+        batch.check(memoryview(data), batch.decode_header(data))

@@ -59,6 +59,15 @@ def check_records(keys: list[bytes], payloads: list[bytes], headers: dict[int, H
             raise RecordTooLarge(f"a record of {size} bytes; the log takes records of up to {RECORD_BYTES_MAX}")
 
 
+def check_keys(keys: list[bytes]) -> None:
+    """Refuse a key that no batch can hold. Raises RecordTooLarge."""
+    longest = max(map(len, keys), default=0)
+    if longest > batch.KEY_BYTES_MAX:
+        raise RecordTooLarge(
+            f"a record with a key of {longest} bytes; the log takes keys of up to {batch.KEY_BYTES_MAX}"
+        )
+
+
 def check_headers(headers: dict[int, HeaderPairs]) -> None:
     """Refuse what no batch can hold. Raises RecordTooLarge."""
     most = max(map(len, headers.values()))
