@@ -51,6 +51,15 @@ class EdgeLimits(Section, frozen=True, kw_only=True):
             description="Maximum size of an MQTT packet. A client that sends a larger one is disconnected.",
         ),
     ] = field(default=1 * MiB, name="packet")
+    connect_bytes: Annotated[
+        Size,
+        Meta(
+            ge=1024,
+            le=1 * MiB,
+            description="Maximum size of a CONNECT packet, its will included: who sends it is not known yet. A client "
+            "that sends a larger one is disconnected.",
+        ),
+    ] = field(default=64 << 10, name="connect_packet")
     topic_levels: Annotated[
         Count, Meta(le=32_768, description="Maximum number of levels in a topic or filter. Deeper ones are refused.")
     ] = 128

@@ -80,6 +80,7 @@ def broker_settings(config: EdgeConfig, software: str) -> BrokerSettings:
         sessions=session_limits(config),
         pending_bytes_max=limits.pending_bytes,
         packet_bytes_max=limits.packet_bytes,
+        connect_bytes_max=limits.connect_bytes,
         write_timeout_s=limits.write_timeout_s,
         send_queue_bytes_max=limits.send_queue_bytes,
         receive_maximum=limits.receive_maximum,

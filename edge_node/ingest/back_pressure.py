@@ -18,6 +18,8 @@ class Pause(IntEnum):
     """More of its own acknowledgements wait for the disk than its receive maximum."""
     ASKING = 8
     """A packet of the client waits for an answer from elsewhere: who it is, or whether a publish is known."""
+    TURN = 16
+    """The client has had its turn: the rest of what it sent waits until others have had theirs."""
 
 
 class PendingLog(Protocol):

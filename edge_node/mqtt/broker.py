@@ -14,6 +14,7 @@ from weft.edge_node.ingest.router import Router
 from weft.edge_node.ingest.turn import Turn
 from weft.edge_node.ingest.unrouted import Unrouted
 from weft.edge_node.mqtt.client import Client
+from weft.edge_node.mqtt.turns import Turns
 from weft.edge_node.sessions.limits import SessionLimits
 from weft.edge_node.sessions.parts import Kept, make_parts
 from weft.edge_node.sessions.sessions import Sessions
@@ -45,6 +46,8 @@ class BrokerSettings:
     """Bytes that may wait for the disk before publishers are held."""
     packet_bytes_max: int = 1 << 20
     """Longest packet, fixed header included; a longer one is refused on its first bytes."""
+    connect_bytes_max: int = 64 << 10
+    """Longest CONNECT, its will included: who sends it is not known yet."""
     write_timeout_s: float = 60.0
     """Seconds for which a client may leave unread what it was sent."""
     send_queue_bytes_max: int = 1 << 20
@@ -103,6 +106,7 @@ class Broker:
         self.counters = counters
         self.wall_clock = wall_clock
         self.clock = self._loop.time
+        self.turns = Turns(self._loop)
         self.retained = state.retained
         self.journal = journal
         self.resent = state.resent

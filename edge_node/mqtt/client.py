@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from typing import Protocol
 
-from weft.edge_node.ingest.back_pressure import Publisher
+from weft.edge_node.ingest.back_pressure import Pause, Publisher
 from weft.edge_node.ingest.routes import RouteCache
 from weft.edge_node.mqtt.door import Arrival
 from weft.edge_node.sessions.session import Session
@@ -39,6 +40,9 @@ class Client(Publisher, Protocol):
 
     def go_on(self) -> None:
         """Parse what came while the client waited for an answer from elsewhere, and read on."""
+
+    def await_turn(self, session: Session, reason: Pause, go_on: Callable[[], None]) -> None:
+        """Stop reading, and call back when others have had their turn, even if it is closed by then."""
 
     def fail(self, error: MqttError, level: int = logging.WARNING) -> None:
         """Refuse CONNECT and close."""

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Callable
 from typing import cast
 
+from weft.bounds import user_or_address
 from weft.edge_node.ingest.back_pressure import Pause
 from weft.edge_node.ingest.routes import RouteCache
 from weft.edge_node.ingest.turn import TURN_BYTES_MAX
@@ -13,8 +15,10 @@ from weft.edge_node.mqtt import other_protocols
 from weft.edge_node.mqtt.broker import Broker
 from weft.edge_node.mqtt.door import Arrival, Door
 from weft.edge_node.mqtt.handshake import Handshake
+from weft.edge_node.mqtt.output import Output
 from weft.edge_node.mqtt.packet_handlers import PacketHandlers
 from weft.edge_node.mqtt.publishes import Publishes
+from weft.edge_node.mqtt.turns import cost
 from weft.edge_node.sessions.session import Session
 from weft.protocols.mqtt.connection import Connection, State
 from weft.protocols.mqtt.decoder import decode
@@ -33,7 +37,8 @@ from weft.storage.segment_log import LogError, LogFull
 
 log = logging.getLogger(__name__)
 
-_ASKING = int(Pause.ASKING)
+_WAITING = Pause.ASKING | Pause.TURN
+"""Reasons for which what came is kept unparsed."""
 
 
 class ClientConnection(asyncio.Protocol):
@@ -47,6 +52,7 @@ class ClientConnection(asyncio.Protocol):
         "_handshake",
         "_heard",
         "_machine",
+        "_output",
         "_packet_bytes_max",
         "_partial",
         "_pause",
@@ -70,7 +76,7 @@ class ClientConnection(asyncio.Protocol):
         self._fast: Publishes | None = None
         """Publishes of the fast path. Set while nothing but packets of an open session may come, that all begin where a
         read begins, and publishes are stored at the end of the turn."""
-        self._partial = Reassembly(broker.settings.packet_bytes_max)
+        self._partial = Reassembly(broker.settings.connect_bytes_max)
         self._handlers: PacketHandlers | None = None
         self._handshake: Handshake | None = None
         self._pause = 0
@@ -85,6 +91,7 @@ class ClientConnection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Wait for CONNECT; the listener minds how long."""
         self._transport = cast(asyncio.Transport, transport)
+        self._output = Output(self._transport, self._broker.counters)
         self._transport.set_write_buffer_limits(high=self._broker.settings.send_queue_bytes_max)
         self._broker.arrived(self)
 
@@ -109,11 +116,13 @@ class ClientConnection(asyncio.Protocol):
     def _read(self, data: bytes) -> None:
         if self._transport is None:
             return
-        if self._pause & _ASKING:
+        if self._pause & _WAITING:
             self._unparsed += data
             return
-        self._heard = self._broker.clock()
+        self._heard = now = self._broker.clock()
+        self._broker.turns.budget.begin(now)
         self._turn.bytes += len(data)
+        self._output.cork()
         try:
             try:
                 self._parse_read(data)
@@ -126,8 +135,9 @@ class ClientConnection(asyncio.Protocol):
             self.refuse(error)
         self._turn.gathered()
         self._broker.fan_out.flush()
+        self._output.uncork()
         publishes = self._handlers.publishes if self._handlers is not None else None
-        is_plain = self._transport is not None and not (self._partial or self._pause & _ASKING)
+        is_plain = self._transport is not None and not (self._partial or self._pause & _WAITING)
         self._fast = publishes if is_plain and publishes is not None and publishes.is_fast else None
 
     def pause_writing(self) -> None:
@@ -162,8 +172,7 @@ class ClientConnection(asyncio.Protocol):
     def send(self, data: bytes) -> None:
         """Write whole packets."""
         if self._transport is not None:
-            self._broker.counters.bytes_sent += len(data)
-            self._transport.write(data)
+            self._output.write(data)
 
     def answer(self, packet: Packet) -> None:
         """Write one packet in the client's version."""
@@ -187,6 +196,12 @@ class ClientConnection(asyncio.Protocol):
         if not self._pause and self._transport is not None:
             self._heard = self._broker.clock()
             self._transport.resume_reading()
+
+    def await_turn(self, session: Session, reason: Pause, go_on: Callable[[], None]) -> None:
+        """Stop reading, and call back when others have had their turn."""
+        self.hold(reason)
+        owner = user_or_address(session.username, self.arrival.origin)
+        self._broker.turns.wait(owner, go_on)
 
     def refuse(self, error: BaseException) -> None:
         """Close without acknowledging: what the client sent could not be stored. The client will send it again."""
@@ -229,25 +244,28 @@ class ClientConnection(asyncio.Protocol):
             if packet:
                 self._turn.joined_bytes += len(packet)
                 self._parse(packet, 0)
-                if self._pause & _ASKING:
+                if self._pause & _WAITING:
                     self._unparsed = data[at:]
                     return
         at = self._parse(data, at)
         if at < len(data) and self._transport is not None:
-            if self._pause & _ASKING:
+            if self._pause & _WAITING:
                 self._unparsed = data[at:]
             else:
                 self._partial.keep(data[at:])
 
     def _parse(self, data: bytes, at: int) -> int:
         """Handle the packets of ``data[at:]``; returns where the first incomplete one begins."""
-        machine, limit = self._machine, self._broker.settings.packet_bytes_max
+        machine, budget, settings = self._machine, self._broker.turns.budget, self._broker.settings
+        limit = settings.connect_bytes_max if self._handlers is None else settings.packet_bytes_max
         size = len(data)
-        while at < size and self._transport is not None and not self._pause & _ASKING:
+        while at < size and self._transport is not None and not self._pause & _WAITING:
             handlers = self._handlers
             if handlers is not None:
                 before, at = at, handlers.scan(data, at)
                 if at > before:
+                    if at < size and not budget.spend(0) and self._transport is not None:
+                        self._wait_for_turn(handlers.session)
                     continue
             decoded = decode(data, at, limit, machine.version)
             if decoded is None:
@@ -255,11 +273,19 @@ class ClientConnection(asyncio.Protocol):
             packet, at = decoded
             packet = machine.receive(packet)
             self._broker.counters.packets_received += 1
-            if self._handlers is not None:
-                self._handlers.handle(packet)
-            elif isinstance(packet, Connect):  # the state table lets nothing else come first
+            if handlers is None:
+                assert isinstance(packet, Connect)  # the state table lets nothing else come first
                 self._on_connect(packet)
+                continue
+            handlers.handle(packet)
+            if not budget.spend(cost(packet)) and at < size and self._transport is not None:
+                self._wait_for_turn(handlers.session)
         return at
+
+    def _wait_for_turn(self, session: Session) -> None:
+        """Handle the rest of the read after others had their turn."""
+        if not self._pause & _WAITING:
+            self.await_turn(session, Pause.TURN, lambda: self.go_on(Pause.TURN))
 
     # --- packets
 
@@ -274,14 +300,15 @@ class ClientConnection(asyncio.Protocol):
         publishes = Publishes(self._broker, self, session, routes, machine.answers_due_max)
         self._handlers = PacketHandlers(self._broker, self, machine, session, publishes)
         self._handshake = None
+        self._partial = Reassembly(self._packet_bytes_max)
         self._heard = self._broker.clock()
         self._wait()
         self.arrival.opened()
 
-    def go_on(self) -> None:
-        """Parse what came while the connection waited for an answer, and read on."""
+    def go_on(self, waited_for: Pause = Pause.ASKING) -> None:
+        """Parse what came while the connection waited for an answer or its turn, and read on."""
         data, self._unparsed = self._unparsed, b""
-        self._pause &= ~Pause.ASKING
+        self._pause &= ~waited_for
         if data:
             self.data_received(data)
         if not self._pause and self._transport is not None:
@@ -333,6 +360,7 @@ class ClientConnection(asyncio.Protocol):
         """
         if self._transport is None:
             return
+        self._output.uncork()
         self._turn.store()  # what came before the end comes before the will, too
         transport, self._transport = self._transport, None
         if transport is None:

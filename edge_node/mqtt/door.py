@@ -28,6 +28,8 @@ class Arrival(Protocol):
 
     name: str
     """The client's address, for log lines."""
+    origin: str
+    """Address whom costs are charged to, of IPv6 the /64; empty for this machine."""
 
     async def room(self) -> bool:
         """Return whether there is room for one more client. Waits a moment for one that leaves.

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
 
 from weft.edge_node.ingest.back_pressure import Pause
 from weft.edge_node.mqtt.broker import Broker
 from weft.edge_node.mqtt.client import Client
 from weft.edge_node.mqtt.publishes import Publishes
+from weft.edge_node.mqtt.turns import TURN_COST_MAX
 from weft.edge_node.sessions.session import Session
 from weft.protocols.mqtt.connection import Connection
 from weft.protocols.mqtt.encoder import PINGRESP, PUBACK, PUBREL
@@ -24,11 +25,14 @@ from weft.protocols.mqtt.packets import (
     PubRel,
     SubAck,
     Subscribe,
+    Subscription,
     UnsubAck,
     Unsubscribe,
 )
 from weft.protocols.mqtt.reason_codes import ReasonCode
 from weft.storage.segment_log import LogError
+
+_T = TypeVar("_T")
 
 
 class PacketHandlers:
@@ -158,24 +162,58 @@ class PacketHandlers:
             return
         session = self.session
         identifiers = packet.properties.subscription_identifiers
-        codes, feeds = [], []
-        answers = self._broker.sessions.filters.subscribe_all(
-            session, packet.filters, identifiers[0] if identifiers else None
-        )
-        for options, (code, new) in zip(packet.filters, answers, strict=True):
-            codes.append(code)
-            wants_retained = (True, new, False)[options.retain_handling]
-            if code <= ReasonCode.GRANTED_QOS_2 and wants_retained:
-                feeds.append(options)
-        answer = self._machine.encode(SubAck(packet.packet_id, tuple(codes)))
-        self._answer_durably(session, answer, lambda: self._broker.sessions.send_retained(session, feeds))
+        identifier = identifiers[0] if identifiers else None
+        codes: list[int] = []
+        feeds: list[Subscription] = []
+
+        def subscribe(filters: Sequence[Subscription]) -> None:
+            answers = self._broker.sessions.filters.subscribe_all(session, filters, identifier)
+            for options, (code, new) in zip(filters, answers, strict=True):
+                codes.append(code)
+                wants_retained = (True, new, False)[options.retain_handling]
+                if code <= ReasonCode.GRANTED_QOS_2 and wants_retained:
+                    feeds.append(options)
+
+        def end() -> None:
+            answer = self._machine.encode(SubAck(packet.packet_id, tuple(codes)))
+            self._answer_durably(session, answer, lambda: self._broker.sessions.send_retained(session, feeds))
+
+        self._in_turns(packet.filters, subscribe, end)
 
     def _on_unsubscribe(self, packet: Unsubscribe) -> None:
         if not self.store():
             return
         session = self.session
-        codes = tuple(self._broker.sessions.filters.unsubscribe(session, text) for text in packet.filters)
-        self._answer_durably(session, self._machine.encode(UnsubAck(packet.packet_id, codes)))
+        codes: list[int] = []
+
+        def unsubscribe(filters: Sequence[str]) -> None:
+            codes.extend(self._broker.sessions.filters.unsubscribe(session, text) for text in filters)
+
+        def end() -> None:
+            self._answer_durably(session, self._machine.encode(UnsubAck(packet.packet_id, tuple(codes))))
+
+        self._in_turns(packet.filters, unsubscribe, end)
+
+    def _in_turns(self, filters: Sequence[_T], do: Callable[[Sequence[_T]], None], end: Callable[[], None]) -> None:
+        """Handle a packet's filters, ``TURN_COST_MAX`` in a turn; the packets behind it wait until all are done."""
+        do(filters[:TURN_COST_MAX])
+        rest = filters[TURN_COST_MAX:]
+        if not rest:
+            end()
+            return
+
+        def go_on() -> None:
+            if not self._client.is_open:
+                return
+            try:
+                self._in_turns(rest, do, end)
+            except LogError as error:
+                self._client.refuse(error)
+                return
+            if len(rest) <= TURN_COST_MAX:
+                self._client.go_on()
+
+        self._client.await_turn(self.session, Pause.ASKING, go_on)
 
     def _answer_durably(self, session: Session, answer: bytes, then: Callable[[], None] | None = None) -> None:
         """Answer what a persistent session must remember once the journal has it."""

@@ -24,6 +24,10 @@ from weft.storage.segment_log import LogError
 
 ACK_BYTES = 4
 """Length of a PUBACK or PUBREC that says nothing but success."""
+LONG_READ_BYTES = 32 << 10
+SCAN_BYTES_MAX = 16 << 10
+"""Bytes of publishes that are taken from a longer read before the client's turn is looked at: three thousand packets,
+if they are empty."""
 TOPIC_SHOWN_BYTES_MAX = 128
 """Bytes of a topic shown in a log line."""
 _QOS_FLAGS = (int(Flag.PUBLISHED_QOS0), 0, int(Flag.PUBLISHED_QOS2))
@@ -108,12 +112,13 @@ class Publishes:
     # --- packets
 
     def scan(self, data: bytes, at: int) -> int:
-        """Take a row of plain publishes from ``data[at:]``; returns where another packet begins."""
+        """Take a row of plain publishes from ``data[at:]``, or the first of them; returns where the rest begins."""
         gathered = self._gathered
         before = len(gathered.answers)
+        until = len(data) if len(data) - at <= LONG_READ_BYTES else at + SCAN_BYTES_MAX
         after = scan(
             data, at, self.known, gathered, self, self._session.received, self._opened,
-            self._broker.settings.packet_bytes_max, self._session.version, _QOS_FLAGS,
+            self._broker.settings.packet_bytes_max, self._session.version, _QOS_FLAGS, until,
         )  # fmt: skip
         if after > at and not self.joined:
             self._join()

@@ -7,6 +7,7 @@ packet, and everything that could be an error, to ``decoder.decode``.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from typing import Any, Protocol
 
@@ -130,6 +131,7 @@ def scan(  # noqa: PLR0917 - positional, for speed
     packet_bytes_max: int,
     version: int = Version.V311,
     qos_flags: tuple[int, int, int] = (0, 0, 0),
+    until: int = sys.maxsize,
 ) -> int:
     """Take a row of plain PUBLISH packets of one QoS from ``data[at:]``, up to the first other packet.
 
@@ -141,6 +143,7 @@ def scan(  # noqa: PLR0917 - positional, for speed
         packet_bytes_max: at least ``SCAN_PACKET_BYTES_MIN``.
         version: in MQTT 5.0 a plain packet's property section is empty.
         qos_flags: flag bits for the records of publishes, by QoS.
+        until: packets that begin behind this offset are left.
 
     Returns:
         The offset of the first packet not taken (perhaps an incomplete one). Never raises.
@@ -148,7 +151,7 @@ def scan(  # noqa: PLR0917 - positional, for speed
     # A third of a microsecond a packet, a fifth where packets are alike but for identifier and payload: at QoS 0 and 1
     # no call of each but dict.get, startswith and list.append.
     end = len(data)
-    last = end - 4  # the shortest PUBLISH has four bytes; below, at + 3 is inside
+    last = min(until, end - 4)  # the shortest PUBLISH has four bytes; below, at + 3 is inside
     if at > last or (kind := data[at]) not in _ANSWERS:
         return at
     answer, qos = _ANSWERS[kind]

@@ -61,13 +61,13 @@ def test_no_order_of_taking_and_freeing_passes_a_bound(steps: list[tuple[str, in
 def test_a_turn_ends_by_its_cost_or_by_its_time() -> None:
     clock = Clock()
     turn = TurnBudget(3, 0.5, clock)
-    turn.begin()
+    turn.begin(clock())
     assert [turn.spend() for _ in range(3)] == [True, True, False]
-    turn.begin()
+    turn.begin(clock())
     assert turn.spend()
     clock.now += 0.6
     assert not turn.spend()
-    turn.begin()
+    turn.begin(clock())
     assert turn.spend()
 
 

@@ -127,6 +127,7 @@ class Guest:
 
     def __init__(self, counters: Counters) -> None:
         self.name = "guest"
+        self.origin = ""
         self._counters = counters
         counters.connections += 1
         counters.connections_accepted += 1

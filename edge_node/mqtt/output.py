@@ -1,0 +1,46 @@
+"""Output of a connection: packets that are written at once, or together with the other answers of a turn."""
+
+from __future__ import annotations
+
+import asyncio
+
+from weft.edge_node.counters import Counters
+
+CORKED_BYTES_MAX = 16 << 10
+"""Bytes of answers that are written together."""
+
+
+class Output:
+    """Writes packets to a transport.
+
+    While it is corked, they are gathered: a write for each PINGREQ would make small segments by the thousand, and a
+    network that is full of them drops those of other clients.
+    """
+
+    __slots__ = ("_corked", "_counters", "_transport")
+
+    def __init__(self, transport: asyncio.WriteTransport, counters: Counters) -> None:
+        self._transport = transport
+        self._counters = counters
+        self._corked: bytearray | None = None
+
+    def write(self, data: bytes) -> None:
+        """Write whole packets."""
+        self._counters.bytes_sent += len(data)
+        if self._corked is None:
+            self._transport.write(data)
+            return
+        self._corked += data
+        if len(self._corked) > CORKED_BYTES_MAX:
+            self._transport.write(self._corked)
+            self._corked = bytearray()
+
+    def cork(self) -> None:
+        """Gather what is written until ``uncork``."""
+        self._corked = bytearray()
+
+    def uncork(self) -> None:
+        """Write what was gathered."""
+        corked, self._corked = self._corked, None
+        if corked:
+            self._transport.write(corked)

@@ -1,0 +1,107 @@
+"""One client has the node work hard; another one waits no longer than for its turn."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.hostile.edge import GuardedEdge
+from tests.hostile.flood import flood
+from tests.hostile.good_client import GoodClient
+from weft.protocols.mqtt.encoder import encode
+from weft.protocols.mqtt.packets import Connect, PingReq, Publish, Subscribe, Subscription, Unsubscribe
+
+pytestmark = pytest.mark.processes
+UNDISTURBED_S, ATTACK_S = 1.5, 3.0
+FACTOR = 10
+"""The well-behaved client's p99 may be so many times the undisturbed one."""
+LEAST_S = 0.02
+"""Undisturbed p99 below which the comparison would measure the machine."""
+
+
+def pings() -> bytes:
+    return encode(PingReq(), 4) * 50_000
+
+
+def churn() -> bytes:
+    pair = encode(Subscribe(1, (Subscription("public/x", 0),)), 4) + encode(Unsubscribe(2, ("public/x",)), 4)
+    return pair * 2_000
+
+
+def many_filters() -> bytes:
+    filters = tuple(Subscription(f"public/{number}/+/x", 0) for number in range(900))
+    return (encode(Subscribe(1, filters), 4) + encode(Unsubscribe(2, tuple(f.filter for f in filters)), 4)) * 20
+
+
+def small_publishes() -> bytes:
+    return encode(Publish(b"public/x", b"", 0), 4) * 50_000
+
+
+def new_topics() -> bytes:
+    return b"".join(encode(Publish(b"public/x/%d" % number, b"", 0), 4) for number in range(50_000))
+
+
+@pytest.mark.parametrize(
+    "made", [pings, churn, many_filters, small_publishes, new_topics], ids=lambda made: made.__name__
+)
+def test_others_are_served_between_the_turns_of_one_client(
+    edge: GuardedEdge, tmp_path: Path, made: Callable[[], bytes]
+) -> None:
+    packets = tmp_path / "packets"
+    packets.write_bytes(made())
+    with GoodClient(edge.mqtt_port, "device") as good:
+        time.sleep(UNDISTURBED_S)  # what is measured
+        undisturbed = good.take()
+        flood(edge.mqtt_port, packets, ATTACK_S)
+        attacked = good.take()
+        assert attacked.p99 <= FACTOR * max(undisturbed.p99, LEAST_S), (undisturbed, attacked)
+        time.sleep(UNDISTURBED_S)  # what is measured
+        after = good.take()
+        assert after.p99 <= FACTOR * max(undisturbed.p99, LEAST_S), (undisturbed, after)
+
+
+def test_a_client_that_sent_much_gets_all_answers(edge: GuardedEdge) -> None:
+    count = 20_000
+    with socket.create_connection(("127.0.0.1", edge.mqtt_port), timeout=30) as connection:
+        connection.sendall(encode(Connect("busy", username="mallory", password=b"mallory"), 4))
+        assert connection.recv(4)[3] == 0
+        sender = threading.Thread(target=connection.sendall, args=(encode(PingReq(), 4) * count,))
+        sender.start()
+        heard = b""
+        while len(heard) < 2 * count:
+            heard += connection.recv(1 << 16)
+        sender.join()
+    assert heard == b"\xd0\0" * count
+
+
+def test_a_connect_is_small(edge: GuardedEdge) -> None:
+    before = edge.memory_bytes()
+    held = []
+    try:
+        for _ in range(200):
+            connection = socket.create_connection(("127.0.0.1", edge.mqtt_port), timeout=10)
+            held.append(connection)
+            # The fixed header of a CONNECT of 1,000,000 bytes, and as much of it as the node takes.
+            try:
+                connection.sendall(b"\x10\xc0\x84\x3d\0\4MQTT\5\2\0\0" + bytes(900_000))
+            except OSError:
+                continue  # the node has closed it
+        closed = 0
+        for connection in held:
+            try:
+                closed += connection.recv(1) == b""
+            except ConnectionResetError:
+                closed += 1
+        assert closed == len(held)
+        assert edge.memory_bytes() - before < 30 << 20
+    finally:
+        for connection in held:
+            connection.close()
+    with GoodClient(edge.mqtt_port, "device") as good:
+        time.sleep(0.2)  # some messages
+        assert good.take().acknowledged > 0
