@@ -15,3 +15,13 @@ class TableDiverged(TableError):
 
 class TableConflict(TableError):
     """A commit that lost against another writer. Read the table again and decide again."""
+
+
+class StreamStopped(TableError):
+    """Records of one shard that cannot become rows. The shard's later records of the stream wait behind them; other
+    shards, and other streams, go on."""
+
+    def __init__(self, table: str, shard: int, first: int, end: int, failure: Exception) -> None:
+        self.shard, self.first, self.end = shard, first, end
+        self.reason = str(failure) or type(failure).__name__
+        super().__init__(f"{table}: offsets {first} to {end - 1} of shard {shard} cannot become rows: {self.reason}")

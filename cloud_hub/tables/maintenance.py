@@ -54,6 +54,16 @@ class Maintenance:
         self._seen_version = -1
         self._looked = False
 
+    @property
+    def _vacuum_due(self) -> bool:
+        return self._monotonic() - self._vacuumed >= self._settings.vacuum_interval_s
+
+    @property
+    def is_due(self) -> bool:
+        """Return whether ``maintain`` has something to look at."""
+        due = self._tierer.version - self._seen_version >= self._settings.compact_files_min
+        return self._tierer.version >= 0 and (due or self._vacuum_due or not self._looked)
+
     async def maintain(self) -> None:
         """Do the maintenance that is due. Cheap when there is none: the table is opened once in ``compact_files_min``
         versions.
@@ -62,10 +72,9 @@ class Maintenance:
             TableError: the table cannot be read or changed; what was done before stays done.
             StoreError: the store did not answer.
         """
-        due = self._tierer.version - self._seen_version >= self._settings.compact_files_min
-        vacuum_due = self._monotonic() - self._vacuumed >= self._settings.vacuum_interval_s
-        if self._tierer.version < 0 or not (due or vacuum_due or not self._looked):
+        if not self.is_due:
             return
+        vacuum_due = self._vacuum_due
         self._looked = True
         handle = await self._tierer.take()
         # A conflict means that another writer is at work on the table: the next time will do.
@@ -94,8 +103,8 @@ class Maintenance:
             return 0
         files = await in_thread(handle.files)
         gone = 0
-        for run in small_runs(files, self._settings):
-            joined = await self._join(run, schema)
+        for small in small_runs(files, self._settings):
+            run, joined = await self._join(small, schema)
             await in_thread(lambda run=run, joined=joined: self._replace(handle, run, joined, schema))  # type: ignore[misc]
             await self._tierer.log.sync(handle.version)
             gone += len(run)
@@ -104,15 +113,20 @@ class Maintenance:
     def _replace(self, handle: DeltaHandle, run: Sequence[DataFile], joined: DataFile, schema: pa.Schema) -> None:
         handle.replace(run, joined, self._now_ms(), schema)
 
-    async def _join(self, run: Sequence[DataFile], schema: pa.Schema) -> DataFile:
+    async def _join(self, run: Sequence[DataFile], schema: pa.Schema) -> tuple[Sequence[DataFile], DataFile]:
+        """Join files, at least two and as many as the time allows. Return those, and the file that has their rows."""
         out = await in_thread(lambda: ParquetFile(schema))
-        for file in run:
+        until = self._monotonic() + self._settings.join_seconds_max
+        for at, file in enumerate(run):
+            if at > 1 and self._monotonic() >= until:
+                run = run[:at]
+                break
             data = (await self._store.get(f"{self._tierer.key}/{file.path}")).data
             await in_thread(lambda data=data: out.add(_rows(data, schema)))  # type: ignore[misc]
         joined = await in_thread(out.finish)
         path = f"shard-{run[0].shard}-{run[0].first_offset:020d}-{run[-1].end_offset:020d}-{self._nonce()}.parquet"
         await self._store.create(f"{self._tierer.key}/{path}", joined)
-        return out.data_file(path, len(joined), self._now_ms())
+        return run, out.data_file(path, len(joined), self._now_ms())
 
     async def checkpoint(self, handle: DeltaHandle) -> bool:
         """Write a checkpoint when the last is ``checkpoint_versions`` old, and drop log entries past retention."""
@@ -165,11 +179,14 @@ def _runs(files: Sequence[DataFile], settings: TableSettings) -> Iterator[list[D
 
 def _rows(data: bytes, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
     """Yield the rows of a file with the table's present columns: columns added later are null."""
-    for batch in pq.ParquetFile(pa.BufferReader(data), page_checksum_verification=True).iter_batches(_BATCH_ROWS):
-        columns = [
-            batch.column(field.name).cast(field.type)
-            if field.name in batch.schema.names
-            else pa.nulls(batch.num_rows, field.type)
-            for field in schema
-        ]
-        yield pa.RecordBatch.from_arrays(columns, schema=schema)
+    file = pq.ParquetFile(pa.BufferReader(data), page_checksum_verification=True)
+    for group in range(file.num_row_groups):
+        # Row groups are bounded by what their rows take in memory. Rows of several may take far more.
+        for batch in file.iter_batches(_BATCH_ROWS, row_groups=[group]):
+            columns = [
+                batch.column(field.name).cast(field.type)
+                if field.name in batch.schema.names
+                else pa.nulls(batch.num_rows, field.type)
+                for field in schema
+            ]
+            yield pa.RecordBatch.from_arrays(columns, schema=schema)

@@ -26,7 +26,7 @@ class ParquetFile:
     """A collector of one shard's rows, offsets ascending, that becomes the bytes of a file. Its methods block."""
 
     def __init__(self, schema: pa.Schema) -> None:
-        self._schema = schema
+        self.schema = schema
         self._sink = pa.BufferOutputStream()
         self._writer = pq.ParquetWriter(
             self._sink,
@@ -69,6 +69,6 @@ class ParquetFile:
 
     def _flush(self) -> None:
         if self._group:
-            self._writer.write_table(pa.Table.from_batches(self._group, self._schema), ROW_GROUP_ROWS_MAX)
+            self._writer.write_table(pa.Table.from_batches(self._group, self.schema), ROW_GROUP_ROWS_MAX)
         self._group = []
         self._group_rows = self._group_bytes = 0

@@ -16,6 +16,7 @@ from weft.cloud_hub.tables.settings import DEFAULTS, TableSettings
 from weft.cloud_hub.tables.shards import ShardView, load_shard
 from weft.cloud_hub.tables.tabled import first_untabled
 from weft.cloud_hub.tables.tierer import Tierer
+from weft.cloud_hub.tables.turns import Turns
 from weft.config.log_lines.repeats import Repeats, left_out
 from weft.protocols.errors import CodecError
 from weft.protocols.payloads import PayloadKind
@@ -62,9 +63,12 @@ class _Stream:
     def __init__(self, tierer: Tierer, maintenance: Maintenance) -> None:
         self.tierer = tierer
         self.maintenance = maintenance
-        self.rows_moved = 0
         self.committed_at: int | None = None
         self.error: str | None = None
+
+    @property
+    def wants_turn(self) -> bool:
+        return self.tierer.is_behind or self.error is not None or self.maintenance.is_due
 
     def status(self, key: StreamKey) -> TableStatus:
         ends, positions = self.tierer.ends(), self.tierer.positions
@@ -74,7 +78,7 @@ class _Stream:
             self.tierer.version,
             shards,
             sum(max(0, item.log - item.table) for item in shards),
-            self.rows_moved,
+            self.tierer.rows_moved,
             self.committed_at,
             self.error,
         )
@@ -106,6 +110,7 @@ class TableService:
         self._streams: dict[StreamKey, _Stream] = {}
         self._task: asyncio.Task[None] | None = None
         self._repeats = Repeats()
+        self._turns = Turns(settings.streams_at_once, settings.interval_s, monotonic)
         self.error: str | None = None
         """Error of the last round's reading of the log; None when it succeeded."""
 
@@ -160,12 +165,16 @@ class TableService:
     async def run_once(self) -> int:
         """Run one round: read on in the log, then move rows of every stream. Return how many. Errors go to
         ``status``."""
-        self.error = None
         moved, more = 0, True
         while more:
-            # The chunks of one pass are in memory, whole, until every stream has taken its rows from them.
+            self.error = None
+            # The chunks of one pass are in memory, whole, until the streams have taken their rows from them.
             more = any(await asyncio.gather(*map(self._read_on, range(self._cluster.shards))))
-            moved += await self._run_streams()
+            wanting = self._wanting()
+            before = self._rows_moved()
+            left = await self._turns.run(wanting, self._turn)
+            moved += self._rows_moved() - before
+            more = more or left
         for view in self._views:
             view.chunks.clear()
         return moved
@@ -182,20 +191,13 @@ class TableService:
         self._repeats.forget(what)
         return more
 
-    async def _run_streams(self) -> int:
-        """Move the rows of every stream, some streams at a time. Return how many."""
-        places = asyncio.Semaphore(self._settings.streams_at_once)
+    def _rows_moved(self) -> int:
+        return sum(stream.tierer.rows_moved for stream in self._streams.values())
 
-        async def run(key: StreamKey) -> int:
-            async with places:
-                return await self._run_stream(self._stream(key), key)
-
+    def _wanting(self) -> list[StreamKey]:
+        """Return the streams that have something to do."""
         keys = sorted({key for view in self._views for key in view.state.next_offset})
-        outcomes = await asyncio.gather(*map(run, keys), return_exceptions=True)
-        for outcome in outcomes:
-            if isinstance(outcome, BaseException):
-                raise outcome
-        return sum(outcome for outcome in outcomes if isinstance(outcome, int))
+        return [key for key in keys if self._stream(key).wants_turn]
 
     async def _run(self) -> None:
         while True:
@@ -222,33 +224,46 @@ class TableService:
 
     def _stream(self, key: StreamKey) -> _Stream:
         if key not in self._streams:
-            tierer = Tierer(self._store, self._cluster, *key, self._views, settings=self._settings, clock=self._clock)
+            tierer = Tierer(
+                self._store,
+                self._cluster,
+                *key,
+                self._views,
+                settings=self._settings,
+                clock=self._clock,
+                monotonic=self._monotonic,
+            )
             maintenance = Maintenance(self._store, tierer, settings=self._settings, clock=self._clock)
             self._streams[key] = _Stream(tierer, maintenance)
         return self._streams[key]
 
-    async def _run_stream(self, stream: _Stream, key: StreamKey) -> int:
-        moved = 0
+    async def _turn(self, key: StreamKey) -> bool:
+        """Do one step of a stream. Return whether it needs another turn."""
+        stream, what = self._stream(key), f"the table of {key[0]}/{key[1]} is not being updated"
+        before = stream.tierer.rows_moved
         try:
-            for _ in range(self._settings.steps_per_round_max):
-                rows = await stream.tierer.step()
-                if not rows:
-                    break
-                moved += rows
-                stream.rows_moved += rows
-                stream.committed_at = self._clock()
+            rows = await stream.tierer.step()
+            if rows and stream.tierer.is_behind:
+                return True
             await stream.maintenance.maintain()
             if stream.error is not None:
                 _logger.info("the table of %s/%s is being updated again", *key)
-                self._repeats.forget(f"the table of {key[0]}/{key[1]} is not being updated")
+                self._repeats.forget(what)
             stream.error = None
         except EXPECTED as error:
-            stream.error = self._told(f"the table of {key[0]}/{key[1]} is not being updated", error)
-        return moved
+            stream.error = self._told(what, error)
+        except Exception as error:
+            # A mistake of ours that one stream brings out must not stop the others' tables.
+            stream.error = self._told(what, error, _logger.exception)
+        finally:
+            if stream.tierer.rows_moved > before:
+                stream.committed_at = self._clock()
+        # What one shard lacks holds up no other one.
+        return stream.tierer.rows_moved > before and stream.tierer.is_behind
 
-    def _told(self, what: str, error: Exception) -> str:
+    def _told(self, what: str, error: Exception, say: Callable[..., None] = _logger.warning) -> str:
         # A round every few seconds meets the same trouble.
         count = self._repeats.say(what, self._monotonic())
         if count is not None:
-            _logger.warning("%s: %s%s", what, error, left_out(count))
+            say("%s: %s%s", what, error, left_out(count))
         return str(error) or type(error).__name__

@@ -12,13 +12,18 @@ class TableSettings:
     interval_s: float = 10.0
     """Seconds between rounds over all streams."""
     streams_at_once: int = 4
-    """Streams whose rows are written at the same time: hides a bucket's round trips behind each other."""
+    """Streams whose rows are written at the same time: hides a bucket's round trips behind each other. One tenant has
+    all places but one, unless it is the only one."""
     file_rows_max: int = 1_000_000
     """Maximum number of records of one shard that one commit moves: one Parquet file."""
     file_bytes_max: int = 128 << 20
     """Bytes of log that one Parquet file takes; reading stops at the first section that reaches them."""
-    steps_per_round_max: int = 8
-    """Maximum number of commits to one table in a row before the other streams have their turn."""
+    step_bytes_max: int = 512 << 20
+    """Bytes of rows, as they stand in memory, after which a step ends: a few bytes of log may say many."""
+    step_seconds_max: float = 5.0
+    """Time of making rows after which a step ends. What is left waits until the other streams have had their turn."""
+    join_seconds_max: float = 10.0
+    """Time of joining small files after which a rewrite takes no further one."""
     compact_files_min: int = 32
     """Number of small files of one shard that make a rewrite worth while."""
     compact_file_bytes_max: int = 32 << 20

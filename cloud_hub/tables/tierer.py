@@ -10,48 +10,39 @@ from __future__ import annotations
 import secrets
 import time
 from collections.abc import Callable, Iterable, Sequence
-from functools import partial
 from typing import NamedTuple
 
 import pyarrow as pa
 
-from weft.cloud_hub.tables.columns import level_columns, levels_of, new_columns
+from weft.cloud_hub.tables.columns import level_columns, new_columns
 from weft.cloud_hub.tables.declared import Declared
 from weft.cloud_hub.tables.delta import DataFile, DeltaHandle, in_thread
-from weft.cloud_hub.tables.errors import TableConflict, TableDiverged, TableError
+from weft.cloud_hub.tables.errors import StreamStopped, TableConflict, TableDiverged, TableError
+from weft.cloud_hub.tables.gather import Gathered, Gatherer, Source
 from weft.cloud_hub.tables.parquet_file import ParquetFile
 from weft.cloud_hub.tables.settings import DEFAULTS, TableSettings
 from weft.cloud_hub.tables.shards import ShardView
 from weft.cloud_hub.tables.statistics import COMPLETE_EARLIER, EARLIER_COLUMNS, STATISTICS_PROPERTY, statistics_columns
 from weft.cloud_hub.tables.table_log import TableLog
-from weft.protocols.chunk import Chunk, StreamSection
 from weft.protocols.errors import CodecError
 from weft.protocols.payloads import PayloadKind
 from weft.storage.chunk_log import Cluster, CollectedPast, table_key
 from weft.storage.object_store import NotFound, ObjectStore
 from weft.storage.table.names import PAYLOAD_PROPERTY, app_id, source_ids
-from weft.storage.table.rows import row_schema, section_rows
+from weft.storage.table.rows import row_schema
 
 ATTEMPTS_MAX = 5
 """Maximum number of times that a step starts over because another writer was first."""
 
 
-class _Source(NamedTuple):
-    """The chunk with the last row below a position."""
-
-    n: int
-    footer_crc: int
-
-
 class _Written(NamedTuple):
     """A file in the store that no version names yet. A step that starts over uses it again if it still fits."""
 
+    first: int
+    """Position that it was made from."""
     file: DataFile
     schema: pa.Schema
-    source: _Source
-    """Chunk of the file's last row."""
-    next_n: int
-    """Chunk of the next offset, or one before it."""
+    gathered: Gathered
 
 
 class Tierer:
@@ -60,6 +51,7 @@ class Tierer:
     Args:
         views: the shards; the caller refreshes their states.
         clock: nanoseconds since 1970, for file times.
+        monotonic: seconds.
         nonce: a name that no other tierer gives a file.
     """
 
@@ -73,6 +65,7 @@ class Tierer:
         *,
         settings: TableSettings = DEFAULTS,
         clock: Callable[[], int] = time.time_ns,
+        monotonic: Callable[[], float] = time.monotonic,
         nonce: Callable[[], str] = lambda: secrets.token_hex(8),
     ) -> None:
         self.key = table_key(tenant, stream)
@@ -83,13 +76,17 @@ class Tierer:
         """The table's version as last read or committed; -1 before."""
         self.payload = PayloadKind.BYTES
         """Payload kind of the table, once it was read."""
+        self.stopped: dict[int, StreamStopped] = {}
+        """Shards whose next records cannot become rows."""
+        self.rows_moved = 0
+        """Rows that this tierer moved into the table."""
         self._store = store
         self._cluster = cluster
         self._tenant, self._stream = tenant, stream
         self._views = views
         self._settings = settings
         self._clock, self._nonce = clock, nonce
-        self._sources: dict[int, _Source] = {}
+        self._sources: dict[int, Source] = {}
         """Per shard the chunk that ``positions`` was taken from, compared with the log."""
         self._next_chunk: dict[int, tuple[int, int]] = {}
         """Per shard a position, and the chunk from which its record is found."""
@@ -102,11 +99,17 @@ class Tierer:
         self._positions_known = False
         """True while ``positions`` are those of the table that the handle has seen."""
         self._declared = Declared(tenant, stream, views)
+        self._gatherer = Gatherer(self.key, (tenant, stream), self._declared, settings, monotonic=monotonic)
 
     def ends(self) -> dict[int, int]:
         """Return for each shard that holds the stream the offset after the last one in the log, as last refreshed."""
         ends = {view.shard: view.state.next_offset.get((self._tenant, self._stream), 0) for view in self._views}
         return {shard: end for shard, end in ends.items() if end}
+
+    @property
+    def is_behind(self) -> bool:
+        """Return whether the log has records that are not rows yet."""
+        return any(self.positions.get(shard, 0) < end for shard, end in self.ends().items())
 
     async def step(self) -> int:
         """Move new records, up to one file per shard. Return the number of rows, which are durable.
@@ -117,7 +120,7 @@ class Tierer:
             NotFound, Corrupt: a shard's log cannot be read; what the other shards had is in the table.
             CollectedPast: the state of a shard is too old: load it again.
         """
-        if all(self.positions.get(shard, 0) >= end for shard, end in self.ends().items()):
+        if not self.is_behind:
             return 0
         written: dict[int, _Written] = {}
         latest: TableConflict | None = None
@@ -188,14 +191,17 @@ class Tierer:
         unreadable: Exception | None = None
         for view in self._views:
             known = written.get(view.shard)
-            if known and (known.file.first_offset, known.schema) == (self.positions.get(view.shard), schema):
+            if known and (known.first, known.schema) == (self.positions.get(view.shard), schema):
                 continue
             written.pop(view.shard, None)
+            self.stopped.pop(view.shard, None)
             try:
                 made = await self._write(view, schema)
-            except (CodecError, NotFound) as error:
+            except (CodecError, NotFound, StreamStopped) as error:
                 # One shard's damage keeps nothing of the others from the table.
                 unreadable = error
+                if isinstance(error, StreamStopped):
+                    self.stopped[view.shard] = error
                 continue
             if made is not None:
                 written[view.shard] = made
@@ -220,7 +226,7 @@ class Tierer:
             if position > (end := self.ends().get(view.shard, 0)):
                 raise self._diverged(view.shard, position, f"the log only up to {end}")
             n, crc = (transactions.get(name) for name in source_ids(names[view.shard]))
-            await self._compare(view, position, None if n is None or crc is None else _Source(n, crc))
+            await self._compare(view, position, None if n is None or crc is None else Source(n, crc))
         self.positions = found
 
     async def _transactions(self, handle: DeltaHandle, apps: Iterable[str]) -> dict[str, int]:
@@ -232,7 +238,7 @@ class Tierer:
         older = await in_thread(lambda: {name: handle.transaction(name) for name in sorted(rest)})
         return found | {name: version for name, version in older.items() if version is not None}
 
-    async def _compare(self, view: ShardView, position: int, source: _Source | None) -> None:
+    async def _compare(self, view: ShardView, position: int, source: Source | None) -> None:
         """Check that the log still has the chunk that a position was taken from.
 
         A log that was restored to an earlier state is behind the table only until it has grown past the position. From
@@ -279,11 +285,13 @@ class Tierer:
         if first >= end:
             return None
         out = await in_thread(lambda: ParquetFile(schema))
-        source, next_n = await self._collect(view, out, levels_of(schema), first, end)
+        behind = sum(self.positions.get(shard, 0) < end for shard, end in self.ends().items())
+        n = await self._first_chunk(view, first)
+        gathered = await self._gatherer.gather(view, out, n, first, end, self.payload, behind)
         data = await in_thread(out.finish)
-        path = f"shard-{view.shard}-{first:020d}-{first + out.rows:020d}-{self._nonce()}.parquet"
+        path = f"shard-{view.shard}-{first:020d}-{gathered.end:020d}-{self._nonce()}.parquet"
         await self._store.create(f"{self.key}/{path}", data)
-        return _Written(out.data_file(path, len(data), self._clock() // 1_000_000), schema, source, next_n)
+        return _Written(first, out.data_file(path, len(data), self._clock() // 1_000_000), schema, gathered)
 
     async def _first_chunk(self, view: ShardView, first: int) -> int:
         """Return a chunk in or behind which the record of an offset is found."""
@@ -293,59 +301,21 @@ class Tierer:
         # Of a chunk that was collected the table had all rows.
         return max(n, view.log.watermark)
 
-    async def _collect(
-        self, view: ShardView, out: ParquetFile, levels: Sequence[str], first: int, end: int
-    ) -> tuple[_Source, int]:
-        """Read sections until the file is full or the log ends.
-
-        Returns:
-            The last chunk that gave rows, and the number of the chunk from which to read on.
-        """
-        n = await self._first_chunk(view, first)
-        limit = min(end, first + self._settings.file_rows_max)
-        at, taken = first, 0
-        async for chunk in view.chunks.indexes(n, view.state.n):
-            section = self._section(chunk, at)
-            self._declared.compare(chunk, self.payload)
-            if section is None:
-                continue
-            if section.base_offset > at:
-                raise TableError(
-                    f"{self.key}: the log of shard {view.shard} lacks offset {at} in chunk {chunk.header.n}"
-                )
-            data = await view.chunks.section(chunk.header.n, section)
-            rows = section_rows(
-                section, data, chunk.footer.lanes, view.shard, levels, self._declared.topics(view), at, limit,
-                payload=self.payload, clocks=chunk.footer.clocks,
-            )  # fmt: skip
-            await in_thread(partial(out.add, rows))
-            at, taken = min(section.base_offset + section.count, limit), taken + section.length
-            if at >= limit or taken >= self._settings.file_bytes_max:
-                n = chunk.header.n
-                return _Source(n, chunk.footer_crc), n + (at == section.base_offset + section.count)
-        raise TableError(f"{self.key}: the log of shard {view.shard} ends at offset {at}, its state says {end}")
-
-    def _section(self, chunk: Chunk, at: int) -> StreamSection | None:
-        """Return the section of the stream in a chunk, at or after an offset."""
-        for section in chunk.footer.streams:
-            if (section.tenant, section.stream) == (self._tenant, self._stream):
-                return section if section.base_offset + section.count > at else None
-        return None
-
     async def _commit(self, handle: DeltaHandle, written: Sequence[_Written], schema: pa.Schema) -> None:
         files = [item.file for item in written]
         transactions = {}
         for item in written:
             app = app_id(self._cluster.cluster_id, self._stream, item.file.shard)
-            transactions[app] = item.file.end_offset
-            transactions.update(zip(source_ids(app), item.source, strict=True))
+            transactions[app] = item.gathered.end
+            transactions.update(zip(source_ids(app), item.gathered.source, strict=True))
         await in_thread(lambda: handle.commit(files, transactions, schema))
         await self.log.sync(handle.version)
         self.version = handle.version
+        self.rows_moved += sum(item.file.rows for item in written)
         for item in written:
-            self.positions[item.file.shard] = item.file.end_offset
-            self._sources[item.file.shard] = item.source
-            self._next_chunk[item.file.shard] = (item.file.end_offset, item.next_n)
+            shard, (end, source, next_n) = item.file.shard, item.gathered
+            self.positions[shard], self._sources[shard] = end, source
+            self._next_chunk[shard] = (end, next_n)
 
     def _configuration(self, levels: Sequence[str], payload: PayloadKind) -> dict[str, str]:
         hours = f"interval {self._settings.retention_hours} hours"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -21,8 +22,11 @@ from weft.storage.table.record_time import CLOCKS, CORRECTED, FUTURE, FUTURE_US,
 ROWS_MAX = 1 << 16
 """Maximum number of rows of a record batch: neighbouring batches are joined up to this many, longer ones are cut."""
 BYTES_MAX = 64 << 20
-"""Maximum number of payload bytes of a joined record batch, and of key bytes of any. Keys are stored once in a batch
-but once per row here, so a batch of very long keys is cut into more record batches."""
+"""Maximum number of bytes of a record batch of more than one row (``storage.table.costs``)."""
+CACHED_CHARACTERS_MAX = 8 << 10
+"""Longest list of topic patterns that stays compiled: compiled, it takes about fifty times its length."""
+FOUND_CELLS_MAX = 1 << 20
+"""Maximum number of levels of keys that are remembered for the next batches of a section."""
 TIMESTAMP = pa.timestamp("us", tz="UTC")
 """Type of times. Delta and Spark know microseconds; the log's nanoseconds are rounded down."""
 HEADERS = pa.map_(pa.string(), pa.string())
@@ -46,13 +50,16 @@ class Piece(NamedTuple):
     times: BatchTimes
     received: int
     columns: Columns
-    key_bytes: int
-    """Maximum number of key bytes per row."""
+    cost: int
+    """Bytes of the rows, at most."""
 
-    @property
-    def payload_bytes(self) -> int:
-        offsets = np.frombuffer(self.columns.payload_offsets, np.uint32)
-        return int(offsets[self.first + self.rows]) - int(offsets[self.first])
+    def keys(self) -> tuple[Array, Sequence[bytes]]:
+        """Return the keys of the rows, and an index into them for each row."""
+        index, keys = _slice(self.columns.key_index, np.uint32, self.first, self.rows), self.columns.keys
+        if len(keys) <= self.rows:
+            return index, keys
+        used, index = np.unique(index, return_inverse=True)
+        return index.astype(np.uint32), [keys[at] for at in used.tolist()]
 
 
 class Levels:
@@ -63,12 +70,19 @@ class Levels:
         self._names = [field.casefold() for field in fields]
         self._topics = topics
         self._found: dict[Lane, dict[bytes, tuple[str | None, ...]]] = {}
+        self._cells = 0
+        self._patterns: dict[Lane, list[TopicPattern]] = {}
 
     def of(self, lane: Lane, keys: Sequence[bytes]) -> list[tuple[str | None, ...]]:
+        if self._cells + len(keys) * len(self.fields) > FOUND_CELLS_MAX:
+            self._found, self._cells = {}, 0
         found = self._found.setdefault(lane, {})
         new = [key for key in keys if key not in found]
         if new:
-            patterns = _compile(self._topics(lane))
+            self._cells += len(new) * len(self.fields)
+            patterns = self._patterns.get(lane)
+            if patterns is None:
+                patterns = self._patterns[lane] = compile_topics(tuple(self._topics(lane)))
             for key in new:
                 topic = _text(key)
                 matches = (pattern.match(topic) for pattern in patterns)
@@ -83,13 +97,21 @@ class Levels:
         return {field: pa.array(column, pa.string()) for field, column in zip(self.fields, values, strict=True)}
 
 
-def _compile(topics: Sequence[str]) -> list[TopicPattern]:
+def compile_topics(topics: tuple[str, ...]) -> list[TopicPattern]:
     """Return the patterns that compile. Another one came from an edge of another release: it names no levels here."""
+    # What takes much memory is compiled for each section, in its owner's time.
+    return _compiled(topics) if sum(map(len, topics)) <= CACHED_CHARACTERS_MAX else _compile(topics)
+
+
+def _compile(topics: tuple[str, ...]) -> list[TopicPattern]:
     patterns = []
     for topic in topics:
         with contextlib.suppress(InvalidTopic):
             patterns.append(compile_pattern(topic))
     return patterns
+
+
+_compiled = lru_cache(maxsize=128)(_compile)
 
 
 def _text(key: bytes) -> str:
@@ -119,22 +141,16 @@ class RowBuilder:
         self._pieces: list[Piece] = []
         self.rows = 0
         self._bytes = 0
-        self._key_bytes = 0
 
     def takes(self, piece: Piece) -> bool:
         """Return whether ``piece`` still fits; an empty builder takes any."""
         rows = self.rows + piece.rows
-        return not self._pieces or (
-            rows <= ROWS_MAX
-            and self._bytes + piece.payload_bytes <= BYTES_MAX
-            and rows * max(self._key_bytes, piece.key_bytes) <= BYTES_MAX
-        )
+        return not self._pieces or (rows <= ROWS_MAX and self._bytes + piece.cost <= BYTES_MAX)
 
     def add(self, piece: Piece) -> None:
         self._pieces.append(piece)
         self.rows += piece.rows
-        self._bytes += piece.payload_bytes
-        self._key_bytes = max(self._key_bytes, piece.key_bytes)
+        self._bytes += piece.cost
 
     def flush(self) -> pa.RecordBatch:
         made: dict[str, pa.Array] = {}
@@ -212,15 +228,16 @@ class RowBuilder:
         keys: list[bytes] = []
         levels: list[tuple[str | None, ...]] = []
         for piece in self._pieces:
-            indexes.append(_slice(piece.columns.key_index, np.uint32, piece.first, piece.rows) + len(keys))
-            keys += piece.columns.keys
+            index, used = piece.keys()
+            indexes.append(index + np.uint32(len(keys)))
+            keys += used
             if self._levels:
-                levels += self._levels.of(self._lanes[piece.lane], piece.columns.keys)
-        index = pa.array(np.concatenate(indexes))
+                levels += self._levels.of(self._lanes[piece.lane], used)
+        rows = pa.array(np.concatenate(indexes))
         tables = {"_key": pa.array(map(_text, keys), pa.string())}
         if self._levels:
             tables |= self._levels.columns(levels)
-        return {name: table.take(index) for name, table in tables.items() if name in self._schema.names}
+        return {name: table.take(rows) for name, table in tables.items() if name in self._schema.names}
 
     def _resent(self) -> dict[str, pa.Array]:
         bits = np.zeros(self.rows, np.uint8)

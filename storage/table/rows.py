@@ -16,6 +16,7 @@ from weft.protocols.batch import Buffer, decode_columns, decode_header
 from weft.protocols.chunk import ClockUpdate, LaneUpdate, SectionEntry, StreamSection, section_entries
 from weft.protocols.payloads import PayloadKind
 from weft.storage.table.columns import BYTES_MAX, HEADERS, ROWS_MAX, TIMESTAMP, Levels, Piece, RowBuilder, Topics
+from weft.storage.table.costs import RowCosts
 from weft.storage.table.payload_columns import BYTES_COLUMN, payload_fields
 from weft.storage.table.record_time import BootKey, batch_times, known_clocks
 
@@ -88,6 +89,7 @@ def section_rows(  # noqa: PLR0917
     edges: Collection[str] | None = None,
     payload: PayloadKind = PayloadKind.BYTES,
     clocks: Iterable[ClockUpdate] = (),
+    joined: bool = True,
 ) -> Iterator[pa.RecordBatch]:
     """Yield the records of a section as rows, offsets ascending.
 
@@ -101,6 +103,7 @@ def section_rows(  # noqa: PLR0917
         edges: only records of these edge nodes; batches of others are passed over without being decompressed.
         payload: the stream's payload kind, as in ``row_schema``.
         clocks: the footer's clock notices of the same chunk.
+        joined: false gives each batch rows of its own, which tells the one that fails.
 
     Raises:
         Corrupt: the section does not hold what its index says.
@@ -112,8 +115,9 @@ def section_rows(  # noqa: PLR0917
     wanted = range(max(first_offset, section.base_offset), end if end_offset is None else min(end_offset, end))
     levels = Levels(fields, topics) if not set(fields).isdisjoint(schema.names) else None
     builder = RowBuilder(schema, lanes, shard, levels, payload)
-    for piece in _pieces(section, data, _Footer(lanes, known_clocks(clocks)), wanted, edges):
-        if not builder.takes(piece):
+    costs = RowCosts(schema, len(fields) if levels else 0)
+    for piece in _pieces(section, data, _Footer(lanes, known_clocks(clocks), costs), wanted, edges):
+        if builder.rows and not (joined and builder.takes(piece)):
             yield builder.flush()
         builder.add(piece)
     if builder.rows:
@@ -125,6 +129,7 @@ class _Footer(NamedTuple):
 
     lanes: Sequence[LaneUpdate]
     clocks: dict[BootKey, int]
+    costs: RowCosts
 
 
 def _pieces(
@@ -144,11 +149,7 @@ def _cut(entry: SectionEntry, first: int, end: int, offset: int, footer: _Footer
     header = decode_header(entry.batch)
     columns = decode_columns(entry.batch, header)
     times = batch_times(header, footer.lanes[entry.lane], footer.clocks)
-    key_bytes = max(map(len, columns.keys))
-    step = max(1, min(ROWS_MAX, BYTES_MAX // max(1, key_bytes)))
-    for at in range(first, end, step):
-        index = entry.skip + at
+    for at, rows, cost in footer.costs.cut(columns, entry.skip + first, entry.skip + end, ROWS_MAX, BYTES_MAX):
         yield Piece(
-            entry.lane, offset + at, index, min(step, end - at), header.base_seq + index, times,
-            entry.received, columns, key_bytes,
-        )  # fmt: skip
+            entry.lane, offset + at - entry.skip, at, rows, header.base_seq + at, times, entry.received, columns, cost
+        )

@@ -61,7 +61,7 @@ async def test_a_writer_that_was_first_costs_nothing_but_the_rewrite(directory: 
     _, maintenance, runs = await many_commits(directory, 4, compact_files_min=2)
     commits = []
 
-    async def interrupt(run: Any, schema: Any) -> DataFile:
+    async def interrupt(run: Any, schema: Any) -> Any:
         table(directory).alter.set_table_description("somebody was first")
         commits.append(run)
         return await join(run, schema)
