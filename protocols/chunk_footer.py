@@ -137,6 +137,8 @@ class ControlKind(IntEnum):
     """The lane leaves the state."""
     CONFLICT = 7
     """A second node claims to own the lane's log: what the lane claims stands still until an ADOPT."""
+    SKIP = 8
+    """An operator takes offsets of a stream out of its table: their records cannot become rows."""
 
 
 class Control(msgspec.Struct, frozen=True, array_like=True):

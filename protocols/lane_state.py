@@ -13,8 +13,9 @@ from enum import IntEnum
 
 import msgspec
 
-from weft.protocols.chunk_footer import ORIGINS_MAX, GapRange, Mark
+from weft.protocols.chunk_footer import ORIGINS_MAX, GapRange, LaneUpdate, Mark
 from weft.protocols.fields import U32, Epoch, Nanoseconds
+from weft.protocols.lane import Lane
 from weft.protocols.origin import Origin
 from weft.protocols.ranges import Range, RangeSet
 from weft.protocols.segment import GapReason
@@ -42,6 +43,14 @@ class Retirement(msgspec.Struct, frozen=True, array_like=True):
     time: Nanoseconds
     """Moment by the hub's clock."""
     by: U32
+    reason: str
+
+
+class RetireBody(msgspec.Struct, frozen=True, array_like=True):
+    """Body of a RETIRE record."""
+
+    by: int
+    """``RetiredBy``."""
     reason: str
 
 
@@ -348,3 +357,14 @@ def _joined(gaps: list[GapRange]) -> list[GapRange]:
         else:
             joined.append(gap)
     return joined
+
+
+def lane_of(update: LaneUpdate) -> Lane:
+    """Return the lane that a chunk's footer entry is about."""
+    return tuple.__new__(Lane, (update.tenant, update.edge, update.log_id, update.stream))  # as Lane(...), and faster
+
+
+def earliest(moments: Iterable[int | None]) -> int | None:
+    """Return the smallest of several moments, or None when one is unknown or there are none."""
+    known = list(moments)
+    return None if not known or None in known else min(moment for moment in known if moment is not None)

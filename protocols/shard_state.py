@@ -6,8 +6,7 @@ that has seen chunk n holds the same state. A snapshot is the encoded state; it 
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 import msgspec
@@ -29,8 +28,19 @@ from weft.protocols.chunk_footer import (
 from weft.protocols.errors import Corrupt
 from weft.protocols.fields import unpack
 from weft.protocols.lane import Lane
-from weft.protocols.lane_state import PENDING_MARKS_MAX, Conflict, ConflictBody, LaneState, RetiredBy, Retirement
-from weft.protocols.snapshot import BootClock, LogClocks, Snapshot, StreamSnapshot
+from weft.protocols.lane_state import (
+    PENDING_MARKS_MAX,
+    Conflict,
+    ConflictBody,
+    LaneState,
+    RetireBody,
+    RetiredBy,
+    Retirement,
+    earliest,
+    lane_of,
+)
+from weft.protocols.snapshot import FIELDS_MAX, BootClock, LogClocks, Skip, Snapshot, StreamSnapshot
+from weft.protocols.topics import named_levels
 
 __all__ = [
     "BOOTS_MAX",
@@ -42,17 +52,15 @@ __all__ = [
     "FoldRules",
     "Folded",
     "LaneState",
+    "RetireBody",
     "ShardState",
     "StreamKey",
     "earliest",
     "lane_of",
 ]
 
-FIELDS_MAX = 256
-"""Maximum number of named topic levels of a stream; later ones get no column."""
 BOOTS_MAX = 64
 """Maximum number of boots of a log whose clocks are kept; the one heard of longest ago goes first."""
-_FIELD = re.compile(r"(?:^|/)\{([A-Za-z_][A-Za-z0-9_]*)\}(?=/|$)")
 
 StreamKey = tuple[str, str]
 """(tenant, stream)."""
@@ -62,16 +70,7 @@ LogKey = tuple[str, str, int]
 _PARTIAL, _RELAY = int(LaneFlag.PARTIAL), int(LaneFlag.RELAY)
 
 
-class RetireBody(msgspec.Struct, frozen=True, array_like=True):
-    """Body of a RETIRE record."""
-
-    by: int
-    """``protocols.lane_state.RetiredBy``."""
-    reason: str
-
-
-_CONFLICT = msgspec.msgpack.Decoder(ConflictBody)
-_RETIRE = msgspec.msgpack.Decoder(RetireBody)
+_CONFLICT, _RETIRE = msgspec.msgpack.Decoder(ConflictBody), msgspec.msgpack.Decoder(RetireBody)
 
 
 @dataclass(slots=True)
@@ -81,7 +80,8 @@ class Folded:
     chunk: Chunk
     lanes: dict[Lane, LaneState | None] = field(default_factory=dict)
     """Lanes that change; None for one that leaves."""
-    fields: dict[StreamKey, list[str]] = field(default_factory=dict)
+    fields: dict[StreamKey, dict[str, str]] = field(default_factory=dict)
+    skips: dict[StreamKey, list[Skip]] = field(default_factory=dict)
     clocks: dict[LogKey, list[BootClock]] = field(default_factory=dict)
     extensions: dict[int, bytes] = field(default_factory=dict)
     drops: int = 0
@@ -97,7 +97,7 @@ class ShardState:
 
     __slots__ = (
         "_edges", "_fields", "_streams", "_tenants", "clocks", "cluster_id", "conflicts", "created", "drops",
-        "extensions", "fold_level", "footer_crc", "lanes", "n", "next_offset", "rules", "shard",
+        "extensions", "fold_level", "footer_crc", "lanes", "n", "next_offset", "rules", "shard", "skips",
     )  # fmt: skip
 
     def __init__(self, cluster_id: bytes, shard: int, rules: FoldRules = RELEASE) -> None:
@@ -121,7 +121,10 @@ class ShardState:
         self.clocks: dict[LogKey, list[BootClock]] = {}
         """Clocks of the boots of each log, the last heard of at the end."""
         self.extensions: dict[int, bytes] = {}
-        self._fields: dict[StreamKey, list[str]] = {}
+        self.skips: dict[StreamKey, list[Skip]] = {}
+        """Ranges of streams that are not in their tables."""
+        self._fields: dict[StreamKey, dict[str, str]] = {}
+        """Named topic levels of streams, with the edges that named them first."""
         self._streams: dict[StreamKey, dict[Lane, None]] = {}
         self._edges: dict[tuple[str, str], dict[Lane, None]] = {}
         self._tenants: dict[str, int] = {}
@@ -172,6 +175,7 @@ class ShardState:
         for lane, held in folded.lanes.items():
             self.set_lane(lane, held)
         self._fields.update(folded.fields)
+        self.skips.update(folded.skips)
         self.clocks.update(folded.clocks)
         self.extensions.update(folded.extensions)
         self.drops += folded.drops
@@ -233,6 +237,11 @@ class ShardState:
                 )
 
     def _fold_control(self, folded: Folded, control: Control) -> None:
+        if control.kind == ControlKind.SKIP:
+            key, created = (control.tenant, control.stream), max(self.created, folded.chunk.header.created)
+            known = folded.skips.get(key, self.skips.get(key, []))
+            folded.skips[key] = snapshots.with_skip(known, control.body, self.next_offset.get(key, 0), created)
+            return
         lane = Lane(control.tenant, control.edge, control.log_id, control.stream)
         held = folded.lanes[lane] if lane in folded.lanes else self.lanes.get(lane)
         if control.kind == ControlKind.RETIRE and held is not None:
@@ -290,7 +299,7 @@ class ShardState:
             raise Corrupt(f"{here} holds [{doubled[0]}, {doubled[1]}) of {lane} a second time")
         if update.topics is not None:
             held.topics = update.topics
-            self._fold_fields(folded, (lane.tenant, lane.stream), update.topics)
+            self._fold_fields(folded, lane, update.topics)
         if update.payload is not None:
             held.payload = update.payload
         if update.origins:
@@ -298,12 +307,12 @@ class ShardState:
         held.last_seen = max(self.created, folded.chunk.header.created)
         folded.lanes[lane] = held
 
-    def _fold_fields(self, folded: Folded, stream: StreamKey, topics: list[str]) -> None:
-        fields = folded.fields.get(stream, self._fields.get(stream, []))
-        new = [name for topic in topics for name in _FIELD.findall(topic)]
-        added = [name for name in dict.fromkeys(new) if name not in fields][: FIELDS_MAX - len(fields)]
-        if added:
-            folded.fields[stream] = [*fields, *added]
+    def _fold_fields(self, folded: Folded, lane: Lane, topics: list[str]) -> None:
+        stream = (lane.tenant, lane.stream)
+        fields = folded.fields.get(stream, self._fields.get(stream, {}))
+        more = snapshots.with_levels(fields, lane.edge, named_levels(topics))
+        if more is not fields:
+            folded.fields[stream] = more
 
     def stream_fields(self, tenant: str, stream: str) -> list[str]:
         """Return the named topic levels of a stream over all its lanes. The list only grows, at its end."""
@@ -337,16 +346,19 @@ class ShardState:
     def freeze(self) -> Callable[[], bytes]:
         """Return a function that encodes the state as it is now, in any thread, whatever happens to the state."""
         # Shallow copies are enough: what stands in the tables is replaced by the fold, never changed.
-        lanes, streams = (
-            dict(self.lanes),
-            {key: self.next_offset.get(key, 0) for key in {*self.next_offset, *self._fields}},
-        )
+        lanes = dict(self.lanes)
+        streams = {key: self.next_offset.get(key, 0) for key in {*self.next_offset, *self._fields}}
         fields, clocks, extensions = dict(self._fields), dict(self.clocks), dict(self.extensions)
+        skips = dict(self.skips)
         head = self.cluster_id, self.shard, self.n, self.footer_crc
         folded = self.rules.level, self.fold_level, self.created, self.drops
 
         def encode() -> bytes:
-            told = [StreamSnapshot(*key, streams[key], fields.get(key, [])) for key in sorted(streams)]
+            told = [
+                StreamSnapshot(*key, streams[key], list(named), list(named.values()), skips.get(key, []))
+                for key in sorted(streams)
+                for named in (fields.get(key, {}),)
+            ]
             known = [LogClocks(*key, clocks[key]) for key in sorted(clocks)]
             kept = {number: extensions[number] for number in sorted(extensions)}
             return snapshots.encode(Snapshot(*head, 0, *folded, told, [], known, kept), sorted(lanes.items()))
@@ -376,7 +388,9 @@ class ShardState:
             if stream.next_offset:
                 state.next_offset[stream.tenant, stream.stream] = stream.next_offset
             if stream.fields:
-                state._fields[stream.tenant, stream.stream] = stream.fields
+                state._fields[stream.tenant, stream.stream] = dict(zip(stream.fields, stream.named_by, strict=False))
+            if stream.skips:
+                state.skips[stream.tenant, stream.stream] = stream.skips
         for lane in snapshot.lanes:
             state.set_lane(Lane(lane.tenant, lane.edge, lane.log_id, lane.stream), snapshots.lane_state(lane))
         for log in snapshot.clocks:
@@ -384,14 +398,3 @@ class ShardState:
         kept = snapshot.extensions
         state.extensions = {number: kept[number] for number in kept if number in rules.extensions}
         return state
-
-
-def lane_of(update: LaneUpdate) -> Lane:
-    """Return the lane that a chunk's footer entry is about."""
-    return tuple.__new__(Lane, (update.tenant, update.edge, update.log_id, update.stream))  # as Lane(...), and faster
-
-
-def earliest(moments: Iterable[int | None]) -> int | None:
-    """Return the smallest of several moments, or None when one is unknown or there are none."""
-    known = list(moments)
-    return None if not known or None in known else min(moment for moment in known if moment is not None)

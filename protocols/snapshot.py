@@ -31,6 +31,45 @@ UNDERSTOOD = 0
 """Bits of ``must_understand`` that this release knows: none yet."""
 
 
+FIELDS_MAX = 256
+"""Maximum number of named topic levels of a stream; later ones get no column."""
+FIELDS_PER_EDGE_MAX = 64
+"""Maximum number of them that one edge is the first to name."""
+SKIPS_MAX = 256
+"""Maximum number of ranges of one stream that were skipped."""
+SKIPPED_RUNS_MAX = 1024
+"""Maximum number of runs of records that one skipped range names."""
+
+
+class SkippedRun(msgspec.Struct, frozen=True, array_like=True):
+    """Records [first, end) of one log that a skipped range holds."""
+
+    edge: str
+    log_id: U64
+    first: Seq
+    end: Seq
+
+
+class SkipBody(msgspec.Struct, frozen=True, array_like=True):
+    """Body of a SKIP record."""
+
+    first: Seq
+    end: Seq
+    reason: str
+    runs: Annotated[list[SkippedRun], Meta(max_length=SKIPPED_RUNS_MAX)]
+
+
+class Skip(msgspec.Struct, frozen=True, array_like=True):
+    """Offsets [first, end) of a stream that an operator took out of its table."""
+
+    first: Seq
+    end: Seq
+    time: Nanoseconds
+    """Moment by the hub's clock."""
+    reason: str
+    runs: list[SkippedRun]
+
+
 class StreamSnapshot(msgspec.Struct, frozen=True, array_like=True):
     """A stream in a snapshot."""
 
@@ -39,6 +78,10 @@ class StreamSnapshot(msgspec.Struct, frozen=True, array_like=True):
     next_offset: Seq
     fields: list[str]
     """Named topic levels, in the order in which the log first named them."""
+    named_by: list[str]
+    """For each of them the edge that named it first."""
+    skips: list[Skip]
+    """Ranges that are not in the table, ascending."""
 
 
 class LaneSnapshot(msgspec.Struct, frozen=True, array_like=True):
@@ -120,6 +163,32 @@ class _Head(msgspec.Struct, frozen=True, array_like=True):
 
 
 _HEAD = msgspec.msgpack.Decoder(_Head)
+
+
+def with_levels(known: dict[str, str], edge: str, names: list[str]) -> dict[str, str]:
+    """Return the named topic levels of a stream, each with its edge, with those that an edge names."""
+    own = sum(other == edge for other in known.values())
+    room = min(FIELDS_MAX - len(known), FIELDS_PER_EDGE_MAX - own)
+    added = [name for name in names if name not in known][: max(0, room)]
+    return known | dict.fromkeys(added, edge) if added else known
+
+
+_SKIP = msgspec.msgpack.Decoder(SkipBody)
+
+
+def with_skip(known: list[Skip], body: bytes, next_offset: int, time: int) -> list[Skip]:
+    """Return the skipped ranges of a stream with that of a SKIP record.
+
+    They stay as they are when the range is not all there, touches one of them, or is one too many.
+
+    Raises:
+        Corrupt: the body is none.
+    """
+    told = unpack(_SKIP, body, "a SKIP record")
+    fits = told.first < told.end <= next_offset and len(known) < SKIPS_MAX
+    if not fits or any(told.first < other.end and other.first < told.end for other in known):
+        return known
+    return sorted([*known, Skip(told.first, told.end, time, told.reason, told.runs)], key=lambda skip: skip.first)
 
 
 def lane_snapshot(lane: Lane, held: LaneState) -> LaneSnapshot:

@@ -7,6 +7,7 @@ rest), and a *pattern* is a filter whose wildcard levels may have names: ``plant
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 TOPIC_BYTES_MAX = 65_535
@@ -18,6 +19,9 @@ SHARE_PREFIX = "$share/"
 RESERVED_FIELDS = frozenset({"payload"})
 """Names that a level cannot have: the table has a column of that name. Its other own columns start with ``_``."""
 
+LEVEL_NAME_MAX = 128
+"""Longest name of a level. A longer one names no column."""
+_NAMED = re.compile(rf"(?:^|/)\{{([A-Za-z_][A-Za-z0-9_]{{0,{LEVEL_NAME_MAX - 1}}})\}}(?=/|$)")
 _FIELD = re.compile(r"\{([A-Za-z][A-Za-z0-9_]*)\}")
 _ONE_LEVEL = r"[^/]*"
 
@@ -173,10 +177,17 @@ def compile_pattern(pattern: str) -> TopicPattern:
     return TopicPattern(topic_filter, tuple(fields), _regex(levels, parts))
 
 
+def named_levels(patterns: Iterable[str]) -> list[str]:
+    """Return the names of the levels in some patterns, in their order, each once. Not every pattern has to be valid."""
+    return list(dict.fromkeys(name for pattern in patterns for name in _NAMED.findall(pattern)))
+
+
 def _check_fields(pattern: str, fields: list[str]) -> None:
     for name in fields:
         if fields.count(name) > 1:
             raise InvalidTopic(f"pattern {pattern!r}: level {{{name}}} is named twice")
+        if len(name) > LEVEL_NAME_MAX:
+            raise InvalidTopic(f"a pattern names a level with {len(name)} characters; at most {LEVEL_NAME_MAX}")
         if name in RESERVED_FIELDS:
             raise InvalidTopic(f"pattern {pattern!r}: {name!r} is a column of every table; choose another name")
 

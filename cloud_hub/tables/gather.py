@@ -78,7 +78,7 @@ class Gatherer:
         """
         settings = self._settings
         budget = TurnBudget(settings.step_bytes_max // shares, settings.step_seconds_max / shares, self._monotonic)
-        budget.begin()
+        budget.begin(self._monotonic())
         limit = min(end, first + settings.file_rows_max)
         at, taken, last = first, 0, None
         async for chunk in view.chunks.indexes(n, view.state.n):

@@ -17,6 +17,7 @@ from weft.protocols.origin import Origin
 from weft.protocols.ranges import RangeSet
 from weft.protocols.segment import GapReason
 from weft.protocols.shard_state import BOOTS_MAX, Extension, FoldRules, RetireBody, ShardState
+from weft.protocols.snapshot import SKIPS_MAX, SkipBody, SkippedRun
 
 ABSENT, EXPIRED = int(GapReason.ABSENT), int(GapReason.EXPIRED)
 
@@ -269,3 +270,40 @@ def test_lanes_encoded_a_few_at_a_time_are_one_array(lanes: int) -> None:
 
 def test_a_footer_knows_the_release_that_understands_it() -> None:
     assert chunk_footer.UNDERSTOOD == snapshots.UNDERSTOOD == 0
+
+
+# -- skipped offsets
+
+
+def skip(first: int, end: int, reason: str = "no row", runs: list[SkippedRun] | None = None) -> Control:
+    body = msgspec.msgpack.encode(SkipBody(first, end, reason, runs or []))
+    return Control(ControlKind.SKIP, LANE.tenant, "", 0, LANE.stream, body)
+
+
+def skipped(held: ShardState) -> list[tuple[int, int, str]]:
+    return [(each.first, each.end, each.reason) for each in held.skips.get((LANE.tenant, LANE.stream), [])]
+
+
+def test_skipped_offsets_are_kept_once_with_their_reason() -> None:
+    run = SkippedRun(LANE.edge, LANE.log_id, 4, 6)
+    held = add(state(), update(ranges=[(0, 10)]))
+    add(held, controls=[skip(4, 6, "damaged", [run]), skip(8, 9), skip(5, 7, "a second operator"), skip(4, 6)])
+    assert skipped(held) == [(4, 6, "damaged"), (8, 9, "no row")]
+    assert held.skips[LANE.tenant, LANE.stream][0].runs == [run]
+    add(held, controls=[skip(0, 4), skip(9, 10)])
+    assert skipped(held) == [(0, 4, "no row"), (4, 6, "damaged"), (8, 9, "no row"), (9, 10, "no row")]
+    again = ShardState.decode(held.encode())
+    assert again.encode() == held.encode()
+    assert skipped(again) == skipped(held)
+
+
+def test_offsets_that_are_not_there_yet_are_not_skipped() -> None:
+    held = add(state(), update(ranges=[(0, 10)]))
+    add(held, controls=[skip(9, 11), skip(5, 5), skip(20, 30)])
+    assert skipped(held) == []
+    with pytest.raises(Corrupt):
+        add(held, controls=[Control(ControlKind.SKIP, LANE.tenant, "", 0, LANE.stream, b"\xc1")])
+    for at in range(SKIPS_MAX + 5):
+        add(held, update(ranges=[(10 + at, 11 + at)]))
+        add(held, controls=[skip(10 + at, 11 + at)])
+    assert len(skipped(held)) == SKIPS_MAX

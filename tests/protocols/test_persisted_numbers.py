@@ -54,7 +54,16 @@ ENUMS = {
     segment.GapReason: {"BUDGET": 1, "CORRUPTION": 2, "EXPIRED": 3, "OPERATOR": 4, "RENAMED": 5, "ABSENT": 6},
     origin.OriginKind: {"FUNCTION": 1, "SCHEMA": 2},
     chunk.LaneFlag: {"PARTIAL": 1, "RELAY": 2},
-    chunk.ControlKind: {"SCHEMA": 1, "CONFIG": 2, "RETIRE": 3, "ADOPT": 4, "SEAL": 5, "DROP": 6, "CONFLICT": 7},
+    chunk.ControlKind: {
+        "SCHEMA": 1,
+        "CONFIG": 2,
+        "RETIRE": 3,
+        "ADOPT": 4,
+        "SEAL": 5,
+        "DROP": 6,
+        "CONFLICT": 7,
+        "SKIP": 8,
+    },
     lane_state.RetiredBy: {"AGE": 1, "OPERATOR": 2},
     link.FrameType: {
         "HELLO": 1,
@@ -142,7 +151,10 @@ ARRAYS = {
         "extensions"
     ),
     snapshot._Head: "cluster_id shard n footer_crc must_understand",
-    snapshot.StreamSnapshot: "tenant stream next_offset fields",
+    snapshot.StreamSnapshot: "tenant stream next_offset fields named_by skips",
+    snapshot.Skip: "first end time reason runs",
+    snapshot.SkipBody: "first end reason runs",
+    snapshot.SkippedRun: "edge log_id first end",
     snapshot.LaneSnapshot: (
         "tenant edge log_id stream epoch ranges gaps mark whole_mark pending_marks topics payload origins partial "
         "last_seen retired conflict"

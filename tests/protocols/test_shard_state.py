@@ -19,7 +19,8 @@ from weft.protocols.shard_state import (
     ShardState,
     earliest,
 )
-from weft.protocols.snapshot import HEADER_BYTES
+from weft.protocols.snapshot import FIELDS_PER_EDGE_MAX, HEADER_BYTES
+from weft.protocols.topics import LEVEL_NAME_MAX, InvalidTopic, compile_pattern
 
 CLUSTER = b"c" * 16
 LANE = Lane("default", "edge-1", 7, "telemetry")
@@ -186,8 +187,27 @@ def test_fields_grow_at_the_end_and_stay() -> None:
     )
     assert state.stream_fields("default", "telemetry") == ["line", "machine", "site"]
     assert state.stream_fields("default", "other") == []
-    state.apply(next_chunk(state, update(topics=[f"{{f{i}}}" for i in range(2 * FIELDS_MAX)])))
+
+
+def test_no_edge_takes_all_columns_of_a_stream() -> None:
+    state = fold([update(topics=["{site}"])])
+    for edge in range(2, 9):
+        topics = [f"{{f{edge}_{i}}}" for i in range(2 * FIELDS_MAX)]
+        state.apply(next_chunk(state, update(LANE._replace(edge=f"edge-{edge}"), topics=topics)))
+        state.apply(next_chunk(state, update(LANE._replace(edge=f"edge-{edge}"), topics=["{again}"])))
+        named = [name for name in state.stream_fields("default", "telemetry") if name.startswith(f"f{edge}_")]
+        assert len(named) == min(FIELDS_PER_EDGE_MAX, FIELDS_MAX - 1 - FIELDS_PER_EDGE_MAX * (edge - 2)) or not named
     assert len(state.stream_fields("default", "telemetry")) == FIELDS_MAX
+    assert "again" not in state.stream_fields("default", "telemetry")
+    assert ShardState.decode(state.encode()).encode() == state.encode()
+
+
+def test_a_very_long_name_of_a_level_names_no_column() -> None:
+    longest = "c" * LEVEL_NAME_MAX
+    state = fold([update(topics=["plant/{" + longest + "}/x", "plant/{" + longest + "c}/x"])])
+    assert state.stream_fields("default", "telemetry") == [longest]
+    with pytest.raises(InvalidTopic, match="names a level with 129 characters"):
+        compile_pattern("plant/{" + longest + "c}/x")
 
 
 def test_the_kind_of_payloads_is_what_the_lane_said_last_also_one_of_a_later_release() -> None:

@@ -338,7 +338,16 @@ STATE: Notation = {
     "fold_level": 1,
     "created": T + 7,
     "drops": 0,
-    "streams": [{"tenant": "default", "stream": "telemetry", "next_offset": 1001, "fields": ["line", "machine"]}],
+    "streams": [
+        {
+            "tenant": "default",
+            "stream": "telemetry",
+            "next_offset": 1001,
+            "fields": ["line", "machine"],
+            "named_by": ["pi-1", "pi-1"],
+            "skips": [[700, 702, T + 6, "no row", [["pi-1", 0xFEDCBA9876543210, 700, 702]]]],
+        }
+    ],
     "lanes": [
         {
             "tenant": "default",
