@@ -7,10 +7,11 @@
 - A *refusal* is what happens beyond a share. Metrics name the owners that were refused.
 """
 
-from weft.bounds.owner import Owner, OwnerKind, user_or_address
+from weft.bounds.bound import Bound
+from weft.bounds.owner import LOCAL, Owner, OwnerKind, user_or_address
 from weft.bounds.rates import Rates
 from weft.bounds.refusals import Refusals
 from weft.bounds.shares import Shares
 from weft.bounds.turn_budget import TurnBudget
 
-__all__ = ["Owner", "OwnerKind", "Rates", "Refusals", "Shares", "TurnBudget", "user_or_address"]
+__all__ = ["LOCAL", "Bound", "Owner", "OwnerKind", "Rates", "Refusals", "Shares", "TurnBudget", "user_or_address"]

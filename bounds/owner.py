@@ -27,6 +27,14 @@ class Owner(NamedTuple):
         return f"{self.kind} {self.name}"
 
 
+LOCAL = "localhost"
+"""Name of the owner for clients of this machine without a user."""
+
+
 def user_or_address(user: str | None, address: str) -> Owner:
-    """Return the owner of a connection: its user, or without a login its address."""
-    return Owner(OwnerKind.ADDRESS, address) if user is None else Owner(OwnerKind.USER, user)
+    """Return the owner of a connection: its user, or without a login its address.
+
+    Args:
+        address: empty for clients of this machine.
+    """
+    return Owner(OwnerKind.ADDRESS, address or LOCAL) if user is None else Owner(OwnerKind.USER, user)

@@ -34,7 +34,7 @@ class Refusals:
     """
 
     def __init__(self, clock: Callable[[], float]) -> None:
-        self._clock = clock
+        self.clock = clock
         self._counts: dict[str, dict[Owner | None, int]] = {}
         self._unsaid: dict[str, int] = {}
         self._next_line: dict[str, float] = {}
@@ -49,7 +49,7 @@ class Refusals:
         owners = self._counts.setdefault(bound, {})
         key = owner if owner in owners or len(owners) < OWNERS_MAX else None
         owners[key] = owners.get(key, 0) + 1
-        now = self._clock()
+        now = self.clock()
         if now < self._next_line.get(bound, now):
             self._unsaid[bound] = self._unsaid.get(bound, 0) + 1
             return

@@ -8,6 +8,8 @@ from msgspec import Meta, field
 
 from weft.config.values import Count, Duration, MiB, Section, Size
 
+_OF_ONE_USER = "of one user, or of one address where clients have no user name. "
+
 
 class EdgeLimits(Section, frozen=True, kw_only=True):
     """Bounds on what clients can make the node hold. Beyond them the node slows clients down or refuses them."""
@@ -102,12 +104,23 @@ class EdgeLimits(Section, frozen=True, kw_only=True):
             "without a client longest.",
         ),
     ] = 100_000
+    sessions_per_user: Annotated[
+        Annotated[int, Meta(ge=1)] | None,
+        Meta(
+            description=f"Maximum number of MQTT sessions {_OF_ONE_USER}Above it, the node deletes the one of them "
+            "that has been without a client longest. Unset: a quarter of `sessions`."
+        ),
+    ] = None
     subscriptions: Annotated[Count, Meta(le=100_000, description="Maximum number of subscriptions in one session.")] = (
         1000
     )
     subscriptions_total: Annotated[
         Count, Meta(le=10_000_000, description="Maximum number of subscriptions in all sessions together.")
     ] = 200_000
+    subscriptions_per_user: Annotated[
+        Annotated[int, Meta(ge=1)] | None,
+        Meta(description=f"The same {_OF_ONE_USER}Unset: a quarter of `subscriptions_total`."),
+    ] = None
     inflight: Annotated[
         Count,
         Meta(
@@ -142,6 +155,10 @@ class EdgeLimits(Section, frozen=True, kw_only=True):
     session_queues_bytes: Annotated[
         Size, Meta(description="Maximum memory for live messages at QoS 1 and 2 of all clients together.")
     ] = field(default=64 * MiB, name="session_queues")
+    session_queues_per_user_bytes: Annotated[
+        Annotated[Size, Meta(ge=1)] | None,
+        Meta(description=f"The same {_OF_ONE_USER}Unset: a quarter of `session_queues`."),
+    ] = field(default=None, name="session_queues_per_user")
     filter_bytes: Annotated[
         Size, Meta(ge=64, le=65_535, description="Maximum length of a subscription's filter. Longer ones are refused.")
     ] = field(default=65_535, name="filter")
@@ -159,6 +176,10 @@ class EdgeLimits(Section, frozen=True, kw_only=True):
             ge=64 << 10, description="Maximum memory for the filters of all sessions together, counted in the same way."
         ),
     ] = field(default=256 * MiB, name="filters_total_size")
+    filters_per_user_bytes: Annotated[
+        Annotated[Size, Meta(ge=1)] | None,
+        Meta(description=f"The same {_OF_ONE_USER}Unset: a quarter of `filters_total_size`."),
+    ] = field(default=None, name="filters_per_user_size")
     wills_bytes: Annotated[
         Size,
         Meta(
@@ -166,6 +187,10 @@ class EdgeLimits(Section, frozen=True, kw_only=True):
             "each. Above it, clients with a will are refused."
         ),
     ] = field(default=16 * MiB, name="wills")
+    wills_per_user_bytes: Annotated[
+        Annotated[Size, Meta(ge=1)] | None,
+        Meta(description=f"The same {_OF_ONE_USER}Unset: a quarter of `wills`."),
+    ] = field(default=None, name="wills_per_user")
     retained: Annotated[
         Count,
         Meta(
@@ -173,6 +198,10 @@ class EdgeLimits(Section, frozen=True, kw_only=True):
             description="Maximum number of retained messages. Above it, messages on further topics are not retained.",
         ),
     ] = 50_000
+    retained_per_user: Annotated[
+        Annotated[int, Meta(ge=1)] | None,
+        Meta(description=f"Maximum number of retained messages {_OF_ONE_USER}Unset: a quarter of `retained`."),
+    ] = None
     retained_bytes: Annotated[
         Size,
         Meta(
@@ -181,6 +210,12 @@ class EdgeLimits(Section, frozen=True, kw_only=True):
             "average."
         ),
     ] = field(default=64 * MiB, name="retained_size")
+    retained_per_user_bytes: Annotated[
+        Annotated[Size, Meta(ge=1)] | None,
+        Meta(
+            description=f"Maximum memory for the retained messages {_OF_ONE_USER}Unset: a quarter of `retained_size`."
+        ),
+    ] = field(default=None, name="retained_per_user_size")
     authentications: Annotated[
         Count,
         Meta(

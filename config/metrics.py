@@ -105,6 +105,11 @@ EDGE_METRICS = (
     Metric("weft_edge_retained_bytes", "gauge", "Memory used by retained messages."),
     Metric("weft_edge_retained_refused_total", "counter", "Retained messages dropped because a limit was reached."),
     Metric("weft_edge_retained_expired_total", "counter", "Retained messages deleted because their expiry had passed."),
+    Metric(
+        "weft_edge_retained_evicted_total",
+        "counter",
+        "Retained messages of the user that had most, deleted to make room for those of others.",
+    ),
     Metric("weft_edge_packets_received_total", "counter", "MQTT packets received."),
     Metric("weft_edge_bytes_received_total", "counter", "Bytes of all packets read from MQTT clients."),
     Metric("weft_edge_bytes_sent_total", "counter", "Bytes of all packets written to MQTT clients."),
@@ -228,6 +233,12 @@ EDGE_METRICS = (
     ),
     Metric(
         "weft_edge_stream_durable_end", "gauge", "Sequence number after the stream's last record on disk.", ("stream",)
+    ),
+    Metric(
+        "weft_edge_refusals_total",
+        "counter",
+        "Refusals of what one user, or one address, asked for beyond its share, by setting and owner.",
+        ("bound", "owner"),
     ),
     Metric("weft_edge_link_connected", "gauge", "1 while the link to the hub is open.", ("link",)),
     Metric(

@@ -9,6 +9,7 @@ import random
 from collections.abc import Callable
 
 import weft.edge_node.light_imports  # noqa: F401 - before edge_node.sessions.store
+from weft.bounds import Refusals
 from weft.config.log_lines.throttle import Throttle
 from weft.config.models import EdgeConfig
 from weft.config.units import Address, UnixSocket, parse_bind
@@ -87,6 +88,7 @@ class EdgeNode:
             loop = asyncio.get_running_loop()
             self.turn = Turn(loop.call_soon, loop.time, self.counters)
             self.log = self._open_log(stack)
+            self._refusals = Refusals(loop.time)
             self.unrouted = Unrouted(self.config.unrouted.policy, self.log, self.counters)
             links = Links(
                 self.config, self.log, wall_clock=wall_clock, software=self._software, clock_reading=clock_reader(),
@@ -98,7 +100,7 @@ class EdgeNode:
             self.status = NodeStatus(
                 self.config, self.log, (self.state_counters, self.listener_counters, self.counters), links.statuses,
                 clock_reader(), unrouted=self.unrouted.facts, imports=self._imports.facts,
-                conflicts=lambda: links.conflicts.reasons,
+                conflicts=lambda: links.conflicts.reasons, refusals=self._refusals,
             )  # fmt: skip
             await self._start_mqtt(stack)
             await self._start_pages(stack)
@@ -174,7 +176,7 @@ class EdgeNode:
         suppressed = frozenset(numbers[name] for name, stream in config.streams.items() if stream.resent == "suppress")
         self._state = state = BrokerState(
             config.data_dir, log, state_settings(config, suppressed), self.state_counters,
-            wall_clock=wall_clock, post=poster(asyncio.get_running_loop()),
+            wall_clock=wall_clock, post=poster(asyncio.get_running_loop()), refusals=self._refusals,
         )  # fmt: skip
         stack.push_async_callback(state.close)
         self.listeners = Listeners(config, self.counters, self.listener_counters)

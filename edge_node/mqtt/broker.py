@@ -127,7 +127,7 @@ class Broker:
         )  # fmt: skip
         self.session_parts = make_parts(
             Kept(segment_log, journal, state.backlog, state.retained), self.ingest, self.subscriptions, outbox,
-            self._match_retained, limits, counters, wall_clock,
+            self._match_retained, limits, state.refusals, counters, wall_clock,
         )  # fmt: skip
         self.sessions = Sessions(self.session_parts, limits, counters, self.wheel, self.clock)
         self._connections: set[Client] = set()

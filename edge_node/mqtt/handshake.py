@@ -85,7 +85,7 @@ class Handshake:
         self._check_will(packet, identity)
         try:
             name = session_name(identity.username, client_id)
-            session, present = broker.sessions.open(packet, name, identity, client)
+            session, present = broker.sessions.open(packet, name, identity, client, client.arrival.origin)
         except (LogFull, LogFailed) as error:
             raise ConnectRefused(
                 ReasonCode.SERVER_BUSY, f"its session cannot be kept: {error}", version=packet.version

@@ -277,7 +277,7 @@ class Publishes:
 
     def _retain(self, packet: Publish) -> bool:
         self._retains = True
-        return self._broker.retained.retain(packet, self._broker.wall_clock())
+        return self._broker.retained.retain(packet, self._broker.wall_clock(), self._session.owner)
 
     def _acknowledge(self, packet: Publish, code: int) -> None:
         if not packet.qos:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
+from weft.bounds import Bound
 from weft.edge_node.counters import Counters
-from weft.edge_node.sessions.limits import SessionLimits
+from weft.edge_node.sessions.limits import SessionLimits, SessionShares
 from weft.edge_node.sessions.persistence import Persistence
 from weft.edge_node.sessions.positions import ReaderPositions
 from weft.edge_node.sessions.retained_delivery import RetainedDelivery
@@ -38,6 +39,7 @@ class SessionFilters:
         positions: ReaderPositions,
         retained: RetainedDelivery,
         limits: SessionLimits,
+        shares: SessionShares,
         counters: Counters,
     ) -> None:
         """Start without any."""
@@ -49,7 +51,12 @@ class SessionFilters:
         self._positions = positions
         self._retained = retained
         self._bytes: dict[Session, int] = {}
-        self._bytes_total = 0
+        self._shares = shares
+        self.make_room: Callable[[Bound, Session, int], bool] = lambda bound, session, units: bound.fits(
+            session.owner, units
+        )
+        """Function that makes room for units of a session where owners that have more can give some; returns whether
+        they fit. ``Sessions`` sets it."""
 
     def subscribe_all(
         self, session: Session, filters: Sequence[Subscription], identifier: int | None
@@ -62,6 +69,9 @@ class SessionFilters:
             LogFull, LogFailed: a persistent session cannot note one; those before it are taken.
         """
         looked_at = filters[: self._limits.filters_max]
+        new = {each.filter for each in looked_at if each.filter not in session.subscriptions}
+        self.make_room(self._shares.filters, session, len(new))
+        self.make_room(self._shares.filter_bytes, session, sum(cost(each) for each in new))
         answers = [self.subscribe(session, options, identifier) for options in looked_at]
         refused = len(filters) - len(looked_at)
         self._counters.subscriptions_refused += refused
@@ -89,9 +99,8 @@ class SessionFilters:
         shared = self._add(session, text, subscription, share)
         if shared is not None:
             self._positions.note_joined(shared)
-        self._counters.subscriptions += known is None
         if known is None:
-            self._note(session, cost(text))
+            self._note(session, text)
         return options.qos, known is None
 
     def unsubscribe(self, session: Session, text: str) -> int:
@@ -113,8 +122,7 @@ class SessionFilters:
         if share is None:
             return
         self._add(session, text, ClientSubscription(session.window, share.filter, options, identifier), share)
-        self._counters.subscriptions += 1
-        self._note(session, cost(text))
+        self._note(session, text)
 
     def remove_all(self, session: Session) -> None:
         """Take all filters of a session out, which ends. ``Sessions`` tells the journal."""
@@ -136,7 +144,6 @@ class SessionFilters:
         if share is None or too_long:
             return ReasonCode.TOPIC_FILTER_INVALID
         many = len(session.subscriptions) >= limits.filters_max
-        many |= self._counters.subscriptions >= limits.filters_total_max
         if new and (many or not self._has_room(session, cost(text))):
             return ReasonCode.QUOTA_EXCEEDED
         if identity is not None and not identity.may_subscribe(share.filter):
@@ -144,20 +151,33 @@ class SessionFilters:
         return None
 
     def _has_room(self, session: Session, more: int) -> bool:
-        limits = self._limits
-        own = self._bytes.get(session, 0) + more
-        return own <= limits.filters_bytes_max and self._bytes_total + more <= limits.filters_bytes_total_max
+        if self._bytes.get(session, 0) + more > self._limits.filters_bytes_max:
+            return False
+        for bound, units in ((self._shares.filters, 1), (self._shares.filter_bytes, more)):
+            if not bound.fits(session.owner, units):
+                bound.refuse(session.owner, units)
+                return False
+        return True
 
-    def _note(self, session: Session, more: int) -> None:
-        self._bytes_total += more
-        self._bytes[session] = own = self._bytes.get(session, 0) + more
+    def _note(self, session: Session, text: str) -> None:
+        size = cost(text)
+        self._shares.filters.hold(session.owner)
+        self._shares.filter_bytes.hold(session.owner, size)
+        self._counters.subscriptions += 1
+        self._bytes[session] = self._bytes.get(session, 0) + size
+
+    def _forget(self, session: Session, text: str) -> None:
+        size = cost(text)
+        self._shares.filters.free(session.owner)
+        self._shares.filter_bytes.free(session.owner, size)
+        self._counters.subscriptions -= 1
+        self._bytes[session] = own = self._bytes[session] - size
         if not own:
             del self._bytes[session]
 
     def _remove(self, session: Session, text: str) -> None:
         subscription, shared = session.subscriptions.pop(text)
-        self._counters.subscriptions -= 1
-        self._note(session, -cost(text))
+        self._forget(session, text)
         if shared is None:
             self._subscriptions.remove(subscription)
             return

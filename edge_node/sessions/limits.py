@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from weft.bounds import Bound, Refusals
 from weft.edge_node.sessions.records import NEVER_EXPIRES
 
 FILTER_LEVELS_MAX = 128
@@ -17,10 +18,15 @@ class SessionLimits:
     sessions_max: int = 10_000
     """Beyond it, the session whose client has been away longest is forgotten; when all are there, clients are
     refused."""
+    sessions_per_user_max: int | None = None
+    """Sessions of one owner; beyond it the one of them that has been without a client longest is forgotten. None: no
+    share."""
     filters_max: int = 1_000
     """Subscriptions of one session; further ones are refused in SUBACK."""
     filters_total_max: int = 1_000_000
     """The same of all sessions together."""
+    filters_per_user_max: int | None = None
+    """The same of one owner; None: no share."""
     filter_levels_max: int = FILTER_LEVELS_MAX
     filter_bytes_max: int = 65_535
     """Longer filters are refused; MQTT has no longer ones [MQTT-4.7.3-3]."""
@@ -28,15 +34,50 @@ class SessionLimits:
     """Memory of one session's filters, by ``filters.cost``; further ones are refused."""
     filters_bytes_total_max: int = 256 << 20
     """The same of all sessions together."""
+    filters_bytes_per_user_max: int | None = None
+    """The same of one owner; None: no share."""
     inflight_max: int = 100
     """QoS 1 and 2 deliveries sent to one client and not completed."""
     queue_bytes_max: int = 1 << 20
     """QoS 1 and 2 deliveries kept in memory for one client, sent or waiting."""
     queue_bytes_total_max: int = 64 << 20
     """The same of all clients together."""
+    queue_bytes_per_user_max: int | None = None
+    """The same of one owner; None: no share."""
     will_bytes_max: int = 16 << 20
     """Wills of all clients together; a client whose will has no room is refused."""
+    will_bytes_per_user_max: int | None = None
+    """The same of one owner; None: no share."""
     expiry_s_max: int = NEVER_EXPIRES
     """Longest time that a session outlives its connection; ``NEVER_EXPIRES`` for any."""
     expiry_s_of_old_versions: int = 7 * 86_400
     """Lifetime of sessions without clean session before MQTT 5.0; clients of 5.0 send it themselves."""
+
+
+class SessionShares:
+    """Bounds on all sessions together and on those of one owner, its user or else its address.
+
+    Where a total is full, the owner that has most makes room first, with sessions of its own whose clients are away.
+    """
+
+    def __init__(self, limits: SessionLimits, refusals: Refusals) -> None:
+        """Start with nothing taken."""
+
+        def bound(total: int, share: int | None, setting: str, share_setting: str, what: str) -> Bound:
+            return Bound(total, total if share is None else share, refusals, setting, share_setting, what)
+
+        self.sessions = bound(
+            limits.sessions_max, limits.sessions_per_user_max,
+            "limits.sessions", "limits.sessions_per_user", "connected clients",
+        )  # fmt: skip
+        self.filters = bound(
+            limits.filters_total_max, limits.filters_per_user_max,
+            "limits.subscriptions_total", "limits.subscriptions_per_user", "subscriptions",
+        )  # fmt: skip
+        self.filter_bytes = bound(
+            limits.filters_bytes_total_max, limits.filters_bytes_per_user_max,
+            "limits.filters_total_size", "limits.filters_per_user_size", "filters",
+        )  # fmt: skip
+        self.will_bytes = bound(
+            limits.will_bytes_max, limits.will_bytes_per_user_max, "limits.wills", "limits.wills_per_user", "wills"
+        )

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from weft.bounds import Refusals
 from weft.edge_node.counters import Counters
 from weft.edge_node.ingest.ingest import Ingest
 from weft.edge_node.sessions.delivery_journal import DeliveryJournal
 from weft.edge_node.sessions.filters import SessionFilters
-from weft.edge_node.sessions.limits import SessionLimits
+from weft.edge_node.sessions.limits import SessionLimits, SessionShares
 from weft.edge_node.sessions.log_readers import LogReaders
 from weft.edge_node.sessions.persistence import Persistence
 from weft.edge_node.sessions.positions import ReaderPositions
@@ -52,6 +53,7 @@ class SessionParts:
     persistence: Persistence
     retained: RetainedDelivery
     wills: Wills
+    shares: SessionShares
     journal: SessionJournal
 
 
@@ -62,6 +64,7 @@ def make_parts(  # noqa: PLR0917
     outbox: Outbox,
     match_retained: Match,
     limits: SessionLimits,
+    refusals: Refusals,
     counters: Counters,
     wall_clock: Callable[[], int],
 ) -> SessionParts:
@@ -69,9 +72,11 @@ def make_parts(  # noqa: PLR0917
 
     Args:
         match_retained: filter -> retained messages, ``$SYS`` among them.
+        refusals: counts what shares refuse.
         wall_clock: nanoseconds since 1970.
     """
-    budget, starts = QueueBudget(limits.queue_bytes_total_max), FilterStarts()
+    budget, starts = QueueBudget(limits.queue_bytes_total_max, limits.queue_bytes_per_user_max), FilterStarts()
+    shares = SessionShares(limits, refusals)
     messages = StoredMessages(kept.log, ingest, wall_clock, counters)
     readers = LogReaders(kept.log, ingest, subscriptions, messages, kept.backlog, starts, outbox, counters)
     shared = SharedSubscriptions(
@@ -87,8 +92,9 @@ def make_parts(  # noqa: PLR0917
     )  # fmt: skip
     return SessionParts(
         subscriptions, shared,
-        SessionFilters(subscriptions, shared, persistence, positions, retained, limits, counters),
+        SessionFilters(subscriptions, shared, persistence, positions, retained, limits, shares, counters),
         windows, readers, positions, persistence, retained,
-        Wills(ingest, kept.retained, kept.journal, persistence, counters, wall_clock, limits.will_bytes_max),
+        Wills(ingest, kept.retained, kept.journal, persistence, counters, wall_clock, shares),
+        shares,
         kept.journal,
     )  # fmt: skip

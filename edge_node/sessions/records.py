@@ -55,6 +55,9 @@ class SessionRecord(msgspec.Struct):
     will: Will | None = None
     """The will, until it is published or taken back by DISCONNECT; due ``will_delay_interval`` after
     ``disconnected_at``."""
+    address: str | None = None
+    """Address of the client that began it, where it has no user name: whom costs are charged to. None: this
+    machine."""
 
 
 class SharedRecord(msgspec.Struct):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
+from weft.bounds import LOCAL, Owner, OwnerKind
 from weft.edge_node.access.identity import Identity
 from weft.edge_node.sessions.records import NEVER_EXPIRES, SessionRecord
 from weft.edge_node.sessions.window.client_window import ClientWindow
@@ -46,11 +47,13 @@ class Session:
     """One client's session, connected or not. ``Sessions`` changes it, ``SessionFilters`` its subscriptions."""
 
     __slots__ = (
-        "_absence", "_due", "_terms", "_will", "_will_at", "awaits_journal", "client_id", "ended", "received",
+        "_absence", "_due", "_terms", "_will", "_will_at", "awaits_journal", "client_id", "ended", "owner", "received",
         "subscriptions", "wheel_slot", "window",
     )  # fmt: skip
 
-    def __init__(self, window: ClientWindow, version: int, due: Callable[[Session], float | None]) -> None:
+    def __init__(
+        self, window: ClientWindow, version: int, due: Callable[[Session], float | None], owner: Owner
+    ) -> None:
         """Begin without subscriptions.
 
         Args:
@@ -62,6 +65,8 @@ class Session:
         """Filter as the client wrote it -> its subscription, and the shared subscription that it is part of."""
         self.received = PacketIds()
         """QoS 2 publishes stored and not yet released by PUBREL (section 4.3.3)."""
+        self.owner = owner
+        """Owner whom its costs are charged to: its user, else the address from which it began."""
         self.ended = False
         """True once the session has ended."""
         self.awaits_journal = False
@@ -182,7 +187,9 @@ class Session:
             began: filter -> stream -> the first seq that is the filter's.
         """
         if not self.persistent:
-            return SessionRecord(self.client_id, self.version, 0, self.username, will=self._will)
+            return SessionRecord(
+                self.client_id, self.version, 0, self.username, will=self._will, address=self._address()
+            )
         own, absence = {text: each for text, (each, _) in self.subscriptions.items()}, self._absence or Absence()
         return SessionRecord(
             client_id=self.client_id,
@@ -200,7 +207,12 @@ class Session:
             done=done,
             received=set(self.received),
             will=self._will,
+            address=self._address(),
         )
+
+    def _address(self) -> str | None:
+        owner = self.owner
+        return owner.name if owner.kind is OwnerKind.ADDRESS and owner.name != LOCAL else None
 
     def restore(self, record: SessionRecord) -> None:
         """Take up what a record says, but for its subscriptions and its will."""

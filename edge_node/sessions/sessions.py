@@ -6,13 +6,16 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import NamedTuple
 
+from weft.bounds import Bound, Owner, user_or_address
 from weft.edge_node.access.identity import Identity
 from weft.edge_node.counters import Counters
+from weft.edge_node.sessions.away_sessions import AwaySessions
 from weft.edge_node.sessions.limits import SessionLimits
 from weft.edge_node.sessions.parts import SessionParts
 from weft.edge_node.sessions.records import SessionRecord
 from weft.edge_node.sessions.recovery import recover
 from weft.edge_node.sessions.session import Absence, Session, Terms, seconds_left
+from weft.edge_node.sessions.wills import is_storable
 from weft.edge_node.sessions.window.client_window import ClientWindow
 from weft.edge_node.sessions.window.packet_writer import ClientConnection
 from weft.edge_node.sessions.window.packets_out import Wire
@@ -22,6 +25,9 @@ from weft.protocols.mqtt.packet_types import Version
 from weft.protocols.mqtt.packets import Connect, Subscription, Will
 from weft.protocols.mqtt.reason_codes import ReasonCode
 from weft.storage.segment_log import LogFailed, LogFull
+
+LOOKED_AT_MAX = 1_000
+"""Absent sessions of an owner that are looked at for one that can make room."""
 
 
 class _Before(NamedTuple):
@@ -54,8 +60,8 @@ class Sessions:
         self._wall_clock = parts.windows.wall_clock
         self._stopping = False
         self._by_id: dict[str, Session] = {}
-        self._away: dict[str, Session] = {}
-        """Those without a client, longest away first."""
+        self._away = AwaySessions()
+        self.filters.make_room = self._make_room_for
 
     def __len__(self) -> int:
         return len(self._by_id)
@@ -72,19 +78,24 @@ class Sessions:
         return known is not None and known.connected
 
     def open(
-        self, connect: Connect, client_id: str, identity: Identity | None, connection: ClientConnection
-    ) -> tuple[Session, bool]:
+        self, connect: Connect, client_id: str, identity: Identity | None, connection: ClientConnection,
+        address: str = "",
+    ) -> tuple[Session, bool]:  # fmt: skip
         """Return the session of a client that connects, and whether it existed (CONNACK's session present).
 
         Another connection of the client identifier is closed first [MQTT-3.1.4-3]. The client is sent nothing before
         ``resume``. CONNACK waits until what was journaled of the session is durable.
+
+        Args:
+            address: of the client; empty for this machine.
 
         Raises:
             LogFull, LogFailed: the session cannot be kept: one that existed waits as before, a new one is no more.
             ConnectRefused: there is no room for the will, or too many clients are there; nothing has changed.
         """
         known = self._by_id.get(client_id)
-        self._check_room(connect, known)
+        username = None if identity is None else identity.username
+        self._check_room(connect, known, user_or_address(username, address))
         if known is not None and known.connected:
             self._counters.takeovers += 1
             known.window.displace(ReasonCode.SESSION_TAKEN_OVER)
@@ -95,11 +106,10 @@ class Sessions:
             self.end(known)
             known = None
         wills.settle(client_id)
-        session = known or self._create(client_id, connect.version)
+        session = known or self._new(client_id, connect.version, user_or_address(username, address))
         before = _Before(session.terms, session.absence, session.will, session.will_at)
-        self._away.pop(client_id, None)
+        self._away.discard(session)
         self._wheel.cancel(session)
-        username = None if identity is None else identity.username
         session.agree(Terms(connect.version, self._expiry_s(connect), username, identity))
         session.be_absent(None)
         wills.keep(session, connect.will)
@@ -159,7 +169,7 @@ class Sessions:
         parts.wills.wait(session, now)
         if session.will_at is not None and session.will_at <= now and not self._stopping:
             parts.wills.publish(session)
-        self._away[session.client_id] = session
+        self._away.add(session)
         parts.persistence.closed(session)
         for _, shared in session.subscriptions.values():
             if shared is not None:
@@ -210,7 +220,8 @@ class Sessions:
         session.window.end()
         if self._by_id.pop(session.client_id, None) is not None:
             self._counters.sessions -= 1
-        self._away.pop(session.client_id, None)
+            parts.shares.sessions.free(session.owner)
+        self._away.discard(session)
 
     def change_expiry(self, session: Session, expiry_s: int) -> None:
         """Take the time that a session is to last from DISCONNECT."""
@@ -233,11 +244,9 @@ class Sessions:
                 self._wait(session)
 
     def _adopt(self, record: SessionRecord) -> Session:
-        session = Session(self._window(record.client_id, record.version), record.version, self._on_due)
+        session = self._new(record.client_id, record.version, user_or_address(record.username, record.address or ""))
         session.restore(record)
         self._parts.persistence.restored(session)
-        self._by_id[record.client_id] = session
-        self._counters.sessions += 1
         self._parts.wills.keep(session, record.will)
         self._restore_times(session, record)
         return session
@@ -255,7 +264,7 @@ class Sessions:
         left = seconds_left(session.expiry_s, max(0, wall - (gone_at or will_since)) / 1e9)
         session.be_absent(Absence(gone_at, record.stopped, lost_at, None if left is None else now + left))
         self._parts.wills.wait(session, now - max(0, wall - will_since) / 1e9)
-        self._away[session.client_id] = session
+        self._away.add(session)
         self._wait(session)
 
     # --- inside
@@ -271,13 +280,62 @@ class Sessions:
             self._parts.wills.publish(session)
         return session.next_due()
 
-    def _check_room(self, connect: Connect, known: Session | None) -> None:
-        if not self._parts.wills.has_room(connect.will, known):
-            self._counters.wills_refused += 1
-            raise ConnectRefused(ReasonCode.QUOTA_EXCEEDED, "no room for its will", version=connect.version)
-        if known is None and len(self._by_id) >= self._limits.sessions_max and not self._away:
+    def _check_room(self, connect: Connect, known: Session | None, owner: Owner) -> None:
+        shares, will = self._parts.shares, connect.will
+        stays = known is not None and not connect.clean_start
+        owner = known.owner if stays and known is not None else owner
+        is_new = known is None or known.owner != owner
+        if will is not None:
+            more = self._parts.wills.bytes_more(will, None if is_new else known)
+            has_room = self._make_room(shares.will_bytes, owner, more, lambda each: each.will is not None)
+            if not has_room:
+                shares.will_bytes.refuse(owner, more)
+            if not (has_room and is_storable(will)):
+                self._counters.wills_refused += 1
+                raise ConnectRefused(ReasonCode.QUOTA_EXCEEDED, "no room for its will", version=connect.version)
+        if is_new and not self._has_room_for_session(owner):
+            shares.sessions.refuse(owner)
             self._counters.sessions_refused += 1
             raise ConnectRefused(ReasonCode.QUOTA_EXCEEDED, "too many sessions are connected", version=connect.version)
+
+    def _has_room_for_session(self, owner: Owner) -> bool:
+        """Make room for a session where that is fair: a flood of one owner's sessions evicts its own."""
+        bound = self._parts.shares.sessions
+        if bound.fits(owner):
+            return True
+        if bound.is_own_share_full(owner):
+            victim = self._away.longest_of(owner)
+        else:
+            heavier = bound.heavier(owner)
+            longest = self._away.longest()
+            victim = None if heavier is None else self._away.longest_of(heavier)
+            if victim is None and longest is not None and bound.taken(longest.owner) > bound.taken(owner):
+                victim = longest
+        if victim is not None:
+            self._evict(victim)
+        return bound.fits(owner)
+
+    def _make_room_for(self, bound: Bound, session: Session, units: int) -> bool:
+        return self._make_room(bound, session.owner, units, lambda each: bool(each.subscriptions))
+
+    def _make_room(self, bound: Bound, owner: Owner, units: int, has_some: Callable[[Session], bool]) -> bool:
+        """Return whether so many units fit; of a full total, owners that have more give up absent sessions first."""
+        while not bound.fits(owner, units) and not bound.is_own_share_full(owner, units):
+            heavier = bound.heavier(owner)
+            if heavier is None or heavier == owner:
+                return False
+            used = bound.used
+            for session in self._away.some_of(heavier, LOOKED_AT_MAX):
+                if has_some(session):
+                    self._evict(session)
+                    break
+            if bound.used >= used:  # nothing to evict, or a will that has to be stored first
+                return False
+        return bound.fits(owner, units)
+
+    def _evict(self, session: Session) -> None:
+        self._counters.sessions_evicted += 1
+        self.end(session)
 
     def _put_back(self, session: Session, before: _Before) -> None:
         """Have the session wait as it did before: the connection could not be let in."""
@@ -285,20 +343,15 @@ class Sessions:
         session.keep_will(before.will, before.will_at)
         session.agree(before.terms)
         session.be_absent(before.absence)
-        self._away[session.client_id] = session
+        self._away.add(session)
         self._wait(session)
 
-    def _create(self, client_id: str, version: int) -> Session:
-        session = Session(self._window(client_id, version), version, self._on_due)
-        self._by_id[client_id] = session
+    def _new(self, client_id: str, version: int, owner: Owner) -> Session:
+        window = ClientWindow(client_id, Wire(version), self._parts.windows, self._parts.readers.fall_behind, owner)
+        session = self._by_id[client_id] = Session(window, version, self._on_due, owner)
         self._counters.sessions += 1
-        if len(self._by_id) > self._limits.sessions_max and self._away:
-            self._counters.sessions_evicted += 1
-            self.end(next(iter(self._away.values())))
+        self._parts.shares.sessions.hold(owner)
         return session
-
-    def _window(self, client_id: str, version: int) -> ClientWindow:
-        return ClientWindow(client_id, Wire(version), self._parts.windows, self._parts.readers.fall_behind)
 
     def _expiry_s(self, connect: Connect) -> int:
         if connect.version == Version.V5:

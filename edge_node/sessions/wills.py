@@ -14,6 +14,7 @@ import msgspec
 from weft.edge_node.counters import Counters
 from weft.edge_node.ingest.ingest import Ingest
 from weft.edge_node.ingest.record import Record
+from weft.edge_node.sessions.limits import SessionShares
 from weft.edge_node.sessions.persistence import Persistence
 from weft.edge_node.sessions.records import NEVER_EXPIRES
 from weft.edge_node.sessions.session import Session
@@ -42,13 +43,13 @@ class Wills:
         persistence: Persistence,
         counters: Counters,
         wall_clock: Callable[[], int],
-        bytes_max: int,
+        shares: SessionShares,
     ) -> None:
         """Start without any.
 
         Args:
             wall_clock: nanoseconds since 1970.
-            bytes_max: memory of all wills together.
+            shares: what wills may take.
         """
         self._ingest = ingest
         self._retained = retained
@@ -56,7 +57,7 @@ class Wills:
         self._persistence = persistence
         self._wall_clock = wall_clock
         self._counters = counters
-        self._bytes_max = bytes_max
+        self._bytes = shares.will_bytes
         self._due: dict[str, Session] = {}
         """Client identifier -> its session, perhaps one that has ended: the will is to be stored as soon as it can."""
         self._retaining: set[Session] = set()
@@ -65,21 +66,21 @@ class Wills:
 
     # --- from CONNECT to DISCONNECT
 
-    def has_room(self, will: Will | None, session: Session | None) -> bool:
-        """Return whether one more will can be kept, and stored as a record one day.
+    def bytes_more(self, will: Will, session: Session | None) -> int:
+        """Return the bytes that a will takes beyond those of the will that it replaces.
 
         Args:
             session: whose will it replaces.
         """
-        freed = 0 if session is None else _cost(session.will)
-        if will is None:
-            return True
-        storable = len(will.properties.user_properties) <= USER_PROPERTIES_MAX
-        return storable and self._counters.will_bytes + _cost(will) - freed <= self._bytes_max
+        return _cost(will) - (0 if session is None else _cost(session.will))
 
     def keep(self, session: Session, will: Will | None) -> None:
         """Make this the session's will, in place of any other."""
-        self._counters.will_bytes += _cost(will) - _cost(session.will)
+        if session.will is not None:
+            self._bytes.free(session.owner, _cost(session.will))
+        if will is not None:
+            self._bytes.hold(session.owner, _cost(will))
+        self._counters.will_bytes = self._bytes.used
         session.keep_will(will)
 
     def wait(self, session: Session, since: float) -> None:
@@ -112,7 +113,7 @@ class Wills:
         self._counters.wills_waiting += 1
         if will.retain:  # durable before the journal forgets the will, or a crash could take it from both
             self._retaining.add(session)
-            if not self._retained.retain(_packet(will), self._wall_clock()):
+            if not self._retained.retain(_packet(will), self._wall_clock(), session.owner):
                 self._counters.retained_refused += 1
             # After an error the will is stored all the same: what is retained is tried again by who keeps it.
             self._retained.on_durable(lambda _error: self._is_retained(session))
@@ -170,6 +171,11 @@ class Wills:
         self._counters.wills_waiting -= 1
         self._counters.wills_published += 1
         self.keep(session, None)
+
+
+def is_storable(will: Will) -> bool:
+    """Return whether a will can be stored as a record one day."""
+    return len(will.properties.user_properties) <= USER_PROPERTIES_MAX
 
 
 def _record(will: Will, client_id: str, now: int) -> Record:

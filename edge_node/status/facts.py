@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+from weft.bounds import Owner
+from weft.bounds.refusals import Refused
 from weft.config.models import EdgeConfig
 from weft.config.units import approximate_size
 from weft.edge_node.counters import Counters
@@ -37,6 +39,7 @@ class NodeStatus:
         unrouted: Callable[[], dict[str, Any]],
         imports: Callable[[], dict[str, Any]] = dict,
         conflicts: Callable[[], dict[str, str]] = dict,
+        refusals: Iterable[Refused] = (),
         wall_clock: Callable[[], int] = time.time_ns,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -47,6 +50,7 @@ class NodeStatus:
             unrouted: the facts about messages that no stream matches.
             imports: the facts about imported logs, by log id.
             conflicts: the links for whose streams nothing is acknowledged, and why.
+            refusals: what owners were refused beyond their shares.
         """
         self.config = config
         self.log = log
@@ -60,6 +64,8 @@ class NodeStatus:
         self._imports = imports
         self.conflicts = conflicts
         """Source of link -> why the node acknowledges nothing of the streams that it carries."""
+        self.refusals = refusals
+        """Refusals of what owners asked for beyond their shares."""
         self._outage = OutageEstimate()
 
     @property
@@ -113,6 +119,9 @@ class NodeStatus:
             "conflicts": dict(self.conflicts()),
             "imported": self._imports(),
             "mqtt": self.counted(),
+            "refusals": [
+                {"bound": each.bound, "owner": owner_name(each.owner), "times": each.times} for each in self.refusals
+            ],
         }
 
     def _recovery(self) -> dict[str, Any]:
@@ -166,6 +175,11 @@ class NodeStatus:
         ``disk.card_endurance``."""
         endurance, seconds = self.config.disk.card_endurance_bytes, self._monotonic() - self._started
         return endurance * seconds / stats.device_bytes if endurance and stats.device_bytes else None
+
+
+def owner_name(owner: Owner | None) -> str:
+    """Return an owner as status and metrics name it; those beyond the ones that are named are `others`."""
+    return "others" if owner is None else str(owner)
 
 
 def write_amplification(stats: LogStats) -> float | None:

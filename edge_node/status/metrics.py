@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from weft.config import exposition
 from weft.config.exposition import AnySample, HistogramSample, Sample, build_info
 from weft.config.metrics import EDGE_METRICS
-from weft.edge_node.status.facts import NodeStatus, write_amplification
+from weft.edge_node.status.facts import NodeStatus, owner_name, write_amplification
 from weft.protocols.segment import GapReason
 from weft.replication.status import LinkState
 from weft.storage.histogram import Histogram
@@ -41,6 +41,8 @@ def samples(status: NodeStatus) -> Iterator[AnySample]:
         yield Sample("weft_edge_link_pending_seconds", link.pending_seconds, (link.name,))
         yield Sample("weft_edge_link_sent_bytes_total", link.bytes_sent, (link.name,))
         yield Sample("weft_edge_link_attempts_failed", link.attempts_failed, (link.name,))
+    for each in status.refusals:
+        yield Sample("weft_edge_refusals_total", each.times, (each.bound, owner_name(each.owner)))
     yield Sample("weft_edge_clock_synchronised", status.is_clock_synchronised)
     yield Sample("weft_edge_start_time_seconds", status.started_ns / 1e9)
     yield build_info("weft_edge_build_info")

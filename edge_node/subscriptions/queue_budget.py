@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from weakref import WeakValueDictionary
+
+from weft.bounds import Owner
+
 MESSAGE_OVERHEAD_BYTES = 200
 """Memory of a waiting message besides its payload, roughly: its topic, tuple and places in the containers."""
 
@@ -9,42 +13,79 @@ MESSAGE_OVERHEAD_BYTES = 200
 class QueueBudget:
     """Bytes that the windows and queues of all clients may take together. Only ``QueueAccount`` changes it."""
 
-    __slots__ = ("bytes_max", "used")
+    __slots__ = ("_shares", "bytes_max", "share_bytes_max", "used")
 
-    def __init__(self, bytes_max: int) -> None:
+    def __init__(self, bytes_max: int, share_bytes_max: int | None = None) -> None:
+        """Start with nothing taken.
+
+        Args:
+            share_bytes_max: bytes of one owner; None for as much as all may have.
+        """
         self.bytes_max = bytes_max
+        self.share_bytes_max = bytes_max if share_bytes_max is None else min(bytes_max, share_bytes_max)
+        self.used = 0
+        self._shares: WeakValueDictionary[Owner, QueueShare] = WeakValueDictionary()
+        """Owner -> its share, as long as it has an account."""
+
+    def share_of(self, owner: Owner | None) -> QueueShare:
+        """Return the share of an owner; of the node, a new one that nothing else is part of."""
+        share = None if owner is None else self._shares.get(owner)
+        if share is None:
+            share = QueueShare()
+            if owner is not None:
+                self._shares[owner] = share
+        return share
+
+
+class QueueShare:
+    """Bytes that the windows and queues of one owner's clients take."""
+
+    __slots__ = ("__weakref__", "used")
+
+    def __init__(self) -> None:
         self.used = 0
 
 
 class QueueAccount:
     """Part of the budget that one client, or one shared subscription, has taken, with a bound of its own.
 
-    What is taken is counted in both places in one call, so that they cannot come apart.
+    What is taken is counted in all places in one call, so that they cannot come apart.
     """
 
-    __slots__ = ("_budget", "_bytes_max", "used")
+    __slots__ = ("_budget", "_bytes_max", "_share", "used")
 
-    def __init__(self, budget: QueueBudget, bytes_max: int) -> None:
+    def __init__(self, budget: QueueBudget, bytes_max: int, owner: Owner | None = None) -> None:
         self._budget = budget
+        self._share = budget.share_of(owner)
         self._bytes_max = bytes_max
         self.used = 0
 
     def take(self, size: int) -> None:
         """Count bytes that are held from now on."""
         self.used += size
+        self._share.used += size
         self._budget.used += size
 
     def free(self, size: int) -> None:
         """Count bytes that are held no longer."""
         self.used -= size
+        self._share.used -= size
         self._budget.used -= size
 
     def fits(self, size: int) -> bool:
-        """Return whether so many bytes more are within both bounds."""
+        """Return whether so many bytes more are within all bounds."""
         budget = self._budget
-        return self.used + size <= self._bytes_max and budget.used + size <= budget.bytes_max
+        return (
+            self.used + size <= self._bytes_max
+            and budget.used + size <= budget.bytes_max
+            and self._share.used + size <= budget.share_bytes_max
+        )
 
     def is_full(self) -> bool:
         """Return whether a bound is reached: then nothing more is sent before something is acknowledged."""
         budget = self._budget
-        return self.used >= self._bytes_max or budget.used >= budget.bytes_max
+        return (
+            self.used >= self._bytes_max
+            or budget.used >= budget.bytes_max
+            or self._share.used >= budget.share_bytes_max
+        )

@@ -13,6 +13,7 @@ from collections import deque
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 
+from weft.bounds import Owner
 from weft.edge_node.counters import Counters
 from weft.edge_node.subscriptions.catch_up import CatchUp
 from weft.edge_node.subscriptions.log_records import LogRecord
@@ -47,13 +48,18 @@ class SharedSubscription:
         "name",
     )  # fmt: skip
 
-    def __init__(self, share: str, topic_filter: str, parts: SharedParts) -> None:
+    def __init__(self, share: str, topic_filter: str, parts: SharedParts, owner: Owner | None = None) -> None:
+        """Start without members.
+
+        Args:
+            owner: who began it, and is charged with what waits; None for the node.
+        """
         self.filter = topic_filter
         """Without ``$share/{name}/``."""
         self.name = f"{SHARE_PREFIX}{share}/{topic_filter}"
         """The filter as clients write it."""
         self._parts = parts
-        self._account = QueueAccount(parts.budget, parts.bytes_max)
+        self._account = QueueAccount(parts.budget, parts.bytes_max, owner)
         self._pumping = False
         self._members: dict[Member, DeliveryOptions] = {}
         """In turn: the next one first."""

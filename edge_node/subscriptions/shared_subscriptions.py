@@ -30,7 +30,7 @@ class SharedSubscriptions:
         name = subscription.options.filter
         shared = self._by_name.get(name)
         if shared is None:
-            shared = self._by_name[name] = SharedSubscription(share.name, share.filter, self._parts)
+            shared = self._by_name[name] = SharedSubscription(share.name, share.filter, self._parts, member.owner)
             shared.join(member, subscription)
             self._subscriptions.add(shared)
         else:

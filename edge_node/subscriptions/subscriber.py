@@ -7,6 +7,7 @@ from typing import Protocol
 
 import msgspec
 
+from weft.bounds import Owner
 from weft.edge_node.subscriptions.message import Message
 from weft.protocols.mqtt.packets import Subscription
 
@@ -34,6 +35,9 @@ class Subscriber(Protocol):
 
 class Member(Subscriber, Protocol):
     """A subscriber of a shared subscription, which asks who can take the next message."""
+
+    owner: Owner | None
+    """Owner whom what is kept for it is charged to; None for the node."""
 
     @property
     def connected(self) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import urllib.request
 from pathlib import Path
 
 import psutil
@@ -40,19 +41,25 @@ class GuardedEdge(Service):
 
     def __init__(self, folder: Path, limits: str = "") -> None:
         self.folder = folder
-        self.mqtt_port, http = free_port(), free_port()
+        self.mqtt_port, self.http_port = free_port(), free_port()
         for user in USERS:
             (folder / "password").write_text(f"{user}\n")
             added = weft("user", "add", user, "--file", folder / "users", "--password-file", folder / "password")
             assert not isinstance(added.exception, Failed), added.output
         (folder / "acl").write_text(RULES)
         config = folder / "edge.yaml"
-        config.write_text(CONFIG.format(folder=folder, mqtt=self.mqtt_port, http=http, limits=limits))
-        super().__init__(folder, "edge", ["edge", "run", str(config)], f"http://127.0.0.1:{http}/status")
+        config.write_text(CONFIG.format(folder=folder, mqtt=self.mqtt_port, http=self.http_port, limits=limits))
+        super().__init__(folder, "edge", ["edge", "run", str(config)], f"http://127.0.0.1:{self.http_port}/status")
 
     def memory_bytes(self) -> int:
         """Return the resident memory of the node."""
         return int(psutil.Process(self.pid).memory_info().rss)
+
+    def metrics(self) -> str:
+        """Return the node's metrics, as Prometheus reads them."""
+        with urllib.request.urlopen(f"http://127.0.0.1:{self.http_port}/metrics", timeout=10) as answer:
+            text: str = answer.read().decode()
+            return text
 
     def restart(self) -> None:
         """Kill the node and start it again."""

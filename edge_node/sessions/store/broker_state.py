@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 import sqlite_utils
 
+from weft.bounds import Refusals
 from weft.edge_node.sessions.store import retained, session_store
 from weft.edge_node.sessions.store.backlog import Backlog
 from weft.edge_node.sessions.store.compaction import Compaction
@@ -41,6 +42,7 @@ class BrokerState:
         *,
         wall_clock: Callable[[], int],
         post: Post,
+        refusals: Refusals,
     ) -> None:
         """Recover what the last run left. Blocks: call it before serving clients and before any append.
 
@@ -48,12 +50,14 @@ class BrokerState:
             directory: the node's data directory.
             wall_clock: ns since 1970.
             post: runs a callback on the owner's thread.
+            refusals: counts what shares refuse.
 
         Raises:
             OSError, sqlite3.Error, DatabaseFailed: the database can neither be read nor created again.
             LogError: the log cannot be read.
         """
         self.counters = counters
+        self.refusals = refusals
         self._settings = settings
         self._task: asyncio.Task[None] | None = None
         journal, topics = log.stream(SESSION_JOURNAL_STREAM), log.stream(SESSION_TOPICS_STREAM)
@@ -61,7 +65,7 @@ class BrokerState:
         """Number of the stream of unrouted messages that only persistent sessions want."""
         self._database = Database(directory, _create_tables, post)
         try:
-            self.retained = RetainedMessages(self._database, settings, counters, wall_clock)
+            self.retained = RetainedMessages(self._database, settings, counters, refusals, wall_clock)
             recovered = recover(self._database, log, journal, settings.resent_window, wall_clock)
             folded = recovered.folded
             recent = {client_id: session.recent for client_id, session in folded.sessions.items()}

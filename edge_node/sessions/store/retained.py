@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 import msgspec
 import sqlite_utils
 
+from weft.bounds import LOCAL, Bound, Owner, OwnerKind, Refusals
 from weft.edge_node.sessions.store.database import Database, Done
 from weft.edge_node.sessions.store.settings import StateCounters, StateSettings
 from weft.edge_node.sessions.store.stored import pack_properties, unpack_properties
@@ -21,6 +22,8 @@ MESSAGE_OVERHEAD_BYTES = 850
 """Memory that a retained message takes beside its topic, payload and properties, measured: objects and tree."""
 PROPERTY_OVERHEAD_BYTES = 400
 _NS = 1_000_000_000
+NOBODY = Owner(OwnerKind.ADDRESS, LOCAL)
+"""Owner of messages that this machine publishes."""
 
 
 class RetainedMessage(msgspec.Struct, frozen=True, gc=False):
@@ -32,6 +35,8 @@ class RetainedMessage(msgspec.Struct, frozen=True, gc=False):
     properties: Properties
     """Properties as published, with the message expiry interval, which counts from ``stored_ns``."""
     stored_ns: int
+    owner: Owner = NOBODY
+    """Owner who published it, and whose share it is part of."""
 
     @property
     def deadline_ns(self) -> int | None:
@@ -50,7 +55,7 @@ class RetainedMessage(msgspec.Struct, frozen=True, gc=False):
 
 def create_tables(database: sqlite_utils.Database) -> None:
     """Create the table of retained messages."""
-    columns = {"topic": str, "payload": bytes, "qos": int, "properties": bytes, "stored_ns": int}
+    columns = {"topic": str, "payload": bytes, "qos": int, "properties": bytes, "stored_ns": int, "owner": str}
     database["retained"].create(columns, pk="topic", not_null={"topic", "payload"}, if_not_exists=True)  # type: ignore[union-attr]
 
 
@@ -63,11 +68,17 @@ class RetainedMessages:
     """
 
     def __init__(
-        self, database: Database, settings: StateSettings, counters: StateCounters, wall_clock: Callable[[], int]
+        self,
+        database: Database,
+        settings: StateSettings,
+        counters: StateCounters,
+        refusals: Refusals,
+        wall_clock: Callable[[], int],
     ) -> None:
         """Load what the database has; blocks.
 
         Args:
+            refusals: counts what is not retained for want of room.
             wall_clock: ns since 1970.
 
         Raises:
@@ -78,6 +89,17 @@ class RetainedMessages:
         self._counters = counters
         self._wall_clock = wall_clock
         self._messages: dict[bytes, RetainedMessage] = {}
+        self._count = Bound(
+            settings.retained_messages_max,
+            _share(settings.retained_messages_per_user_max, settings.retained_messages_max),
+            refusals, "limits.retained", "limits.retained_per_user", "retained messages",
+        )  # fmt: skip
+        self._bytes = Bound(
+            settings.retained_bytes_max, _share(settings.retained_bytes_per_user_max, settings.retained_bytes_max),
+            refusals, "limits.retained_size", "limits.retained_per_user_size", "retained messages",
+        )  # fmt: skip
+        self._victims: tuple[Owner, list[bytes]] = (NOBODY, [])
+        """Owner that makes room, and its topics, the one that it has had longest last."""
         self._tree = TopicTree()
         self._deadlines: list[tuple[int, bytes]] = []
         self._waiting: list[tuple[int, Done]] = []
@@ -91,18 +113,20 @@ class RetainedMessages:
         self._taken: dict[bytes, RetainedMessage | None] = {}
         self._taken_changes = 0
         self._requested = False
-        rows: list[tuple[str, bytes, int, bytes | None, int]] = []
+        rows: list[tuple[str, bytes, int, bytes | None, int, str]] = []
 
         def load(database: sqlite_utils.Database) -> None:
-            query = "SELECT topic, payload, qos, properties, stored_ns FROM retained"
+            query = "SELECT topic, payload, qos, properties, stored_ns, owner FROM retained"
             rows.extend(database.execute(query).fetchall())
 
         database.run(load)
         # Nothing of this is garbage: looking for some would take as long as the loading.
         collecting = gc.isenabled()
         gc.disable()
-        for topic, payload, qos, properties, stored_ns in rows:
-            self._keep(RetainedMessage(topic.encode(), payload, qos, unpack_properties(properties), stored_ns))
+        owners: dict[str, Owner] = {}
+        for topic, payload, qos, properties, stored_ns, name in rows:
+            owner = owners.setdefault(name, _owner(name))
+            self._keep(RetainedMessage(topic.encode(), payload, qos, unpack_properties(properties), stored_ns, owner))
         if collecting:
             gc.enable()
         self._expire(wall_clock())
@@ -126,24 +150,24 @@ class RetainedMessages:
         self._expire(self._wall_clock())
         return self._messages.get(topic)
 
-    def set(self, topic: bytes, payload: bytes, qos: int, properties: Properties, now: int) -> bool:
+    def set(  # noqa: PLR0917
+        self, topic: bytes, payload: bytes, qos: int, properties: Properties, now: int, owner: Owner = NOBODY
+    ) -> bool:
         """Keep a message in place of its topic's last [MQTT-3.3.1-5]; False when a limit forbids it.
 
-        When the limit is met, nothing is changed: the topic keeps the message that it had.
+        When the limit is met, nothing is changed: the topic keeps the message that it had. Where the limit of all
+        messages is met, an owner that has more than this one loses those of the topics that it has had longest.
         """
-        message = RetainedMessage(topic, payload, qos, properties, now)
+        message = RetainedMessage(topic, payload, qos, properties, now, owner)
         self._expire(now)
-        before = self._messages.get(topic)
-        size = self._counters.retained_bytes + message.cost_bytes - (before.cost_bytes if before else 0)
-        many = before is None and len(self._messages) >= self._settings.retained_messages_max
-        if many or size > self._settings.retained_bytes_max:
+        if not self._make_room(message):
             self._counters.retained_refused += 1
             return False
         self._keep(message)
         self._change(topic, message)
         return True
 
-    def retain(self, packet: Publish, now: int) -> bool:
+    def retain(self, packet: Publish, now: int, owner: Owner = NOBODY) -> bool:
         """Keep a message as its topic's last, or forget that one if this is empty; False when a limit forbids it."""
         if not packet.payload:
             self.clear(packet.topic)
@@ -151,7 +175,7 @@ class RetainedMessages:
         properties = packet.properties
         if properties.topic_alias is not None:
             properties = msgspec.structs.replace(properties, topic_alias=None)
-        return self.set(packet.topic, packet.payload, packet.qos, properties, now)
+        return self.set(packet.topic, packet.payload, packet.qos, properties, now, owner)
 
     def clear(self, topic: bytes) -> None:
         """Forget a topic's message; nothing happens when there is none [MQTT-3.3.1-6]."""
@@ -178,11 +202,12 @@ class RetainedMessages:
         before = self._messages.get(message.topic)
         if before is None:
             self._tree.add(message.topic)
-            self._counters.retained += 1
         else:
-            self._counters.retained_bytes -= before.cost_bytes
+            self._free(before)
         self._messages[message.topic] = message
-        self._counters.retained_bytes += message.cost_bytes
+        self._count.hold(message.owner)
+        self._bytes.hold(message.owner, message.cost_bytes)
+        self._counters.retained, self._counters.retained_bytes = self._count.used, self._bytes.used
         deadline = message.deadline_ns
         if deadline is not None:
             if len(self._deadlines) > 2 * len(self._messages) + 64:  # most are of messages that were replaced
@@ -197,9 +222,52 @@ class RetainedMessages:
         if message is None:
             return False
         self._tree.remove(topic)
-        self._counters.retained -= 1
-        self._counters.retained_bytes -= message.cost_bytes
+        self._free(message)
         return True
+
+    def _free(self, message: RetainedMessage) -> None:
+        self._count.free(message.owner)
+        self._bytes.free(message.owner, message.cost_bytes)
+        self._counters.retained, self._counters.retained_bytes = self._count.used, self._bytes.used
+
+    # --- shares
+
+    def _make_room(self, message: RetainedMessage) -> bool:
+        """Return whether a message fits in place of its topic's last."""
+        owner, before = message.owner, self._messages.get(message.topic)
+        freed = (0, 0) if before is None else (1, before.cost_bytes)
+        is_own = before is not None and before.owner == owner
+        for bound, units, replaced in zip((self._count, self._bytes), (1, message.cost_bytes), freed, strict=True):
+            own = units - replaced if is_own else units
+            has_room = own <= 0 or not bound.is_own_share_full(owner, own)
+            while has_room and units > replaced and bound.used + units - replaced > bound.total:
+                has_room = self._evict(bound, owner, message.topic)
+            if not has_room:
+                bound.refuse(owner, own)
+                return False
+        return True
+
+    def _evict(self, bound: Bound, owner: Owner, kept: bytes) -> bool:
+        """Forget a message of an owner that has more than this one; return whether there is such an owner.
+
+        Args:
+            kept: topic whose message is not to be forgotten.
+        """
+        heavier = bound.heavier(owner)
+        if heavier is None or heavier == owner:
+            return False
+        if self._victims[0] != heavier or not self._victims[1]:
+            topics = [topic for topic, each in self._messages.items() if each.owner == heavier]
+            self._victims = (heavier, topics[::-1])
+        topics = self._victims[1]
+        while topics:
+            topic = topics.pop()
+            message = self._messages.get(topic)
+            if message is not None and message.owner == heavier and topic != kept:
+                self._counters.retained_evicted += 1
+                self.clear(topic)
+                return True
+        return False
 
     def _expire(self, now: int) -> None:
         while self._deadlines and self._deadlines[0][0] <= now:
@@ -228,7 +296,7 @@ class RetainedMessages:
         kept = [_row(message) for _, message in taken if message is not None]
         connection = database.conn
         connection.executemany("DELETE FROM retained WHERE topic = ?", gone)
-        connection.executemany("INSERT OR REPLACE INTO retained VALUES (?, ?, ?, ?, ?)", kept)
+        connection.executemany("INSERT OR REPLACE INTO retained VALUES (?, ?, ?, ?, ?, ?)", kept)
 
     def _saved(self, error: BaseException | None) -> None:
         self._requested = False
@@ -251,6 +319,16 @@ def _tell(callbacks: Iterable[Done], error: BaseException | None) -> None:
         callback(error)
 
 
-def _row(message: RetainedMessage) -> tuple[str, bytes, int, bytes | None, int]:
-    properties = pack_properties(message.properties)
-    return message.topic.decode(), message.payload, message.qos, properties, message.stored_ns
+def _row(message: RetainedMessage) -> tuple[str, bytes, int, bytes | None, int, str]:
+    properties, owner = pack_properties(message.properties), message.owner
+    name = f"{owner.kind}:{owner.name}"
+    return message.topic.decode(), message.payload, message.qos, properties, message.stored_ns, name
+
+
+def _owner(name: str) -> Owner:
+    kind, _, rest = name.partition(":")
+    return Owner(OwnerKind(kind), rest) if kind in set(OwnerKind) else NOBODY
+
+
+def _share(share: int | None, total: int) -> int:
+    return total if share is None else share

@@ -13,8 +13,12 @@ class StateSettings:
 
     retained_messages_max: int = 50_000
     """Retained messages; one more topic is refused."""
+    retained_messages_per_user_max: int | None = None
+    """The same of one owner; None: no share."""
     retained_bytes_max: int = 64 * MiB
     """Memory that retained messages may take, as ``RetainedMessages`` estimates it."""
+    retained_bytes_per_user_max: int | None = None
+    """The same of one owner; None: no share."""
     save_interval_s: float = 5.0
     """Interval at which the journal is folded into the database, so that the log can release the journal's records."""
     save_bytes: int = 4 * MiB
@@ -56,6 +60,8 @@ class StateCounters:
     """Memory that they take now, estimated."""
     retained_refused: int = 0
     """Retained messages that a limit forbade."""
+    retained_evicted: int = 0
+    """Retained messages of an owner that had most, forgotten for those of others."""
     retained_expired: int = 0
     journal_bytes: int = 0
     """Journal not yet in the database, now."""

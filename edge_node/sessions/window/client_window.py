@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator
 
+from weft.bounds import Owner
 from weft.edge_node.access.identity import Identity
 from weft.edge_node.sessions.window.in_flight import InFlight
 from weft.edge_node.sessions.window.packet_writer import ClientConnection, PacketWriter
@@ -31,14 +32,18 @@ class ClientWindow:
 
     __slots__ = (
         "_account", "_catch_up", "_fall_behind", "_identity", "_inflight_max", "_live", "_parts", "_sending", "_state",
-        "_told_of_drops", "_waiting", "_when_room", "_writer", "client_id", "in_flight",
+        "_told_of_drops", "_waiting", "_when_room", "_writer", "client_id", "in_flight", "owner",
     )  # fmt: skip
 
-    def __init__(self, client_id: str, wire: Wire, parts: WindowParts, fall_behind: FallBehind) -> None:
+    def __init__(
+        self, client_id: str, wire: Wire, parts: WindowParts, fall_behind: FallBehind, owner: Owner | None = None
+    ) -> None:
         self.client_id = client_id
+        self.owner = owner
+        """Owner whom what the window keeps is charged to; None for the node."""
         self._fall_behind = fall_behind
         self._parts = parts
-        self._account = QueueAccount(parts.budget, parts.bytes_max)
+        self._account = QueueAccount(parts.budget, parts.bytes_max, owner)
         self._writer = PacketWriter(client_id, wire, parts)
         self.in_flight = InFlight(self._account, self._writer)
         """Deliveries sent and not completed. It takes the client's answers, which make room for ``pump`` to use."""

@@ -16,6 +16,7 @@ from typing import Any
 import paho.mqtt.client as paho
 from paho.mqtt.enums import CallbackAPIVersion
 
+from weft.bounds import Refusals
 from weft.edge_node.access.identity import Identity
 from weft.edge_node.counters import Counters
 from weft.edge_node.ingest.turn import Turn
@@ -199,7 +200,7 @@ async def running(
     )  # fmt: skip
     state = BrokerState(
         str(directory), log, state_settings, StateCounters(),
-        wall_clock=wall_clock, post=post,
+        wall_clock=wall_clock, post=post, refusals=Refusals(time.monotonic),
     )  # fmt: skip
     broker = Broker(
         log, state, turn, Unrouted(unrouted, log, counters),

@@ -54,6 +54,24 @@ class Wheel:
         self.due.pop(session, None)
 
 
+class User:
+    """Identity of a user who may do everything."""
+
+    unrestricted = admitted = True
+
+    def __init__(self, username: str) -> None:
+        self.username: str | None = username
+
+    def may_publish(self, topic: bytes) -> bool:
+        return True
+
+    def may_subscribe(self, topic_filter: str) -> bool:
+        return True
+
+    def may_read(self, topic: bytes) -> bool:
+        return True
+
+
 class Client(Socket):
     """A connection, which leaves its session when it is displaced."""
 
@@ -91,7 +109,7 @@ class Room:
         state = node.state
         self.parts = make_parts(
             Kept(node.log, state.journal, state.backlog, state.retained), self.ingest, self.subscriptions, self.outbox,
-            self._match, limits, self.counters, node.clock.wall,
+            self._match, limits, state.refusals, self.counters, node.clock.wall,
         )  # fmt: skip
         self.sessions = Sessions(self.parts, limits, self.counters, self.wheel, lambda: self.now)  # type: ignore[arg-type]
         self.sessions.restore()
@@ -99,11 +117,14 @@ class Room:
     def _match(self, topic_filter: str) -> Iterable[Message]:
         return self.retained
 
-    def connect(self, client_id: str, *, expiry: int = 1000, will: Any = None, clean: bool = False) -> Client:
+    def connect(
+        self, client_id: str, *, expiry: int = 1000, will: Any = None, clean: bool = False, user: str | None = None,
+        address: str = "",
+    ) -> Client:  # fmt: skip
         """A client that has its CONNACK, and its session."""
         client, properties = Client(self), Properties(session_expiry_interval=expiry)
         packet = Connect(client_id, version=5, clean_start=clean, will=will, properties=properties)
-        client.session, _ = self.sessions.open(packet, client_id, None, client)
+        client.session, _ = self.sessions.open(packet, client_id, None if user is None else User(user), client, address)
         self.sessions.resume(client.session, Wire(5), 65_535)
         return client
 
@@ -111,6 +132,11 @@ class Room:
         assert client.session is not None
         code, _ = self.sessions.filters.subscribe(client.session, Subscription(text, qos), None)
         return code
+
+    def subscribe_all(self, client: Client, *filters: str) -> list[int]:
+        assert client.session is not None
+        wanted = [Subscription(text, 1) for text in filters]
+        return [code for code, _ in self.sessions.filters.subscribe_all(client.session, wanted, None)]
 
     def publish(self, topic: bytes, *payloads: bytes, qos: int = 1) -> None:
         for payload in payloads:

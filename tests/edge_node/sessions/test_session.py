@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.edge_node.sessions.window.clients import Clients
+from weft.bounds import user_or_address
 from weft.edge_node.access.identity import Identity
 from weft.edge_node.sessions.records import NEVER_EXPIRES, Sent, SessionRecord
 from weft.edge_node.sessions.session import Absence, Session, Terms, seconds_left
@@ -18,7 +19,9 @@ from weft.protocols.mqtt.packets import Will
 
 def make() -> Session:
     clients = Clients()
-    return Session(ClientWindow("c", Wire(5), clients.parts, clients.fall_behind), 5, lambda _: None)
+    return Session(
+        ClientWindow("c", Wire(5), clients.parts, clients.fall_behind), 5, lambda _: None, user_or_address(None, "")
+    )
 
 
 RECORDS = st.builds(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
+from weft.bounds import Owner
 from weft.edge_node.subscriptions.message import Message
 from weft.edge_node.subscriptions.subscriber import ClientSubscription, DeliveryOptions
 from weft.protocols.mqtt.packets import Subscription
@@ -11,6 +12,8 @@ from weft.protocols.mqtt.packets import Subscription
 
 class FakeMember:
     """A client that takes so many messages, and keeps a list of what it was given."""
+
+    owner: Owner | None = None
 
     def __init__(self, client_id: str, room: int = 1 << 20, *, persistent: bool = False) -> None:
         self.client_id = client_id

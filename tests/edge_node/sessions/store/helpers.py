@@ -14,6 +14,7 @@ import sqlite_utils
 
 from tests.storage.fakes import FakeFileSystem
 from tests.storage.segment_log.helpers import Clock, commit_all, open_log
+from weft.bounds import Refusals
 from weft.edge_node.sessions.records import SessionRecord
 from weft.edge_node.sessions.store import broker_state
 from weft.edge_node.sessions.store.broker_state import BrokerState
@@ -73,7 +74,13 @@ class Node:
         self.log = open_log(self.disk, self.log_settings, clock=self.clock, log_id=log_id)
         self.counters = StateCounters()
         self.state = BrokerState(
-            self.directory, self.log, self.settings, self.counters, wall_clock=self.clock.wall, post=self.owner.post
+            self.directory,
+            self.log,
+            self.settings,
+            self.counters,
+            wall_clock=self.clock.wall,
+            post=self.owner.post,
+            refusals=Refusals(lambda: self.clock.wall() / 1e9),
         )
 
     def commit(self) -> None:

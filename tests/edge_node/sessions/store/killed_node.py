@@ -7,8 +7,10 @@ import itertools
 import os
 import random
 import sys
+import time
 
 import weft.edge_node.light_imports  # noqa: F401 - before edge_node.sessions.store
+from weft.bounds import Refusals
 from weft.edge_node.clock import clock_reader, wall_clock
 from weft.edge_node.sessions.records import SessionRecord
 from weft.edge_node.sessions.store.broker_state import BrokerState
@@ -25,7 +27,9 @@ def open_state(directory: str, post) -> tuple[SegmentLog, BrokerState]:  # type:
     log = SegmentLog.open(
         directory, LOG, wall_clock=wall_clock, clock_reading=clock_reader(), random_bits=random.getrandbits, post=post
     )
-    state = BrokerState(directory, log, SETTINGS, StateCounters(), wall_clock=wall_clock, post=post)
+    state = BrokerState(
+        directory, log, SETTINGS, StateCounters(), wall_clock=wall_clock, post=post, refusals=Refusals(time.monotonic)
+    )
     return log, state
 
 

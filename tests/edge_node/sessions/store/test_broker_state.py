@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.edge_node.sessions.store.helpers import record
+from weft.bounds import Refusals
 from weft.edge_node.clock import clock_reader, wall_clock
 from weft.edge_node.sessions.store.broker_state import BrokerState
 from weft.edge_node.sessions.store.settings import StateCounters, StateSettings
@@ -31,7 +32,15 @@ async def opened(directory: Path, settings: StateSettings = QUICK) -> tuple[Segm
         str(directory), LogSettings(), wall_clock=wall_clock, clock_reading=clock_reader(),
         random_bits=random.getrandbits, post=post,
     )  # fmt: skip
-    state = BrokerState(str(directory), log, settings, StateCounters(), wall_clock=wall_clock, post=post)
+    state = BrokerState(
+        str(directory),
+        log,
+        settings,
+        StateCounters(),
+        wall_clock=wall_clock,
+        post=post,
+        refusals=Refusals(time.monotonic),
+    )
     state.start()
     return log, state
 

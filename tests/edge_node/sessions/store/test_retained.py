@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.edge_node.sessions.store.helpers import Owner
+from weft.bounds import Refusals, user_or_address
 from weft.edge_node.sessions.store.database import Database
 from weft.edge_node.sessions.store.retained import RetainedMessages, create_tables
 from weft.edge_node.sessions.store.settings import StateCounters, StateSettings
@@ -32,11 +33,15 @@ class Shelf:
         self.counters = StateCounters()
         self.database = Database(str(directory), create_tables, self.owner.post)
         self.messages = RetainedMessages(
-            self.database, settings or StateSettings(), self.counters, lambda: self.now
+            self.database, settings or StateSettings(), self.counters, Refusals(lambda: self.now / SECOND),
+            lambda: self.now,
         )  # fmt: skip
 
-    def put(self, topic: str, payload: bytes = b"x", properties: Properties = NO_PROPERTIES) -> bool:
-        return self.messages.set(topic.encode(), payload, 1, properties, self.now)
+    def put(
+        self, topic: str, payload: bytes = b"x", properties: Properties = NO_PROPERTIES, user: str | None = None
+    ) -> bool:
+        owner = user_or_address(user, "")
+        return self.messages.set(topic.encode(), payload, 1, properties, self.now, owner)
 
     def topics(self, topic_filter: str = "#") -> set[str]:
         return {message.topic.decode() for message in self.messages.match(topic_filter)}
@@ -179,3 +184,38 @@ def test_a_hundred_thousand_messages_load_in_a_second(tmp_path: Path) -> None:
     assert len(again.messages.match("plant/7/#")) == 1000
     print(f"100,000 retained messages: {seconds:.2f} s, {cpu:.2f} s of them CPU")
     assert cpu < 1  # the wall clock depends on what else the machine does
+
+
+@pytest.mark.parametrize("restarts", [False, True])
+def test_retained_messages_of_one_owner_leave_room_for_those_of_others(tmp_path: Path, restarts: bool) -> None:
+    settings = StateSettings(retained_messages_max=10, retained_messages_per_user_max=3)
+    shelf = Shelf(tmp_path, settings)
+    assert [shelf.put(f"m/{number}", user="mallory") for number in range(3)] == [True] * 3
+    if restarts:
+        assert shelf.durable() is None
+        shelf.database.close()
+        shelf = Shelf(tmp_path, settings)
+    assert not shelf.put("m/3", user="mallory")
+    assert shelf.put("m/2", b"again", user="mallory"), "in place of its own"
+    assert shelf.put("a/1", user="alice")
+    assert not shelf.put("a/1", user="mallory"), "the topic keeps the message that it had"
+    assert shelf.put("m/0", user="alice"), "and is alice's from now on"
+    assert shelf.put("m/3", user="mallory")
+    assert shelf.topics() == {"m/0", "m/1", "m/2", "m/3", "a/1"}
+    shelf.database.close()
+
+
+def test_of_full_retained_messages_the_owner_with_most_loses_its_oldest(tmp_path: Path) -> None:
+    shelf = Shelf(tmp_path, StateSettings(retained_bytes_max=5 * 900))
+    for number in range(4):
+        assert shelf.put(f"m/{number}", user="mallory")
+    assert shelf.put("a/1", user="alice")
+    assert shelf.put("a/2", user="alice")
+    assert shelf.topics() == {"m/1", "m/2", "m/3", "a/1", "a/2"}
+    assert not shelf.put("m/4", user="mallory"), "nobody has more than mallory"
+    assert shelf.put("m/1", b"bigger", user="bob"), "its own topic is not what makes room"
+    assert shelf.topics() == {"m/1", "m/2", "m/3", "a/1", "a/2"}
+    assert shelf.counters.retained_evicted == 1
+    assert shelf.durable() is None
+    shelf.database.close()
+    assert Shelf(tmp_path).topics() == {"m/1", "m/2", "m/3", "a/1", "a/2"}
