@@ -8,6 +8,7 @@ from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from weft.bounds import TurnBudget
 from weft.edge_node.counters import Counters
 from weft.edge_node.ingest.ingest import TOPIC_LEVELS_MAX, Ingest
 from weft.edge_node.ingest.router import Router
@@ -32,6 +33,11 @@ from weft.storage.segment_log import SegmentLog
 from weft.storage.segment_log.settings import RECORD_BYTES_MAX
 
 log = logging.getLogger(__name__)
+
+NOTED_MAX = 200
+"""Sessions whose positions are noted in one turn of the event loop."""
+NOTING_S = 0.002
+"""Time of such a turn."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -141,7 +147,7 @@ class Broker:
         self.sessions.restore()
         self.run(self._every(self.settings.positions_interval_s, self._look_after_sessions))
         if self._sys is not None and self.settings.sys_interval_s is not None:
-            self.run(self._every(self.settings.sys_interval_s, self._sys.update))
+            self.run(self._every(self.settings.sys_interval_s, self._update_sys))
 
     def close(self) -> None:
         """Close every connection. Wills are published after the next start; what was not acknowledged comes again."""
@@ -181,10 +187,10 @@ class Broker:
 
     # --- inside
 
-    def _match_retained(self, topic_filter: str) -> Iterable[Message]:
-        for topic in [kept.topic for kept in self.retained.match(topic_filter)]:
-            kept = self.retained.get(topic)  # clients that are subscribed have had the newer one, or will have it
+    def _match_retained(self, topic_filter: str) -> Iterable[Message | None]:
+        for kept in self.retained.walk(topic_filter):  # those that change meanwhile, subscribers get in any case
             if kept is None:
+                yield None
                 continue
             properties, _ = split_expiry(kept.properties, self.wall_clock())
             interval = kept.properties.message_expiry_interval
@@ -196,12 +202,21 @@ class Broker:
     def _facts(self) -> Facts:
         return Facts(len(self.sessions), len(self.retained))
 
-    def _look_after_sessions(self) -> None:
+    async def _look_after_sessions(self) -> None:
         self.sessions.retry_wills()
-        self.sessions.note_positions()
+        budget = TurnBudget(NOTED_MAX, NOTING_S, self.clock)
+        budget.begin(self.clock())
+        for _ in self.sessions.positions_to_note():
+            if not budget.spend():
+                await asyncio.sleep(0)
+                budget.begin(self.clock())
         self.counters.backpressure_pauses = self.ingest.back_pressure.pauses
 
-    async def _every(self, interval_s: float, action: Callable[[], None]) -> None:
+    async def _every(self, interval_s: float, action: Callable[[], Coroutine[Any, Any, None]]) -> None:
         while True:
             await asyncio.sleep(interval_s)
-            action()
+            await action()
+
+    async def _update_sys(self) -> None:
+        if self._sys is not None:
+            self._sys.update()

@@ -81,7 +81,7 @@ def make_parts(  # noqa: PLR0917
     readers = LogReaders(kept.log, ingest, subscriptions, messages, kept.backlog, starts, outbox, counters)
     shared = SharedSubscriptions(
         subscriptions,
-        SharedParts(counters, budget, outbox, messages.read, readers.shared_behind, limits.queue_bytes_max),
+        SharedParts(counters, budget, outbox, messages.read, readers.shared_behind, limits.queue_bytes_max, set()),
     )
     positions = ReaderPositions(kept.journal, ingest, readers, starts, shared)
     persistence = Persistence(kept.journal, ingest, readers, starts)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from itertools import chain, islice
 
 from weft.edge_node.ingest.ingest import Ingest
 from weft.edge_node.sessions.delivery_journal import note
@@ -36,9 +37,19 @@ class ReaderPositions:
         self._noted: dict[str, Positions] = {}
         """Client identifier -> positions as the journal has them."""
         self._noted_shared: dict[str, SharedRecord] = {}
+        self._rotation: Iterator[SharedSubscription] = iter(())
+        """Shared subscriptions whose turn to be looked at comes although they gave nothing."""
 
-    def note_all(self, sessions: Iterable[Session]) -> None:
-        """Note how far sessions are that have moved since the last time; called every second or so."""
+    def note_all(self, sessions: Iterable[Session], shared_idle_max: int | None = None) -> Iterator[None]:
+        """Note how far sessions and shared subscriptions are that have moved since the last time, one with each step.
+
+        A shared subscription that gave nothing to its members moves as well: the log has grown behind it. That need
+        not be noted often: what it was not given is read again after a restart, and stays in the log until then.
+
+        Args:
+            shared_idle_max: shared subscriptions that gave nothing which are looked at, the others with later calls;
+                None for all.
+        """
         for session in sessions:
             if not session.connected:
                 continue
@@ -46,8 +57,19 @@ class ReaderPositions:
                 self._note(session.client_id, self._readers.positions(session.window))
             elif self._starts.knows(session.client_id):
                 self._starts.passed(session.client_id, self._readers.positions(session.window))
-        for shared in self._shared.all():
-            self.note_moved(shared)
+            yield
+        for shared in chain(self._shared.take_moved(), self._idle(shared_idle_max)):
+            if self._shared.get(shared.name) is shared:  # it may have ended between two steps
+                self.note_moved(shared)
+            yield
+
+    def _idle(self, count: int | None) -> Iterator[SharedSubscription]:
+        if count is None:
+            return iter(self._shared.all())
+        found = list(islice(self._rotation, count))
+        if len(found) < count:
+            self._rotation = iter(self._shared.all())
+        return iter(found)
 
     def forget(self, client_id: str) -> None:
         """Forget a session that has ended."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator
 
 from weft.edge_node.sessions.window.client_window import ClientWindow
@@ -11,8 +11,9 @@ from weft.edge_node.subscriptions.message import Message
 from weft.edge_node.subscriptions.outbox import Outbox
 from weft.edge_node.subscriptions.subscriber import ClientSubscription, DeliveryOptions, Subscriber
 
-Match = Callable[[str], Iterable[Message]]
-"""Filter -> the retained messages to deliver, each with ``retain`` set, as they are when they are asked for."""
+Match = Callable[[str], Iterable[Message | None]]
+"""Filter -> the retained messages to deliver, each with ``retain`` set, as they are when they are asked for; None for a
+step of the search that found none."""
 Keep = Callable[[Subscriber, Message], Message]
 """Makes a message that is about to be sent to a client at QoS 1 or 2 one that a restart does not lose."""
 
@@ -20,12 +21,21 @@ TURN_MESSAGES_MAX = 200
 """Messages sent to one client before others have their turn, about a millisecond."""
 TURN_BYTES_MAX = 256 << 10
 """Payloads after which they have it, too."""
+TURN_STEPS_MAX = 2_000
+"""Steps of a search after which they have it: what matches nothing may take as long as what matches everything."""
+ROUND_S = 0.002
+"""Time of the turns that clients get one after the other before the event loop is left to everything else."""
 HELD_WAIT_S = 0.01
 """Between looks at whether the journal, for which a client's writes wait, is durable."""
+_END = Message(b"", b"", 0)
 
 
 class RetainedDelivery:
-    """The feeds of all clients that are being sent retained messages. Belongs to the event loop's thread."""
+    """The feeds of all clients that are being sent retained messages. Belongs to the event loop's thread.
+
+    Feeds that have more to do wait in line, and few of them have their turn each time that the event loop comes by: a
+    thousand clients that look up ``#`` wait for each other, and the others go on.
+    """
 
     def __init__(self, match: Match, keep: Keep, outbox: Outbox) -> None:
         """Start without any."""
@@ -33,6 +43,8 @@ class RetainedDelivery:
         self._keep = keep
         self._outbox = outbox
         self._feeds: dict[ClientWindow, RetainedFeed] = {}
+        self._in_line: deque[RetainedFeed] = deque()
+        self._called = False
 
     def is_sending(self, window: ClientWindow) -> bool:
         """Return whether a client is still to be sent some."""
@@ -43,7 +55,7 @@ class RetainedDelivery:
         feed = self._feeds.get(window)
         if feed is None:
             feed = self._feeds[window] = RetainedFeed(
-                window, self._match, self._keep, self._outbox.flush, lambda: self._feeds.pop(window, None)
+                window, self._match, self._keep, self._get_in_line, lambda: self._feeds.pop(window, None)
             )
         feed.add(subscription)
 
@@ -59,18 +71,37 @@ class RetainedDelivery:
         if feed is not None:
             feed.stop()
 
+    def _get_in_line(self, feed: RetainedFeed) -> None:
+        self._in_line.append(feed)
+        if not self._called:
+            self._called = True
+            asyncio.get_running_loop().call_soon(self._take_turns)
+
+    def _take_turns(self) -> None:
+        self._called = False
+        clock = asyncio.get_running_loop().time
+        until = clock() + ROUND_S
+        for _ in range(len(self._in_line)):
+            self._in_line.popleft().go_on()
+            if clock() >= until:
+                break
+        self._outbox.flush()
+        if self._in_line and not self._called:
+            self._called = True
+            asyncio.get_running_loop().call_soon(self._take_turns)
+
 
 class RetainedFeed:
     """The subscriptions of one client whose retained messages are still to be sent.
 
     One filter is looked up at a time, when the one before is done, so that a client with a thousand filters of ``#``
-    costs the memory of one. A filter that waits already is not sent twice. The event loop is left to others after a
-    while: a turn ends after so many messages, or with one filter looked up.
+    costs the memory of one. A filter that waits already is not sent twice. Others have their turn after a while: a
+    turn ends after so many messages or steps of the search, or with one filter begun.
     """
 
     __slots__ = (
-        "_done", "_filter", "_flush", "_is_over", "_keep", "_match", "_messages", "_options", "_pumping", "_scheduled",
-        "_waiting", "_window",
+        "_done", "_filter", "_get_in_line", "_is_over", "_keep", "_match", "_messages", "_options", "_pumping",
+        "_scheduled", "_waiting", "_window",
     )  # fmt: skip
 
     def __init__(
@@ -78,25 +109,25 @@ class RetainedFeed:
         window: ClientWindow,
         match: Match,
         keep: Keep,
-        flush: Callable[[], None],
+        get_in_line: Callable[[RetainedFeed], None],
         done: Callable[[], object],
     ) -> None:
         """Start without any.
 
         Args:
-            flush: writes what was gathered for clients, at the end of each turn but the first, which is the caller's.
+            get_in_line: has ``go_on`` called when it is the feed's turn.
             done: called once, when all is sent or ``stop`` was called.
         """
         self._window = window
         self._match = match
         self._keep = keep
-        self._flush = flush
+        self._get_in_line = get_in_line
         self._done = done
         self._waiting: OrderedDict[str, ClientSubscription] = OrderedDict()
         """Subscriptions that wait, by filter as the client wrote it."""
         self._filter: str | None = None
         self._options: DeliveryOptions | None = None
-        self._messages: Iterator[Message] = iter(())
+        self._messages: Iterator[Message | None] = iter(())
         self._pumping = False
         self._scheduled = False
         self._is_over = False
@@ -129,23 +160,37 @@ class RetainedFeed:
         finally:
             self._pumping = False
 
+    def go_on(self) -> None:
+        """Take the turn that was waited for."""
+        self._scheduled = False
+        if self._is_over:
+            return
+        if self._window.held:  # what is sent now would wait in memory
+            self._schedule()
+            return
+        self.pump()
+
     # --- inside
 
     def _take_turn(self) -> None:
         window, left, left_bytes, looked_up = self._window, TURN_MESSAGES_MAX, TURN_BYTES_MAX, False
+        left_steps = TURN_STEPS_MAX
         while window.is_idle:
-            if left <= 0 or left_bytes <= 0:
+            if left <= 0 or left_bytes <= 0 or left_steps <= 0:
                 self._schedule()
                 return
-            message = next(self._messages, None)
-            if message is not None and self._options is not None:
+            left_steps -= 1
+            message = next(self._messages, _END)
+            if message is None:
+                continue
+            if message is not _END and self._options is not None:
                 left -= 1
                 left_bytes -= len(message.payload)
                 self._send(message, self._options)
             elif not self._waiting:
                 self.stop()
                 return
-            elif looked_up:  # what matches nothing may take as long to find out as what matches everything
+            elif looked_up:
                 self._schedule()
                 return
             else:
@@ -156,21 +201,10 @@ class RetainedFeed:
 
     def _schedule(self) -> None:
         self._scheduled = True
-        loop = asyncio.get_running_loop()
         if self._window.held:
-            loop.call_later(HELD_WAIT_S, self._go_on)
+            asyncio.get_running_loop().call_later(HELD_WAIT_S, self._get_in_line, self)
         else:
-            loop.call_soon(self._go_on)
-
-    def _go_on(self) -> None:
-        self._scheduled = False
-        if self._is_over:
-            return
-        if self._window.held:  # what is sent now would wait in memory
-            self._schedule()
-            return
-        self.pump()
-        self._flush()
+            self._get_in_line(self)
 
     def _send(self, message: Message, options: DeliveryOptions) -> None:
         window = self._window

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -28,6 +28,8 @@ from weft.storage.segment_log import LogFailed, LogFull
 
 LOOKED_AT_MAX = 1_000
 """Absent sessions of an owner that are looked at for one that can make room."""
+SHARED_IDLE_MAX = 100
+"""Shared subscriptions whose position is noted in a round although they gave nothing to their members."""
 
 
 class _Before(NamedTuple):
@@ -191,8 +193,13 @@ class Sessions:
         self.note_positions()
 
     def note_positions(self) -> None:
-        """Note how far sessions have read; to be called every second or so."""
-        self._parts.positions.note_all(self.all())
+        """Note how far everybody is, at once."""
+        for _ in self._parts.positions.note_all(self.all()):
+            pass
+
+    def positions_to_note(self) -> Iterator[None]:
+        """Note how far everybody is that has moved, one with each step; to be begun every second or so."""
+        return self._parts.positions.note_all(self.all(), SHARED_IDLE_MAX)
 
     def retry_wills(self) -> None:
         """Store wills that found no room before; to be called every second or so."""

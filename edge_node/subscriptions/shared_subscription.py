@@ -38,6 +38,8 @@ class SharedParts:
     """Calls ``read_from``, so that messages from one on (None: from those still to come) are read from the log."""
     bytes_max: int
     """Bytes of messages that may wait with one shared subscription."""
+    moved: set[SharedSubscription]
+    """Those that have given messages to members; who notes their positions takes them out."""
 
 
 class SharedSubscription:
@@ -265,6 +267,7 @@ class SharedSubscription:
                 qos = min(message.qos, options.qos)
                 if message.stream != NOWHERE and message.seq >= self._passed.get(message.stream, 0):
                     self._passed[message.stream] = message.seq + 1
+                    self._parts.moved.add(self)
                 if qos:
                     # The journal must know that a QoS 2 message is given before the client has it: after a crash no
                     # other member may get it [MQTT-4.8.2-5].

@@ -21,6 +21,12 @@ class SharedSubscriptions:
         """Return all of them."""
         return list(self._by_name.values())
 
+    def take_moved(self) -> list[SharedSubscription]:
+        """Return those that have given messages to members since the last call."""
+        moved = list(self._parts.moved)
+        self._parts.moved.clear()
+        return moved
+
     def get(self, name: str) -> SharedSubscription | None:
         """Return one by its filter as clients write it."""
         return self._by_name.get(name)
@@ -43,5 +49,6 @@ class SharedSubscriptions:
         if shared.leave(member):
             return True
         self._by_name.pop(shared.name, None)
+        self._parts.moved.discard(shared)
         self._subscriptions.remove(shared)
         return False

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import heapq
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator
 
 import msgspec
 import sqlite_utils
@@ -134,16 +134,21 @@ class RetainedMessages:
     def __len__(self) -> int:
         return len(self._messages)
 
-    def match(self, topic_filter: str) -> Sequence[RetainedMessage]:
-        """Return the messages of a filter (without ``$share``) that have not expired, in no particular order.
+    def match(self, topic_filter: str) -> list[RetainedMessage]:
+        """Return the messages of a filter (without ``$share``) that have not expired, in no particular order."""
+        return [found for found in self.walk(topic_filter) if found is not None]
 
-        Filters that begin with a wildcard do not match topics that begin with ``$`` [MQTT-4.7.2-1].
+    def walk(self, topic_filter: str) -> Iterator[RetainedMessage | None]:
+        """Find the messages of a filter in small steps: one as it is by then, or None for none yet.
+
+        Messages may change between two steps. Filters that begin with a wildcard do not match topics that begin with
+        ``$`` [MQTT-4.7.2-1].
         """
-        self._expire(self._wall_clock())
         if "+" in topic_filter or "#" in topic_filter:
-            return [self._messages[topic] for topic in self._tree.match(topic_filter)]
-        found = self._messages.get(topic_filter.encode())
-        return [] if found is None else [found]
+            for topic in self._tree.walk(topic_filter):
+                yield None if topic is None else self.get(topic)
+        else:
+            yield self.get(topic_filter.encode())
 
     def get(self, topic: bytes) -> RetainedMessage | None:
         """Return a topic's last message; None when there is none, or it has expired."""

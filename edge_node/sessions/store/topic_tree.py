@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Iterator
 
 
 class _Node:
@@ -16,7 +16,7 @@ class _Node:
 class TopicTree:
     """A set of valid topics.
 
-    ``match`` costs what the filter's wildcards reach, not what the set holds. Nothing recurses: a topic of thousands of
+    A search costs what the filter's wildcards reach, not what the set holds. Nothing recurses: a topic of thousands of
     levels cannot exhaust the stack.
     """
 
@@ -51,38 +51,35 @@ class TopicTree:
 
     def match(self, topic_filter: str) -> list[bytes]:
         """Return the topics that a valid filter matches; those that begin with ``$`` only if the filter does too."""
-        found: list[bytes] = []
-        nodes = [self._root]
+        return [topic for topic in self.walk(topic_filter) if topic is not None]
+
+    def walk(self, topic_filter: str) -> Iterator[bytes | None]:
+        """Find the topics that a valid filter matches, in steps that cost the same: a topic, or None for none yet.
+
+        The tree may change between two steps: a topic added meanwhile may be missing, one taken out may come.
+        """
         levels = topic_filter.split("/")
-        for depth, level in enumerate(levels):
-            if level == "#":
-                found += [node.topic for node in nodes if node.topic is not None]  # "sport/#" matches "sport" too
-                _below(nodes, found, hidden=depth == 0)
-                return found
-            nodes = _children(nodes, level, hidden=depth == 0)
-            if not nodes:
-                return found
-        found += [node.topic for node in nodes if node.topic is not None]
-        return found
+        rest = levels[-1] == "#"  # "sport/#" matches "sport" too
+        if rest:
+            levels.pop()
+        # Depth first: what waits are the siblings along one path, and not a whole level of the tree.
+        waiting: list[tuple[Iterator[_Node], int]] = [(iter((self._root,)), 0)]
+        while waiting:
+            nodes, depth = waiting[-1]
+            node = next(nodes, None)
+            if node is None:
+                waiting.pop()
+                continue
+            is_match = depth >= len(levels)
+            if node.children and (rest or not is_match):
+                waiting.append((_children(node, "+" if is_match else levels[depth], hidden=not depth), depth + 1))
+            yield node.topic if is_match else None
 
 
-def _children(nodes: list[_Node], level: str, *, hidden: bool) -> list[_Node]:
+def _children(node: _Node, level: str, *, hidden: bool) -> Iterator[_Node]:
+    children = node.children or {}
     if level != "+":
-        return [node.children[level] for node in nodes if node.children and level in node.children]
-    return [
-        child
-        for node in nodes
-        if node.children
-        for name, child in node.children.items()
-        if not (hidden and name.startswith("$"))  # [MQTT-4.7.2-1]
-    ]
-
-
-def _below(nodes: list[_Node], found: list[bytes], *, hidden: bool) -> None:
-    waiting: list[Any] = _children(nodes, "+", hidden=hidden)
-    while waiting:
-        node = waiting.pop()
-        if node.topic is not None:
-            found.append(node.topic)
-        if node.children:
-            waiting.extend(node.children.values())
+        return iter((children[level],) if level in children else ())
+    if hidden:
+        return iter([child for name, child in children.items() if not name.startswith("$")])  # [MQTT-4.7.2-1]
+    return iter(list(children.values()))

@@ -55,7 +55,7 @@ class ClientWindow:
         """Flags, read for every message: ``_state`` is one of ``SENDING``; ``_state`` is ``LIVE``."""
         self._catch_up: CatchUp | None = None
         """Reader of the log; None unless messages are read from the log or the client is away."""
-        self._when_room: list[Callable[[], None]] | None = None
+        self._when_room: dict[Callable[[], None], None] | None = None
         self._told_of_drops = False
 
     # --- what others ask
@@ -174,11 +174,15 @@ class ClientWindow:
 
     def when_room(self, callback: Callable[[], None]) -> None:
         """Call back with each ``pump``: there may be room."""
-        self._when_room = [*(self._when_room or ()), callback]
+        if self._when_room is None:
+            self._when_room = {}
+        self._when_room[callback] = None
 
     def no_longer_when_room(self, callback: Callable[[], None]) -> None:
         """Stop calling back."""
-        self._when_room = [each for each in self._when_room or () if each != callback] or None
+        if self._when_room is not None:
+            self._when_room.pop(callback, None)
+            self._when_room = self._when_room or None
 
     def _send_again(self) -> None:
         if not self.in_flight.send_again(self._inflight_max, self.may_read):

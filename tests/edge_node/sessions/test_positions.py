@@ -9,6 +9,7 @@ import pytest
 from tests.edge_node.sessions.room import Room, close_all
 from weft.edge_node.sessions.positions import ReaderPositions
 from weft.edge_node.sessions.records import SharedRecord
+from weft.edge_node.sessions.sessions import SHARED_IDLE_MAX
 from weft.edge_node.sessions.store.entries import JournalRecord, SharedEnded, SharedMoved
 from weft.edge_node.sessions.store.journal_reader import read_journal
 from weft.edge_node.streams import SESSION_JOURNAL_STREAM
@@ -93,3 +94,44 @@ async def test_the_next_node_has_the_record() -> None:
         room.node.kill()
         assert room.node.state.journal.recover_shared() == [SharedRecord(NAME, dict.fromkeys(room.ingest.streams, 0))]
         room.node.save()
+
+
+async def test_only_those_that_moved_are_noted_at_once() -> None:
+    """The log grows behind all of them with every message; most give none of it to a member."""
+    room, count = Room(), 2 * SHARED_IDLE_MAX + 50
+    stays = room.connect("stays")
+    for number in range(count):
+        room.subscribe(stays, f"$share/g/quiet/{number}")
+    room.subscribe(stays, NAME)
+    before = len(noted(room))
+
+    def round_of(payload: bytes) -> list[str]:
+        nonlocal before
+        room.publish(b"plant/a", payload)
+        room.node.commit()
+        for _ in room.sessions.positions_to_note():
+            pass
+        found = [each.key for each in noted(room)][before:]
+        before += len(found)
+        return found
+
+    rounds = [round_of(b"%d" % number) for number in range(4)]
+    assert all(NAME in names for names in rounds)
+    assert max(map(len, rounds)) <= SHARED_IDLE_MAX + 1
+    assert {name for names in rounds for name in names} == {each.name for each in room.parts.shared.all()}
+
+
+async def test_one_that_ends_while_positions_are_noted_is_left_out() -> None:
+    room = Room()
+    stays = room.connect("stays")
+    for number in range(3):
+        room.subscribe(stays, f"$share/g{number}/plant/+")
+    room.publish(b"plant/a", b"1")
+    noting = room.sessions.positions_to_note()
+    next(noting)
+    assert stays.session is not None
+    room.sessions.end(stays.session)
+    for _ in noting:
+        pass
+    last = dict(noted(room))
+    assert set(map(type, last.values())) == {SharedEnded}

@@ -13,7 +13,12 @@ from tests.edge_node.mqtt.harness import Node, RawClient, running
 from tests.edge_node.sessions.window.clients import Clients
 from tests.support.waiting import until
 from weft.edge_node.sessions import retained_delivery
-from weft.edge_node.sessions.retained_delivery import TURN_BYTES_MAX, TURN_MESSAGES_MAX, RetainedDelivery
+from weft.edge_node.sessions.retained_delivery import (
+    TURN_BYTES_MAX,
+    TURN_MESSAGES_MAX,
+    TURN_STEPS_MAX,
+    RetainedDelivery,
+)
 from weft.edge_node.subscriptions.message import Message
 from weft.edge_node.subscriptions.subscriber import ClientSubscription, DeliveryOptions
 from weft.protocols.mqtt.decoder import decode
@@ -100,18 +105,30 @@ async def test_unsubscribing_ends_it(tmp_path: Path) -> None:
 # --- turns
 
 
+def packets(written: list[bytes]) -> int:
+    data, at, count = b"".join(written), 0, 0
+    while at < len(data):
+        decoded = decode(data, at, 1 << 24, 4)
+        assert decoded is not None
+        at, count = decoded[1], count + 1
+    return count
+
+
 class Slow:
     """A feed of one client, and how much it has been sent."""
 
-    def __init__(self, count: int, payload: bytes = b"x") -> None:
+    def __init__(self, count: int, payload: bytes = b"x", searched: int = 0) -> None:
+        self.searched, self.steps = searched, 0
         self.clients, self.matched = Clients(inflight_max=10), list[str]()
         self.window, self.connection = self.clients.window(persistent=True)
         self.messages = [Message(b"t/%d" % number, payload, 0, retain=True) for number in range(count)]
         self.retained = RetainedDelivery(self._match, lambda _, message: message, self.clients.outbox)
 
-    def _match(self, topic_filter: str) -> Iterable[Message]:
+    def _match(self, topic_filter: str) -> Iterable[Message | None]:
         self.matched.append(topic_filter)
-        return self.messages
+        for message in [*[None] * self.searched, *self.messages]:
+            self.steps += 1
+            yield message
 
     def subscribe(self, *filters: str) -> None:
         """As a read with SUBSCRIBE does."""
@@ -129,12 +146,7 @@ class Slow:
 
     @property
     def sent(self) -> int:
-        data, at, count = b"".join(self.connection), 0, 0
-        while at < len(data):
-            decoded = decode(data, at, 1 << 24, 4)
-            assert decoded is not None
-            at, count = decoded[1], count + 1
-        return count
+        return packets(self.connection)
 
 
 async def test_others_have_their_turn() -> None:
@@ -206,6 +218,38 @@ async def test_one_filter_is_looked_up_a_turn() -> None:
         assert len(slow.matched) == turn
         await asyncio.sleep(0)
     assert slow.is_done
+
+
+async def test_a_search_that_finds_nothing_is_spread_over_turns() -> None:
+    """A filter that ends on a level that no topic has looks at all topics, and matches none"""
+    slow = Slow(1, searched=3 * TURN_STEPS_MAX)
+    slow.subscribe("+/+/nothing")
+    for turn in range(1, 4):
+        assert (turn - 1) * TURN_STEPS_MAX < slow.steps <= turn * TURN_STEPS_MAX
+        await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    assert slow.is_done
+    assert slow.sent == 1
+
+
+async def test_clients_that_search_wait_for_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many look up everything, the event loop is left to others after the time of a round"""
+    monkeypatch.setattr(retained_delivery, "ROUND_S", 0.0)
+    slow = Slow(5 * TURN_MESSAGES_MAX)
+    others = [slow.clients.window() for _ in range(3)]
+    for window, connection in others:
+        slow.retained.send(window, ClientSubscription(window, "#", Subscription("#", 0), None))
+        slow.clients.answered(window)
+        assert connection
+    before = [packets(connection) for _, connection in others]
+    for turn in range(1, 4):
+        await asyncio.sleep(0)
+        assert [packets(connection) for _, connection in others] == [
+            each + TURN_MESSAGES_MAX * (number < turn) for number, each in enumerate(before)
+        ]
+    for _ in range(20):
+        await asyncio.sleep(0)
+    assert not any(slow.retained.is_sending(window) for window, _ in others)
 
 
 async def test_what_would_wait_for_the_journal_waits_where_it_is(monkeypatch: pytest.MonkeyPatch) -> None:

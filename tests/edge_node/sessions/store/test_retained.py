@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import time
+from itertools import islice
 from pathlib import Path
 
 import pytest
@@ -65,6 +66,39 @@ def test_a_filter_finds_what_it_matches(topics: set[str], gone: set[str], topic_
         tree.remove(topic.encode())
     kept = topics - gone
     assert sorted(tree.match(topic_filter)) == sorted(t.encode() for t in kept if matches(topic_filter, t))
+
+
+@given(
+    topics=st.sets(LEVELS), taken=st.sets(LEVELS), added=st.sets(LEVELS), topic_filter=FILTERS, at=st.integers(0, 20)
+)
+def test_a_search_outlives_changes_of_the_tree(
+    topics: set[str], taken: set[str], added: set[str], topic_filter: str, at: int
+) -> None:
+    tree = TopicTree()
+    for topic in topics:
+        tree.add(topic.encode())
+    search = tree.walk(topic_filter)
+    found = list(islice(search, at))
+    for topic in taken & topics:
+        tree.remove(topic.encode())
+    for topic in added - topics:
+        tree.add(topic.encode())
+    found += search
+    stays = {topic.encode() for topic in topics - taken if matches(topic_filter, topic)}
+    ever = {topic.encode() for topic in topics | added if matches(topic_filter, topic)}
+    assert stays <= {topic for topic in found if topic is not None} <= ever
+
+
+def test_a_step_of_a_search_looks_at_one_node() -> None:
+    """However many topics there are: who searches decides after each step whether to go on."""
+    tree, nodes = TopicTree(), 3009
+    for number in range(3000):
+        tree.add(b"r/%d/%d" % (number % 7, number))
+    for topic_filter, matching in (("#", 3000), ("+/+/+", 3000), ("+/+/+/x", 0), ("+/+/1/+", 0), ("r/3/#", 429)):
+        steps = list(tree.walk(topic_filter))
+        assert len(steps) - steps.count(None) == matching
+        assert len(steps) <= nodes
+        assert next(tree.walk(topic_filter)) is None, "the root alone was looked at"
 
 
 def test_a_tree_forgets_what_was_taken_out() -> None:
