@@ -62,6 +62,19 @@ class EdgeLimits(Section, frozen=True, kw_only=True):
             "that sends a larger one is disconnected.",
         ),
     ] = field(default=64 << 10, name="connect_packet")
+    unfinished_bytes: Annotated[
+        Size,
+        Meta(
+            ge=1 * MiB,
+            description="Maximum memory for packets of which a part has arrived, of all clients together. What they "
+            "sent ahead of their turn or password check counts, too. A client that needs more is disconnected. The "
+            "first 4 KiB of each client are free.",
+        ),
+    ] = field(default=128 * MiB, name="unfinished")
+    unfinished_per_user_bytes: Annotated[
+        Annotated[Size, Meta(ge=1)] | None,
+        Meta(description=f"The same {_OF_ONE_USER}Unset: a quarter of `unfinished`."),
+    ] = field(default=None, name="unfinished_per_user")
     topic_levels: Annotated[
         Count, Meta(le=32_768, description="Maximum number of levels in a topic or filter. Deeper ones are refused.")
     ] = 128

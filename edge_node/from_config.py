@@ -93,6 +93,8 @@ def broker_settings(config: EdgeConfig, software: str) -> BrokerSettings:
         pending_bytes_max=limits.pending_bytes,
         packet_bytes_max=limits.packet_bytes,
         connect_bytes_max=limits.connect_bytes,
+        unfinished_bytes_max=limits.unfinished_bytes,
+        unfinished_bytes_per_user_max=share(limits.unfinished_per_user_bytes, limits.unfinished_bytes),
         write_timeout_s=limits.write_timeout_s,
         send_queue_bytes_max=limits.send_queue_bytes,
         receive_maximum=limits.receive_maximum,

@@ -8,7 +8,7 @@ from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from weft.bounds import TurnBudget
+from weft.bounds import Bound, TurnBudget
 from weft.edge_node.counters import Counters
 from weft.edge_node.ingest.ingest import TOPIC_LEVELS_MAX, Ingest
 from weft.edge_node.ingest.router import Router
@@ -54,6 +54,10 @@ class BrokerSettings:
     """Longest packet, fixed header included; a longer one is refused on its first bytes."""
     connect_bytes_max: int = 64 << 10
     """Longest CONNECT, its will included: who sends it is not known yet."""
+    unfinished_bytes_max: int = 128 << 20
+    """Bytes of packets that have not come whole, and of what clients sent ahead of their turn, of all clients."""
+    unfinished_bytes_per_user_max: int = 32 << 20
+    """The same of one user, or of one address."""
     write_timeout_s: float = 60.0
     """Seconds for which a client may leave unread what it was sent."""
     send_queue_bytes_max: int = 1 << 20
@@ -113,6 +117,11 @@ class Broker:
         self.wall_clock = wall_clock
         self.clock = self._loop.time
         self.turns = Turns(self._loop)
+        self.unfinished = Bound(
+            settings.unfinished_bytes_max, settings.unfinished_bytes_per_user_max, state.refusals,
+            "limits.unfinished", "limits.unfinished_per_user", "bytes of packets that have not come whole",
+        )  # fmt: skip
+        """Bytes that clients have the node hold before it can handle them."""
         self.retained = state.retained
         self.journal = journal
         self.resent = state.resent

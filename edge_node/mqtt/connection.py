@@ -15,6 +15,7 @@ from weft.edge_node.mqtt import other_protocols
 from weft.edge_node.mqtt.broker import Broker
 from weft.edge_node.mqtt.door import Arrival, Door
 from weft.edge_node.mqtt.handshake import Handshake
+from weft.edge_node.mqtt.inbox import Inbox
 from weft.edge_node.mqtt.output import Output
 from weft.edge_node.mqtt.packet_handlers import PacketHandlers
 from weft.edge_node.mqtt.publishes import Publishes
@@ -32,7 +33,6 @@ from weft.protocols.mqtt.packets import (
 from weft.protocols.mqtt.properties import Properties
 from weft.protocols.mqtt.publish_run import single
 from weft.protocols.mqtt.reason_codes import ReasonCode
-from weft.protocols.mqtt.reassembly import Reassembly
 from weft.storage.segment_log import LogError, LogFull
 
 log = logging.getLogger(__name__)
@@ -51,14 +51,13 @@ class ClientConnection(asyncio.Protocol):
         "_handlers",
         "_handshake",
         "_heard",
+        "_inbox",
         "_machine",
         "_output",
         "_packet_bytes_max",
-        "_partial",
         "_pause",
         "_transport",
         "_turn",
-        "_unparsed",
         "_write_deadline",
         "arrival",
         "wheel_slot",
@@ -76,12 +75,11 @@ class ClientConnection(asyncio.Protocol):
         self._fast: Publishes | None = None
         """Publishes of the fast path. Set while nothing but packets of an open session may come, that all begin where a
         read begins, and publishes are stored at the end of the turn."""
-        self._partial = Reassembly(broker.settings.connect_bytes_max)
+        owner = user_or_address(None, arrival.origin)
+        self._inbox = Inbox(broker.unfinished, owner, broker.settings.connect_bytes_max)
         self._handlers: PacketHandlers | None = None
         self._handshake: Handshake | None = None
         self._pause = 0
-        self._unparsed = b""
-        """Bytes that came while the connection waits for an answer from elsewhere (``Pause.ASKING``)."""
         self._heard = 0.0
         self._write_deadline: float | None = None
         self._transport: asyncio.Transport | None = None
@@ -117,7 +115,8 @@ class ClientConnection(asyncio.Protocol):
         if self._transport is None:
             return
         if self._pause & _WAITING:
-            self._unparsed += data
+            self._inbox.ahead += data
+            self._settle()
             return
         self._heard = now = self._broker.clock()
         self._broker.turns.budget.begin(now)
@@ -136,8 +135,10 @@ class ClientConnection(asyncio.Protocol):
         self._turn.gathered()
         self._broker.fan_out.flush()
         self._output.uncork()
+        if self._inbox:
+            self._settle()
         publishes = self._handlers.publishes if self._handlers is not None else None
-        is_plain = self._transport is not None and not (self._partial or self._pause & _WAITING)
+        is_plain = self._transport is not None and not (self._inbox.partial or self._pause & _WAITING)
         self._fast = publishes if is_plain and publishes is not None and publishes.is_fast else None
 
     def pause_writing(self) -> None:
@@ -200,8 +201,7 @@ class ClientConnection(asyncio.Protocol):
     def await_turn(self, session: Session, reason: Pause, go_on: Callable[[], None]) -> None:
         """Stop reading, and call back when others have had their turn."""
         self.hold(reason)
-        owner = user_or_address(session.username, self.arrival.origin)
-        self._broker.turns.wait(owner, go_on)
+        self._broker.turns.wait(session.owner, go_on)
 
     def refuse(self, error: BaseException) -> None:
         """Close without acknowledging: what the client sent could not be stored. The client will send it again."""
@@ -238,21 +238,18 @@ class ClientConnection(asyncio.Protocol):
     # --- one read
 
     def _parse_read(self, data: bytes) -> None:
-        at = 0
-        if self._partial:
-            packet, at = self._partial.complete(data)
+        at, inbox = 0, self._inbox
+        if inbox.partial:
+            packet, at = inbox.partial.complete(data)
             if packet:
                 self._turn.joined_bytes += len(packet)
                 self._parse(packet, 0)
-                if self._pause & _WAITING:
-                    self._unparsed = data[at:]
-                    return
-        at = self._parse(data, at)
+        at = self._parse(data, at)  # nothing, if the packet has to wait for something
         if at < len(data) and self._transport is not None:
             if self._pause & _WAITING:
-                self._unparsed = data[at:]
+                inbox.ahead = data[at:]
             else:
-                self._partial.keep(data[at:])
+                inbox.partial.keep(data[at:])
 
     def _parse(self, data: bytes, at: int) -> int:
         """Handle the packets of ``data[at:]``; returns where the first incomplete one begins."""
@@ -287,6 +284,11 @@ class ClientConnection(asyncio.Protocol):
         if not self._pause & _WAITING:
             self.await_turn(session, Pause.TURN, lambda: self.go_on(Pause.TURN))
 
+    def _settle(self) -> None:
+        if self._transport is not None and not self._inbox.settle():
+            reason = "no memory for its packets that have not come whole (limits.unfinished)"
+            self._close(reason, code=ReasonCode.QUOTA_EXCEEDED)
+
     # --- packets
 
     def _on_connect(self, packet: Connect) -> None:
@@ -300,14 +302,14 @@ class ClientConnection(asyncio.Protocol):
         publishes = Publishes(self._broker, self, session, routes, machine.answers_due_max)
         self._handlers = PacketHandlers(self._broker, self, machine, session, publishes)
         self._handshake = None
-        self._partial = Reassembly(self._packet_bytes_max)
+        self._inbox.belongs_to(session.owner, self._packet_bytes_max)
         self._heard = self._broker.clock()
         self._wait()
         self.arrival.opened()
 
     def go_on(self, waited_for: Pause = Pause.ASKING) -> None:
         """Parse what came while the connection waited for an answer or its turn, and read on."""
-        data, self._unparsed = self._unparsed, b""
+        data = self._inbox.take()
         self._pause &= ~waited_for
         if data:
             self.data_received(data)
@@ -374,6 +376,7 @@ class ClientConnection(asyncio.Protocol):
         if self._handshake is not None:
             self._handshake.cancel()
         self._machine.state = State.CLOSED
+        self._inbox.clear()
         self._leave(with_will=with_will)
         (transport.close if words and not self._pause & Pause.WRITE else transport.abort)()
 

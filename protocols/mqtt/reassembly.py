@@ -24,6 +24,11 @@ class Reassembly:
     def __bool__(self) -> bool:
         return bool(self._parts)
 
+    @property
+    def held(self) -> int:
+        """Return the bytes kept."""
+        return self._held if self._parts else 0
+
     def keep(self, tail: bytes) -> None:
         """Keep the beginning of a packet that the read ended in.
 

@@ -17,10 +17,10 @@ from weft.protocols.mqtt.encoder import encode
 from weft.protocols.mqtt.packets import Connect, PingReq, Publish, Subscribe, Subscription, Unsubscribe
 
 pytestmark = pytest.mark.processes
-UNDISTURBED_S, ATTACK_S = 1.5, 3.0
+UNDISTURBED_S, ATTACK_S = 0.7, 2.5
 FACTOR = 10
 """The well-behaved client's p99 may be so many times the undisturbed one."""
-LEAST_S = 0.02
+LEAST_S = 0.04
 """Undisturbed p99 below which the comparison would measure the machine."""
 
 
@@ -77,31 +77,3 @@ def test_a_client_that_sent_much_gets_all_answers(edge: GuardedEdge) -> None:
             heard += connection.recv(1 << 16)
         sender.join()
     assert heard == b"\xd0\0" * count
-
-
-def test_a_connect_is_small(edge: GuardedEdge) -> None:
-    before = edge.memory_bytes()
-    held = []
-    try:
-        for _ in range(200):
-            connection = socket.create_connection(("127.0.0.1", edge.mqtt_port), timeout=10)
-            held.append(connection)
-            # The fixed header of a CONNECT of 1,000,000 bytes, and as much of it as the node takes.
-            try:
-                connection.sendall(b"\x10\xc0\x84\x3d\0\4MQTT\5\2\0\0" + bytes(900_000))
-            except OSError:
-                continue  # the node has closed it
-        closed = 0
-        for connection in held:
-            try:
-                closed += connection.recv(1) == b""
-            except ConnectionResetError:
-                closed += 1
-        assert closed == len(held)
-        assert edge.memory_bytes() - before < 30 << 20
-    finally:
-        for connection in held:
-            connection.close()
-    with GoodClient(edge.mqtt_port, "device") as good:
-        time.sleep(0.2)  # some messages
-        assert good.take().acknowledged > 0
