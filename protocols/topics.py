@@ -16,6 +16,9 @@ TOPIC_BYTES_MAX = 65_535
 SHARE_PREFIX = "$share/"
 """Beginning of a shared subscription's filter."""
 
+PATTERN_LEVELS_MAX = 128
+"""Most levels of a pattern. Peers send patterns, and each level costs microseconds to compile."""
+
 RESERVED_FIELDS = frozenset({"payload"})
 """Names that a level cannot have: the table has a column of that name. Its other own columns start with ``_``."""
 
@@ -158,8 +161,11 @@ def compile_pattern(pattern: str) -> TopicPattern:
     A trailing ``/#`` matches the level above it as well, as section 4.7.1.2 has it.
 
     Raises:
-        InvalidTopic: not a valid filter, a name that is not a whole level, used twice, or reserved.
+        InvalidTopic: not a valid filter, a name that is not a whole level, used twice, or reserved, or more than
+            ``PATTERN_LEVELS_MAX`` levels.
     """
+    if pattern.count("/") >= PATTERN_LEVELS_MAX:
+        raise InvalidTopic(f"a pattern of {pattern.count('/') + 1} levels; at most {PATTERN_LEVELS_MAX} are possible")
     levels: list[str] = []
     parts: list[str] = []
     fields: list[str] = []

@@ -16,6 +16,7 @@ from aiohttp.typedefs import Middleware
 from weft.cloud_hub.api import views
 from weft.cloud_hub.api.access import Access, ApiError
 from weft.cloud_hub.api.metrics import Metrics
+from weft.cloud_hub.api.parameters import integer, moment
 from weft.cloud_hub.api.records import RecordReader
 from weft.cloud_hub.api.stream_completeness import StreamCompleteness
 from weft.cloud_hub.api.views import View
@@ -212,7 +213,7 @@ class Api:
 
     async def _get_records(self, request: web.Request) -> web.Response:
         shards, tenant, stream = await self._stream(request)
-        limit = _integer(request, "limit", RECORDS_DEFAULT, 1, RECORDS_MAX)
+        limit = integer(request, "limit", RECORDS_DEFAULT, 1, RECORDS_MAX)
         states = {state.shard: state for state in shards.states}
         payload = await self._payload(shards, tenant, stream)
         records: list[View] = []
@@ -239,7 +240,7 @@ class Api:
     def _wanted(self, request: web.Request, shards: _ShardsView) -> list[int]:
         """Return the numbers of the shards that a request asks for and that can be read."""
         if "shard" in request.query:
-            shard = _integer(request, "shard", 0, 0, self._shards.count - 1)
+            shard = integer(request, "shard", 0, 0, self._shards.count - 1)
             if shard in shards.missing:
                 raise _unavailable(f"shard {shard} cannot be read: {shards.missing[shard]}")
             return [shard]
@@ -283,20 +284,7 @@ def _unavailable(error: str) -> ApiError:
 
 
 async def _first_offset(request: web.Request, reader: RecordReader, state: ShardState, tenant: str, stream: str) -> int:
-    since = request.query.get("since")
+    since = moment(request, "since")
     if since is None:
-        return _integer(request, "offset", 0, 0, (1 << 63) - 1)
-    try:
-        time = views.parse_moment(since)
-    except ValueError:
-        raise ApiError(400, f"since={since!r} is not a time", "write 2026-01-31T12:00:00Z, or nanoseconds") from None
-    return await reader.offset_at(state, tenant, stream, time)
-
-
-def _integer(request: web.Request, name: str, default: int, least: int, most: int) -> int:
-    text = request.query.get(name)
-    if text is None:
-        return default
-    if not text.isdecimal() or not least <= int(text) <= most:
-        raise ApiError(400, f"{name}={text!r}", f"expected a number from {least} to {most}")
-    return int(text)
+        return integer(request, "offset", 0, 0, (1 << 63) - 1)
+    return await reader.offset_at(state, tenant, stream, since)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 
 from tests.fuzz.conversations import INTERESTING
 from tests.fuzz.mqtt_codec import run_one
@@ -14,8 +15,9 @@ SEEDS = [
 ]
 
 
-def damage(seed: bytes, chance: random.Random) -> bytes:
-    data = bytearray(seed)
+def damage(seed: bytes, chance: random.Random, others: Sequence[bytes] = SEEDS) -> bytes:
+    """Change an input in one to four places, its first byte left as it is."""
+    data = bytearray(seed or b"\0")
     for _ in range(chance.randint(1, 4)):
         at = chance.randrange(1, len(data) + 1)
         match chance.randrange(5):
@@ -28,7 +30,7 @@ def damage(seed: bytes, chance: random.Random) -> bytes:
             case 3:
                 del data[at : at + chance.randint(1, 3)]
             case _:
-                data += chance.choice(SEEDS)[1:]
+                data += chance.choice(others)[1:]
     return bytes(data)
 
 

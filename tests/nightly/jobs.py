@@ -20,6 +20,8 @@ PROPERTIES = (
 CODEC_ROUNDS = 20_000
 """Damaged packets of one seed."""
 STORM = "tests/end_to_end/test_storms.py::test_kills_of_an_s3_server_and_of_two_nodes_lose_and_double_nothing"
+DECODER_S = 40
+"""How long one seed fuzzes a decoder, each in its turn."""
 FUZZ_S = 60
 """How long one seed keeps a node under damaged conversations."""
 REPORT_CHARACTERS = 2000
@@ -120,6 +122,13 @@ def _codec(seed: int) -> int:
     return CODEC_ROUNDS
 
 
+def _decoders(seed: int) -> int:
+    from tests.fuzz.long_run import run
+
+    run(seed, DECODER_S)
+    return DECODER_S
+
+
 def _node(seed: int) -> int:
     _pytest(
         ["tests/fuzz/test_node.py::test_damaged_conversations_for_longer"],
@@ -153,6 +162,10 @@ JOBS: Mapping[str, Job] = {
         "storms of versitygw and MinIO", _storm, f"WEFT_STORM_SEED={{seed}} {_AGAIN} pytest {STORM}", slice_seeds=1,
     ),
     "mqtt_codec": Job("damaged packets", _codec, f"{_AGAIN} tests.nightly repeat mqtt_codec {{seed}}", 20),
+    "decoders": Job(
+        "seconds of fuzzed decoders", _decoders, f"{_AGAIN} tests.nightly repeat decoders {{seed}}", slice_seeds=1,
+        share=2,
+    ),
     "node": Job(
         "seconds under damaged conversations", _node,
         f"WEFT_FUZZ_SEED={{seed}} WEFT_FUZZ_SECONDS={FUZZ_S} "

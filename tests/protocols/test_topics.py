@@ -3,6 +3,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from weft.protocols.topics import (
+    PATTERN_LEVELS_MAX,
     InvalidTopic,
     Share,
     check_filter,
@@ -165,3 +166,10 @@ def test_bad_shared_subscriptions_are_refused_with_the_rule(topic_filter: str, s
     with pytest.raises(InvalidTopic) as caught:
         split_share(topic_filter)
     assert says in str(caught.value)
+
+
+def test_a_pattern_has_a_bounded_number_of_levels() -> None:
+    """Peers send patterns: one of 70 kB with nine thousand names took three seconds to compile"""
+    assert compile_pattern("/".join("+" * PATTERN_LEVELS_MAX)).match("/" * (PATTERN_LEVELS_MAX - 1)) == {}
+    with pytest.raises(InvalidTopic, match="129 levels"):
+        compile_pattern("/".join("+" * (PATTERN_LEVELS_MAX + 1)))

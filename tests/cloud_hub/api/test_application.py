@@ -261,6 +261,8 @@ async def test_a_second_node_with_the_same_log_is_told_about_the_conflict(hub: H
         (f"{STREAM}/records?shard=0&offset=-1", 400),
         (f"{STREAM}/records?limit=0", 400),
         (f"{STREAM}/records?limit=10001", 400),
+        (f"{STREAM}/records?limit={'9' * 5000}", 400),
+        (f"{STREAM}/records?since={'9' * 5000}", 400),
         (f"{STREAM}/records?limit=²", 400),
         (f"{STREAM}/records?since=yesterday", 400),
     ],

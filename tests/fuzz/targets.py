@@ -1,0 +1,10 @@
+"""All fuzz targets, by the name of their folder in ``tests/fuzz/corpus``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from tests.fuzz import edge_targets, fabric_targets
+from tests.fuzz.target import Target
+
+TARGETS: Mapping[str, Target] = {**edge_targets.TARGETS, **fabric_targets.TARGETS}

@@ -1,0 +1,70 @@
+"""Every decoder that strangers reach, on the inputs that are kept: nothing but its own errors, in time and memory.
+
+Each input comes three times: as it is, repeated until it is 64 KiB long, and damaged in ways that a seed repeats.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import random
+from pathlib import Path
+
+import pytest
+
+from tests.fuzz import long_run
+from tests.fuzz.long_run import run_by_coverage, run_by_damage
+from tests.fuzz.mqtt_damage import damage
+from tests.fuzz.target import Target, check, check_memory, corpus, multiplied, tracing
+from tests.fuzz.targets import TARGETS
+
+DAMAGED = 400
+"""Damaged inputs of a target."""
+named = pytest.mark.parametrize(("name", "target"), TARGETS.items(), ids=TARGETS)
+
+
+@named
+def test_the_corpus_has_the_seeds(name: str, target: Target) -> None:
+    """``python -m tests.fuzz write`` after new ones"""
+    assert {seed for seed in target.seeds() if len(seed) <= 1 << 14} <= set(corpus(name))
+
+
+@named
+def test_the_corpus_and_its_damaged_kin(name: str, target: Target) -> None:
+    kept = corpus(name)
+    for data in {*kept, *target.seeds()}:
+        check(target, data)
+        check(target, multiplied(target, data))
+    chance = random.Random(5)
+    for _ in range(DAMAGED):
+        data = damage(chance.choice(kept), chance, kept)
+        try:
+            check(target, data)
+        except Exception as error:
+            raise AssertionError(f"input {data.hex()}") from error
+
+
+@named
+def test_memory_is_bounded_by_the_size(name: str, target: Target) -> None:
+    with tracing():
+        for data in {*corpus(name), *target.seeds()}:
+            target.run(data)
+            check_memory(target, data)
+            check_memory(target, multiplied(target, data))
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(importlib.util.find_spec("atheris") is None, reason="no atheris for this platform")
+def test_a_while_by_coverage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(long_run, "FOUND", tmp_path)
+    for name in TARGETS:
+        run_by_coverage(name, 7, seconds=3)
+
+
+def test_an_input_that_breaks_a_promise_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    def run(data: bytes) -> None:
+        if len(data) > 20:
+            raise KeyError(data[20])
+
+    monkeypatch.setattr(long_run, "TARGETS", {"proxy": Target(run, list)})
+    with pytest.raises(AssertionError, match=r"proxy, KeyError: .*input [0-9a-f]{42,}"):
+        run_by_damage("proxy", 5, seconds=5)
