@@ -348,7 +348,8 @@ class HubLimits(Section, frozen=True, kw_only=True):
         Meta(
             ge=64 << 10,
             le=256 * MiB,
-            description="Maximum number of bytes that one edge may send before the hub acknowledges them.",
+            description="Maximum number of bytes, counted before compression, that one edge may send before the hub "
+            "acknowledges them.",
         ),
     ] = field(default=8 * MiB, name="window")
     batch_bytes: Annotated[

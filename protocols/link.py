@@ -34,6 +34,8 @@ CONTROL_BYTES_MAX = 4 << 20
 """Longest body of any frame but DATA. Unpacked, small integers and ranges take some twenty times their bytes."""
 LANES_MAX = 4096
 """Maximum number of lanes that are open on a link at one time."""
+BATCHES_MAX = 2048
+"""Maximum number of batches in one DATA frame: a receiver looks at all of them at one go."""
 FEATURES_MAX = 64
 ORIGINS_MAX = 4096
 """Maximum number of origins that one lane may name."""
@@ -350,9 +352,9 @@ def split_batches(batches: Buffer) -> list[tuple[BatchHeader, memoryview]]:
         Corrupt: a header is out of bounds, or the frame ends inside a batch.
     """
     view = memoryview(batches)
-    found = []
+    found: list[tuple[BatchHeader, memoryview]] = []
     at, whole = 0, len(view)
-    while at < whole:
+    while at < whole and len(found) < BATCHES_MAX:
         try:
             header = decode_header(view, at)
         except Truncated as error:
@@ -362,6 +364,8 @@ def split_batches(batches: Buffer) -> list[tuple[BatchHeader, memoryview]]:
             raise Corrupt(f"a DATA frame ends inside a batch: {whole - at} of its {header.length} bytes are there")
         found.append((header, view[at:end]))
         at = end
+    if at < whole:
+        raise Corrupt(f"a DATA frame of more than {BATCHES_MAX} batches")
     return found
 
 

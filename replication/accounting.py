@@ -6,9 +6,14 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from weft.protocols.batch import HEADER_BYTES, BatchHeader, Buffer
 from weft.protocols.errors import Corrupt
+from weft.protocols.link import Ack, Frame, check_batch
 from weft.protocols.ranges import Range, RangeSet
+from weft.replication.settings import ReceiverSettings
 
+RANGES_PER_ACK = 4096
+ACKS_PER_MESSAGE = 64
 RANGES_MAX = 1 << 16
 """Maximum number of ranges that one lane's set may have, and that one frame may carry."""
 
@@ -24,13 +29,24 @@ def checked_ranges(pairs: Sequence[Range], limit: int = RANGES_MAX) -> RangeSet:
     return RangeSet.from_wire(pairs)
 
 
+Batches = Sequence[tuple[BatchHeader, memoryview]]
+
+
+def window_cost(batches: Sequence[tuple[BatchHeader, Buffer]]) -> int:
+    """Return the bytes that batches take of the window: those they have when they are taken apart, however well they
+    compress."""
+    if len(batches) == 1:  # as most often
+        return HEADER_BYTES + batches[0][0].raw_length
+    return HEADER_BYTES * len(batches) + sum([header.raw_length for header, _ in batches])
+
+
 class SentBatch(NamedTuple):
     """One batch on the way."""
 
     first: int
     end: int
     size: int
-    """Bytes of the batch in the DATA frame."""
+    """``window_cost`` of the batch."""
     time: int
     """Wall clock time of its first record, ns."""
 
@@ -52,6 +68,25 @@ class SentBatches:
     def room(self, size: int, window_bytes: int) -> bool:
         """Return whether a batch of ``size`` bytes may go now."""
         return self.bytes == 0 or self.bytes + size <= window_bytes
+
+    def admit(self, lane: int, batches: Batches, cost: int, settings: ReceiverSettings, *, check: bool) -> None:
+        """Count batches that came together. Look at their bodies, if at all, when they are within the bounds.
+
+        Args:
+            cost: their ``window_cost``.
+
+        Raises:
+            Corrupt: one is too long, past the window, damaged or malformed.
+        """
+        if self.bytes + cost > settings.window_bytes and (self.bytes or len(batches) > 1):
+            raise Corrupt(f"more than the window of {settings.window_bytes} bytes without an ACK")
+        for header, batch in batches:
+            if len(batch) > settings.batch_bytes_max:
+                raise Corrupt(f"a batch of {len(batch)} bytes; WELCOME allows {settings.batch_bytes_max}")
+            if check:
+                check_batch(batch, header)
+            first = header.base_seq
+            self.add(lane, first, first + header.count, HEADER_BYTES + header.raw_length, header.first_time)
 
     def add(self, lane: int, first: int, end: int, size: int, time: int) -> None:
         """Count a batch that is being sent; the arguments are those of ``SentBatch``."""
@@ -97,3 +132,40 @@ class SentBatches:
     def oldest_time(self) -> int | None:
         """Return the wall clock time of the oldest record on the way, ns; None when there is none."""
         return min((entries[0].time for _, entries in self._lanes.values() if entries), default=None)
+
+
+class Acks:
+    """Acknowledgements that wait to be sent, joined per lane."""
+
+    def __init__(self) -> None:
+        self._lanes: dict[int, RangeSet] = {}
+
+    def __bool__(self) -> bool:
+        return bool(self._lanes)
+
+    def add(self, lane: int, ranges: RangeSet) -> None:
+        """Add ranges; the set is kept and not changed."""
+        waiting = self._lanes.get(lane)
+        if waiting is not None:
+            ranges = ranges.copy()
+            ranges.update(waiting)
+        self._lanes[lane] = ranges
+
+    def forget(self, lane: int) -> None:
+        """Drop what waits of a lane that is closed."""
+        self._lanes.pop(lane, None)
+
+    def clear(self) -> None:
+        """Drop everything."""
+        self._lanes.clear()
+
+    def take(self) -> list[Frame]:
+        """Take up to ``ACKS_PER_MESSAGE`` frames; the next message has the rest."""
+        frames: list[Frame] = []
+        while self._lanes and len(frames) < ACKS_PER_MESSAGE:
+            lane = next(iter(self._lanes))
+            pairs = list(self._lanes.pop(lane))
+            frames.append(Ack(lane, pairs[:RANGES_PER_ACK]))
+            if len(pairs) > RANGES_PER_ACK:
+                self._lanes[lane] = RangeSet(pairs[RANGES_PER_ACK:])
+        return frames

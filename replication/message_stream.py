@@ -6,6 +6,8 @@ sends compress against what went before. Every length and ratio that a peer can 
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import zstandard
 
 from weft.protocols.errors import Corrupt, Truncated
@@ -34,9 +36,10 @@ PENDING_BYTES_MAX = FRAME_BYTES_MAX + (32 << 20)
 _JOIN_BYTES_MAX = 64 << 10
 """Bytes of frames that are copied together so that the compressor is called once for all."""
 _DATA = int(FrameType.DATA)
-_FEED_BYTES = 1024
-"""Compressed bytes given to the decompressor at a time. A 4-byte block can stand for 128 KiB, so this bounds what one
-call can allocate (32 MiB) before the total is looked at."""
+_FEED_BYTES, _FEED_BYTES_MIN = 1024, 64
+"""Compressed bytes given to the decompressor at a time: at first, and after a part that expands as only bombs do. A
+4-byte block can stand for 128 KiB, so this bounds what one call can allocate (32 MiB, 2 MiB)."""
+_RATIO_MAX = 256
 
 
 class FrameEncoder:
@@ -82,50 +85,86 @@ class FrameDecoder:
     def __init__(self) -> None:
         decompressor = zstandard.ZstdDecompressor(max_window_size=1 << STREAM_WINDOW_LOG_MAX)
         self._context = decompressor.decompressobj()
+        self._data_bytes_max, self._pending_bytes_max = FRAME_BYTES_MAX, PENDING_BYTES_MAX
+        self.frame_bytes = 0
+        """Bytes of the last frame that was not DATA."""
         self._pending = bytearray()
         self._needed = FRAME_HEADER_BYTES
         """Number of pending bytes before which nothing is copied or decoded, so a slow frame costs linear time."""
+
+    def allow_data(self, bytes_max: int) -> None:
+        """Take DATA frames up to this length, and messages with one of them and all control frames that may be."""
+        self._data_bytes_max, self._pending_bytes_max = bytes_max, bytes_max + 2 * CONTROL_BYTES_MAX
+
+    def clear(self) -> None:
+        """Drop what is held: nothing more is taken."""
+        self._pending.clear()
+
+    @property
+    def holds_part(self) -> bool:
+        """Return whether the last message ended inside a frame."""
+        return bool(self._pending)
 
     def decode(self, data: bytes) -> list[Frame]:
         """Return the frames that are complete now, in order. The batches of DATA frames are views of one copy.
 
         Raises:
-            Corrupt: not a zstd stream, a frame is invalid, or the message exceeds ``PENDING_BYTES_MAX``,
-                ``FRAMES_MAX`` or twice ``CONTROL_BYTES_MAX`` in control frames. The connection cannot go on.
+            Corrupt: as ``frames``.
+        """
+        return list(self.frames(data))
+
+    def frames(self, data: bytes) -> Iterator[Frame]:
+        """Yield the frames that are complete now, each decoded when it is asked for. Ask for all of them before the
+        next message.
+
+        Raises:
+            Corrupt: not a zstd stream, a frame is invalid, or the message exceeds ``PENDING_BYTES_MAX`` (or what
+                ``allow_data`` leaves of it), ``FRAMES_MAX`` or twice ``CONTROL_BYTES_MAX`` in control frames. The
+                connection cannot go on.
         """
         self._decompress(data)
         if len(self._pending) < self._needed:
-            return []
+            return
         ready = bytes(self._pending)
+        self._pending.clear()
         view, whole = memoryview(ready), len(ready)
-        frames: list[Frame] = []
-        at = control_bytes = 0
+        at = count = control_bytes = 0
+        data_bytes_max = self._data_bytes_max
         try:
             while True:
-                if whole - at > DATA_HEAD.size and len(frames) < FRAMES_MAX:
+                if whole - at > DATA_HEAD.size and count < FRAMES_MAX:
                     number, length, lane = DATA_HEAD.unpack_from(ready, at)
                     end = at + FRAME_HEADER_BYTES + length
                     # Nearly all bytes are in such frames. ``decode_frame`` says what is wrong with any other.
-                    if number == _DATA and DATA_BYTES_MIN <= length <= FRAME_BYTES_MAX and end <= whole:
-                        frames.append(Data(lane, view[at + DATA_HEAD.size : end]))
+                    if number == _DATA and DATA_BYTES_MIN <= length <= data_bytes_max and end <= whole:
+                        count += 1
+                        yield Data(lane, view[at + DATA_HEAD.size : end])
                         at = end
                         continue
+                    if number == _DATA and length > data_bytes_max:
+                        raise Corrupt(f"a DATA frame of {length} bytes; the limit is {data_bytes_max}")
                 frame, end = decode_frame(ready, at)
+                self.frame_bytes = end - at
                 control_bytes += 0 if isinstance(frame, Data) else end - at
-                if len(frames) == FRAMES_MAX or control_bytes > 2 * CONTROL_BYTES_MAX:
+                if count == FRAMES_MAX or control_bytes > 2 * CONTROL_BYTES_MAX:
                     raise Corrupt(f"more than {FRAMES_MAX} frames or {2 * CONTROL_BYTES_MAX} control bytes at once")
-                frames.append(frame)
+                count += 1
+                yield frame
                 at = end
         except Truncated:
             self._keep(view[at:])
-        return frames
 
     def _decompress(self, data: bytes) -> None:
         try:
-            for at in range(0, len(data), _FEED_BYTES):
-                self._pending += self._context.decompress(data[at : at + _FEED_BYTES])
-                if len(self._pending) > PENDING_BYTES_MAX:
-                    raise Corrupt(f"the link's stream expands past {PENDING_BYTES_MAX} bytes in one message")
+            at, feed = 0, _FEED_BYTES
+            while at < len(data):
+                part = self._context.decompress(data[at : at + feed])
+                self._pending += part
+                at += feed
+                if len(part) > _RATIO_MAX * feed:
+                    feed = _FEED_BYTES_MIN
+                if len(self._pending) > self._pending_bytes_max:
+                    raise Corrupt(f"the link's stream expands past {self._pending_bytes_max} bytes in one message")
                 if self._context.eof:
                     raise Corrupt("the link's compressed stream ended before its connection")
         except zstandard.ZstdError as error:

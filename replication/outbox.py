@@ -10,7 +10,7 @@ import zstandard
 
 from weft.protocols.batch import BatchHeader, decode_header, merge, mergeable
 from weft.protocols.ranges import Range, RangeSet
-from weft.replication.accounting import SentBatches
+from weft.replication.accounting import SentBatches, window_cost
 from weft.replication.send_window import SendWindow
 from weft.replication.sender_lane import SenderLane
 
@@ -42,7 +42,7 @@ class Outbox:
 
     @property
     def unacked_bytes(self) -> int:
-        """Return the DATA bytes on the way."""
+        """Return the bytes on the way, as ``window_cost`` counts them."""
         return self._in_flight.bytes
 
     @property
@@ -114,14 +114,15 @@ class Outbox:
         message_bytes = min(MESSAGE_BYTES, self.window.bytes // 4)
         while self._waiting:
             lane, header, data = self._waiting[0]
-            if not self._in_flight.room(len(data), self.window.bytes):
+            cost = window_cost([(header, data)])
+            if not self._in_flight.room(cost, self.window.bytes):
                 self.window.was_full()
                 break
             if total and total + len(data) > message_bytes:
                 break
             self._waiting.popleft()
             self.window.sent(lane, header.end_seq - 1, now, was_empty=not self._in_flight.bytes)
-            self._in_flight.add(lane, header.base_seq, header.end_seq, len(data), header.first_time)
+            self._in_flight.add(lane, header.base_seq, header.end_seq, cost, header.first_time)
             total += len(data)
             if batches and lane != current:
                 found.append((current, b"".join(batches)))

@@ -9,17 +9,18 @@ a REFUSE, and the connection is over.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from enum import Enum
 
+from weft.protocols.batch import BatchHeader
 from weft.protocols.chunk import GapRange
 from weft.protocols.errors import CodecError, Corrupt, UnsupportedVersion
 from weft.protocols.lane import Lane
 from weft.protocols.link import (
+    DATA_HEAD,
     FEATURES,
     LANES_MAX,
     PROTOCOL_VERSION,
-    Ack,
     Clock,
     Data,
     Frame,
@@ -35,11 +36,11 @@ from weft.protocols.link import (
     Refuse,
     RefuseCode,
     Welcome,
-    check_batch,
     split_batches,
 )
 from weft.protocols.ranges import RangeSet
-from weft.replication.accounting import SentBatches, checked_ranges
+from weft.replication import settings as bounds
+from weft.replication.accounting import Acks, SentBatches, checked_ranges, window_cost
 from weft.replication.events import (
     BatchesReceived,
     ClockReceived,
@@ -58,9 +59,8 @@ from weft.replication.liveness import Liveness, PeerClock
 from weft.replication.message_stream import FrameDecoder, FrameEncoder
 from weft.replication.settings import ReceiverSettings
 
+_DONE = object()
 _SAME_RELEASE = "run the same release on edge and hub; if they do, report this as a fault of the edge"
-RANGES_PER_ACK = 4096
-ACKS_PER_MESSAGE = 64
 
 
 class _State(Enum):
@@ -89,11 +89,13 @@ class Receiver:
         cluster_id: tells the sender which hub this is.
         wall_clock: ns since 1970, for WELCOME and PONG.
         now: monotonic ns, as everywhere in this class.
+        in_turns: a message is taken in turns: the owner looks at ``is_busy`` after each. Otherwise it is taken at once.
     """
 
     def __init__(
-        self, settings: ReceiverSettings, cluster_id: str, software: str, wall_clock: Callable[[], int], now: int
-    ) -> None:
+        self, settings: ReceiverSettings, cluster_id: str, software: str, wall_clock: Callable[[], int], now: int,
+        *, in_turns: bool = False,
+    ) -> None:  # fmt: skip
         self._settings = settings
         self._cluster_id = cluster_id
         self._software = software
@@ -102,6 +104,13 @@ class Receiver:
         self._state = _State.STARTED
         self._encoder = FrameEncoder(small=True)
         self._decoder = FrameDecoder()
+        self._decoder.allow_data(0)  # before WELCOME
+        self._in_turns = in_turns
+        self._work: Iterator[None] = iter(())
+        self.is_busy = False
+        """True while a message is not taken to its end: call ``go_on``."""
+        self.unchecked: list[tuple[BatchHeader, memoryview]] = []
+        """Batches that the owner has to check (``check_batch``) before it calls ``go_on``; they may take long."""
         self._live = Liveness(settings.ping_interval, settings.silence, wall_clock, now, only_silent=True)
         self._hello_due = now + settings.hello_timeout
         self._lanes: dict[int, _Lane] = {}
@@ -109,7 +118,7 @@ class Receiver:
         self._last_lane = -1
         """Largest number that any lane had. A smaller one that is not open belongs to a lane that was closed."""
         self._in_flight = SentBatches()
-        self._acks: dict[int, RangeSet] = {}
+        self._acks = Acks()
         self._answers: list[Frame] = []
         self.peer_features: frozenset[str] = frozenset()
         """Features that the sender announced. Frames of other features are not sent."""
@@ -127,7 +136,7 @@ class Receiver:
 
     @property
     def unacked_bytes(self) -> int:
-        """Return the DATA bytes received and not acknowledged."""
+        """Return the bytes of batches that were received and not acknowledged, as the window counts them."""
         return self._in_flight.bytes
 
     @property
@@ -149,6 +158,7 @@ class Receiver:
             )
         )  # fmt: skip
         self._state = _State.OPEN
+        self._decoder.allow_data(max(settings.batch_bytes_max, bounds.DATA_FRAME_BYTES) + DATA_HEAD.size)
 
     def refuse(self, code: RefuseCode, message: str, advice: str, url: str = "") -> None:
         """Refuse the link, now or later, and close. The sender sends again what was not acknowledged."""
@@ -187,11 +197,7 @@ class Receiver:
         done.update(pairs)
         for first, end in pairs:
             self._in_flight.settle(lane, first, end, done)
-        waiting = self._acks.get(lane)
-        if waiting is not None:
-            ranges = ranges.copy()
-            ranges.update(waiting)
-        self._acks[lane] = ranges
+        self._acks.add(lane, ranges)
 
     def _forget(self, lane: int) -> bool:
         """Forget a lane that is closed; return whether it was not closed before."""
@@ -200,7 +206,7 @@ class Receiver:
             return False
         self._identities.remove(known.identity)
         self._in_flight.forget(lane)
-        self._acks.pop(lane, None)
+        self._acks.forget(lane)
         return True
 
     def pause(self) -> None:
@@ -219,20 +225,55 @@ class Receiver:
             return
         self._now = now
         self._live.heard(now)
+        self._work = self._take_message(data)
+        self.go_on()
+
+    def go_on(self, error: CodecError | None = None) -> None:
+        """Take more of the message, for one turn.
+
+        Args:
+            error: what was found wrong with ``unchecked``.
+        """
         try:
-            for frame in self._decoder.decode(data):
-                if isinstance(frame, Data):
-                    if self._known(frame.lane):
-                        self._take(frame)
+            if error is not None:
+                raise error
+            self.is_busy = not self.closed and next(self._work, _DONE) is not _DONE
+        except UnsupportedVersion as failure:
+            self._blame(f"the edge runs a later release: {failure}", RefuseCode.VERSION)
+        except CodecError as failure:
+            code = RefuseCode.BAD_HELLO if self._state is _State.STARTED else RefuseCode.PROTOCOL_ERROR
+            self._blame(f"the edge broke the link protocol: {failure}", code)
+        if self.closed:
+            self.is_busy, self.unchecked, self._work = False, [], iter(())
+            self._decoder.clear()
+
+    def _take_message(self, data: bytes) -> Iterator[None]:
+        """Take a message, with a stop where the owner has something to do."""
+        spent = 0
+        for frame in self._decoder.frames(data):
+            if isinstance(frame, Data):
+                if not self._known(frame.lane):
                     continue
+                batches = split_batches(frame.batches)
+                cost = window_cost(batches)
+                is_long = cost > bounds.CHECKED_AT_ONCE_BYTES and self._in_turns
+                self._in_flight.admit(frame.lane, batches, cost, self._settings, check=not is_long)
+                if is_long:
+                    self.unchecked = batches
+                    yield
+                    self.unchecked = []
+                self._events.append(BatchesReceived(frame.lane, batches))
+                spent += cost
+            else:
                 self._receive(frame)
                 if self.closed:
                     return
-        except UnsupportedVersion as error:
-            self._blame(f"the edge runs a later release: {error}", RefuseCode.VERSION)
-        except CodecError as error:
-            code = RefuseCode.BAD_HELLO if self._state is _State.STARTED else RefuseCode.PROTOCOL_ERROR
-            self._blame(f"the edge broke the link protocol: {error}", code)
+                spent += bounds.CONTROL_COST + bounds.CONTROL_BYTE_COST * self._decoder.frame_bytes
+            if spent >= bounds.TURN_COST and self._in_turns:
+                spent = 0
+                yield
+        if self._decoder.holds_part:
+            raise Corrupt("a message ends inside a frame")
 
     def _receive(self, frame: Frame) -> None:
         if self._state is _State.STARTED:
@@ -304,18 +345,6 @@ class Receiver:
             return RefuseCode.OVERLOADED, f"the link has {LANES_MAX} lanes, the most that it may have"
         return None
 
-    def _take(self, data: Data) -> None:
-        batches = split_batches(data.batches)
-        for header, batch in batches:
-            size, first = len(batch), header.base_seq
-            if size > self._settings.batch_bytes_max:
-                raise Corrupt(f"a batch of {size} bytes; WELCOME allows {self._settings.batch_bytes_max}")
-            if not self._in_flight.room(size, self._settings.window_bytes):
-                raise Corrupt(f"more than the window of {self._settings.window_bytes} bytes without an ACK")
-            check_batch(batch, header)
-            self._in_flight.add(data.lane, first, first + header.count, size, header.first_time)
-        self._events.append(BatchesReceived(data.lane, batches))
-
     def _known(self, number: int, *, opening: bool = False) -> bool:
         """Return whether the lane is open; False when it was closed, and a frame of it was still on the way."""
         lane = self._lanes.get(number)
@@ -346,19 +375,8 @@ class Receiver:
         frames, self._answers = self._answers, []
         if self._state is not _State.CLOSED:
             frames += self._live.frames()
-        frames += self._ack_frames()
+        frames += self._acks.take()
         return self._encoder.encode(frames) if frames else b""
-
-    def _ack_frames(self) -> list[Frame]:
-        """Return up to ``ACKS_PER_MESSAGE`` frames; the next message has the rest."""
-        frames: list[Frame] = []
-        while self._acks and len(frames) < ACKS_PER_MESSAGE:
-            lane = next(iter(self._acks))
-            pairs = list(self._acks.pop(lane))
-            frames.append(Ack(lane, pairs[:RANGES_PER_ACK]))
-            if len(pairs) > RANGES_PER_ACK:
-                self._acks[lane] = RangeSet(pairs[RANGES_PER_ACK:])
-        return frames
 
     # -- time
 

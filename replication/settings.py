@@ -6,13 +6,24 @@ from dataclasses import dataclass
 
 from weft.replication.liveness import SECOND
 
+CHECKED_AT_ONCE_BYTES = 1 << 20
+"""Uncompressed bytes of a DATA frame that are checked at once, in 10 ms at most; the owner has more of them checked
+elsewhere."""
+TURN_COST = 512 << 10
+"""Cost after which the owner lets others have their turn: some 10 ms of work. DATA costs what it takes of the
+window."""
+CONTROL_COST, CONTROL_BYTE_COST = 1 << 10, 8
+"""Cost of a frame besides DATA, and of each of its bytes: they become objects."""
+DATA_FRAME_BYTES = 1 << 20
+"""Longest DATA frame of small batches that a receiver takes at least, however short a batch has to be."""
+
 
 @dataclass(frozen=True)
 class SenderSettings:
     """Settings of a sender."""
 
     window_bytes: int = 8 << 20
-    """Maximum number of DATA bytes on the way without an ACK; the receiver may allow less."""
+    """Maximum number of uncompressed bytes of batches on the way without an ACK; the receiver may allow less."""
     read_bytes: int = 1 << 20
     """Bytes of one read of the log; at most this much waits in memory, besides one batch."""
     merge_bytes_max: int = 256 << 10
@@ -37,7 +48,8 @@ class ReceiverSettings:
     """Settings of a receiver."""
 
     window_bytes: int = 8 << 20
-    """Maximum number of DATA bytes that a sender may have on the way without an ACK (one batch may always go)."""
+    """Maximum number of uncompressed bytes of batches that a sender may have on the way without an ACK (one batch may
+    always go)."""
     batch_bytes_max: int = 16 << 20
     ping_interval: int = 75 * SECOND
     """Silence after which the receiver asks; a sender that pings is not asked."""

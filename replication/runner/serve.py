@@ -7,6 +7,7 @@ import contextlib
 import logging
 import time
 from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Protocol
 
 import aiohttp
@@ -14,7 +15,8 @@ from aiohttp import web
 
 from weft.protocols.batch import BatchHeader
 from weft.protocols.chunk import GapRange
-from weft.protocols.link import Clock, Hello, LaneOpen, LaneOrigins, RefuseCode
+from weft.protocols.errors import CodecError
+from weft.protocols.link import Clock, Hello, LaneOpen, LaneOrigins, RefuseCode, check_batch
 from weft.protocols.ranges import RangeSet
 from weft.replication.events import (
     BatchesReceived,
@@ -38,7 +40,19 @@ MESSAGE_SLACK_BYTES = 2 << 20
 CLOSE_TIMEOUT_S = 2.0
 """Longest time that a peer may take to read the rest and to answer a close frame."""
 
+_CHECKS = ThreadPoolExecutor(1, "batch-checks")
+"""Checks of long batches, one at a time: each may take as much memory as a batch takes uncompressed, several times."""
+
 log = logging.getLogger(__name__)
+
+
+def _check(batches: list[tuple[BatchHeader, memoryview]]) -> CodecError | None:
+    try:
+        for header, batch in batches:
+            check_batch(batch, header)
+    except CodecError as error:
+        return error
+    return None
 
 
 class LinkRefused(Exception):
@@ -216,12 +230,27 @@ class LinkSession:
                 self._wake.set()
             try:
                 await self._handle_all()
+                while self._receiver.is_busy:
+                    await self._go_on()
+                    await self._handle_all()
             except LinkRefused as refusal:
                 self.refuse(refusal.code, refusal.message, refusal.advice, refusal.url)
             except Exception:
                 log.exception("a link's handler failed")
                 self.refuse(RefuseCode.OVERLOADED, "the hub failed to take the data", "nothing: the edge tries again")
             self._receiver.resume(self._clock())
+
+    async def _go_on(self) -> None:
+        """Take more of a message, after the others' turn."""
+        error: CodecError | None = None
+        if self._receiver.unchecked:
+            loop = asyncio.get_running_loop()
+            error = await loop.run_in_executor(_CHECKS, _check, self._receiver.unchecked)
+        else:
+            await asyncio.sleep(0)
+        self._receiver.go_on(error)
+        if self._receiver.has_to_send:
+            self._wake.set()
 
     async def _handle_all(self) -> None:
         for event in self._receiver.events():
@@ -292,7 +321,7 @@ async def serve_link(
         # An edge that is stopped as it connects is no fault of this hub's; aiohttp would log it with a traceback.
         log.debug("a link ended before it began: the edge went away")
         return web.Response(status=400)
-    receiver = Receiver(settings, cluster_id, software, wall_clock, clock())
+    receiver = Receiver(settings, cluster_id, software, wall_clock, clock(), in_turns=True)
     try:
         await LinkSession(socket, handler, receiver, settings.silence / SECOND, clock).run()
     finally:

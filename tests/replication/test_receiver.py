@@ -9,7 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.replication.model import WALL, make_batch
+from weft.protocols import batch
 from weft.protocols.chunk import LaneFlag
+from weft.protocols.errors import Corrupt
 from weft.protocols.link import (
     Ack,
     Clock,
@@ -26,6 +28,7 @@ from weft.protocols.link import (
     Refuse,
     RefuseCode,
     Welcome,
+    check_batch,
     encode_frame,
 )
 from weft.protocols.ranges import RangeSet
@@ -339,3 +342,69 @@ def test_a_message_that_expands_without_end_is_refused() -> None:
     assert len(bomb) < 100_000
     peer.receiver.receive_data(bomb, 1)
     assert peer.receiver.closed
+
+
+# --- taking a message in turns
+
+
+def in_turns() -> Peer:
+    peer = Peer()
+    peer.receiver = Receiver(ReceiverSettings(), "cluster", "test", lambda: WALL, 0, in_turns=True)
+    return peer.opened()
+
+
+def batch_of(first: int, payload: bytes) -> bytes:
+    columns = batch.columns_from_lists(bytes(8), [b"k"], [payload])
+    return batch.encode(1, first, columns, batch.ClockReading(1, 1, batch.ClockState.SYNCED))
+
+
+def test_a_message_with_much_in_it_stops_between_frames() -> None:
+    peer = in_turns()
+    events = list(peer.say(*[Data(1, batch_of(4 + at, bytes(1000))) for at in range(1000)]))
+    assert peer.receiver.is_busy
+    turns = 1
+    while peer.receiver.is_busy:
+        peer.receiver.go_on()
+        events += peer.receiver.events()
+        turns += 1
+    assert turns == 3
+    assert [event.batches[0][0].base_seq for event in events if isinstance(event, BatchesReceived)] == [*range(4, 1004)]
+    assert peer.say(Data(1, batch_of(1004, b"")))
+
+
+def test_a_long_batch_is_checked_by_the_owner() -> None:
+    peer = in_turns()
+    sound, damaged = batch_of(4, bytes(2 << 20)), bytearray(batch_of(5, bytes(2 << 20)))
+    damaged[-1] ^= 1
+    assert not peer.say(Data(1, sound), Data(1, bytes(damaged)))
+    assert [header.base_seq for header, _ in peer.receiver.unchecked] == [4]
+    peer.receiver.go_on()
+    assert [type(event) for event in peer.receiver.events()] == [BatchesReceived]
+    peer.receiver.go_on()
+    [(header, body)] = peer.receiver.unchecked
+    with pytest.raises(Corrupt) as found:
+        check_batch(body, header)
+    peer.receiver.go_on(found.value)
+    peer.assert_refused(peer.receiver.events(), RefuseCode.PROTOCOL_ERROR, "checksum")
+    assert not peer.receiver.is_busy
+
+
+def test_the_window_counts_what_batches_are_uncompressed() -> None:
+    peer = in_turns()
+    columns = batch.columns_from_lists(bytes(8), [b"k"], [bytes(5 << 20)])
+    packed = [
+        batch.encode(1, 4 + at, columns, batch.ClockReading(1, 1, batch.ClockState.SYNCED), zstandard.ZstdCompressor())
+        for at in range(2)
+    ]
+    assert len(packed[0]) < 1000
+    peer.say(Data(1, packed[0]))
+    peer.receiver.go_on()
+    assert peer.receiver.unacked_bytes > 5 << 20
+    peer.receiver.events()
+    peer.assert_refused(peer.say(Data(1, packed[1])), RefuseCode.PROTOCOL_ERROR, "window")
+
+
+def test_a_message_that_ends_inside_a_frame_is_refused() -> None:
+    peer = in_turns()
+    peer.receiver.receive_data(peer._encoder._context.compress(b"\x08") + peer._encoder._context.flush(1), 1)
+    peer.assert_refused(peer.receiver.events(), RefuseCode.PROTOCOL_ERROR, "inside a frame")
