@@ -202,12 +202,12 @@ class Hub:
         link_log.logger.addFilter(self._throttle)
         peers = self._settings.peers
         moments = StreamCompleteness(shards, self._settings.expected_edges, self._wall_clock, peers=peers)
-        rows, expecting = self.table_rows, moments.expecting()
-        self._figures = StreamFigures(shards, rows, self._tables is not None, time.monotonic, expecting, peers=peers)
+        known = self.table_rows, self._tables is not None, time.monotonic, moments.expecting()
+        self._figures = StreamFigures(shards, *known, peers=peers)
         self._figures.start()
         collected = self._collector.shards if self._collector is not None else ()
         figures = self._figures if shards.process == 0 else None
-        metrics = Metrics(shards, figures, lambda: len(self._links), collected)
+        metrics = Metrics(shards, figures, lambda: len(self._links), collected, self._tables)
         longest = self._settings.response_bytes_max
         api = Api(self, shards, self._access, metrics, longest, moments=moments, monotonic=time.monotonic)
         self._idle = IdleConnections(self._connections, time.monotonic)

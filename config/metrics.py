@@ -273,6 +273,14 @@ HUB_METRICS = (
         "gauge",
         "Lanes whose log a second node claims to own; their streams stand still until an operator decides.",
     ),
+    Metric(
+        "weft_hub_stopped_tables",
+        "gauge",
+        "Tables that wait behind records which cannot become rows; `weft hub status` names them.",
+    ),
+    Metric(
+        "weft_hub_skipped_records", "gauge", "Records that operators took out of tables, of the shards of this process."
+    ),
     Metric("weft_hub_links", "gauge", "Edges connected to this node."),
     Metric("weft_hub_chunks_total", "counter", "Chunks written by this node.", ("shard",)),
     Metric("weft_hub_records_total", "counter", "Records in chunks written by this node.", ("shard",)),

@@ -208,7 +208,8 @@ class Api:
         shards, tenant, stream = await self._stream(request)
         lanes = views.stream_lanes(shards.states, tenant, stream)
         answer = self._moments.of(shards.states, tenant, stream)
-        view = views.stream_completeness_view(tenant, stream, answer, lanes, peers=self._moments.peers)
+        skipped = views.skipped_views(shards.states, tenant, stream)
+        view = views.stream_completeness_view(tenant, stream, answer, lanes, skipped=skipped, peers=self._moments.peers)
         return _json(shards.unclaimed({**view, **shards.missing_view()}))
 
     async def _get_records(self, request: web.Request) -> web.Response:

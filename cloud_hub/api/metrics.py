@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING
 
 from weft.cloud_hub.api.stream_figures import StreamFigures
 from weft.cloud_hub.shard.collector import ShardCollector
@@ -12,6 +13,9 @@ from weft.config import exposition
 from weft.config.exposition import AnySample, HistogramSample, Sample, build_info
 from weft.config.metrics import HUB_METRICS
 from weft.storage.histogram import Histogram
+
+if TYPE_CHECKING:
+    from weft.cloud_hub.tables.service import TableService
 
 _COUNTERS = ("chunks", "records", "bytes", "foreign_chunks", "unclear", "reloads")
 _NS = 1_000_000_000
@@ -25,6 +29,7 @@ class Metrics:
         streams: figures of streams, over all shards; None in a process that leaves them to another.
         links: the number of connected edges.
         collected: the shards whose old chunks this process deletes.
+        tables: the tables; None in a process that leaves them to another.
     """
 
     def __init__(
@@ -33,11 +38,13 @@ class Metrics:
         streams: StreamFigures | None,
         links: Callable[[], int],
         collected: Sequence[ShardCollector] = (),
+        tables: TableService | None = None,
     ) -> None:
         self._sequencers = sequencers
         self._streams = streams
         self._links = links
         self._collected = collected
+        self._tables = tables
 
     async def text(self) -> bytes:
         """Return the metrics in Prometheus's text format. The figures of streams are at most some seconds old."""
@@ -55,6 +62,10 @@ class Metrics:
             yield Sample("weft_hub_deleted_chunks_total", deleted, (str(shard),))
             yield Sample("weft_hub_watermark", watermark, (str(shard),))
         yield Sample("weft_hub_conflicts", sum(len(each.state.conflicts) for each in self._sequencers))
+        skips = [skip for each in self._sequencers for known in each.state.skips.values() for skip in known]
+        yield Sample("weft_hub_skipped_records", sum(skip.end - skip.first for skip in skips))
+        if self._tables is not None:
+            yield Sample("weft_hub_stopped_tables", self._tables.stopped)
         yield _sum("weft_hub_store_put_latency_seconds", [each.counters.put for each in self._sequencers])
         yield _sum("weft_hub_commit_latency_seconds", [each.counters.commit for each in self._sequencers])
         for figures in self._streams.figures if self._streams is not None else ():

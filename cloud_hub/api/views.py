@@ -78,6 +78,25 @@ def lane_view(lane: Lane, held: LaneState, shard: int) -> View:
     }
 
 
+def skipped_views(states: Iterable[ShardState], tenant: str, stream: str) -> list[View]:
+    """Return the offsets of a stream that operators took out of its table."""
+    return [
+        {
+            "shard": state.shard,
+            "first_offset": skip.first,
+            "end_offset": skip.end,
+            "since": moment(skip.time),
+            "reason": skip.reason,
+            "records": [
+                {"edge": run.edge, "log": format_log_id(run.log_id), "first": run.first, "end": run.end}
+                for run in skip.runs
+            ],
+        }
+        for state in states
+        for skip in state.skips.get((tenant, stream), ())
+    ]
+
+
 def completeness_view(lane: Lane, held: LaneState, shard: int, *, peers: bool = False) -> View:
     """Return the moment up to which a lane is complete, what can never come and why, and what is still to come.
 
@@ -110,9 +129,15 @@ def held_back_view(each: HeldBack) -> View:
 
 
 def stream_completeness_view(
-    tenant: str, stream: str, answer: Completeness, lanes: Sequence[LaneOf], *, peers: bool = False
+    tenant: str,
+    stream: str,
+    answer: Completeness,
+    lanes: Sequence[LaneOf],
+    *,
+    skipped: Sequence[View] = (),
+    peers: bool = False,
 ) -> View:
-    """Return a stream's moment, the lanes that it speaks of, and what holds it back."""
+    """Return a stream's moment, the lanes that it speaks of, what holds it back, and what its table skips."""
     return {
         "tenant": tenant,
         "stream": stream,
@@ -120,6 +145,7 @@ def stream_completeness_view(
         "covers": [{"edge": lane.edge, "log": format_log_id(lane.log_id)} for lane in answer.covers],
         "held_back_by": [held_back_view(each) for each in answer.held_back_by],
         "held_back_by_more": answer.more,
+        "skipped": list(skipped),
         "lanes": [completeness_view(lane, held, shard, peers=peers) for shard, lane, held in lanes],
     }
 
@@ -187,4 +213,5 @@ def stream_view(
         "fields": list(fields),
         "payload": payload.label,
         "complete_up_to": moment(summary.complete_up_to),
+        "skipped": sum(skip.end - skip.first for state in states for skip in state.skips.get((tenant, stream), ())),
     }

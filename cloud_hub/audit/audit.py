@@ -9,7 +9,7 @@ says which records they were.
 
 from __future__ import annotations
 
-import struct
+import contextlib
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -17,8 +17,8 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from crc32c import crc32c
 
+from weft.cloud_hub.audit.contents import Contents
 from weft.cloud_hub.audit.counts import SeqCounts, coded, unsigned, without
 from weft.cloud_hub.audit.report import (
     DAMAGE_LISTED_MAX,
@@ -48,9 +48,6 @@ from weft.storage.table.rows import section_rows
 LaneKey = tuple[str, str]
 """(edge, log id in hexadecimal): a lane within one stream."""
 _COLUMNS = ("_offset", "_shard", "_edge", "_log", "_seq", "_resent")
-BLOCK_OFFSETS = 1024
-"""Offsets whose payloads are compared by one sum of checksums."""
-DIFFERENCES_LISTED_MAX = 20
 ATTEMPTS_MAX = 3
 """Maximum number of times that the collector may delete chunks whose rows came into the table after it was read."""
 
@@ -90,10 +87,6 @@ class _Comparison:
         self._payloads = payloads
         self._payload = PayloadKind.BYTES
         self._columns: list[str] = []
-        self._contents: tuple[str, ...] = ()
-        """Columns of the table with the payloads; none when they are not compared."""
-        self._sums: dict[str, Counter[tuple[int, int]]] = {"log": Counter(), "table": Counter()}
-        """Sums of the checksums of payloads, by shard and block of offsets."""
         self._handle: DeltaHandle | None = None
         self._version: int | None = None
         self._positions: dict[int, int] = dict.fromkeys(range(cluster.shards), 0)
@@ -119,6 +112,11 @@ class _Comparison:
         self._resent: Counter[LaneKey] = Counter()
         self._chunks: Counter[int] = Counter()
         self._ends: Counter[int] = Counter()
+        self._skips: dict[int, RangeSet] = defaultdict(RangeSet)
+        """Per shard the offsets that an operator took out of the table."""
+        self._skipped: dict[LaneKey, RangeSet] = defaultdict(RangeSet)
+        """Their records."""
+        self._contents = Contents(self._positions, self._skips)
         self._damage: list[str] = []
 
     async def read_table(self, store: ObjectStore) -> None:
@@ -131,6 +129,8 @@ class _Comparison:
         if handle is None:
             return
         self._handle, self._version = handle, handle.version
+        for shard in self._positions:
+            await self._read_skips(ShardLog(store, self._cluster, shard))
         try:
             await in_thread(lambda: self._read_rows(handle))
         except TableError as error:
@@ -144,12 +144,20 @@ class _Comparison:
             # All columns: a page is compared with its checksum when it is read.
             columns = names = dict(handle.columns())
             self._payload = handle.payload()
-            self._contents = tuple(name for name in ("payload", BYTES_COLUMN) if name in names)
+            self._contents.columns = tuple(name for name in ("payload", BYTES_COLUMN) if name in names)
         self._columns = list(columns)
         for batch in handle.rows(self._columns):
-            self._add_contents("table", batch)
+            self._contents.add("table", batch)
             self._table.add_rows(*_lanes(batch), unsigned(batch.column("_seq")))
             self._offsets.add_rows(*coded(batch.column("_shard")), unsigned(batch.column("_offset")))
+
+    async def _read_skips(self, log: ShardLog) -> None:
+        """Take what operators took out of the table. Where a log cannot be folded, its reading says so."""
+        with contextlib.suppress(CodecError, CollectedPast):
+            for skip in (await log.load()).skips.get((self._tenant, self._stream), ()):
+                self._skips[log.shard].add(skip.first, skip.end)
+                for run in skip.runs:
+                    self._skipped[run.edge, format_log_id(run.log_id)].add(run.first, run.end)
 
     async def read_shard(self, log: ShardLog) -> None:
         first = 0
@@ -229,22 +237,24 @@ class _Comparison:
                 self._skip(log.shard, section.base_offset)
             if section.base_offset != self._ends[log.shard]:
                 self._note(f"chunk {chunk.header.n} of shard {log.shard} does not continue at {self._ends[log.shard]}")
+            end = section.base_offset + section.count
             try:
-                data = await log.section(chunk.header.n, section)
-                rows = section_rows(section, data, chunk.footer.lanes, log.shard, [], lambda _: (),
-                    columns=(*_COLUMNS, *self._contents), payload=self._payload,
-                )  # fmt: skip
-                await in_thread(lambda rows=rows: self._count_log(rows, log.shard))  # type: ignore[misc]
+                for start, stop in self._skips[log.shard].missing(section.base_offset, end):
+                    data = await log.section(chunk.header.n, section)
+                    rows = section_rows(section, data, chunk.footer.lanes, log.shard, [], lambda _: (), start, stop,
+                        columns=(*_COLUMNS, *self._contents.columns), payload=self._payload,
+                    )  # fmt: skip
+                    await in_thread(lambda rows=rows: self._count_log(rows, log.shard))  # type: ignore[misc]
             except (CodecError, NotFound) as error:
                 await log.manifest()
                 if chunk.header.n < log.watermark:
                     raise CollectedPast(f"chunk {chunk.header.n} of shard {log.shard} was collected") from error
                 self._note(f"chunk {chunk.header.n} of shard {log.shard}: {error}")
-            self._ends[log.shard] = section.base_offset + section.count
+            self._ends[log.shard] = end
 
     def _count_log(self, batches: Iterable[pa.RecordBatch], shard: int) -> None:
         for batch in batches:
-            self._add_contents("log", batch)
+            self._contents.add("log", batch)
             keys, codes = _lanes(batch)
             seqs = unsigned(batch.column("_seq"))
             self._log.add_rows(keys, codes, seqs)
@@ -256,18 +266,6 @@ class _Comparison:
             resent = np.asarray(batch.column("_resent").to_numpy(zero_copy_only=False), bool)
             for key, count in zip(keys, np.bincount(codes[resent], minlength=len(keys)).tolist(), strict=True):
                 self._resent[key] += count
-
-    def _add_contents(self, side: str, batch: pa.RecordBatch) -> None:
-        """Add the payloads of rows below the table's position to the sums of their blocks."""
-        if not self._contents:
-            return
-        sums, names = self._sums[side], ("_shard", "_offset", *self._contents)
-        for shard, offset, *parts in zip(*(batch.column(name).to_pylist() for name in names), strict=True):
-            if offset < self._positions[shard]:
-                crc = crc32c(struct.pack("<Q", offset))
-                for part in parts:
-                    crc = crc32c(part.encode() if isinstance(part, str) else part or b"", crc)
-                sums[shard, offset // BLOCK_OFFSETS] += crc
 
     async def take_collected_from_table(self, *, is_last: bool) -> None:
         """Count the table's rows of offsets whose chunks are gone as the log's.
@@ -304,16 +302,7 @@ class _Comparison:
                     wanted |= (codes == code) & (offsets >= first) & (offsets < end)
             rows = batch.filter(pa.array(wanted))
             self._rows.add_rows(*_lanes(rows), unsigned(rows.column("_seq")))
-            self._add_contents("log", rows)
-
-    def _content_problems(self) -> list[str]:
-        log, table = self._sums["log"], self._sums["table"]
-        differing = sorted(block for block in log.keys() | table.keys() if log[block] != table[block])
-        return [
-            f"shard {shard}: payloads of offsets {block * BLOCK_OFFSETS} to {(block + 1) * BLOCK_OFFSETS - 1} differ "
-            "between log and table"
-            for shard, block in differing[:DIFFERENCES_LISTED_MAX]
-        ]
+            self._contents.add("log", rows)
 
     def _note(self, sentence: str) -> None:
         if len(self._damage) < DAMAGE_LISTED_MAX:
@@ -325,7 +314,7 @@ class _Comparison:
         keys = sorted({*self._log.held, *self._table.held, *self._indexed, *self._gaps, *self._stated})
         lanes = [self._lane(key) for key in keys]
         shards = [self._shard(shard) for shard in self._positions if self._ends[shard] or self._offsets.held[shard]]
-        problems = [*self._damage, *lane_problems(lanes), *shard_problems(shards), *self._content_problems()]
+        problems = [*self._damage, *lane_problems(lanes), *shard_problems(shards), *self._contents.problems()]
         return AuditReport(
             self._tenant, self._stream, self._version, lanes, shards, self._damage, problems, not problems
         )
@@ -333,6 +322,8 @@ class _Comparison:
     def _lane(self, key: LaneKey) -> LaneAudit:
         chunks, table, below, indexed = self._log.held[key], self._table.held[key], self._below[key], self._indexed[key]
         above, collected = without(chunks, below), self._rows.held[key]
+        chunks = chunks.copy()
+        chunks.update(without(self._skipped[key], collected))
         lost = without(without(self._stated[key], chunks), collected)
         log = chunks.copy()
         log.update(collected)
@@ -360,6 +351,7 @@ class _Comparison:
             holes=sum(end - first for first, end in holes),
             hole_ranges=holes[:HOLES_LISTED_MAX],
             resent=self._resent[key],
+            skipped=without(self._skipped[key], table).count(),
             named_twice=self._named_twice(key),
         )
 
@@ -381,7 +373,8 @@ class _Comparison:
 
     def _shard(self, shard: int) -> ShardAudit:
         position, held = self._positions[shard], self._offsets.held[shard]
-        missing = sum(end - first for first, end in held.missing(0, position))
+        absent = RangeSet(held.missing(0, position))
+        missing = without(absent, self._skips[shard]).count()
         return ShardAudit(
             shard=shard,
             chunks=self._chunks[shard],
@@ -389,7 +382,8 @@ class _Comparison:
             position=position,
             missing=missing,
             doubled=self._offsets.doubled[shard],
-            ahead=held.count() - (position - missing),
+            ahead=held.count() - (position - absent.count()),
+            skipped=absent.count() - missing,
         )
 
 

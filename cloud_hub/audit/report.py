@@ -40,6 +40,8 @@ class LaneAudit(msgspec.Struct, frozen=True):
     """First ``HOLES_LISTED_MAX`` ranges of the holes."""
     resent: int
     """Records that the device sent with DUP: it may have published the same message before."""
+    skipped: int = 0
+    """Records that an operator took out of the table (``weft hub skip``), and that are not in it."""
     named_twice: dict[str, int] = {}
     """Records of this log that exist under another name (tenant/edge) too: its node was renamed without its log."""
 
@@ -57,6 +59,8 @@ class ShardAudit(msgspec.Struct, frozen=True):
     doubled: int
     ahead: int
     """Rows whose offset is at or above the position."""
+    skipped: int = 0
+    """Offsets below the position without a row that an operator skipped."""
 
 
 class AuditReport(msgspec.Struct, frozen=True):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import NamedTuple
 
@@ -19,6 +19,7 @@ from weft.protocols.chunk import Chunk, StreamSection, section_entries
 from weft.protocols.errors import CodecError
 from weft.protocols.payloads import PayloadKind
 from weft.protocols.shard_state import StreamKey
+from weft.protocols.snapshot import Skip
 from weft.storage.table.rows import section_rows
 
 
@@ -105,6 +106,19 @@ class Gatherer:
                 return Gathered(at, last, chunk.header.n + (at == section.base_offset + section.count))
         raise TableError(f"{self._key}: the log of shard {view.shard} ends at offset {at}, its state says {end}")
 
+    async def pass_over(self, view: ShardView, n: int, end: int) -> Gathered:
+        """Return how far a shard's log is taken when everything before ``end`` is.
+
+        Raises:
+            NotFound, Corrupt: the log cannot be read.
+        """
+        async for chunk in view.chunks.indexes(n, view.state.n):
+            section = section_of(chunk, self._stream, end - 1)
+            if section is not None:
+                is_all = end == section.base_offset + section.count
+                return Gathered(end, Source(chunk.header.n, chunk.footer_crc), chunk.header.n + is_all)
+        raise TableError(f"{self._key}: the log of shard {view.shard} ends before offset {end}")
+
 
 class _Making(NamedTuple):
     """Rows of one section."""
@@ -166,3 +180,14 @@ def section_of(chunk: Chunk, stream: StreamKey, offset: int) -> StreamSection | 
         if (section.tenant, section.stream) == stream:
             return section if section.base_offset + section.count > offset else None
     return None
+
+
+def not_skipped(skips: Sequence[Skip], first: int, end: int) -> tuple[int, int]:
+    """Return the first run of offsets of ``[first, end)`` that no operator took out; an empty one at its end if there
+    is none."""
+    for skip in skips:
+        if skip.first <= first < skip.end:
+            first = min(skip.end, end)
+        elif skip.first > first:
+            return first, min(skip.first, end)
+    return first, end

@@ -39,6 +39,16 @@ class ShardPosition(msgspec.Struct, frozen=True):
     """Offset after the last one in the log."""
 
 
+class StoppedRange(msgspec.Struct, frozen=True):
+    """Records of one shard that cannot become rows: the shard's later ones wait behind them."""
+
+    shard: int
+    first: int
+    end: int
+    """Offset after the last of them."""
+    reason: str
+
+
 class TableStatus(msgspec.Struct, frozen=True):
     """The status of one stream's table."""
 
@@ -55,6 +65,7 @@ class TableStatus(msgspec.Struct, frozen=True):
     """Time when this node last moved rows (ns since 1970)."""
     error: str | None
     """Error of the last round; None when it succeeded."""
+    stopped: list[StoppedRange]
 
 
 class _Stream:
@@ -81,6 +92,10 @@ class _Stream:
             self.tierer.rows_moved,
             self.committed_at,
             self.error,
+            [
+                StoppedRange(each.shard, each.first, each.end, each.reason)
+                for _, each in sorted(self.tierer.stopped.items())
+            ],
         )
 
 
@@ -135,8 +150,13 @@ class TableService:
         """Return the status of every known stream, by tenant and name."""
         return [stream.status(key) for key, stream in sorted(self._streams.items())]
 
+    @property
+    def stopped(self) -> int:
+        """Return the number of tables that wait behind records which cannot become rows."""
+        return sum(bool(stream.tierer.stopped) for stream in self._streams.values())
+
     def rows(self, tenant: str, stream: str) -> int | None:
-        """Return how many records of a stream are table rows, as last seen; None while that is unknown."""
+        """Return how many records of a stream are table rows, or skipped, as last seen; None while that is unknown."""
         found = self._streams.get((tenant, stream))
         return sum(found.tierer.positions.values()) if found and found.tierer.positions else None
 
@@ -240,12 +260,11 @@ class TableService:
     async def _turn(self, key: StreamKey) -> bool:
         """Do one step of a stream. Return whether it needs another turn."""
         stream, what = self._stream(key), f"the table of {key[0]}/{key[1]} is not being updated"
-        before = stream.tierer.rows_moved
+        before, rows = stream.tierer.done, stream.tierer.rows_moved
         try:
-            rows = await stream.tierer.step()
-            if rows and stream.tierer.is_behind:
-                return True
-            await stream.maintenance.maintain()
+            await stream.tierer.step()
+            if not stream.tierer.is_behind or stream.tierer.done == before:
+                await stream.maintenance.maintain()
             if stream.error is not None:
                 _logger.info("the table of %s/%s is being updated again", *key)
                 self._repeats.forget(what)
@@ -256,10 +275,10 @@ class TableService:
             # A mistake of ours that one stream brings out must not stop the others' tables.
             stream.error = self._told(what, error, _logger.exception)
         finally:
-            if stream.tierer.rows_moved > before:
+            if stream.tierer.rows_moved > rows:
                 stream.committed_at = self._clock()
         # What one shard lacks holds up no other one.
-        return stream.tierer.rows_moved > before and stream.tierer.is_behind
+        return stream.tierer.done > before and stream.tierer.is_behind
 
     def _told(self, what: str, error: Exception, say: Callable[..., None] = _logger.warning) -> str:
         # A round every few seconds meets the same trouble.

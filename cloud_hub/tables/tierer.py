@@ -18,7 +18,7 @@ from weft.cloud_hub.tables.columns import level_columns, new_columns
 from weft.cloud_hub.tables.declared import Declared
 from weft.cloud_hub.tables.delta import DataFile, DeltaHandle, in_thread
 from weft.cloud_hub.tables.errors import StreamStopped, TableConflict, TableDiverged, TableError
-from weft.cloud_hub.tables.gather import Gathered, Gatherer, Source
+from weft.cloud_hub.tables.gather import Gathered, Gatherer, Source, not_skipped
 from weft.cloud_hub.tables.parquet_file import ParquetFile
 from weft.cloud_hub.tables.settings import DEFAULTS, TableSettings
 from weft.cloud_hub.tables.shards import ShardView
@@ -38,9 +38,11 @@ ATTEMPTS_MAX = 5
 class _Written(NamedTuple):
     """A file in the store that no version names yet. A step that starts over uses it again if it still fits."""
 
+    shard: int
     first: int
     """Position that it was made from."""
-    file: DataFile
+    file: DataFile | None
+    """None when all offsets from there on are skipped."""
     schema: pa.Schema
     gathered: Gathered
 
@@ -110,6 +112,11 @@ class Tierer:
     def is_behind(self) -> bool:
         """Return whether the log has records that are not rows yet."""
         return any(self.positions.get(shard, 0) < end for shard, end in self.ends().items())
+
+    @property
+    def done(self) -> int:
+        """Return the number of offsets that are rows or skipped."""
+        return sum(self.positions.values())
 
     async def step(self) -> int:
         """Move new records, up to one file per shard. Return the number of rows, which are durable.
@@ -209,7 +216,7 @@ class Tierer:
             await self._commit(handle, list(written.values()), schema)
         if unreadable is not None:
             raise unreadable
-        return sum(item.file.rows for item in written.values())
+        return sum(item.file.rows for item in written.values() if item.file is not None)
 
     async def _read_positions(self, handle: DeltaHandle) -> None:
         names = {shard: app_id(self._cluster.cluster_id, self._stream, shard) for shard in self.ends()}
@@ -284,14 +291,18 @@ class Tierer:
         first, end = self.positions.get(view.shard, 0), self.ends().get(view.shard, 0)
         if first >= end:
             return None
+        start, limit = not_skipped(view.state.skips.get((self._tenant, self._stream), ()), first, end)
+        n = await self._first_chunk(view, first)
+        if start == limit:
+            return _Written(view.shard, first, None, schema, await self._gatherer.pass_over(view, n, start))
         out = await in_thread(lambda: ParquetFile(schema))
         behind = sum(self.positions.get(shard, 0) < end for shard, end in self.ends().items())
-        n = await self._first_chunk(view, first)
-        gathered = await self._gatherer.gather(view, out, n, first, end, self.payload, behind)
+        gathered = await self._gatherer.gather(view, out, n, start, limit, self.payload, behind)
         data = await in_thread(out.finish)
-        path = f"shard-{view.shard}-{first:020d}-{gathered.end:020d}-{self._nonce()}.parquet"
+        path = f"shard-{view.shard}-{start:020d}-{gathered.end:020d}-{self._nonce()}.parquet"
         await self._store.create(f"{self.key}/{path}", data)
-        return _Written(first, out.data_file(path, len(data), self._clock() // 1_000_000), schema, gathered)
+        file = out.data_file(path, len(data), self._clock() // 1_000_000)
+        return _Written(view.shard, first, file, schema, gathered)
 
     async def _first_chunk(self, view: ShardView, first: int) -> int:
         """Return a chunk in or behind which the record of an offset is found."""
@@ -302,20 +313,20 @@ class Tierer:
         return max(n, view.log.watermark)
 
     async def _commit(self, handle: DeltaHandle, written: Sequence[_Written], schema: pa.Schema) -> None:
-        files = [item.file for item in written]
+        files = [item.file for item in written if item.file is not None]
         transactions = {}
         for item in written:
-            app = app_id(self._cluster.cluster_id, self._stream, item.file.shard)
+            app = app_id(self._cluster.cluster_id, self._stream, item.shard)
             transactions[app] = item.gathered.end
             transactions.update(zip(source_ids(app), item.gathered.source, strict=True))
         await in_thread(lambda: handle.commit(files, transactions, schema))
         await self.log.sync(handle.version)
         self.version = handle.version
-        self.rows_moved += sum(item.file.rows for item in written)
+        self.rows_moved += sum(file.rows for file in files)
         for item in written:
-            shard, (end, source, next_n) = item.file.shard, item.gathered
-            self.positions[shard], self._sources[shard] = end, source
-            self._next_chunk[shard] = (end, next_n)
+            end, source, next_n = item.gathered
+            self.positions[item.shard], self._sources[item.shard] = end, source
+            self._next_chunk[item.shard] = (end, next_n)
 
     def _configuration(self, levels: Sequence[str], payload: PayloadKind) -> dict[str, str]:
         hours = f"interval {self._settings.retention_hours} hours"

@@ -117,9 +117,11 @@ def section_rows(  # noqa: PLR0917
     builder = RowBuilder(schema, lanes, shard, levels, payload)
     costs = RowCosts(schema, len(fields) if levels else 0)
     for piece in _pieces(section, data, _Footer(lanes, known_clocks(clocks), costs), wanted, edges):
-        if builder.rows and not (joined and builder.takes(piece)):
+        if not builder.takes(piece):
             yield builder.flush()
         builder.add(piece)
+        if not joined:
+            yield builder.flush()
     if builder.rows:
         yield builder.flush()
 

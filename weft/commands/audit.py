@@ -60,6 +60,9 @@ def _show(report: AuditReport) -> None:
     holes = report.total("holes")
     if holes:
         say(f"{holes} records are still to come over a link, or not explained yet")
+    skipped = report.total("skipped")
+    if skipped:
+        say(f"{skipped} records are not in the table because an operator skipped them (`weft hub skip`)")
     if not report.lanes:
         say(f"the hub knows no stream {report.tenant}/{report.stream}")
     elif report.agrees:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from weft.commands import hub_cluster
+from weft.commands import hub_cluster, hub_skip
 from weft.commands.check_answer import CheckAnswer
 from weft.commands.common import (
     ExistingPath,
@@ -51,6 +51,7 @@ def command() -> None:
 command.add_command(hub_cluster.finalize)
 command.add_command(hub_cluster.retire)
 command.add_command(hub_cluster.adopt)
+command.add_command(hub_skip.skip)
 
 processes_option = click.option(
     "--processes",
@@ -212,6 +213,9 @@ def status(config_file: str, token_file: str | None, as_json: bool) -> None:
     ]
     if conflicts:
         print_table(("conflict: edge", "log", "stream", "since", "why"), conflicts)
+    for table in facts["tables"]:
+        for stopped in table["stopped"]:
+            print_stopped(config_file, table, stopped)
     links = [
         (f"{link['tenant']}/{link['edge']}", link["connected_since"], ", ".join(link["streams"]))
         for link in facts["links"]
@@ -219,6 +223,18 @@ def status(config_file: str, token_file: str | None, as_json: bool) -> None:
     ]
     if links:
         print_table(("edge", "connected since", "streams"), links)
+
+
+def print_stopped(config_file: str, table: dict[str, Any], stopped: dict[str, Any]) -> None:
+    """Say which records a table waits behind, and how an operator skips them."""
+    click.echo(
+        f"STOPPED: the table of {table['tenant']}/{table['stream']} waits behind offsets {stopped['first']} to "
+        f"{stopped['end'] - 1} of shard {stopped['shard']}: {stopped['reason']}"
+    )
+    click.echo(
+        f"  To skip them: weft hub skip {config_file} {table['stream']} --tenant {table['tenant']} "
+        f"--shard {stopped['shard']} --from {stopped['first']} --to {stopped['end']} --reason '...'"
+    )
 
 
 def _join(facts: dict[str, Any], address: Address, token_file: str | None) -> None:

@@ -1,0 +1,62 @@
+"""``weft hub skip``: take records that cannot become rows out of a stream's table."""
+
+from __future__ import annotations
+
+import random
+import time
+from typing import TYPE_CHECKING
+
+import click
+
+from weft.commands.common import config_argument
+from weft.commands.hub_cluster import on_store
+from weft.output import Failed
+from weft.storage.object_store import ObjectStore
+
+if TYPE_CHECKING:
+    from weft.cloud_hub.shard.lane_ends import Ending
+    from weft.protocols.shard_state import ShardState
+
+
+@click.command()
+@config_argument
+@click.argument("stream")
+@click.option("--tenant", default="default", show_default=True, help="Tenant of the stream.")
+@click.option("--shard", type=click.IntRange(0), default=0, show_default=True, help="Shard of the offsets.")
+@click.option("--from", "first", type=click.IntRange(0), required=True, help="First offset to skip.")
+@click.option("--to", "end", type=click.IntRange(1), required=True, help="Offset after the last to skip.")
+@click.option("--reason", required=True, help="Why, in a few words; it stands with the offsets.")
+def skip(  # noqa: PLR0917
+    config_file: str, stream: str, tenant: str, shard: int, first: int, end: int, reason: str
+) -> None:
+    """Skip records of STREAM that stop its table at the hub of CONFIG; `weft hub status` names them.
+
+    The table goes on behind them, whether nodes run or not. The log keeps the records, and completeness and `weft
+    audit` name them as skipped, with the reason. It cannot be taken back: records that are rows already stay rows, and
+    the others never become any.
+    """
+    from weft.cloud_hub.shard import lane_ends, skips
+    from weft.protocols.errors import CodecError
+    from weft.storage.chunk_log import ShardLog, open_cluster
+
+    async def work(store: ObjectStore) -> Ending:
+        cluster = await open_cluster(store, None)
+        if shard >= cluster.shards:
+            raise Failed(f"--shard {shard}: the hub has shards 0 to {cluster.shards - 1}")
+        log = ShardLog(store, cluster, shard)
+
+        async def plan(state: ShardState) -> Ending:
+            return await skips.skip(state, log, (tenant, stream), first, end, reason)
+
+        return await lane_ends.write_ending(
+            log, plan, wall_clock=time.time_ns, random_bits=random.SystemRandom().getrandbits
+        )
+
+    try:
+        ending = on_store(config_file, work)
+    except (skips.CannotSkip, CodecError) as error:
+        raise Failed(str(error)) from None
+    if ending.controls:
+        click.echo(f"the table of {tenant}/{stream} skips offsets {first} to {end - 1} of shard {shard}: {reason}")
+    else:
+        click.echo(f"the table of {tenant}/{stream} skips offsets {first} to {end - 1} of shard {shard} already")
