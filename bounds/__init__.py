@@ -5,6 +5,8 @@
 - A *share* is how much of something shared one owner may have; the total is a bound of its own.
 - A *turn budget* is what one owner may make the server do before others are served; what is left waits its turn.
 - A *refusal* is what happens beyond a share. Metrics name the owners that were refused.
+
+`browsers` tells requests that pages of strangers send through a browser of this machine from its own.
 """
 
 from weft.bounds.bound import Bound

@@ -133,7 +133,7 @@ class Hub:
         """
         settings = self._settings
         self._tokens = TokenFile(settings.tokens_file) if settings.tokens_file else None
-        self._access = Access(self._tokens, settings.open_to_network)
+        self._access = Access(self._tokens, settings.open_to_network, settings.hosts)
         store = self._given_store or open_store(settings.store, settings.store_options)
         is_bucket = self._given_store is None and settings.store.startswith("s3://")
         await probe(store, open_store(settings.store, settings.store_options) if is_bucket else None)

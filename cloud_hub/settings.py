@@ -75,6 +75,8 @@ class HubSettings:
     tokens_file: str | None = None
     open_to_network: bool = False
     """Permission for peers on other machines to connect without tokens: the network is trusted."""
+    hosts: tuple[str, ...] | None = None
+    """Names under which readers without a token may call the hub, beside addresses; None: any."""
     sequencer: SequencerSettings = field(default_factory=SequencerSettings)
     links_max: int = 1024
     link_window_bytes: int = 8 * MiB

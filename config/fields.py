@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 import os.path
+import re
 from collections.abc import Callable
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
@@ -75,6 +76,13 @@ def _network(text: str, _folder: str) -> str:
         ) from None
 
 
+def _host(text: str, _folder: str) -> str:
+    name = text.strip().lower().removesuffix(".")
+    if not re.fullmatch(r"[a-z0-9_-]+(\.[a-z0-9_-]+)*", name):
+        raise ValueError(f"expected a host name without port such as edge.example.com, got {units.quoted(text)}")
+    return name
+
+
 def _path(text: str, folder: str) -> str:
     if not text or "\0" in text:
         raise ValueError(f"expected a path, got {units.quoted(text)}")
@@ -129,10 +137,11 @@ UNITS = {
     "bind": Unit("host:port such as 127.0.0.1:1883", _bind, str),
     "listen": Unit("host:port such as 127.0.0.1:1883, or unix:/path", _listen, str),
     "networks": Unit("an address or network such as 192.0.2.0/28", _network, str),
+    "hosts": Unit("a host name such as edge.example.com", _host, str),
     "path": Unit("a path", _path, str),
     "store": Unit("a folder or s3://bucket/prefix", _store, str),
     "filters": Unit('an MQTT filter such as "plant/{line}/#"', _filter, str),
     "urls": Unit("a URL such as https://hub.example.com", _url, str),
 }
-"""Units by the ``x-unit`` of the models. ``filters``, ``urls`` and ``networks`` are lists; a single value may stand for
-a list."""
+"""Units by the ``x-unit`` of the models. ``filters``, ``urls``, ``networks`` and ``hosts`` are lists; a single value
+may stand for a list."""

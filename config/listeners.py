@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from msgspec import Meta
 
-from weft.config.values import Anonymous, Bind, Listen, MqttAnonymous, Networks, Path, RefusedPublish, Section
+from weft.config.values import Anonymous, Bind, Hosts, Listen, MqttAnonymous, Networks, Path, RefusedPublish, Section
 
 
 class Tls(Section, frozen=True, kw_only=True):
@@ -46,8 +46,8 @@ class WebSocket(Section, frozen=True, kw_only=True):
         tuple[str, ...] | None,
         Meta(
             description='Origins of web pages that may connect, such as `https://dash.example.com`; `"*"` for '
-            "all. Unset: only pages from the listener's own host. Clients other than browsers send no "
-            "origin and are not checked."
+            "all. Unset: only pages of the listener's own scheme, host and port, and on loopback only under an address "
+            "or `localhost`. Clients other than browsers send no origin and are not checked."
         ),
     ] = None
 
@@ -137,3 +137,11 @@ class Http(Section, frozen=True, kw_only=True):
             "on this machine. `allowed_beyond_loopback`: every client that reaches the port."
         ),
     ] = "loopback"
+    hosts: Annotated[
+        Hosts | None,
+        Meta(
+            description="Names under which the pages may be called, beside addresses and `localhost`. Requests under "
+            "other names are refused, because pages of strangers in a browser could come under a name of their own "
+            "(DNS rebinding). Unset: no names on loopback, every name elsewhere."
+        ),
+    ] = None

@@ -15,7 +15,7 @@ from msgspec import Meta, field
 from weft.config.limits import EdgeLimits, HubLimits, State
 from weft.config.listeners import Auth, Http, MqttListener
 from weft.config.streams import Disk, Link, Stream, Unrouted
-from weft.config.values import Anonymous, Bind, Count, Duration, MiB, Path, Section, Size, Store, Urls
+from weft.config.values import Anonymous, Bind, Count, Duration, Hosts, MiB, Path, Section, Size, Store, Urls
 
 
 class EdgeConfig(Section, frozen=True, kw_only=True):
@@ -105,6 +105,15 @@ class HubConfig(Section, frozen=True, kw_only=True):
             "trust."
         ),
     ] = "loopback"
+    hosts: Annotated[
+        Hosts | None,
+        Meta(
+            description="Names under which readers without a token may call the hub, beside addresses and "
+            "`localhost`. Requests under other names are refused, because pages of strangers in a browser could come "
+            "under a name of their own (DNS rebinding). Unset: no names on loopback, every name elsewhere. With "
+            "`tokens_file` it does not matter: pages have no token."
+        ),
+    ] = None
     store: Annotated[
         Store,
         Meta(

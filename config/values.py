@@ -21,6 +21,8 @@ Urls = Annotated[tuple[str, ...], Meta(min_length=1, max_length=64, extra_json_s
 Listen = Annotated[str, Meta(extra_json_schema={"x-unit": "listen"})]
 """``host:port`` or ``unix:/path``; ``config.units.parse_listen`` takes it apart."""
 Networks = Annotated[tuple[str, ...], Meta(min_length=1, max_length=64, extra_json_schema={"x-unit": "networks"})]
+Hosts = Annotated[tuple[str, ...], Meta(max_length=64, extra_json_schema={"x-unit": "hosts"})]
+"""Host names without port, in lower case."""
 Anonymous = Literal["loopback", "allowed_beyond_loopback"]
 RefusedPublish = Literal["close", "acknowledge"]
 MqttAnonymous = Literal["never", "loopback", "allowed_beyond_loopback"]

@@ -200,7 +200,7 @@ class EdgeNode:
             has_conflict=lambda: bool(self._links.conflicts.reasons),
         )  # fmt: skip
         pages = Pages(self.status.facts, lambda: render(self.status), health)
-        await pages.start(self.config.http.bind)
+        await pages.start(self.config.http.bind, self.config.http.hosts)
         stack.push_async_callback(pages.close)
         self.http = Address(parse_bind(self.config.http.bind).host, pages.port)
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import ipaddress
+from collections.abc import Collection
 
 from aiohttp import web
 
+from weft.bounds.browsers import MISDIRECTED_REQUEST, is_misdirected, misdirected_advice
 from weft.cloud_hub.api.tokens import Scope, TokenFile, TokenIdentity
 
 
@@ -24,11 +26,13 @@ class Access:
 
     Args:
         open_to_network: without tokens, admit peers of other machines too.
+        hosts: without tokens, names under which readers may call the hub, beside addresses; None: any.
     """
 
-    def __init__(self, tokens: TokenFile | None, open_to_network: bool) -> None:
+    def __init__(self, tokens: TokenFile | None, open_to_network: bool, hosts: Collection[str] | None = None) -> None:
         self._tokens = tokens
         self._open_to_network = open_to_network
+        self._hosts = hosts
 
     def link(self, request: web.Request) -> TokenIdentity | None:
         """Return the edge's identity for a link; None when the hub has no tokens and trusts HELLO.
@@ -50,9 +54,9 @@ class Access:
         """Return the tenant whose streams a request may read: ``?tenant=``, else the token's own, else "default".
 
         Raises:
-            ApiError: 401, 403.
+            ApiError: 401, 403, 421.
         """
-        identity = self._identity(request)
+        identity = self._reader(request)
         wanted = request.query.get("tenant")
         if identity is None:
             return wanted or "default"
@@ -66,11 +70,19 @@ class Access:
         """Permit a request that concerns the whole node.
 
         Raises:
-            ApiError: 401, 403.
+            ApiError: 401, 403, 421.
         """
-        identity = self._identity(request)
+        identity = self._reader(request)
         if identity is not None and identity.scope is not Scope.ADMIN:
             raise ApiError(403, f"the token {identity.name!r} has the scope {identity.scope}", "use an admin token")
+
+    def _reader(self, request: web.Request) -> TokenIdentity | None:
+        """Return the identity of a reader. A page of a stranger in a browser has no token, but a name for the hub."""
+        hosts = request.headers.getall("Host", ())
+        if self._tokens is None and self._hosts is not None and is_misdirected(hosts, self._hosts):
+            error = "the hub is not read under this name"
+            raise ApiError(MISDIRECTED_REQUEST, error, misdirected_advice("hosts"))
+        return self._identity(request)
 
     def _identity(self, request: web.Request) -> TokenIdentity | None:
         if self._tokens is None:

@@ -7,7 +7,7 @@ from ipaddress import ip_network
 
 from weft.config.listeners import MqttListener, Tls, WebSocket
 from weft.config.models import EdgeConfig
-from weft.config.units import parse_listen
+from weft.config.units import Address, parse_listen
 from weft.edge_node.listeners.settings import AdmissionLimits, ListenerSettings, TlsFiles, WebSocketSettings
 
 WEBSOCKET_NAMES = ("ws", "wss")
@@ -57,4 +57,10 @@ def _websocket(name: str, listener: MqttListener) -> WebSocketSettings | None:
     if listener.websocket is None and name not in WEBSOCKET_NAMES:
         return None
     section = listener.websocket or WebSocket()
-    return WebSocketSettings(path=section.path, origins=section.origins)
+    bind = parse_listen(listener.bind)
+    return WebSocketSettings(
+        path=section.path,
+        origins=section.origins,
+        scheme="http" if listener.tls is None else "https",
+        is_loopback=isinstance(bind, Address) and bind.is_loopback,  # no browser reaches a unix socket by itself
+    )

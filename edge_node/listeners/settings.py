@@ -29,8 +29,11 @@ class WebSocketSettings:
 
     path: str = "/mqtt"
     origins: tuple[str, ...] | None = None
-    """Origins of pages that may connect; None means the listener's own host, ``("*",)`` all. Only browsers send an
-    origin."""
+    """Origins of pages that may connect; None means the listener's own, ``("*",)`` all. Only browsers send one."""
+    scheme: str = "http"
+    """Scheme of the listener's own pages: ``https`` with TLS."""
+    is_loopback: bool = True
+    """True when only this machine reaches the listener, so that a host name in a request can be a stranger's."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

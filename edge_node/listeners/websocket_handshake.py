@@ -5,15 +5,14 @@ The library reads the request and answers it; ours are the checks beyond the RFC
 
 from __future__ import annotations
 
-import contextlib
 import logging
 from http import HTTPStatus
-from urllib.parse import urlsplit
 
 from websockets.http11 import Request, Response
 from websockets.server import ServerProtocol
 from websockets.typing import Subprotocol
 
+from weft.bounds.browsers import is_own_name, parse_origin, served_origin
 from weft.edge_node.listeners.settings import WebSocketSettings
 
 PROTOCOLS = (Subprotocol("mqtt"), Subprotocol("mqttv3.1"))
@@ -68,8 +67,8 @@ def upgrade(head: bytes, settings: WebSocketSettings) -> bytes:
     response = library.accept(request)
     if response.status_code != HTTPStatus.SWITCHING_PROTOCOLS:
         raise UpgradeRefused(response, str(library.handshake_exc))
-    if not _is_welcome(request, settings.origins):
-        reason = "pages of this origin may not connect; `origins` says which may"
+    if not _is_welcome(request, settings):
+        reason = "pages of this origin may not connect. Add it to `websocket.origins` of the listener if they should"
         raise _refused(library, HTTPStatus.FORBIDDEN, reason)
     return response.serialize()
 
@@ -84,14 +83,17 @@ def _refused(library: ServerProtocol, status: HTTPStatus, reason: str) -> Upgrad
     return UpgradeRefused(library.reject(status, f"{reason}\n"), reason)
 
 
-def _is_welcome(request: Request, origins: tuple[str, ...] | None) -> bool:
+def _is_welcome(request: Request, settings: WebSocketSettings) -> bool:
     """Return whether pages of an origin may connect: otherwise any page in a browser could speak to a local node."""
-    origin, hosts = request.headers.get("Origin"), request.headers.get_all("Host")
-    if not origin:
+    text, hosts = request.headers.get("Origin"), request.headers.get_all("Host")
+    if not text:
         return True
-    if origins is not None:
-        return "*" in origins or origin in origins
-    with contextlib.suppress(ValueError):
-        name = urlsplit(origin).hostname
-        return name is not None and [name] == [urlsplit(f"//{host}").hostname for host in hosts]
-    return False
+    origin = parse_origin(text)
+    if settings.origins is not None:
+        # Origins of other schemes, such as those of browser extensions, are compared as they are written.
+        named = (each == text or (origin is not None and parse_origin(each) == origin) for each in settings.origins)
+        return "*" in settings.origins or any(named)
+    if origin is None or origin != served_origin(settings.scheme, hosts):
+        return False
+    # A stranger's name that is resolved to this machine makes page and listener one origin.
+    return not settings.is_loopback or is_own_name(origin.host)

@@ -5,13 +5,15 @@ Service managers and load balancers ask ``/healthz`` and ``/readyz``.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from html import escape
 from typing import Any
 
 import msgspec
 from aiohttp import web
+from aiohttp.typedefs import Handler, Middleware
 
+from weft.bounds.browsers import MISDIRECTED_REQUEST, is_misdirected, misdirected_advice
 from weft.config.errors import SettingError
 from weft.config.exposition import CONTENT_TYPE
 from weft.config.machine import why_not_listening
@@ -46,9 +48,17 @@ class Pages:
         self._runner: web.AppRunner | None = None
         self.port = 0
 
-    async def start(self, bind: str) -> None:
-        """Listen on ``host:port``. Raise ``SettingError`` when the address cannot be used."""
-        app = web.Application(client_max_size=1024)
+    async def start(self, bind: str, hosts: Collection[str] | None = None) -> None:
+        """Listen on ``host:port``. Raise ``SettingError`` when the address cannot be used.
+
+        Args:
+            hosts: names under which the pages may be called, beside addresses; None: any where other machines reach
+                the address.
+        """
+        address = parse_bind(bind)
+        if hosts is None and address.is_loopback:
+            hosts = ()
+        app = web.Application(client_max_size=1024, middlewares=[] if hosts is None else [_under_names(hosts)])
         app.router.add_get("/", self._page)
         app.router.add_get("/status", self._json)
         app.router.add_get("/metrics", self._text)
@@ -56,7 +66,6 @@ class Pages:
         app.router.add_get("/readyz", self._readyz)
         self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=SHUTDOWN_TIMEOUT_S)
         await self._runner.setup()
-        address = parse_bind(bind)
         site = web.TCPSite(self._runner, address.host, address.port)
         try:
             await site.start()
@@ -84,6 +93,19 @@ class Pages:
 
     async def _page(self, _request: web.Request) -> web.Response:
         return web.Response(text=page(self._status()), content_type="text/html", headers=_HEADERS)
+
+
+def _under_names(names: Collection[str]) -> Middleware:
+    """Return a middleware that refuses requests under other names than the node's."""
+
+    @web.middleware
+    async def middleware(request: web.Request, handler: Handler) -> web.StreamResponse:
+        if is_misdirected(request.headers.getall("Host", ()), names):
+            text = f"these pages are not served under this name: {misdirected_advice('http.hosts')}\n"
+            return web.Response(status=MISDIRECTED_REQUEST, text=text)
+        return await handler(request)
+
+    return middleware
 
 
 def page(facts: dict[str, Any]) -> str:

@@ -105,6 +105,7 @@ def test_an_optional_section_can_be_switched_off() -> None:
         ("unrouted: {size: 1KiB}", "edge.yaml:3: unrouted.size: expected at least 1MiB, got 1KiB"),
         ("a: [", "edge.yaml:4: this is not YAML"),
         ("node: !!python/object:os.system x", "is given twice"),
+        ("http: {hosts: 'edge.example.com:8080'}", "http.hosts: expected a host name without port such as edge."),
     ],
 )  # fmt: skip
 def test_an_error_says_where_and_what(lines: str, error: str) -> None:

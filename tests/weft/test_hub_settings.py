@@ -31,6 +31,7 @@ chunk_bytes_max: 2MiB
 tables: {{interval: 3s}}
 peers: true
 tokens_file: {store}/tokens
+hosts: Hub.example.com
 streams: {{telemetry: {{expected_edges: ["press-*", welder-1]}}, acme/alarms: {{}}}}
 anonymous: allowed_beyond_loopback
 limits: {{links: 5, window: 1MiB, batch: 3MiB, pending: 9MiB, response: 1MiB, lanes_per_edge: 7,
@@ -50,6 +51,7 @@ def test_every_setting_of_the_yaml_reaches_the_hub(tmp_path: Path) -> None:
     settings = settings_of(config)
     assert settings.advertise == ("https://a.example", "https://b.example")
     assert (settings.host, settings.port, settings.store, settings.shards) == ("127.0.0.1", 7000, str(tmp_path), 32)
+    assert settings.hosts == ("hub.example.com",)
     assert (settings.tokens_file, settings.open_to_network) == (f"{tmp_path}/tokens", True)
     assert (settings.sequencer.commit_interval_s, settings.sequencer.mark_interval_s) == (0.125, 120.0)
     assert (settings.link_ping_interval_s, settings.link_silence_s) == (20.0, 50.0)
@@ -68,6 +70,11 @@ def test_every_setting_of_the_yaml_reaches_the_hub(tmp_path: Path) -> None:
     assert settings.retain_log_s == 2 * 86_400.0
     assert (settings.retired_after_s, settings.dropped_after_s) == (20 * 86_400.0, 5 * 86_400.0)
     assert (settings.response_bytes_max, settings.table_interval_s) == (1 << 20, 3.0)
+
+
+def test_a_hub_on_loopback_has_no_name_unless_it_is_given_one() -> None:
+    assert settings_of(HubConfig(store="x")).hosts == ()
+    assert settings_of(HubConfig(store="x", listen="192.0.2.1:8090")).hosts is None
 
 
 def test_each_process_has_a_port_of_its_own() -> None:

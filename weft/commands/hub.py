@@ -261,7 +261,7 @@ def settings_of(config: HubConfig, process: int = 0, processes: int = 1) -> HubS
     """Return the settings of one of the hub's processes from its configuration."""
     from weft.cloud_hub.settings import HubSettings, SequencerSettings
 
-    host, port = parse_bind(config.listen)
+    host, port = address = parse_bind(config.listen)
     return HubSettings(
         store=config.store,
         host=host,
@@ -272,6 +272,7 @@ def settings_of(config: HubConfig, process: int = 0, processes: int = 1) -> HubS
         shards=config.shards,
         tokens_file=config.tokens_file,
         open_to_network=config.anonymous == "allowed_beyond_loopback",
+        hosts=() if config.hosts is None and address.is_loopback else config.hosts,
         sequencer=SequencerSettings(
             commit_interval_s=_commit_interval_s(config),
             mark_interval_s=config.mark_interval_s,

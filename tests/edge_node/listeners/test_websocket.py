@@ -105,9 +105,9 @@ async def test_other_requests_are_told_what_is_wrong(
     assert listener.echoes == []
 
 
-async def test_pages_of_the_same_host_and_those_named_may_connect(http: aiohttp.ClientSession) -> None:
+async def test_pages_of_the_listener_itself_and_those_named_may_connect(http: aiohttp.ClientSession) -> None:
     async with echoing(websocket=WebSocketSettings()) as listener:
-        async with await connect(http, listener, origin="http://127.0.0.1:3000") as client:
+        async with await connect(http, listener, origin=f"http://127.0.0.1:{listener.port}") as client:
             await client.send_bytes(b"hello")
             assert await client.receive_bytes() == b"hello"
     settings = WebSocketSettings(origins=("https://dash.example.com",))

@@ -46,7 +46,9 @@ def test_there_are_no_extensions() -> None:
         request(Sec_WebSocket_Protocol="chat, mqtt"),
         request(Sec_WebSocket_Protocol="mqttv3.1, mqtt"),
         request(Sec_WebSocket_Protocol="chat", more="sec-websocket-protocol: mqtt"),
-        request(more="Origin: https://node.example"),
+        request(more="Origin: http://127.0.0.1:9001", Host="127.0.0.1:9001"),
+        request(more="Origin: http://[::1]:9001", Host="[::1]:9001"),
+        request(more="Origin: http://localhost", Host="LocalHost:80"),
         request(more="Cookie: a=\xe9"),
     ],
 )
@@ -86,6 +88,10 @@ WRONG_METHOD, WRONG_VERSION, WRONG_PATH = (400, 405), (400, 505), (404, 400)
         (request(Sec_WebSocket_Protocol=","), 400),
         (request(Sec_WebSocket_Protocol=""), 400),
         (request(more="Origin: https://evil.example"), 403),
+        (request(more="Origin: http://node.example:9001"), 403),  # its own name, which strangers can have as well
+        (request(more="Origin: http://localhost:3000", Host="localhost:9001"), 403),
+        (request(more="Origin: https://localhost:9001", Host="localhost:9001"), 403),
+        (request(more="Origin: http://127.0.0.1:9001", Host="localhost:9001"), 403),
         (request(more="Origin: null"), 403),
         (request(more="Origin: null", Host=""), 403),
         (request(more="Origin: http://[x"), 403),
@@ -103,6 +109,36 @@ def test_what_is_refused(bad: bytes, status: int | tuple[int, int]) -> None:
         upgrade(bad, SETTINGS)
     assert caught.value.status in (status if isinstance(status, tuple) else (status,))
     is_whole(caught.value)
+
+
+NAMED = ("https://Dash.example.com:443/", "app://dash")
+
+
+@pytest.mark.parametrize(
+    ("settings", "origin", "comes_in"),
+    [
+        (WebSocketSettings(is_loopback=False), "http://node.example:9001", True),
+        (WebSocketSettings(is_loopback=False), "http://node.example", False),
+        (WebSocketSettings(is_loopback=False), "https://node.example:9001", False),
+        (WebSocketSettings(is_loopback=False, scheme="https"), "https://node.example:9001", True),
+        (WebSocketSettings(is_loopback=False, scheme="https"), "http://node.example:9001", False),
+        (WebSocketSettings(origins=NAMED), "https://dash.example.com", True),
+        (WebSocketSettings(origins=NAMED), "http://dash.example.com", False),
+        (WebSocketSettings(origins=NAMED), "https://dash.example.com:8443", False),
+        (WebSocketSettings(origins=NAMED), "https://evil.example/dash.example.com", False),
+        (WebSocketSettings(origins=NAMED), "http://node.example:9001", False),
+        (WebSocketSettings(origins=NAMED), "app://dash", True),
+        (WebSocketSettings(origins=NAMED), "app://other", False),
+        (WebSocketSettings(origins=("*",)), "https://anyone.example", True),
+    ],
+)
+def test_origins_are_compared_by_scheme_host_and_port(settings: WebSocketSettings, origin: str, comes_in: bool) -> None:
+    head = request(more=f"Origin: {origin}")
+    if comes_in:
+        assert upgrade(head, settings).startswith(b"HTTP/1.1 101 ")
+    else:
+        with pytest.raises(UpgradeRefused, match=r"`websocket\.origins`"):
+            upgrade(head, settings)
 
 
 def test_what_goes_on_too_long() -> None:
