@@ -6,14 +6,26 @@
 - A *turn budget* is what one owner may make the server do before others are served; what is left waits its turn.
 - A *refusal* is what happens beyond a share. Metrics name the owners that were refused.
 
-`browsers` tells requests that pages of strangers send through a browser of this machine from its own.
+`browsers` tells requests that pages of strangers send through a browser of this machine from its own,
+and `http_server` bounds the connections of a server that ask nothing.
 """
 
 from weft.bounds.bound import Bound
-from weft.bounds.owner import LOCAL, Owner, OwnerKind, user_or_address
+from weft.bounds.owner import LOCAL, Owner, OwnerKind, address_owner, user_or_address
 from weft.bounds.rates import Rates
 from weft.bounds.refusals import Refusals
 from weft.bounds.shares import Shares
 from weft.bounds.turn_budget import TurnBudget
 
-__all__ = ["LOCAL", "Bound", "Owner", "OwnerKind", "Rates", "Refusals", "Shares", "TurnBudget", "user_or_address"]
+__all__ = [
+    "LOCAL",
+    "Bound",
+    "Owner",
+    "OwnerKind",
+    "Rates",
+    "Refusals",
+    "Shares",
+    "TurnBudget",
+    "address_owner",
+    "user_or_address",
+]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+from ipaddress import IPv6Address, ip_address, ip_network
 from typing import NamedTuple
 
 
@@ -38,3 +39,15 @@ def user_or_address(user: str | None, address: str) -> Owner:
         address: empty for clients of this machine.
     """
     return Owner(OwnerKind.ADDRESS, address or LOCAL) if user is None else Owner(OwnerKind.USER, user)
+
+
+def address_owner(host: str) -> Owner:
+    """Return the owner of a connection by the address that it comes from: of IPv6 the /64, which one customer has."""
+    try:
+        address = ip_address(host.partition("%")[0])
+    except ValueError:
+        return Owner(OwnerKind.ADDRESS, host)
+    if isinstance(address, IPv6Address):
+        address = address.ipv4_mapped or address
+    name = str(ip_network((address, 64), strict=False)) if isinstance(address, IPv6Address) else str(address)
+    return Owner(OwnerKind.ADDRESS, name)

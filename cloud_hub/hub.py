@@ -9,7 +9,7 @@ import functools
 import logging
 import random
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
@@ -17,9 +17,9 @@ from urllib.parse import urlsplit
 import msgspec
 from aiohttp import web
 
+from weft.bounds.http_server import HttpServer
 from weft.cloud_hub.api.access import Access, ApiError
 from weft.cloud_hub.api.application import Api
-from weft.cloud_hub.api.idle import IdleConnections
 from weft.cloud_hub.api.metrics import Metrics
 from weft.cloud_hub.api.stream_completeness import StreamCompleteness
 from weft.cloud_hub.api.stream_figures import StreamFigures
@@ -103,10 +103,11 @@ class Hub:
         self._links: dict[EdgeLink, int] = {}
         self._link_log = HubLinkLog(time.monotonic)
         self._throttle = Throttle()
-        self._runner: web.AppRunner | None = None
         self._tables: TableService | None = None
         self._tokens: TokenFile | None = None
-        self._idle: IdleConnections | None = None
+        self._server = HttpServer(
+            settings.idle_connections_max, "limits.idle_connections", time.monotonic, shutdown_s=SHUTDOWN_S
+        )
         self._figures: StreamFigures | None = None
         self._shards: Shards | None = None
         self.cluster: Cluster
@@ -119,8 +120,8 @@ class Hub:
     @property
     def url(self) -> str:
         """Return the URL of the node, once started."""
-        assert self._runner is not None, "the hub has not been started"
-        host, port = self._runner.addresses[0][:2]
+        assert self._server.addresses, "the hub has not been started"
+        host, port = self._server.addresses[0]
         return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
     async def start(self) -> None:
@@ -210,20 +211,11 @@ class Hub:
         metrics = Metrics(shards, figures, lambda: len(self._links), collected, self._tables)
         longest = self._settings.response_bytes_max
         api = Api(self, shards, self._access, metrics, longest, moments=moments, monotonic=time.monotonic)
-        self._idle = IdleConnections(self._connections, time.monotonic)
-        application = api.application(self._idle.middleware)
-        self._runner = web.AppRunner(application, access_log=None, shutdown_timeout=SHUTDOWN_S)
-        await self._runner.setup()
-        self._idle.start()
         host, port = self._settings.host, self._settings.port
         try:
-            await web.TCPSite(self._runner, host, port).start()
+            await self._server.start(api.application(self._server.middleware), host, port)
         except OSError as error:
             raise SettingError(("listen",), why_not_listening(error, Address(host, port))) from None
-
-    def _connections(self) -> Iterable[web.RequestHandler]:
-        server = self._runner.server if self._runner else None
-        return server.connections if server else []
 
     def reload(self) -> None:
         """Read the tokens file again, changed or not. If it cannot be used, the tokens read before stay in force."""
@@ -235,13 +227,9 @@ class Hub:
     async def close(self) -> None:
         """Close the links and stop. Edges still have everything that was not acknowledged."""
         link_log.logger.removeFilter(self._throttle)
-        if self._idle is not None:
-            await self._idle.close()
+        await self._server.stop_listening()
         if self._figures is not None:
             await self._figures.close()
-        if self._runner is not None:
-            for site in list(self._runner.sites):
-                await site.stop()
         if self._membership is not None:
             await self._membership.close()
         if self._keeper is not None:
@@ -252,8 +240,7 @@ class Hub:
             await self._shards.close()
         if self._tables is not None:
             await self._tables.close()
-        if self._runner is not None:
-            await self._runner.cleanup()
+        await self._server.close()
 
     async def serve_link(self, request: web.Request) -> web.StreamResponse:
         """Run an edge's link until it ends."""

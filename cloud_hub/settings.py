@@ -79,6 +79,8 @@ class HubSettings:
     """Names under which readers without a token may call the hub, beside addresses; None: any."""
     sequencer: SequencerSettings = field(default_factory=SequencerSettings)
     links_max: int = 1024
+    idle_connections_max: int = 1024
+    """Maximum number of connections that wait for a request, so many that a fleet can come back at once."""
     link_window_bytes: int = 8 * MiB
     """Maximum number of bytes that one edge may send ahead of acknowledgements."""
     link_ping_interval_s: float = 75.0

@@ -45,6 +45,14 @@ class EdgeLimits(Section, frozen=True, kw_only=True):
             "is not complete. Above it, the node closes the oldest.",
         ),
     ] = 1_024
+    http_connections: Annotated[
+        Count,
+        Meta(
+            le=100_000,
+            description="Maximum number of connections to the status page. Above it, the address that has most loses "
+            "the one that has been idle longest. A connection without a request for 30 s is closed.",
+        ),
+    ] = 64
     packet_bytes: Annotated[
         Size,
         Meta(
@@ -343,6 +351,14 @@ class HubLimits(Section, frozen=True, kw_only=True):
     """Bounds on what edges and readers can make a hub node hold."""
 
     links: Annotated[Count, Meta(le=100_000, description="Maximum number of edges connected to this node.")] = 1024
+    idle_connections: Annotated[
+        Count,
+        Meta(
+            le=100_000,
+            description="Maximum number of connections without a request under way. Above it, the address that has "
+            "most loses the one that has been idle longest. A connection without a request for 30 s is closed.",
+        ),
+    ] = 1024
     window_bytes: Annotated[
         Size,
         Meta(

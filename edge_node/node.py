@@ -199,7 +199,11 @@ class EdgeNode:
             self.log, lambda: self._state.failed is not None, lambda: self.listeners.is_open,
             has_conflict=lambda: bool(self._links.conflicts.reasons),
         )  # fmt: skip
-        pages = Pages(self.status.facts, lambda: render(self.status), health)
+        pages = Pages(
+            self.status.facts, lambda: render(self.status), health,
+            connections_max=self.config.limits.http_connections, monotonic=asyncio.get_running_loop().time,
+            counters=self.listener_counters,
+        )  # fmt: skip
         await pages.start(self.config.http.bind, self.config.http.hosts)
         stack.push_async_callback(pages.close)
         self.http = Address(parse_bind(self.config.http.bind).host, pages.port)

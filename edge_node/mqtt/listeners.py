@@ -7,6 +7,7 @@ import dataclasses
 import logging
 import resource
 
+from weft.bounds import http_server
 from weft.config.models import EdgeConfig
 from weft.config.units import Address, UnixSocket
 from weft.edge_node.access import acl, users
@@ -22,7 +23,7 @@ from weft.edge_node.mqtt.listener import Listener, MakeConnection
 log = logging.getLogger(__name__)
 
 FILES_RESERVED = 128
-"""File descriptors kept for the log, links, pages and threads, whatever clients do."""
+"""File descriptors kept for the log, links and threads, whatever clients do."""
 HALF_OPEN_PART = 8
 """Divisor for the share of connections that may be half open, where the process may not open enough files."""
 
@@ -45,7 +46,8 @@ class Listeners:
             counters=listener_counters,
             waiting_max=config.limits.authentications,
         )
-        self._admission = Admission(with_files_for(admission_limits(config)), counters, listener_counters)
+        pages = config.limits.http_connections + http_server.BACKLOG
+        self._admission = Admission(with_files_for(admission_limits(config), pages), counters, listener_counters)
         self._listeners: list[Listener] = []
         self._reloads = Reloads(listener_counters)
         self.is_open = False
@@ -111,20 +113,21 @@ class Listeners:
             )
 
 
-def with_files_for(limits: AdmissionLimits) -> AdmissionLimits:
-    """Return the limits, with as many connections as the process may have files open for.
+def with_files_for(limits: AdmissionLimits, other_connections: int = 0) -> AdmissionLimits:
+    """Return the limits, with as many connections as the process may have files open for beside others.
 
     The soft limit is raised to the hard one first: systemd's 1,024 is meant for programs that use ``select``.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     connections, half_open = limits.connections_max, limits.half_open_max
-    wanted = connections + half_open + FILES_RESERVED
+    reserved = FILES_RESERVED + other_connections
+    wanted = connections + half_open + reserved
     if soft < wanted:
         soft = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
     if soft >= wanted:
         return limits
-    possible = max(soft - FILES_RESERVED, 2)
+    possible = max(soft - reserved, 2)
     half_open = min(half_open, max(possible // HALF_OPEN_PART, possible - connections, 1))
     connections = min(connections, possible - half_open)
     log.warning(

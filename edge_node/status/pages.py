@@ -14,10 +14,12 @@ from aiohttp import web
 from aiohttp.typedefs import Handler, Middleware
 
 from weft.bounds.browsers import MISDIRECTED_REQUEST, is_misdirected, misdirected_advice
+from weft.bounds.http_server import HttpServer
 from weft.config.errors import SettingError
 from weft.config.exposition import CONTENT_TYPE
 from weft.config.machine import why_not_listening
 from weft.config.units import approximate_duration, approximate_size, parse_bind
+from weft.edge_node.listeners.counters import ListenerCounters
 from weft.edge_node.status.health import Health
 from weft.edge_node.status.outage import outage_left
 from weft.protocols.health import health_answer
@@ -34,18 +36,35 @@ SHUTDOWN_TIMEOUT_S = 1.0
 class Pages:
     """A server of the pages; ``start`` binds, ``close`` ends. Belongs to the event loop's thread."""
 
-    def __init__(self, status: Callable[[], dict[str, Any]], metrics: Callable[[], bytes], health: Health) -> None:
+    def __init__(
+        self,
+        status: Callable[[], dict[str, Any]],
+        metrics: Callable[[], bytes],
+        health: Health,
+        *,
+        connections_max: int,
+        monotonic: Callable[[], float],
+        counters: ListenerCounters,
+    ) -> None:
         """Serve pages about these parts.
 
         Args:
             status: the facts, as ``edge_node.status.facts`` gathers them.
             metrics: the metrics in Prometheus's text format.
             health: whether the node is well and ready.
+            connections_max: maximum number of open connections; a request is answered within a turn of the loop.
+            monotonic: seconds.
         """
         self._status = status
         self._metrics = metrics
         self._health = health
-        self._runner: web.AppRunner | None = None
+
+        def closed() -> None:
+            counters.http_connections_closed += 1
+
+        self._server = HttpServer(
+            connections_max, "limits.http_connections", monotonic, SHUTDOWN_TIMEOUT_S, closed=closed
+        )
         self.port = 0
 
     async def start(self, bind: str, hosts: Collection[str] | None = None) -> None:
@@ -58,26 +77,22 @@ class Pages:
         address = parse_bind(bind)
         if hosts is None and address.is_loopback:
             hosts = ()
-        app = web.Application(client_max_size=1024, middlewares=[] if hosts is None else [_under_names(hosts)])
+        names = [] if hosts is None else [_under_names(hosts)]
+        app = web.Application(client_max_size=1024, middlewares=[self._server.middleware, *names])
         app.router.add_get("/", self._page)
         app.router.add_get("/status", self._json)
         app.router.add_get("/metrics", self._text)
         app.router.add_get("/healthz", self._healthz)
         app.router.add_get("/readyz", self._readyz)
-        self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=SHUTDOWN_TIMEOUT_S)
-        await self._runner.setup()
-        site = web.TCPSite(self._runner, address.host, address.port)
         try:
-            await site.start()
+            await self._server.start(app, address.host, address.port)
         except OSError as error:
-            await self.close()
             raise SettingError(("http", "bind"), why_not_listening(error, address)) from None
-        self.port = self._runner.addresses[0][1]
+        self.port = self._server.addresses[0][1]
 
     async def close(self) -> None:
         """Stop listening and end open requests."""
-        if self._runner is not None:
-            await self._runner.cleanup()
+        await self._server.close()
 
     async def _json(self, _request: web.Request) -> web.Response:
         return web.Response(body=msgspec.json.encode(self._status()), content_type="application/json", headers=_HEADERS)

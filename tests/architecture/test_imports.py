@@ -15,7 +15,7 @@ THIRD_PARTIES: dict[str, tuple[str, ...]] = {
     "obstore": ("storage/object_store/",),
     "deltalake": ("cloud_hub/tables/", "cloud_hub/audit", "spark_sinks/"),
     "pyspark": ("spark_sinks/", "pyspark_weft/", "weft/demo/"),
-    "aiohttp": ("edge_node/", "cloud_hub/", "replication/runner"),
+    "aiohttp": ("edge_node/", "cloud_hub/", "replication/runner", "bounds/http_server"),
     "websockets": ("edge_node/listeners/",),
     "click": ("weft/",),
     "rich": ("weft/",),

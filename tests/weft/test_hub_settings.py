@@ -34,7 +34,7 @@ tokens_file: {store}/tokens
 hosts: Hub.example.com
 streams: {{telemetry: {{expected_edges: ["press-*", welder-1]}}, acme/alarms: {{}}}}
 anonymous: allowed_beyond_loopback
-limits: {{links: 5, window: 1MiB, batch: 3MiB, pending: 9MiB, response: 1MiB, lanes_per_edge: 7,
+limits: {{links: 5, idle_connections: 6, window: 1MiB, batch: 3MiB, pending: 9MiB, response: 1MiB, lanes_per_edge: 7,
   lanes_per_tenant: 70, lanes: 700, edge_topics: 70KiB}}
 """
 
@@ -57,6 +57,7 @@ def test_every_setting_of_the_yaml_reaches_the_hub(tmp_path: Path) -> None:
     assert (settings.link_ping_interval_s, settings.link_silence_s) == (20.0, 50.0)
     assert settings.sequencer.unavailable_after_s == 3.0
     assert (settings.sequencer.chunk_bytes_max, settings.sequencer.pending_bytes_max) == (2 << 20, 9 << 20)
+    assert settings.idle_connections_max == 6
     assert (settings.links_max, settings.link_window_bytes, settings.batch_bytes_max) == (5, 1 << 20, 3 << 20)
     bounds = settings.sequencer
     assert (bounds.lanes_per_edge_max, bounds.lanes_per_tenant_max, bounds.lanes_max) == (7, 70, 700)

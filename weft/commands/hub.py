@@ -285,6 +285,7 @@ def settings_of(config: HubConfig, process: int = 0, processes: int = 1) -> HubS
             unavailable_after_s=config.unavailable_after_s,
         ),
         links_max=config.limits.links,
+        idle_connections_max=config.limits.idle_connections,
         link_window_bytes=config.limits.window_bytes,
         link_ping_interval_s=config.ping_interval_s,
         link_silence_s=config.silence_s,

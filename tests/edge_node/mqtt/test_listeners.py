@@ -468,6 +468,8 @@ def test_no_more_connections_than_files_may_be_open(
     assert "takes 3472 connections and not the 10000 of limits.connections, and 496 half open" in caplog.text
     taken = with_files_for(AdmissionLimits(connections_max=3000))
     assert (taken.connections_max, taken.half_open_max) == (3000, 968)
+    taken = with_files_for(AdmissionLimits(connections_max=3000), other_connections=100)
+    assert (taken.connections_max, taken.half_open_max) == (3000, 868)
 
 
 async def test_deep_topics_are_refused(tmp_path: Path) -> None:

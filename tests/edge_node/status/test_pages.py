@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import copy
+import time
 from typing import Any
 
 import aiohttp
 import pytest
 
+from weft.edge_node.listeners.counters import ListenerCounters
 from weft.edge_node.status.health import Health
 from weft.edge_node.status.pages import Pages, page, trouble
 
@@ -76,7 +78,10 @@ class Well(Health):
     ],
 )
 async def test_every_page_is_served(path: str, kind: str, text: str) -> None:
-    pages = Pages(lambda: FACTS, lambda: b"weft_x 1\n", Well())
+    counters = ListenerCounters()
+    pages = Pages(
+        lambda: FACTS, lambda: b"weft_x 1\n", Well(), connections_max=4, monotonic=time.monotonic, counters=counters
+    )
     await pages.start("127.0.0.1:0")
     try:
         async with aiohttp.ClientSession() as session, session.get(f"http://127.0.0.1:{pages.port}/{path}") as answer:

@@ -1,0 +1,171 @@
+"""HTTP servers whose idle connections are bounded: otherwise anyone who reaches the port could take all files of the
+process, and what else it listens at would stand still.
+
+aiohttp waits without limit for the head of a request, and needs the head before it can ask for a token.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+from aiohttp import web
+
+from weft.bounds.owner import Owner, address_owner
+from weft.bounds.refusals import Refusals
+
+IDLE_S_MAX = 30.0
+"""Longest wait of a connection for its (next) request, longer than Prometheus' usual interval."""
+LOOK_INTERVAL_S = 1.0
+BACKLOG = 64
+"""Connections that the system accepts ahead of the process: as many may be open beyond the bound for a moment."""
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+class HttpServer:
+    """A server of one application at one address. Belongs to the event loop's thread.
+
+    A connection is idle while no request of it is being handled: before the first, between two, and while the peer
+    takes its time to read an answer. Where too many are idle, the address that has most loses the one that has been
+    idle longest.
+
+    Args:
+        idle_max: maximum number of idle connections.
+        setting: name of the setting with that number, for the log.
+        monotonic: seconds.
+        shutdown_s: longest time that requests may take to end when the server closes.
+        closed: called for each connection that is closed because there are too many.
+    """
+
+    def __init__(
+        self,
+        idle_max: int,
+        setting: str,
+        monotonic: Callable[[], float],
+        shutdown_s: float,
+        closed: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._idle_max = idle_max
+        self._setting = setting
+        self._monotonic = monotonic
+        self._shutdown_s = shutdown_s
+        self._refusals = Refusals(monotonic)
+        self._closed = closed
+        self._runner: web.AppRunner | None = None
+        self._listening: asyncio.Server | None = None
+        self._looking: asyncio.Task[None] | None = None
+        self._busy: set[web.RequestHandler] = set()
+        self._idle: dict[Owner, dict[web.RequestHandler, float]] = {}
+        """Idle connections by their address, with the time since when; those idle longest first."""
+        self._owners: dict[web.RequestHandler, Owner] = {}
+        """Addresses of the idle connections."""
+
+    @property
+    def addresses(self) -> list[tuple[str, int]]:
+        """Return host and port of each socket that listens."""
+        return [each.getsockname()[:2] for each in self._listening.sockets] if self._listening is not None else []
+
+    @property
+    def connections(self) -> int:
+        """Return the number of open connections."""
+        return len(self._open())
+
+    @web.middleware
+    async def middleware(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        """Note that a connection is busy. The application needs it as its outermost middleware."""
+        connection = request.protocol
+        self._forget(connection)
+        self._busy.add(connection)
+        try:
+            return await handler(request)
+        finally:
+            self._busy.discard(connection)
+            self._note_idle(connection)
+
+    async def start(self, application: web.Application, host: str, port: int) -> None:
+        """Listen. Raise ``OSError`` when the address cannot be used."""
+        loop = asyncio.get_running_loop()
+        self._runner = web.AppRunner(application, access_log=None, shutdown_timeout=self._shutdown_s)
+        await self._runner.setup()
+        server = self._runner.server
+        assert server is not None, "it is set up"
+
+        def accept() -> web.RequestHandler:
+            connection = server()
+            # The connection has its transport, and so its address, a turn of the loop after this one.
+            loop.call_soon(loop.call_soon, self._note_idle, connection)
+            return connection
+
+        try:
+            self._listening = await loop.create_server(accept, host, port, backlog=BACKLOG)
+        except OSError:
+            await self.close()
+            raise
+        self._looking = asyncio.create_task(self._look_often(), name="idle-connections")
+
+    async def stop_listening(self) -> None:
+        """Accept no more connections, and close no more idle ones."""
+        if self._looking is not None:
+            self._looking.cancel()
+            await asyncio.wait([self._looking])
+        if self._listening is not None:
+            self._listening.close()
+
+    async def close(self) -> None:
+        """End the requests and connections."""
+        await self.stop_listening()
+        runner, self._runner = self._runner, None
+        if runner is not None:
+            await runner.cleanup()
+
+    def look(self) -> None:
+        """Close the connections that have been idle too long, and forget those that have ended."""
+        now = self._monotonic()
+        for connection in self._open():
+            if connection not in self._owners:  # it had no transport yet when it came
+                self._note_idle(connection)
+        for connection, owner in list(self._owners.items()):
+            if connection.transport is None:
+                self._forget(connection)
+            elif now - self._idle[owner][connection] >= IDLE_S_MAX:
+                self._abort(connection)
+
+    async def _look_often(self) -> None:
+        while True:
+            await asyncio.sleep(LOOK_INTERVAL_S)
+            self.look()
+
+    def _open(self) -> list[web.RequestHandler]:
+        server = self._runner.server if self._runner is not None else None
+        return server.connections if server is not None else []
+
+    def _note_idle(self, connection: web.RequestHandler) -> None:
+        if connection.transport is None or connection in self._busy:
+            return
+        self._forget(connection)
+        owner = self._owners[connection] = _owner(connection.transport)
+        self._idle.setdefault(owner, {})[connection] = self._monotonic()
+        if len(self._owners) > self._idle_max:
+            heaviest = max(self._idle, key=lambda each: len(self._idle[each]))
+            advice = "closed the connection that was idle longest. Raise the setting if these are clients of yours"
+            self._closed()
+            self._refusals.note(self._setting, heaviest, advice)
+            self._abort(next(iter(self._idle[heaviest])))
+
+    def _abort(self, connection: web.RequestHandler) -> None:
+        self._forget(connection)
+        if connection.transport is not None:
+            connection.transport.abort()
+
+    def _forget(self, connection: web.RequestHandler) -> None:
+        owner = self._owners.pop(connection, None)
+        if owner is not None:
+            del self._idle[owner][connection]
+            if not self._idle[owner]:
+                del self._idle[owner]
+
+
+def _owner(transport: asyncio.Transport) -> Owner:
+    peer = transport.get_extra_info("peername")
+    return address_owner(peer[0] if isinstance(peer, tuple) else "")

@@ -1,0 +1,142 @@
+"""Connections that ask nothing are closed, those of the address with most of them first; others are not."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator
+
+import aiohttp
+import pytest
+from aiohttp import web
+
+from tests.support.waiting import until
+from weft.bounds import Owner, OwnerKind, address_owner
+from weft.bounds.http_server import IDLE_S_MAX, HttpServer
+
+HALF_A_REQUEST = b"GET / HTTP/1.1\r\nHost: hub\r\nX-Slowly: "
+IDLE_MAX = 8
+Peer = tuple[asyncio.StreamReader, asyncio.StreamWriter]
+"""Both are kept: a writer that is collected closes its connection."""
+
+
+class Clock:
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class Server(HttpServer):
+    """Answers to ``/``, and to ``/slow`` once `go_on` is set."""
+
+    def __init__(self) -> None:
+        self.clock = Clock()
+        super().__init__(IDLE_MAX, "limits.idle", self.clock, shutdown_s=1.0)
+        self.go_on = asyncio.Event()
+
+    async def run(self) -> None:
+        async def slow(_: web.Request) -> web.Response:
+            await self.go_on.wait()
+            return web.Response()
+
+        async def fast(_: web.Request) -> web.Response:
+            return web.Response()
+
+        application = web.Application(middlewares=[self.middleware])
+        application.add_routes([web.get("/", fast), web.get("/slow", slow)])
+        await self.start(application, "127.0.0.1", 0)
+
+
+@pytest.fixture
+async def server() -> AsyncIterator[Server]:
+    made = Server()
+    await made.run()
+    yield made
+    made.go_on.set()
+    await made.close()
+
+
+async def half_open(server: HttpServer, data: bytes = HALF_A_REQUEST, source: str = "127.0.0.1") -> Peer:
+    reader, writer = await asyncio.open_connection(*server.addresses[0], local_addr=(source, 0))
+    writer.write(data)
+    return reader, writer
+
+
+async def closed(peer: Peer) -> bool:
+    try:
+        return await asyncio.wait_for(peer[0].read(1), 5) == b""
+    except ConnectionError:
+        return True
+
+
+async def test_a_head_that_never_ends_is_not_awaited_longer_than_that(server: Server) -> None:
+    peer = await half_open(server)
+    busy = await half_open(server, b"GET /slow HTTP/1.1\r\nHost: hub\r\n\r\n")
+    await until(lambda: len(server._owners) == 1 and server._busy)
+    server.clock.now = IDLE_S_MAX - 1
+    server.look()
+    assert not peer[0].at_eof()
+    server.clock.now = IDLE_S_MAX
+    server.look()
+    assert await closed(peer)
+    server.go_on.set()
+    assert (await busy[0].readline()).startswith(b"HTTP/1.1 200 ")
+
+
+async def test_a_request_in_between_begins_the_wait_anew(server: Server) -> None:
+    async with aiohttp.ClientSession(f"http://127.0.0.1:{server.addresses[0][1]}") as session:
+        for _ in range(4):
+            async with session.get("/") as answer:
+                assert answer.status == 200
+            server.clock.now += IDLE_S_MAX - 1
+            server.look()
+            assert server.connections == 1
+
+
+async def test_the_address_with_most_idle_connections_loses_the_oldest(
+    server: Server, caplog: pytest.LogCaptureFixture
+) -> None:
+    neighbours = [await half_open(server, source="127.0.0.2") for _ in range(3)]
+    await until(lambda: server.connections == 3)
+    flood = [await half_open(server) for _ in range(IDLE_MAX - 3)]
+    await until(lambda: server.connections == IDLE_MAX)
+    with caplog.at_level(logging.WARNING):
+        flood += await asyncio.gather(*(half_open(server) for _ in range(200)))
+        await until(lambda: server.connections == IDLE_MAX)
+    assert await closed(flood[0])
+    assert not any(reader.at_eof() for reader, _ in neighbours)
+    assert caplog.text.count("address 127.0.0.1 reached its share, limits.idle: closed the connection") == 1
+
+
+async def test_connections_that_end_are_forgotten(server: Server) -> None:
+    for _ in range(3):
+        peers = await asyncio.gather(*(half_open(server) for _ in range(IDLE_MAX)))
+        await until(lambda: len(server._owners) == IDLE_MAX)
+        for _, writer in peers:
+            writer.close()
+        await until(lambda: server.connections == 0)
+        server.look()
+        assert not server._owners
+        assert not server._idle
+
+
+async def test_a_port_that_is_taken_is_an_error_and_leaves_nothing(server: Server) -> None:
+    other = HttpServer(IDLE_MAX, "limits.idle", server.clock, shutdown_s=1.0)
+    with pytest.raises(OSError, match="in use"):
+        await other.start(web.Application(), *server.addresses[0])
+    await other.close()
+
+
+@pytest.mark.parametrize(
+    ("address", "name"),
+    [
+        ("192.0.2.7", "192.0.2.7"),
+        ("::ffff:192.0.2.7", "192.0.2.7"),
+        ("2001:db8:1:2:3:4:5:6", "2001:db8:1:2::/64"),
+        ("fe80::1%eth0", "fe80::/64"),
+        ("", ""),
+    ],
+)
+def test_a_customer_s_addresses_are_one_owner(address: str, name: str) -> None:
+    assert address_owner(address) == Owner(OwnerKind.ADDRESS, name)

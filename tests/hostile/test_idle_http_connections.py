@@ -1,0 +1,47 @@
+"""Idle connections to the status page take no place of devices: the MQTT door stays open, and the log its files."""
+
+from __future__ import annotations
+
+import socket
+import urllib.request
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.hostile.edge import GuardedEdge
+from tests.hostile.good_client import GoodClient
+from tests.support.waiting import wait_until
+
+pytestmark = pytest.mark.processes
+FILES_MAX = 400
+"""Files that the node may open: a flood of connections is over the sooner."""
+CONNECTIONS = 600
+
+
+def metric(edge: GuardedEdge, name: str) -> float:
+    with urllib.request.urlopen(f"http://127.0.0.1:{edge.http_port}/metrics", timeout=10) as answer:
+        lines = answer.read().decode().splitlines()
+    return next(float(line.split()[1]) for line in lines if line.startswith(f"weft_edge_{name} "))
+
+
+def test_a_node_serves_devices_while_its_status_page_is_flooded(tmp_path: Path) -> None:
+    edge = GuardedEdge(tmp_path, "http_connections: 20")
+    edge.command = ["sh", "-c", f'ulimit -n {FILES_MAX}; exec "$@"', "sh", *edge.command]
+    edge.start()
+    process = psutil.Process(edge.pid)
+    try:
+        with GoodClient(edge.mqtt_port, "device") as good:
+            before = process.num_fds()
+            flood = [socket.create_connection(("127.0.0.1", edge.http_port), timeout=5) for _ in range(CONNECTIONS)]
+            wait_until(lambda: process.num_fds() <= before + 20, what="closing the idle connections")
+            assert metric(edge, "http_connections_closed_total") >= CONNECTIONS - 20
+            with GoodClient(edge.mqtt_port, "alice", "newcomer"):
+                assert edge.status()["mqtt"]["connections"] == 2
+            for each in flood:
+                each.close()
+            assert good.take().longest < 2.0
+            wait_until(lambda: process.num_fds() <= before, what="giving the files back")
+        assert "limits.http_connections" in edge.log_path.read_text()
+    finally:
+        edge.stop()
