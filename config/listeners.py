@@ -29,6 +29,14 @@ class Tls(Section, frozen=True, kw_only=True):
             "name is the user name, and no password is needed. Unset: clients need no certificate."
         ),
     ] = None
+    crl_file: Annotated[
+        Path | None,
+        Meta(
+            description="PEM file with a revocation list of each authority in `client_ca`. Certificates in it are "
+            "refused; so are all certificates of an authority whose list is missing or out of date. Unset: a "
+            "certificate counts until it expires."
+        ),
+    ] = None
     client_certificate: Annotated[
         Literal["required", "optional"],
         Meta(

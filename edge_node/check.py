@@ -168,6 +168,8 @@ def _listener(name: str, listener: MqttListener, *, has_users: bool) -> Iterator
         )
     if isinstance(bind, UnixSocket) and listener.proxy_protocol is None and listener.tls is not None:
         yield Finding((*path, "tls"), "a unix socket needs no TLS: it does not leave the machine. Delete it")
+    if listener.tls is not None and listener.tls.crl_file is not None and listener.tls.client_ca is None:
+        yield Finding((*path, "tls", "crl_file"), "needs `client_ca`: without it, no client shows a certificate")
     knows_names = has_users or (listener.tls is not None and listener.tls.client_ca is not None)
     if (
         anonymous != "allowed_beyond_loopback"

@@ -49,6 +49,7 @@ def _tls(tls: Tls) -> TlsFiles:
         certificate=tls.certificate,
         key=tls.key,
         client_ca=tls.client_ca,
+        crl_file=tls.crl_file,
         client_certificate_required=tls.client_certificate == "required",
     )
 

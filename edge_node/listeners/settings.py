@@ -20,6 +20,8 @@ class TlsFiles:
     key: str
     client_ca: str | None = None
     """File of the authorities of client certificates; None asks clients for none."""
+    crl_file: str | None = None
+    """File of the authorities' revocation lists; None: no certificate is revoked before it expires."""
     client_certificate_required: bool = True
 
 

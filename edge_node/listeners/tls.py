@@ -24,7 +24,7 @@ def server_context(files: TlsFiles) -> ssl.SSLContext:
     """
     context = AlertingContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
-    for path in (files.certificate, files.key, files.client_ca):
+    for path in (files.certificate, files.key, files.client_ca, files.crl_file):
         if path is not None and (problem := unreadable(path)):
             raise TlsUnusable(f"{path}: {problem}")
     try:
@@ -38,8 +38,28 @@ def server_context(files: TlsFiles) -> ssl.SSLContext:
             raise TlsUnusable(
                 f"{files.client_ca} holds no certificate in PEM. Name the authorities' PEM file"
             ) from None
+        if files.crl_file is not None:
+            _check_revocation(context, files.crl_file)
         context.verify_mode = ssl.CERT_REQUIRED if files.client_certificate_required else ssl.CERT_OPTIONAL
     return context
+
+
+def _check_revocation(context: ssl.SSLContext, path: str) -> None:
+    """Refuse certificates that the lists in a file revoke.
+
+    Only the client's own certificate is looked up: few authorities publish lists of the intermediate ones. A session
+    that a client resumes is not verified again, but its ticket is worth nothing to a later context.
+    """
+    try:
+        context.load_verify_locations(path)
+        has_list = context.cert_store_stats()["crl"] > 0
+    except OSError:
+        has_list = False
+    if not has_list:
+        raise TlsUnusable(
+            f"{path} holds no revocation list in PEM. Name the authorities' list (`openssl crl -inform DER`)"
+        )
+    context.verify_flags |= ssl.VERIFY_CRL_CHECK_LEAF
 
 
 def common_name(peer_certificate: dict[str, Any] | None) -> str | None:

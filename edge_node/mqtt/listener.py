@@ -87,7 +87,9 @@ class Listener:
     def tls_files(self) -> list[str]:
         """Return the paths of the TLS files; none without TLS."""
         tls = self._settings.tls
-        return [path for path in (tls.certificate, tls.key, tls.client_ca) if path is not None] if tls else []
+        if tls is None:
+            return []
+        return [path for path in (tls.certificate, tls.key, tls.client_ca, tls.crl_file) if path is not None]
 
     def read_tls(self) -> ssl.SSLContext | None:
         """Read the TLS files as they are now; return None without TLS. Blocks.

@@ -42,6 +42,10 @@ def test_a_good_configuration_passes() -> None:
             GOOD + "listeners: {mqtt: {anonymous: never}}",
             "`anonymous: never` refuses every client without auth.users_file",
         ),
+        (
+            GOOD + "listeners: {mqtts: {tls: {certificate: a, key: b, crl_file: c}}}",
+            "listeners.mqtts.tls.crl_file: needs `client_ca`: without it",
+        ),
         (GOOD + "listeners: {wss: {bind: 'a:1'}}", "listeners.wss.tls: is missing"),
         (
             GOOD + "listeners: {a: {bind: 'a:1'}, b: {bind: 'a:1'}}",

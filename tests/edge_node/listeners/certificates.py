@@ -58,6 +58,20 @@ class Authority:
         )
         return Pem(f"{stem}.crt", f"{stem}.key")
 
+    def revoke(self, *certificates: Pem, expired: bool = False) -> str:
+        """A file with the authority's list of revoked certificates."""
+        now = datetime.datetime.now(datetime.UTC)
+        revocations = x509.CertificateRevocationListBuilder().issuer_name(self._name).last_update(now - 2 * _DAY)
+        for each in certificates:
+            number = x509.load_pem_x509_certificate(Path(each.certificate).read_bytes()).serial_number
+            revoked = x509.RevokedCertificateBuilder().serial_number(number).revocation_date(now - _DAY).build()
+            revocations = revocations.add_revoked_certificate(revoked)
+        signed = revocations.next_update(now - _DAY if expired else now + _DAY).sign(self._key, hashes.SHA256())
+        path = self._directory / "revoked.crl"
+        new = path.with_suffix(".new")
+        new.write_bytes(signed.public_bytes(serialization.Encoding.PEM))
+        return str(new.rename(path))
+
     def _builder(self, subject: x509.Name, key: ec.EllipticCurvePrivateKey, days: int = 1) -> x509.CertificateBuilder:
         now = datetime.datetime.now(datetime.UTC)
         return (

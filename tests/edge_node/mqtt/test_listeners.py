@@ -269,6 +269,42 @@ async def test_who_has_no_good_certificate_stays_outside(tmp_path: Path, authori
         await nameless.close()
 
 
+async def answer(node: EdgeNode, authority: Authority, pem: Pem) -> str:
+    """What a client with that certificate gets: an answer to CONNECT, or "lost"."""
+    client = Client(node, "mqtts").trust(authority, pem)
+    try:
+        return await client.connect()
+    except (ssl.SSLError, ConnectionError):
+        return "lost"
+    finally:
+        await client.close()
+
+
+async def test_a_certificate_that_was_revoked_opens_nothing(
+    tmp_path: Path, authority: Authority, caplog: pytest.LogCaptureFixture
+) -> None:
+    authority.sign("node")
+    (tmp_path / "acl").write_text("")
+    stolen, sold, good = (authority.sign(name) for name in ("stolen", "sold", "good"))
+    authority.revoke(stolen)
+    text = MUTUAL.replace("client_ca: authority.pem", "client_ca: authority.pem, crl_file: revoked.crl")
+    async with running(tmp_path, text) as node:
+        assert [await answer(node, authority, pem) for pem in (stolen, sold, good)] == ["lost", "Success", "Success"]
+        assert "certificate revoked" in caplog.text
+        await changed(node, lambda: authority.revoke(stolen, sold))
+        assert [await answer(node, authority, pem) for pem in (stolen, sold, good)] == ["lost", "lost", "Success"]
+        write(tmp_path / "revoked.crl", "no list\n")
+        await until(lambda: node.listener_counters.reload_failures == 1)
+        assert "holds no revocation list in PEM" in caplog.text
+        assert [await answer(node, authority, pem) for pem in (stolen, sold, good)] == ["lost", "lost", "Success"]
+        before = node.listener_counters.reloads
+        authority.revoke(expired=True)
+        os.kill(os.getpid(), signal.SIGHUP)
+        await until(lambda: node.listener_counters.reloads > before)
+        # A list that is out of date may lack what was revoked since.
+        assert await answer(node, authority, good) == "lost"
+
+
 def write(path: Path, text: str) -> None:
     """As editors do: the node never reads half a file."""
     new = path.with_name(f"{path.name}.new")
