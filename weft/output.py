@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import sys
 import textwrap
@@ -41,6 +42,17 @@ class Failed(click.ClickException):
     exit_code = FAILURE_EXIT_CODE
 
 
+def harmless(text: str) -> str:
+    """Return text for standard output: on a terminal with control characters escaped as in JSON.
+
+    What devices send can move the cursor, change the title of the window or type into the shell. Programs get it as it
+    is.
+    """
+    if text.isprintable() or not sys.stdout.isatty():
+        return text
+    return "".join(c if c.isprintable() or c in "\n\t" else json.dumps(c)[1:-1] for c in text)
+
+
 def print_error(message: str) -> None:
     """Print one error on standard error."""
     click.echo(f"weft: {message}" if "\n" not in message else message, err=True)
@@ -68,14 +80,14 @@ def print_json(facts: Any) -> None:
     """Print facts for programs: one JSON document on standard output."""
     import msgspec
 
-    click.echo(msgspec.json.format(msgspec.json.encode(facts), indent=2).decode())
+    click.echo(harmless(msgspec.json.format(msgspec.json.encode(facts), indent=2).decode()))
 
 
 def print_json_line(facts: Any) -> None:
     """Print facts for programs: one JSON document on one line, for commands that print many."""
     import msgspec
 
-    click.echo(msgspec.json.encode(facts).decode())
+    click.echo(harmless(msgspec.json.encode(facts).decode()))
 
 
 def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]], title: str = "") -> None:
@@ -107,7 +119,7 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]], title:
             column, justify="right" if is_number else "left", overflow="fold", min_width=min(word, _WORD_MAX)
         )
     for row in rows:
-        table.add_row(*(Text(str(cell)) for cell in row))
+        table.add_row(*(Text(harmless(str(cell))) for cell in row))
     click.echo()
     Console(highlight=False).print(table)
 
@@ -121,7 +133,7 @@ def print_facts(facts: Mapping[str, object]) -> None:
         if room >= _COLUMN_MIN:
             lines = [part for line in lines for part in textwrap.wrap(line, room, break_on_hyphens=False) or [""]]
         for at, line in enumerate(lines):
-            click.echo(f"{'' if at else name:<{width}}  {line}".rstrip())
+            click.echo(harmless(f"{'' if at else name:<{width}}  {line}".rstrip()))
 
 
 def counted(count: int, noun: str) -> str:

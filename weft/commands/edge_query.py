@@ -2,17 +2,35 @@
 
 from __future__ import annotations
 
+import os
+import select
+import signal
+import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Literal
 
 import click
 
 from weft.commands.common import json_option
 from weft.commands.node_log import NodeLog, parse_since, readable, target_argument
-from weft.output import Failed, Refused
+from weft.output import (
+    FAILURE_EXIT_CODE,
+    STOPPED_EXIT_CODE,
+    Failed,
+    Refused,
+    print_error,
+    print_error_json,
+)
 
 if TYPE_CHECKING:
-    from weft.edge_node.inspect.query import QuerySettings
+    from weft.edge_node.inspect.query import Query, QuerySettings
+
+LOOK_INTERVAL_S = 0.1
+GRACE_S = 0.5
+"""Time after Ctrl-C in which the query ends by itself."""
+SIGINT_BYTE = signal.SIGINT.to_bytes(1, "big")
 
 
 @click.command("query")
@@ -81,6 +99,44 @@ def command(
     _run(NodeLog.of(target), sql, settings, now_ns, "csv" if as_csv else "json" if as_json else "table")
 
 
+@contextmanager
+def _ended_in_time(query: Query, *, as_json: bool) -> Iterator[None]:
+    """End the process when SQLite does not end the query: after the deadline, or after Ctrl-C.
+
+    A thread looks, because the main thread is inside SQLite and runs no Python. Of SIGINT, Python writes a byte to the
+    pipe at once, although it raises ``KeyboardInterrupt`` only when SQLite returns.
+    """
+    reader, writer = os.pipe()
+    os.set_blocking(writer, False)
+    former = signal.set_wakeup_fd(writer)
+    done = threading.Event()
+
+    def look() -> None:
+        asked_at = None
+        while not done.is_set():
+            if select.select([reader], [], [], LOOK_INTERVAL_S)[0] and SIGINT_BYTE in os.read(reader, 64):
+                asked_at = time.monotonic()
+            if not query.is_in_sqlite:
+                asked_at = None
+            why = query.why_stuck()
+            if why is not None:
+                (print_error_json(why, FAILURE_EXIT_CODE) if as_json else print_error(why))
+                os._exit(FAILURE_EXIT_CODE)
+            if asked_at is not None and time.monotonic() - asked_at > GRACE_S:
+                os._exit(STOPPED_EXIT_CODE)
+
+    thread = threading.Thread(target=look, name="deadline", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        done.set()
+        thread.join()
+        signal.set_wakeup_fd(former)
+        os.close(reader)
+        os.close(writer)
+
+
 def _run(
     target: NodeLog, sql: str, settings: QuerySettings, now_ns: int, style: Literal["csv", "json", "table"]
 ) -> None:
@@ -93,7 +149,8 @@ def _run(
         for thorough in (False, True):
             query = Query(log, target.patterns(thorough=thorough), durability, settings, now_ns=now_ns)
             try:
-                print_rows(*query.run(sql), style)
+                with _ended_in_time(query, as_json=style == "json"):
+                    print_rows(*query.run(sql), style)
                 break
             except NoSuchTable as error:
                 if thorough:

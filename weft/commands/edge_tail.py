@@ -10,7 +10,7 @@ import msgspec
 
 from weft.commands.common import json_option
 from weft.commands.node_log import NodeLog, parse_since, readable, target_argument
-from weft.output import Refused
+from weft.output import Refused, harmless
 
 LAST_DEFAULT = 10
 
@@ -77,7 +77,7 @@ def command(
             return sleep(seconds)
 
         def text(item: Item) -> str:
-            return msgspec.json.encode(facts(item)).decode() if as_json else line(item)
+            return harmless(msgspec.json.encode(facts(item)).decode() if as_json else line(item))
 
         read = follow_log if follow else newest_records
         is_empty = True

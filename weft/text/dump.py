@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 
 from weft.protocols.batch import Record
-from weft.text.record import record_line, timestamp
+from weft.text.record import record_line, shown, timestamp
 
 _TIMES = frozenset({"created", "first_time", "last_time"})
 
@@ -28,4 +28,4 @@ def record_line_below(record: Record) -> str:
 def _shown(name: str, value: Any) -> str:
     if name in _TIMES:
         return timestamp(value)
-    return value if isinstance(value, str) and " " not in value else msgspec.json.encode(value).decode()
+    return shown(value if isinstance(value, str) and " " not in value else msgspec.json.encode(value).decode())

@@ -13,6 +13,7 @@ import click
 import msgspec
 from rich.cells import cell_len
 
+from weft.output import harmless
 from weft.text.record import PAYLOAD_SHOWN_MAX, shown
 
 Style = Literal["csv", "json", "table"]
@@ -28,8 +29,16 @@ def print_rows(columns: Sequence[str], rows: Iterable[Sequence[Any]], style: Sty
     sys.stdout.flush()
 
 
+class _Lines:
+    """Standard output as a CSV writer's file."""
+
+    def write(self, line: str) -> None:
+        # The writer ends lines with CR and LF: only then it quotes values with a CR, which readers take for a new line.
+        sys.stdout.write(harmless(line.removesuffix("\r\n")) + "\n")
+
+
 def _csv(columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
-    writer = csv.writer(sys.stdout, lineterminator="\n")
+    writer = csv.writer(_Lines())
     writer.writerow(columns)
     for row in rows:
         writer.writerow([_base64(cell) if isinstance(cell, bytes) else cell for cell in row])
@@ -42,7 +51,7 @@ def _json(columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
             f"{name}_base64" if isinstance(cell, bytes) else name: _base64(cell) if isinstance(cell, bytes) else cell
             for name, cell in zip(names, row, strict=True)
         }
-        sys.stdout.write(msgspec.json.encode(cells).decode() + "\n")
+        sys.stdout.write(harmless(msgspec.json.encode(cells).decode()) + "\n")
 
 
 def _table(columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:

@@ -22,6 +22,8 @@ from weft.protocols.segment import Footer
 
 FILE_BYTES_MAX = 1 << 30
 HEAP_BYTES_MAX = 768 << 20
+GRACE_S = 0.5
+"""Time after the deadline in which SQLite notices it by itself."""
 _PROGRESS_STEPS = 20_000
 """Number of steps of SQLite's machine between two looks at the clock: a few milliseconds."""
 
@@ -81,6 +83,7 @@ class Query:
         self._deadline = monotonic() + settings.timeout_s
         self._loaded = 0
         self._function_error: Exception | None = None
+        self._is_in_sqlite = False
         self.damage: list[DamagedBytes] = []
         """Unreadable bytes of the log: their records are in no row."""
         self._tables = tables.columns_of(streams)
@@ -93,6 +96,20 @@ class Query:
     def close(self) -> None:
         """Drop everything that was loaded."""
         self._connection.close()
+
+    def why_stuck(self) -> str | None:
+        """Return the message of a query that does not end by itself; None while it may. For any thread.
+
+        SQLite looks at the clock between the steps of its machine. One step can call a function that takes minutes,
+        such as ``instr`` with two long texts, and nothing but the end of the process ends it.
+        """
+        is_stuck = self._is_in_sqlite and self._monotonic() > self._deadline + GRACE_S
+        return self._too_long() if is_stuck else None
+
+    @property
+    def is_in_sqlite(self) -> bool:
+        """Return whether SQLite is at work now. For any thread."""
+        return self._is_in_sqlite
 
     def run(self, sql: str) -> Result:
         """Load the tables that ``sql`` reads and start it.
@@ -202,6 +219,7 @@ class Query:
 
     def _guarded(self, call: Callable[[], Any]) -> Any:
         """Call SQLite, and turn its errors into sentences."""
+        self._is_in_sqlite = True
         try:
             return call()
         except sqlite3.Error as error:
@@ -213,6 +231,8 @@ class Query:
             raise self._explained(error) from None
         except MemoryError:
             raise QueryStopped(TOO_LARGE) from None
+        finally:
+            self._is_in_sqlite = False
 
     def _explained(self, error: Exception) -> QueryRefused | QueryStopped:
         if self._function_error is not None:

@@ -1,0 +1,56 @@
+"""A query ends when its time is over, or the person who asked wants it to, also inside one function of SQLite."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.edge_node.inspect.view.logs import append, open_log
+from tests.support.waiting import wait_until
+from weft.output import FAILURE_EXIT_CODE, STOPPED_EXIT_CODE
+
+pytestmark = pytest.mark.processes
+SEARCH = "SELECT instr(printf('%.*c', 30000000, 'a'), printf('%.*c', 15000000, 'a') || 'b')"
+"""One call, which looks at no clock for hours."""
+COUNT = "WITH RECURSIVE r(x) AS (VALUES(1) UNION ALL SELECT x + 1 FROM r) SELECT count(*) FROM r"
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> Path:
+    with contextlib.closing(open_log(tmp_path)) as opened:
+        append(opened, b"1")
+    return tmp_path
+
+
+def start(log: Path, sql: str, *options: str) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "weft", "edge", "query", str(log), sql, *options]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+@pytest.mark.parametrize("sql", [SEARCH, COUNT])
+def test_a_query_ends_with_its_time(log: Path, sql: str) -> None:
+    began = time.monotonic()
+    query = start(log, sql, "--timeout", "1s", "--json")
+    output, errors = query.communicate(timeout=20)
+    assert time.monotonic() - began < 10
+    assert query.returncode == FAILURE_EXIT_CODE
+    assert output == ""
+    assert "longer than 1 s: ask for less, or allow more with --timeout" in json.loads(errors)["error"]
+
+
+@pytest.mark.parametrize("sql", [SEARCH, COUNT])
+def test_ctrl_c_ends_a_query(log: Path, sql: str) -> None:
+    query = start(log, sql, "--csv")
+    process = psutil.Process(query.pid)
+    wait_until(lambda: process.num_threads() > 1, what="the beginning of the query")  # one thread minds the time
+    query.send_signal(signal.SIGINT)
+    query.communicate(timeout=10)
+    assert query.returncode == STOPPED_EXIT_CODE
