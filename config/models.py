@@ -12,8 +12,9 @@ from typing import Annotated
 
 from msgspec import Meta, field
 
-from weft.config.limits import EdgeLimits, HubLimits, State
+from weft.config.limits import EdgeLimits, HubLimits
 from weft.config.listeners import Auth, Http, MqttListener
+from weft.config.state import State
 from weft.config.streams import Disk, Link, Stream, Unrouted
 from weft.config.values import Anonymous, Bind, Count, Duration, Hosts, MiB, Path, Section, Size, Store, Urls
 

@@ -9,8 +9,9 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from weft.cloud_hub.hub import Hub
 from weft.cloud_hub.settings import HubSettings
-from weft.config.limits import EdgeLimits, State
+from weft.config.limits import EdgeLimits
 from weft.config.metrics import EDGE_METRICS, HUB_METRICS, PROCESS_METRICS
+from weft.config.state import State
 from weft.edge_node.counters import Counters
 from weft.edge_node.listeners.counters import ListenerCounters
 from weft.edge_node.sessions.store.settings import StateCounters
