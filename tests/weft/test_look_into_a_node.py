@@ -291,6 +291,7 @@ def test_what_is_not_kept_by_choice_is_said_in_status_and_log(
     assert "'test'" in told[0]
 
 
+@pytest.mark.slow  # half a minute passes before a node looks for what is too old
 def test_what_was_kept_still_ends_when_it_is_kept_no_more(start: Start, edge_yaml: Path) -> None:
     node = start("edge", edge_yaml)
     publish(node.mqtt_port, "test", ["x"] * 10)

@@ -110,23 +110,23 @@ def _seals_are_trusted(patch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(
-    "break_log",
+    ("break_log", "first"),
     [
-        _no_sync,
-        _no_directory_sync,
-        _early_acknowledgement,
-        _everything_counts_as_released,
-        _drops_are_not_noticed,
-        _notices_are_not_moved,
-        _records_are_not_moved,
-        _seals_are_trusted,
+        (_no_sync, 10),
+        (_no_directory_sync, 10),
+        (_early_acknowledgement, 10),
+        (_everything_counts_as_released, 10),
+        (_drops_are_not_noticed, 10),
+        (_notices_are_not_moved, 10),
+        (_records_are_not_moved, 10),
+        (_seals_are_trusted, 41),  # the workloads before it do not notice, and take half a minute
     ],
 )
 def test_a_log_that_breaks_a_promise_is_found_out(
-    break_log: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch
+    break_log: Callable[[pytest.MonkeyPatch], None], first: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     break_log(monkeypatch)
-    for seed in range(10, 110):
+    for seed in range(first, first + 100):
         with contextlib.suppress(Violation):
             PowerCuts(seed).run()
             continue

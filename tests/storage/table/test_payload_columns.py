@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 
 import duckdb
 import polars as pl
@@ -86,13 +87,18 @@ def test_text_is_wrapped_and_not_copied() -> None:
         assert payload_columns(payloads, kind)["payload"].buffers()[2].address == payloads.buffers()[2].address
 
 
+@pytest.fixture(scope="module")
+def database() -> Iterator[duckdb.DuckDBPyConnection]:
+    with duckdb.connect() as connection:  # takes longer than an example
+        yield connection
+
+
 @settings(max_examples=300, deadline=None)
 @given(st.lists(ALMOST | VALUES.map(lambda value: json.dumps(value).encode("utf-8", "surrogatepass")), min_size=1))
-def test_what_is_taken_for_json_opens_in_engines(payloads: list[bytes]) -> None:
+def test_what_is_taken_for_json_opens_in_engines(database: duckdb.DuckDBPyConnection, payloads: list[bytes]) -> None:
     """One value that DuckDB cannot read fails the query for all the others."""
     columns = payload_columns(pa.array(payloads, pa.binary()), PayloadKind.JSON)
     table = pa.table({"payload": columns["payload"]})
-    database = duckdb.connect()
     database.register("weft", table)
     database.execute("SELECT payload->>'$.a', json_type(payload) FROM weft").fetchall()
     pl.from_arrow(table).select(pl.col("payload").str.json_path_match("$.a"))
