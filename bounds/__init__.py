@@ -14,7 +14,7 @@ from weft.bounds.bound import Bound
 from weft.bounds.owner import LOCAL, Owner, OwnerKind, address_owner, user_or_address
 from weft.bounds.rates import Rates
 from weft.bounds.refusals import Refusals
-from weft.bounds.shares import Shares
+from weft.bounds.shares import Shares, one_share
 from weft.bounds.turn_budget import TurnBudget
 
 __all__ = [
@@ -27,5 +27,6 @@ __all__ = [
     "Shares",
     "TurnBudget",
     "address_owner",
+    "one_share",
     "user_or_address",
 ]

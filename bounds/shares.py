@@ -6,6 +6,13 @@ from collections.abc import Hashable
 from typing import Generic, TypeVar
 
 OwnerT = TypeVar("OwnerT", bound=Hashable)
+SHARES = 4
+"""Owners that can take a whole total together, where nothing else is set: one alone cannot."""
+
+
+def one_share(setting: int | None, total: int) -> int:
+    """Return what one owner may have, by a setting of which None means a part of the total; at least one unit."""
+    return max(total // SHARES, 1) if setting is None else setting
 
 
 class Shares(Generic[OwnerT]):

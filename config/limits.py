@@ -245,6 +245,13 @@ class EdgeLimits(Section, frozen=True, kw_only=True):
             "reason code for a busy server.",
         ),
     ] = 4_096
+    authentications_per_address: Annotated[
+        Annotated[int, Meta(ge=1)] | None,
+        Meta(
+            description="The same of one address. Addresses take turns, and within an address its users. Unset: a "
+            "quarter of `authentications`."
+        ),
+    ] = None
     pending_bytes: Annotated[
         Size,
         Meta(

@@ -130,6 +130,15 @@ class Auth(Section, frozen=True, kw_only=True):
             "it again and again. MQTT 5.0 clients get the reason code."
         ),
     ] = "close"
+    remember_passwords: Annotated[
+        bool,
+        Meta(
+            description="Whether right passwords are remembered over restarts, so that known devices are let in at "
+            "once, whatever a flood of wrong passwords does. `known-passwords.json` in the data directory "
+            "holds keyed hashes and their key: who reads that file can try passwords faster than "
+            "`users_file` allows."
+        ),
+    ] = True
 
 
 class Http(Section, frozen=True, kw_only=True):

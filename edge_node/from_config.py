@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from weft.bounds import one_share
 from weft.config.models import EdgeConfig
 from weft.edge_node.check import carried_streams, segment_bytes, topics_log_bytes, unrouted_bytes
 from weft.edge_node.mqtt.broker import BrokerSettings
@@ -13,8 +14,6 @@ READ_BYTES_MAX = 1 << 20
 """Bytes above what asyncio and uvloop read from a socket at a time (256 KiB), and what that becomes in the log."""
 PENDING_READS_MIN = 3
 """Least number of longest reads that may wait for the disk, whatever ``limits.pending`` says."""
-SHARES = 4
-"""Users that can take a whole total, where nothing else is set: one user alone cannot."""
 KEEP_ALIVE_S_MAX = 65_535
 """Longest keep alive that two bytes can hold: as a limit, it is none."""
 
@@ -52,32 +51,27 @@ def unrouted_policy(config: EdgeConfig) -> StreamPolicy:
     return StreamPolicy("drop_oldest", config.unrouted.time_s, unrouted_bytes(config), replicated=False)
 
 
-def share(setting: int | None, total: int) -> int:
-    """Return what one user may have of something that all users share; at least one unit."""
-    return max(total // SHARES, 1) if setting is None else setting
-
-
 def session_limits(config: EdgeConfig) -> SessionLimits:
     """Return the bounds on MQTT sessions from the node's configuration."""
     limits = config.limits
     expiry_s = round(limits.session_expiry_s)
     return SessionLimits(
         sessions_max=limits.sessions,
-        sessions_per_user_max=share(limits.sessions_per_user, limits.sessions),
+        sessions_per_user_max=one_share(limits.sessions_per_user, limits.sessions),
         filters_max=limits.subscriptions,
         filters_total_max=limits.subscriptions_total,
-        filters_per_user_max=share(limits.subscriptions_per_user, limits.subscriptions_total),
+        filters_per_user_max=one_share(limits.subscriptions_per_user, limits.subscriptions_total),
         filter_levels_max=limits.topic_levels,
         inflight_max=limits.inflight,
         queue_bytes_max=limits.session_queue_bytes,
         queue_bytes_total_max=limits.session_queues_bytes,
-        queue_bytes_per_user_max=share(limits.session_queues_per_user_bytes, limits.session_queues_bytes),
+        queue_bytes_per_user_max=one_share(limits.session_queues_per_user_bytes, limits.session_queues_bytes),
         filter_bytes_max=limits.filter_bytes,
         filters_bytes_max=limits.filters_bytes,
         filters_bytes_total_max=limits.filters_total_bytes,
-        filters_bytes_per_user_max=share(limits.filters_per_user_bytes, limits.filters_total_bytes),
+        filters_bytes_per_user_max=one_share(limits.filters_per_user_bytes, limits.filters_total_bytes),
         will_bytes_max=limits.wills_bytes,
-        will_bytes_per_user_max=share(limits.wills_per_user_bytes, limits.wills_bytes),
+        will_bytes_per_user_max=one_share(limits.wills_per_user_bytes, limits.wills_bytes),
         expiry_s_max=expiry_s,
         expiry_s_of_old_versions=expiry_s,
     )
@@ -94,7 +88,7 @@ def broker_settings(config: EdgeConfig, software: str) -> BrokerSettings:
         packet_bytes_max=limits.packet_bytes,
         connect_bytes_max=limits.connect_bytes,
         unfinished_bytes_max=limits.unfinished_bytes,
-        unfinished_bytes_per_user_max=share(limits.unfinished_per_user_bytes, limits.unfinished_bytes),
+        unfinished_bytes_per_user_max=one_share(limits.unfinished_per_user_bytes, limits.unfinished_bytes),
         write_timeout_s=limits.write_timeout_s,
         send_queue_bytes_max=limits.send_queue_bytes,
         receive_maximum=limits.receive_maximum,
@@ -116,9 +110,9 @@ def state_settings(config: EdgeConfig, suppressed: frozenset[int]) -> StateSetti
     limits, state = config.limits, config.state
     return StateSettings(
         retained_messages_max=limits.retained,
-        retained_messages_per_user_max=share(limits.retained_per_user, limits.retained),
+        retained_messages_per_user_max=one_share(limits.retained_per_user, limits.retained),
         retained_bytes_max=limits.retained_bytes,
-        retained_bytes_per_user_max=share(limits.retained_per_user_bytes, limits.retained_bytes),
+        retained_bytes_per_user_max=one_share(limits.retained_per_user_bytes, limits.retained_bytes),
         save_interval_s=state.save_interval_s,
         save_bytes=state.save_bytes,
         journal_bytes_max=state.journal_bytes,

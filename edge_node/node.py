@@ -129,6 +129,7 @@ class EdgeNode:
                 raise failed
             shortages.full(self.log.shortage(), loop.time())
             await self.listeners.check_files()
+            await self.listeners.save_passwords()
             self._links.conflicts.look(self._links.statuses)
             self._links.clocks.look()
             if loop.time() >= next_sample:
@@ -179,7 +180,7 @@ class EdgeNode:
             wall_clock=wall_clock, post=poster(asyncio.get_running_loop()), refusals=self._refusals,
         )  # fmt: skip
         stack.push_async_callback(state.close)
-        self.listeners = Listeners(config, self.counters, self.listener_counters)
+        self.listeners = Listeners(config, self.counters, self.listener_counters, self._refusals)
         stack.push_async_callback(self.listeners.close)
         broker = Broker(
             log, state, self.turn, self.unrouted, broker_settings(config, self._software), self.counters, wall_clock

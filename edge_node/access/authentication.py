@@ -3,29 +3,25 @@ files."""
 
 from __future__ import annotations
 
-import asyncio
 import functools
 import os
+import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
-from hashlib import blake2b
 from typing import NoReturn
 
+from weft.bounds import Bound, Refusals, user_or_address
 from weft.edge_node.access import users
 from weft.edge_node.access.acl import AccessList
+from weft.edge_node.access.known_passwords import KnownPasswords
+from weft.edge_node.access.password_checks import PasswordChecks, TooMany
 from weft.edge_node.listeners.counters import ListenerCounters
 from weft.protocols.mqtt.errors import ConnectRefused
 from weft.protocols.mqtt.packets import Connect
 from weft.protocols.mqtt.reason_codes import ReasonCode
 
-THREADS = 2
-"""Number of password-hashing threads; each uses the 19 MiB of ``users.HASHER``."""
 WAITING_MAX = 4096
 """Default for the number of clients that may wait for their password check; further ones are refused as busy."""
 NAME_SHOWN_MAX = 80
-KNOWN_MAX = 20_000
-"""Number of passwords remembered as right, so that clients that come back do not cost a hash each; some 100 bytes for
-one."""
 
 
 class AccountIdentity:
@@ -79,6 +75,10 @@ class Accounts:
         *,
         counters: ListenerCounters | None = None,
         waiting_max: int = WAITING_MAX,
+        waiting_per_address_max: int | None = None,
+        known: KnownPasswords | None = None,
+        refusals: Refusals | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Start with the content of the files.
 
@@ -86,14 +86,21 @@ class Accounts:
             names: user -> hash (``users.parse``); None without a users file: then every password is wrong.
             acl: None without an ACL file: then every client may publish and read everything.
             waiting_max: clients whose passwords may wait to be checked.
+            waiting_per_address_max: the same of one address; None: no share.
+            known: passwords that were right before; None to remember them until the end of the process.
+            refusals: counts what addresses are refused.
+            clock: monotonic seconds.
         """
         self.acl = acl
         self._names = names
         self._counters = counters or ListenerCounters()
-        self._waiting_max = waiting_max
-        self._pool = ThreadPoolExecutor(THREADS, "weft-passwords")
-        self._known: dict[bytes, None] = {}
-        self._secret = os.urandom(32)
+        refusals = refusals or Refusals(clock)
+        waiting = Bound(
+            waiting_max, waiting_per_address_max or waiting_max, refusals,
+            "limits.authentications", "limits.authentications_per_address", "passwords to check",
+        )  # fmt: skip
+        self.known = known or KnownPasswords(None, clock)
+        self._checks = PasswordChecks(waiting, refusals, clock)
         self._watchers: list[Callable[[], None]] = []
 
     def watch(self, callback: Callable[[], None]) -> None:
@@ -113,14 +120,19 @@ class Accounts:
 
     def close(self) -> None:
         """Stop checking passwords; do not wait for checks under way."""
-        self._pool.shutdown(wait=False, cancel_futures=True)
+        self._checks.close()
 
-    async def identify(self, connect: Connect, common_name: str | None, *, may_be_anonymous: bool) -> AccountIdentity:
+    async def identify(
+        self, connect: Connect, common_name: str | None, *, may_be_anonymous: bool, address: str = ""
+    ) -> AccountIdentity:
         """Return the identity of a client: by its certificate, else by user name and password, else anonymous if that
         is allowed.
 
         A certificate decides: its common name is the user name, and CONNECT's user name is ignored. Cancelling removes
         a waiting password.
+
+        Args:
+            address: of the client, for its turn; empty for this machine.
 
         Raises:
             ConnectRefused: with the reason code for CONNACK. The sentence never holds a password.
@@ -136,34 +148,36 @@ class Accounts:
         if connect.username is None or connect.password is None:
             self._refuse(connect, ReasonCode.BAD_USER_NAME_OR_PASSWORD, "user name or password is missing")
         hashed = self._names.get(connect.username)
-        is_right = await self._is_right(connect, hashed, connect.password)
+        is_right = await self._is_right(connect, connect.username, hashed, connect.password, address)
         # The file may have been read again meanwhile.
         if hashed is None or not is_right or not self.has(connect.username, hashed):
             reason = f"wrong password or no such user: {_shown(connect.username)}"
             self._refuse(connect, ReasonCode.BAD_USER_NAME_OR_PASSWORD, reason)
         return AccountIdentity(self, connect.username, connect.client_id, hashed)
 
-    async def _is_right(self, connect: Connect, hashed: str | None, password: bytes) -> bool:
-        key = blake2b(b"\0".join(((hashed or "").encode(), password)), key=self._secret, digest_size=24).digest()
-        if hashed is not None and key in self._known:
+    async def _is_right(
+        self, connect: Connect, username: str, hashed: str | None, password: bytes, address: str
+    ) -> bool:
+        def is_known() -> bool:
+            return hashed is not None and self.known.knows(username, hashed, password)
+
+        if is_known():
             return True
         if len(password) > users.PASSWORD_BYTES_MAX:
             return False
-        if self._counters.authentications_waiting >= self._waiting_max:
-            self._counters.authentications_turned_away += 1
-            self._refuse(connect, ReasonCode.SERVER_BUSY, "too many passwords wait to be checked")
         self._counters.authentications_waiting += 1
         try:
             # A user that does not exist takes as long as one that does.
             check = functools.partial(users.verify, hashed or _nobodys_hash(), password)
-            is_right = await asyncio.get_running_loop().run_in_executor(self._pool, check)
+            is_right = await self._checks.is_right(user_or_address(None, address), username, is_known, check)
+        except TooMany as error:
+            self._counters.authentications_turned_away += 1
+            self._refuse(connect, ReasonCode.SERVER_BUSY, str(error))
         finally:
             self._counters.authentications_waiting -= 1
         if hashed is None or not is_right:
             return False
-        while len(self._known) >= KNOWN_MAX:
-            del self._known[next(iter(self._known))]
-        self._known[key] = None
+        self.known.add(username, hashed, password)
         return True
 
     def _refuse(self, connect: Connect, code: ReasonCode, reason: str, clause: str = "") -> NoReturn:

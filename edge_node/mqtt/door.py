@@ -11,11 +11,12 @@ from weft.protocols.mqtt.packets import Connect
 class Door(Protocol):
     """Authentication as one listener does it."""
 
-    async def authenticate(self, connect: Connect, transport: Any) -> Identity:
+    async def authenticate(self, connect: Connect, transport: Any, address: str) -> Identity:
         """Return the identity of a client that may come in. The connection is not read meanwhile.
 
         Args:
             transport: asks for ``peername``, ``ssl_object``, ... with ``get_extra_info``.
+            address: of the client, whom costs are charged to; empty for this machine.
 
         Raises:
             ConnectRefused: with the reason code that CONNACK gets.

@@ -49,7 +49,7 @@ class Handshake:
     async def _let_in(self, packet: Connect, transport: Any) -> None:
         client = self._client
         try:
-            identity = await self._door.authenticate(packet, transport)
+            identity = await self._door.authenticate(packet, transport, client.arrival.origin)
             has_room = await self._has_room(packet, identity)
             self._task = None
             if has_room:

@@ -105,8 +105,11 @@ class Listener:
 
     # --- what a connection asks of its listener
 
-    async def authenticate(self, connect: Connect, transport: Any) -> Identity:
+    async def authenticate(self, connect: Connect, transport: Any, address: str) -> Identity:
         """Return the identity of a client that may come in.
+
+        Args:
+            address: of the client, whom costs are charged to; empty for this machine.
 
         Raises:
             ConnectRefused: with the reason code that CONNACK gets.
@@ -114,7 +117,8 @@ class Listener:
         name = None
         if self._settings.tls is not None and self._settings.tls.client_ca is not None:
             name = common_name(transport.get_extra_info("peercert"))
-        return await self._accounts.identify(connect, name, may_be_anonymous=self._may_be_anonymous(transport))
+        may_be_anonymous = self._may_be_anonymous(transport)
+        return await self._accounts.identify(connect, name, may_be_anonymous=may_be_anonymous, address=address)
 
     def watch(self, callback: Callable[[], None]) -> None:
         """Call back after users or access rules were read again: remembered permissions are forgotten then."""

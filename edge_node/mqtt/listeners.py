@@ -7,11 +7,12 @@ import dataclasses
 import logging
 import resource
 
-from weft.bounds import http_server
+from weft.bounds import Refusals, http_server, one_share
 from weft.config.models import EdgeConfig
 from weft.config.units import Address, UnixSocket
 from weft.edge_node.access import acl, users
 from weft.edge_node.access.authentication import Accounts
+from weft.edge_node.access.known_passwords import KnownPasswords
 from weft.edge_node.access.reload import Reloads, Watched
 from weft.edge_node.counters import Counters
 from weft.edge_node.listeners.admission import Admission
@@ -31,7 +32,9 @@ HALF_OPEN_PART = 8
 class Listeners:
     """All listeners of a node. ``open`` and ``close`` once each, on the event loop's thread."""
 
-    def __init__(self, config: EdgeConfig, counters: Counters, listener_counters: ListenerCounters) -> None:
+    def __init__(
+        self, config: EdgeConfig, counters: Counters, listener_counters: ListenerCounters, refusals: Refusals
+    ) -> None:
         """Read users and access rules; blocks.
 
         Raises:
@@ -45,6 +48,10 @@ class Listeners:
             None if auth.acl_file is None else acl.read(auth.acl_file),
             counters=listener_counters,
             waiting_max=config.limits.authentications,
+            waiting_per_address_max=one_share(config.limits.authentications_per_address, config.limits.authentications),
+            known=KnownPasswords(config.data_dir if auth.remember_passwords else None, refusals.clock),
+            refusals=refusals,
+            clock=refusals.clock,
         )
         pages = config.limits.http_connections + http_server.BACKLOG
         self._admission = Admission(with_files_for(admission_limits(config), pages), counters, listener_counters)
@@ -87,6 +94,10 @@ class Listeners:
         """Read files again that have changed, or all of them. A file that cannot be used is reported, and ignored."""
         await self._reloads.check(all_of_them=all_of_them)
 
+    async def save_passwords(self) -> None:
+        """Write what is new of the passwords that were right, for the next start."""
+        await self.accounts.known.save()
+
     def stop(self) -> None:
         """Accept no more. Connections stay until the broker closes them."""
         self.is_open = False
@@ -98,6 +109,7 @@ class Listeners:
         await asyncio.gather(*(listener.close() for listener in self._listeners))
         self._admission.close()
         self.accounts.close()
+        await self.accounts.known.save(at_end=True)
 
     def _watch_accounts(self) -> None:
         accounts, auth = self.accounts, self._config.auth

@@ -83,6 +83,7 @@ LIMITS = {
     "wills_bytes": "wills_refused_total",
     "retained": "retained_refused_total",
     "retained_bytes": "retained_refused_total",
+    "authentications_per_address": "authentications_turned_away_total",
     "authentications": "authentications_turned_away_total",
     "pending_bytes": "backpressure_pauses_total",
     "tail_bytes": "backlog_disk_reads_total",

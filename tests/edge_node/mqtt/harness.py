@@ -95,7 +95,7 @@ class Anyone:
         self.removed: set[str | None] = set()
         """Users who would not be let in any more."""
 
-    async def authenticate(self, connect: Connect, transport: Any) -> Identity:
+    async def authenticate(self, connect: Connect, transport: Any, address: str) -> Identity:
         if self.refuse is not None:
             raise self.refuse
         return Somebody(self, self.username or connect.username)
