@@ -7,6 +7,7 @@ import asyncio
 import calendar
 import json
 import random
+import re
 import shutil
 import subprocess
 import sys
@@ -170,6 +171,8 @@ def copy_the_node(fleet: Fleet, claims: Claims, acked: dict[str, int]) -> dict[s
     fleet.kill_hub()
     claims.reasons.clear()
     wait_until(lambda: "conflict" in claims.reasons, PATIENCE_S, "the conflict to be in the hub's log")
+    status = weft("hub", "status", fleet.hub.config_path)
+    assert re.search(rf"^conflict: edge.*\ndefault/{EDGES[0]}\t.*\t{STREAM}\t", status, re.MULTILINE), status
     refused.stop()
     weft("hub", "adopt", fleet.hub.config_path, EDGES[0])
     acked |= told[taken]
