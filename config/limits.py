@@ -322,6 +322,14 @@ class HubLimits(Section, frozen=True, kw_only=True):
             description="Maximum number of lanes of one tenant in one shard.",
         ),
     ] = 50_000
+    streams_per_tenant: Annotated[
+        Count,
+        Meta(
+            le=1_000_000,
+            description="Maximum number of streams of one tenant in one shard. Each has a table of its own. Above it, "
+            "the hub refuses further streams of that tenant.",
+        ),
+    ] = 1000
     lanes: Annotated[
         Count,
         Meta(

@@ -96,7 +96,7 @@ class ShardState:
     """The fold up to chunk ``n``."""
 
     __slots__ = (
-        "_edges", "_fields", "_streams", "_tenants", "clocks", "cluster_id", "conflicts", "created", "drops",
+        "_edges", "_fields", "_names", "_streams", "_tenants", "clocks", "cluster_id", "conflicts", "created", "drops",
         "extensions", "fold_level", "footer_crc", "lanes", "n", "next_offset", "rules", "shard", "skips",
     )  # fmt: skip
 
@@ -122,12 +122,11 @@ class ShardState:
         """Clocks of the boots of each log, the last heard of at the end."""
         self.extensions: dict[int, bytes] = {}
         self.skips: dict[StreamKey, list[Skip]] = {}
-        """Ranges of streams that are not in their tables."""
         self._fields: dict[StreamKey, dict[str, str]] = {}
-        """Named topic levels of streams, with the edges that named them first."""
         self._streams: dict[StreamKey, dict[Lane, None]] = {}
         self._edges: dict[tuple[str, str], dict[Lane, None]] = {}
         self._tenants: dict[str, int] = {}
+        self._names: dict[str, dict[str, None]] = {}
 
     @property
     def is_whole(self) -> bool:
@@ -210,6 +209,7 @@ class ShardState:
             self._streams.setdefault(stream, {})[lane] = None
             self._edges.setdefault(edge, {})[lane] = None
             self._tenants[lane.tenant] = self._tenants.get(lane.tenant, 0) + 1
+            self._names.setdefault(lane.tenant, {})[lane.stream] = None
             self.lanes[lane] = held
         elif self.lanes.pop(lane, None) is not None:
             del self._streams[stream][lane]
@@ -322,9 +322,13 @@ class ShardState:
         """Return the lanes of a stream in this shard."""
         return {lane: self.lanes[lane] for lane in self._streams.get((tenant, stream), ())}
 
-    def streams(self) -> set[StreamKey]:
-        """Return the streams that have records or lanes in this shard."""
-        return {*self.next_offset, *(key for key, lanes in self._streams.items() if lanes)}
+    def stream_lane_names(self, tenant: str, stream: str) -> list[Lane]:
+        """Return the names of the lanes of a stream in this shard: quick, however many they are."""
+        return list(self._streams.get((tenant, stream), ()))
+
+    def tenant_streams(self, tenant: str) -> list[str]:
+        """Return the names of a tenant's streams in this shard, those whose last lane has left included."""
+        return list(self._names.get(tenant, ()))
 
     def edge_lanes(self, tenant: str, edge: str) -> dict[Lane, LaneState]:
         """Return the lanes of an edge in this shard, of all its logs."""
@@ -334,18 +338,13 @@ class ShardState:
         """Return the number of a tenant's lanes in this shard."""
         return self._tenants.get(tenant, 0)
 
-    def complete_up_to(self, tenant: str, stream: str) -> int | None:
-        """Return the moment up to which the stream's lanes that count are complete; None when one is unknown."""
-        lanes = self.stream_lanes(tenant, stream).values()
-        return earliest(held.complete_up_to for held in lanes if held.counts)
-
     def encode(self) -> bytes:
         """Encode the state as a snapshot. One state has one encoding."""
         return self.freeze()()
 
     def freeze(self) -> Callable[[], bytes]:
         """Return a function that encodes the state as it is now, in any thread, whatever happens to the state."""
-        # Shallow copies are enough: what stands in the tables is replaced by the fold, never changed.
+        # Shallow copies: what stands in the tables is replaced by the fold, never changed.
         lanes = dict(self.lanes)
         streams = {key: self.next_offset.get(key, 0) for key in {*self.next_offset, *self._fields}}
         fields, clocks, extensions = dict(self._fields), dict(self.clocks), dict(self.extensions)
@@ -385,6 +384,7 @@ class ShardState:
         state.n, state.footer_crc, state.created = snapshot.n, snapshot.footer_crc, snapshot.created
         state.fold_level, state.drops = snapshot.fold_level, snapshot.drops
         for stream in snapshot.streams:
+            state._names.setdefault(stream.tenant, {})[stream.stream] = None
             if stream.next_offset:
                 state.next_offset[stream.tenant, stream.stream] = stream.next_offset
             if stream.fields:

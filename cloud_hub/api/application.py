@@ -252,7 +252,7 @@ class Api:
     async def _stream(self, request: web.Request) -> tuple[_ShardsView, str, str]:
         tenant, stream = self._access.tenant(request), request.match_info["stream"]
         shards = await self._view_of_shards()
-        if stream not in views.stream_keys(shards.states, tenant):
+        if not any(views.has_stream(state, tenant, stream) for state in shards.states):
             if shards.missing:
                 shard, trouble = next(iter(shards.missing.items()))
                 raise _unavailable(f"stream {stream!r} is not known yet, and shard {shard} cannot be read: {trouble}")

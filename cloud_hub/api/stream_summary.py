@@ -46,7 +46,7 @@ async def summarise(
     earliest: int | None = None
     all_known, any_counts = True, False
     for state in states:
-        names = list(state.stream_lanes(tenant, stream))
+        names = state.stream_lane_names(tenant, stream)
         lanes += len(names)
         for start in range(0, len(names), SLICE_LANES):
             for lane in names[start : start + SLICE_LANES]:

@@ -170,8 +170,13 @@ def conflict_views(states: Iterable[ShardState]) -> list[View]:
 
 def stream_keys(states: Sequence[ShardState], tenant: str) -> list[str]:
     """Return the names of a tenant's streams, sorted."""
-    keys = {key for state in states for key in state.streams()}
-    return sorted(stream for owner, stream in keys if owner == tenant)
+    names = {name for state in states for name in state.tenant_streams(tenant)}
+    return sorted(name for name in names if any(has_stream(state, tenant, name) for state in states))
+
+
+def has_stream(state: ShardState, tenant: str, stream: str) -> bool:
+    """Return whether a shard has records or lanes of a stream."""
+    return (tenant, stream) in state.next_offset or bool(state.stream_lane_names(tenant, stream))
 
 
 def stream_lanes(states: Sequence[ShardState], tenant: str, stream: str) -> list[LaneOf]:

@@ -24,6 +24,10 @@ def no_room(state: ShardState, settings: SequencerSettings, lane: Lane, topics: 
         return f"edge {lane.edge} of tenant {lane.tenant} has {len(edge)} lanes, its limit"
     if state.tenant_lanes(lane.tenant) >= settings.lanes_per_tenant_max:
         return f"tenant {lane.tenant} has {state.tenant_lanes(lane.tenant)} lanes in shard {state.shard}, its limit"
+    if (lane.tenant, lane.stream) not in state.next_offset:
+        streams = state.tenant_streams(lane.tenant)
+        if lane.stream not in streams and len(streams) >= settings.streams_per_tenant_max:
+            return f"tenant {lane.tenant} has {len(streams)} streams in shard {state.shard}, its limit"
     if len(state.lanes) >= settings.lanes_max:
         return f"shard {state.shard} has {len(state.lanes)} lanes, its limit"
     return None

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.protocols.test_shard_state import CLUSTER, LANE, next_chunk, update
+from tests.protocols.test_shard_state import CLUSTER, LANE, complete_up_to, next_chunk, update
 from weft.protocols import chunk_footer
 from weft.protocols import snapshot as snapshots
 from weft.protocols.chunk import Chunk, ClockUpdate, Control, ControlKind, GapRange, LaneFlag, LaneUpdate, Mark
@@ -126,16 +126,14 @@ def test_a_retired_lane_no_longer_holds_completeness_back() -> None:
     other = LANE._replace(edge="edge-2")
     held = add(state(), update(ranges=[(0, 1)], mark=Mark(50, 1)), update(other, mark=Mark(70, 0)))
     add(held, controls=[retire()])
-    assert held.complete_up_to("default", "telemetry") == 70
+    assert complete_up_to(held) == 70
     retired = held.lanes[LANE].retired
     assert retired is not None
     assert (retired.by, retired.reason) == (RetiredBy.OPERATOR, "scrapped")
     add(held, update(ranges=[(1, 2)]))
-    assert held.complete_up_to("default", "telemetry") == 70, (
-        "an operator's word stands until an operator takes it back"
-    )
+    assert complete_up_to(held) == 70, "an operator's word stands until an operator takes it back"
     add(held, controls=[control(ControlKind.ADOPT)])
-    assert held.complete_up_to("default", "telemetry") == 50
+    assert complete_up_to(held) == 50
 
 
 def test_a_lane_that_left_comes_back_with_all_that_it_had() -> None:

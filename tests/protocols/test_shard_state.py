@@ -164,13 +164,18 @@ def test_pending_marks_are_bounded_and_still_move_while_a_backlog_fills() -> Non
     assert max(steps) <= 10_000 * 4 // PENDING_MARKS_MAX, "the marks that stay are spread over the backlog"
 
 
+def complete_up_to(state: ShardState, stream: str = "telemetry") -> int | None:
+    lanes = state.stream_lanes("default", stream).values()
+    return earliest(lane.complete_up_to for lane in lanes if lane.counts)
+
+
 def test_a_stream_is_complete_up_to_its_latest_lane() -> None:
     other = LANE._replace(edge="edge-2")
     state = fold([update(ranges=[(0, 5)], mark=Mark(50, 5)), update(other, mark=Mark(70, 0))])
-    assert state.complete_up_to("default", "telemetry") == 50
+    assert complete_up_to(state, "telemetry") == 50
     state.apply(next_chunk(state, update(LANE._replace(edge="edge-3"))))
-    assert state.complete_up_to("default", "telemetry") is None
-    assert state.complete_up_to("default", "unknown") is None
+    assert complete_up_to(state, "telemetry") is None
+    assert complete_up_to(state, "unknown") is None
     assert earliest([]) is None
 
 

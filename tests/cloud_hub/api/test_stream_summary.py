@@ -69,6 +69,7 @@ def test_streams_are_listed_from_an_index(monkeypatch: pytest.MonkeyPatch) -> No
     held = states({lane(f"e{n}", f"s{n % 3}"): at(1) for n in range(30)})
     held[0].next_offset["default", "written"] = 5
     held[0].next_offset["acme", "other"] = 5
+    held[0] = ShardState.decode(held[0].encode())
 
     class Unwalked(dict[Lane, LaneState]):
         def __iter__(self) -> None:  # type: ignore[override]

@@ -12,6 +12,7 @@ import pytest
 from tests.cloud_hub import virtual_time
 from tests.cloud_hub.fabric import CLUSTER, SETTINGS, Node, Session, check_log, read_chunks
 from tests.cloud_hub.virtual_time import NS, now_ns
+from tests.protocols.test_shard_state import complete_up_to
 from weft.cloud_hub.settings import HubSettings
 from weft.cloud_hub.shard import lane_ends
 from weft.cloud_hub.shard.lane_ends import Ending
@@ -280,7 +281,7 @@ def test_an_operator_retires_an_edge_and_takes_it_back() -> None:
         assert (await hub.write(retire)).controls == [], "once is enough"
         state = await hub.state()
         assert state.lanes[LANE].gaps == [GapRange(5, 9, int(GapReason.OPERATOR))]
-        assert state.complete_up_to("default", "telemetry") == 70
+        assert complete_up_to(state) == 70
         # The disk was found: the records come, and the operator's word stands until it is taken back.
         await session.send(5, 9)
         await session.until_acked(0, 9)
@@ -328,6 +329,7 @@ def test_an_ending_takes_the_next_number_beside_busy_nodes() -> None:
     ("limits", "told"),
     [
         ({"lanes_per_edge_max": 1}, "edge edge-1 of tenant default has 1 lanes, its limit"),
+        ({"streams_per_tenant_max": 1}, "tenant default has 1 streams in shard 0, its limit"),
         ({"lanes_per_tenant_max": 1}, "tenant default has 1 lanes in shard 0, its limit"),
         (
             {"topic_bytes_per_edge_max": 15},
