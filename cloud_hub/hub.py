@@ -17,6 +17,7 @@ from urllib.parse import urlsplit
 import msgspec
 from aiohttp import web
 
+from weft.bounds import Refusals
 from weft.bounds.http_server import HttpServer
 from weft.cloud_hub.api.access import Access, ApiError
 from weft.cloud_hub.api.application import Api
@@ -28,6 +29,7 @@ from weft.cloud_hub.api.views import View, conflict_views, moment
 from weft.cloud_hub.links import link_log
 from weft.cloud_hub.links.edge_link import EdgeLink
 from weft.cloud_hub.links.link_log import HubLinkLog
+from weft.cloud_hub.links.open_links import OpenLinks
 from weft.cloud_hub.links.refused import note_refused
 from weft.cloud_hub.membership import Membership
 from weft.cloud_hub.settings import HubSettings
@@ -40,7 +42,6 @@ from weft.config.errors import SettingError
 from weft.config.log_lines.throttle import Throttle
 from weft.config.machine import why_not_listening
 from weft.config.units import Address, approximate_duration
-from weft.protocols.lane import format_log_id
 from weft.protocols.payloads import PayloadKind
 from weft.protocols.shard_state import RELEASE, FoldRules
 from weft.replication.runner import serve_link
@@ -100,7 +101,8 @@ class Hub:
         self._keeper: LaneKeeper | None = None
         self._collector: Collector | None = None
         self._random_bits = random.SystemRandom().getrandbits
-        self._links: dict[EdgeLink, int] = {}
+        self._refusals = Refusals(time.monotonic)
+        self._links = OpenLinks(settings.links_max, settings.links_per_token_max, self._refusals, wall_clock)
         self._link_log = HubLinkLog(time.monotonic)
         self._throttle = Throttle()
         self._tables: TableService | None = None
@@ -135,6 +137,7 @@ class Hub:
         settings = self._settings
         self._tokens = TokenFile(settings.tokens_file) if settings.tokens_file else None
         self._access = Access(self._tokens, settings.open_to_network, settings.hosts)
+        self._links.start(self._tokens)
         store = self._given_store or open_store(settings.store, settings.store_options)
         is_bucket = self._given_store is None and settings.store.startswith("s3://")
         await probe(store, open_store(settings.store, settings.store_options) if is_bucket else None)
@@ -208,7 +211,7 @@ class Hub:
         self._figures.start()
         collected = self._collector.shards if self._collector is not None else ()
         figures = self._figures if shards.process == 0 else None
-        metrics = Metrics(shards, figures, lambda: len(self._links), collected, self._tables)
+        metrics = Metrics(shards, figures, self._links, collected, tables=self._tables, refusals=self._refusals)
         longest = self._settings.response_bytes_max
         api = Api(self, shards, self._access, metrics, longest, moments=moments, monotonic=time.monotonic)
         host, port = self._settings.host, self._settings.port
@@ -227,6 +230,7 @@ class Hub:
     async def close(self) -> None:
         """Close the links and stop. Edges still have everything that was not acknowledged."""
         link_log.logger.removeFilter(self._throttle)
+        await self._links.close()
         await self._server.stop_listening()
         if self._figures is not None:
             await self._figures.close()
@@ -247,8 +251,7 @@ class Hub:
         settings, peer = self._settings, request.remote or "an unknown address"
         try:
             identity = self._access.link(request)
-            if len(self._links) >= settings.links_max:
-                raise ApiError(503, f"the hub has {settings.links_max} links, its limit", "connect to another node")
+            self._links.check_room(identity)
             if self._membership is not None and self._membership.is_outdated:
                 raise ApiError(503, "the hub's cluster has outgrown this node's release", "connect to another node")
         except ApiError as error:
@@ -258,8 +261,7 @@ class Hub:
         link = EdgeLink(
             self._shards, identity, self._wall_clock, self._link_log, peer, elsewhere=self._elsewhere(request)
         )
-        self._links[link] = self._wall_clock()
-        try:
+        with self._links.opened(link, identity):
             response = await serve_link(
                 request,
                 link,
@@ -268,8 +270,6 @@ class Hub:
                 software=_software(),
                 wall_clock=self._wall_clock,
             )
-        finally:
-            del self._links[link]
         await note_refused(link, response, self._wall_clock, self._random_bits)
         return response
 
@@ -340,7 +340,7 @@ class Hub:
             "tables": [_table_status(table) for table in self._tables.status()] if self._tables else [],
             "tables_trouble": self._tables.error if self._tables else None,
             "conflicts": conflict_views(sequencer.state for sequencer in self._own()),
-            "links": [_link_status(link, since) for link, since in self._links.items()],
+            "links": self._links.views(),
         }
 
     def _peers(self) -> list[View]:
@@ -368,18 +368,3 @@ def _host_of(header: str) -> str | None:
 
 def _table_status(table: TableStatus) -> View:
     return {**msgspec.to_builtins(table), "committed_at": moment(table.committed_at)}
-
-
-def _link_status(link: EdgeLink, since: int) -> View:
-    hello = link.hello
-    if hello is None:
-        return {"connected_since": moment(since), "edge": None}
-    return {
-        "connected_since": moment(since),
-        "tenant": hello.tenant,
-        "edge": hello.edge,
-        "log": format_log_id(hello.log_id),
-        "epoch": link.epoch,
-        "software": hello.software,
-        "streams": link.streams,
-    }

@@ -83,6 +83,8 @@ class HubSettings:
     links_max: int = 1024
     idle_connections_max: int = 1024
     """Maximum number of connections that wait for a request, so many that a fleet can come back at once."""
+    links_per_token_max: int = 8
+    """Maximum number of links of one token; the oldest ends when one more comes."""
     link_window_bytes: int = 8 * MiB
     """Maximum number of bytes that one edge may send ahead of acknowledgements."""
     link_ping_interval_s: float = 75.0

@@ -280,6 +280,13 @@ class HubLimits(Section, frozen=True, kw_only=True):
             "most loses the one that has been idle longest. A connection without a request for 30 s is closed.",
         ),
     ] = 1024
+    links_per_token: Annotated[
+        Count,
+        Meta(
+            le=100_000,
+            description="Maximum number of links of one token to this node. The oldest ends when one more comes.",
+        ),
+    ] = 8
     window_bytes: Annotated[
         Size,
         Meta(

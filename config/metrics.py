@@ -287,6 +287,12 @@ HUB_METRICS = (
         "weft_hub_skipped_records", "gauge", "Records that operators took out of tables, of the shards of this process."
     ),
     Metric("weft_hub_links", "gauge", "Edges connected to this node."),
+    Metric(
+        "weft_hub_refusals_total",
+        "counter",
+        "Refusals of what one edge, tenant or token asked for beyond its share, by setting and owner.",
+        ("bound", "owner"),
+    ),
     Metric("weft_hub_chunks_total", "counter", "Chunks written by this node.", ("shard",)),
     Metric("weft_hub_records_total", "counter", "Records in chunks written by this node.", ("shard",)),
     Metric("weft_hub_bytes_total", "counter", "Bytes of chunks written by this node.", ("shard",)),

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence, Sized
 from typing import TYPE_CHECKING
 
+from weft.bounds.refusals import Refused
 from weft.cloud_hub.api.stream_figures import StreamFigures
 from weft.cloud_hub.shard.collector import ShardCollector
 from weft.cloud_hub.shard.counters import ShardCounters
@@ -27,24 +28,28 @@ class Metrics:
     Args:
         sequencers: the shards that this process holds at the moment.
         streams: figures of streams, over all shards; None in a process that leaves them to another.
-        links: the number of connected edges.
+        links: the open links.
         collected: the shards whose old chunks this process deletes.
         tables: the tables; None in a process that leaves them to another.
+        refusals: what bounds refused.
     """
 
     def __init__(
         self,
         sequencers: Iterable[Sequencer],
         streams: StreamFigures | None,
-        links: Callable[[], int],
+        links: Sized,
         collected: Sequence[ShardCollector] = (),
+        *,
         tables: TableService | None = None,
+        refusals: Iterable[Refused] = (),
     ) -> None:
         self._sequencers = sequencers
         self._streams = streams
         self._links = links
         self._collected = collected
         self._tables = tables
+        self._refusals = refusals
 
     async def text(self) -> bytes:
         """Return the metrics in Prometheus's text format. The figures of streams are at most some seconds old."""
@@ -53,7 +58,10 @@ class Metrics:
         return exposition.render(HUB_METRICS, self._samples())
 
     def _samples(self) -> Iterator[AnySample]:
-        yield Sample("weft_hub_links", self._links())
+        yield Sample("weft_hub_links", len(self._links))
+        for refused in self._refusals:
+            owner = "others" if refused.owner is None else str(refused.owner)
+            yield Sample("weft_hub_refusals_total", refused.times, (refused.bound, owner))
         for sequencer in self._sequencers:
             yield from _shard(sequencer)
         collected = {each.log.shard: (0, each.log.watermark) for each in self._sequencers}

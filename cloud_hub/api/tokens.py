@@ -11,7 +11,7 @@ import os
 import re
 import secrets
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from enum import StrEnum
 from hashlib import sha256
 from typing import Any
@@ -139,7 +139,7 @@ def create_token(path: str, name: str, scope: Scope, tenant: str = "default", ed
 def revoke_token(path: str, name: str) -> TokenIdentity:
     """Remove a token from a file, durably. A running hub rejects it immediately.
 
-    An open link stays open until it ends.
+    Its open links end within seconds.
 
     Returns:
         The identity of the token.
@@ -192,6 +192,11 @@ class TokenFile:
         # What the time of a look-up tells is about the SHA-256 of what was presented. To steer that towards the hash of
         # a token of 256 random bits is as hard as to guess the token, so no comparison in constant time is needed.
         return self._identities.get(hash_token(token))
+
+    def revoked(self, identities: Iterable[TokenIdentity]) -> list[TokenIdentity]:
+        """Return those identities whose tokens are not in force any more, as they were."""
+        self._reload_if_changed()
+        return [identity for identity in identities if self._identities.get(identity.sha256) != identity]
 
     @property
     def count(self) -> int:

@@ -56,6 +56,8 @@ class EdgeLink:
         self._peer = peer
         self._elsewhere = elsewhere
         self._is_sent_on = False
+        self._end: LinkRefused | None = None
+        """The reason for which the hub ended the link by itself."""
         self._link: LinkSession
         self._is_taken = False
         self._lanes: dict[int, _OpenedLane] = {}
@@ -91,6 +93,8 @@ class EdgeLink:
         Raises:
             LinkRefused: the token is for another edge, or another process has the edge's shard.
         """
+        if self._end is not None:
+            raise self._end
         self._authorise(NodeName(hello.tenant, hello.edge))
         shard = shard_of(hello.tenant, hello.edge, self._shards.count)
         if not hello.stay and (url := self._elsewhere(shard)) is not None:
@@ -101,6 +105,17 @@ class EdgeLink:
             )  # fmt: skip
         self.hello = hello
         self._link = link
+
+    @property
+    def is_over(self) -> bool:
+        """Return whether ``end`` was called."""
+        return self._end is not None
+
+    def end(self, code: RefuseCode, message: str, advice: str) -> None:
+        """Refuse the link from now on, whatever it has done so far."""
+        self._end = LinkRefused(code, message, advice)
+        if self.hello is not None:
+            self._link.refuse(code, message, advice)
 
     def _authorise(self, node: NodeName) -> None:
         identity = self._identity

@@ -34,8 +34,8 @@ tokens_file: {store}/tokens
 hosts: Hub.example.com
 streams: {{telemetry: {{expected_edges: ["press-*", welder-1]}}, acme/alarms: {{}}}}
 anonymous: allowed_beyond_loopback
-limits: {{links: 5, idle_connections: 6, window: 1MiB, batch: 3MiB, pending: 9MiB, response: 1MiB, lanes_per_edge: 7,
-  lanes_per_tenant: 70, streams_per_tenant: 60, lanes: 700, edge_topics: 70KiB}}
+limits: {{links: 5, links_per_token: 3, idle_connections: 6, window: 1MiB, batch: 3MiB, pending: 9MiB, response: 1MiB,
+  lanes_per_edge: 7, lanes_per_tenant: 70, streams_per_tenant: 60, lanes: 700, edge_topics: 70KiB}}
 """
 
 
@@ -59,6 +59,7 @@ def test_every_setting_of_the_yaml_reaches_the_hub(tmp_path: Path) -> None:
     assert (settings.sequencer.chunk_bytes_max, settings.sequencer.pending_bytes_max) == (2 << 20, 9 << 20)
     assert settings.idle_connections_max == 6
     assert (settings.links_max, settings.link_window_bytes, settings.batch_bytes_max) == (5, 1 << 20, 3 << 20)
+    assert settings.links_per_token_max == 3
     bounds = settings.sequencer
     assert bounds.streams_per_tenant_max == 60
     assert (bounds.lanes_per_edge_max, bounds.lanes_per_tenant_max, bounds.lanes_max) == (7, 70, 700)

@@ -287,6 +287,7 @@ def settings_of(config: HubConfig, process: int = 0, processes: int = 1) -> HubS
         ),
         links_max=config.limits.links,
         idle_connections_max=config.limits.idle_connections,
+        links_per_token_max=config.limits.links_per_token,
         link_window_bytes=config.limits.window_bytes,
         link_ping_interval_s=config.ping_interval_s,
         link_silence_s=config.silence_s,

@@ -1,0 +1,124 @@
+"""The links of one hub process: how many a token may have, and their end when their token is revoked."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Iterator
+
+from weft.bounds import Owner, OwnerKind, Refusals
+from weft.cloud_hub.api.access import ApiError
+from weft.cloud_hub.api.tokens import TokenFile, TokenIdentity
+from weft.cloud_hub.api.views import View, moment
+from weft.cloud_hub.links.edge_link import EdgeLink
+from weft.protocols.lane import format_log_id
+from weft.protocols.link import RefuseCode
+
+LOOK_INTERVAL_S = 2.0
+"""Interval at which open links are held against the tokens file."""
+BOUND = "limits.links_per_token"
+
+
+class OpenLinks:
+    """The open links, each with its token.
+
+    Where a token has its share, its oldest link ends: an edge whose network comes and goes leaves links behind, of
+    which the hub does not know yet that they are dead.
+
+    Args:
+        links_max: links of all tokens.
+        per_token_max: links of one token.
+        refusals: counts the links that ended for a newer one.
+        wall_clock: nanoseconds since 1970.
+    """
+
+    def __init__(self, links_max: int, per_token_max: int, refusals: Refusals, wall_clock: Callable[[], int]) -> None:
+        self._links_max = links_max
+        self._per_token_max = per_token_max
+        self._refusals = refusals
+        self._wall_clock = wall_clock
+        self._since: dict[EdgeLink, int] = {}
+        self._by_token: dict[TokenIdentity, dict[EdgeLink, None]] = {}
+        self._task: asyncio.Task[None] | None = None
+
+    def __len__(self) -> int:
+        return len(self._since)
+
+    def views(self) -> list[View]:
+        """Return the links as status pages show them."""
+        return [_view(link, since) for link, since in self._since.items()]
+
+    def check_room(self, identity: TokenIdentity | None) -> None:
+        """Make room for a link, or refuse it.
+
+        Raises:
+            ApiError: 503.
+        """
+        if len(self._since) >= self._links_max:
+            raise ApiError(503, f"the hub has {self._links_max} links, its limit", "connect to another node")
+        own = self._by_token.get(identity) if identity is not None else None
+        if own is None or identity is None or len(own) < self._per_token_max:
+            return
+        if len(own) >= 2 * self._per_token_max:
+            raise ApiError(503, f"the token {identity.name!r} has links that have yet to end", "wait some seconds")
+        oldest = next((link for link in own if not link.is_over), None)
+        if oldest is not None:
+            advice = "if the token belongs to several nodes, give each one of its own"
+            message = f"the token {identity.name!r} has {self._per_token_max} links, its limit, and a newer one came"
+            self._refusals.note(BOUND, Owner(OwnerKind.EDGE, f"{identity.tenant}/{identity.edge}"), advice)
+            oldest.end(RefuseCode.OVERLOADED, message, advice)
+
+    @contextlib.contextmanager
+    def opened(self, link: EdgeLink, identity: TokenIdentity | None) -> Iterator[None]:
+        """Have a link among the others while it is open."""
+        self._since[link] = self._wall_clock()
+        if identity is not None:
+            self._by_token.setdefault(identity, {})[link] = None
+        try:
+            yield
+        finally:
+            del self._since[link]
+            if identity is not None:
+                del self._by_token[identity][link]
+                if not self._by_token[identity]:
+                    del self._by_token[identity]
+
+    def start(self, tokens: TokenFile | None) -> None:
+        """Begin to look whether tokens are in force still; a hub may have none."""
+        if tokens is not None:
+            self._task = asyncio.create_task(self._look(tokens), name="open-links")
+
+    async def close(self) -> None:
+        """Stop looking."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.wait([self._task])
+
+    async def _look(self, tokens: TokenFile) -> None:
+        while True:
+            await asyncio.sleep(LOOK_INTERVAL_S)
+            self.end_revoked(tokens)
+
+    def end_revoked(self, tokens: TokenFile) -> None:
+        """End the links of tokens that are not in force any more."""
+        for identity in tokens.revoked(self._by_token):
+            for link in self._by_token[identity]:
+                link.end(
+                    RefuseCode.UNAUTHORISED, f"the token {identity.name!r} was revoked",
+                    "give the edge a new one (`weft token create`) if it still belongs here",
+                )  # fmt: skip
+
+
+def _view(link: EdgeLink, since: int) -> View:
+    hello = link.hello
+    if hello is None:
+        return {"connected_since": moment(since), "edge": None}
+    return {
+        "connected_since": moment(since),
+        "tenant": hello.tenant,
+        "edge": hello.edge,
+        "log": format_log_id(hello.log_id),
+        "epoch": link.epoch,
+        "software": hello.software,
+        "streams": link.streams,
+    }
