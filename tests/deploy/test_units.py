@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -35,6 +36,24 @@ def test_systemd_has_nothing_to_say_of_it(tmp_path: Path, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["weft-edge.service", "weft-hub.service"])
+def test_an_intruder_in_the_process_has_little(name: str) -> None:
+    """systemd's own figure: 10 is a unit that gives its process everything, and 2 and less is what it calls good."""
+    if shutil.which("systemd-analyze") is None:
+        pytest.skip("systemd-analyze is not installed")
+    command = ["systemd-analyze", "security", "--offline=true", "--threshold=18", str(ROOT / "deploy" / name)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
+    assert done.returncode == 0, done.stdout[-200:]
+
+
+@pytest.mark.parametrize("name", ["weft-edge.service", "weft-hub.service"])
+def test_a_node_takes_no_machine_with_it_and_leaves_no_memory_on_disk(name: str) -> None:
+    settings = dict(lines_of(ROOT / "deploy" / name))
+    assert settings["MemoryMax"].endswith("%")
+    assert settings["LimitCORE"] == "0"
+    assert int(settings["TasksMax"]) > 0
+
+
+@pytest.mark.parametrize("name", ["weft-edge.service", "weft-hub.service"])
 def test_a_reload_is_the_signal_that_the_node_takes(name: str) -> None:
     assert ("ExecReload", "/bin/kill -HUP $MAINPID") in lines_of(ROOT / "deploy" / name)
 
@@ -46,3 +65,15 @@ def test_folders_of_the_examples_are_the_unit_s(folder: str, setting: str) -> No
     named = [word.strip("`'\",") for word in text.replace("unix:", " ").split() if word.startswith(f"{folder}/")]
     assert named
     assert all(word == given or word.startswith(f"{given}/") for word in named), named
+
+
+def test_an_image_is_made_of_named_releases() -> None:
+    recipe = (ROOT / "deploy" / "Containerfile").read_text()
+    bases = dict(re.findall(r"^ARG (\w+)=(\S+)$", recipe, re.MULTILINE))
+    for base in re.findall(r"^FROM (\S+) AS", recipe, re.MULTILINE):
+        if base.startswith("${"):
+            assert re.search(r":\d+\.\d+\.\d+-\w+-\w+$|@sha256:[0-9a-f]{64}$", bases[base[2:-1]])
+    installs = [line for line in recipe.splitlines() if "pip install" in line]
+    assert installs
+    assert all("--constraint /src/constraints.txt" in line for line in installs)
+    assert re.search(r"^USER weft$", recipe, re.MULTILINE)

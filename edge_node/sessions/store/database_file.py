@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import sqlite3
@@ -13,6 +14,7 @@ from weft.storage.filesystem import FileSystem
 
 FILE_NAME = "mqtt.sqlite3"
 DAMAGED = ".damaged"
+PRIVATE_MODE = 0o600
 BUSY_TIMEOUT_S = 5.0
 """Longest wait of a write for an operator who reads the file with a tool of their own."""
 DAMAGED_CODES = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
@@ -54,6 +56,7 @@ def primary_code(error: sqlite3.Error) -> int:
 
 def _open(path: str, schema: Job, filesystem: FileSystem) -> sqlite_utils.Database:
     existed = filesystem.exists(path)
+    _keep_private(path)
     connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False, timeout=BUSY_TIMEOUT_S)
     try:
         database = sqlite_utils.Database(connection)
@@ -70,6 +73,26 @@ def _open(path: str, schema: Job, filesystem: FileSystem) -> sqlite_utils.Databa
     except BaseException:
         connection.close()
         raise
+
+
+def _keep_private(path: str) -> None:
+    """Create the file for its owner alone, or take it away from others: SQLite creates files that all may read.
+
+    The files of the log are readable for the group, because commands show them. This one only the node reads. SQLite
+    gives the files beside it, such as the write-ahead log, the same mode.
+    """
+    try:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, PRIVATE_MODE)
+    except OSError:
+        return  # SQLite meets the same, and says what it is
+    try:
+        with contextlib.suppress(PermissionError):  # it belongs to another user, who decides
+            os.fchmod(descriptor, PRIVATE_MODE)
+    finally:
+        os.close(descriptor)
+    for suffix in ("-wal", "-shm"):  # of a release that did not
+        with contextlib.suppress(FileNotFoundError, PermissionError):
+            os.chmod(path + suffix, PRIVATE_MODE)
 
 
 def _set_aside(path: str, error: Exception, filesystem: FileSystem) -> str:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import sqlite3
+import stat
 from pathlib import Path
 
 import pytest
@@ -29,6 +31,21 @@ def test_what_was_written_is_there_again(tmp_path: Path) -> None:
     path = tmp_path / "state"
     assert opened(path) == ([], None)
     assert opened(path) == ([0], None)
+
+
+def test_no_other_user_may_read_it(tmp_path: Path) -> None:
+    path, mask = tmp_path / "state", os.umask(0o022)
+    try:
+        for mode in (None, 0o644):  # a new one, and one of a release that left it to SQLite
+            if mode is not None:
+                path.chmod(mode)
+            database, _ = open_database(str(path), schema, OSFileSystem())
+            database.conn.execute("INSERT INTO numbers VALUES (1)")
+            modes = {each.name: stat.S_IMODE(each.stat().st_mode) for each in tmp_path.iterdir()}
+            assert modes == {"state": 0o600, "state-wal": 0o600, "state-shm": 0o600}
+            database.conn.close()
+    finally:
+        os.umask(mask)
 
 
 @pytest.mark.parametrize("content", [b"no database at all " * 99, None], ids=["foreign", "damaged"])
