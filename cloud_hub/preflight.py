@@ -8,8 +8,9 @@ import json
 import os
 import urllib.error
 import urllib.request
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from urllib.parse import urlsplit
 
 from weft.cloud_hub.api.tokens import TokensUnusable, read_tokens
 from weft.config.errors import Finding
@@ -50,6 +51,7 @@ def look(config: HubConfig, *, offline: bool = True) -> HubFindings:
             found.doubtful.append(Finding(("tokens_file",), message))
     else:
         _look_at_tokens(config.tokens_file, found)
+        found.doubtful += _tokens_in_clear_text(config)
     _look_at_store(config, found, offline=offline)
     return found
 
@@ -89,6 +91,21 @@ def _look_at_tokens(path: str, found: HubFindings) -> None:
             found.doubtful.append(Finding(("tokens_file",), message))
         if problem := too_readable(path):
             found.doubtful.append(Finding(("tokens_file",), problem))
+
+
+def _tokens_in_clear_text(config: HubConfig) -> Iterator[Finding]:
+    """Find ways to the hub on which others can read its tokens."""
+    if not parse_bind(config.listen).is_loopback:
+        message = (
+            f"the hub speaks plain HTTP: tokens cross the network in clear text to {config.listen}. Listen on "
+            "127.0.0.1 behind a proxy with TLS"
+        )
+        yield Finding(("listen",), message)
+    for position, url in enumerate(config.advertise or ()):
+        parts = urlsplit(url)
+        if parts.scheme == "http" and not Address(parts.hostname or "", 0).is_loopback:
+            message = f"edges send their tokens in clear text to {url}. Use https"
+            yield Finding(("advertise", position), message)
 
 
 def _look_at_store(config: HubConfig, found: HubFindings, *, offline: bool) -> None:

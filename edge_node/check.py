@@ -92,6 +92,25 @@ def _notes_on_listeners(config: EdgeConfig) -> Iterator[str]:
             continue
         if config.auth.users_file is not None:
             yield f"listeners.{name} has no TLS: passwords cross the network in clear text. Add `tls`"
+    yield from _notes_on_strangers(config)
+
+
+def _notes_on_strangers(config: EdgeConfig) -> Iterator[str]:
+    """Yield what programs of other machines may do without a login; `anonymous` allows it, and is easily forgotten."""
+    for name, listener in config.listeners.items():
+        if listener is None or listener.anonymous != "allowed_beyond_loopback":
+            continue
+        if not parse_listen(listener.bind).is_loopback:
+            may = "publish and read every topic" if config.auth.acl_file is None else "connect without a user name"
+            yield (
+                f"listeners.{name}: every program that reaches {listener.bind} may {may}. Set auth.users_file with "
+                "`anonymous: never`, unless you trust that network"
+            )
+    if config.http is not None and not parse_bind(config.http.bind).is_loopback:
+        yield (
+            f"http: every program that reaches {config.http.bind} may read the status page, which names streams, hubs "
+            "and topics. Bind to 127.0.0.1, unless you trust that network"
+        )
 
 
 def _notes_on_state(config: EdgeConfig) -> Iterator[str]:

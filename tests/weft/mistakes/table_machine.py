@@ -510,6 +510,8 @@ MACHINE = [
     Mistake(
         "a name that no machine has",
         "edge check edge.yaml",
+        "warning: edge.yaml: listeners.mqtt: every program that reaches nowhere.invalid:1883 may publish and read "
+        "every topic. Set auth.users_file with `anonymous: never`, unless you trust that network\n"
         "weft: edge.yaml:6: listeners.mqtt.bind: the name in nowhere.invalid:1883 cannot be resolved. Write "
         "an address of this machine, or 0.0.0.0 for all",
         files=edge(
