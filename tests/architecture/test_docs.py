@@ -5,11 +5,14 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from docs.generate import PICTURE, REFERENCE, pages
 from docs.picture import missing, picture
 from weft.config.metrics import EDGE_METRICS, HUB_METRICS
+from weft.config.models import EdgeConfig, HubConfig
+from weft.config.schema import settings
 
 ROOT = Path(__file__).parents[2]
 
@@ -33,6 +36,23 @@ def test_every_invariant_names_tests_that_are_there() -> None:
     for file, name in named:
         source = (ROOT / "tests" / file).read_text()
         assert re.search(rf"^\s*((async )?def {name}\(|{name} = )", source, re.MULTILINE), f"{file}::{name}"
+
+
+@pytest.mark.parametrize(("heading", "model"), [("### Of an edge node", EdgeConfig), ("### Of a hub", HubConfig)])
+def test_every_share_on_the_page_of_security_is_a_setting_with_that_default(
+    heading: str, model: type[msgspec.Struct]
+) -> None:
+    """And every bound that one user, address, edge, token or tenant has is on the page."""
+    table = (ROOT / "docs/security.md").read_text().partition(f"{heading}\n")[2].partition("\n#")[0]
+    defaults = {setting.path: setting.default for setting in settings(model)}
+    named = re.findall(r"`((?:limits|state|disk|streams)\.[\w.<>]+)`(?: \(([^)]+)\))?", table)
+    assert len(named) > 5
+    for name, default in named:
+        assert name in defaults
+        said = default.replace(",", "").replace(" ", "").replace("min", "m")
+        assert said in ("", defaults[name]), name
+    shares = {path for path in defaults if re.match(r"limits\..*per_(user|address|edge|token|tenant)", path)}
+    assert shares <= {name for name, _ in named}
 
 
 def test_metric_names_follow_the_conventions() -> None:
