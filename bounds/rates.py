@@ -31,11 +31,26 @@ class Rates(Generic[OwnerT]):
 
     def use(self, owner: OwnerT, units: float = 1.0) -> float:
         """Use units if the owner has them. Return 0.0, else the seconds until it will have them."""
-        now = self._clock()
-        left, at = self._seen.pop(owner, (self._burst, now))
-        left = min(self._burst, left + (now - at) * self._rate)
+        left = self._left(owner)
         wait = 0.0 if left >= units else (units - left) / self._rate
-        self._seen[owner] = (left if wait else left - units, now)
+        self._keep(owner, left if wait else left - units)
+        return wait
+
+    def charge(self, owner: OwnerT, units: float) -> None:
+        """Charge units that were used already, which may leave the owner in debt."""
+        self._keep(owner, self._left(owner) - units)
+
+    def debt_s(self, owner: OwnerT) -> float:
+        """Return the seconds until the owner is out of debt."""
+        return max(0.0, -self._left(owner) / self._rate) if owner in self._seen else 0.0
+
+    def _left(self, owner: OwnerT) -> float:
+        now = self._clock()
+        left, at = self._seen.get(owner, (self._burst, now))
+        return min(self._burst, left + (now - at) * self._rate)
+
+    def _keep(self, owner: OwnerT, left: float) -> None:
+        self._seen.pop(owner, None)
+        self._seen[owner] = (left, self._clock())
         if len(self._seen) > self._owners_max:
             self._seen.popitem(last=False)
-        return wait

@@ -37,6 +37,15 @@ class State(Section, frozen=True, kw_only=True):
             "subscribe, and publishes from persistent sessions are not acknowledged.",
         ),
     ] = field(default=64 * MiB, name="journal")
+    journal_bytes_per_user: Annotated[
+        Size,
+        Meta(
+            ge=64 << 10,
+            description="Size of the changes in the journal that sessions of one user may make in a second; four "
+            "times as much at once. Without a user name, it is of one address. Beyond it, its clients wait with "
+            "CONNECT, SUBSCRIBE and UNSUBSCRIBE.",
+        ),
+    ] = field(default=4 * MiB, name="journal_per_user")
     positions_interval_s: Annotated[
         Duration,
         Meta(

@@ -116,6 +116,7 @@ def state_settings(config: EdgeConfig, suppressed: frozenset[int]) -> StateSetti
         save_interval_s=state.save_interval_s,
         save_bytes=state.save_bytes,
         journal_bytes_max=state.journal_bytes,
+        journal_bytes_per_user=state.journal_bytes_per_user,
         reserve_bytes=read_reserve_bytes(config),
         resent_window=state.resent_window,
         resent_total_max=state.resent_total,

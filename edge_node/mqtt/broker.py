@@ -125,6 +125,7 @@ class Broker:
         self.retained = state.retained
         self.journal = journal
         self.resent = state.resent
+        self.changes = state.changes
         self.server_limits = ServerLimits(
             receive_maximum=settings.receive_maximum,
             topic_alias_maximum=settings.topic_alias_maximum,
@@ -141,8 +142,8 @@ class Broker:
             topic_levels_max=settings.topic_levels_max,
         )  # fmt: skip
         self.session_parts = make_parts(
-            Kept(segment_log, journal, state.backlog, state.retained), self.ingest, self.subscriptions, outbox,
-            self._match_retained, limits, state.refusals, counters, wall_clock,
+            Kept(segment_log, journal, state.changes, state.backlog, state.retained), self.ingest,
+            self.subscriptions, outbox, self._match_retained, limits, state.refusals, counters, wall_clock,
         )  # fmt: skip
         self.sessions = Sessions(self.session_parts, limits, counters, self.wheel, self.clock)
         self._connections: set[Client] = set()
@@ -177,6 +178,15 @@ class Broker:
     def call_soon(self, callback: Callable[[], None]) -> object:
         """Call back once what is being handled is done."""
         return self._loop.call_soon(callback)
+
+    def call_later(self, seconds: float, callback: Callable[[], None]) -> None:
+        """Call back after some time, unless the broker is closed by then."""
+
+        async def wait() -> None:
+            await asyncio.sleep(seconds)
+            callback()
+
+        self.run(wait())
 
     def run(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         """Run something that takes a while; it is cancelled when the broker closes."""
@@ -213,6 +223,7 @@ class Broker:
 
     async def _look_after_sessions(self) -> None:
         self.sessions.retry_wills()
+        self.sessions.note_absences()
         budget = TurnBudget(NOTED_MAX, NOTING_S, self.clock)
         budget.begin(self.clock())
         for _ in self.sessions.positions_to_note():

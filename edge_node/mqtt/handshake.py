@@ -9,6 +9,7 @@ from typing import Any
 
 import msgspec
 
+from weft.bounds import user_or_address
 from weft.edge_node.access.identity import Identity, session_name
 from weft.edge_node.mqtt.broker import Broker
 from weft.edge_node.mqtt.client import Client
@@ -17,9 +18,13 @@ from weft.edge_node.sessions.session import Session
 from weft.edge_node.sessions.window.packets_out import Wire
 from weft.protocols.mqtt.connection import Connection, State
 from weft.protocols.mqtt.errors import ConnectRefused
+from weft.protocols.mqtt.packet_types import Version
 from weft.protocols.mqtt.packets import ConnAck, Connect
 from weft.protocols.mqtt.reason_codes import ReasonCode
 from weft.storage.segment_log import LogFailed, LogFull
+
+CHANGES_WAIT_S_MAX = 5.0
+"""Longest time that a client waits because the sessions of its user have changed too often."""
 
 
 class Handshake:
@@ -50,6 +55,7 @@ class Handshake:
         client = self._client
         try:
             identity = await self._door.authenticate(packet, transport, client.arrival.origin)
+            await self._await_changes(packet, identity)
             has_room = await self._has_room(packet, identity)
             self._task = None
             if has_room:
@@ -61,6 +67,23 @@ class Handshake:
         except ConnectRefused as error:
             self._task = None
             client.fail(error)
+
+    async def _await_changes(self, packet: Connect, identity: Identity) -> None:
+        """Wait until the owner may change its sessions again: one that is kept is noted when its client comes and goes.
+
+        Raises:
+            ConnectRefused: that takes too long.
+        """
+        lasts = packet.properties.session_expiry_interval if packet.version == Version.V5 else not packet.clean_start
+        if not lasts and packet.will is None:
+            return
+        owner = user_or_address(identity.username, self._client.arrival.origin)
+        while wait_s := self._broker.changes.wait_s(owner):
+            if wait_s > CHANGES_WAIT_S_MAX:
+                self._broker.changes.refuse(owner)
+                reason = f"the sessions of its user change too often; try again in {wait_s:.0f} s"
+                raise ConnectRefused(ReasonCode.CONNECTION_RATE_EXCEEDED, reason, version=packet.version)
+            await asyncio.sleep(wait_s)
 
     async def _has_room(self, packet: Connect, identity: Identity) -> bool:
         """Wait until the client can be let in. One that takes over its own connection needs no room: a device that lost

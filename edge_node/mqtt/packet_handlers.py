@@ -32,6 +32,9 @@ from weft.protocols.mqtt.packets import (
 from weft.protocols.mqtt.reason_codes import ReasonCode
 from weft.storage.segment_log import LogError
 
+CHANGE_WAIT_S_MIN = 0.05
+"""Shortest wait of a client whose user has changed its sessions too much: many of them must not wake each other."""
+
 _T = TypeVar("_T")
 
 
@@ -196,24 +199,45 @@ class PacketHandlers:
 
     def _in_turns(self, filters: Sequence[_T], do: Callable[[Sequence[_T]], None], end: Callable[[], None]) -> None:
         """Handle a packet's filters, ``TURN_COST_MAX`` in a turn; the packets behind it wait until all are done."""
-        do(filters[:TURN_COST_MAX])
-        rest = filters[TURN_COST_MAX:]
-        if not rest:
+        rest = self._do_some(filters, do)
+        if rest:
+            self._do_later(rest, do, end)
+        else:
             end()
-            return
 
+    def _do_some(self, filters: Sequence[_T], do: Callable[[Sequence[_T]], None]) -> Sequence[_T]:
+        """Handle filters of one turn, unless their owner has changed its sessions too much. Return the others."""
+        if self._wait_s():
+            return filters
+        do(filters[:TURN_COST_MAX])
+        return filters[TURN_COST_MAX:]
+
+    def _do_later(self, filters: Sequence[_T], do: Callable[[Sequence[_T]], None], end: Callable[[], None]) -> None:
         def go_on() -> None:
             if not self._client.is_open:
                 return
             try:
-                self._in_turns(rest, do, end)
+                rest = self._do_some(filters, do)
+                if not rest:
+                    end()
             except LogError as error:
                 self._client.refuse(error)
                 return
-            if len(rest) <= TURN_COST_MAX:
+            if rest:
+                self._do_later(rest, do, end)
+            else:
                 self._client.go_on()
 
-        self._client.await_turn(self.session, Pause.ASKING, go_on)
+        wait_s = self._wait_s()
+        if wait_s:
+            self._client.hold(Pause.ASKING)
+            self._broker.call_later(max(wait_s, CHANGE_WAIT_S_MIN), go_on)
+        else:
+            self._client.await_turn(self.session, Pause.ASKING, go_on)
+
+    def _wait_s(self) -> float:
+        """Return the seconds until the session may change again; a session that is not kept may at once."""
+        return self._broker.changes.wait_s(self.session.owner) if self.session.persistent else 0.0
 
     def _answer_durably(self, session: Session, answer: bytes, then: Callable[[], None] | None = None) -> None:
         """Answer what a persistent session must remember once the journal has it."""

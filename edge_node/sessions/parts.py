@@ -16,6 +16,7 @@ from weft.edge_node.sessions.persistence import Persistence
 from weft.edge_node.sessions.positions import ReaderPositions
 from weft.edge_node.sessions.retained_delivery import Match, RetainedDelivery
 from weft.edge_node.sessions.store.backlog import Backlog
+from weft.edge_node.sessions.store.change_rates import ChangeRates
 from weft.edge_node.sessions.store.journal import SessionJournal
 from weft.edge_node.sessions.store.retained import RetainedMessages
 from weft.edge_node.sessions.stored_messages import StoredMessages
@@ -36,6 +37,7 @@ class Kept:
 
     log: SegmentLog
     journal: SessionJournal
+    changes: ChangeRates
     backlog: Backlog
     retained: RetainedMessages
 
@@ -84,7 +86,7 @@ def make_parts(  # noqa: PLR0917
         SharedParts(counters, budget, outbox, messages.read, readers.shared_behind, limits.queue_bytes_max, set()),
     )
     positions = ReaderPositions(kept.journal, ingest, readers, starts, shared)
-    persistence = Persistence(kept.journal, ingest, readers, starts)
+    persistence = Persistence(kept.journal, kept.changes, ingest, readers, starts)
     retained = RetainedDelivery(match_retained, messages.keep_retained, outbox)
     windows = WindowParts(
         counters, budget, outbox, DeliveryJournal(kept.log, kept.journal, positions.note_share), wall_clock,

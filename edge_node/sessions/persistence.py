@@ -7,6 +7,7 @@ from weft.edge_node.sessions.delivery_journal import note
 from weft.edge_node.sessions.log_readers import LogReaders
 from weft.edge_node.sessions.records import SessionRecord
 from weft.edge_node.sessions.session import Session
+from weft.edge_node.sessions.store.change_rates import ChangeRates
 from weft.edge_node.sessions.store.journal import SessionJournal
 from weft.edge_node.subscriptions.filter_starts import FilterStarts
 from weft.edge_node.subscriptions.positions import Positions
@@ -17,14 +18,20 @@ from weft.protocols.topics import SHARE_PREFIX
 class Persistence:
     """Journals sessions that outlive their connection, or that have a will. Belongs to the event loop's thread."""
 
-    def __init__(self, journal: SessionJournal, ingest: Ingest, readers: LogReaders, starts: FilterStarts) -> None:
+    def __init__(
+        self, journal: SessionJournal, changes: ChangeRates, ingest: Ingest, readers: LogReaders, starts: FilterStarts
+    ) -> None:
         """Start with no session in the journal."""
         self._journal = journal
+        self.changes = changes
+        """Rates of owners; an owner in debt has to wait with changes that can."""
         self._ingest = ingest
         self._readers = readers
         self._starts = starts
         self._journaled: set[Session] = set()
         """Sessions that the journal knows."""
+        self._late: dict[Session, None] = {}
+        """Sessions whose client has gone, which is still to be noted."""
 
     def knows(self, session: Session) -> bool:
         """Return whether the journal knows a session."""
@@ -41,15 +48,33 @@ class Persistence:
             LogFull, LogFailed: the session cannot be kept.
         """
         if session.persistent or session.will is not None:
-            self._journal.opened(self._record(session))
+            self.changes.charge(session.owner, lambda: self._journal.opened(self._record(session)))
             self._journaled.add(session)
         elif session in self._journaled:
             self._journal.ended(session.client_id)
             self._journaled.discard(session)
 
-    def closed(self, session: Session) -> None:
-        """Note that the client of a persistent session has gone."""
-        note(lambda: self._journal.closed(self._record(session)))
+    def closed(self, session: Session, *, at_once: bool) -> None:
+        """Note that the client of a persistent session has gone; later, if its owner has made too many changes.
+
+        A crash before that leaves a session whose connection was lost with the node.
+
+        Args:
+            at_once: whatever the owner has made.
+        """
+        if not at_once and self.changes.wait_s(session.owner):
+            self._late[session] = None
+            return
+        self._late.pop(session, None)
+        self.changes.charge(session.owner, lambda: note(lambda: self._journal.closed(self._record(session))))
+
+    def note_late(self, *, at_once: bool = False) -> None:
+        """Note which clients have gone, as far as their owners may make changes again."""
+        for session in list(self._late):
+            if session.ended or session.connected:
+                del self._late[session]
+            else:
+                self.closed(session, at_once=at_once)
 
     def lost(self, session: Session, at: int) -> None:
         """Note that the session's connection is gone with the node that had it."""
@@ -91,7 +116,9 @@ class Persistence:
             may_read = session.persistent or window.queued or window.catch_up is not None
             began = {stream: seq for stream, seq in self._ingest.ends().items() if seq} if may_read else {}
         if session.persistent:
-            self._journal.subscribed(client_id, options, subscription.identifier, began)
+            self.changes.charge(
+                session.owner, lambda: self._journal.subscribed(client_id, options, subscription.identifier, began)
+            )
         self._starts.set(client_id, subscription, began)
         self._readers.began(window, subscription, began)
 
@@ -102,7 +129,7 @@ class Persistence:
             LogFull, LogFailed: the journal cannot note it.
         """
         if session.persistent:
-            self._journal.unsubscribed(session.client_id, text)
+            self.changes.charge(session.owner, lambda: self._journal.unsubscribed(session.client_id, text))
         self._starts.drop(session.client_id, text)
 
     def restore_starts(self, session: Session, record: SessionRecord) -> None:

@@ -172,7 +172,7 @@ class Sessions:
         if session.will_at is not None and session.will_at <= now and not self._stopping:
             parts.wills.publish(session)
         self._away.add(session)
-        parts.persistence.closed(session)
+        parts.persistence.closed(session, at_once=self._stopping)
         for _, shared in session.subscriptions.values():
             if shared is not None:
                 parts.positions.note_moved(shared)  # what it took over from another member is now in its record
@@ -182,6 +182,7 @@ class Sessions:
         """Regard connections that end from now on as not lost: the node stops. Their wills stay in the journal, to be
         published when it starts again, unless their clients are back before they are due."""
         self._stopping = True
+        self._parts.persistence.note_late(at_once=True)
         self._parts.wills.stop()
 
     def stop_reading(self) -> None:
@@ -204,6 +205,10 @@ class Sessions:
     def retry_wills(self) -> None:
         """Store wills that found no room before; to be called every second or so."""
         self._parts.wills.retry()
+
+    def note_absences(self) -> None:
+        """Note which clients have gone, where that had to wait; to be called every second or so."""
+        self._parts.persistence.note_late()
 
     def permissions_changed(self) -> None:
         """Ask again what clients may do, and close those that would not be let in any more, their wills published."""

@@ -87,6 +87,7 @@ LIMITS = {
     "authentications": "authentications_turned_away_total",
     "pending_bytes": "backpressure_pauses_total",
     "tail_bytes": "backlog_disk_reads_total",
+    "journal_bytes_per_user": "refusals_total",
     "journal_bytes": "journal_refused_total",
     "resent_total": "resent_forgotten_total",
     "backlog_buffer_bytes": "backlog_evicted_total",

@@ -11,6 +11,7 @@ import sqlite_utils
 from weft.bounds import Refusals
 from weft.edge_node.sessions.store import retained, session_store
 from weft.edge_node.sessions.store.backlog import Backlog
+from weft.edge_node.sessions.store.change_rates import ChangeRates
 from weft.edge_node.sessions.store.compaction import Compaction
 from weft.edge_node.sessions.store.database import Database, DatabaseFailed, Post
 from weft.edge_node.sessions.store.journal import SessionJournal
@@ -74,6 +75,8 @@ class BrokerState:
             records = [session.record for session in folded.sessions.values() if session.record is not None]
             shared = [each.record for each in folded.shared.values() if each.record is not None]
             self.journal = SessionJournal(log, journal, records, shared, self.resent, settings, counters, wall_clock)
+            noted = self.journal
+            self.changes = ChangeRates(lambda: noted.bytes_noted, settings.journal_bytes_per_user, refusals)
             self._compaction = Compaction(
                 self._database, log, (journal, topics), self.journal, folded, recovered.meta, settings,
                 counters,

@@ -26,6 +26,8 @@ class StateSettings:
     journal_bytes_max: int = 64 * MiB
     """Journal not yet in the database (a disk that is full, or fails). Past it changes of sessions are refused.
     Bounds what a restart reads."""
+    journal_bytes_per_user: int = 4 * MiB
+    """Changes of the sessions of one owner, in a second; its clients wait when they make more."""
     reserve_bytes: int = 2 * MiB
     """Room in the log that is made sure of before a read of a persistent session is stored: a read, and a packet that
     the one before it cut in two."""

@@ -226,6 +226,8 @@ async def running(
 class _Dead:
     """The journal of a process that has been killed."""
 
+    bytes_noted = 0
+
     def together(self) -> AbstractContextManager[None]:
         return nullcontext()
 

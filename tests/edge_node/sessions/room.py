@@ -108,8 +108,8 @@ class Room:
         self.retained: list[Message] = []
         state = node.state
         self.parts = make_parts(
-            Kept(node.log, state.journal, state.backlog, state.retained), self.ingest, self.subscriptions, self.outbox,
-            self._match, limits, state.refusals, self.counters, node.clock.wall,
+            Kept(node.log, state.journal, state.changes, state.backlog, state.retained), self.ingest,
+            self.subscriptions, self.outbox, self._match, limits, state.refusals, self.counters, node.clock.wall,
         )  # fmt: skip
         self.sessions = Sessions(self.parts, limits, self.counters, self.wheel, lambda: self.now)  # type: ignore[arg-type]
         self.sessions.restore()

@@ -6,9 +6,11 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.edge_node.sessions.room import Client, Room, close_all
+from tests.edge_node.sessions.room import NODES, Client, Room, close_all
+from tests.edge_node.sessions.store.helpers import Node
 from weft.edge_node.sessions.limits import SessionLimits
 from weft.edge_node.sessions.session import Session
+from weft.edge_node.sessions.store.settings import StateSettings
 from weft.protocols.mqtt.errors import ConnectRefused
 from weft.protocols.mqtt.packets import Will
 from weft.protocols.mqtt.properties import Properties
@@ -149,6 +151,49 @@ async def test_messages_that_one_owner_does_not_acknowledge_leave_memory_for_oth
     assert room.parts.windows.budget.used <= 20_000 + 20 * 1300, "mallory's share, and what alice has in flight"
     assert len(session_of(quick).window.in_flight.deliveries) >= 15
     assert sum(len(session_of(each).window.in_flight.deliveries) for each in slow) <= 18
+
+
+@pytest.mark.parametrize("stops", [False, True])
+def test_who_changes_sessions_too_often_has_absences_noted_later(stops: bool) -> None:
+    room = Room(Node(settings=StateSettings(reserve_bytes=4096, save_interval_s=3600, journal_bytes_per_user=1_000)))
+    NODES.append(room.node)
+    alice, mallory = room.connect("a", user="alice"), room.connect("1", user="mallory")
+    for number in range(10):
+        room.subscribe(mallory, f"plant/{number}/{'x' * 1000}")
+    journal = room.node.state.journal
+    noted = journal.bytes_noted
+    room.leave(mallory)
+    assert journal.bytes_noted == noted
+    room.leave(alice)
+    assert journal.bytes_noted > noted
+    noted = journal.bytes_noted
+    room.sessions.note_absences()
+    assert journal.bytes_noted == noted
+    if stops:
+        room.sessions.stop()
+    else:
+        room.node.clock.ahead += 60_000_000_000
+        room.sessions.note_absences()
+    assert journal.bytes_noted > noted + 10_000
+    room = room.killed()
+    (session,) = (each for each in room.sessions.all() if each.client_id == "1")
+    assert len(session.subscriptions) == 10
+    assert session.absence is not None
+    assert session.absence.disconnected_at is not None
+
+
+def test_a_crash_before_an_absence_is_noted_loses_nothing_of_the_session() -> None:
+    room = Room(Node(settings=StateSettings(reserve_bytes=4096, save_interval_s=3600, journal_bytes_per_user=1_000)))
+    NODES.append(room.node)
+    mallory = room.connect("1", user="mallory")
+    for number in range(10):
+        room.subscribe(mallory, f"plant/{number}/{'x' * 1000}")
+    room.leave(mallory)
+    room = room.killed()
+    (session,) = room.sessions.all()
+    assert len(session.subscriptions) == 10
+    assert session.absence is not None
+    assert session.absence.lost_at is not None
 
 
 def session_of(client: Client) -> Session:
