@@ -259,8 +259,9 @@ class Hub:
             raise
         assert self._shards is not None, "the hub has not been started"
         link = EdgeLink(
-            self._shards, identity, self._wall_clock, self._link_log, peer, elsewhere=self._elsewhere(request)
-        )
+            self._shards, identity, self._wall_clock, self._link_log, peer, refusals=self._refusals,
+            elsewhere=self._elsewhere(request),
+        )  # fmt: skip
         with self._links.opened(link, identity):
             response = await serve_link(
                 request,

@@ -47,6 +47,8 @@ class SequencerSettings:
     """Maximum number of streams of one tenant in the shard: each has a table of its own."""
     topic_bytes_per_edge_max: int = 256 << 10
     """Maximum number of bytes of the topic patterns that one edge tells."""
+    origin_bytes_per_edge_max: int = 4 * MiB
+    """Maximum number of bytes of the origins that one edge tells."""
     ranges_per_lane_max: int = 1024
     """Maximum number of separate ranges of a lane: bounds the state under a sender that leaves holes."""
     gaps_per_lane_max: int = 16_384

@@ -349,3 +349,11 @@ class HubLimits(Section, frozen=True, kw_only=True):
         Size,
         Meta(ge=1 << 10, description="Maximum size of the topic patterns of all streams of one edge together."),
     ] = field(default=256 << 10, name="edge_topics")
+    edge_origins_bytes: Annotated[
+        Size,
+        Meta(
+            ge=64 << 10,
+            description="Maximum size of the origins of all streams of one edge together: names, versions and "
+            "checksums of what made its records.",
+        ),
+    ] = field(default=4 * MiB, name="edge_origins")

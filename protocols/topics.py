@@ -161,26 +161,41 @@ def compile_pattern(pattern: str) -> TopicPattern:
     A trailing ``/#`` matches the level above it as well, as section 4.7.1.2 has it.
 
     Raises:
+        InvalidTopic: as ``check_pattern``.
+    """
+    levels, names = _levels(pattern)
+    parts = [
+        f"(?P<{name}>{_ONE_LEVEL})" if name else _ONE_LEVEL if level == "+" else re.escape(level)
+        for level, name in zip(levels, names, strict=True)
+    ]
+    return TopicPattern("/".join(levels), tuple(filter(None, names)), _regex(levels, parts))
+
+
+def check_pattern(pattern: str) -> None:
+    """Check whether ``compile_pattern`` takes a pattern, which takes a small part of the time.
+
+    Raises:
         InvalidTopic: not a valid filter, a name that is not a whole level, used twice, or reserved, or more than
             ``PATTERN_LEVELS_MAX`` levels.
     """
+    _levels(pattern)
+
+
+def _levels(pattern: str) -> tuple[list[str], list[str]]:
+    """Return the levels of the pattern's filter, and the name of each, empty for those without."""
     if pattern.count("/") >= PATTERN_LEVELS_MAX:
         raise InvalidTopic(f"a pattern of {pattern.count('/') + 1} levels; at most {PATTERN_LEVELS_MAX} are possible")
     levels: list[str] = []
-    parts: list[str] = []
-    fields: list[str] = []
+    names: list[str] = []
     for level in pattern.split("/"):
         named = _FIELD.fullmatch(level)
-        if named:
-            fields.append(named[1])
-        elif "{" in level or "}" in level:
+        if not named and ("{" in level or "}" in level):
             raise InvalidTopic(f"pattern {pattern!r}: expected a whole level such as {{line}}, got {level!r}")
         levels.append("+" if named else level)
-        parts.append(f"(?P<{named[1]}>{_ONE_LEVEL})" if named else _ONE_LEVEL if level == "+" else re.escape(level))
-    topic_filter = "/".join(levels)
-    check_filter(topic_filter)
-    _check_fields(pattern, fields)
-    return TopicPattern(topic_filter, tuple(fields), _regex(levels, parts))
+        names.append(named[1] if named else "")
+    check_filter("/".join(levels))
+    _check_fields(pattern, [name for name in names if name])
+    return levels, names
 
 
 def named_levels(patterns: Iterable[str]) -> list[str]:

@@ -6,8 +6,13 @@ from weft.protocols.chunk import LaneFlag
 from weft.protocols.errors import Corrupt, UnsupportedVersion
 from weft.protocols.lane import NAME_RULE, valid_name
 from weft.protocols.link import KNOWN_LANE_FLAGS, Hello, LaneOpen
+from weft.protocols.topics import InvalidTopic, check_pattern
 
 SOFTWARE_CHARACTERS_MAX = 256
+TOPICS_BYTES_MAX = 64 << 10
+"""Longest topic patterns of one lane, together."""
+REASON_CHARACTERS_MAX = 300
+"""Most of what a refusal says of a pattern, which it quotes."""
 
 
 def check_hello(hello: Hello) -> None:
@@ -22,11 +27,11 @@ def check_hello(hello: Hello) -> None:
 
 
 def check_opening(opening: LaneOpen) -> None:
-    """Check the names and flags of a LANE_OPEN.
+    """Check the names, flags and topic patterns of a LANE_OPEN.
 
     Raises:
         UnsupportedVersion: it has flags of a later release.
-        Corrupt: a name or a flag that cannot be; the sentence says which.
+        Corrupt: a name, a flag or a pattern that cannot be; the sentence says which.
     """
     _check_names(("tenant", opening.tenant), ("edge", opening.edge), ("stream", opening.stream))
     unknown = opening.flags & ~int(KNOWN_LANE_FLAGS)
@@ -34,6 +39,14 @@ def check_opening(opening: LaneOpen) -> None:
         raise UnsupportedVersion(f"lane flags {unknown:#x} of a later release")
     if opening.flags & LaneFlag.RELAY and opening.epoch:
         raise Corrupt(f"a relay claims no epoch, this one claims {opening.epoch}")
+    size = sum(map(len, opening.topics))
+    if size > TOPICS_BYTES_MAX:
+        raise Corrupt(f"topic patterns of {size} characters for one stream; at most {TOPICS_BYTES_MAX} are possible")
+    try:
+        for topic in opening.topics:
+            check_pattern(topic)
+    except InvalidTopic as error:
+        raise Corrupt(str(error)[:REASON_CHARACTERS_MAX]) from error
 
 
 def _check_names(*names: tuple[str, str]) -> None:

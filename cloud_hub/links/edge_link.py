@@ -6,8 +6,10 @@ import asyncio
 from collections.abc import Callable
 from typing import NamedTuple
 
+from weft.bounds import Refusals
 from weft.cloud_hub.api.tokens import Scope, TokenIdentity
 from weft.cloud_hub.links.link_log import HubLinkLog
+from weft.cloud_hub.shard.bounds import ADVICE
 from weft.cloud_hub.shard.lane_session import LaneClaim, LaneSession, SessionRefused
 from weft.cloud_hub.shard.sequencer import Sequencer
 from weft.cloud_hub.shard.shards import Shards
@@ -36,6 +38,7 @@ class EdgeLink:
         wall_clock: nanoseconds since 1970.
         log: logs when the link is taken and when it is over.
         peer: the address that the link comes from.
+        refusals: counts the lanes for which there is no room.
         elsewhere: shard -> the URL of the process that it belongs to; None when it is this one, or is not known.
     """
 
@@ -47,6 +50,7 @@ class EdgeLink:
         log: HubLinkLog,
         peer: str,
         *,
+        refusals: Refusals,
         elsewhere: Callable[[int], str | None] = lambda shard: None,  # noqa: ARG005
     ) -> None:
         self._shards = shards
@@ -55,6 +59,7 @@ class EdgeLink:
         self._log = log
         self._peer = peer
         self._elsewhere = elsewhere
+        self._refusals = refusals
         self._is_sent_on = False
         self._end: LinkRefused | None = None
         """The reason for which the hub ended the link by itself."""
@@ -158,10 +163,10 @@ class EdgeLink:
                 f"shard {shard} of this hub node has trouble with its store: {sequencer.trouble}",
                 "nothing is lost, and the edge tries the hub's other nodes; look at this node's store",
             )
-        full = sequencer.no_room(lane, opening.topics)
+        full = sequencer.no_room(lane, opening.topics, opening.origins)
         if full is not None:
-            advice = "end lanes of edges that are gone (`weft hub retire`), or raise the hub's limit"
-            raise LinkRefused(RefuseCode.OVERLOADED, f"{full}; lane {lane} is one more", advice)
+            self._refusals.note(full.setting, full.owner, ADVICE)
+            raise LinkRefused(RefuseCode.OVERLOADED, f"{full.reason}; lane {lane} is one more", ADVICE)
         number = opening.lane
 
         def acknowledge(ranges: RangeSet) -> None:
@@ -236,8 +241,16 @@ class EdgeLink:
     def add_origins(self, frame: LaneOrigins) -> None:
         """Take further origins of a lane's batches."""
         opened = self._lanes.get(frame.lane)
-        if opened is not None:
-            opened.session.add_origins(frame.origins)
+        if opened is None:
+            return
+        origins = [*opened.session.origins, *frame.origins]
+        full = opened.sequencer.no_room(opened.session.lane, [], origins)
+        if full is not None:
+            self._refusals.note(full.setting, full.owner, ADVICE)
+            self.close_lane(frame.lane)
+            self._link.close_lane(frame.lane, RefuseCode.OVERLOADED, full.reason, ADVICE)
+            return
+        opened.session.add_origins(frame.origins)
 
     async def clock(self, clock: Clock) -> None:
         """Take what the edge learned of its clock, for the chunks that will hold batches of that boot."""

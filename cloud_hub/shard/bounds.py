@@ -2,32 +2,125 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+from weft.bounds import Owner, OwnerKind
 from weft.cloud_hub.settings import SequencerSettings
-from weft.protocols.lane import Lane
+from weft.cloud_hub.shard.lane_session import LaneSession
+from weft.protocols.lane import Lane, NodeName
+from weft.protocols.origin import Origin
 from weft.protocols.shard_state import ShardState
 
+ORIGIN_BYTES = 64
+"""Bytes that an origin is charged with, beside its texts and hash."""
+ADVICE = "end lanes of edges that are gone (`weft hub retire`), or raise the hub's limit"
 
-def no_room(state: ShardState, settings: SequencerSettings, lane: Lane, topics: list[str]) -> str | None:
-    """Return why the state has no room for a lane with these topic patterns; None when it has."""
-    edge = state.edge_lanes(lane.tenant, lane.edge)
-    named = sum(len(topic.encode()) for held in edge.values() for topic in held.topics)
-    known = state.lanes.get(lane)
-    more = sum(len(topic.encode()) for topic in topics if known is None or topic not in known.topics)
-    if more and named + more > settings.topic_bytes_per_edge_max:
-        return (
-            f"edge {lane.edge} of tenant {lane.tenant} would have {named + more} bytes of topic patterns, "
-            f"the limit is {settings.topic_bytes_per_edge_max}"
-        )
-    if known is not None:
+
+class Full(NamedTuple):
+    """A bound of a shard's state that has no room for more."""
+
+    reason: str
+    setting: str
+    owner: Owner
+
+
+class OpeningLanes:
+    """Lanes that sessions wait to open and that no chunk has yet: what counts against a share before the state has it.
+
+    Without them all links that come at once find the same room.
+    """
+
+    def __init__(self) -> None:
+        self.lanes: Counter[Lane] = Counter()
+        self.of_tenant: Counter[str] = Counter()
+        self.of_edge: Counter[NodeName] = Counter()
+        self.topic_bytes: Counter[NodeName] = Counter()
+
+    def opens(self, session: LaneSession, state: ShardState) -> None:
+        """Count the lane of a session until the session is open or over."""
+        if session.lane not in state.lanes and not session.is_relay:
+            self.add(session.lane, session.topics)
+            session.opened.add_done_callback(lambda _: self.add(session.lane, session.topics, -1))
+
+    def add(self, lane: Lane, topics: Sequence[str], sign: int = 1) -> None:
+        """Count a lane; with ``sign`` -1 no longer."""
+        node = NodeName(lane.tenant, lane.edge)
+        self.lanes[lane] += sign
+        if not self.lanes[lane]:
+            del self.lanes[lane]
+        self.of_tenant[lane.tenant] += sign
+        self.of_edge[node] += sign
+        self.topic_bytes[node] += sign * _size(topics)
+        if not self.of_edge[node]:
+            del self.of_edge[node], self.topic_bytes[node]
+        if not self.of_tenant[lane.tenant]:
+            del self.of_tenant[lane.tenant]
+
+
+def no_room(
+    state: ShardState, opening: OpeningLanes, settings: SequencerSettings, lane: Lane, topics: Sequence[str]
+) -> Full | None:
+    """Return why the state has no room for a lane with these topic patterns; None when it has.
+
+    One edge is refused for what it has itself, and one tenant for what it has, whatever others have.
+    """
+    node = NodeName(lane.tenant, lane.edge)
+    edge, tenant = Owner(OwnerKind.EDGE, str(node)), Owner(OwnerKind.TENANT, lane.tenant)
+    held = state.edge_lanes(lane.tenant, lane.edge)
+    known = held.get(lane)
+    more = _size([topic for topic in topics if known is None or topic not in known.topics])
+    if more:
+        more += sum(_size(other.topics) for other in held.values()) + opening.topic_bytes[node]
+    if more > settings.topic_bytes_per_edge_max:
+        return Full(
+            f"edge {lane.edge} of tenant {lane.tenant} would have {more} bytes of topic patterns, the limit is "
+            f"{settings.topic_bytes_per_edge_max}", "limits.edge_topics", edge,
+        )  # fmt: skip
+    if known is not None or lane in opening.lanes:
         return None
-    if len(edge) >= settings.lanes_per_edge_max:
-        return f"edge {lane.edge} of tenant {lane.tenant} has {len(edge)} lanes, its limit"
-    if state.tenant_lanes(lane.tenant) >= settings.lanes_per_tenant_max:
-        return f"tenant {lane.tenant} has {state.tenant_lanes(lane.tenant)} lanes in shard {state.shard}, its limit"
+    lanes = len(held) + opening.of_edge[node]
+    if lanes >= settings.lanes_per_edge_max:
+        reason = f"edge {lane.edge} of tenant {lane.tenant} has {lanes} lanes, its limit"
+        return Full(reason, "limits.lanes_per_edge", edge)
+    lanes = state.tenant_lanes(lane.tenant) + opening.of_tenant[lane.tenant]
+    if lanes >= settings.lanes_per_tenant_max:
+        reason = f"tenant {lane.tenant} has {lanes} lanes in shard {state.shard}, its limit"
+        return Full(reason, "limits.lanes_per_tenant", tenant)
     if (lane.tenant, lane.stream) not in state.next_offset:
         streams = state.tenant_streams(lane.tenant)
         if lane.stream not in streams and len(streams) >= settings.streams_per_tenant_max:
-            return f"tenant {lane.tenant} has {len(streams)} streams in shard {state.shard}, its limit"
-    if len(state.lanes) >= settings.lanes_max:
-        return f"shard {state.shard} has {len(state.lanes)} lanes, its limit"
+            reason = f"tenant {lane.tenant} has {len(streams)} streams in shard {state.shard}, its limit"
+            return Full(reason, "limits.streams_per_tenant", tenant)
+    lanes = len(state.lanes) + len(opening.lanes)
+    if lanes >= settings.lanes_max:
+        return Full(f"shard {state.shard} has {lanes} lanes, its limit", "limits.lanes", edge)
     return None
+
+
+def no_room_for_origins(
+    state: ShardState, settings: SequencerSettings, lane: Lane, origins: Iterable[Origin]
+) -> Full | None:
+    """Return why the state has no room for further origins of a lane's batches; None when it has."""
+    held = state.edge_lanes(lane.tenant, lane.edge)
+    known = held[lane].origins if lane in held else []
+    new = [origin for origin in origins if origin not in known]
+    if not new:
+        return None
+    size = sum(map(_origin_bytes, new)) + sum(_origin_bytes(each) for other in held.values() for each in other.origins)
+    if size <= settings.origin_bytes_per_edge_max:
+        return None
+    reason = (
+        f"edge {lane.edge} of tenant {lane.tenant} would have {size} bytes of origins, the limit is "
+        f"{settings.origin_bytes_per_edge_max}"
+    )
+    return Full(reason, "limits.edge_origins", Owner(OwnerKind.EDGE, f"{lane.tenant}/{lane.edge}"))
+
+
+def _size(topics: Iterable[str]) -> int:
+    return sum(len(topic.encode()) for topic in topics)
+
+
+def _origin_bytes(origin: Origin) -> int:
+    return ORIGIN_BYTES + len(origin.name.encode()) + len(origin.version.encode()) + len(origin.hash)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from weft.protocols.chunk import Chunk
 from weft.storage.histogram import Histogram
 
 
@@ -24,3 +25,12 @@ class ShardCounters:
     """Times that the store took to write one chunk."""
     commit: Histogram = field(default_factory=Histogram)
     """Time per commit from the first batch that waited for it until its acknowledgements."""
+
+    def count(self, chunk: Chunk, own_bytes: int | None) -> None:
+        """Count a chunk of the log; of this node's own with its length."""
+        if own_bytes is None:
+            self.foreign_chunks += 1
+            return
+        self.chunks += 1
+        self.records += sum(section.count for section in chunk.footer.streams)
+        self.bytes += own_bytes

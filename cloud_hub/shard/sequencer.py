@@ -14,9 +14,10 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from weft.cloud_hub.settings import SequencerSettings
-from weft.cloud_hub.shard.bounds import no_room
-from weft.cloud_hub.shard.chunk_builder import ChunkBuilder, Draft
+from weft.cloud_hub.shard.bounds import Full, OpeningLanes, no_room, no_room_for_origins
+from weft.cloud_hub.shard.chunk_builder import ChunkBuilder
 from weft.cloud_hub.shard.counters import ShardCounters
+from weft.cloud_hub.shard.drafting import Drafted, Drafting
 from weft.cloud_hub.shard.lane_ends import EndedLanes
 from weft.cloud_hub.shard.lane_session import LaneSession
 from weft.cloud_hub.shard.retry import TROUBLE, RetryLoop
@@ -25,9 +26,10 @@ from weft.cloud_hub.shard.shard_sessions import ShardSessions
 from weft.cloud_hub.shard.snapshots import Snapshotter
 from weft.cloud_hub.shard.watermark import WatermarkGuard
 from weft.protocols.batch import BatchHeader
-from weft.protocols.chunk import Chunk, ClockUpdate, GapRange, Mark
+from weft.protocols.chunk import ClockUpdate, GapRange, Mark
 from weft.protocols.lane import Lane
 from weft.protocols.link import RefuseCode
+from weft.protocols.origin import Origin
 from weft.protocols.shard_state import Folded, ShardState
 from weft.storage.chunk_log import CollectedPast, ShardLog
 from weft.storage.object_store import AlreadyExists
@@ -90,6 +92,7 @@ class Sequencer:
         self.loaded = False
         """True while ``state`` is the log's. Otherwise the shard takes nothing and its content is unknown."""
         self.sessions = ShardSessions(settings.pending_bytes_max, settings.ranges_per_lane_max, self._wake.set)
+        self._opening = OpeningLanes()
         self._attempts: dict[int, _Attempt] = {}
         """Attempts at chunk ``n + 1`` by nonce, by which a node recognises its own chunk in the log."""
         self._schedule = CommitSchedule(settings)
@@ -169,9 +172,10 @@ class Sequencer:
 
     # -- what links call
 
-    def no_room(self, lane: Lane, topics: list[str]) -> str | None:
-        """Return why the state has no room for a lane with these topic patterns; None when it has."""
-        return no_room(self._state, self._settings, lane, topics)
+    def no_room(self, lane: Lane, topics: list[str], origins: Sequence[Origin] = ()) -> Full | None:
+        """Return why the state has no room for a lane with these topic patterns and origins; None when it has."""
+        full = no_room(self._state, self._opening, self._settings, lane, topics)
+        return full or no_room_for_origins(self._state, self._settings, lane, origins)
 
     def open(self, session: LaneSession) -> None:
         """Begin a session: ``session.opened`` gets the lane's ranges once its epoch is durable.
@@ -179,6 +183,7 @@ class Sequencer:
         When the epoch is not higher than the lane's, the session is refused instead (IDENTITY_CONFLICT).
         """
         self.sessions.add(session)
+        self._opening.opens(session, self._state)
 
     def put(self, session: LaneSession, batches: Sequence[tuple[BatchHeader, memoryview]]) -> bool:
         """Take verified batches; their commit is acknowledged later. Return whether there is room for more; otherwise
@@ -301,30 +306,31 @@ class Sequencer:
         if since is not None:
             self.counters.commit.observe(now - since)
 
-    async def _next_draft(self) -> Draft | None:
+    async def _next_draft(self) -> Drafted | None:
         lanes = [session.lane for session in self.sessions]
         await self._retry_loop.run(lambda: self._ended.look_up(self._state, lanes))
         return self._draft()
 
-    def _draft(self) -> Draft | None:
+    def _draft(self) -> Drafted | None:
         for lane, held in self._ended.states(self._state, (session.lane for session in self.sessions)):
             self.sessions.fence_by(lane, held)
         self.sessions.fence_pending(self._state)
-        builder = ChunkBuilder(self._state, self._settings.chunk_bytes_max, self._level(), self._ended)
-        for session in self.sessions:
-            builder.add(session)
         marks_due = self._schedule.marks_are_due(self._now(), trailing=self.sessions.trailing)
-        return builder.finish(self._wall_clock(), self._random_bits(64), marks_due)
+        bytes_max, level = self._settings.chunk_bytes_max, self._level()
+        return Drafting(
+            self._state,
+            lambda: ChunkBuilder(self._state, bytes_max, level, self._ended),
+            lambda builder: builder.finish(self._wall_clock(), self._random_bits(64), marks_due),
+        ).draft(self.sessions)
 
-    async def _place(self, draft: Draft) -> bool:
+    async def _place(self, drafted: Drafted) -> bool:
         """Try to make the draft the next chunk.
 
         Return whether a chunk of this node was placed there. If not, the state may have moved on: build the chunk
         again.
         """
+        draft, folded = drafted
         n = draft.chunk.header.n
-        # Folded before it is written: a chunk is permanent, and one that does not fit would end the shard's log.
-        folded = self._state.fold(draft.chunk)
         self._attempts[draft.chunk.header.nonce] = _Attempt(draft.openings, len(draft.data))
         started = self._now()
         try:
@@ -364,17 +370,10 @@ class Sequencer:
         for lane in decided:
             self.sessions.end(lane)
         self.sessions.fence(self._state, taken_over)
-        self._count(chunk, attempt)
+        self.counters.count(chunk, None if attempt is None else attempt.bytes)
+        if attempt is not None:
+            self._schedule.wrote_chunk(self._now())
         return attempt is not None
-
-    def _count(self, chunk: Chunk, attempt: _Attempt | None) -> None:
-        if attempt is None:
-            self.counters.foreign_chunks += 1
-            return
-        self._schedule.wrote_chunk(self._now())
-        self.counters.chunks += 1
-        self.counters.records += sum(section.count for section in chunk.footer.streams)
-        self.counters.bytes += attempt.bytes
 
     async def _follow(self) -> None:
         """Keep up with other nodes while there is nothing to commit, which serves readers and fences old sessions."""

@@ -9,6 +9,7 @@ from typing import Any, cast
 
 from tests.cloud_hub.fabric import CLUSTER, Node
 from tests.cloud_hub.virtual_time import now_ns
+from weft.bounds import Refusals
 from weft.cloud_hub.links.edge_link import EdgeLink
 from weft.protocols.lane import Lane
 from weft.protocols.link import PROTOCOL_VERSION, Hello
@@ -66,7 +67,9 @@ class Route:
         if node.sequencer is None or number in self._walled:
             return BROKEN
         shards: Any = SimpleNamespace(count=CLUSTER.shards)
-        link = EdgeLink(shards, None, now_ns, ANYWHERE, "", elsewhere=lambda _: node.names)
+        link = EdgeLink(
+            shards, None, now_ns, ANYWHERE, "", refusals=Refusals(lambda: 0.0), elsewhere=lambda _: node.names
+        )
         stay = target.stay_s is not None
         hello = Hello(
             PROTOCOL_VERSION, self._lane.tenant, self._lane.edge, self._lane.log_id, 1, now_ns(), "weft", stay=stay

@@ -35,7 +35,7 @@ hosts: Hub.example.com
 streams: {{telemetry: {{expected_edges: ["press-*", welder-1]}}, acme/alarms: {{}}}}
 anonymous: allowed_beyond_loopback
 limits: {{links: 5, links_per_token: 3, idle_connections: 6, window: 1MiB, batch: 3MiB, pending: 9MiB, response: 1MiB,
-  lanes_per_edge: 7, lanes_per_tenant: 70, streams_per_tenant: 60, lanes: 700, edge_topics: 70KiB}}
+  lanes_per_edge: 7, lanes_per_tenant: 70, streams_per_tenant: 60, lanes: 700, edge_topics: 70KiB, edge_origins: 80KiB}}
 """
 
 
@@ -63,7 +63,7 @@ def test_every_setting_of_the_yaml_reaches_the_hub(tmp_path: Path) -> None:
     bounds = settings.sequencer
     assert bounds.streams_per_tenant_max == 60
     assert (bounds.lanes_per_edge_max, bounds.lanes_per_tenant_max, bounds.lanes_max) == (7, 70, 700)
-    assert bounds.topic_bytes_per_edge_max == 70 << 10
+    assert (bounds.topic_bytes_per_edge_max, bounds.origin_bytes_per_edge_max) == (70 << 10, 80 << 10)
     untouched = [
         name for name in HubLimits.__struct_fields__ if getattr(config.limits, name) == getattr(HubLimits(), name)
     ]

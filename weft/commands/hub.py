@@ -283,6 +283,7 @@ def settings_of(config: HubConfig, process: int = 0, processes: int = 1) -> HubS
             lanes_per_tenant_max=config.limits.lanes_per_tenant,
             streams_per_tenant_max=config.limits.streams_per_tenant,
             topic_bytes_per_edge_max=config.limits.edge_topics_bytes,
+            origin_bytes_per_edge_max=config.limits.edge_origins_bytes,
             unavailable_after_s=config.unavailable_after_s,
         ),
         links_max=config.limits.links,

@@ -9,6 +9,7 @@ from typing import cast
 
 from tests.cloud_hub import virtual_time
 from tests.cloud_hub.fabric import SETTINGS, make_batch, make_sequencer
+from weft.bounds import Refusals
 from weft.cloud_hub.links.edge_link import EdgeLink
 from weft.cloud_hub.links.link_log import HubLinkLog
 from weft.cloud_hub.shard.sequencer import Sequencer
@@ -66,7 +67,7 @@ def test_a_lane_whose_epoch_may_be_durable_unnoticed_ends_its_link() -> None:
         shards = Shards(1, 0, 1, make)
         await shards.start()
         answers = Answers()
-        link = EdgeLink(shards, None, lambda: 0, HubLinkLog(lambda: 0.0), "peer")
+        link = EdgeLink(shards, None, lambda: 0, HubLinkLog(lambda: 0.0), "peer", refusals=Refusals(lambda: 0.0))
         hello = Hello(PROTOCOL_VERSION, "default", "edge-1", 7, 1, 0, "test")
         await link.open(hello, cast(LinkSession, answers))
         await link.open_lane(opening(1, "telemetry"))
@@ -91,7 +92,7 @@ def test_an_edge_whose_window_fills_up_does_not_wait_for_a_long_commit_interval(
         shards = Shards(1, 0, 1, lambda _shard: make_sequencer(store, random.Random(1), settings))
         await shards.start()
         answers = Answers()
-        link = EdgeLink(shards, None, lambda: 0, HubLinkLog(lambda: 0.0), "peer")
+        link = EdgeLink(shards, None, lambda: 0, HubLinkLog(lambda: 0.0), "peer", refusals=Refusals(lambda: 0.0))
         await link.open(Hello(PROTOCOL_VERSION, "default", "edge-1", 7, 1, 0, "test"), cast(LinkSession, answers))
         await link.open_lane(opening(1, "telemetry"))
         await answers.news.wait()

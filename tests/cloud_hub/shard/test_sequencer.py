@@ -14,6 +14,7 @@ from tests.cloud_hub.fabric import CLUSTER, SETTINGS, Session, check_log, make_b
 from tests.cloud_hub.faulty_store import CALM, FaultyStore
 from weft.cloud_hub.shard import chunk_builder
 from weft.cloud_hub.shard.chunk_builder import ChunkBuilder
+from weft.cloud_hub.shard.lane_session import LaneSession
 from weft.cloud_hub.shard.sequencer import Sequencer
 from weft.protocols.batch import Buffer
 from weft.protocols.chunk import ClockUpdate, GapRange, LaneFlag, Mark, StreamSection
@@ -533,6 +534,27 @@ def test_a_chunk_that_would_not_fold_is_never_created(monkeypatch: pytest.Monkey
     play(story)
 
 
+def test_a_session_of_which_no_chunk_can_be_made_refuses_itself_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def story(sequencer: Sequencer, _: FaultyStore) -> None:
+        sound, odd = await opened(sequencer), Session(sequencer, OTHER, 1)
+        assert await odd.open()
+        add = ChunkBuilder.add
+
+        def add_most(builder: ChunkBuilder, session: LaneSession) -> None:
+            if session.lane == OTHER:
+                raise OverflowError("a bug that one lane's data meets")
+            add(builder, session)
+
+        monkeypatch.setattr(ChunkBuilder, "add", add_most)
+        await odd.send(0, 3)
+        await sound.send(0, 5)
+        await sound.until_acked(0, 5)
+        assert odd.refusal is RefuseCode.OVERLOADED
+        assert sound.refusal is None
+
+    play(story)
+
+
 def test_a_sender_that_leaves_too_many_holes_is_sent_away() -> None:
     async def story(sequencer: Sequencer, _: FaultyStore) -> None:
         session = await opened(sequencer)
@@ -555,7 +577,9 @@ def test_gap_notices_and_lanes_are_bounded() -> None:
         assert session.refusal is RefuseCode.OVERLOADED
         assert len(sequencer.state.lanes[LANE].gaps) == 5
         assert sequencer.no_room(LANE, []) is None
-        assert sequencer.no_room(OTHER, []) == "shard 0 has 1 lanes, its limit"
+        full = sequencer.no_room(OTHER, [])
+        assert full is not None
+        assert full.reason == "shard 0 has 1 lanes, its limit"
 
     play(story, gaps_per_lane_max=5, lanes_max=1)
 

@@ -1,0 +1,77 @@
+"""The next chunk of a shard from what its sessions have: one session that has what no chunk can have refuses itself."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from weft.cloud_hub.shard.chunk_builder import ChunkBuilder, Draft
+from weft.cloud_hub.shard.lane_session import LaneSession
+from weft.cloud_hub.shard.shard_sessions import ShardSessions
+from weft.protocols.link import RefuseCode
+from weft.protocols.shard_state import Folded, ShardState
+
+logger = logging.getLogger(__name__)
+
+Finish = Callable[[ChunkBuilder], Draft | None]
+
+
+class Drafted(NamedTuple):
+    """A chunk that is ready to be created, and what it makes of the state.
+
+    It is folded before it is written: a chunk is permanent, and one that does not fit would end the shard's log.
+    """
+
+    draft: Draft
+    folded: Folded
+
+
+class Drafting:
+    """Drafts of one state.
+
+    Args:
+        builder: makes a builder of the next chunk.
+        finish: ends one.
+    """
+
+    def __init__(self, state: ShardState, builder: Callable[[], ChunkBuilder], finish: Finish) -> None:
+        self._state = state
+        self._builder = builder
+        self._finish = finish
+
+    def draft(self, sessions: ShardSessions) -> Drafted | None:
+        """Return the next chunk, None when there is nothing to write.
+
+        Sessions of which not even each alone makes a chunk are refused. Where only all together do not, the one that
+        waits longest has a chunk for itself.
+
+        Raises:
+            Exception: no session is the cause.
+        """
+        waiting = list(sessions)
+        try:
+            return self._of(waiting)
+        except Exception as error:
+            causes = [session for session in waiting if self._fails(session)]
+            if not causes and len(waiting) < 2:
+                raise
+            logger.exception("shard %d: no chunk of %d sessions can be made", self._state.shard, len(waiting))
+            for session in causes:
+                message = f"lane {session.lane} has what the hub cannot write: {type(error).__name__}"
+                sessions.refuse(session, RefuseCode.OVERLOADED, message, "report this, with the hub's log")
+            return self._of(list(sessions)) if causes else self._of(waiting[:1])
+
+    def _of(self, sessions: Sequence[LaneSession]) -> Drafted | None:
+        builder = self._builder()
+        for session in sessions:
+            builder.add(session)
+        draft = self._finish(builder)
+        return None if draft is None else Drafted(draft, self._state.fold(draft.chunk))
+
+    def _fails(self, session: LaneSession) -> bool:
+        try:
+            self._of([session])
+        except Exception:
+            return True
+        return False
