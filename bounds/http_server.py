@@ -35,7 +35,7 @@ class HttpServer:
         setting: name of the setting with that number, for the log.
         monotonic: seconds.
         shutdown_s: longest time that requests may take to end when the server closes.
-        closed: called for each connection that is closed because there are too many.
+        refusals: counts the connections that are closed because there are too many.
     """
 
     def __init__(
@@ -43,15 +43,15 @@ class HttpServer:
         idle_max: int,
         setting: str,
         monotonic: Callable[[], float],
+        refusals: Refusals,
+        *,
         shutdown_s: float,
-        closed: Callable[[], None] = lambda: None,
     ) -> None:
         self._idle_max = idle_max
         self._setting = setting
         self._monotonic = monotonic
         self._shutdown_s = shutdown_s
-        self._refusals = Refusals(monotonic)
-        self._closed = closed
+        self._refusals = refusals
         self._runner: web.AppRunner | None = None
         self._listening: asyncio.Server | None = None
         self._looking: asyncio.Task[None] | None = None
@@ -149,7 +149,6 @@ class HttpServer:
         if len(self._owners) > self._idle_max:
             heaviest = max(self._idle, key=lambda each: len(self._idle[each]))
             advice = "closed the connection that was idle longest. Raise the setting if these are clients of yours"
-            self._closed()
             self._refusals.note(self._setting, heaviest, advice)
             self._abort(next(iter(self._idle[heaviest])))
 

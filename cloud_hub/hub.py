@@ -107,9 +107,8 @@ class Hub:
         self._throttle = Throttle()
         self._tables: TableService | None = None
         self._tokens: TokenFile | None = None
-        self._server = HttpServer(
-            settings.idle_connections_max, "limits.idle_connections", time.monotonic, shutdown_s=SHUTDOWN_S
-        )
+        idle_max, refusals = settings.idle_connections_max, self._refusals
+        self._server = HttpServer(idle_max, "limits.idle_connections", time.monotonic, refusals, shutdown_s=SHUTDOWN_S)
         self._figures: StreamFigures | None = None
         self._shards: Shards | None = None
         self.cluster: Cluster

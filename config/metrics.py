@@ -49,11 +49,6 @@ EDGE_METRICS = (
         "counter",
         "Pauses in accepting connections because no file descriptor was left.",
     ),
-    Metric(
-        "weft_edge_http_connections_closed_total",
-        "counter",
-        "Idle connections to the status page closed because limits.http_connections was reached.",
-    ),
     Metric("weft_edge_authentications_refused_total", "counter", "Clients refused because they failed authentication."),
     Metric(
         "weft_edge_authentications_turned_away_total",

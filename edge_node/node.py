@@ -203,7 +203,7 @@ class EdgeNode:
         pages = Pages(
             self.status.facts, lambda: render(self.status), health,
             connections_max=self.config.limits.http_connections, monotonic=asyncio.get_running_loop().time,
-            counters=self.listener_counters,
+            refusals=self._refusals,
         )  # fmt: skip
         await pages.start(self.config.http.bind, self.config.http.hosts)
         stack.push_async_callback(pages.close)

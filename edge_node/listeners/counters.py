@@ -22,8 +22,6 @@ class ListenerCounters:
     """Connections without a valid PROXY header, or from an address that is no trusted proxy."""
     accept_pauses: int = 0
     """Pauses in accepting because the process had no file descriptor left."""
-    http_connections_closed: int = 0
-    """Idle connections to the status page closed for newer ones, because there were too many."""
     authentications_refused: int = 0
     """CONNECTs that were refused."""
     authentications_turned_away: int = 0

@@ -15,11 +15,11 @@ from aiohttp.typedefs import Handler, Middleware
 
 from weft.bounds.browsers import MISDIRECTED_REQUEST, is_misdirected, misdirected_advice
 from weft.bounds.http_server import HttpServer
+from weft.bounds.refusals import Refusals
 from weft.config.errors import SettingError
 from weft.config.exposition import CONTENT_TYPE
 from weft.config.machine import why_not_listening
 from weft.config.units import approximate_duration, approximate_size, parse_bind
-from weft.edge_node.listeners.counters import ListenerCounters
 from weft.edge_node.status.health import Health
 from weft.edge_node.status.outage import outage_left
 from weft.protocols.health import health_answer
@@ -44,7 +44,7 @@ class Pages:
         *,
         connections_max: int,
         monotonic: Callable[[], float],
-        counters: ListenerCounters,
+        refusals: Refusals,
     ) -> None:
         """Serve pages about these parts.
 
@@ -54,16 +54,13 @@ class Pages:
             health: whether the node is well and ready.
             connections_max: maximum number of open connections; a request is answered within a turn of the loop.
             monotonic: seconds.
+            refusals: counts what bounds refuse.
         """
         self._status = status
         self._metrics = metrics
         self._health = health
-
-        def closed() -> None:
-            counters.http_connections_closed += 1
-
         self._server = HttpServer(
-            connections_max, "limits.http_connections", monotonic, SHUTDOWN_TIMEOUT_S, closed=closed
+            connections_max, "limits.http_connections", monotonic, refusals, shutdown_s=SHUTDOWN_TIMEOUT_S
         )
         self.port = 0
 

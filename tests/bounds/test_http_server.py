@@ -11,7 +11,7 @@ import pytest
 from aiohttp import web
 
 from tests.support.waiting import until
-from weft.bounds import Owner, OwnerKind, address_owner
+from weft.bounds import Owner, OwnerKind, Refusals, address_owner
 from weft.bounds.http_server import IDLE_S_MAX, HttpServer
 
 HALF_A_REQUEST = b"GET / HTTP/1.1\r\nHost: hub\r\nX-Slowly: "
@@ -32,7 +32,7 @@ class Server(HttpServer):
 
     def __init__(self) -> None:
         self.clock = Clock()
-        super().__init__(IDLE_MAX, "limits.idle", self.clock, shutdown_s=1.0)
+        super().__init__(IDLE_MAX, "limits.idle", self.clock, Refusals(self.clock), shutdown_s=1.0)
         self.go_on = asyncio.Event()
 
     async def run(self) -> None:
@@ -122,7 +122,7 @@ async def test_connections_that_end_are_forgotten(server: Server) -> None:
 
 
 async def test_a_port_that_is_taken_is_an_error_and_leaves_nothing(server: Server) -> None:
-    other = HttpServer(IDLE_MAX, "limits.idle", server.clock, shutdown_s=1.0)
+    other = HttpServer(IDLE_MAX, "limits.idle", server.clock, Refusals(server.clock), shutdown_s=1.0)
     with pytest.raises(OSError, match="in use"):
         await other.start(web.Application(), *server.addresses[0])
     await other.close()

@@ -51,7 +51,7 @@ LIMITS = {
     "connection_rate": "connections_rate_limited_total",
     "connection_burst": "connections_rate_limited_total",
     "half_open": "half_open_evicted_total",
-    "http_connections": "http_connections_closed_total",
+    "http_connections": "refusals_total",
     "packet_bytes": "protocol_errors_total",
     "connect_bytes": "protocol_errors_total",
     "unfinished_bytes": "refusals_total",

@@ -9,7 +9,7 @@ from typing import Any
 import aiohttp
 import pytest
 
-from weft.edge_node.listeners.counters import ListenerCounters
+from weft.bounds import Refusals
 from weft.edge_node.status.health import Health
 from weft.edge_node.status.pages import Pages, page, trouble
 
@@ -78,9 +78,9 @@ class Well(Health):
     ],
 )
 async def test_every_page_is_served(path: str, kind: str, text: str) -> None:
-    counters = ListenerCounters()
+    refusals = Refusals(time.monotonic)
     pages = Pages(
-        lambda: FACTS, lambda: b"weft_x 1\n", Well(), connections_max=4, monotonic=time.monotonic, counters=counters
+        lambda: FACTS, lambda: b"weft_x 1\n", Well(), connections_max=4, monotonic=time.monotonic, refusals=refusals
     )
     await pages.start("127.0.0.1:0")
     try:
