@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
+from functools import partial
 from typing import cast
 
 from weft.bounds import user_or_address
@@ -25,11 +26,7 @@ from weft.protocols.mqtt.connection import Connection, State
 from weft.protocols.mqtt.decoder import decode
 from weft.protocols.mqtt.errors import MqttError
 from weft.protocols.mqtt.packet_types import Version
-from weft.protocols.mqtt.packets import (
-    ConnAck,
-    Connect,
-    Packet,
-)
+from weft.protocols.mqtt.packets import ConnAck, Connect, Packet
 from weft.protocols.mqtt.properties import Properties
 from weft.protocols.mqtt.publish_run import single
 from weft.protocols.mqtt.reason_codes import ReasonCode
@@ -280,14 +277,16 @@ class ClientConnection(asyncio.Protocol):
         return at
 
     def _wait_for_turn(self, session: Session) -> None:
-        """Handle the rest of the read after others had their turn."""
+        """Go on when others had their turn and what came is durable: all wait for the commits of one client."""
         if not self._pause & _WAITING:
-            self.await_turn(session, Pause.TURN, lambda: self.go_on(Pause.TURN))
+            self.hold(Pause.TURN)
+            self._turn.store()
+            go_on = partial(self.await_turn, session, Pause.TURN, partial(self.go_on, Pause.TURN))
+            self._broker.ingest.on_durable(lambda _: go_on())
 
     def _settle(self) -> None:
         if self._transport is not None and not self._inbox.settle():
-            reason = "no memory for its packets that have not come whole (limits.unfinished)"
-            self._close(reason, code=ReasonCode.QUOTA_EXCEEDED)
+            self._close("no memory for packets that are not whole (limits.unfinished)", code=ReasonCode.QUOTA_EXCEEDED)
 
     # --- packets
 
