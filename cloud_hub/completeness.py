@@ -208,7 +208,7 @@ def _held_back(lane: Lane, held: LaneState, now: int, peers: bool, behind: Behin
         )  # fmt: skip
     if newest is None:
         return told(
-            Reason.NO_MARK, held.last_seen or None, "the edge has opened the lane and said nothing of it since",
+            Reason.NO_MARK, held.last_seen or None, "the edge has sent records of the lane and no mark yet",
             "see `weft edge status` on that edge",
         )  # fmt: skip
     if peers and held.pending_marks and held.whole_end() < end:

@@ -105,9 +105,17 @@ class LaneState:
     """The oldest claim of a second node that no operator has decided."""
 
     @property
+    def is_empty(self) -> bool:
+        """Return whether nothing was ever said of the lane but that it is there."""
+        return not self.ranges and self.mark is None and self.newest_mark is None
+
+    @property
     def counts(self) -> bool:
-        """Return whether the lane holds back its stream's completeness."""
-        return self.retired is None and not self.partial
+        """Return whether the lane holds back its stream's completeness.
+
+        An empty one does not: a thief of a token could stop a stream with a lane that is opened and left.
+        """
+        return self.retired is None and not self.partial and not self.is_empty
 
     @property
     def complete_up_to(self) -> int | None:

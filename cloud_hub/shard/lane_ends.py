@@ -25,6 +25,9 @@ from weft.storage.chunk_log import ShardLog
 from weft.storage.hub_keys import ended_key
 from weft.storage.object_store import AlreadyExists, StoreError
 
+EMPTY_NS = 3600 * 10**9
+"""Age at which a lane leaves the state of which nothing was ever said but that it is there. Edges say something each
+minute."""
 ATTEMPTS_MAX = 100
 """Number of attempts at a chunk number that other nodes take first. Each is a round trip behind them."""
 
@@ -196,7 +199,7 @@ async def adopt(state: ShardState, log: ShardLog, lanes: Iterable[Lane]) -> Endi
 def by_age(
     state: ShardState, now: int, retired_after: int, dropped_after: int, is_tiered: Callable[[Lane], bool]
 ) -> Ending:
-    """Plan the ends of lanes that were not seen for long and whose records are all in tables.
+    """Plan the ends of lanes that were not seen for long and whose records are all in tables, and of empty ones.
 
     Args:
         now: nanoseconds since 1970 by the hub's clock.
@@ -208,7 +211,9 @@ def by_age(
         return ending  # a later release knows more of these lanes than this one would keep
     for lane, held in state.lanes.items():
         silent = now - held.last_seen
-        if held.retired is None and silent > retired_after and is_tiered(lane):
+        if held.is_empty and held.conflict is None and silent > EMPTY_NS:
+            ending.controls.append(Control(ControlKind.DROP, *lane, b""))
+        elif held.retired is None and silent > retired_after and is_tiered(lane):
             days = retired_after // (86_400 * 1_000_000_000)
             ending.controls.append(retirement(lane, RetiredBy.AGE, f"not seen for {days} days"))
         elif held.retired is not None and min(silent, now - held.retired.time) > dropped_after and is_tiered(lane):

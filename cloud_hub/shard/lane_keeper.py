@@ -21,6 +21,7 @@ logger = logging.getLogger(__name__)
 INTERVAL_S = 3600.0
 """Interval at which lanes are looked through. A round reads the state of every shard once."""
 _NS = 1_000_000_000
+_NEVER = 1 << 63
 
 TablePosition = Callable[[str, str, int], int | None]
 """From tenant, stream and shard: the offset below which all records are in the table; None while that is unknown."""
@@ -49,8 +50,8 @@ class LaneKeeper:
         self._logs = logs
         self._position = position
         after_s = settings.retired_after_s
-        self._retired_after = None if after_s is None else int(after_s * _NS)
-        self._dropped_after = int(settings.dropped_after_s * _NS)
+        self._retired_after = _NEVER if after_s is None else int(after_s * _NS)
+        self._dropped_after = _NEVER if after_s is None else int(settings.dropped_after_s * _NS)
         self._wall_clock = wall_clock
         self._random_bits = random_bits
         self._ends: dict[tuple[str, str, int], tuple[int, int]] = {}
@@ -58,9 +59,7 @@ class LaneKeeper:
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
-        """Start the rounds, unless lanes never end by age."""
-        if self._retired_after is None:
-            return
+        """Start the rounds."""
         self._task = asyncio.create_task(self._run(), name="lane-keeper")
 
     async def close(self) -> None:
@@ -98,8 +97,7 @@ class LaneKeeper:
         def is_tiered(lane: Lane) -> bool:
             return self._is_tiered(state, lane)
 
-        after = self._retired_after or 0
-        return lane_ends.by_age(state, self._wall_clock(), after, self._dropped_after, is_tiered)
+        return lane_ends.by_age(state, self._wall_clock(), self._retired_after, self._dropped_after, is_tiered)
 
     def _is_tiered(self, state: ShardState, lane: Lane) -> bool:
         """Return whether the table has come past an end that the log had after the lane was last seen."""

@@ -67,6 +67,13 @@ def test_a_stream_is_complete_up_to_the_earliest_of_the_lanes_that_it_names() ->
     assert answer.held_back_by == []
 
 
+def test_a_lane_of_which_nothing_was_said_holds_nothing_back() -> None:
+    lanes = {lane("a"): held(5, Mark(T, 5)), lane("b"): LaneState(epoch=3)}
+    assert completeness(lanes, (), NOW).complete_up_to == T // 1000 * 1000
+    assert completeness(lanes, (), NOW).covers == [lane("a")]
+    assert completeness(lanes, ("b",), NOW).complete_up_to is None, "an edge that is expected is waited for"
+
+
 def test_no_lane_is_no_claim() -> None:
     assert completeness({}, (), NOW).complete_up_to is None
 
@@ -74,7 +81,7 @@ def test_no_lane_is_no_claim() -> None:
 @pytest.mark.parametrize(
     ("state", "reason"),
     [
-        (held(0, None), Reason.NO_MARK),
+        (held(3, None), Reason.NO_MARK),
         (held(3, Mark(T, 5)), Reason.HOLE),
         (held(3, Mark(NOW - SILENT_NS, 3)), Reason.SILENT),
     ],
@@ -189,7 +196,7 @@ def test_many_reasons_are_bounded_and_the_worst_come_first() -> None:
     lanes = {
         lane(f"e{number}"): held(5, Mark(NOW - SILENT_NS - number * US, 5)) for number in range(HELD_BACK_MAX + 20)
     }
-    lanes[lane("worst")] = held(0, None)
+    lanes[lane("worst")] = held(1, None)
     answer = completeness(lanes, (), NOW)
     assert len(answer.held_back_by) == HELD_BACK_MAX
     assert answer.more == 21

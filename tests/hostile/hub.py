@@ -71,6 +71,13 @@ class GuardedHub(Service):
         """Revoke an edge's token."""
         revoke_token(str(self.tokens_file), f"{tenant}-{edge}")
 
+    def renew(self, tenant: str, edge: str) -> None:
+        """Revoke an edge's token and give it another."""
+        self.revoke(tenant, edge)
+        self._tokens[f"{tenant}/{edge}"] = create_token(
+            str(self.tokens_file), f"{tenant}-{edge}", Scope.EDGE, tenant, edge
+        )
+
     def get(self, path: str, token: str | None = None, timeout_s: float = 30.0) -> tuple[int, bytes]:
         """Return status and body of a GET request, with the admin's token unless another is given."""
         request = urllib.request.Request(self.url + path, headers={"Authorization": f"Bearer {token or self.admin}"})

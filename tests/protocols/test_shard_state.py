@@ -174,6 +174,8 @@ def test_a_stream_is_complete_up_to_its_latest_lane() -> None:
     state = fold([update(ranges=[(0, 5)], mark=Mark(50, 5)), update(other, mark=Mark(70, 0))])
     assert complete_up_to(state, "telemetry") == 50
     state.apply(next_chunk(state, update(LANE._replace(edge="edge-3"))))
+    assert complete_up_to(state, "telemetry") == 50, "nothing was said of this lane"
+    state.apply(next_chunk(state, update(LANE._replace(edge="edge-3"), gaps=[GapRange(0, 1, 1)])))
     assert complete_up_to(state, "telemetry") is None
     assert complete_up_to(state, "unknown") is None
     assert earliest([]) is None

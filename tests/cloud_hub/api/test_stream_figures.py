@@ -17,6 +17,7 @@ from weft.cloud_hub.api import stream_figures
 from weft.cloud_hub.api.stream_figures import NOTES_MAX, OTHERS, SLICE_LANES, StreamFigures, TableLag
 from weft.protocols.chunk import Mark
 from weft.protocols.lane import Lane
+from weft.protocols.ranges import RangeSet
 from weft.protocols.shard_state import LaneState, ShardState
 from weft.replication.runner import LinkIdentity
 from weft.storage.object_store import open_store
@@ -45,7 +46,8 @@ class World:
     def lane(self, shard: int, edge: str, stream: str, complete_s: float | None, records: int = 0) -> None:
         state = self.shards[shard].state
         mark = None if complete_s is None else Mark(int(complete_s * NS), 1)
-        state.lanes[Lane("default", edge, 1, stream)] = LaneState(mark=mark)
+        held = LaneState(mark=mark, ranges=RangeSet([(0, 1)]))
+        state.lanes[Lane("default", edge, 1, stream)] = held
         key = ("default", stream)
         state.next_offset[key] = state.next_offset.get(key, 0) + records
 

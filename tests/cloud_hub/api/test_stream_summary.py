@@ -17,6 +17,7 @@ from weft.protocols.chunk import Mark
 from weft.protocols.lane import Lane
 from weft.protocols.lane_state import LaneState, RetiredBy, Retirement
 from weft.protocols.payloads import PayloadKind
+from weft.protocols.ranges import RangeSet
 from weft.protocols.shard_state import ShardState
 
 SECOND = 1_000_000_000
@@ -55,8 +56,10 @@ async def test_a_summary_says_what_completeness_says(expected: tuple[str, ...], 
     assert found.complete_up_to == completeness(lanes, expected, 0).complete_up_to
 
 
-async def test_a_lane_that_has_said_nothing_leaves_no_moment() -> None:
-    assert (await summarise(states({lane("a"): at(1), lane("b"): LaneState()}), "default", "t")).complete_up_to is None
+async def test_a_lane_without_a_mark_leaves_no_moment_unless_it_is_empty() -> None:
+    for other, moment in ((LaneState(), SECOND), (LaneState(ranges=RangeSet([(0, 1)])), None)):
+        lanes = {lane("a"): at(1), lane("b"): other}
+        assert (await summarise(states(lanes), "default", "t")).complete_up_to == moment
     assert (await summarise(states({}), "default", "t")).complete_up_to is None
 
 

@@ -253,6 +253,27 @@ def test_a_lane_whose_state_has_no_room_in_a_record_stays(monkeypatch: pytest.Mo
     play(story)
 
 
+def test_a_lane_of_which_nothing_was_said_leaves_soon_and_comes_back_with_its_epoch() -> None:
+    async def story(hub: Hub) -> None:
+        said = await hub.session()
+        await said.send(0, 3)
+        await said.until_acked(0, 3)
+        empty = Lane("default", "e", 1, "t")
+        hub.sequencer.leave((await hub.session(empty, epoch=5)).lane_session)
+        hub.ahead_s += lane_ends.EMPTY_NS / NS - 60
+        await hub.keeper().look()
+        assert empty in (await hub.state()).lanes
+        hub.ahead_s += 120
+        await hub.keeper().look()
+        assert list((await hub.state()).lanes) == [LANE]
+        late = await hub.session(empty, epoch=6)
+        await late.send(0, 2)
+        await late.until_acked(0, 2)
+        assert (await hub.state()).lanes[empty].epoch == 6
+
+    play(story)
+
+
 def test_a_lane_does_not_leave_over_a_state_of_another_history() -> None:
     async def story(hub: Hub) -> None:
         session = await hub.session()
