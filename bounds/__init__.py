@@ -14,6 +14,7 @@ from weft.bounds.bound import Bound
 from weft.bounds.owner import LOCAL, Owner, OwnerKind, address_owner, user_or_address
 from weft.bounds.rates import Rates
 from weft.bounds.refusals import Refusals
+from weft.bounds.rounds import Rounds
 from weft.bounds.shares import Shares, one_share
 from weft.bounds.turn_budget import TurnBudget
 
@@ -24,6 +25,7 @@ __all__ = [
     "OwnerKind",
     "Rates",
     "Refusals",
+    "Rounds",
     "Shares",
     "TurnBudget",
     "address_owner",

@@ -15,10 +15,6 @@ class EdgeLimits(Section, frozen=True, kw_only=True):
     """Bounds on what clients can make the node hold. Beyond them the node slows clients down or refuses them."""
 
     connections: Annotated[Count, Meta(le=1_000_000, description="Maximum number of connected MQTT clients.")] = 16_384
-    connections_per_user: Annotated[
-        Annotated[int, Meta(ge=1)] | None,
-        Meta(description="Maximum number of connected MQTT clients of one user. Unset: a quarter of `connections`."),
-    ] = None
     connections_per_address: Annotated[
         Annotated[int, Meta(ge=1)] | None,
         Meta(
@@ -145,6 +141,22 @@ class EdgeLimits(Section, frozen=True, kw_only=True):
     subscriptions_per_user: Annotated[
         Annotated[int, Meta(ge=1)] | None,
         Meta(description=f"The same {_OF_ONE_USER}Unset: a quarter of `subscriptions_total`."),
+    ] = None
+    match_cost: Annotated[
+        Count,
+        Meta(
+            le=1_000_000,
+            description="Maximum number of steps for finding a topic's subscribers that uncommon filters may cost, of "
+            "all users together. Filters with more than 16 levels or more than two `+` are uncommon: each way in which "
+            "they mix `+` and names costs steps. Further ones are refused.",
+        ),
+    ] = 4_096
+    match_cost_per_user: Annotated[
+        Annotated[int, Meta(ge=1)] | None,
+        Meta(
+            description="The same of one user, or of one address where clients have no user name; each share name "
+            "(`$share/NAME/...`) counts as a step. Unset: a quarter of `match_cost`."
+        ),
     ] = None
     inflight: Annotated[
         Count,

@@ -57,12 +57,13 @@ def session_limits(config: EdgeConfig) -> SessionLimits:
     expiry_s = round(limits.session_expiry_s)
     return SessionLimits(
         sessions_max=limits.sessions,
-        connections_per_user_max=one_share(limits.connections_per_user, limits.connections),
         sessions_per_user_max=one_share(limits.sessions_per_user, limits.sessions),
         filters_max=limits.subscriptions,
         filters_total_max=limits.subscriptions_total,
         filters_per_user_max=one_share(limits.subscriptions_per_user, limits.subscriptions_total),
         filter_levels_max=limits.topic_levels,
+        match_cost_max=limits.match_cost,
+        match_cost_per_user_max=one_share(limits.match_cost_per_user, limits.match_cost),
         inflight_max=limits.inflight,
         queue_bytes_max=limits.session_queue_bytes,
         queue_bytes_total_max=limits.session_queues_bytes,

@@ -36,6 +36,8 @@ log = logging.getLogger(__name__)
 
 NOTED_MAX = 200
 """Sessions whose positions are noted in one turn of the event loop."""
+PAUSE_S = 0.001
+"""Pause between two such turns."""
 NOTING_S = 0.002
 """Time of such a turn."""
 
@@ -228,7 +230,7 @@ class Broker:
         budget.begin(self.clock())
         for _ in self.sessions.positions_to_note():
             if not budget.spend():
-                await asyncio.sleep(0)
+                await asyncio.sleep(PAUSE_S)  # others get the loop, and threads the interpreter's lock
                 budget.begin(self.clock())
         self.counters.backpressure_pauses = self.ingest.back_pressure.pauses
 

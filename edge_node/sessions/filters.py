@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from weft.bounds import Bound
+from weft.bounds import Bound, Rounds
 from weft.edge_node.counters import Counters
 from weft.edge_node.sessions.limits import SessionLimits, SessionShares
 from weft.edge_node.sessions.persistence import Persistence
@@ -38,6 +38,7 @@ class SessionFilters:
         persistence: Persistence,
         positions: ReaderPositions,
         retained: RetainedDelivery,
+        rounds: Rounds,
         limits: SessionLimits,
         shares: SessionShares,
         counters: Counters,
@@ -50,6 +51,7 @@ class SessionFilters:
         self._persistence = persistence
         self._positions = positions
         self._retained = retained
+        self._rounds = rounds
         self._bytes: dict[Session, int] = {}
         self._shares = shares
         self.make_room: Callable[[Bound, Session, int], bool] = lambda bound, session, units: bound.fits(
@@ -100,7 +102,7 @@ class SessionFilters:
         if shared is not None:
             self._positions.note_joined(shared)
         if known is None:
-            self._note(session, text)
+            self._note(session, text, share)
         return options.qos, known is None
 
     def unsubscribe(self, session: Session, text: str) -> int:
@@ -122,19 +124,28 @@ class SessionFilters:
         if share is None:
             return
         self._add(session, text, ClientSubscription(session.window, share.filter, options, identifier), share)
-        self._note(session, text)
+        self._note(session, text, share)
 
     def remove_all(self, session: Session) -> None:
-        """Take all filters of a session out, which ends. ``Sessions`` tells the journal."""
-        for text in list(session.subscriptions):
-            self._remove(session, text)
+        """Take all filters of a session out, which has ended: of many, most in later turns. ``Sessions`` tells the
+        journal."""
+        if session.window.in_flight.deliveries:  # others get these before the window is emptied
+            for _, shared in session.subscriptions.values():
+                if shared is not None:
+                    self._return_unanswered(session, shared, for_good=True)
+        self._rounds.each(session.owner, list(session.subscriptions), lambda text: self._remove(session, text))
 
     def member_away(self, session: Session) -> None:
-        """Give what a client that has gone did not acknowledge to other members of its shared subscriptions."""
-        for _, shared in session.subscriptions.values():
-            if shared is not None:
+        """Give what a client that has gone did not acknowledge to other members of its shared subscriptions: of many,
+        mostly in later turns."""
+
+        def away(shared: SharedSubscription) -> None:
+            if not (session.connected or session.ended):  # it may be back by then
                 self._return_unanswered(session, shared, for_good=not session.persistent)
                 shared.member_left()
+
+        mine = [shared for _, shared in session.subscriptions.values() if shared is not None]
+        self._rounds.each(session.owner, mine, away)
 
     # --- inside
 
@@ -148,6 +159,8 @@ class SessionFilters:
             return ReasonCode.QUOTA_EXCEEDED
         if identity is not None and not identity.may_subscribe(share.filter):
             return ReasonCode.NOT_AUTHORIZED
+        if new and not self._shares.match_cost.fits(session.owner, share.filter, share.name):
+            return ReasonCode.QUOTA_EXCEEDED
         return None
 
     def _has_room(self, session: Session, more: int) -> bool:
@@ -159,15 +172,17 @@ class SessionFilters:
                 return False
         return True
 
-    def _note(self, session: Session, text: str) -> None:
+    def _note(self, session: Session, text: str, share: Share) -> None:
         size = cost(text)
+        self._shares.match_cost.hold(session.owner, share.filter, share.name)
         self._shares.filters.hold(session.owner)
         self._shares.filter_bytes.hold(session.owner, size)
         self._counters.subscriptions += 1
         self._bytes[session] = self._bytes.get(session, 0) + size
 
-    def _forget(self, session: Session, text: str) -> None:
+    def _forget(self, session: Session, text: str, share: Share) -> None:
         size = cost(text)
+        self._shares.match_cost.free(session.owner, share.filter, share.name)
         self._shares.filters.free(session.owner)
         self._shares.filter_bytes.free(session.owner, size)
         self._counters.subscriptions -= 1
@@ -177,7 +192,7 @@ class SessionFilters:
 
     def _remove(self, session: Session, text: str) -> None:
         subscription, shared = session.subscriptions.pop(text)
-        self._forget(session, text)
+        self._forget(session, text, split_share(text))
         if shared is None:
             self._subscriptions.remove(subscription)
             return

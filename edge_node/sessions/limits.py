@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from weft.bounds import Bound, Refusals
 from weft.edge_node.sessions.records import NEVER_EXPIRES
+from weft.edge_node.subscriptions.match_cost import MatchCost
 
 FILTER_LEVELS_MAX = 128
 """Deeper filters are refused in SUBACK. EMQX has the same default."""
@@ -18,8 +19,6 @@ class SessionLimits:
     sessions_max: int = 10_000
     """Beyond it, the session whose client has been away longest is forgotten; when all are there, clients are
     refused."""
-    connections_per_user_max: int | None = None
-    """Connected clients of one user; further ones are refused. None: no share."""
     sessions_per_user_max: int | None = None
     """Sessions of one owner; beyond it the one of them that has been without a client longest is forgotten. None: no
     share."""
@@ -38,6 +37,10 @@ class SessionLimits:
     """The same of all sessions together."""
     filters_bytes_per_user_max: int | None = None
     """The same of one owner; None: no share."""
+    match_cost_max: int = 4_096
+    """Nodes of the filter tree that one topic may visit because of uncommon filters (``subscriptions.match_cost``)."""
+    match_cost_per_user_max: int | None = None
+    """The same of one owner, and its shares; None: no share."""
     inflight_max: int = 100
     """QoS 1 and 2 deliveries sent to one client and not completed."""
     queue_bytes_max: int = 1 << 20
@@ -68,10 +71,6 @@ class SessionShares:
         def bound(total: int, share: int | None, setting: str, share_setting: str, what: str) -> Bound:
             return Bound(total, total if share is None else share, refusals, setting, share_setting, what)
 
-        self.connections = bound(
-            limits.sessions_max, limits.connections_per_user_max,
-            "limits.connections", "limits.connections_per_user", "connections",
-        )  # fmt: skip
         self.sessions = bound(
             limits.sessions_max, limits.sessions_per_user_max,
             "limits.sessions", "limits.sessions_per_user", "connected clients",
@@ -84,6 +83,9 @@ class SessionShares:
             limits.filters_bytes_total_max, limits.filters_bytes_per_user_max,
             "limits.filters_total_size", "limits.filters_per_user_size", "filters",
         )  # fmt: skip
+        share = limits.match_cost_per_user_max
+        self.match_cost = MatchCost(limits.match_cost_max, limits.match_cost_max if share is None else share, refusals)
+        """Cost of a message because of filters."""
         self.will_bytes = bound(
             limits.will_bytes_max, limits.will_bytes_per_user_max, "limits.wills", "limits.wills_per_user", "wills"
         )

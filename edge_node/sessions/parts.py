@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from weft.bounds import Refusals
+from weft.bounds import Refusals, Rounds
 from weft.edge_node.counters import Counters
 from weft.edge_node.ingest.ingest import Ingest
 from weft.edge_node.sessions.delivery_journal import DeliveryJournal
@@ -79,6 +79,7 @@ def make_parts(  # noqa: PLR0917
     """
     budget, starts = QueueBudget(limits.queue_bytes_total_max, limits.queue_bytes_per_user_max), FilterStarts()
     shares = SessionShares(limits, refusals)
+    rounds = Rounds(outbox.flush)
     messages = StoredMessages(kept.log, ingest, wall_clock, counters)
     readers = LogReaders(kept.log, ingest, subscriptions, messages, kept.backlog, starts, outbox, counters)
     shared = SharedSubscriptions(
@@ -87,14 +88,14 @@ def make_parts(  # noqa: PLR0917
     )
     positions = ReaderPositions(kept.journal, ingest, readers, starts, shared)
     persistence = Persistence(kept.journal, kept.changes, ingest, readers, starts)
-    retained = RetainedDelivery(match_retained, messages.keep_retained, outbox)
+    retained = RetainedDelivery(match_retained, messages.keep_retained, rounds)
     windows = WindowParts(
         counters, budget, outbox, DeliveryJournal(kept.log, kept.journal, positions.note_share), wall_clock,
         limits.inflight_max, limits.queue_bytes_max,
     )  # fmt: skip
     return SessionParts(
         subscriptions, shared,
-        SessionFilters(subscriptions, shared, persistence, positions, retained, limits, shares, counters),
+        SessionFilters(subscriptions, shared, persistence, positions, retained, rounds, limits, shares, counters),
         windows, readers, positions, persistence, retained,
         Wills(ingest, kept.retained, kept.journal, persistence, counters, wall_clock, shares),
         shares,

@@ -87,6 +87,12 @@ class ReaderPositions:
         if shared.persistent:
             note(lambda: self._moved(shared))
 
+    def note_if_moved(self, several: Iterable[SharedSubscription]) -> None:
+        """Note how far those shared subscriptions are that have given messages to members since they were noted."""
+        for shared in several:
+            if self._shared.has_moved(shared):
+                self.note_moved(shared)
+
     def note_share(self, name: str) -> None:
         """Note how far the shared subscription of a name is, together with what one of its members is sent.
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections import OrderedDict, deque
+from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator
 
+from weft.bounds import Rounds
 from weft.edge_node.sessions.window.client_window import ClientWindow
 from weft.edge_node.subscriptions.message import Message
-from weft.edge_node.subscriptions.outbox import Outbox
 from weft.edge_node.subscriptions.subscriber import ClientSubscription, DeliveryOptions, Subscriber
 
 Match = Callable[[str], Iterable[Message | None]]
@@ -23,8 +23,6 @@ TURN_BYTES_MAX = 256 << 10
 """Payloads after which they have it, too."""
 TURN_STEPS_MAX = 2_000
 """Steps of a search after which they have it: what matches nothing may take as long as what matches everything."""
-ROUND_S = 0.002
-"""Time of the turns that clients get one after the other before the event loop is left to everything else."""
 HELD_WAIT_S = 0.01
 """Between looks at whether the journal, for which a client's writes wait, is durable."""
 _END = Message(b"", b"", 0)
@@ -33,18 +31,16 @@ _END = Message(b"", b"", 0)
 class RetainedDelivery:
     """The feeds of all clients that are being sent retained messages. Belongs to the event loop's thread.
 
-    Feeds that have more to do wait in line, and few of them have their turn each time that the event loop comes by: a
-    thousand clients that look up ``#`` wait for each other, and the others go on.
+    Feeds that have more to do wait for their turn: a thousand clients that look up ``#`` wait for each other, and the
+    others go on.
     """
 
-    def __init__(self, match: Match, keep: Keep, outbox: Outbox) -> None:
+    def __init__(self, match: Match, keep: Keep, rounds: Rounds) -> None:
         """Start without any."""
         self._match = match
         self._keep = keep
-        self._outbox = outbox
+        self._rounds = rounds
         self._feeds: dict[ClientWindow, RetainedFeed] = {}
-        self._in_line: deque[RetainedFeed] = deque()
-        self._called = False
 
     def is_sending(self, window: ClientWindow) -> bool:
         """Return whether a client is still to be sent some."""
@@ -55,7 +51,7 @@ class RetainedDelivery:
         feed = self._feeds.get(window)
         if feed is None:
             feed = self._feeds[window] = RetainedFeed(
-                window, self._match, self._keep, self._get_in_line, lambda: self._feeds.pop(window, None)
+                window, self._match, self._keep, self._rounds, lambda: self._feeds.pop(window, None)
             )
         feed.add(subscription)
 
@@ -71,25 +67,6 @@ class RetainedDelivery:
         if feed is not None:
             feed.stop()
 
-    def _get_in_line(self, feed: RetainedFeed) -> None:
-        self._in_line.append(feed)
-        if not self._called:
-            self._called = True
-            asyncio.get_running_loop().call_soon(self._take_turns)
-
-    def _take_turns(self) -> None:
-        self._called = False
-        clock = asyncio.get_running_loop().time
-        until = clock() + ROUND_S
-        for _ in range(len(self._in_line)):
-            self._in_line.popleft().go_on()
-            if clock() >= until:
-                break
-        self._outbox.flush()
-        if self._in_line and not self._called:
-            self._called = True
-            asyncio.get_running_loop().call_soon(self._take_turns)
-
 
 class RetainedFeed:
     """The subscriptions of one client whose retained messages are still to be sent.
@@ -100,7 +77,7 @@ class RetainedFeed:
     """
 
     __slots__ = (
-        "_done", "_filter", "_get_in_line", "_is_over", "_keep", "_match", "_messages", "_options", "_pumping",
+        "_done", "_filter", "_is_over", "_keep", "_match", "_messages", "_options", "_pumping", "_rounds",
         "_scheduled", "_waiting", "_window",
     )  # fmt: skip
 
@@ -109,19 +86,19 @@ class RetainedFeed:
         window: ClientWindow,
         match: Match,
         keep: Keep,
-        get_in_line: Callable[[RetainedFeed], None],
+        rounds: Rounds,
         done: Callable[[], object],
     ) -> None:
         """Start without any.
 
         Args:
-            get_in_line: has ``go_on`` called when it is the feed's turn.
+            rounds: calls ``go_on`` when it is the feed's turn.
             done: called once, when all is sent or ``stop`` was called.
         """
         self._window = window
         self._match = match
         self._keep = keep
-        self._get_in_line = get_in_line
+        self._rounds = rounds
         self._done = done
         self._waiting: OrderedDict[str, ClientSubscription] = OrderedDict()
         """Subscriptions that wait, by filter as the client wrote it."""
@@ -176,13 +153,14 @@ class RetainedFeed:
         window, left, left_bytes, looked_up = self._window, TURN_MESSAGES_MAX, TURN_BYTES_MAX, False
         left_steps = TURN_STEPS_MAX
         while window.is_idle:
-            if left <= 0 or left_bytes <= 0 or left_steps <= 0:
+            message: Message | None = None
+            if left > 0 and left_bytes > 0:
+                while message is None and left_steps > 0:
+                    left_steps -= 1
+                    message = next(self._messages, _END)
+            if message is None:
                 self._schedule()
                 return
-            left_steps -= 1
-            message = next(self._messages, _END)
-            if message is None:
-                continue
             if message is not _END and self._options is not None:
                 left -= 1
                 left_bytes -= len(message.payload)
@@ -202,9 +180,9 @@ class RetainedFeed:
     def _schedule(self) -> None:
         self._scheduled = True
         if self._window.held:
-            asyncio.get_running_loop().call_later(HELD_WAIT_S, self._get_in_line, self)
+            asyncio.get_running_loop().call_later(HELD_WAIT_S, self._rounds.wait, self._window.owner, self.go_on)
         else:
-            self._get_in_line(self)
+            self._rounds.wait(self._window.owner, self.go_on)
 
     def _send(self, message: Message, options: DeliveryOptions) -> None:
         window = self._window

@@ -27,6 +27,10 @@ class SharedSubscriptions:
         self._parts.moved.clear()
         return moved
 
+    def has_moved(self, shared: SharedSubscription) -> bool:
+        """Return whether one has given messages to members since ``take_moved``."""
+        return shared in self._parts.moved
+
     def get(self, name: str) -> SharedSubscription | None:
         """Return one by its filter as clients write it."""
         return self._by_name.get(name)

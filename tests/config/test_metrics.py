@@ -47,7 +47,6 @@ def test_every_counter_of_an_edge_is_in_the_catalogue() -> None:
 
 LIMITS = {
     "connections": "connections_refused_total",
-    "connections_per_user": "refusals_total",
     "connections_per_address": "connections_rate_limited_total",
     "connection_rate": "connections_rate_limited_total",
     "connection_burst": "connections_rate_limited_total",
@@ -71,6 +70,8 @@ LIMITS = {
     "filters_total_bytes": "subscriptions_refused_total",
     "sessions_per_user": "refusals_total",
     "subscriptions_per_user": "refusals_total",
+    "match_cost": "refusals_total",
+    "match_cost_per_user": "refusals_total",
     "filters_per_user_bytes": "refusals_total",
     "session_queues_per_user_bytes": "sessions_behind_total",
     "wills_per_user_bytes": "refusals_total",

@@ -1,0 +1,55 @@
+"""Work that waits its turn: some of it in each round, and no owner before another."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from weft.bounds import Owner, OwnerKind, Rounds, rounds
+from weft.bounds.rounds import SLICE
+
+ALICE, MALLORY = Owner(OwnerKind.USER, "alice"), Owner(OwnerKind.USER, "mallory")
+
+
+async def until_idle(count: int = 200) -> None:
+    for _ in range(count):
+        await asyncio.sleep(0)
+
+
+async def test_owners_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rounds, "ROUND_S", 0.0)
+    done: list[str] = []
+    made = Rounds(lambda: done.append("|"), 0)
+    for number in range(3):
+        made.wait(MALLORY, lambda number=number: done.append(f"m{number}"))  # type: ignore[misc]
+    made.wait(ALICE, lambda: done.append("a"))
+    await until_idle()
+    assert done == ["m0", "|", "a", "|", "m1", "|", "m2", "|"]
+
+
+async def test_many_items_are_done_a_slice_at_a_time() -> None:
+    done: list[int] = []
+    made = Rounds(lambda: None, 0)
+    made.each(MALLORY, range(3 * SLICE + 1), done.append)
+    assert done == list(range(SLICE)), "few need no turn at all"
+    await asyncio.sleep(0)
+    assert len(done) == 2 * SLICE
+    await until_idle()
+    assert done == list(range(3 * SLICE + 1))
+
+
+async def test_a_fault_of_one_keeps_no_other_waiting() -> None:
+    done: list[str] = []
+    made = Rounds(lambda: None, 0)
+    faults: list[object] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: faults.append(context["exception"]))
+
+    def fail() -> None:
+        raise KeyError("missing")
+
+    made.wait(MALLORY, fail)
+    made.wait(ALICE, lambda: done.append("a"))
+    await until_idle()
+    assert done == ["a"]
+    assert isinstance(faults[0], KeyError)
