@@ -16,8 +16,9 @@ from weft.config.units import Address, UnixSocket, parse_bind, parse_listen
 from weft.edge_node.access import acl, users
 from weft.edge_node.inspect.view import is_locked
 from weft.edge_node.listeners.from_config import listener_settings
-from weft.edge_node.listeners.settings import TlsFiles
-from weft.edge_node.listeners.tls import TlsUnusable, expiry, server_context
+from weft.edge_node.listeners.revocation import read_lists
+from weft.edge_node.listeners.settings import TlsFiles, TlsUnusable
+from weft.edge_node.listeners.tls import expiry, server_context
 from weft.replication.runner import read_token
 
 EXPIRES_SOON = timedelta(days=14)
@@ -131,6 +132,13 @@ def _look_at_tls(path: KeyPath, files: TlsFiles, now: datetime, found: EdgeFindi
     except TlsUnusable as error:
         found.needed.append(Finding(path, str(error)))
         return
+    for each in () if files.crl_file is None else read_lists(files.crl_file):
+        if each.next_update is not None and each.next_update < now:
+            message = (
+                f"a list in {files.crl_file} was to be replaced by {each.next_update:%Y-%m-%d}: every client of its "
+                "authority is refused. Fetch the newest one"
+            )
+            found.unfit.append(Finding((*path, "crl_file"), message))
     refusal, expires = expiry(files)
     at = (*path, "certificate")
     if refusal:

@@ -27,16 +27,25 @@ NAME_SHOWN_MAX = 80
 class AccountIdentity:
     """Identity of a client. Its permissions always follow the newest rules."""
 
-    __slots__ = ("_accounts", "_client_id", "_hashed", "unrestricted", "username")
+    __slots__ = ("_accounts", "_client_id", "_hashed", "_is_revoked", "unrestricted", "username")
 
-    def __init__(self, accounts: Accounts, username: str | None, client_id: str, hashed: str | None = None) -> None:
+    def __init__(
+        self,
+        accounts: Accounts,
+        username: str | None,
+        client_id: str,
+        hashed: str | None = None,
+        is_revoked: Callable[[], bool] | None = None,
+    ) -> None:
         """Name a client.
 
         Args:
             username: None for one that did not say who it is, or was not asked.
             client_id: as CONNECT gave it: what ``%c`` stands for. With an empty one no ``%c`` rule grants anything.
             hashed: the hash of its password; None for a client without one.
+            is_revoked: returns whether its certificate was revoked; None without a certificate that can be.
         """
+        self._is_revoked = is_revoked
         self._hashed = hashed
         self._accounts = accounts
         self._client_id = client_id
@@ -45,8 +54,10 @@ class AccountIdentity:
 
     @property
     def admitted(self) -> bool:
-        """Return whether the client's password is still its user's. True without a password: such a client is not in
-        the users file."""
+        """Return whether the client's password is still its user's, or its certificate not revoked. True without
+        either: such a client is not in the users file."""
+        if self._is_revoked is not None and self._is_revoked():
+            return False
         return self._hashed is None or (self.username is not None and self._accounts.has(self.username, self._hashed))
 
     def may_publish(self, topic: bytes) -> bool:
@@ -111,6 +122,10 @@ class Accounts:
         """Replace the users or the rules; None leaves them."""
         self._names = self._names if names is None else names
         self.acl = self.acl if acl is None else acl
+        self.changed()
+
+    def changed(self) -> None:
+        """Have all clients looked at again."""
         for callback in self._watchers:
             callback()
 
@@ -123,7 +138,13 @@ class Accounts:
         self._checks.close()
 
     async def identify(
-        self, connect: Connect, common_name: str | None, *, may_be_anonymous: bool, address: str = ""
+        self,
+        connect: Connect,
+        common_name: str | None,
+        *,
+        may_be_anonymous: bool,
+        address: str = "",
+        is_revoked: Callable[[], bool] | None = None,
     ) -> AccountIdentity:
         """Return the identity of a client: by its certificate, else by user name and password, else anonymous if that
         is allowed.
@@ -133,6 +154,7 @@ class Accounts:
 
         Args:
             address: of the client, for its turn; empty for this machine.
+            is_revoked: returns whether the certificate was revoked since.
 
         Raises:
             ConnectRefused: with the reason code for CONNACK. The sentence never holds a password.
@@ -140,7 +162,7 @@ class Accounts:
         if connect.properties.authentication_method is not None:
             self._refuse(connect, ReasonCode.BAD_AUTHENTICATION_METHOD, "no enhanced authentication here", "4.12.0-1")
         if common_name is not None:
-            return AccountIdentity(self, common_name, connect.client_id)
+            return AccountIdentity(self, common_name, connect.client_id, is_revoked=is_revoked)
         if self._names is None or (connect.username is None and may_be_anonymous):
             if not may_be_anonymous:
                 self._refuse(connect, ReasonCode.NOT_AUTHORIZED, "clients without a user name are refused")

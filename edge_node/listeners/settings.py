@@ -11,6 +11,10 @@ Network = IPv4Network | IPv6Network
 LOOPBACK = Address("127.0.0.1", 1883)
 
 
+class TlsUnusable(OSError):
+    """Certificate, key, authorities or revocation lists that cannot be used. The sentence names the file."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TlsFiles:
     """PEM files of a listener with TLS."""

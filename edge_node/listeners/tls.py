@@ -5,15 +5,31 @@ from __future__ import annotations
 import contextlib
 import ssl
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, NamedTuple
 
 from weft.config.machine import unreadable
-from weft.edge_node.listeners.settings import TlsFiles
+from weft.edge_node.listeners.revocation import CertificateName, read_lists, revoked_by
+from weft.edge_node.listeners.settings import TlsFiles, TlsUnusable
 from weft.edge_node.listeners.tls_alert import AlertingContext
 
 
-class TlsUnusable(OSError):
-    """Certificate, key or authorities that cannot be used. The sentence names the file."""
+class TlsInForce(NamedTuple):
+    """Content of the files of a listener."""
+
+    context: ssl.SSLContext
+    """For further handshakes."""
+    revoked: frozenset[CertificateName]
+    """Certificates whose open connections end."""
+
+
+def read_tls(files: TlsFiles) -> TlsInForce:
+    """Read the files. Blocks.
+
+    Raises:
+        TlsUnusable: as ``server_context`` does.
+    """
+    revoked = frozenset[CertificateName]() if files.crl_file is None else revoked_by(read_lists(files.crl_file))
+    return TlsInForce(server_context(files), revoked)
 
 
 def server_context(files: TlsFiles) -> ssl.SSLContext:
@@ -50,15 +66,8 @@ def _check_revocation(context: ssl.SSLContext, path: str) -> None:
     Only the client's own certificate is looked up: few authorities publish lists of the intermediate ones. A session
     that a client resumes is not verified again, but its ticket is worth nothing to a later context.
     """
-    try:
-        context.load_verify_locations(path)
-        has_list = context.cert_store_stats()["crl"] > 0
-    except OSError:
-        has_list = False
-    if not has_list:
-        raise TlsUnusable(
-            f"{path} holds no revocation list in PEM. Name the authorities' list (`openssl crl -inform DER`)"
-        )
+    read_lists(path)  # OpenSSL would take a file without one
+    context.load_verify_locations(path)
     context.verify_flags |= ssl.VERIFY_CRL_CHECK_LEAF
 
 

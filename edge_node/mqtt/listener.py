@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import ssl
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -14,8 +14,9 @@ from weft.edge_node.access.identity import Identity
 from weft.edge_node.listeners.accepting import Acceptor
 from weft.edge_node.listeners.admission import Admission, NetworkConnection, is_loopback
 from weft.edge_node.listeners.binding import CannotListen
-from weft.edge_node.listeners.settings import ListenerSettings
-from weft.edge_node.listeners.tls import TlsUnusable, common_name, server_context
+from weft.edge_node.listeners.revocation import CertificateName, certificate_name
+from weft.edge_node.listeners.settings import ListenerSettings, TlsUnusable
+from weft.edge_node.listeners.tls import TlsInForce, common_name, read_tls
 from weft.edge_node.listeners.websocket import WebSockets
 from weft.edge_node.mqtt.door import Arrival, Door
 from weft.protocols.mqtt.packets import Connect
@@ -35,6 +36,7 @@ class Listener:
         self._settings = settings
         self._admission = admission
         self._accounts = accounts
+        self._revoked: frozenset[CertificateName] = frozenset()
         self._websockets: WebSockets | None = None
         if settings.websocket is not None:
             self._websockets = WebSockets(settings.websocket, self._connect, admission)
@@ -91,17 +93,20 @@ class Listener:
             return []
         return [path for path in (tls.certificate, tls.key, tls.client_ca, tls.crl_file) if path is not None]
 
-    def read_tls(self) -> ssl.SSLContext | None:
+    def read_tls(self) -> TlsInForce | None:
         """Read the TLS files as they are now; return None without TLS. Blocks.
 
         Raises:
             OSError: they cannot be used.
         """
-        return None if self._settings.tls is None else server_context(self._settings.tls)
+        return None if self._settings.tls is None else read_tls(self._settings.tls)
 
-    def use_tls(self, context: ssl.SSLContext | None) -> None:
-        """Use a context for handshakes from now on."""
-        self._acceptor.tls = context
+    def use_tls(self, tls: TlsInForce | None) -> None:
+        """Use what was read for handshakes from now on, and end connections whose certificate was revoked."""
+        self._acceptor.tls = None if tls is None else tls.context
+        before, self._revoked = self._revoked, frozenset() if tls is None else tls.revoked
+        if self._revoked - before:
+            self._accounts.changed()
 
     # --- what a connection asks of its listener
 
@@ -114,11 +119,19 @@ class Listener:
         Raises:
             ConnectRefused: with the reason code that CONNACK gets.
         """
-        name = None
+        name, is_revoked = None, None
         if self._settings.tls is not None and self._settings.tls.client_ca is not None:
             name = common_name(transport.get_extra_info("peercert"))
+            if self._settings.tls.crl_file is not None and name is not None:
+                certificate = certificate_name(transport.get_extra_info("ssl_object").getpeercert(binary_form=True))
+                is_revoked = functools.partial(self._is_revoked, certificate)
         may_be_anonymous = self._may_be_anonymous(transport)
-        return await self._accounts.identify(connect, name, may_be_anonymous=may_be_anonymous, address=address)
+        return await self._accounts.identify(
+            connect, name, may_be_anonymous=may_be_anonymous, address=address, is_revoked=is_revoked
+        )
+
+    def _is_revoked(self, certificate: CertificateName) -> bool:
+        return certificate in self._revoked
 
     def watch(self, callback: Callable[[], None]) -> None:
         """Call back after users or access rules were read again: remembered permissions are forgotten then."""

@@ -24,8 +24,8 @@ from tests.edge_node.listeners.echo import PATIENCE_S, EchoListener, echoing
 from tests.edge_node.listeners.test_proxy_protocol import header
 from tests.support.waiting import until
 from weft.config.units import UnixSocket
-from weft.edge_node.listeners.settings import AdmissionLimits, TlsFiles
-from weft.edge_node.listeners.tls import TlsUnusable, common_name, server_context
+from weft.edge_node.listeners.settings import AdmissionLimits, TlsFiles, TlsUnusable
+from weft.edge_node.listeners.tls import common_name, server_context
 
 LOOPBACK = (ip_network("127.0.0.0/8"),)
 

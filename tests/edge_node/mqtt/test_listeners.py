@@ -291,7 +291,13 @@ async def test_a_certificate_that_was_revoked_opens_nothing(
     async with running(tmp_path, text) as node:
         assert [await answer(node, authority, pem) for pem in (stolen, sold, good)] == ["lost", "Success", "Success"]
         assert "certificate revoked" in caplog.text
+        clients = [Client(node, "mqtts").trust(authority, pem) for pem in (sold, good)]
+        assert [await client.connect() for client in clients] == ["Success", "Success"]
         await changed(node, lambda: authority.revoke(stolen, sold))
+        assert await asyncio.to_thread(clients[0].lost.wait, PATIENCE_S), "an open connection ends as well"
+        assert not clients[1].lost.is_set()
+        for client in clients:
+            await client.close()
         assert [await answer(node, authority, pem) for pem in (stolen, sold, good)] == ["lost", "lost", "Success"]
         write(tmp_path / "revoked.crl", "no list\n")
         await until(lambda: node.listener_counters.reload_failures == 1)
