@@ -41,7 +41,7 @@ class Client(Publisher, Protocol):
     def go_on(self) -> None:
         """Parse what came while the client waited for an answer from elsewhere, and read on."""
 
-    def await_turn(self, session: Session, reason: Pause, go_on: Callable[[], None]) -> None:
+    def await_turn(self, reason: Pause, go_on: Callable[[], None]) -> None:
         """Stop reading, and call back when others have had their turn, even if it is closed by then."""
 
     def fail(self, error: MqttError, level: int = logging.WARNING) -> None:

@@ -42,22 +42,8 @@ class ClientConnection(asyncio.Protocol):
     """Server side of one connection. Every method runs on the event loop's thread."""
 
     __slots__ = (
-        "_broker",
-        "_door",
-        "_fast",
-        "_handlers",
-        "_handshake",
-        "_heard",
-        "_inbox",
-        "_machine",
-        "_output",
-        "_packet_bytes_max",
-        "_pause",
-        "_transport",
-        "_turn",
-        "_write_deadline",
-        "arrival",
-        "wheel_slot",
+        "_broker", "_door", "_fast", "_handlers", "_handshake", "_heard", "_inbox", "_machine", "_missed_turn",
+        "_output", "_packet_bytes_max", "_pause", "_transport", "_turn", "_write_deadline", "arrival", "wheel_slot",
     )  # fmt: skip
 
     def __init__(self, broker: Broker, door: Door, arrival: Arrival) -> None:
@@ -77,6 +63,7 @@ class ClientConnection(asyncio.Protocol):
         self._handlers: PacketHandlers | None = None
         self._handshake: Handshake | None = None
         self._pause = 0
+        self._missed_turn = False  # True once its turn came while publishers wait for the disk
         self._heard = 0.0
         self._write_deadline: float | None = None
         self._transport: asyncio.Transport | None = None
@@ -106,16 +93,26 @@ class ClientConnection(asyncio.Protocol):
                 if turn.bytes > TURN_BYTES_MAX:
                     turn.store()
                 return
-        self._read(data)
+        now = self._broker.clock()
+        if self._pause & _WAITING or not self._broker.turns.admits(now):
+            self._put_off(data)
+        else:
+            self._read(data, now)
 
-    def _read(self, data: bytes) -> None:
+    def _put_off(self, data: bytes) -> None:
+        """Keep a read for the time when the client may go on."""
         if self._transport is None:
             return
-        if self._pause & _WAITING:
-            self._inbox.ahead += data
-            self._settle()
+        self._inbox.ahead += data
+        self._settle()
+        if self._transport is not None and not self._pause & _WAITING:
+            self._fast = None
+            self.await_turn(Pause.TURN, partial(self.go_on, Pause.TURN))
+
+    def _read(self, data: bytes, now: float) -> None:
+        if self._transport is None:
             return
-        self._heard = now = self._broker.clock()
+        self._heard = now
         self._broker.turns.budget.begin(now)
         self._turn.bytes += len(data)
         self._output.cork()
@@ -191,14 +188,17 @@ class ClientConnection(asyncio.Protocol):
         if not self._pause & reason:
             return
         self._pause &= ~reason
+        if self._missed_turn and not self._pause & Pause.DISK:
+            self._missed_turn = False
+            self._broker.turns.wait(self._inbox.owner, partial(self.go_on, Pause.TURN))
         if not self._pause and self._transport is not None:
             self._heard = self._broker.clock()
             self._transport.resume_reading()
 
-    def await_turn(self, session: Session, reason: Pause, go_on: Callable[[], None]) -> None:
+    def await_turn(self, reason: Pause, go_on: Callable[[], None]) -> None:
         """Stop reading, and call back when others have had their turn."""
         self.hold(reason)
-        self._broker.turns.wait(session.owner, go_on)
+        self._broker.turns.wait(self._inbox.owner, go_on)
 
     def refuse(self, error: BaseException) -> None:
         """Close without acknowledging: what the client sent could not be stored. The client will send it again."""
@@ -227,8 +227,8 @@ class ClientConnection(asyncio.Protocol):
         if limit is not None and self._handlers is not None and now >= self._heard + limit:
             self._broker.counters.keep_alive_timeouts += 1
             clause = "3.1.2-22" if self._machine.version == Version.V5 else "3.1.2-24"
-            reason = f"silent for {limit:g} s, 1.5 times its keep alive [MQTT-{clause}]"
-            self._close(reason, code=ReasonCode.KEEP_ALIVE_TIMEOUT)
+            code = ReasonCode.KEEP_ALIVE_TIMEOUT
+            self._close(f"silent for {limit:g} s, 1.5 times its keep alive [MQTT-{clause}]", code=code)
             return None
         return self._next_due()
 
@@ -259,7 +259,7 @@ class ClientConnection(asyncio.Protocol):
                 before, at = at, handlers.scan(data, at)
                 if at > before:
                     if at < size and not budget.spend(0) and self._transport is not None:
-                        self._wait_for_turn(handlers.session)
+                        self._wait_for_turn()
                     continue
             decoded = decode(data, at, limit, machine.version)
             if decoded is None:
@@ -273,15 +273,15 @@ class ClientConnection(asyncio.Protocol):
                 continue
             handlers.handle(packet)
             if not budget.spend(cost(packet)) and at < size and self._transport is not None:
-                self._wait_for_turn(handlers.session)
+                self._wait_for_turn()
         return at
 
-    def _wait_for_turn(self, session: Session) -> None:
+    def _wait_for_turn(self) -> None:
         """Go on when others had their turn and what came is durable: all wait for the commits of one client."""
         if not self._pause & _WAITING:
             self.hold(Pause.TURN)
             self._turn.store()
-            go_on = partial(self.await_turn, session, Pause.TURN, partial(self.go_on, Pause.TURN))
+            go_on = partial(self.await_turn, Pause.TURN, partial(self.go_on, Pause.TURN))
             self._broker.ingest.on_durable(lambda _: go_on())
 
     def _settle(self) -> None:
@@ -308,10 +308,13 @@ class ClientConnection(asyncio.Protocol):
 
     def go_on(self, waited_for: Pause = Pause.ASKING) -> None:
         """Parse what came while the connection waited for an answer or its turn, and read on."""
-        data = self._inbox.take()
         self._pause &= ~waited_for
-        if data:
-            self.data_received(data)
+        if self._inbox.ahead and self._pause & Pause.DISK:
+            # All clients together may have read ahead much more than may wait for the disk.
+            self._pause |= Pause.TURN
+            self._missed_turn = True
+        elif data := self._inbox.take():
+            self._read(data, self._broker.clock())
         if not self._pause and self._transport is not None:
             self._heard = self._broker.clock()
             self._transport.resume_reading()
@@ -325,11 +328,8 @@ class ClientConnection(asyncio.Protocol):
     # --- timers
 
     def _wait(self) -> None:
-        when = self._next_due()
-        if when is not None:
-            self._broker.wheel.set(self, when)
-        else:
-            self._broker.wheel.cancel(self)
+        when, wheel = self._next_due(), self._broker.wheel
+        wheel.cancel(self) if when is None else wheel.set(self, when)
 
     def _next_due(self) -> float | None:
         limit = self._machine.silence_s_max if self._handlers is not None else None
@@ -342,9 +342,9 @@ class ClientConnection(asyncio.Protocol):
 
     def _broken(self, error: MqttError, data: bytes) -> None:
         self._broker.counters.protocol_errors += 1
-        words = self._machine.last_words(error)
         is_first = self._handlers is None and self._handshake is None
-        self._close((other_protocols.named(data) if is_first else None) or str(error), words=words)
+        reason = (other_protocols.named(data) if is_first else None) or str(error)
+        self._close(reason, words=self._machine.last_words(error))
 
     def _close(
         self,

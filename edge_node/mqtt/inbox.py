@@ -19,12 +19,13 @@ class Inbox:
         packet_bytes_max: of CONNECT.
     """
 
-    __slots__ = ("_bound", "_charged", "_owner", "ahead", "partial")
+    __slots__ = ("_bound", "_charged", "ahead", "owner", "partial")
 
     def __init__(self, bound: Bound, owner: Owner, packet_bytes_max: int) -> None:
         self._bound = bound
-        self._owner = owner
         self._charged = 0
+        self.owner = owner
+        """Owner whom what is held is charged to."""
         self.partial = Reassembly(packet_bytes_max)
         self.ahead = b""
         """Bytes that came while the connection waits, for its turn or for an answer from elsewhere."""
@@ -36,7 +37,7 @@ class Inbox:
     def belongs_to(self, owner: Owner, packet_bytes_max: int) -> None:
         """Charge the client's session from now on; its packets may be longer. No packet is held but those ahead."""
         self._charge(0)
-        self._owner = owner
+        self.owner = owner
         self.partial = Reassembly(packet_bytes_max)
 
     def take(self) -> bytes:
@@ -56,12 +57,12 @@ class Inbox:
 
     def _charge(self, size: int) -> bool:
         if self._charged:
-            self._bound.free(self._owner, self._charged)
+            self._bound.free(self.owner, self._charged)
             self._charged = 0
         if not size:
             return True
-        if not self._bound.take(self._owner, size):
-            self._bound.refuse(self._owner, size)
+        if not self._bound.take(self.owner, size):
+            self._bound.refuse(self.owner, size)
             return False
         self._charged = size
         return True

@@ -233,7 +233,7 @@ class PacketHandlers:
             self._client.hold(Pause.ASKING)
             self._broker.call_later(max(wait_s, CHANGE_WAIT_S_MIN), go_on)
         else:
-            self._client.await_turn(self.session, Pause.ASKING, go_on)
+            self._client.await_turn(Pause.ASKING, go_on)
 
     def _wait_s(self) -> float:
         """Return the seconds until the session may change again; a session that is not kept may at once."""

@@ -1,4 +1,4 @@
-"""Turns of clients that sent more than one turn's work: the rest of it is done in rounds, fairly by owner."""
+"""Turns of clients that sent more than one turn's work, or found the loop busy: rounds that are fair by owner."""
 
 from __future__ import annotations
 
@@ -15,6 +15,9 @@ TURN_S_MAX = 0.002
 for 131,072 PINGREQs, half a second of the loop."""
 ROUND_S_MAX = 0.004
 """Seconds for which waiting clients are served before the loop looks for new packets."""
+READS_S_MAX = 0.01
+"""Seconds for which one iteration of the loop handles what it finds to read; clients whose reads come later wait for
+their turn. A thousand connections of one user are a thousand turns otherwise, two seconds of the loop."""
 PAUSE_S = 0.001
 """Pause before each round. The loop sleeps in it, so that the threads that sync the log and check passwords get the
 interpreter's lock: a thread that never lets go of it for more than some microseconds can keep it from them for a
@@ -43,14 +46,28 @@ class Turns:
         self._loop = loop
         self._waiting: dict[Owner, deque[Callable[[], None]]] = {}
         self._round: asyncio.TimerHandle | None = None
+        self._reads_until: float | None = None
+        """End of the time for reads of this iteration of the loop; None before the first one."""
         self.budget = TurnBudget(TURN_COST_MAX, TURN_S_MAX, loop.time)
         """Budget of the client whose turn it is."""
+
+    def admits(self, now: float) -> bool:
+        """Return whether a read that has come may be handled at once."""
+        until = self._reads_until
+        if until is None:
+            self._reads_until = now + READS_S_MAX
+            self._loop.call_soon(self._end_of_iteration)
+            return True
+        return now < until
 
     def wait(self, owner: Owner, go_on: Callable[[], None]) -> None:
         """Call back when it is the owner's turn again."""
         self._waiting.setdefault(owner, deque()).append(go_on)
         if self._round is None:
             self._round = self._loop.call_later(PAUSE_S, self._serve)
+
+    def _end_of_iteration(self) -> None:
+        self._reads_until = None
 
     def _serve(self) -> None:
         now = self._loop.time

@@ -2,49 +2,56 @@
 
 from __future__ import annotations
 
+import selectors
 import socket
 import subprocess
 import sys
-import threading
 import time
 from pathlib import Path
+from typing import cast
 
 from weft.protocols.mqtt.encoder import encode
 from weft.protocols.mqtt.packets import Connect
 
 
-def flood(port: int, packets: Path, seconds: float) -> None:
+def flood(port: int, packets: Path, seconds: float, connections: int = 1) -> None:
     """Log in as ``mallory`` and send the same packets again and again; answers are read and thrown away."""
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.hostile.flood", str(port), str(packets), str(seconds)], check=False
-    )
+    arguments = [str(port), str(packets), str(seconds), str(connections)]
+    done = subprocess.run([sys.executable, "-m", "tests.hostile.flood", *arguments], check=False)
     assert done.returncode == 0
 
 
-def _drain(connection: socket.socket) -> None:
-    try:
-        while connection.recv(1 << 20):
-            pass
-    except OSError:
-        return
+def _open(port: int, client_id: str) -> socket.socket:
+    connection = socket.create_connection(("127.0.0.1", port))
+    connection.sendall(encode(Connect(client_id, username="mallory", password=b"mallory"), 4))
+    assert connection.recv(4)[3] == 0
+    connection.setblocking(False)
+    return connection
 
 
-def _main(port: int, packets: Path, seconds: float) -> None:
+def _main(port: int, packets: Path, seconds: float, count: int) -> None:
     data = memoryview(packets.read_bytes())
+    sent = {_open(port, f"attacker-{number}"): 0 for number in range(count)}
     deadline = time.monotonic() + seconds
-    with socket.create_connection(("127.0.0.1", port)) as connection:
-        connection.sendall(encode(Connect("attacker", username="mallory", password=b"mallory"), 4))
-        assert connection.recv(4)[3] == 0
-        threading.Thread(target=_drain, args=(connection,), daemon=True).start()
-        connection.settimeout(0.5)
-        sent = 0
-        while time.monotonic() < deadline:
-            try:
-                sent += connection.send(data[sent % len(data) :])
-            except TimeoutError:
-                continue
-        connection.shutdown(socket.SHUT_RDWR)
+    with selectors.DefaultSelector() as selector:
+        for connection in sent:
+            selector.register(connection, selectors.EVENT_READ | selectors.EVENT_WRITE)
+        while (left := deadline - time.monotonic()) > 0 and sent:
+            for key, events in selector.select(left):
+                connection = cast(socket.socket, key.fileobj)
+                try:
+                    if events & selectors.EVENT_READ and not connection.recv(1 << 20):
+                        raise ConnectionError
+                    if events & selectors.EVENT_WRITE:
+                        sent[connection] += connection.send(data[sent[connection] % len(data) :])
+                except BlockingIOError:
+                    continue
+                except ConnectionError:  # the node has closed it
+                    selector.unregister(connection)
+                    del sent[connection]
+    for connection in sent:
+        connection.close()
 
 
 if __name__ == "__main__":
-    _main(int(sys.argv[1]), Path(sys.argv[2]), float(sys.argv[3]))
+    _main(int(sys.argv[1]), Path(sys.argv[2]), float(sys.argv[3]), int(sys.argv[4]))

@@ -20,6 +20,7 @@ pytestmark = pytest.mark.processes
 UNDISTURBED_S, ATTACK_S = 0.7, 2.5
 FACTOR = 10
 """The well-behaved client's p99 may be so many times the undisturbed one."""
+CONNECTIONS = 300
 LEAST_S = 0.04
 """Undisturbed p99 below which the comparison would measure the machine."""
 
@@ -46,6 +47,14 @@ def new_topics() -> bytes:
     return b"".join(encode(Publish(b"public/x/%d" % number, b"", 0), 4) for number in range(50_000))
 
 
+def few_pings() -> bytes:
+    return encode(PingReq(), 4) * 60
+
+
+def acknowledged_publishes() -> bytes:
+    return b"".join(encode(Publish(b"public/x", b"", 1, packet_id=number), 4) for number in range(1, 1_000))
+
+
 @pytest.mark.parametrize(
     "made", [pings, churn, many_filters, small_publishes, new_topics], ids=lambda made: made.__name__
 )
@@ -63,6 +72,21 @@ def test_others_are_served_between_the_turns_of_one_client(
         time.sleep(UNDISTURBED_S)  # what is measured
         after = good.take()
         assert after.p99 <= FACTOR * max(undisturbed.p99, LEAST_S), (undisturbed, after)
+
+
+@pytest.mark.parametrize("made", [few_pings, acknowledged_publishes], ids=lambda made: made.__name__)
+def test_others_are_served_between_the_turns_of_many_connections_of_one_user(
+    edge: GuardedEdge, tmp_path: Path, made: Callable[[], bytes]
+) -> None:
+    """None of them sends more than a turn's work; together they send seconds of it."""
+    packets = tmp_path / "packets"
+    packets.write_bytes(made())
+    with GoodClient(edge.mqtt_port, "device") as good:
+        time.sleep(UNDISTURBED_S)  # what is measured
+        undisturbed = good.take()
+        flood(edge.mqtt_port, packets, ATTACK_S, CONNECTIONS)
+        attacked = good.take()
+        assert attacked.longest <= FACTOR * max(undisturbed.p99, LEAST_S), (undisturbed, attacked)
 
 
 def test_a_client_that_sent_much_gets_all_answers(edge: GuardedEdge) -> None:

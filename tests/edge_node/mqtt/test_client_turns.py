@@ -6,7 +6,7 @@ from collections.abc import Callable
 from functools import partial
 
 from weft.bounds import Owner, OwnerKind
-from weft.edge_node.mqtt.turns import ROUND_S_MAX, Turns, cost
+from weft.edge_node.mqtt.turns import READS_S_MAX, ROUND_S_MAX, Turns, cost
 from weft.protocols.mqtt.packets import PingReq, Publish, Subscribe, Subscription
 
 ANNE, BERT = Owner(OwnerKind.USER, "anne"), Owner(OwnerKind.USER, "bert")
@@ -23,6 +23,10 @@ class Loop:
         return self.now
 
     def call_later(self, _delay: float, callback: Callable[[], None]) -> object:
+        self.due.append(callback)
+        return object()
+
+    def call_soon(self, callback: Callable[[], None]) -> object:
         self.due.append(callback)
         return object()
 
@@ -58,6 +62,18 @@ def test_a_round_is_short_and_the_rest_comes_in_the_next() -> None:
         loop.next()
         rounds.append(len(served) - before)
     assert rounds == [2, 2, 2]
+
+
+def test_the_reads_of_one_iteration_have_a_time_together() -> None:
+    loop = Loop()
+    turns = Turns(loop)  # type: ignore[arg-type]
+    assert turns.admits(loop.now)
+    loop.now += READS_S_MAX / 2
+    assert turns.admits(loop.now)
+    loop.now += READS_S_MAX
+    assert not turns.admits(loop.now)
+    loop.next()
+    assert turns.admits(loop.now), "the next iteration has a time of its own"
 
 
 def test_what_becomes_of_one_client_does_not_stop_the_others() -> None:

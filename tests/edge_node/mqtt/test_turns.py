@@ -10,6 +10,7 @@ import pytest
 from tests.edge_node.mqtt.harness import Node, RawClient, SyncGate, running
 from tests.support.waiting import until
 from weft.edge_node.ingest import turn
+from weft.edge_node.mqtt import turns
 from weft.edge_node.sessions.limits import SessionLimits
 from weft.edge_node.sessions.store.settings import StateSettings
 from weft.protocols.mqtt.encoder import encode
@@ -345,8 +346,12 @@ async def test_a_subscriber_that_falls_behind_in_a_turn_of_overlapping_streams_m
             assert [each for each in found if each[:1] == kind] == [each for each in sent if each[:1] == kind]
 
 
-async def test_packets_that_come_in_pieces_fill_a_turn_by_all_their_bytes(tmp_path: Path) -> None:
+@pytest.mark.parametrize("reads_s_max", [1e9, -1.0], ids=["at once", "in turns"])
+async def test_packets_that_come_in_pieces_fill_a_turn_by_all_their_bytes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reads_s_max: float
+) -> None:
     """Their last pieces alone are few: a turn would pass the bound of what may wait, and clients be refused."""
+    monkeypatch.setattr(turns, "READS_S_MAX", reads_s_max)
     mib, clients = 1 << 20, 20
     settings = LogSettings(segment_bytes=64 * mib, budget_bytes=1024 * mib, pending_bytes_max=4 * mib)
     gate = SyncGate()
