@@ -73,6 +73,13 @@ class State(Section, frozen=True, kw_only=True):
             "sessions that published longest ago.",
         ),
     ] = 200_000
+    resent_per_user: Annotated[
+        Annotated[int, Meta(ge=1)] | None,
+        Meta(
+            description="The same for the sessions of one user. Above it, the node forgets messages of those of them "
+            "that published longest ago. Unset: a quarter of `resent_total`."
+        ),
+    ] = None
     backlog_buffer_bytes: Annotated[
         Size,
         Meta(

@@ -122,6 +122,7 @@ def state_settings(config: EdgeConfig, suppressed: frozenset[int]) -> StateSetti
         reserve_bytes=read_reserve_bytes(config),
         resent_window=state.resent_window,
         resent_total_max=state.resent_total,
+        resent_per_user_max=one_share(state.resent_per_user, state.resent_total),
         backlog_buffer_bytes=state.backlog_buffer_bytes,
         backlog_page_records=state.backlog_page_records,
         backlog_page_bytes=state.backlog_page_bytes,

@@ -45,3 +45,8 @@ def session_name(username: str | None, client_id: str) -> str:
         # An empty user name would look like none.
         return f"{_OF_USER}{quote(username, safe='') or '%'}/{client_id}"
     return f"{_OF_USER}/{client_id}" if client_id.startswith(_OF_USER) else client_id
+
+
+def user_of_session(name: str) -> str:
+    """Return the part of a session's name that its user's sessions share; empty for those without a user."""
+    return name.partition("/")[0] if name.startswith(_OF_USER) else ""

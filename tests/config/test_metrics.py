@@ -91,6 +91,7 @@ LIMITS = {
     "tail_bytes": "backlog_disk_reads_total",
     "journal_bytes_per_user": "refusals_total",
     "journal_bytes": "journal_refused_total",
+    "resent_per_user": "resent_forgotten_total",
     "resent_total": "resent_forgotten_total",
     "backlog_buffer_bytes": "backlog_evicted_total",
     "backlog_page_bytes": "backlog_pages_total",

@@ -22,6 +22,8 @@ from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
+from weft.bounds import Shares
+from weft.edge_node.access.identity import user_of_session
 from weft.edge_node.sessions.store.backlog import Backlog
 from weft.edge_node.sessions.store.entries import Run
 from weft.edge_node.sessions.store.recent_publishes import Found, RecentPublishes
@@ -67,29 +69,27 @@ class Resent:
         self._counters = counters
         self._sessions: OrderedDict[str, RecentPublishes] = OrderedDict()
         """The one that published longest ago first."""
+        total, share = settings.resent_total_max, settings.resent_per_user_max
+        self._shares: Shares[str] = Shares(total, total if share is None else share)
+        self._of_user: dict[str, dict[str, None]] = {}
+        """User -> its sessions, the one that published longest ago first; of a user with many, that one goes."""
         for client_id, recent in known.items():
             if recent.count:
-                self._sessions[client_id] = recent
-                counters.resent_remembered += recent.count
-        self._trim()
+                self._keep(client_id, recent)
+                self._note(user_of_session(client_id), recent.count)
 
     def published(self, client_id: str, qos: int, packet_ids: bytes, runs: tuple[Run, ...]) -> None:
         """Remember a read of publishes: at QoS 1, stored as ``runs``; at QoS 2, without runs, as identifiers in use."""
-        recent = self._sessions.get(client_id)
-        if recent is None:
-            recent = self._sessions[client_id] = RecentPublishes()
-        else:
-            self._sessions.move_to_end(client_id)
+        recent = self._sessions.get(client_id) or RecentPublishes()
+        user = self._keep(client_id, recent)
         before = recent.count
         recent.add(qos, packet_ids, runs, self._settings.resent_window)
-        self._counters.resent_remembered += recent.count - before
-        self._trim()
+        self._note(user, recent.count - before)
 
     def forget(self, client_id: str) -> None:
         """Forget the publishes of a session that has ended: its packet identifiers are free again."""
-        recent = self._sessions.pop(client_id, None)
-        if recent is not None:
-            self._counters.resent_remembered -= recent.count
+        if client_id in self._sessions:
+            self._drop(client_id)
 
     async def recognise(self, client_id: str, packet_id: int, topic: bytes, payload: bytes) -> bool:
         """Return whether this publish, which came with DUP, is in the log already. See the module's text.
@@ -136,11 +136,43 @@ class Resent:
     async def _record(self, stream: int, seq: int) -> LogRecord | None:
         return (await self._backlog.fetch(stream, (seq,))).get(seq)
 
-    def _trim(self) -> None:
-        while self._counters.resent_remembered > self._settings.resent_total_max and len(self._sessions) > 1:
-            _, dropped = self._sessions.popitem(last=False)
-            self._counters.resent_remembered -= dropped.count
-            self._counters.resent_forgotten += dropped.count
+    # --- shares
+
+    def _keep(self, client_id: str, recent: RecentPublishes) -> str:
+        """Have a session as the one that published last; return its user."""
+        user = user_of_session(client_id)
+        self._sessions[client_id] = recent
+        self._sessions.move_to_end(client_id)
+        own = self._of_user.setdefault(user, {})
+        own.pop(client_id, None)
+        own[client_id] = None
+        return user
+
+    def _note(self, user: str, more: int) -> None:
+        """Count publishes, and forget those of the sessions that published longest ago: first of this user."""
+        shares = self._shares
+        if more < 0:
+            shares.free(user, -more)
+        else:
+            shares.hold(user, more)
+        while user and shares.is_own_share_full(user, 0) and len(self._of_user[user]) > 1:
+            self._forget_oldest(next(iter(self._of_user[user])))
+        while shares.used > shares.total and len(self._sessions) > 1:
+            self._forget_oldest(next(iter(self._sessions)))
+        self._counters.resent_remembered = shares.used
+
+    def _forget_oldest(self, client_id: str) -> None:
+        self._counters.resent_forgotten += self._sessions[client_id].count
+        self._drop(client_id)
+
+    def _drop(self, client_id: str) -> None:
+        user = user_of_session(client_id)
+        self._shares.free(user, self._sessions.pop(client_id).count)
+        self._counters.resent_remembered = self._shares.used
+        own = self._of_user[user]
+        del own[client_id]
+        if not own:
+            del self._of_user[user]
 
 
 def _is(record: LogRecord | None, qos: int, topic: bytes, payload: bytes) -> bool:

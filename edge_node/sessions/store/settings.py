@@ -37,6 +37,8 @@ class StateSettings:
     resent_total_max: int = 200_000
     """The same of all sessions, some 250 bytes each where each came alone; beyond it those of the sessions that
     published longest ago are forgotten."""
+    resent_per_user_max: int | None = None
+    """The same of the sessions of one user; beyond it those of its own are forgotten. None: no share."""
     backlog_buffer_bytes: int = 16 * MiB
     """Decoded batches kept for sessions that are behind."""
     backlog_page_records: int = 1_000

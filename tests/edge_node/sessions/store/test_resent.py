@@ -145,3 +145,21 @@ def test_identifiers_are_looked_for_where_they_begin() -> None:
 
 def journal_keeps_its_port(node: Node) -> SessionJournal:
     return node.state.journal
+
+
+@pytest.mark.parametrize("restart", [False, True])
+async def test_a_user_that_publishes_much_forgets_its_own(restart: bool) -> None:
+    settings = StateSettings(resent_window=10, resent_total_max=40, resent_per_user_max=20)
+    node = Node(settings=settings)
+    device, hostile = "user:device/d", [f"user:mallory/{number}" for number in range(5)]
+    for name in (device, *hostile):
+        node.state.journal.opened(record(name))
+    publish(node, (1, b"the device's"), client_id=device)
+    for number, name in enumerate(hostile * 10):
+        publish(node, (number + 1, b"%d" % number), client_id=name)
+    if restart:
+        node.kill()
+    assert await known(node, 1, b"the device's", client_id=device)
+    assert node.counters.resent_remembered <= 1 + 20
+    if not restart:
+        assert await known(node, 50, b"49", client_id=hostile[4])
