@@ -157,6 +157,14 @@ class Link(Section, frozen=True, kw_only=True):
         Annotated[tuple[str, ...], Meta(min_length=1, max_length=1024)] | None,
         Meta(description="Streams that this link carries. Unset: all of them."),
     ] = None
+    cluster: Annotated[
+        Annotated[str, Meta(pattern="^[0-9a-f]{32}$")] | None,
+        Meta(
+            description="Id of the hub's cluster, as `weft hub status` and `weft edge status` show it. A hub of "
+            "another one gets no records, and its acknowledgements count for nothing. Unset: any hub that answers at "
+            "the URLs is taken.",
+        ),
+    ] = None
     on_conflict: Annotated[
         Literal["stop", "continue"],
         Meta(

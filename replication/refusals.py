@@ -6,6 +6,16 @@ from weft.protocols.link import RefuseCode
 from weft.replication.events import Refusal
 
 
+def of_another_cluster(found: str, wanted: str) -> Refusal:
+    """Return the refusal of a hub of another cluster than the link is for. It gets no records."""
+    return Refusal(
+        RefuseCode.UNAUTHORISED,
+        f"the hub is of cluster {found}, and this link is for {wanted}",
+        "see who answers at the link's URL; if the hub was replaced on purpose, set the link's `cluster` to the new id",
+        by_peer=False,
+    )
+
+
 def rolled_back(stream: str, end: int, high_watermark: int) -> Refusal:
     """Return the refusal of a hub that holds more of a stream than this log can have given it."""
     return Refusal(

@@ -46,14 +46,13 @@ from weft.replication.mark_schedule import MarkSchedule
 from weft.replication.message_stream import FrameDecoder, FrameEncoder
 from weft.replication.outbox import BatchTooLong, Outbox
 from weft.replication.patience import AckPatience
-from weft.replication.refusals import rolled_back
+from weft.replication.refusals import of_another_cluster, rolled_back
 from weft.replication.sender_lane import LaneState, SenderLane
 from weft.replication.sender_lanes import SenderLanes
 from weft.replication.settings import SenderSettings
 from weft.replication.source import LaneSnapshot, OfferedLane
 
-GAPS_PER_MESSAGE = 1024
-OPENINGS_PER_MESSAGE = 64
+GAPS_PER_MESSAGE, OPENINGS_PER_MESSAGE = 1024, 64
 
 
 class _State(Enum):
@@ -276,9 +275,11 @@ class Sender:
     def _welcome(self, welcome: Welcome) -> None:
         if welcome.version != PROTOCOL_VERSION:
             raise UnsupportedVersion(f"it speaks link protocol {welcome.version}, this node {PROTOCOL_VERSION}")
+        if self._settings.cluster_id not in ("", welcome.cluster_id):
+            self._close(of_another_cluster(welcome.cluster_id, self._settings.cluster_id))
+            return
         self._state = _State.OPEN
-        self.cluster_id = welcome.cluster_id
-        self.peer_features = frozenset(welcome.features)
+        self.cluster_id, self.peer_features = welcome.cluster_id, frozenset(welcome.features)
         self._live.sample(self._hello_sent, welcome.clock, self._now)
         window_bytes = min(welcome.window_bytes, self._settings.window_bytes)
         self._outbox.window.allow(window_bytes)

@@ -39,6 +39,8 @@ class SenderSettings:
     welcome_timeout: int = 20 * SECOND
     lane_retry: int = 10 * SECOND
     """Time after which a lane that was closed is offered again on the same connection."""
+    cluster_id: str = ""
+    """Cluster to which the sender gives its records; empty: any."""
     compression_level: int = 3
     """Compression level of the connection's zstd stream."""
 

@@ -211,5 +211,6 @@ def link_settings(link: Link) -> LinkSettings:
             ping_interval=int(link.ping_interval_s * SECOND),
             silence=int(link.silence_s * SECOND),
             ack_timeout=int(link.ack_timeout_s * SECOND),
+            cluster_id=link.cluster or "",
         ),
     )

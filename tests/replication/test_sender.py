@@ -96,6 +96,21 @@ def test_welcome_releases_what_is_held_and_asks_for_the_rest(log: ModelLog) -> N
     assert events[4][:2] == (1, 4)
 
 
+@pytest.mark.parametrize("is_other", [False, True])
+def test_a_hub_of_another_cluster_gets_nothing_and_releases_nothing(log: ModelLog, is_other: bool) -> None:
+    peer = Peer(log, SenderSettings(cluster_id="another" if is_other else "cluster"))
+    events = peer.say(*welcome((0, 4)))
+    if is_other:
+        [refusal] = events
+        assert isinstance(refusal, Refusal)
+        assert (refusal.code, refusal.by_peer) == (RefuseCode.UNAUTHORISED, False)
+        assert "cluster cluster" in refusal.message
+        assert peer.sender.closed
+        assert not peer.heard()
+    else:
+        assert Acked(1, RangeSet([(0, 4)]), by_opening=True) in events
+
+
 def test_a_hub_that_holds_more_than_the_log_ever_had_is_a_conflict(log: ModelLog) -> None:
     event = Peer(log).say(*welcome((0, 11)))[-1]
     assert isinstance(event, Refusal)
