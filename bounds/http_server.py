@@ -7,9 +7,11 @@ aiohttp waits without limit for the head of a request, and needs the head before
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Awaitable, Callable
 
 from aiohttp import web
+from aiohttp.http_exceptions import HttpProcessingError
 
 from weft.bounds.owner import Owner, address_owner
 from weft.bounds.refusals import Refusals
@@ -20,7 +22,45 @@ LOOK_INTERVAL_S = 1.0
 BACKLOG = 64
 """Connections that the system accepts ahead of the process: as many may be open beyond the bound for a moment."""
 
+LINE_INTERVAL_S = 1.0
+"""Least interval between two log lines about bad requests: anyone who reaches the port can send them."""
+LINE_MAX = 300
+"""Longest such line."""
+
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+logger = logging.getLogger(__name__)
+
+
+class BadRequests(logging.Filter):
+    """A filter that makes one short line of a request which is no HTTP, a few of them in all. What our own code raises
+    keeps its traceback.
+
+    Args:
+        monotonic: seconds.
+    """
+
+    def __init__(self, monotonic: Callable[[], float]) -> None:
+        super().__init__()
+        self._monotonic = monotonic
+        self._next_line = 0.0
+        self._unsaid = 0
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Return whether the line is written."""
+        error = record.exc_info[1] if isinstance(record.exc_info, tuple) else None
+        if not isinstance(error, HttpProcessingError):
+            return True
+        now = self._monotonic()
+        if now < self._next_line:
+            self._unsaid += 1
+            return False
+        self._next_line = now + LINE_INTERVAL_S
+        more = f" ({self._unsaid:,} such requests before this one)" if self._unsaid else ""
+        line = " ".join(f"{record.getMessage()}: {error}".split())
+        record.msg, record.args, self._unsaid = f"{line[:LINE_MAX]}{more}", None, 0
+        record.exc_info = record.exc_text = None
+        record.levelno, record.levelname = logging.WARNING, logging.getLevelName(logging.WARNING)
+        return True
 
 
 class HttpServer:
@@ -86,7 +126,8 @@ class HttpServer:
     async def start(self, application: web.Application, host: str, port: int) -> None:
         """Listen. Raise ``OSError`` when the address cannot be used."""
         loop = asyncio.get_running_loop()
-        self._runner = web.AppRunner(application, access_log=None, shutdown_timeout=self._shutdown_s)
+        logger.filters = [BadRequests(self._monotonic)]  # of all servers of the process
+        self._runner = web.AppRunner(application, access_log=None, shutdown_timeout=self._shutdown_s, logger=logger)
         await self._runner.setup()
         server = self._runner.server
         assert server is not None, "it is set up"

@@ -15,7 +15,6 @@ from typing import NamedTuple
 from weft.protocols.lane import Lane, format_log_id
 from weft.protocols.lane_state import LaneState, RetiredBy
 from weft.protocols.segment import GapReason
-from weft.protocols.shard_state import earliest
 
 SILENT_NS = 240 * 10**9
 """Age of a lane's newest mark from which on the lane counts as silent: an idle edge tells its mark every minute, and an
@@ -86,14 +85,65 @@ def completeness(
         peers: whether records that this hub's senders do not have may still come from another hub.
         behind: for lanes whose edges are linked to this node.
     """
-    covers = sorted(lane for lane, held in lanes.items() if held.counts)
-    moments = [moment_of(lanes[lane], peers=peers) for lane in covers]
-    held_back = [each for lane in covers if (each := _held_back(lane, lanes[lane], now, peers, behind)) is not None]
-    missing = _missing(lanes, expected)
-    complete = None if missing else earliest(moments)
-    held_back.sort(key=lambda each: (each.up_to is not None, each.up_to or 0))
-    reasons = [*missing, *held_back]
-    return Completeness(complete, covers, reasons[:HELD_BACK_MAX], max(0, len(reasons) - HELD_BACK_MAX))
+    tally = Tally(expected, now, peers=peers, behind=behind)
+    for lane in sorted(lanes):
+        tally.add(lane, lanes[lane])
+    return tally.answer()
+
+
+class Tally:
+    """Completeness of a stream whose lanes come one by one. Args as ``completeness``."""
+
+    def __init__(self, expected: Sequence[str], now: int, *, peers: bool, behind: Behind) -> None:
+        self._unheard = list(dict.fromkeys(expected))
+        self._now = now
+        self._peers = peers
+        self._behind = behind
+        self._covers: list[Lane] = []
+        self._earliest: int | None = None
+        self._is_known = True
+        self._held_back: list[HeldBack] = []
+        self._more = 0
+
+    def add(self, lane: Lane, held: LaneState) -> None:
+        """Take a lane into account."""
+        if self._unheard and has_spoken(held):
+            self._unheard = [pattern for pattern in self._unheard if not is_heard(pattern, {lane.edge})]
+        if not held.counts:
+            return
+        self._covers.append(lane)
+        moment = moment_of(held, peers=self._peers)
+        if moment is None:
+            self._is_known = False
+        elif self._earliest is None or moment < self._earliest:
+            self._earliest = moment
+        each = _held_back(lane, held, self._now, self._peers, self._behind)
+        if each is not None:
+            self._held_back.append(each)
+            if len(self._held_back) >= 2 * HELD_BACK_MAX:
+                self._cut(HELD_BACK_MAX)
+
+    def answer(self) -> Completeness:
+        """Return what is known."""
+        missing = _missing(self._unheard)
+        complete = self._earliest if self._is_known and not missing else None
+        self._cut(max(0, HELD_BACK_MAX - len(missing)))
+        reasons = [*missing, *self._held_back]
+        more = self._more + max(0, len(reasons) - HELD_BACK_MAX)
+        return Completeness(complete, self._covers, reasons[:HELD_BACK_MAX], more)
+
+    def _cut(self, most: int) -> None:
+        """Keep the reasons that hold the moment back the most."""
+        self._held_back.sort(
+            key=lambda each: (
+                each.up_to is not None,
+                each.up_to or 0,
+                each.edge,
+                -1 if each.log_id is None else each.log_id,
+            )
+        )
+        self._more += max(0, len(self._held_back) - most)
+        del self._held_back[most:]
 
 
 def moment_of(held: LaneState, *, peers: bool) -> int | None:
@@ -110,12 +160,11 @@ def matches(pattern: str, edge: str) -> bool:
     return re.fullmatch(".*".join(map(re.escape, pattern.split("*"))), edge) is not None
 
 
-def _missing(lanes: Mapping[Lane, LaneState], expected: Iterable[str]) -> list[HeldBack]:
+def _missing(unheard: Iterable[str]) -> list[HeldBack]:
     """Return the expected edges that have not said anything.
 
     An edge that an operator retired is not waited for. One that only was not seen for long is.
     """
-    heard = {lane.edge for lane, held in lanes.items() if has_spoken(held)}
     return [
         HeldBack(
             pattern, None, Reason.EXPECTED, None, None,
@@ -123,8 +172,7 @@ def _missing(lanes: Mapping[Lane, LaneState], expected: Iterable[str]) -> list[H
             else "no edge whose name matches has linked and said anything of the stream",
             "connect it, or take it out of expected_edges",
         )
-        for pattern in dict.fromkeys(expected)
-        if not is_heard(pattern, heard)
+        for pattern in unheard
     ]  # fmt: skip
 
 

@@ -56,6 +56,8 @@ logger = logging.getLogger(__name__)
 STORE_SILENCE_S = 15.0
 """Silence of the store after which a shard makes the node not ready. Idle shards ask the store every 2 s, so one slow
 response or one retry does not count, and a load balancer notices an outage before edges fill their windows."""
+TABLES_LISTED_MAX = 1000
+"""Maximum number of tables in the status; those in trouble come first."""
 SHUTDOWN_S = 2.0
 """Longest time that requests may take to end when the node closes."""
 
@@ -337,7 +339,10 @@ class Hub:
             "processes": self._settings.processes,
             "peers": self._peers(),
             "shards": [shard_status(sequencer) for sequencer in self.sequencers],
-            "tables": [_table_status(table) for table in self._tables.status()] if self._tables else [],
+            "tables": [_table_status(table) for table in self._tables.status(TABLES_LISTED_MAX)]
+            if self._tables
+            else [],
+            "tables_more": max(0, self._tables.count - TABLES_LISTED_MAX) if self._tables else 0,
             "tables_trouble": self._tables.error if self._tables else None,
             "conflicts": conflict_views(sequencer.state for sequencer in self._own()),
             "links": self._links.views(),

@@ -251,8 +251,12 @@ def _columns_in(body: Buffer, header: BatchHeader) -> Columns:
     return columns
 
 
-def records(data: Buffer, offset: int = 0) -> Iterator[Record]:
-    """Yield the records of one batch, one by one, verified. For people and tests; slow by nature."""
+def records(data: Buffer, offset: int = 0, first: int = 0, end: int | None = None) -> Iterator[Record]:
+    """Yield the records of one batch, one by one, verified. For people and tests; slow by nature.
+
+    Args:
+        first, end: only those with these indexes.
+    """
     header = verify(data, offset)
     columns = decode_columns(data, header, offset)
     times = array("q")
@@ -260,7 +264,7 @@ def records(data: Buffer, offset: int = 0) -> Iterator[Record]:
     key_index = read_u32s(columns.key_index)
     offsets = read_u32s(columns.payload_offsets)
     payload = bytes(columns.payload)
-    for i in range(header.count):
+    for i in range(header.count)[first:end]:
         yield Record(
             header.base_seq + i, times[i], columns.keys[key_index[i]], payload[offsets[i] : offsets[i + 1]],
             columns.headers.get(i, ()), Flag(columns.flags[i]) if columns.flags else Flag(0),

@@ -7,6 +7,7 @@ from collections.abc import Collection
 
 from aiohttp import web
 
+from weft.bounds import Owner, OwnerKind
 from weft.bounds.browsers import MISDIRECTED_REQUEST, is_misdirected, misdirected_advice
 from weft.cloud_hub.api.tokens import Scope, TokenFile, TokenIdentity
 
@@ -65,6 +66,17 @@ class Access:
         if identity.scope is not Scope.ADMIN and wanted not in (None, identity.tenant):
             raise ApiError(403, f"the token {identity.name!r} is for tenant {identity.tenant}", "leave out ?tenant=")
         return wanted or identity.tenant
+
+    def owner(self, request: web.Request) -> Owner:
+        """Return whom a reader's request is charged to: its token, or without tokens its address.
+
+        Raises:
+            ApiError: 401, 403, 421.
+        """
+        identity = self._reader(request)
+        if identity is None:
+            return Owner(OwnerKind.ADDRESS, request.remote or "")
+        return Owner(OwnerKind.TOKEN, identity.name)
 
     def operate(self, request: web.Request) -> None:
         """Permit a request that concerns the whole node.

@@ -7,26 +7,32 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Any, NamedTuple, Protocol
 
 import msgspec
 from aiohttp import web
 from aiohttp.typedefs import Middleware
 
+from weft.bounds import Refusals
 from weft.cloud_hub.api import views
 from weft.cloud_hub.api.access import Access, ApiError
+from weft.cloud_hub.api.answers import Answers
 from weft.cloud_hub.api.metrics import Metrics
+from weft.cloud_hub.api.pages import PAGE_DEFAULT, PAGE_MAX, encoded, lanes_after, position
 from weft.cloud_hub.api.parameters import integer, moment
 from weft.cloud_hub.api.records import RecordReader
 from weft.cloud_hub.api.stream_completeness import StreamCompleteness
-from weft.cloud_hub.api.views import View
+from weft.cloud_hub.api.views import LaneOf, View
 from weft.cloud_hub.shard.shards import Shards
 from weft.config.exposition import CONTENT_TYPE
 from weft.config.log_lines.repeats import Repeats, left_out
 from weft.protocols.errors import CodecError
 from weft.protocols.health import health_answer
+from weft.protocols.lane import Lane
+from weft.protocols.lane_state import LaneState
 from weft.protocols.payloads import PayloadKind
-from weft.protocols.shard_state import ShardState
+from weft.protocols.shard_state import ShardState, StreamKey
 from weft.replication.runner import LINK_PATH
 from weft.storage.chunk_log import CollectedPast
 from weft.storage.object_store import NotFound, StoreError
@@ -98,6 +104,7 @@ class Api:
         self._monotonic = monotonic
         self._repeats = Repeats()
         self._response_bytes_max = response_bytes_max
+        self._answers = Answers(response_bytes_max, Refusals(monotonic))
 
     @web.middleware
     async def _errors(self, request: web.Request, handler: Handler) -> web.StreamResponse:
@@ -136,14 +143,23 @@ class Api:
                 web.get("/healthz", self._get_healthz),
                 web.get("/readyz", self._get_readyz),
                 web.get("/v1/status", self._get_status),
-                web.get("/v1/streams", self._get_streams),
-                web.get(stream, self._get_stream),
-                web.get(f"{stream}/lanes", self._get_lanes),
-                web.get(f"{stream}/completeness", self._get_completeness),
-                web.get(f"{stream}/records", self._get_records),
+                web.get("/v1/streams", self._bounded(self._get_streams)),
+                web.get(stream, self._bounded(self._get_stream)),
+                web.get(f"{stream}/lanes", self._bounded(self._get_lanes)),
+                web.get(f"{stream}/completeness", self._bounded(self._get_completeness)),
+                web.get(f"{stream}/records", self._bounded(self._get_records)),
             ]
         )
         return application
+
+    def _bounded(self, handler: Callable[[web.Request], Awaitable[web.Response]]) -> Handler:
+        """Return the handler with a bound on the answers that its readers have under way."""
+
+        async def bounded(request: web.Request) -> web.StreamResponse:
+            async with self._answers.room(self._access.owner(request)):
+                return await self._answers.send(request, await handler(request))
+
+        return bounded
 
     async def _view_of_shards(self) -> _ShardsView:
         """Return the shards as a reader sees them now. One in trouble is left out and named; its part of a stream is
@@ -174,9 +190,12 @@ class Api:
     async def _get_streams(self, request: web.Request) -> web.Response:
         tenant = self._access.tenant(request)
         shards = await self._view_of_shards()
-        names = views.stream_keys(shards.states, tenant)
-        found = [await self._view(shards, tenant, name) for name in names]
-        return _json({"streams": found, **shards.missing_view()})
+        after, limit = request.query.get("after", ""), integer(request, "limit", PAGE_DEFAULT, 1, PAGE_MAX)
+        names = [name for name in views.stream_keys(shards.states, tenant) if name > after]
+        page = await encoded(names[:limit], lambda name: self._view(shards, tenant, name), self._response_bytes_max)
+        taken = len(page.views)
+        last = names[taken - 1] if taken < len(names) else None
+        return _json({"streams": page.views, "next_after": last, **shards.missing_view()})
 
     async def _get_stream(self, request: web.Request) -> web.Response:
         shards, tenant, stream = await self._stream(request)
@@ -196,21 +215,33 @@ class Api:
 
     async def _get_lanes(self, request: web.Request) -> web.Response:
         shards, tenant, stream = await self._stream(request)
-        lanes = views.stream_lanes(shards.states, tenant, stream)
-        return _json({
-            "tenant": tenant,
-            "stream": stream,
-            "lanes": [views.lane_view(lane, held, shard) for shard, lane, held in lanes],
-            **shards.missing_view(),
-        })  # fmt: skip
+        _, next_after, made = await self._lanes(request, shards, (tenant, stream), views.lane_view)
+        answer = {"tenant": tenant, "stream": stream, "lanes": made, "next_after": next_after}
+        return _json({**answer, **shards.missing_view()})
+
+    async def _lanes(
+        self, request: web.Request, shards: _ShardsView, stream: StreamKey, view: Callable[[Lane, LaneState, int], View]
+    ) -> tuple[list[LaneOf], str | None, list[msgspec.Raw]]:
+        """Return a page of a stream's lanes, where the next one begins, and their views."""
+        limit = integer(request, "limit", PAGE_DEFAULT, 1, PAGE_MAX)
+        try:
+            lanes, more = await lanes_after(shards.states, *stream, request.query.get("after"), limit)
+        except ValueError:
+            raise ApiError(400, "after= is no lane", "take it from next_after of the answer before") from None
+        page = await encoded(lanes, lambda each: view(each[1], each[2], each[0]), self._response_bytes_max)
+        shown = lanes[: len(page.views)]
+        return shown, position(shown[-1]) if shown and (more or not page.is_whole) else None, page.views
 
     async def _get_completeness(self, request: web.Request) -> web.Response:
         shards, tenant, stream = await self._stream(request)
-        lanes = views.stream_lanes(shards.states, tenant, stream)
-        answer = self._moments.of(shards.states, tenant, stream)
+        peers = self._moments.peers
+        lanes, next_after, made = await self._lanes(
+            request, shards, (tenant, stream), partial(views.completeness_view, peers=peers)
+        )
+        answer = await self._moments.of(shards.states, tenant, stream)
         skipped = views.skipped_views(shards.states, tenant, stream)
-        view = views.stream_completeness_view(tenant, stream, answer, lanes, skipped=skipped, peers=self._moments.peers)
-        return _json(shards.unclaimed({**view, **shards.missing_view()}))
+        view = views.stream_completeness_view(tenant, stream, answer, lanes, skipped=skipped)
+        return _json(shards.unclaimed({**view, "lanes": made, "next_after": next_after, **shards.missing_view()}))
 
     async def _get_records(self, request: web.Request) -> web.Response:
         shards, tenant, stream = await self._stream(request)

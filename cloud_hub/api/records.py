@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import base64
 from collections.abc import Iterator
-from itertools import islice
 from typing import NamedTuple
 
 from weft.cloud_hub.api.views import View, moment
@@ -21,6 +20,10 @@ from weft.storage.table.record_time import CLOCKS, BatchTimes, batch_times, know
 
 CHUNKS_MAX = 64
 """Maximum number of chunks that one request reads after it has found a record; before that, there is no bound."""
+
+
+HEADER_BYTES = 16
+"""Bytes of a header pair in an answer, beside name and value."""
 
 
 class Helping(NamedTuple):
@@ -110,7 +113,7 @@ def _decode(section: StreamSection, data: bytes, footer: ChunkFooter, wanted: _W
             continue
         first = max(offset - at, 0)
         times = batch_times(batches.decode_header(entry.batch), lanes[entry.lane], clocks)
-        records = islice(batches.records(entry.batch), entry.skip + first, entry.skip + entry.take)
+        records = batches.records(entry.batch, first=entry.skip + first, end=entry.skip + entry.take)
         at += first
         for view in _views(records, lanes[entry.lane], section, _Taken(entry.received, times), payload):
             view["offset"] = at
@@ -143,7 +146,8 @@ def _views(
             "received": moment(taken.received),
             "key": record.key.decode("utf-8", "replace"),
             "resent": bool(record.flags & Flag.DUPLICATE_SUSPECTED),
-            "_bytes": len(record.payload),
+            "_bytes": len(record.payload)
+            + sum(HEADER_BYTES + len(name) + _length(each) for name, each in record.headers),
         }
         if stamp is not None:
             view["edge_time"] = moment(stamp)
@@ -155,3 +159,7 @@ def _views(
         if record.headers:
             view["headers"] = [[name, header_json(value)] for name, value in record.headers]
         yield view
+
+
+def _length(value: object) -> int:
+    return len(value) if isinstance(value, str | bytes) else 8

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import asyncio
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from functools import partial
 
 from weft.cloud_hub.api.stream_summary import StreamSummary, summarise
-from weft.cloud_hub.completeness import Completeness, completeness
+from weft.cloud_hub.completeness import Completeness, Tally
 from weft.cloud_hub.shard.sequencer import Sequencer
 from weft.protocols.lane import Lane
 from weft.protocols.shard_state import ShardState, StreamKey
+
+SLICE_LANES = 500
+"""Number of lanes walked without a pause: some milliseconds."""
 
 
 class StreamCompleteness:
@@ -35,27 +39,37 @@ class StreamCompleteness:
         self._expected = expected
         self._wall_clock = wall_clock
 
-    def of(self, states: Iterable[ShardState], tenant: str, stream: str) -> Completeness:
-        """Return the moment up to which a stream is complete, and what holds it back.
+    async def of(self, states: Sequence[ShardState], tenant: str, stream: str) -> Completeness:
+        """Return the moment up to which a stream is complete, and what holds it back, without holding the loop.
+
+        Chunks may be applied meanwhile: moments only move on, so an older one claims nothing false.
 
         Args:
             states: of all shards.
         """
-        lanes = {lane: held for state in states for lane, held in state.stream_lanes(tenant, stream).items()}
         expected = self._expected.get((tenant, stream), ())
-        return completeness(lanes, expected, self._wall_clock(), peers=self.peers, behind=self._behind)
+        tally = Tally(expected, self._wall_clock(), peers=self.peers, behind=self._behind)
+        for state in states:
+            names = state.stream_lane_names(tenant, stream)
+            for start in range(0, len(names), SLICE_LANES):
+                for lane in names[start : start + SLICE_LANES]:
+                    held = state.lanes.get(lane)
+                    if held is not None:  # it has not left the state meanwhile
+                        tally.add(lane, held)
+                await asyncio.sleep(0)
+        return tally.answer()
 
     async def summarise(self, states: Sequence[ShardState], tenant: str, stream: str) -> StreamSummary:
         """Return facts about a stream's lanes, its moment among them, without holding the loop."""
         expected = self._expected.get((tenant, stream), ())
         return await summarise(states, tenant, stream, expected, peers=self.peers)
 
-    def expecting(self) -> dict[StreamKey, Callable[[], int | None]]:
+    def expecting(self) -> dict[StreamKey, Callable[[], Awaitable[int | None]]]:
         """Return the streams that expect edges, each with a function that returns its moment."""
         return {key: partial(self._moment, *key) for key, edges in self._expected.items() if edges}
 
-    def _moment(self, tenant: str, stream: str) -> int | None:
-        return self.of([sequencer.state for sequencer in self._shards], tenant, stream).complete_up_to
+    async def _moment(self, tenant: str, stream: str) -> int | None:
+        return (await self.summarise([sequencer.state for sequencer in self._shards], tenant, stream)).complete_up_to
 
     def _behind(self, lane: Lane) -> int | None:
         found = (sequencer.sessions.behind.get(lane) for sequencer in self._shards)

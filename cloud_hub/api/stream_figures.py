@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import NamedTuple
 
 from weft.cloud_hub.completeness import moment_of
@@ -90,7 +90,7 @@ class StreamFigures:
         table_rows: Callable[[str, str], int | None],
         keeps_tables: bool,
         monotonic: Callable[[], float],
-        expected: Mapping[StreamKey, Callable[[], int | None]] | None = None,
+        expected: Mapping[StreamKey, Callable[[], Awaitable[int | None]]] | None = None,
         *,
         peers: bool = False,
     ) -> None:
@@ -184,7 +184,7 @@ class StreamFigures:
                         earliest[key] = moment
                 await asyncio.sleep(0)
         for key, complete_up_to in self._expected.items():
-            moment = complete_up_to()
+            moment = await complete_up_to()
             earliest[key] = _UNKNOWN if moment is None else moment
         return self._by_label(earliest.items())
 

@@ -135,18 +135,20 @@ def stream_completeness_view(
     lanes: Sequence[LaneOf],
     *,
     skipped: Sequence[View] = (),
-    peers: bool = False,
 ) -> View:
-    """Return a stream's moment, the lanes that it speaks of, what holds it back, and what its table skips."""
+    """Return a stream's moment, the lanes that it speaks of, what holds it back, and what its table skips.
+
+    Args:
+        lanes: some of the stream's; the moment speaks of those of all its lanes that count.
+    """
     return {
         "tenant": tenant,
         "stream": stream,
         "complete_up_to": moment(answer.complete_up_to),
-        "covers": [{"edge": lane.edge, "log": format_log_id(lane.log_id)} for lane in answer.covers],
+        "covers": [{"edge": lane.edge, "log": format_log_id(lane.log_id)} for _, lane, held in lanes if held.counts],
         "held_back_by": [held_back_view(each) for each in answer.held_back_by],
         "held_back_by_more": answer.more,
         "skipped": list(skipped),
-        "lanes": [completeness_view(lane, held, shard, peers=peers) for shard, lane, held in lanes],
     }
 
 

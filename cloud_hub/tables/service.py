@@ -146,9 +146,17 @@ class TableService:
         """Return whether rounds run: from ``start`` to ``close``."""
         return self._task is not None and not self._task.done()
 
-    def status(self) -> list[TableStatus]:
-        """Return the status of every known stream, by tenant and name."""
-        return [stream.status(key) for key, stream in sorted(self._streams.items())]
+    def status(self, limit: int | None = None) -> list[TableStatus]:
+        """Return the status of known streams by tenant and name; of more than ``limit``, first of those in trouble."""
+        keys = sorted(self._streams)
+        if limit is not None and len(keys) > limit:
+            keys = sorted(sorted(keys, key=lambda key: self._streams[key].error is None)[:limit])
+        return [self._streams[key].status(key) for key in keys]
+
+    @property
+    def count(self) -> int:
+        """Return the number of known streams."""
+        return len(self._streams)
 
     @property
     def stopped(self) -> int:

@@ -140,3 +140,30 @@ async def test_a_port_that_is_taken_is_an_error_and_leaves_nothing(server: Serve
 )
 def test_a_customer_s_addresses_are_one_owner(address: str, name: str) -> None:
     assert address_owner(address) == Owner(OwnerKind.ADDRESS, name)
+
+
+BAD_REQUEST = b"GET / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\nContent-Length: 1\r\n\r\n"
+
+
+async def test_bad_requests_are_few_short_lines_without_a_traceback(
+    server: Server, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def ask(data: bytes) -> bytes:
+        reader, writer = await half_open(server, data)
+        try:
+            return await reader.read()
+        finally:
+            writer.close()
+
+    caplog.set_level(logging.INFO)
+    for clock in (1.0, 1.5, 1.9, 2.5):
+        server.clock.now = clock
+        assert b" 400 " in await ask(BAD_REQUEST)
+    assert b" 400 " in await ask(b"G" * 200_000 + b"\r\n\r\n")
+    server.clock.now = 10.0
+    assert b" 400 " in await ask(b"GET /" + b"x" * 20_000 + b" HTTP/1.1\r\n\r\n")
+    lines = [record for record in caplog.records if "handling request" in record.getMessage()]
+    assert [record.levelname for record in lines] == ["WARNING"] * 3
+    assert all(record.exc_info is None and len(record.getMessage()) < 400 for record in lines)
+    assert "(2 such requests before this one)" in lines[1].getMessage()
+    assert "\n" not in caplog.text.strip().replace("\nWARNING", "")

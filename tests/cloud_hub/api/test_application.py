@@ -174,7 +174,7 @@ async def test_a_stream_its_lanes_and_its_completeness(hub: Hub) -> None:
     assert stream["fields"] == ["line", "machine"]
     _, streams = await get(hub, "/v1/streams")
     assert [item["stream"] for item in streams["streams"]] == ["telemetry"]
-    assert (await get(hub, "/v1/streams?tenant=other"))[1] == {"streams": []}
+    assert (await get(hub, "/v1/streams?tenant=other"))[1] == {"streams": [], "next_after": None}
 
 
 @pytest.mark.parametrize("peers", [False, True])
@@ -347,7 +347,7 @@ async def test_a_link_needs_its_own_edges_token(
         async with running_link(hub, log, identity, tokens[token] if token else None) as status:
             await until(lambda: status.state is LinkState.REFUSED)
         assert "token" in status.last_error
-        assert (await get(hub, "/v1/streams?tenant=acme", tokens["admin"]))[1] == {"streams": []}
+        assert (await get(hub, "/v1/streams?tenant=acme", tokens["admin"]))[1] == {"streams": [], "next_after": None}
 
 
 async def test_a_page_in_a_browser_cannot_link(hub: Hub) -> None:

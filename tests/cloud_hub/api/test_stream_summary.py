@@ -8,8 +8,11 @@ import time
 import pytest
 
 from weft.cloud_hub.api import views
+from weft.cloud_hub.api.pages import encoded, lanes_after, position
+from weft.cloud_hub.api.stream_completeness import StreamCompleteness
 from weft.cloud_hub.api.stream_summary import SLICE_LANES, summarise
-from weft.cloud_hub.completeness import completeness
+from weft.cloud_hub.api.views import lane_view
+from weft.cloud_hub.completeness import HELD_BACK_MAX, completeness
 from weft.protocols.chunk import Mark
 from weft.protocols.lane import Lane
 from weft.protocols.lane_state import LaneState, RetiredBy, Retirement
@@ -87,12 +90,52 @@ def test_streams_are_listed_from_an_index(monkeypatch: pytest.MonkeyPatch) -> No
     assert views.stream_keys(held, "default") == ["written"]
 
 
+async def test_pages_of_lanes_are_all_lanes_in_their_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("weft.cloud_hub.api.pages.SLICE_LANES", 3)
+    lanes = [lane(f"e{n % 7}", log=n) for n in range(25)]
+    held = states({each: at(1) for each in lanes} | {lane("other", "s"): at(1)}, 3)
+    found, after = [], None
+    while True:
+        page, more = await lanes_after(held, "default", "t", after, 4)
+        found += [each[1] for each in page]
+        if not more:
+            break
+        after = position(page[-1])
+    assert found == sorted(lanes)
+    for wrong in ("e1", "e1/x", "e1/zzzzzzzzzzzzzzzz"):
+        with pytest.raises(ValueError, match=r"EDGE/LOG|invalid literal"):
+            await lanes_after(held, "default", "t", wrong, 4)
+
+
+async def test_a_page_ends_where_it_would_be_too_long() -> None:
+    page = await encoded(["x" * 100] * 10, lambda text: {"text": text}, 350)
+    assert (len(page.views), page.is_whole) == (3, False)
+    assert len((await encoded(["x" * 100], lambda text: {"text": text}, 5)).views) == 1
+
+
+async def test_what_holds_back_the_most_is_named_however_the_lanes_come() -> None:
+    lanes = {lane(f"e{n:03}"): at(n + 1) for n in range(3 * HELD_BACK_MAX)}
+    now = 10_000 * SECOND
+    moments = StreamCompleteness([], {("default", "t"): ("z*", "e001")}, lambda: now)
+    answer = await moments.of(states(dict(reversed(lanes.items())), 5), "default", "t")
+    assert answer.held_back_by == completeness(lanes, ("z*", "e001"), now).held_back_by
+    assert [each.edge for each in answer.held_back_by[:3]] == ["z*", "e000", "e001"]
+    assert (len(answer.held_back_by), answer.more) == (HELD_BACK_MAX, 2 * HELD_BACK_MAX + 1)
+    assert answer.complete_up_to is None
+
+
 @pytest.mark.slow
 async def test_two_hundred_thousand_lanes_never_hold_the_loop() -> None:
     held = states({lane(f"edge-{n}", f"s{s}"): at(1) for s in range(20) for n in range(10_000)}, 4)
     longest, last = 0.0, time.perf_counter()
 
     async def list_streams() -> int:
+        moments = StreamCompleteness([], {("default", "s0"): ("edge-1*", "elsewhere")}, lambda: 0)
+        answer = await moments.of(held, "default", "s0")
+        assert (len(answer.covers), answer.complete_up_to) == (10_000, None)
+        lanes, more = await lanes_after(held, "default", "s0", "edge-5/0000000000000001", 1000)
+        assert (len(lanes), more, lanes[0][1].edge) == (1000, True, "edge-50")
+        assert len((await encoded(lanes, lambda each: lane_view(each[1], each[2], each[0]), 1 << 20)).views) == 1000
         return sum([(await summarise(held, "default", name)).lanes for name in views.stream_keys(held, "default")])
 
     walk = asyncio.create_task(list_streams())

@@ -1,0 +1,97 @@
+"""Long answers: how many bytes of them one owner may have under way, and how long a reader may take for them."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections import Counter
+from collections.abc import AsyncIterator
+
+from aiohttp import web
+
+from weft.bounds import Owner, Refusals, Shares
+from weft.cloud_hub.api.access import ApiError
+
+AT_ONCE = 16
+"""Answers of the longest size that all readers together have under way."""
+AT_ONCE_OF_OWNER = 4
+WAITING_MAX = 64
+"""Maximum number of requests of one owner that wait until its earlier answers are read."""
+WAIT_S = 10.0
+PIECE_BYTES = 256 << 10
+PIECE_S = 10.0
+"""Longest time that a reader may take for a piece: slower ones are disconnected."""
+
+
+class Answers:
+    """Bounds on the answers that are made and not read yet.
+
+    Args:
+        bytes_max: longest answer.
+    """
+
+    def __init__(self, bytes_max: int, refusals: Refusals) -> None:
+        self._bytes_max = bytes_max
+        self._refusals = refusals
+        self._shares: Shares[Owner] = Shares(AT_ONCE * bytes_max, AT_ONCE_OF_OWNER * bytes_max)
+        self._waiting: Counter[Owner] = Counter()
+        self._freed = asyncio.Condition()
+
+    @property
+    def bytes(self) -> int:
+        """Return the bytes that answers under way may take."""
+        return self._shares.used
+
+    @contextlib.asynccontextmanager
+    async def room(self, owner: Owner) -> AsyncIterator[None]:
+        """Wait until the owner may have another answer under way.
+
+        Raises:
+            ApiError: 429: it did not read its earlier ones.
+        """
+        if not self._shares.take(owner, self._bytes_max):
+            await self._wait(owner)
+        try:
+            yield
+        finally:
+            self._shares.free(owner, self._bytes_max)
+            async with self._freed:
+                self._freed.notify_all()
+
+    async def _wait(self, owner: Owner) -> None:
+        if self._waiting[owner] < WAITING_MAX:
+            self._waiting[owner] += 1
+            try:
+                async with asyncio.timeout(WAIT_S), self._freed:
+                    await self._freed.wait_for(lambda: self._shares.take(owner, self._bytes_max))
+                return
+            except TimeoutError:
+                pass
+            finally:
+                self._waiting[owner] -= 1
+                if not self._waiting[owner]:
+                    del self._waiting[owner]
+        advice = "it asks for more than it reads. Nothing is to be done unless it is a reader of yours"
+        self._refusals.note("answers under way", owner, advice)
+        raise ApiError(
+            429, "too many answers are under way", "read them before asking for more, and ask for less at once"
+        )
+
+    async def send(self, request: web.Request, response: web.Response) -> web.StreamResponse:
+        """Send an answer in pieces, and disconnect a reader that does not take them."""
+        body = response.body
+        if request.method != "GET" or not isinstance(body, bytes) or len(body) <= PIECE_BYTES:
+            return response
+        stream = web.StreamResponse(status=response.status, headers={"Content-Type": "application/json"})
+        stream.content_length = len(body)
+        try:
+            async with asyncio.timeout(PIECE_S) as limit:
+                await stream.prepare(request)
+                for at in range(0, len(body), PIECE_BYTES):
+                    limit.reschedule(asyncio.get_running_loop().time() + PIECE_S)
+                    await stream.write(memoryview(body)[at : at + PIECE_BYTES])
+                await stream.write_eof()
+        except TimeoutError:
+            if request.transport is not None:
+                request.transport.abort()
+        return stream

@@ -1,0 +1,92 @@
+"""A tenant's readers harm its own answers only: one that asks for much and reads nothing does not hold up others."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from tests.hostile.hub import HOSTILE, GuardedHub
+from tests.hostile.link_client import GoodLink, link_to, records
+from tests.support.waiting import wait_until
+from weft.protocols.link import Ack
+
+pytestmark = pytest.mark.processes
+MiB = 1 << 20
+READERS = 40
+BAD_REQUEST = b"GET / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\nContent-Length: 1\r\n\r\n"
+
+
+async def fill(hub: GuardedHub, size: int = 24 * MiB) -> None:
+    """Give the hostile tenant a stream with long records."""
+    async with link_to(hub, HOSTILE) as link:
+        await link.greet()
+        await link.open(link.opening())
+        for at in range(size // MiB):
+            assert isinstance(await link.deliver(records(64 * at, 64, payload=os.urandom(16 << 10))), Ack)
+
+
+@contextlib.contextmanager
+def slow_readers(hub: GuardedHub) -> Iterator[list[socket.socket]]:
+    """Ask for the longest answers on many connections, and read nothing."""
+    request = (
+        f"GET /v1/streams/telemetry/records?limit=10000 HTTP/1.1\r\nHost: 127.0.0.1:{hub.port}\r\n"
+        f"Authorization: Bearer {hub.token('evil')}\r\n\r\n"
+    ).encode()
+    with contextlib.ExitStack() as stack:
+        sockets = []
+        for _ in range(READERS):
+            each = stack.enter_context(socket.create_connection(("127.0.0.1", hub.port), 5))
+            each.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            each.sendall(request * 8)
+            sockets.append(each)
+        yield sockets
+
+
+def answer_s(hub: GuardedHub) -> float:
+    """Return how long an answer to the other tenant takes."""
+    began = time.perf_counter()
+    assert hub.get("/v1/streams/telemetry", hub.token("good"))[0] == 200
+    return time.perf_counter() - began
+
+
+async def test_slow_readers_hold_little_memory_and_nobody_else_up(hub: GuardedHub) -> None:
+    with GoodLink(hub) as good:
+        await fill(hub)
+        wait_until(
+            lambda: hub.get("/v1/streams/telemetry", hub.token("good"))[0] == 200, what="the other tenant's stream"
+        )
+        before = hub.memory_bytes()
+        good.take()
+        most, waits = 0, []
+        with slow_readers(hub):
+            until = time.monotonic() + 6
+            while time.monotonic() < until:
+                most = max(most, hub.memory_bytes())
+                waits.append(answer_s(hub))
+                time.sleep(0.1)
+        assert most - before < 400 * MiB
+        assert sorted(waits)[len(waits) // 2] < 0.5
+        assert good.take().p99 < 2
+        wait_until(
+            lambda: hub.get("/v1/streams/telemetry/records?limit=1", hub.token("evil"))[0] == 200, what="an answer"
+        )
+
+
+def test_bad_requests_do_not_fill_the_log(hub: GuardedHub) -> None:
+    log = hub.folder / "hub.log"
+    before = log.stat().st_size
+    until, asked = time.monotonic() + 2, 0
+    while time.monotonic() < until:
+        with socket.create_connection(("127.0.0.1", hub.port), 5) as connection:
+            connection.sendall(BAD_REQUEST)
+            assert connection.recv(100).startswith(b"HTTP/1.0 400")
+        asked += 1
+    said = log.read_text()[before:]
+    assert asked > 50
+    assert "Traceback" not in said
+    assert len(said) < 2000
