@@ -15,6 +15,10 @@ class EdgeLimits(Section, frozen=True, kw_only=True):
     """Bounds on what clients can make the node hold. Beyond them the node slows clients down or refuses them."""
 
     connections: Annotated[Count, Meta(le=1_000_000, description="Maximum number of connected MQTT clients.")] = 16_384
+    connections_per_user: Annotated[
+        Annotated[int, Meta(ge=1)] | None,
+        Meta(description="Maximum number of connected MQTT clients of one user. Unset: a quarter of `connections`."),
+    ] = None
     connections_per_address: Annotated[
         Annotated[int, Meta(ge=1)] | None,
         Meta(

@@ -57,6 +57,7 @@ def session_limits(config: EdgeConfig) -> SessionLimits:
     expiry_s = round(limits.session_expiry_s)
     return SessionLimits(
         sessions_max=limits.sessions,
+        connections_per_user_max=one_share(limits.connections_per_user, limits.connections),
         sessions_per_user_max=one_share(limits.sessions_per_user, limits.sessions),
         filters_max=limits.subscriptions,
         filters_total_max=limits.subscriptions_total,

@@ -10,6 +10,7 @@ from typing import Protocol
 from weft.edge_node.counters import Counters
 from weft.edge_node.listeners.client_slots import ClientSlots
 from weft.edge_node.listeners.counters import ListenerCounters
+from weft.edge_node.listeners.half_open import HalfOpen
 from weft.edge_node.listeners.settings import AdmissionLimits
 
 log = logging.getLogger(__name__)
@@ -94,8 +95,7 @@ class Admission:
         self._connections: set[NetworkConnection] = set()
         self._slots: ClientSlots[NetworkConnection] = ClientSlots(limits.connections_max)
         """Places of admitted clients."""
-        self._half_open: dict[NetworkConnection, None] = {}
-        """Half-open connections, in order of arrival."""
+        self._half_open: HalfOpen[NetworkConnection] = HalfOpen()
         self._by_origin: dict[str, int] = {}
         self._due: dict[str, float] = {}
         """Time by address at which its burst is whole again (the generic cell rate algorithm, ITU-T I.371)."""
@@ -113,7 +113,7 @@ class Admission:
         if not via_proxy and not self._may_come(connection):
             return None
         self._connections.add(connection)
-        self._half_open[connection] = None
+        self._half_open.add(connection)
         if not via_proxy:
             self._count(connection)
         self.counters.connections_accepted += 1
@@ -125,6 +125,8 @@ class Admission:
     def set_address(self, connection: NetworkConnection, host: str, name: str) -> bool:
         """Take the address that a proxy gave. Returns whether the connection may go on."""
         connection.host, connection.name, connection.origin = host, name, _origin(host)
+        if self._half_open.discard(connection):
+            self._half_open.add(connection)
         may_come = self._may_come(connection)
         self._count(connection)
         return may_come
@@ -146,7 +148,7 @@ class Admission:
         if connection.is_over:  # given up in the same turn; its transport is being closed
             return
         self._slots.take(connection)
-        if self._half_open.pop(connection, self) is None:
+        if self._half_open.discard(connection):
             connection.is_half_open = False
             self._show()
 
@@ -157,7 +159,7 @@ class Admission:
         connection.is_over = True
         self._connections.discard(connection)
         self._slots.leave(connection)
-        self._half_open.pop(connection, None)
+        self._half_open.discard(connection)
         if connection.counted_as:
             self._discount(connection.counted_as)
         self._show()
@@ -209,9 +211,12 @@ class Admission:
             self._by_origin[origin] = left
 
     def _evict(self) -> None:
-        """Close the oldest half-open connection: a good client is admitted within milliseconds, so the oldest is the
-        least likely one."""
-        connection = next(iter(self._half_open))
+        """Close the oldest half-open connection of the address that has most of them.
+
+        A good client is admitted within milliseconds, so the oldest is the least likely one. Where addresses have
+        one each, the address that came first makes room.
+        """
+        connection = self._half_open.victim()
         self.listener_counters.half_open_evicted += 1
         self.complain("half open", "closed %s: more than %d connections are half open (limits.half_open)",
                        connection.name, self.limits.half_open_max)  # fmt: skip

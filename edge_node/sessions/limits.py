@@ -19,6 +19,8 @@ class SessionLimits:
     sessions_max: int = 10_000
     """Beyond it, the session whose client has been away longest is forgotten; when all are there, clients are
     refused."""
+    connections_per_user_max: int | None = None
+    """Connected clients of one user; further ones are refused. None: no share."""
     sessions_per_user_max: int | None = None
     """Sessions of one owner; beyond it the one of them that has been without a client longest is forgotten. None: no
     share."""
@@ -71,6 +73,10 @@ class SessionShares:
         def bound(total: int, share: int | None, setting: str, share_setting: str, what: str) -> Bound:
             return Bound(total, total if share is None else share, refusals, setting, share_setting, what)
 
+        self.connections = bound(
+            limits.sessions_max, limits.connections_per_user_max,
+            "limits.connections", "limits.connections_per_user", "connections",
+        )  # fmt: skip
         self.sessions = bound(
             limits.sessions_max, limits.sessions_per_user_max,
             "limits.sessions", "limits.sessions_per_user", "connected clients",

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from typing import NamedTuple
 
-from weft.bounds import Bound, Owner, user_or_address
+from weft.bounds import Bound, Owner, OwnerKind, user_or_address
 from weft.edge_node.access.identity import Identity
 from weft.edge_node.counters import Counters
 from weft.edge_node.sessions.away_sessions import AwaySessions
@@ -116,10 +116,11 @@ class Sessions:
         session.be_absent(None)
         wills.keep(session, connect.will)
         session.window.open(connection)
+        self._parts.shares.connections.hold(session.owner)
         try:
             persistence.opened(session)
         except (LogFull, LogFailed):
-            session.window.lose()
+            self._lose(session)
             if known is None:
                 wills.keep(session, None)
                 self.end(session)
@@ -154,7 +155,7 @@ class Sessions:
         parts, now = self._parts, self._clock()
         if not (with_will or self._stopping):
             parts.wills.keep(session, None)
-        session.window.lose()
+        self._lose(session)
         parts.retained.forget(session.window)
         left = seconds_left(session.expiry_s, 0) if session.persistent else None
         session.be_absent(
@@ -221,7 +222,7 @@ class Sessions:
         """Forget a session. Its will is published now at the latest (section 3.1.3.2.2)."""
         parts = self._parts
         session.end()
-        session.window.lose()
+        self._lose(session)
         self._wheel.cancel(session)
         self.filters.remove_all(session)
         parts.wills.publish(session)
@@ -296,6 +297,12 @@ class Sessions:
         stays = known is not None and not connect.clean_start
         owner = known.owner if stays and known is not None else owner
         is_new = known is None or known.owner != owner
+        takes_over = known is not None and known.connected
+        if owner.kind is OwnerKind.USER and not takes_over and not shares.connections.fits(owner):
+            shares.connections.refuse(owner)
+            self._counters.connections_refused += 1
+            reason = "too many clients of its user are connected"
+            raise ConnectRefused(ReasonCode.QUOTA_EXCEEDED, reason, version=connect.version)
         if will is not None:
             more = self._parts.wills.bytes_more(will, None if is_new else known)
             has_room = self._make_room(shares.will_bytes, owner, more, lambda each: each.will is not None)
@@ -347,6 +354,11 @@ class Sessions:
     def _evict(self, session: Session) -> None:
         self._counters.sessions_evicted += 1
         self.end(session)
+
+    def _lose(self, session: Session) -> None:
+        if session.connected:
+            self._parts.shares.connections.free(session.owner)
+        session.window.lose()
 
     def _put_back(self, session: Session, before: _Before) -> None:
         """Have the session wait as it did before: the connection could not be let in."""

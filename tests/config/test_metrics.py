@@ -47,6 +47,7 @@ def test_every_counter_of_an_edge_is_in_the_catalogue() -> None:
 
 LIMITS = {
     "connections": "connections_refused_total",
+    "connections_per_user": "refusals_total",
     "connections_per_address": "connections_rate_limited_total",
     "connection_rate": "connections_rate_limited_total",
     "connection_burst": "connections_rate_limited_total",

@@ -73,6 +73,22 @@ def test_an_owner_whose_clients_are_all_connected_gets_no_more_sessions() -> Non
     assert refused(room) == {("limits.sessions_per_user", "user mallory"): 1}
 
 
+@pytest.mark.parametrize("expiry", [0, 1000])
+def test_one_user_has_a_share_of_the_connections(expiry: int) -> None:
+    room = Room(limits=SessionLimits(connections_per_user_max=2))
+    first, _ = room.connect("1", user="mallory", expiry=expiry), room.connect("2", user="mallory", expiry=expiry)
+    with pytest.raises(ConnectRefused) as refusal:
+        room.connect("3", user="mallory")
+    assert refusal.value.code == ReasonCode.QUOTA_EXCEEDED
+    for name in "abc":
+        room.connect(name)
+    first = room.connect("1", user="mallory", expiry=expiry)
+    room.connect("2", user="mallory", expiry=expiry, clean=True)
+    room.leave(first)
+    room.connect("3", user="mallory")
+    assert refused(room) == {("limits.connections_per_user", "user mallory"): 1}
+
+
 def test_clients_without_a_user_are_charged_by_address() -> None:
     room = Room(limits=SessionLimits(sessions_max=10, sessions_per_user_max=2))
     room.leave(room.connect("a", address="10.0.0.1"))
