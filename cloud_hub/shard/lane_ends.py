@@ -7,6 +7,7 @@ that comes back years later is asked only for what the hub never had, and nothin
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable, Iterable
 from typing import NamedTuple
 
@@ -28,6 +29,8 @@ from weft.storage.object_store import AlreadyExists, StoreError
 EMPTY_NS = 3600 * 10**9
 """Age at which a lane leaves the state of which nothing was ever said but that it is there. Edges say something each
 minute."""
+LOOK_UPS_MAX, LOOK_UPS_AT_ONCE = 1024, 64
+"""Lanes that are looked up in the store before one commit, and at a time."""
 ATTEMPTS_MAX = 100
 """Number of attempts at a chunk number that other nodes take first. Each is a round trip behind them."""
 
@@ -51,14 +54,23 @@ class EndedLanes:
         self._found: dict[Lane, bytes | None] = {}
 
     async def look_up(self, state: ShardState, lanes: Iterable[Lane]) -> None:
-        """Find what is kept of the lanes that are not in the state.
+        """Find what is kept of the lanes that are not in the state, of so many that the others' commit hardly waits.
+
+        Args:
+            lanes: those with something pending. What was found of any others is forgotten.
 
         Raises:
             StoreError: the store did not answer.
         """
-        for lane in lanes if state.drops else ():
-            if self._unknown(state, lane):
-                self._found[lane] = await self._log.ended(lane, state.n)
+        if not state.drops:
+            return
+        wanted = dict.fromkeys(lanes)
+        self._found = {lane: kept for lane, kept in self._found.items() if lane in wanted}
+        unknown = [lane for lane in wanted if self._unknown(state, lane)][:LOOK_UPS_MAX]
+        for at in range(0, len(unknown), LOOK_UPS_AT_ONCE):
+            part = unknown[at : at + LOOK_UPS_AT_ONCE]
+            kept = await asyncio.gather(*(self._log.ended(lane, state.n) for lane in part))
+            self._found.update(zip(part, kept, strict=True))
 
     def is_open(self, state: ShardState, lane: Lane) -> bool:
         """Return whether it is not known yet what is kept of a lane: nothing may be added to it."""

@@ -15,7 +15,7 @@ from tests.cloud_hub.virtual_time import NS, now_ns
 from tests.protocols.test_shard_state import complete_up_to
 from weft.cloud_hub.settings import HubSettings
 from weft.cloud_hub.shard import lane_ends
-from weft.cloud_hub.shard.lane_ends import Ending
+from weft.cloud_hub.shard.lane_ends import EndedLanes, Ending
 from weft.cloud_hub.shard.lane_keeper import LaneKeeper
 from weft.cloud_hub.shard.sequencer import Sequencer
 from weft.protocols.chunk import Control, ControlKind, GapRange, LaneFlag, Mark
@@ -270,6 +270,37 @@ def test_a_lane_of_which_nothing_was_said_leaves_soon_and_comes_back_with_its_ep
         await late.send(0, 2)
         await late.until_acked(0, 2)
         assert (await hub.state()).lanes[empty].epoch == 6
+
+    play(story)
+
+
+def test_a_flood_of_new_lanes_is_looked_up_in_parts_and_not_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lane_ends, "LOOK_UPS_MAX", 3)
+
+    async def story(hub: Hub) -> None:
+        session = await hub.session()
+        hub.sequencer.leave(session.lane_session)
+        await hub.drop(LANE)
+        asked: list[Lane] = []
+        ended = EndedLanes(hub.sequencer.log)
+        look = hub.sequencer.log.ended
+
+        async def count(lane: Lane, n: int) -> bytes | None:
+            asked.append(lane)
+            return await look(lane, n)
+
+        monkeypatch.setattr(hub.sequencer.log, "ended", count)
+        state = await hub.state()
+        flood = [Lane("default", "e", number, "t") for number in range(8)]
+        for held in (3, 6, 8):
+            await ended.look_up(state, flood)
+            assert [ended.is_open(state, lane) for lane in flood].count(False) == held
+        assert len(asked) == 8
+        await ended.look_up(state, [LANE])
+        assert ended.get(state, LANE) is not None
+        assert all(ended.is_open(state, lane) for lane in flood)
+        many = [await hub.session(lane) for lane in flood]
+        assert len(many) == 8
 
     play(story)
 
