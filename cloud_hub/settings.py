@@ -43,7 +43,7 @@ class SequencerSettings:
     """Maximum number of lanes of one edge, of all its logs."""
     lanes_per_tenant_max: int = 50_000
     """Maximum number of lanes of one tenant in the shard."""
-    streams_per_tenant_max: int = 1000
+    streams_per_tenant_max: int = 4000
     """Maximum number of streams of one tenant in the shard: each has a table of its own."""
     topic_bytes_per_edge_max: int = 256 << 10
     """Maximum number of bytes of the topic patterns that one edge tells."""

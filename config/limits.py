@@ -356,7 +356,7 @@ class HubLimits(Section, frozen=True, kw_only=True):
             description="Maximum number of streams of one tenant in one shard. Each has a table of its own. Above it, "
             "the hub refuses further streams of that tenant.",
         ),
-    ] = 1000
+    ] = 4000
     lanes: Annotated[
         Count,
         Meta(

@@ -334,9 +334,9 @@ class ShardState:
         """Return the lanes of an edge in this shard, of all its logs."""
         return {lane: self.lanes[lane] for lane in self._edges.get((tenant, edge), ())}
 
-    def tenant_lanes(self, tenant: str) -> int:
-        """Return the number of a tenant's lanes in this shard."""
-        return self._tenants.get(tenant, 0)
+    def lane_count(self, tenant: str, edge: str | None = None) -> int:
+        """Return the number of lanes of a tenant, or of one edge of it, in this shard."""
+        return self._tenants.get(tenant, 0) if edge is None else len(self._edges.get((tenant, edge), ()))
 
     def encode(self) -> bytes:
         """Encode the state as a snapshot. One state has one encoding."""

@@ -68,10 +68,10 @@ def no_room(
     """
     node = NodeName(lane.tenant, lane.edge)
     edge, tenant = Owner(OwnerKind.EDGE, str(node)), Owner(OwnerKind.TENANT, lane.tenant)
-    held = state.edge_lanes(lane.tenant, lane.edge)
-    known = held.get(lane)
+    known = state.lanes.get(lane)
     more = _size([topic for topic in topics if known is None or topic not in known.topics])
     if more:
+        held = state.edge_lanes(lane.tenant, lane.edge)
         more += sum(_size(other.topics) for other in held.values()) + opening.topic_bytes[node]
     if more > settings.topic_bytes_per_edge_max:
         return Full(
@@ -80,11 +80,11 @@ def no_room(
         )  # fmt: skip
     if known is not None or lane in opening.lanes:
         return None
-    lanes = len(held) + opening.of_edge[node]
+    lanes = state.lane_count(lane.tenant, lane.edge) + opening.of_edge[node]
     if lanes >= settings.lanes_per_edge_max:
         reason = f"edge {lane.edge} of tenant {lane.tenant} has {lanes} lanes, its limit"
         return Full(reason, "limits.lanes_per_edge", edge)
-    lanes = state.tenant_lanes(lane.tenant) + opening.of_tenant[lane.tenant]
+    lanes = state.lane_count(lane.tenant) + opening.of_tenant[lane.tenant]
     if lanes >= settings.lanes_per_tenant_max:
         reason = f"tenant {lane.tenant} has {lanes} lanes in shard {state.shard}, its limit"
         return Full(reason, "limits.lanes_per_tenant", tenant)

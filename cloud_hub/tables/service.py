@@ -28,6 +28,9 @@ _logger = logging.getLogger(__name__)
 EXPECTED = (TableError, StoreError, StoreUnfit, NotFound, CodecError, CollectedPast)
 """Errors of a round that may be gone in the next."""
 
+SLICE_STREAMS = 200
+"""Streams that are looked at without a pause."""
+
 
 class ShardPosition(msgspec.Struct, frozen=True):
     """The progress of one shard of a stream."""
@@ -198,7 +201,7 @@ class TableService:
             self.error = None
             # The chunks of one pass are in memory, whole, until the streams have taken their rows from them.
             more = any(await asyncio.gather(*map(self._read_on, range(self._cluster.shards))))
-            wanting = self._wanting()
+            wanting = await self._wanting()
             before = self._rows_moved()
             left = await self._turns.run(wanting, self._turn)
             moved += self._rows_moved() - before
@@ -222,10 +225,14 @@ class TableService:
     def _rows_moved(self) -> int:
         return sum(stream.tierer.rows_moved for stream in self._streams.values())
 
-    def _wanting(self) -> list[StreamKey]:
-        """Return the streams that have something to do."""
-        keys = sorted({key for view in self._views for key in view.state.next_offset})
-        return [key for key in keys if self._stream(key).wants_turn]
+    async def _wanting(self) -> list[StreamKey]:
+        """Return the streams that have something to do, found in slices: a hub may have very many."""
+        keys = list(dict.fromkeys(key for view in self._views for key in view.state.next_offset))
+        wanting = []
+        for start in range(0, len(keys), SLICE_STREAMS):
+            wanting += [key for key in keys[start : start + SLICE_STREAMS] if self._stream(key).wants_turn]
+            await asyncio.sleep(0)
+        return wanting
 
     async def _run(self) -> None:
         while True:

@@ -18,9 +18,9 @@ class TableSettings:
     """Maximum number of records of one shard that one commit moves: one Parquet file."""
     file_bytes_max: int = 128 << 20
     """Bytes of log that one Parquet file takes; reading stops at the first section that reaches them."""
-    step_bytes_max: int = 512 << 20
+    step_bytes_max: int = 256 << 20
     """Bytes of rows, as they stand in memory, after which a step ends: a few bytes of log may say many."""
-    step_seconds_max: float = 5.0
+    step_seconds_max: float = 2.0
     """Time of making rows after which a step ends. What is left waits until the other streams have had their turn."""
     join_seconds_max: float = 10.0
     """Time of joining small files after which a rewrite takes no further one."""
