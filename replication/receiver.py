@@ -249,7 +249,7 @@ class Receiver:
 
     def _take_message(self, data: bytes) -> Iterator[None]:
         """Take a message, with a stop where the owner has something to do."""
-        spent = 0
+        spent, admit = 0, self._in_flight.admit
         for frame in self._decoder.frames(data):
             if isinstance(frame, Data):
                 if not self._known(frame.lane):
@@ -257,7 +257,7 @@ class Receiver:
                 batches = split_batches(frame.batches)
                 cost = window_cost(batches)
                 is_long = cost > bounds.CHECKED_AT_ONCE_BYTES and self._in_turns
-                self._in_flight.admit(frame.lane, batches, cost, self._settings, check=not is_long)
+                admit(frame.lane, batches, cost, self._settings, not is_long)
                 if is_long:
                     self.unchecked = batches
                     yield
