@@ -233,6 +233,8 @@ def check(data: Buffer, header: BatchHeader) -> None:
         Corrupt: it is damaged, or a column does not fit the header.
     """
     end = HEADER_BYTES + header.body_length
+    if end > len(data):  # the checksum of what is there may be right
+        raise Corrupt(f"a batch of {end} bytes has only {len(data)} of them")
     check_crc(data, 0, end, header.crc)
     body = memoryview(data)[HEADER_BYTES:end] if header.codec is Codec.NONE else body_of(data, header)
     if header.columns or not is_plainly_sound(body, header.count, header.first_time, header.last_time):

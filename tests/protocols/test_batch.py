@@ -469,3 +469,12 @@ def test_headers_count_with_what_they_take_as_rows() -> None:
         data = batch.encode(1, 0, columns, CLOCK)
     with pytest.raises(Corrupt):
         batch.check(memoryview(data), batch.decode_header(data))
+
+
+def test_a_batch_that_is_cut_is_not_sound_whatever_its_checksum_says() -> None:
+    """The fuzzer found one whose checksum is right for the bytes that are there, and whose header claims more"""
+    whole = batch.encode(1, 7, batch.columns_from_lists(struct.pack("<q", 1), [b"k"], [b""]), CLOCK)
+    cut = bytearray(whole[:-8])
+    struct.pack_into("<I", cut, 4, crc32c(cut[batch.HEADER_BYTES :], crc32c(cut[8 : batch.HEADER_BYTES])))
+    with pytest.raises(Corrupt, match="has only"):
+        batch.check(bytes(cut), batch.decode_header(cut))
