@@ -214,7 +214,16 @@ class Hub:
         figures = self._figures if shards.process == 0 else None
         metrics = Metrics(shards, figures, self._links, collected, tables=self._tables, refusals=self._refusals)
         longest = self._settings.response_bytes_max
-        api = Api(self, shards, self._access, metrics, longest, moments=moments, monotonic=time.monotonic)
+        api = Api(
+            self,
+            shards,
+            self._access,
+            metrics,
+            longest,
+            moments=moments,
+            refusals=self._refusals,
+            monotonic=time.monotonic,
+        )
         host, port = self._settings.host, self._settings.port
         try:
             await self._server.start(api.application(self._server.middleware), host, port)

@@ -18,6 +18,8 @@ AT_ONCE_OF_OWNER = 4
 WAITING_MAX = 64
 """Maximum number of requests of one owner that wait until its earlier answers are read."""
 WAIT_S = 10.0
+BOUND = "limits.response"
+"""Name under which refusals are counted: the longest answer is what shares are counted in."""
 PIECE_BYTES = 256 << 10
 PIECE_S = 10.0
 """Longest time that a reader may take for a piece: slower ones are disconnected."""
@@ -71,13 +73,12 @@ class Answers:
                 self._waiting[owner] -= 1
                 if not self._waiting[owner]:
                     del self._waiting[owner]
-        advice = "it asks for more than it reads. Nothing is to be done unless it is a reader of yours"
-        self._refusals.note("answers under way", owner, advice)
+        self._refusals.note(BOUND, owner, "refused a request. It asks for more answers than it reads")
         raise ApiError(
             429, "too many answers are under way", "read them before asking for more, and ask for less at once"
         )
 
-    async def send(self, request: web.Request, response: web.Response) -> web.StreamResponse:
+    async def send(self, request: web.Request, response: web.Response, owner: Owner) -> web.StreamResponse:
         """Send an answer in pieces, and disconnect a reader that does not take them."""
         body = response.body
         if request.method != "GET" or not isinstance(body, bytes) or len(body) <= PIECE_BYTES:
@@ -92,6 +93,7 @@ class Answers:
                     await stream.write(memoryview(body)[at : at + PIECE_BYTES])
                 await stream.write_eof()
         except TimeoutError:
+            self._refusals.note(BOUND, owner, "disconnected it in an answer. It reads too slowly or not at all")
             if request.transport is not None:
                 request.transport.abort()
         return stream

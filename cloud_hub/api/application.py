@@ -83,6 +83,7 @@ class Api:
 
     Args:
         response_bytes_max: longest answer, in payload bytes.
+        refusals: counts the requests of readers that do not read their answers.
     """
 
     def __init__(
@@ -94,6 +95,7 @@ class Api:
         response_bytes_max: int,
         *,
         moments: StreamCompleteness,
+        refusals: Refusals,
         monotonic: Callable[[], float],
     ) -> None:
         self._node = node
@@ -104,7 +106,7 @@ class Api:
         self._monotonic = monotonic
         self._repeats = Repeats()
         self._response_bytes_max = response_bytes_max
-        self._answers = Answers(response_bytes_max, Refusals(monotonic))
+        self._answers = Answers(response_bytes_max, refusals)
 
     @web.middleware
     async def _errors(self, request: web.Request, handler: Handler) -> web.StreamResponse:
@@ -156,8 +158,9 @@ class Api:
         """Return the handler with a bound on the answers that its readers have under way."""
 
         async def bounded(request: web.Request) -> web.StreamResponse:
-            async with self._answers.room(self._access.owner(request)):
-                return await self._answers.send(request, await handler(request))
+            owner = self._access.owner(request)
+            async with self._answers.room(owner):
+                return await self._answers.send(request, await handler(request), owner)
 
         return bounded
 

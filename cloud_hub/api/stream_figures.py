@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import NamedTuple
 
+from weft.bounds import Shares
 from weft.cloud_hub.completeness import moment_of
 from weft.cloud_hub.shard.sequencer import Sequencer
 from weft.protocols.shard_state import StreamKey
@@ -24,6 +25,8 @@ LAG_INTERVAL_S = 5.0
 """Interval at which log positions are noted: the precision of the lag in seconds."""
 STREAMS_MAX = 500
 """Maximum number of streams with figures of their own; each is four series in Prometheus."""
+STREAMS_OF_TENANT_MAX = 400
+"""Maximum number of them of one tenant: the others still have some."""
 OTHERS = ("(other)", "(other)")
 """Tenant and stream under which the other streams are added up. No stream can have this name."""
 NOTES_MAX = 256
@@ -104,6 +107,7 @@ class StreamFigures:
         self._peers = peers
         self._refreshing = asyncio.Lock()
         self._refreshed_at: float | None = None
+        self._named: Shares[str] = Shares(STREAMS_MAX, STREAMS_OF_TENANT_MAX)
         self._labels: dict[StreamKey, StreamKey] = {}
         """Streams in the order of first sight, so that a stream that has series keeps them."""
         self._lags: dict[StreamKey, TableLag] = {}
@@ -159,7 +163,7 @@ class StreamFigures:
     def _label(self, key: StreamKey) -> StreamKey:
         known = self._labels.get(key)
         if known is None:
-            if len(self._labels) >= STREAMS_MAX:
+            if not self._named.take(key[0]):
                 return OTHERS
             known = self._labels[key] = key
         return known

@@ -129,6 +129,20 @@ async def test_streams_beyond_the_bound_are_added_up_and_the_first_keep_their_se
     assert (others.records, others.lag_records, others.complete_up_to) == (50, 5, 50 * NS)
 
 
+async def test_one_tenant_does_not_take_the_series_of_all_streams(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stream_figures, "STREAMS_MAX", 5)
+    monkeypatch.setattr(stream_figures, "STREAMS_OF_TENANT_MAX", 3)
+    world = World()
+    for number in range(9):
+        world.lane(0, "a", f"z{number}", 100.0, 1)
+    key = Lane("quiet", "a", 1, "telemetry")
+    world.shards[0].state.set_lane(key, next(iter(world.shards[0].state.lanes.values())))
+    world.shards[0].state.next_offset["quiet", "telemetry"] = 4
+    figures = world.figures()
+    await figures.refresh()
+    assert [figure.tenant for figure in figures.figures] == ["(other)", "default", "default", "default", "quiet"]
+
+
 async def test_a_walk_over_many_lanes_lets_the_loop_work_in_between() -> None:
     world = World()
     for number in range(20 * SLICE_LANES):
