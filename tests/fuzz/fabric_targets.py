@@ -55,7 +55,8 @@ def _batch(data: bytes) -> None:
         columns = batch.decode_columns(each, header)
         clock = ClockReading(header.boot_id, header.monotonic, header.clock)
         again = batch.encode(header.stream, header.base_seq, columns, clock, origin=header.origin)
-        assert list(batch.records(again)) == list(batch.records(each))
+        # As text: NaN, which a header may have, is no NaN's equal.
+        assert repr(list(batch.records(again))) == repr(list(batch.records(each)))
 
 
 def _batch_weight(data: bytes) -> int:
