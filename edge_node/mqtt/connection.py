@@ -93,8 +93,8 @@ class ClientConnection(asyncio.Protocol):
                 if turn.bytes > TURN_BYTES_MAX:
                     turn.store()
                 return
-        now = self._broker.clock()
-        if self._pause & _WAITING or not self._broker.turns.admits(now):
+        now, turns = self._broker.clock(), self._broker.turns
+        if self._pause & _WAITING or (now >= turns.reads_until and not turns.admits(now)):
             self._put_off(data)
         else:
             self._read(data, now)
@@ -115,7 +115,6 @@ class ClientConnection(asyncio.Protocol):
         self._heard = now
         self._broker.turns.budget.begin(now)
         self._turn.bytes += len(data)
-        self._output.cork()
         try:
             try:
                 self._parse_read(data)
@@ -128,11 +127,13 @@ class ClientConnection(asyncio.Protocol):
             self.refuse(error)
         self._turn.gathered()
         self._broker.fan_out.flush()
-        self._output.uncork()
-        if self._inbox:
+        if self._output.corked is not None:
+            self._output.uncork()
+        inbox, is_whole = self._inbox, not self._inbox.partial
+        if inbox.ahead or inbox.charged or not is_whole:
             self._settle()
         publishes = self._handlers.publishes if self._handlers is not None else None
-        is_plain = self._transport is not None and not (self._inbox.partial or self._pause & _WAITING)
+        is_plain = self._transport is not None and is_whole and not self._pause & _WAITING
         self._fast = publishes if is_plain and publishes is not None and publishes.is_fast else None
 
     def pause_writing(self) -> None:
@@ -250,9 +251,7 @@ class ClientConnection(asyncio.Protocol):
 
     def _parse(self, data: bytes, at: int) -> int:
         """Handle the packets of ``data[at:]``; returns where the first incomplete one begins."""
-        machine, budget, settings = self._machine, self._broker.turns.budget, self._broker.settings
-        limit = settings.connect_bytes_max if self._handlers is None else settings.packet_bytes_max
-        size = len(data)
+        machine, budget, size = self._machine, self._broker.turns.budget, len(data)
         while at < size and self._transport is not None and not self._pause & _WAITING:
             handlers = self._handlers
             if handlers is not None:
@@ -261,6 +260,7 @@ class ClientConnection(asyncio.Protocol):
                     if at < size and not budget.spend(0) and self._transport is not None:
                         self._wait_for_turn()
                     continue
+            limit = self._packet_bytes_max if handlers is not None else self._broker.settings.connect_bytes_max
             decoded = decode(data, at, limit, machine.version)
             if decoded is None:
                 break
@@ -271,6 +271,7 @@ class ClientConnection(asyncio.Protocol):
                 assert isinstance(packet, Connect)  # the state table lets nothing else come first
                 self._on_connect(packet)
                 continue
+            self._output.cork()
             handlers.handle(packet)
             if not budget.spend(cost(packet)) and at < size and self._transport is not None:
                 self._wait_for_turn()

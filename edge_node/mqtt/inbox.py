@@ -19,20 +19,17 @@ class Inbox:
         packet_bytes_max: of CONNECT.
     """
 
-    __slots__ = ("_bound", "_charged", "ahead", "owner", "partial")
+    __slots__ = ("_bound", "ahead", "charged", "owner", "partial")
 
     def __init__(self, bound: Bound, owner: Owner, packet_bytes_max: int) -> None:
         self._bound = bound
-        self._charged = 0
+        self.charged = 0
+        """Bytes that count against the owner's share."""
         self.owner = owner
         """Owner whom what is held is charged to."""
         self.partial = Reassembly(packet_bytes_max)
         self.ahead = b""
         """Bytes that came while the connection waits, for its turn or for an answer from elsewhere."""
-
-    def __bool__(self) -> bool:
-        """Tell whether anything is held or charged."""
-        return bool(self.partial or self.ahead or self._charged)
 
     def belongs_to(self, owner: Owner, packet_bytes_max: int) -> None:
         """Charge the client's session from now on; its packets may be longer. No packet is held but those ahead."""
@@ -56,13 +53,13 @@ class Inbox:
         self._charge(0)
 
     def _charge(self, size: int) -> bool:
-        if self._charged:
-            self._bound.free(self.owner, self._charged)
-            self._charged = 0
+        if self.charged:
+            self._bound.free(self.owner, self.charged)
+            self.charged = 0
         if not size:
             return True
         if not self._bound.take(self.owner, size):
             self._bound.refuse(self.owner, size)
             return False
-        self._charged = size
+        self.charged = size
         return True

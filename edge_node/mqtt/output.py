@@ -17,30 +17,32 @@ class Output:
     network that is full of them drops those of other clients.
     """
 
-    __slots__ = ("_corked", "_counters", "_transport")
+    __slots__ = ("_counters", "_transport", "corked")
 
     def __init__(self, transport: asyncio.WriteTransport, counters: Counters) -> None:
         self._transport = transport
         self._counters = counters
-        self._corked: bytearray | None = None
+        self.corked: bytearray | None = None
+        """Gathered packets; None while it is not corked."""
 
     def write(self, data: bytes) -> None:
         """Write whole packets."""
         self._counters.bytes_sent += len(data)
-        if self._corked is None:
+        if self.corked is None:
             self._transport.write(data)
             return
-        self._corked += data
-        if len(self._corked) > CORKED_BYTES_MAX:
-            self._transport.write(self._corked)
-            self._corked = bytearray()
+        self.corked += data
+        if len(self.corked) > CORKED_BYTES_MAX:
+            self._transport.write(self.corked)
+            self.corked = bytearray()
 
     def cork(self) -> None:
         """Gather what is written until ``uncork``."""
-        self._corked = bytearray()
+        if self.corked is None:
+            self.corked = bytearray()
 
     def uncork(self) -> None:
         """Write what was gathered."""
-        corked, self._corked = self._corked, None
+        corked, self.corked = self.corked, None
         if corked:
             self._transport.write(corked)

@@ -18,6 +18,8 @@ ROUND_S_MAX = 0.004
 READS_S_MAX = 0.01
 """Seconds for which one iteration of the loop handles what it finds to read; clients whose reads come later wait for
 their turn. A thousand connections of one user are a thousand turns otherwise, two seconds of the loop."""
+NOT_BEGUN = float("-inf")
+"""The end of that time before an iteration's first read."""
 PAUSE_S = 0.001
 """Pause before each round. The loop sleeps in it, so that the threads that sync the log and check passwords get the
 interpreter's lock: a thread that never lets go of it for more than some microseconds can keep it from them for a
@@ -46,19 +48,18 @@ class Turns:
         self._loop = loop
         self._waiting: dict[Owner, deque[Callable[[], None]]] = {}
         self._round: asyncio.TimerHandle | None = None
-        self._reads_until: float | None = None
-        """End of the time for reads of this iteration of the loop; None before the first one."""
+        self.reads_until = NOT_BEGUN
+        """Time until which reads of this iteration of the loop are handled at once."""
         self.budget = TurnBudget(TURN_COST_MAX, TURN_S_MAX, loop.time)
         """Budget of the client whose turn it is."""
 
     def admits(self, now: float) -> bool:
-        """Return whether a read that has come may be handled at once."""
-        until = self._reads_until
-        if until is None:
-            self._reads_until = now + READS_S_MAX
+        """Return whether a read that has come may be handled at once. Need not be asked before ``reads_until``."""
+        if self.reads_until == NOT_BEGUN:
+            self.reads_until = now + READS_S_MAX
             self._loop.call_soon(self._end_of_iteration)
             return True
-        return now < until
+        return now < self.reads_until
 
     def wait(self, owner: Owner, go_on: Callable[[], None]) -> None:
         """Call back when it is the owner's turn again."""
@@ -67,7 +68,7 @@ class Turns:
             self._round = self._loop.call_later(PAUSE_S, self._serve)
 
     def _end_of_iteration(self) -> None:
-        self._reads_until = None
+        self.reads_until = NOT_BEGUN
 
     def _serve(self) -> None:
         now = self._loop.time
