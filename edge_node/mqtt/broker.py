@@ -8,7 +8,7 @@ from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from weft.bounds import Bound, TurnBudget
+from weft.bounds import Bound, Rounds, TurnBudget
 from weft.edge_node.counters import Counters
 from weft.edge_node.ingest.ingest import TOPIC_LEVELS_MAX, Ingest
 from weft.edge_node.ingest.router import Router
@@ -136,6 +136,8 @@ class Broker:
         )
         self.wheel = TimerWheel(self._loop)
         self.subscriptions, outbox = Subscriptions(), Outbox()
+        self.rounds = Rounds(outbox.flush)
+        """Queues of clients whose turn is over."""
         self.fan_out = FanOut(self.subscriptions, outbox)
         self.ingest = Ingest(
             segment_log, Router(settings.patterns, segment_log.stream), self.subscriptions, self.fan_out, wall_clock,
@@ -145,7 +147,7 @@ class Broker:
         )  # fmt: skip
         self.session_parts = make_parts(
             Kept(segment_log, journal, state.changes, state.backlog, state.retained), self.ingest,
-            self.subscriptions, outbox, self._match_retained, limits, state.refusals, counters, wall_clock,
+            self.subscriptions, outbox, self.rounds, self._match_retained, limits, state.refusals, counters, wall_clock,
         )  # fmt: skip
         self.sessions = Sessions(self.session_parts, limits, counters, self.wheel, self.clock)
         self._connections: set[Client] = set()

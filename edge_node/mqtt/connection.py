@@ -191,7 +191,7 @@ class ClientConnection(asyncio.Protocol):
         self._pause &= ~reason
         if self._missed_turn and not self._pause & Pause.DISK:
             self._missed_turn = False
-            self._broker.turns.wait(self._inbox.owner, partial(self.go_on, Pause.TURN))
+            self._broker.rounds.wait(self._inbox.owner, partial(self.go_on, Pause.TURN))
         if not self._pause and self._transport is not None:
             self._heard = self._broker.clock()
             self._transport.resume_reading()
@@ -199,7 +199,7 @@ class ClientConnection(asyncio.Protocol):
     def await_turn(self, reason: Pause, go_on: Callable[[], None]) -> None:
         """Stop reading, and call back when others have had their turn."""
         self.hold(reason)
-        self._broker.turns.wait(self._inbox.owner, go_on)
+        self._broker.rounds.wait(self._inbox.owner, go_on)
 
     def refuse(self, error: BaseException) -> None:
         """Close without acknowledging: what the client sent could not be stored. The client will send it again."""

@@ -64,6 +64,7 @@ def make_parts(  # noqa: PLR0917
     ingest: Ingest,
     subscriptions: Subscriptions,
     outbox: Outbox,
+    rounds: Rounds,
     match_retained: Match,
     limits: SessionLimits,
     refusals: Refusals,
@@ -73,13 +74,13 @@ def make_parts(  # noqa: PLR0917
     """Make the parts, from the log upwards.
 
     Args:
+        rounds: where work waits that takes longer than a turn.
         match_retained: filter -> retained messages, ``$SYS`` among them.
         refusals: counts what shares refuse.
         wall_clock: nanoseconds since 1970.
     """
     budget, starts = QueueBudget(limits.queue_bytes_total_max, limits.queue_bytes_per_user_max), FilterStarts()
     shares = SessionShares(limits, refusals)
-    rounds = Rounds(outbox.flush)
     messages = StoredMessages(kept.log, ingest, wall_clock, counters)
     readers = LogReaders(kept.log, ingest, subscriptions, messages, kept.backlog, starts, outbox, counters)
     shared = SharedSubscriptions(

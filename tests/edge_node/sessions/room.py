@@ -8,6 +8,7 @@ from typing import Any
 
 from tests.edge_node.sessions.store.helpers import Node
 from tests.edge_node.sessions.window.clients import Socket
+from weft.bounds import Rounds
 from weft.edge_node.counters import Counters
 from weft.edge_node.ingest.ingest import Ingest
 from weft.edge_node.ingest.record import Record
@@ -109,7 +110,8 @@ class Room:
         state = node.state
         self.parts = make_parts(
             Kept(node.log, state.journal, state.changes, state.backlog, state.retained), self.ingest,
-            self.subscriptions, self.outbox, self._match, limits, state.refusals, self.counters, node.clock.wall,
+            self.subscriptions, self.outbox, Rounds(self.outbox.flush), self._match, limits, state.refusals,
+            self.counters, node.clock.wall,
         )  # fmt: skip
         self.sessions = Sessions(self.parts, limits, self.counters, self.wheel, lambda: self.now)  # type: ignore[arg-type]
         self.sessions.restore()
