@@ -43,6 +43,7 @@ def make_page_folder(folder: Path) -> None:
     (folder / "publish.py").write_text(PUBLISH % mqtt_port)
 
 
+@pytest.mark.slow
 def test_the_page_works_with_the_units_users_and_modes(tmp_path: Path) -> None:
     missing = [tool for tool in TOOLS if shutil.which(tool) is None]
     if os.geteuid() != 0 or missing:

@@ -131,6 +131,7 @@ def test_a_node_whose_budget_is_used_up_goes_on_when_its_hub_is_back(tmp_path: P
     assert end >= sum(1 for _ in of_stream(islice(device.sent, device.acked)))
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(4 * PATIENCE_S + 2 * FULL_SECONDS)
 def test_a_node_that_may_drop_the_oldest_never_refuses_and_says_what_is_gone(tmp_path: Path) -> None:
     tree = tmp_path / "data"

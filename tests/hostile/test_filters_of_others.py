@@ -91,6 +91,7 @@ def test_deep_filters_cost_a_message_little(edge: GuardedEdge, good: GoodClient)
     assert Attacker(edge, "common").subscribe(["public/+/+/x", "public/#"]) == 2
 
 
+@pytest.mark.slow
 def test_many_shared_subscriptions_stand_in_nobody_s_way(edge: GuardedEdge, good: GoodClient) -> None:
     undisturbed = measured(good, UNDISTURBED_S)
     attackers, taken = [], 0
@@ -109,6 +110,7 @@ def test_many_shared_subscriptions_stand_in_nobody_s_way(edge: GuardedEdge, good
     assert measured(good, UNDISTURBED_S) <= FACTOR * undisturbed
 
 
+@pytest.mark.slow
 def test_searches_of_retained_messages_take_turns(edge: GuardedEdge, good: GoodClient) -> None:
     undisturbed = measured(good, UNDISTURBED_S)
     first = Attacker(edge, "retains")

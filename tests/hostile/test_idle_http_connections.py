@@ -26,6 +26,7 @@ def closed(edge: GuardedEdge) -> float:
     return sum(float(line.split()[-1]) for line in lines if 'refusals_total{bound="limits.http_connections"' in line)
 
 
+@pytest.mark.slow
 def test_a_node_serves_devices_while_its_status_page_is_flooded(tmp_path: Path) -> None:
     edge = GuardedEdge(tmp_path, "http_connections: 20")
     edge.command = ["sh", "-c", f'ulimit -n {FILES_MAX}; exec "$@"', "sh", *edge.command]

@@ -46,7 +46,7 @@ async def test_parts_of_frames_are_not_held(hub: GuardedHub, greets: bool) -> No
                 assert len(message) < 20_000
                 await link.send_raw(message)
                 assert isinstance(await link.hear(Refuse), Refuse)
-            assert hub.memory_bytes() - before < 128 << 20
+            assert hub.memory_bytes() - before < 192 << 20  # of two messages, however many links there are
             assert good.take().longest < MOST_S * 4
 
 

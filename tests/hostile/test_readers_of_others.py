@@ -54,6 +54,7 @@ def answer_s(hub: GuardedHub) -> float:
     return time.perf_counter() - began
 
 
+@pytest.mark.slow
 async def test_slow_readers_hold_little_memory_and_nobody_else_up(hub: GuardedHub) -> None:
     with GoodLink(hub) as good:
         await fill(hub)

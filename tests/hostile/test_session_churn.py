@@ -99,7 +99,7 @@ def bytes_of(folder: Path) -> int:
     return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
 
 
-@pytest.mark.parametrize("attack", [subscribe_and_unsubscribe, connect_and_leave])
+@pytest.mark.parametrize("attack", [subscribe_and_unsubscribe, pytest.param(connect_and_leave, marks=pytest.mark.slow)])
 async def test_churn_of_one_user_neither_stops_others_nor_fills_the_disk(edge: GuardedEdge, attack: Attack) -> None:
     before = bytes_of(edge.folder / "data")
     with GoodClient(edge.mqtt_port, "device") as good:

@@ -79,7 +79,8 @@ async def many_streams(hub: GuardedHub, count: int) -> None:
             await link.hear(Ack)
 
 
-@pytest.mark.parametrize("count", [120, pytest.param(1000, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("count", [120, 1000])
 async def test_many_streams_of_one_tenant_leave_the_others_tables_as_new_as_before(hub: GuardedHub, count: int) -> None:
     with GoodLink(hub) as good, Lateness(hub, good) as late:
         await asyncio.sleep(3)

@@ -64,6 +64,7 @@ async def seconds_to_connect(edge: GuardedEdge, user: str) -> float:
     return time.monotonic() - began
 
 
+@pytest.mark.slow
 async def test_a_flood_of_wrong_passwords_locks_no_device_out(edge: GuardedEdge) -> None:
     with GoodClient(edge.mqtt_port, "alice") as good:
         async with flood(edge) as answers:

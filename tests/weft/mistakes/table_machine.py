@@ -656,7 +656,7 @@ MACHINE = [
         "hub check hub.yaml",
         "weft: hub.yaml:2: listen: cannot listen at 127.0.0.1:<busy>: address already in use. "
         "Choose another, or stop the program that has it (`ss -ltnp 'sport = :<busy>'`)",
-        files=hub("store: store\nlisten: 127.0.0.1:<busy>\n"),
+        files=hub("store: store\nlisten: 127.0.0.1:<busy>\nprocesses: 1\n"),
         in_process=True,
     ),
 ]

@@ -185,9 +185,9 @@ SETTINGS = [
     Mistake(
         "a setting that is none",
         "edge check edge.yaml",
-        "weft: edge.yaml:3: cluster: is not a setting. Known here: node, tenant, data_dir, listeners, auth, "
+        "weft: edge.yaml:3: colour: is not a setting. Known here: node, tenant, data_dir, listeners, auth, "
         "http, disk, commit_interval, streams, unrouted, links, state, limits",
-        files=edge(NODE + "cluster: b\n"),
+        files=edge(NODE + "colour: b\n"),
         in_process=True,
     ),
     Mistake(
