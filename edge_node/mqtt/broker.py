@@ -210,9 +210,9 @@ class Broker:
 
     # --- inside
 
-    def _match_retained(self, topic_filter: str) -> Iterable[Message | None]:
-        for kept in self.retained.walk(topic_filter):  # those that change meanwhile, subscribers get in any case
-            if kept is None:
+    def _match_retained(self, topic_filter: str, change: int) -> Iterable[Message | None]:
+        for kept in self.retained.walk(topic_filter):
+            if kept is None or kept.change > change:  # later ones, subscribers get in any case
                 yield None
                 continue
             properties, _ = split_expiry(kept.properties, self.wall_clock())

@@ -167,15 +167,16 @@ class PacketHandlers:
         identifiers = packet.properties.subscription_identifiers
         identifier = identifiers[0] if identifiers else None
         codes: list[int] = []
-        feeds: list[Subscription] = []
+        feeds: list[tuple[Subscription, int]] = []
 
         def subscribe(filters: Sequence[Subscription]) -> None:
+            change = self._broker.retained.changes
             answers = self._broker.sessions.filters.subscribe_all(session, filters, identifier)
             for options, (code, new) in zip(filters, answers, strict=True):
                 codes.append(code)
                 wants_retained = (True, new, False)[options.retain_handling]
                 if code <= ReasonCode.GRANTED_QOS_2 and wants_retained:
-                    feeds.append(options)
+                    feeds.append((options, change))
 
         def end() -> None:
             answer = self._machine.encode(SubAck(packet.packet_id, tuple(codes)))

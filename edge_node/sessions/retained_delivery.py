@@ -11,9 +11,9 @@ from weft.edge_node.sessions.window.client_window import ClientWindow
 from weft.edge_node.subscriptions.message import Message
 from weft.edge_node.subscriptions.subscriber import ClientSubscription, DeliveryOptions, Subscriber
 
-Match = Callable[[str], Iterable[Message | None]]
-"""Filter -> the retained messages to deliver, each with ``retain`` set, as they are when they are asked for; None for a
-step of the search that found none."""
+Match = Callable[[str, int], Iterable[Message | None]]
+"""(filter, number of the last change to look at) -> the retained messages to deliver, each with ``retain`` set, as they
+are when they are asked for; None for a step of the search that found none."""
 Keep = Callable[[Subscriber, Message], Message]
 """Makes a message that is about to be sent to a client at QoS 1 or 2 one that a restart does not lose."""
 
@@ -46,14 +46,19 @@ class RetainedDelivery:
         """Return whether a client is still to be sent some."""
         return window in self._feeds
 
-    def send(self, window: ClientWindow, subscription: ClientSubscription) -> None:
-        """Send what a new subscription matches, from the client's next ``pump`` on."""
+    def send(self, window: ClientWindow, subscription: ClientSubscription, change: int) -> None:
+        """Send what a new subscription matches, from the client's next ``pump`` on.
+
+        Args:
+            change: number of the last change before it subscribed. What is retained later reaches the client as
+                everything that is published does, and must not come twice.
+        """
         feed = self._feeds.get(window)
         if feed is None:
             feed = self._feeds[window] = RetainedFeed(
                 window, self._match, self._keep, self._rounds, lambda: self._feeds.pop(window, None)
             )
-        feed.add(subscription)
+        feed.add(subscription, change)
 
     def drop(self, window: ClientWindow, text: str) -> None:
         """Send no more of a filter's messages: the client has unsubscribed [MQTT-3.10.4-2]."""
@@ -100,8 +105,8 @@ class RetainedFeed:
         self._keep = keep
         self._rounds = rounds
         self._done = done
-        self._waiting: OrderedDict[str, ClientSubscription] = OrderedDict()
-        """Subscriptions that wait, by filter as the client wrote it."""
+        self._waiting: OrderedDict[str, tuple[ClientSubscription, int]] = OrderedDict()
+        """Subscriptions that wait, with the last change before each, by filter as the client wrote it."""
         self._filter: str | None = None
         self._options: DeliveryOptions | None = None
         self._messages: Iterator[Message | None] = iter(())
@@ -110,9 +115,9 @@ class RetainedFeed:
         self._is_over = False
         window.when_room(self.pump)
 
-    def add(self, subscription: ClientSubscription) -> None:
+    def add(self, subscription: ClientSubscription, change: int) -> None:
         """Send what a new subscription matches."""
-        self._waiting[subscription.options.filter] = subscription
+        self._waiting[subscription.options.filter] = subscription, change
 
     def drop(self, text: str) -> None:
         """Send no more of a filter's messages."""
@@ -172,9 +177,9 @@ class RetainedFeed:
                 self._schedule()
                 return
             else:
-                self._filter, subscription = self._waiting.popitem(last=False)
+                self._filter, (subscription, change) = self._waiting.popitem(last=False)
                 self._options = options_of(subscription)
-                self._messages = iter(self._match(subscription.filter))
+                self._messages = iter(self._match(subscription.filter, change))
                 looked_up = True
 
     def _schedule(self) -> None:

@@ -137,12 +137,16 @@ class Sessions:
             self._parts.subscriptions.changed()  # another user may read other topics
         self._parts.readers.resume(session.window)
 
-    def send_retained(self, session: Session, subscribed: Iterable[Subscription]) -> None:
-        """Begin to send the retained messages of new subscriptions; shared ones get none (section 4.8.2)."""
-        for options in subscribed:
+    def send_retained(self, session: Session, subscribed: Iterable[tuple[Subscription, int]]) -> None:
+        """Begin to send the retained messages of new subscriptions; shared ones get none (section 4.8.2).
+
+        Args:
+            subscribed: each with the number of the last change of retained messages before it.
+        """
+        for options, change in subscribed:
             subscription, shared = session.subscriptions.get(options.filter, (None, None))
             if subscription is not None and shared is None:
-                self._parts.retained.send(session.window, subscription)
+                self._parts.retained.send(session.window, subscription, change)
         session.window.pump()
         self._parts.windows.outbox.flush()
 

@@ -37,6 +37,8 @@ class RetainedMessage(msgspec.Struct, frozen=True, gc=False):
     stored_ns: int
     owner: Owner = NOBODY
     """Owner who published it, and whose share it is part of."""
+    change: int = 0
+    """Number of the change that it came with (``RetainedMessages.changes``); 0 for what an earlier run retained."""
 
     @property
     def deadline_ns(self) -> int | None:
@@ -138,6 +140,11 @@ class RetainedMessages:
         """Return the messages of a filter (without ``$share``) that have not expired, in no particular order."""
         return [found for found in self.walk(topic_filter) if found is not None]
 
+    @property
+    def changes(self) -> int:
+        """Return how many changes there were in this run."""
+        return self._changes
+
     def walk(self, topic_filter: str) -> Iterator[RetainedMessage | None]:
         """Find the messages of a filter in small steps: one as it is by then, or None for none yet.
 
@@ -163,7 +170,7 @@ class RetainedMessages:
         When the limit is met, nothing is changed: the topic keeps the message that it had. Where the limit of all
         messages is met, an owner that has more than this one loses those of the topics that it has had longest.
         """
-        message = RetainedMessage(topic, payload, qos, properties, now, owner)
+        message = RetainedMessage(topic, payload, qos, properties, now, owner, self._changes + 1)
         self._expire(now)
         if not self._make_room(message):
             self._counters.retained_refused += 1

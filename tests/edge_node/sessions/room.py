@@ -116,7 +116,7 @@ class Room:
         self.sessions = Sessions(self.parts, limits, self.counters, self.wheel, lambda: self.now)  # type: ignore[arg-type]
         self.sessions.restore()
 
-    def _match(self, topic_filter: str) -> Iterable[Message]:
+    def _match(self, topic_filter: str, _: int) -> Iterable[Message | None]:
         return self.retained
 
     def connect(

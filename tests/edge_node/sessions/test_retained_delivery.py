@@ -23,7 +23,7 @@ from weft.edge_node.sessions.retained_delivery import (
 from weft.edge_node.subscriptions.message import Message
 from weft.edge_node.subscriptions.subscriber import ClientSubscription, DeliveryOptions
 from weft.protocols.mqtt.decoder import decode
-from weft.protocols.mqtt.packets import PubAck, Publish, Subscription, Unsubscribe
+from weft.protocols.mqtt.packets import PingReq, PingResp, PubAck, Publish, SubAck, Subscribe, Subscription, Unsubscribe
 from weft.protocols.mqtt.properties import Properties
 
 TOPICS = 30
@@ -71,8 +71,7 @@ async def test_a_topic_ends_on_its_last_message(tmp_path: Path) -> None:
         client, first = await begun(node.port)
         await publish(publisher, b"new")
         found = await rest(node, client, publisher, first)
-        assert len(found) == TOPICS
-        assert {payloads[-1] for payloads in found.values()} == {b"new"}
+        assert found == {b"t/%d" % number: [b"new"] for number in range(TOPICS)}, "each once: as it is published"
 
 
 @pytest.mark.parametrize("how", ["cleared", "expired"])
@@ -89,6 +88,20 @@ async def test_what_is_gone_meanwhile_is_not_sent(tmp_path: Path, how: str) -> N
             later_ns = 2000 * 10**9
         found = await rest(node, client, publisher, first)
         assert {payload for payloads in found.values() for payload in payloads} <= {b""}
+
+
+async def test_what_is_retained_by_the_read_that_subscribes_comes_once(tmp_path: Path) -> None:
+    """[MQTT-3.3.1-9]: a client gets its own message as any other, and not as a retained one besides"""
+    async with running(tmp_path) as node:
+        client = await RawClient.connect(node.port)
+        wanted = (Subscription("a", 0), Subscription("b", 0))
+        client.send(Subscribe(1, wanted), Publish(b"b", b"x", retain=True), PingReq())
+        assert {type(await client.receive()) for _ in range(2)} == {SubAck, PingResp}
+        assert await client.receive() == Publish(b"b", b"x")
+        (session,) = node.broker.sessions.all()
+        await until(lambda: not node.broker.session_parts.retained.is_sending(session.window))
+        client.send(Publish(b"a", b"end"))
+        assert await client.receive() == Publish(b"a", b"end")
 
 
 async def test_unsubscribing_ends_it(tmp_path: Path) -> None:
@@ -125,7 +138,7 @@ class Slow:
         self.messages = [Message(b"t/%d" % number, payload, 0, retain=True) for number in range(count)]
         self.retained = RetainedDelivery(self._match, lambda _, message: message, Rounds(self.clients.outbox.flush, 0))
 
-    def _match(self, topic_filter: str) -> Iterable[Message | None]:
+    def _match(self, topic_filter: str, _: int) -> Iterable[Message | None]:
         self.matched.append(topic_filter)
         for message in [*[None] * self.searched, *self.messages]:
             self.steps += 1
@@ -134,7 +147,7 @@ class Slow:
     def subscribe(self, *filters: str) -> None:
         """As a read with SUBSCRIBE does."""
         for text in filters:
-            self.retained.send(self.window, ClientSubscription(self.window, text, Subscription(text, 0), None))
+            self.retained.send(self.window, ClientSubscription(self.window, text, Subscription(text, 0), None), 0)
         self.read()
 
     def read(self) -> None:
@@ -239,7 +252,7 @@ async def test_clients_that_search_wait_for_each_other(monkeypatch: pytest.Monke
     slow = Slow(5 * TURN_MESSAGES_MAX)
     others = [slow.clients.window() for _ in range(3)]
     for window, connection in others:
-        slow.retained.send(window, ClientSubscription(window, "#", Subscription("#", 0), None))
+        slow.retained.send(window, ClientSubscription(window, "#", Subscription("#", 0), None), 0)
         slow.clients.answered(window)
         assert connection
     before = [packets(connection) for _, connection in others]
