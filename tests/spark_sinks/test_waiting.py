@@ -22,7 +22,7 @@ from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.spark
 ROOT = Path(__file__).parents[2]
-WAIT_SECONDS_MAX = 100.0
+WAIT_SECONDS_MAX = 200.0
 SCRIPT = """
 from spark_sinks import await_termination, session
 source = session().readStream.format("weft").option("store", {store!r}).option("stream", {stream!r}).load()
@@ -63,7 +63,7 @@ def test_what_ends_the_query_is_raised(hub: Hub, spark: SparkSession, tmp_path: 
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(480)
 def test_a_script_ends_at_ctrl_c_without_a_traceback_and_goes_on_where_it_was(
     hub: Hub, spark: SparkSession, tmp_path: Path
 ) -> None:
