@@ -56,7 +56,12 @@ def acknowledged_publishes() -> bytes:
 
 
 @pytest.mark.parametrize(
-    "made", [pings, churn, many_filters, small_publishes, new_topics], ids=lambda made: made.__name__
+    "made",
+    [
+        churn,
+        *(pytest.param(made, marks=pytest.mark.slow) for made in (pings, many_filters, small_publishes, new_topics)),
+    ],
+    ids=lambda made: made.__name__,
 )
 def test_others_are_served_between_the_turns_of_one_client(
     edge: GuardedEdge, tmp_path: Path, made: Callable[[], bytes]
@@ -74,7 +79,9 @@ def test_others_are_served_between_the_turns_of_one_client(
         assert after.p99 <= FACTOR * max(undisturbed.p99, LEAST_S), (undisturbed, after)
 
 
-@pytest.mark.parametrize("made", [few_pings, acknowledged_publishes], ids=lambda made: made.__name__)
+@pytest.mark.parametrize(
+    "made", [acknowledged_publishes, pytest.param(few_pings, marks=pytest.mark.slow)], ids=lambda made: made.__name__
+)
 def test_others_are_served_between_the_turns_of_many_connections_of_one_user(
     edge: GuardedEdge, tmp_path: Path, made: Callable[[], bytes]
 ) -> None:

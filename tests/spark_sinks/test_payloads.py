@@ -47,8 +47,15 @@ def found(frame: DataFrame) -> Found:
     )
 
 
-@pytest.mark.parametrize("kind", [JSON, TEXT])
-@pytest.mark.parametrize(("tiered", "more"), [(0, 2), (2, 0), (2, 1)], ids=["tail only", "table only", "both"])
+@pytest.mark.parametrize("kind", [JSON, pytest.param(TEXT, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    ("tiered", "more"),
+    [
+        pytest.param(0, 2, id="tail only", marks=pytest.mark.slow),
+        pytest.param(2, 0, id="table only", marks=pytest.mark.slow),
+        pytest.param(2, 1, id="both"),
+    ],
+)
 def test_columns_are_the_same_wherever_a_record_is(
     spark: SparkSession, hub: Hub, tiered: int, more: int, kind: PayloadKind
 ) -> None:
@@ -63,6 +70,7 @@ def test_columns_are_the_same_wherever_a_record_is(
         assert dict(frame.dtypes)["_payload_bytes"] == "binary"
 
 
+@pytest.mark.slow
 def test_spark_opens_the_json(spark: SparkSession, mixed_hub: Hub) -> None:
     mixed_hub.write(2)
     mixed_hub.tier()
@@ -73,6 +81,7 @@ def test_spark_opens_the_json(spark: SparkSession, mixed_hub: Hub) -> None:
     assert found(table(spark, STREAM, store=mixed_hub.root)) == [row for row in expected(mixed_hub) if row[1] < 20]
 
 
+@pytest.mark.slow
 def test_the_table_says_what_payloads_are_once_it_is_there(spark: SparkSession, hub: Hub) -> None:
     hub.payload = mixed
     hub.write()
@@ -93,6 +102,7 @@ def test_a_schema_is_held_against_the_stream(spark: SparkSession, mixed_hub: Hub
         reader.schema("payload binary").load().count()
 
 
+@pytest.mark.slow
 def test_a_streaming_read_goes_on_from_log_to_table(spark: SparkSession, mixed_hub: Hub, tmp_path: Path) -> None:
     def drain() -> None:
         options = {"store": mixed_hub.root, "stream": STREAM}

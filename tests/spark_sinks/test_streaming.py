@@ -57,6 +57,7 @@ def test_a_checkpoint_stays_valid_when_chunks_become_table_rows(hub: Hub, job: J
     assert records(job.output()) == hub.expected()
 
 
+@pytest.mark.slow
 def test_an_unfinished_batch_is_read_again_from_the_table(hub: Hub, job: Job, tmp_path: Path) -> None:
     """The offsets of a batch that a crash cut short are in the checkpoint; by the restart the rows were tiered."""
     hub.write(3)
@@ -73,6 +74,7 @@ def test_an_unfinished_batch_is_read_again_from_the_table(hub: Hub, job: Job, tm
     assert records(job.output()) == hub.expected()
 
 
+@pytest.mark.slow
 def test_a_rate_limit_shares_the_batch_among_shards(hub: Hub, job: Job) -> None:
     hub.write(3)
     total = 3 * 10 * len(EDGES)
@@ -83,6 +85,7 @@ def test_a_rate_limit_shares_the_batch_among_shards(hub: Hub, job: Job) -> None:
     assert source["endOffset"] == hub.heads(), "the checkpoint has the log's own offsets"
 
 
+@pytest.mark.slow
 def test_a_query_that_starts_at_the_latest_reads_only_what_comes_after(hub: Hub, job: Job) -> None:
     hub.write(2)
     assert job.drain(starting="latest") == []
@@ -108,6 +111,7 @@ def test_a_running_query_follows_the_log(spark: SparkSession, hub: Hub, tmp_path
         query.stop()
 
 
+@pytest.mark.slow
 def test_the_sentence_of_a_refusal_comes_last(hub: Hub, job: Job) -> None:
     hub.write()
     with pytest.raises(

@@ -31,7 +31,7 @@ disk: {{budget: 64MiB, segment: 4MiB}}
 streams: {{telemetry: {{from: "plant/{{line}}/{{machine}}/telemetry"}}}}
 links: {{cloud: {{to: "http://127.0.0.1:{port}", retry_min: 50ms, retry_max: 200ms{token}}}}}
 """
-HUB = "listen: 127.0.0.1:{port}\nstore: store\nshards: 2\ncommit_interval: 20ms\ntables: null\n"
+HUB = "listen: 127.0.0.1:{port}\nstore: store\nshards: 2\nprocesses: 1\ncommit_interval: 20ms\ntables: null\n"
 
 
 @pytest.fixture
@@ -52,10 +52,12 @@ def stored(hub: Node) -> int:
     return sum(stream["records"] for stream in hub.json("v1/streams")["streams"])
 
 
+@pytest.mark.parametrize("processes", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_acknowledged_messages_reach_the_hub_once_though_both_are_killed(
-    start: Start, configs: tuple[Path, Path]
+    start: Start, configs: tuple[Path, Path], processes: int
 ) -> None:
     edge_yaml, hub_yaml = configs
+    hub_yaml.write_text(hub_yaml.read_text().replace("processes: 1", f"processes: {processes}"))
     hub, edge = start("hub", hub_yaml), start("edge", edge_yaml)
     publish(edge.mqtt_port, TOPIC, [f"first {i}" for i in range(100)])
     wait_until(lambda: stored(hub) == 100)

@@ -33,6 +33,7 @@ HUB = """\
 listen: 127.0.0.1:{port}
 store: {store}
 shards: 2
+processes: {processes}
 commit_interval: 20ms
 tables: {{interval: 100ms}}
 """
@@ -46,6 +47,8 @@ class Fabric:
         self.port, self.http = free_port(), free_port()
         self.edge_yaml, self.data = folder / "edge.yaml", folder / "data"
         self.store = folder / "store"
+        self.processes = 1
+        """Of the hub."""
         self.streams(TELEMETRY)
 
     def streams(self, *streams: str) -> None:
@@ -53,7 +56,7 @@ class Fabric:
 
     def hub(self) -> Node:
         path = self.folder / "hub.yaml"
-        path.write_text(HUB.format(port=self.port, store=self.store))
+        path.write_text(HUB.format(port=self.port, store=self.store, processes=self.processes))
         return self.start("hub", path)
 
     def edge(self) -> Node:
@@ -131,7 +134,9 @@ def test_every_acknowledged_record_of_a_disk_that_came_back_is_at_the_hub_once(f
     wait_until(lambda: fabric.imports(edge) == {})
 
 
-def test_an_import_outlives_kills_of_node_and_hub(fabric: Fabric) -> None:
+@pytest.mark.parametrize(("processes", "kills"), [(1, 1), pytest.param(2, 3, marks=pytest.mark.slow)])
+def test_an_import_outlives_kills_of_node_and_hub(fabric: Fabric, processes: int, kills: int) -> None:
+    fabric.processes = processes
     edge = fabric.edge()
     publish(edge.mqtt_port, TOPIC, numbered(0, 60))
     aside = fabric.disk_fails(edge)
@@ -140,7 +145,7 @@ def test_an_import_outlives_kills_of_node_and_hub(fabric: Fabric) -> None:
     result = weft("edge", "import", fabric.edge_yaml, aside, "--json")  # while the node does not run
     assert result.exception is None
     assert json.loads(result.stdout)["records"] == {"telemetry": 60}
-    for _ in range(3):
+    for _ in range(kills):
         hub, edge = fabric.hub(), fabric.edge()
         edge.kill()
         hub.kill()
@@ -150,6 +155,7 @@ def test_an_import_outlives_kills_of_node_and_hub(fabric: Fabric) -> None:
     assert sum(lane["records"] for lane in fabric.audit()) == 60
 
 
+@pytest.mark.slow
 def test_records_that_no_link_carries_stay_and_are_named(fabric: Fabric) -> None:
     fabric.streams(TELEMETRY, OTHER)
     edge = fabric.edge()

@@ -43,6 +43,7 @@ HUB = """\
 listen: 127.0.0.1:{port}
 store: {store}
 shards: 2
+processes: {processes}
 commit_interval: 20ms
 tables: {{interval: 100ms}}
 """
@@ -53,6 +54,8 @@ class Fabric:
 
     def __init__(self, folder: Path, start: Start) -> None:
         self.folder, self._start = folder, start
+        self.processes = 1
+        """Of each hub."""
         self.ports = {"cloud": free_port(), "plant": free_port()}
         self.tokens: dict[str, str] = {}
         self.edge_yaml = folder / "edge.yaml"
@@ -65,7 +68,7 @@ class Fabric:
 
     def hub(self, link: str = "cloud", more: str = "") -> Node:
         path = self.folder / f"{link}.yaml"
-        path.write_text(HUB.format(port=self.ports[link], store=self.store(link)) + more)
+        path.write_text(HUB.format(port=self.ports[link], store=self.store(link), processes=self.processes) + more)
         return self._start("hub", path)
 
     def edge(self) -> Node:
@@ -196,7 +199,9 @@ def test_the_units_do_not_start_again_what_a_name_stops() -> None:
 # --- renamed
 
 
-def test_after_a_rename_nothing_is_there_twice_and_nothing_is_missing(fabric: Fabric) -> None:
+@pytest.mark.parametrize("processes", [1, pytest.param(2, marks=pytest.mark.slow)])
+def test_after_a_rename_nothing_is_there_twice_and_nothing_is_missing(fabric: Fabric, processes: int) -> None:
+    fabric.processes = processes
     hub = fabric.hub()
     edge = fabric.edge()
     publish(edge.mqtt_port, TOPIC, numbered(0, 50))
@@ -228,6 +233,7 @@ def test_after_a_rename_nothing_is_there_twice_and_nothing_is_missing(fabric: Fa
     )  # fmt: skip
 
 
+@pytest.mark.slow
 def test_a_log_renamed_to_another_tenant_and_back(fabric: Fabric) -> None:
     hub = fabric.hub()
     for at, tenant in enumerate(("default", "acme", "default")):
@@ -279,6 +285,7 @@ def test_a_rename_that_cannot_deliver_changes_nothing_and_says_what_waits(fabric
     wait_until(lambda: records(hub) == numbered(0, 15))
 
 
+@pytest.mark.slow
 def test_records_that_were_given_up_hold_up_no_rename(fabric: Fabric) -> None:
     hub, edge = fabric.hub(), fabric.edge()
     publish(edge.mqtt_port, TOPIC, numbered(0, 10))
@@ -318,6 +325,7 @@ def test_every_link_must_have_everything(fabric: Fabric) -> None:
         wait_until(lambda hub=hub: records(hub) == numbered(0, 20))  # type: ignore[misc]
 
 
+@pytest.mark.slow
 def test_a_link_that_is_added_after_a_rename_begins_with_the_new_name(fabric: Fabric) -> None:
     hub, edge = fabric.hub(), fabric.edge()
     publish(edge.mqtt_port, TOPIC, numbered(0, 10))
@@ -335,6 +343,7 @@ def test_a_link_that_is_added_after_a_rename_begins_with_the_new_name(fabric: Fa
     assert records(hub) == numbered(0, 20)
 
 
+@pytest.mark.slow
 def test_a_hub_restored_before_the_rename_gets_again_what_the_log_has(fabric: Fabric) -> None:
     hub, edge = fabric.hub(), fabric.edge()
     publish(edge.mqtt_port, TOPIC, numbered(0, 10))
@@ -349,6 +358,7 @@ def test_a_hub_restored_before_the_rename_gets_again_what_the_log_has(fabric: Fa
     assert fabric.lanes() == {"press-1": (10, {})}
 
 
+@pytest.mark.slow
 def test_a_node_without_links_is_renamed(fabric: Fabric) -> None:
     fabric.name("press-1", links=())
     fabric.run(numbered(0, 5))
@@ -388,6 +398,7 @@ def test_a_node_that_never_ran_needs_no_rename(fabric: Fabric) -> None:
     assert fabric.rename("--wait", "soon").returncode == 2
 
 
+@pytest.mark.slow
 def test_the_old_token_delivers_and_a_token_of_the_new_name_is_told_apart(fabric: Fabric) -> None:
     tokens = str(fabric.folder / "tokens")
     for edge_name in ("press-1", "press-2"):

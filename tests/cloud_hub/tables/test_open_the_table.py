@@ -56,7 +56,9 @@ def run(block: str, store: Path) -> str:
     return done.stdout
 
 
-@pytest.mark.parametrize("engine", ["duckdb", "polars", pytest.param("spark_sinks", marks=pytest.mark.spark)])
+@pytest.mark.parametrize(
+    "engine", ["duckdb", "polars", pytest.param("spark_sinks", marks=[pytest.mark.spark, pytest.mark.slow])]
+)
 def test_a_query_gives_the_mean_of_the_json(store: Path, engine: str) -> None:
     block = next(block for block in BLOCKS if engine in block)
     found = run(block, store)

@@ -62,7 +62,8 @@ async def test_credentials_come_from_the_environment(s3: S3Endpoint, monkeypatch
     for name, value in s3.options.items():
         monkeypatch.setenv(name, value)
     store = open_store(f"{s3.new_bucket()}/root")
-    await probe(store)
+    await store.create("a", b"1")
+    assert (await store.get("a")).data == b"1"
     uri, options = store.location("tables/t")
     DeltaTable.create(uri, pa.schema([("a", pa.int64())]), storage_options=options)
     assert [item.key for item in await store.list("tables")] == [f"tables/t/_delta_log/{0:020d}.json"]
@@ -102,7 +103,8 @@ async def test_an_http_endpoint_is_leave_enough_to_use_it(
             monkeypatch.setenv(key, value)
         given = {}
     store = open_store(f"{s3.new_bucket()}/root", given)
-    await probe(store)
+    await store.create("a", b"1")
+    assert (await store.get("a")).data == b"1"
     uri, options = store.location("tables/t")
     DeltaTable.create(uri, pa.schema([("a", pa.int64())]), storage_options=options)
     assert DeltaTable(uri, storage_options=options).version() == 0
