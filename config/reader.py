@@ -4,6 +4,7 @@ reported."""
 from __future__ import annotations
 
 import difflib
+import functools
 import re
 from typing import Any
 
@@ -58,13 +59,18 @@ class Reader:
         self.findings.append(Finding(path, f"expected {expected}, got {_shown(node)}"))
         return INVALID
 
+    @functools.cached_property
+    def _paths(self) -> list[str]:
+        """Return the path of each setting of the model."""
+        return [each.path for each in settings(self._model)]
+
     def _unknown(self, key: str, known: list[str]) -> str:
         """Return the message for an unknown key."""
         if _SECRETS.fullmatch(key):
             return "is not a setting: the configuration never holds secrets. Name a file with the secret"
         near = difflib.get_close_matches(key.lower().replace("-", "_"), known, n=1, cutoff=0.7)
         # The path of a setting that has this name in another section.
-        elsewhere = [each.path for each in settings(self._model) if each.path.rpartition(".")[2] == key]
+        elsewhere = [path for path in self._paths if path.rpartition(".")[2] == key]
         if near or not elsewhere:
             return f"is not a setting. {f'Did you mean {near[0]}?' if near else f'Known here: {_listed(known)}'}"
         return f"is not a setting here. Did you mean {elsewhere[0]}?"

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import ast
+import functools
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
 
-from tests.architecture.house import ALLOWED, ROOT, place, sources
+from tests.architecture.house import ALLOWED, ROOT, place, sources, tree
 
 THIRD_PARTIES: dict[str, tuple[str, ...]] = {
     "obstore": ("storage/object_store/",),
@@ -54,8 +55,13 @@ class Import(NamedTuple):
         return second if first == "weft" and second in ALLOWED else first
 
 
-def imports(path: Path) -> Iterator[Import]:
-    for node in ast.walk(ast.parse(path.read_text())):
+@functools.cache
+def imports(path: Path) -> tuple[Import, ...]:
+    return tuple(_imports(path))
+
+
+def _imports(path: Path) -> Iterator[Import]:
+    for node in ast.walk(tree(path)):
         if isinstance(node, ast.Import):
             for alias in node.names:
                 yield Import(alias.name, node.lineno)
@@ -134,7 +140,7 @@ def test_the_file_system_has_one_door() -> None:
         f"{place(path)}:{node.lineno}: {ast.unparse(node.func)}"
         for path in sources("storage")
         if place(path) not in DOORS
-        for node in ast.walk(ast.parse(path.read_text()))
+        for node in ast.walk(tree(path))
         if isinstance(node, ast.Call) and is_file_call(node.func)
     ]
     assert found == []

@@ -30,7 +30,10 @@ PACKET_BYTES_MAX = 65_536
 STOP_S_MAX = 20.0
 
 QUICK = ("test_connect.py", "test_messages.py", "test_qos.py")
-"""The rest, about a thousand tests with many restarts of the node, is for ``./run test --all``."""
+"""The rest, about a thousand tests with many restarts of the node, is for ``./run test --all``.
+
+So are two of the four combinations of a version of the protocol and a kind of topic: the others have each of both.
+"""
 
 Connect = Callable[..., Client]
 _numbers = itertools.count()
@@ -39,8 +42,15 @@ _numbers = itertools.count()
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     here = Path(__file__).parent
     for item in items:
-        if item.path.parent == here and item.path.name not in QUICK:
+        if item.path.parent == here and (item.path.name not in QUICK or is_repeat(item)):
             item.add_marker(pytest.mark.slow)
+
+
+def is_repeat(item: pytest.Item) -> bool:
+    """Whether a test shows the same with another version, or, without a version, with a topic that is kept."""
+    parameters = item.callspec.params if isinstance(item, pytest.Function) and hasattr(item, "callspec") else {}
+    topic, version = parameters.get("topic"), parameters.get("version")
+    return topic == ("kept" if version == 5 else "live")
 
 
 class Broker:

@@ -69,7 +69,8 @@ def wait_until_drained(edges: list[Edge], hub: DemoHub) -> None:
 
 
 @pytest.mark.skipif(not os.path.exists("/proc/self/task"), reason="needs proc(5)")
-@pytest.mark.parametrize("rounds", [1, pytest.param(10, marks=[pytest.mark.slow, pytest.mark.timeout(900)])])
+@pytest.mark.slow
+@pytest.mark.parametrize("rounds", [1, pytest.param(10, marks=pytest.mark.timeout(900))])
 @pytest.mark.timeout(240)
 def test_killed_processes_of_a_hub_lose_and_double_nothing(tmp_path: Path, rounds: int) -> None:
     chance = random.Random(rounds)

@@ -82,7 +82,7 @@ def pause(hub: DemoHub, _: random.Random) -> None:
 @pytest.mark.parametrize(
     ("hurt", "times"),
     [
-        (kill, 4),
+        (kill, 2),
         pytest.param(kill, 60, marks=[pytest.mark.slow, pytest.mark.timeout(600)]),
         pytest.param(pause, 4, marks=[pytest.mark.slow, pytest.mark.timeout(600)]),
     ],

@@ -45,9 +45,9 @@ async def test_lanes_of_one_edge_are_its_share_and_no_more(hub: GuardedHub) -> N
     "topics",
     [
         [f"{number:03}/" + "x" * 16_000 for number in range(256)],
-        ["/".join(["+"] * 129)],
-        ["plant/{" + "c" * 400_000 + "}/x"],
-        ["plant/{line}{machine}"],
+        pytest.param(["/".join(["+"] * 129)], marks=pytest.mark.slow),
+        pytest.param(["plant/{" + "c" * 400_000 + "}/x"], marks=pytest.mark.slow),
+        pytest.param(["plant/{line}{machine}"], marks=pytest.mark.slow),
         ["plant/{line}/{line}"],
     ],
 )

@@ -33,7 +33,7 @@ def part_of_a_frame(link: RawLink, length: int) -> bytes:
     return context.compress(body) + context.flush(zstandard.COMPRESSOBJ_FLUSH_BLOCK)
 
 
-@pytest.mark.parametrize("greets", [False, True])
+@pytest.mark.parametrize("greets", [pytest.param(False, marks=pytest.mark.slow), True])
 async def test_parts_of_frames_are_not_held(hub: GuardedHub, greets: bool) -> None:
     async with contextlib.AsyncExitStack() as stack:
         with GoodLink(hub) as good:
@@ -68,6 +68,7 @@ async def test_long_batches_are_charged_and_checked_beside_other_links(hub: Guar
     assert waits.p99 < max(10 * usual.p99, MOST_S), (usual, waits)
 
 
+@pytest.mark.slow
 async def test_a_message_of_many_small_frames_is_taken_in_turns(hub: GuardedHub) -> None:
     with GoodLink(hub) as good:
         await asyncio.sleep(UNDISTURBED_S)

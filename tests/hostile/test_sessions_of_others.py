@@ -43,8 +43,15 @@ async def hear(client: RawClient, count: int) -> list[bytes]:
     return heard
 
 
-@pytest.mark.parametrize("clean_start", [False, True])
-@pytest.mark.parametrize("restarts", [False, True])
+@pytest.mark.parametrize(
+    ("clean_start", "restarts"),
+    [
+        pytest.param(False, False, marks=pytest.mark.slow),
+        (False, True),
+        (True, False),
+        pytest.param(True, True, marks=pytest.mark.slow),
+    ],
+)
 async def test_messages_stored_for_one_user_are_no_other_s(
     edge: GuardedEdge, clean_start: bool, restarts: bool
 ) -> None:

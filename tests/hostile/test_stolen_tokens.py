@@ -38,6 +38,7 @@ async def test_a_lane_that_is_opened_and_left_holds_no_stream_back(hub: GuardedH
         wait_until(lambda: completeness(hub)["complete_up_to"] > before, what="a later moment")
 
 
+@pytest.mark.slow
 async def test_the_highest_epoch_is_taken_back_by_an_operator(hub: GuardedHub) -> None:
     async with link_to(hub, log_id=LOG) as edge:
         await edge.greet()

@@ -80,7 +80,7 @@ async def connect(broker: Broker, library: tuple[str, int]) -> AsyncIterator[Con
             await peer.drop()
 
 
-@pytest.fixture(params=["kept", "live"])
+@pytest.fixture(params=["kept", pytest.param("live", marks=pytest.mark.slow)])
 def topic(request: pytest.FixtureRequest) -> str:
     """Of a stream that is kept on disk, and of none."""
     return f"{request.param}/interop/{next(_numbers)}"

@@ -90,7 +90,7 @@ def test_a_failure_is_told_and_makes_exit_status_1(
     assert json.loads(results.read_text())["results"]["jobs"]["failing"]["failures"][0]["seed"] == 3
 
 
-@pytest.mark.parametrize("stop", [signal.SIGKILL, signal.SIGINT])
+@pytest.mark.parametrize("stop", [signal.SIGKILL, pytest.param(signal.SIGINT, marks=pytest.mark.slow)])
 def test_a_night_that_is_stopped_leaves_no_seed_out(stop: signal.Signals, file: Path, tmp_path: Path) -> None:
     command = [
         sys.executable, "-m", "tests.nightly", "--jobs", "simulation", "--slice-seeds", "1", "--processes", "1",

@@ -68,6 +68,7 @@ class Counter:
         target.close()
 
 
+@pytest.mark.slow
 async def test_an_idle_link_with_20_streams_costs_less_than_20_mb_a_month(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

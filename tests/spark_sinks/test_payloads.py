@@ -94,6 +94,7 @@ def test_the_table_says_what_payloads_are_once_it_is_there(spark: SparkSession, 
         assert frame.count() == 20 * len(EDGES)
 
 
+@pytest.mark.slow
 def test_a_schema_is_held_against_the_stream(spark: SparkSession, mixed_hub: Hub) -> None:
     mixed_hub.write()
     reader = spark.read.format("weft").option("store", mixed_hub.root).option("stream", STREAM)

@@ -23,6 +23,7 @@ def test_history_and_tail_are_one(spark: SparkSession, hub: Hub, tiered: int, mo
     assert records(read(spark, STREAM, store=hub.root)) == hub.expected()
 
 
+@pytest.mark.slow
 def test_it_is_what_the_source_reads(spark: SparkSession, hub: Hub) -> None:
     hub.write(2)
     hub.tier()
@@ -44,6 +45,7 @@ def test_a_table_step_between_read_and_use_makes_no_double_and_no_hole(spark: Sp
     assert records(frame) == hub.expected(range(4))
 
 
+@pytest.mark.slow
 def test_levels_that_are_named_later_are_null_before(spark: SparkSession, hub: Hub) -> None:
     hub.write(1, "plant/{line}/+/telemetry")
     hub.tier()
@@ -59,6 +61,7 @@ def test_levels_that_are_named_later_are_null_before(spark: SparkSession, hub: H
     assert records(hub.load(spark)) == hub.expected()
 
 
+@pytest.mark.slow
 def test_since_edges_and_columns(spark: SparkSession, hub: Hub) -> None:
     hub.write(3)
     hub.tier()
@@ -84,6 +87,7 @@ def test_since_skips_files_that_end_before_it(spark: SparkSession, hub: Hub) -> 
     assert records(late) == hub.expected(range(3, 4))
 
 
+@pytest.mark.slow
 def test_the_table_alone_and_at_an_earlier_version(spark: SparkSession, hub: Hub) -> None:
     hub.write(1)
     with pytest.raises(ReadError, match="has no table yet"):
@@ -110,6 +114,7 @@ def test_a_stream_without_a_record_is_empty(spark: SparkSession, hub: Hub) -> No
         table(spark, STREAM, store=hub.root)
 
 
+@pytest.mark.slow
 def test_spellings_of_a_level_that_differ_in_case_are_one_column(spark: SparkSession, hub: Hub) -> None:
     hub.write(1, "plant/{LINE}/+/telemetry", [EDGES[-1]])
     hub.tier()

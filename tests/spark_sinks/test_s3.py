@@ -36,6 +36,7 @@ def test_log_and_table_in_a_bucket(spark: SparkSession, endpoint: S3Endpoint) ->
         table(spark, STREAM, store=hub.root, store_options=options)
 
 
+@pytest.mark.slow
 def test_executors_get_the_endpoint_and_the_key_from_the_driver(
     spark: SparkSession, endpoint: S3Endpoint, monkeypatch: pytest.MonkeyPatch
 ) -> None:

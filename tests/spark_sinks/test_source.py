@@ -15,7 +15,14 @@ from tests.spark_sinks.conftest import EDGES, START, STREAM, Hub, records
 pytestmark = pytest.mark.spark
 
 
-@pytest.mark.parametrize(("tiered", "more"), [(0, 5), (5, 0), (3, 3)], ids=["tail only", "table only", "both"])
+@pytest.mark.parametrize(
+    ("tiered", "more"),
+    [
+        pytest.param(0, 5, id="tail only", marks=pytest.mark.slow),
+        pytest.param(5, 0, id="table only", marks=pytest.mark.slow),
+        pytest.param(3, 3, id="both"),
+    ],
+)
 def test_every_record_once(spark: SparkSession, hub: Hub, tiered: int, more: int) -> None:
     hub.write(tiered)
     if tiered:
@@ -67,6 +74,7 @@ def test_a_time_as_start_and_end_leaves_out_no_record_between_them(spark: SparkS
     assert records(hub.load(spark, starting=since, ending=until)) == hub.expected(range(2, 4))
 
 
+@pytest.mark.slow
 def test_edges_and_keys_select(spark: SparkSession, hub: Hub) -> None:
     hub.write()
     hub.tier()
@@ -79,6 +87,7 @@ def test_edges_and_keys_select(spark: SparkSession, hub: Hub) -> None:
     assert records(by_key) == [row for row in hub.expected() if row[0] == "paint-1" and row[1] % 2]
 
 
+@pytest.mark.slow
 def test_columns_by_option_and_by_schema(spark: SparkSession, hub: Hub) -> None:
     hub.write()
     hub.tier()
@@ -100,6 +109,7 @@ def test_sql_finds_the_source_without_registration(spark: SparkSession, hub: Hub
     assert spark.sql("select count(distinct _edge, _seq) from v where machine = 'm0'").collect()[0][0] == 20
 
 
+@pytest.mark.slow
 def test_a_filtered_query_does_not_change_later_ones(spark: SparkSession, hub: Hub) -> None:
     """What goes wrong, silently, in a source that lets Spark push filters down."""
     hub.write()
@@ -108,6 +118,7 @@ def test_a_filtered_query_does_not_change_later_ones(spark: SparkSession, hub: H
     assert frame.count() == 10 * len(EDGES)
 
 
+@pytest.mark.slow
 def test_a_dataframe_is_a_snapshot_and_a_new_load_sees_more(spark: SparkSession, hub: Hub) -> None:
     hub.write()
     frame = hub.load(spark)

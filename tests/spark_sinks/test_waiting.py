@@ -31,7 +31,7 @@ print("ended")
 """
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [pytest.param(signal.SIGINT, marks=pytest.mark.slow), signal.SIGTERM])
 def test_a_signal_stops_the_query(hub: Hub, spark: SparkSession, tmp_path: Path, number: signal.Signals) -> None:
     hub.write(1)
     source = spark.readStream.format("weft").option("store", hub.root).option("stream", STREAM).load()

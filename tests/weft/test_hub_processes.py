@@ -79,6 +79,7 @@ def test_each_process_has_shards_of_its_own_and_answers_for_all(config: Path, po
 
 
 @pytest.mark.skipif(not os.path.exists("/proc/self/task"), reason="needs proc(5)")
+@pytest.mark.slow
 def test_a_killed_process_is_started_again_and_the_others_go_on(
     config: Path, port: int, start: Start, log: Log
 ) -> None:
@@ -91,6 +92,7 @@ def test_a_killed_process_is_started_again_and_the_others_go_on(
     assert hub.stop() == 0
 
 
+@pytest.mark.slow
 def test_processes_end_with_their_supervisor(config: Path, port: int, start: Start) -> None:
     hub = start("hub", config)
     hub.kill()
@@ -100,6 +102,7 @@ def test_processes_end_with_their_supervisor(config: Path, port: int, start: Sta
     assert again.stop() == 0
 
 
+@pytest.mark.slow
 def test_a_hang_up_reaches_every_process(config: Path, start: Start, log: Log, tmp_path: Path) -> None:
     hub = start("hub", config)
     hub.process.send_signal(signal.SIGHUP)

@@ -383,7 +383,9 @@ def test_what_comes_after_the_question_stays(start: Start, edge_yaml: Path, monk
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize("delay_s", [0.0, 0.001, 0.003, 0.009])
+@pytest.mark.parametrize(
+    "delay_s", [*(pytest.param(delay_s, marks=pytest.mark.slow) for delay_s in (0.0, 0.003, 0.009)), 0.001]
+)
 def test_a_node_that_is_killed_meanwhile_has_the_records_or_their_notice(
     start: Start, edge_yaml: Path, monkeypatch: pytest.MonkeyPatch, delay_s: float
 ) -> None:

@@ -6,6 +6,7 @@ import asyncio
 
 import aiohttp
 import msgspec
+import pytest
 
 from tests.cloud_hub.fabric import make_batch
 from tests.cloud_hub.live import EdgeLog, Epochs, get, running_hub, running_link
@@ -81,6 +82,7 @@ async def test_a_refused_copy_holds_back_its_streams_until_an_operator_decides()
             await until(lambda: has_moved_on(hub, stands_at))
 
 
+@pytest.mark.slow
 async def test_after_the_decision_the_refused_node_may_be_the_one() -> None:
     store, log = MemoryStore(), log_of(3)
     async with running_hub(store) as hub:

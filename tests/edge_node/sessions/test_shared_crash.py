@@ -157,7 +157,7 @@ async def test_what_the_session_of_a_member_leaves_is_not_lost_in_a_crash(tmp_pa
         assert await take(await member(node, "stays"), b"4") == [b"2", b"4"]
 
 
-@pytest.mark.parametrize("seed", [1, 3, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (5, 8))])
+@pytest.mark.parametrize("seed", [3, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (1, 5, 8))])
 async def test_members_come_and_go_and_nodes_end(tmp_path: Path, seed: int) -> None:
     """Every message reaches a member, and at QoS 2 exactly one member, once, in whatever order things happen."""
     chance, numbers = random.Random(seed), itertools.count(1)

@@ -230,6 +230,9 @@ async def test_sync_of_an_object_that_is_there(store: ObjectStore) -> None:
     await store.sync("a/b")
 
 
+@pytest.mark.parametrize(
+    "store", ["memory", "directory", pytest.param("s3", marks=[pytest.mark.s3, pytest.mark.slow])], indirect=True
+)
 async def test_the_probe_finds_it_fit_and_leaves_nothing_behind(store: ObjectStore) -> None:
     await probe(store)
     await probe(store)

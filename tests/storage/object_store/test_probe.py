@@ -183,7 +183,7 @@ async def test_a_server_that_checks_before_the_body_has_come_is_refused_with_its
 
 
 @pytest.mark.s3
-@pytest.mark.parametrize("kind", [VERSITYGW, MINIO], ids=lambda kind: kind.name)
+@pytest.mark.parametrize("kind", [VERSITYGW, pytest.param(MINIO, marks=pytest.mark.slow)], ids=lambda kind: kind.name)
 async def test_a_real_server_is_taken(tmp_path: Path, kind: Kind) -> None:
     if (binary := installed(kind)) is None:
         pytest.skip(f"{kind.name} is not installed; the slow tests build versitygw, and ./run nightly both")

@@ -107,7 +107,8 @@ def test_a_node_that_starts_on_a_full_disk_waits_for_space(small_disk: Path, lea
     assert put(again, stream, b"later") == end
 
 
-def test_readers_miss_nothing_while_files_are_cleaned_and_deleted(tmp_path: Path) -> None:
+@pytest.mark.parametrize("commits", [400, pytest.param(1200, marks=pytest.mark.slow)])
+def test_readers_miss_nothing_while_files_are_cleaned_and_deleted(tmp_path: Path, commits: int) -> None:
     settings = LogSettings(segment_bytes=1 << 16, budget_bytes=8 << 16, tail_bytes=0)
     log = open_log(OSFileSystem(), settings, directory=str(tmp_path / "log"), start_writer=True)
     slow, busy, drop = log.stream("slow"), log.stream("busy"), log.stream("drop")
@@ -134,7 +135,7 @@ def test_readers_miss_nothing_while_files_are_cleaned_and_deleted(tmp_path: Path
     readers = [threading.Thread(target=read, args=(stream,)) for stream in (slow, drop)]
     for reader in readers:
         reader.start()
-    for index in range(1200):
+    for index in range(commits):
         for stream, count in ((slow, index % 8 == 0), (busy, 6), (drop, 2)):
             first = log.next_seq(stream)
             payloads = [payload(stream, first + at) for at in range(count)]

@@ -84,7 +84,10 @@ def test_what_a_busy_node_appends_wakes_no_thread(load: Load) -> None:
     assert load.wakes <= (load.commits() - before) + 2
 
 
-@pytest.mark.parametrize(("clients", "delay_s"), [(2, 0.0002), (2, 0.001), (15, 0.001)])
+@pytest.mark.parametrize(
+    ("clients", "delay_s"),
+    [(2, 0.001), *(pytest.param(*each, marks=pytest.mark.slow) for each in ((2, 0.0002), (15, 0.001)))],
+)
 def test_clients_in_a_closed_loop_keep_their_rate(
     monkeypatch: pytest.MonkeyPatch, clients: int, delay_s: float
 ) -> None:
