@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import errno
+import functools
 import random
 
 import pytest
@@ -133,9 +135,9 @@ def test_rot_in_moved_records_of_the_newest_segment_is_no_torn_tail(disk: FakeFi
     assert all(gap.reason == GapReason.CORRUPTION for gap in log.gaps(slow))
 
 
-@settings(max_examples=80, deadline=None)
-@given(data=st.data(), bits=st.integers(1, 3))
-def test_rot_among_moved_and_dropped_records_costs_only_what_notices_name(data: st.DataObject, bits: int) -> None:
+@functools.cache
+def moved_and_dropped() -> tuple[FakeFileSystem, list[int]]:
+    """A disk with a log of three streams, of which one was moved forward and one dropped, and their numbers."""
     disk = FakeFileSystem()
     log = open_log(disk, SETTINGS)
     slow, busy, drop = log.stream("slow"), log.stream("busy"), log.stream("drop")
@@ -148,6 +150,13 @@ def test_rot_among_moved_and_dropped_records_costs_only_what_notices_name(data: 
     assert log.stats().moved_bytes > 0
     assert log.gaps(drop)
     log.close()
+    return disk, [slow, busy, drop]
+
+
+@settings(max_examples=80, deadline=None)
+@given(data=st.data(), bits=st.integers(1, 3))
+def test_rot_among_moved_and_dropped_records_costs_only_what_notices_name(data: st.DataObject, bits: int) -> None:
+    disk, (slow, busy, drop) = copy.deepcopy(moved_and_dropped())
     for _ in range(bits):
         path = data.draw(st.sampled_from([*segment_paths(disk), f"{DIRECTORY}/log-id"]))
         # Not in the first eight bytes: version and checksum changed together are those of a later release.
