@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import ipaddress
 import os.path
 import re
@@ -34,6 +35,7 @@ def shape_of(type_: inspect.Type) -> Shape:
     return Shape(type_, extra.get("x-unit"), extra.get("description", ""), extra.get("x-short"))
 
 
+@functools.cache
 def model_shape(model: type[msgspec.Struct]) -> inspect.StructType:
     """Return the fields of a model."""
     shape = inspect.type_info(model)

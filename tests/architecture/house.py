@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import functools
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -106,6 +106,12 @@ def tree(path: Path) -> ast.Module:
 
 
 @functools.cache
+def nodes(path: Path) -> tuple[ast.AST, ...]:
+    """Every node of the file's tree."""
+    return tuple(ast.walk(tree(path)))
+
+
+@functools.cache
 def modules() -> Mapping[str, Path]:
     """Dotted name below the repository -> file. A package goes by its own name: ``edge_node.inspect``."""
     return {_name(path): path for path in sources(*PACKAGES)}
@@ -122,13 +128,13 @@ def edges() -> tuple[Edge, ...]:
     return tuple(
         Edge(name, line, imported)
         for name, path in modules().items()
-        for line, imported in _imported(tree(path))
+        for line, imported in _imported(nodes(path))
         if imported != name
     )
 
 
-def _imported(module: ast.Module) -> Iterator[tuple[int, str]]:
-    for node in ast.walk(module):
+def _imported(module: Sequence[ast.AST]) -> Iterator[tuple[int, str]]:
+    for node in module:
         if isinstance(node, ast.Import):
             candidates = [[_local(alias.name)] for alias in node.names]
         elif isinstance(node, ast.ImportFrom):

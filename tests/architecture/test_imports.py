@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import pytest
 
-from tests.architecture.house import ALLOWED, ROOT, place, sources, tree
+from tests.architecture.house import ALLOWED, ROOT, nodes, place, sources
 
 THIRD_PARTIES: dict[str, tuple[str, ...]] = {
     "obstore": ("storage/object_store/",),
@@ -61,7 +61,7 @@ def imports(path: Path) -> tuple[Import, ...]:
 
 
 def _imports(path: Path) -> Iterator[Import]:
-    for node in ast.walk(tree(path)):
+    for node in nodes(path):
         if isinstance(node, ast.Import):
             for alias in node.names:
                 yield Import(alias.name, node.lineno)
@@ -140,7 +140,7 @@ def test_the_file_system_has_one_door() -> None:
         f"{place(path)}:{node.lineno}: {ast.unparse(node.func)}"
         for path in sources("storage")
         if place(path) not in DOORS
-        for node in ast.walk(tree(path))
+        for node in nodes(path)
         if isinstance(node, ast.Call) and is_file_call(node.func)
     ]
     assert found == []

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -14,11 +14,11 @@ from tests.architecture.house import (
     circles,
     edges,
     modules,
+    nodes,
     place,
     room,
     sources,
     strongly_connected,
-    tree,
     upward,
 )
 
@@ -118,13 +118,13 @@ def test_only_composition_roots_read_a_clock() -> None:
         f"{place(path)}:{line}: {read}"
         for path in sources(*PACKAGES)
         if not place(path).startswith(tuple(COMPOSITION_ROOTS))
-        for line, read in clock_reads(tree(path))
+        for line, read in clock_reads(nodes(path))
     ]
     assert found == []
 
 
-def clock_reads(module: ast.Module) -> Iterator[tuple[int, str]]:
-    for node in ast.walk(module):
+def clock_reads(module: Sequence[ast.AST]) -> Iterator[tuple[int, str]]:
+    for node in module:
         if isinstance(node, ast.ImportFrom) and node.module == "time":
             # By their bare names calls of these could not be distinguished from others.
             yield from ((node.lineno, f"from time import {each.name}") for each in node.names if each.name != "sleep")
@@ -138,20 +138,22 @@ def clock_reads(module: ast.Module) -> Iterator[tuple[int, str]]:
 def test_no_task_is_started_and_forgotten() -> None:
     """The loop keeps weak references only: a task that nothing holds may vanish half done, and its error is lost."""
     found = [
-        f"{place(path)}:{line}" for path in sources(*PACKAGES, "tests", "bench") for line in forgotten_tasks(tree(path))
+        f"{place(path)}:{line}"
+        for path in sources(*PACKAGES, "tests", "bench")
+        for line in forgotten_tasks(nodes(path))
     ]
     assert found == []
 
 
-def forgotten_tasks(module: ast.Module) -> Iterator[int]:
+def forgotten_tasks(module: Sequence[ast.AST]) -> Iterator[int]:
     groups = {
         item.optional_vars.id
-        for node in ast.walk(module)
+        for node in module
         if isinstance(node, ast.AsyncWith)
         for item in node.items
         if isinstance(item.optional_vars, ast.Name) and ast.unparse(item.context_expr).endswith("TaskGroup()")
     }
-    for node in ast.walk(module):
+    for node in module:
         call = node.value if isinstance(node, ast.Expr) else None
         if isinstance(call, ast.Call) and ast.unparse(call.func).rpartition(".")[2] in ("create_task", "ensure_future"):
             owner = ast.unparse(call.func).rpartition(".")[0]
@@ -168,7 +170,7 @@ def test_no_function_is_too_long() -> None:
     found = {
         f"{place(path)}::{node.name}": node.end_lineno - node.lineno + 1
         for path in sources(*PACKAGES, "tests", "bench", "docs")
-        for node in ast.walk(tree(path))
+        for node in nodes(path)
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.end_lineno
     }
     long = {name: lines for name, lines in found.items() if lines > FUNCTION_LINES_MAX}
@@ -193,7 +195,7 @@ def test_circles_are_found() -> None:
     ],
 )
 def test_reads_of_a_clock_are_found(source: str, reads: int) -> None:
-    assert len(list(clock_reads(ast.parse(source)))) == reads
+    assert len(list(clock_reads(list(ast.walk(ast.parse(source)))))) == reads
 
 
 @pytest.mark.parametrize(
@@ -207,4 +209,4 @@ def test_reads_of_a_clock_are_found(source: str, reads: int) -> None:
     ],
 )
 def test_forgotten_tasks_are_found(source: str, lines: list[int]) -> None:
-    assert list(forgotten_tasks(ast.parse(source))) == lines
+    assert list(forgotten_tasks(list(ast.walk(ast.parse(source))))) == lines

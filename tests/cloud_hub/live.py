@@ -27,7 +27,7 @@ TOPICS = ("plant/{line}/{machine}/telemetry",)
 
 @contextlib.asynccontextmanager
 async def running_hub(store: ObjectStore, **settings: Any) -> AsyncIterator[Hub]:
-    sequencer = SequencerSettings(commit_interval_s=0.01, mark_interval_s=0.05)
+    sequencer = SequencerSettings(commit_interval_s=0.01, mark_interval_s=0.05, follow_interval_s=0.05)
     hub = Hub(
         HubSettings(
             store="given", port=0, **{"sequencer": sequencer, "shards": 2, "table_interval_s": None, **settings}

@@ -217,8 +217,10 @@ def test_aliases_for_who_takes_them(connected: Connect, topic: str, qos: int) ->
 # --- flow control, to the client
 
 
-@pytest.mark.parametrize("maximum", [1, 3, 20])
-@pytest.mark.parametrize("qos", [1, 2])
+@pytest.mark.parametrize(
+    ("maximum", "qos"),
+    [(1, 1), (3, 2), (20, 1), *(pytest.param(*each, marks=pytest.mark.slow) for each in ((1, 2), (3, 1), (20, 2)))],
+)
 def test_receive_maximum_of_the_client(connected: Connect, topic: str, maximum: int, qos: int) -> None:
     """v5 [MQTT-3.3.4-9] [MQTT-4.9.0-1] [MQTT-4.9.0-2]: no more than that unacknowledged, and then it goes on"""
     client, publisher = connected(version=5, properties_={"receive_maximum": maximum}), connected(version=5)

@@ -323,7 +323,8 @@ async def test_an_edge_that_goes_away_before_it_is_answered_is_no_error_of_the_h
     assert errors == []
 
 
-async def test_an_edge_that_goes_silent_is_closed_by_the_hub(hub: Hub) -> None:
+async def test_an_edge_that_goes_silent_is_closed_by_the_hub(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("weft.replication.runner.serve.CLOSE_TIMEOUT_S", 0.1)
     hub.settings = ReceiverSettings(silence=SECOND // 5, ping_interval=SECOND // 20)
     reader, writer = await asyncio.open_connection("127.0.0.1", hub.port)
     writer.write(

@@ -69,7 +69,11 @@ def test_connected_disconnected_and_recovered_stand_in_both_logs_once(start: Sta
     ("token", "told_at"),
     [
         ("nonsense-that-is-secret", ("does not accept the token (401)", "refused (401): no valid token")),
-        (None, ("'press-shop-8' is not for edge press-shop-7", "refused: the token 'press-shop-8' is not for edge")),
+        pytest.param(
+            None,
+            ("'press-shop-8' is not for edge press-shop-7", "refused: the token 'press-shop-8' is not for edge"),
+            marks=pytest.mark.slow,
+        ),
     ],
 )
 def test_a_refusal_is_said_once_however_often_it_comes_and_never_with_the_token(

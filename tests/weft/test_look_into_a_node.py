@@ -199,6 +199,7 @@ def test_query_output(start: Start, edge_yaml: Path) -> None:
     assert isinstance(weft("edge", "query", edge_yaml, "SELECT seq FROM telemetry", "--rows-max", 1).exception, Failed)
 
 
+@pytest.mark.slow
 def test_ctrl_c_ends_a_query(start: Start, edge_yaml: Path) -> None:
     node = start("edge", edge_yaml)
     publish(node.mqtt_port, TOPIC, ["x"])

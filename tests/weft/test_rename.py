@@ -160,7 +160,10 @@ def all_rows(fabric: Fabric, link: str = "cloud") -> bool:
 
 @pytest.mark.parametrize(
     ("changed", "back"),
-    [({"node": "press-2"}, "`node: press-1`"), ({"node": "press-1", "tenant": "acme"}, "`tenant: default`")],
+    [
+        ({"node": "press-2"}, "`node: press-1`"),
+        pytest.param({"node": "press-1", "tenant": "acme"}, "`tenant: default`", marks=pytest.mark.slow),
+    ],
 )
 def test_another_name_over_a_log_is_refused_with_both_ways_out(
     fabric: Fabric, changed: Mapping[str, Any], back: str
@@ -306,6 +309,7 @@ def test_records_that_were_given_up_hold_up_no_rename(fabric: Fabric) -> None:
     assert fabric.holes() == {"press-2": 5}, "the hub was told of no reason"
 
 
+@pytest.mark.slow
 def test_every_link_must_have_everything(fabric: Fabric) -> None:
     fabric.name("press-1", links=("cloud", "plant"))
     cloud, edge = fabric.hub(), fabric.edge()

@@ -20,7 +20,7 @@ def directory(tmp_path: Path) -> ObjectStore:
     return open_store(str(tmp_path / "store"))
 
 
-@pytest.fixture(params=["directory", pytest.param("s3", marks=pytest.mark.s3)])
+@pytest.fixture(params=["directory", pytest.param("s3", marks=[pytest.mark.s3, pytest.mark.slow])])
 def store(request: pytest.FixtureRequest, tmp_path: Path) -> ObjectStore:
     """Where tables can be: deltalake has no way into our memory."""
     if request.param == "directory":

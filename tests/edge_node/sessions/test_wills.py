@@ -66,7 +66,7 @@ async def test_a_client_that_said_goodbye_has_no_will_left(tmp_path: Path, kill:
         assert node.counters.will_bytes == 0
 
 
-@ENDS
+@pytest.mark.parametrize("kill", [pytest.param(False, marks=pytest.mark.slow), True], ids=["stop", "kill"])
 async def test_a_client_that_is_back_before_the_delay_is_over_is_not_missed(tmp_path: Path, kill: bool) -> None:
     """[MQTT-3.1.3-9]: the delay counts from when the node is there again"""
     async with running(tmp_path, kill=kill) as node:

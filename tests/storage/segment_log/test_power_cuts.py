@@ -36,8 +36,9 @@ def check(cuts: int, seed: int) -> None:
     assert outcome.cuts >= cuts
 
 
-def test_power_cuts_lose_alter_double_and_invent_nothing() -> None:
-    check(1_500, seed=20_261_120)
+@pytest.mark.parametrize("cuts", [500, pytest.param(1_500, marks=pytest.mark.slow)])
+def test_power_cuts_lose_alter_double_and_invent_nothing(cuts: int) -> None:
+    check(cuts, seed=20_261_120)
 
 
 @pytest.mark.parametrize(
@@ -180,13 +181,13 @@ def _at(disk: FakeFileSystem, failing: int, number: int) -> FailureHook:
     return lambda call, path: injected(number) if len(disk.calls) == failing + 1 else None
 
 
-def failing_lives(numbers: Iterator[int]) -> None:
-    """One life for every call that a life makes, in which that call fails."""
+def failing_lives(numbers: Iterator[int], every: int = 1) -> None:
+    """One life for every call that a life makes, or for some of them, in which that call fails."""
     disk = FakeFileSystem()
     live_once(disk, Oracle())
     calls = len(disk.calls)
     assert calls > 150
-    for failing in range(calls):
+    for failing in range(0, calls, every):
         disk, oracle, number = FakeFileSystem(), Oracle(), next(numbers)
 
         disk.fail = _at(disk, failing, number)
@@ -202,8 +203,9 @@ def failing_lives(numbers: Iterator[int]) -> None:
             disk = disk.power_cut(random.Random(failing))
 
 
-def test_any_call_may_fail_with_some_errno() -> None:
-    failing_lives(itertools.cycle(ERRNOS))
+@pytest.mark.parametrize("every", [5, pytest.param(1, marks=pytest.mark.slow)])
+def test_any_call_may_fail_with_some_errno(every: int) -> None:
+    failing_lives(itertools.cycle(ERRNOS), every)
 
 
 @pytest.mark.slow
