@@ -21,7 +21,7 @@ import pytest
 from tests.conformance.watched_node import Healthy, Node
 from tests.fuzz.conversations import cut, damaged, seeds
 
-QUICK_S, SLOW_S = 6.0, 60.0
+QUICK_S, SLOW_S = 3.0, 60.0
 BATCH = 12
 """Bad clients at a time."""
 GROWTH_BYTES_MAX = 16 << 20

@@ -13,7 +13,7 @@ from weft.protocols.link import Ack, LaneClosed, LaneOpen, LaneOpened, Refuse, R
 pytestmark = pytest.mark.processes
 
 
-@pytest.mark.parametrize("node", [NEIGHBOUR, GOOD])
+@pytest.mark.parametrize("node", [pytest.param(NEIGHBOUR, marks=pytest.mark.slow), GOOD])
 async def test_a_token_opens_no_link_and_no_lane_of_another_edge(hub: GuardedHub, node: tuple[str, str]) -> None:
     async with link_to(hub) as link:
         link.tenant, link.edge = node

@@ -44,6 +44,7 @@ def job(spark: SparkSession, hub: Hub, tmp_path: Path) -> Job:
     return Job(spark, hub, tmp_path / "job")
 
 
+@pytest.mark.slow
 def test_a_checkpoint_stays_valid_when_chunks_become_table_rows(hub: Hub, job: Job) -> None:
     hub.write(2)
     job.drain()

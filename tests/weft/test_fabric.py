@@ -140,6 +140,7 @@ def test_a_hub_with_tokens_takes_the_edge_that_has_one(start: Start, configs: tu
     wait_until(lambda: edge.json("status")["links"]["cloud"]["state"] == "connected")
 
 
+@pytest.mark.slow
 def test_status_commands_show_running_nodes(start: Start, configs: tuple[Path, Path]) -> None:
     edge_yaml, hub_yaml = configs
     edge_yaml.write_text(

@@ -112,6 +112,7 @@ def test_a_hang_up_reaches_every_process(config: Path, start: Start, log: Log, t
     assert hub.stop() == 0
 
 
+@pytest.mark.slow
 def test_what_keeps_a_process_from_starting_is_told_once(config: Path, port: int, log: Log) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", port + 1))

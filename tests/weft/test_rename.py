@@ -253,6 +253,7 @@ def test_a_log_renamed_to_another_tenant_and_back(fabric: Fabric) -> None:
     assert records(hub) == numbered(0, 10) + numbered(20, 30)
 
 
+@pytest.mark.slow
 def test_records_that_no_hub_was_sent_take_the_new_name_without_asking_one(fabric: Fabric) -> None:
     """A node whose name was wrong from the first day: its hub never took it."""
     fabric.run(numbered(0, 10))
