@@ -1,6 +1,6 @@
-"""With ``pytest -n N --dist=loadgroup`` N processes run the tests: those of one file in one of them, in order.
+"""With ``pytest -n N --dist=loadfile`` N processes run the tests: those of one file in one of them, in order.
 
-So do the files of a folder whose tests share what is dear to start. (From ``addopts`` the option reaches no worker.)
+So do the files of a folder whose tests share what is dear to start.
 """
 
 from __future__ import annotations
@@ -10,17 +10,17 @@ import logging
 import os
 import random
 from collections.abc import Iterator
-from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
+from xdist.scheduler import LoadFileScheduling
 
 from tests.second_run import SecondRun
 from tests.temporary_folder import TemporaryFolder
 from weft.demo import fabric
 
-HERE = Path(__file__).parent
-TOGETHER = ("interop", "spark_sinks")
+TOGETHER = ("tests/interop/", "tests/spark_sinks/")
 PORTS = range(20_000, 32_000)
 
 # A slow or busy machine is no fault: what takes too long is ended by pytest's timeout.
@@ -50,11 +50,16 @@ def pytest_configure(config: pytest.Config) -> None:
         config.pluginmanager.register(TemporaryFolder(config))
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    for item in items:
-        path = item.path.relative_to(HERE)
-        item.add_marker(pytest.mark.xdist_group(path.parts[0] if path.parts[0] in TOGETHER else str(path)))
+class ByFile(LoadFileScheduling):  # type: ignore[misc]
+    """Gives each process whole files, and all files of a folder of ``TOGETHER``."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        return next((folder for folder in TOGETHER if nodeid.startswith(folder)), str(super()._split_scope(nodeid)))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> ByFile | None:
+    return ByFile(config, log) if config.getoption("dist") == "loadfile" else None
 
 
 @pytest.fixture(autouse=True)
