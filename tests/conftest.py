@@ -9,6 +9,7 @@ import itertools
 import logging
 import os
 import random
+import signal
 from collections.abc import Iterator
 from typing import Any
 
@@ -22,6 +23,11 @@ from weft.demo import fabric
 
 TOGETHER = ("tests/interop/", "tests/spark_sinks/")
 PORTS = range(20_000, 32_000)
+
+# A shell without job control has what it starts in the background ignore Ctrl-C, and so whatever that starts in turn:
+# processes of tests that are to end by it would not.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # A slow or busy machine is no fault: what takes too long is ended by pytest's timeout.
 settings.register_profile("weft", settings(), deadline=None, suppress_health_check=[HealthCheck.too_slow])

