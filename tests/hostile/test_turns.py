@@ -13,6 +13,7 @@ import pytest
 from tests.hostile.edge import GuardedEdge
 from tests.hostile.flood import flood
 from tests.hostile.good_client import GoodClient
+from tests.hostile.waits import Waits
 from weft.protocols.mqtt.encoder import encode
 from weft.protocols.mqtt.packets import Connect, PingReq, Publish, Subscribe, Subscription, Unsubscribe
 
@@ -55,6 +56,17 @@ def acknowledged_publishes() -> bytes:
     return b"".join(encode(Publish(b"public/x", b"", 1, packet_id=number), 4) for number in range(1, 1_000))
 
 
+def measured(
+    edge: GuardedEdge, good: GoodClient, folder: Path, packets: bytes, connections: int = 1
+) -> tuple[Waits, Waits]:
+    """Return the waits of the well-behaved client: undisturbed, and while each connection sends these packets."""
+    (folder / "packets").write_bytes(packets)
+    time.sleep(UNDISTURBED_S)  # what is measured
+    undisturbed = good.take()
+    flood(edge.mqtt_port, folder / "packets", ATTACK_S, connections)
+    return undisturbed, good.take()
+
+
 @pytest.mark.parametrize(
     "made",
     [
@@ -66,13 +78,8 @@ def acknowledged_publishes() -> bytes:
 def test_others_are_served_between_the_turns_of_one_client(
     edge: GuardedEdge, tmp_path: Path, made: Callable[[], bytes]
 ) -> None:
-    packets = tmp_path / "packets"
-    packets.write_bytes(made())
     with GoodClient(edge.mqtt_port, "device") as good:
-        time.sleep(UNDISTURBED_S)  # what is measured
-        undisturbed = good.take()
-        flood(edge.mqtt_port, packets, ATTACK_S)
-        attacked = good.take()
+        undisturbed, attacked = measured(edge, good, tmp_path, made())
         assert attacked.p99 <= FACTOR * max(undisturbed.p99, LEAST_S), (undisturbed, attacked)
         time.sleep(UNDISTURBED_S)  # what is measured
         after = good.take()
@@ -86,13 +93,8 @@ def test_others_are_served_between_the_turns_of_many_connections_of_one_user(
     edge: GuardedEdge, tmp_path: Path, made: Callable[[], bytes]
 ) -> None:
     """None of them sends more than a turn's work; together they send seconds of it."""
-    packets = tmp_path / "packets"
-    packets.write_bytes(made())
     with GoodClient(edge.mqtt_port, "device") as good:
-        time.sleep(UNDISTURBED_S)  # what is measured
-        undisturbed = good.take()
-        flood(edge.mqtt_port, packets, ATTACK_S, CONNECTIONS)
-        attacked = good.take()
+        undisturbed, attacked = measured(edge, good, tmp_path, made(), CONNECTIONS)
         assert attacked.longest <= FACTOR * max(undisturbed.p99, LEAST_S), (undisturbed, attacked)
 
 
