@@ -65,7 +65,7 @@ async def half_open(server: HttpServer, data: bytes = HALF_A_REQUEST, source: st
 
 async def closed(peer: Peer) -> bool:
     try:
-        return await asyncio.wait_for(peer[0].read(1), 5) == b""
+        return await asyncio.wait_for(peer[0].read(1), 20) == b""
     except ConnectionError:
         return True
 

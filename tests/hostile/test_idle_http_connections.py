@@ -11,9 +11,10 @@ import pytest
 
 from tests.hostile.edge import GuardedEdge
 from tests.hostile.good_client import GoodClient
+from tests.hostile.waits import MEASURED_AGAIN
 from tests.support.waiting import wait_until
 
-pytestmark = pytest.mark.processes
+pytestmark = [pytest.mark.processes, MEASURED_AGAIN]
 FILES_MAX = 400
 """Files that the node may open: a flood of connections is over the sooner."""
 CONNECTIONS = 600

@@ -12,10 +12,11 @@ import pytest
 
 from tests.hostile.hub import HOSTILE, GuardedHub
 from tests.hostile.link_client import GoodLink, link_to, records
+from tests.hostile.waits import MEASURED_AGAIN
 from tests.support.waiting import wait_until
 from weft.protocols.link import Ack
 
-pytestmark = pytest.mark.processes
+pytestmark = [pytest.mark.processes, MEASURED_AGAIN]
 MiB = 1 << 20
 READERS = 40
 BAD_REQUEST = b"GET / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\nContent-Length: 1\r\n\r\n"

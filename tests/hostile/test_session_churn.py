@@ -14,6 +14,7 @@ import pytest
 from tests.edge_node.mqtt.harness import RawClient
 from tests.hostile.edge import GuardedEdge
 from tests.hostile.good_client import GoodClient
+from tests.hostile.waits import MEASURED_AGAIN
 from weft.protocols.mqtt.packets import (
     ConnAck,
     Connect,
@@ -25,7 +26,7 @@ from weft.protocols.mqtt.packets import (
     Unsubscribe,
 )
 
-pytestmark = pytest.mark.processes
+pytestmark = [pytest.mark.processes, MEASURED_AGAIN]
 LONG = [f"public/{number}/{'x' * 60_000}" for number in range(15)]
 """Filters of a packet of nearly 1 MiB: each is in the journal."""
 

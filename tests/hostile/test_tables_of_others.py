@@ -18,6 +18,7 @@ import pytest
 from tests.cloud_hub.tables.logs import LANE, LogWriter, Run
 from tests.hostile.hub import HOSTILE, GuardedHub
 from tests.hostile.link_client import GoodLink, LinkEnded, link_to, records, sparse
+from tests.hostile.waits import MEASURED_AGAIN
 from tests.support.processes import weft
 from tests.support.waiting import wait_until
 from weft.cloud_hub.audit.audit import audit
@@ -25,7 +26,7 @@ from weft.protocols import batch
 from weft.protocols.link import Ack, Data, LaneOpened
 from weft.storage.object_store import open_store
 
-pytestmark = pytest.mark.processes
+pytestmark = [pytest.mark.processes, MEASURED_AGAIN]
 INTERVAL_S = 1.0
 """Between table steps, as ``GuardedHub`` has it."""
 CALM_S = 6.0

@@ -12,10 +12,11 @@ import pytest
 from tests.edge_node.mqtt.harness import RawClient
 from tests.hostile.edge import GuardedEdge
 from tests.hostile.good_client import GoodClient
+from tests.hostile.waits import MEASURED_AGAIN
 from weft.protocols.mqtt.packets import ConnAck, Connect, Disconnect
 from weft.protocols.mqtt.reason_codes import ReasonCode
 
-pytestmark = pytest.mark.processes
+pytestmark = [pytest.mark.processes, MEASURED_AGAIN]
 ATTACKERS = 400
 """Connections at a time. A password takes some 15 ms of a processor to check."""
 REFUSED_V311 = {3, 4, 5}

@@ -25,7 +25,7 @@ from paho.mqtt.packettypes import PacketTypes
 from paho.mqtt.properties import Properties
 
 HOST = "127.0.0.1"
-ANSWER_S_MAX = 10.0
+ANSWER_S_MAX = 20.0
 BURST_S_MAX = 60.0
 SESSION_EXPIRY_S = 600
 MOSQUITTO_MESSAGES = 100

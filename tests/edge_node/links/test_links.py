@@ -180,7 +180,7 @@ async def test_a_refused_copy_of_a_log_never_counts_its_way_to_a_higher_epoch(
         links = Links(config(tmp_path, cloud=link_to(hub)), log, wall_clock=wall_clock)
         status = links.statuses[0]
         links.start()
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(20):
             while status.state is not LinkState.CONFLICT:  # noqa: ASYNC110
                 await asyncio.sleep(0.005)
         await links.close()

@@ -117,7 +117,7 @@ class BrokerModel(RuleBasedStateMachine):
         self.numbers = itertools.count(1)
 
     def go(self, work: Coroutine[Any, Any, T]) -> T:
-        return self.loop.run_until_complete(asyncio.wait_for(work, 5))
+        return self.loop.run_until_complete(asyncio.wait_for(work, 20))
 
     @initialize()
     def start(self) -> None:
