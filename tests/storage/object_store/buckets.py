@@ -9,7 +9,10 @@ import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from urllib.request import Request, urlopen
+
+ROOT = Path(__file__).parents[3]
 
 
 @dataclass(frozen=True)
@@ -41,8 +44,8 @@ class S3Endpoint:
 @contextmanager
 def s3_endpoint() -> Iterator[S3Endpoint]:
     """Run the server on a port that the system chooses."""
-    command = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", "0"]
-    server = subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True)
+    command = [sys.executable, "-m", "tests.storage.object_store.moto_server"]
+    server = subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True)
     assert server.stderr is not None
     try:
         lines = []
