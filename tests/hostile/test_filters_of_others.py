@@ -11,7 +11,7 @@ import pytest
 
 from tests.hostile.edge import GuardedEdge
 from tests.hostile.good_client import GoodClient
-from tests.hostile.waits import MEASURED_AGAIN
+from tests.hostile.waits import MEASURED_AGAIN, at_most
 from weft.protocols.mqtt.decoder import decode
 from weft.protocols.mqtt.encoder import encode
 from weft.protocols.mqtt.packets import Connect, PubAck, Publish, SubAck, Subscribe, Subscription
@@ -87,7 +87,7 @@ def test_deep_filters_cost_a_message_little(edge: GuardedEdge, good: GoodClient)
         publisher.publish(f"{deep}/{count}")
         count += 1
     assert count > 100, f"{ATTACK_S / count:.3f} s for a message"
-    assert good.take().p99 <= FACTOR * undisturbed
+    at_most(FACTOR * undisturbed, good.take().p99)
     assert 'bound="limits.match_cost_per_user",owner="user mallory"' in edge.metrics()
     assert Attacker(edge, "common").subscribe(["public/+/+/x", "public/#"]) == 2
 
@@ -103,12 +103,12 @@ def test_many_shared_subscriptions_stand_in_nobody_s_way(edge: GuardedEdge, good
     attackers += [Attacker(edge, f"copies-{number}") for number in range(2)]
     copies = [each.subscribe([f"$share/{id(each)}-{name}/public/x" for name in range(1000)]) for each in attackers[-2:]]
     assert sum(copies) <= 1024
-    assert measured(good, ATTACK_S) <= FACTOR * undisturbed
+    at_most(FACTOR * undisturbed, measured(good, ATTACK_S))
     for attacker in attackers:
         attacker.connection.close()
     time.sleep(1)  # their records are noted, one session after the other
-    assert good.take().longest < 1
-    assert measured(good, UNDISTURBED_S) <= FACTOR * undisturbed
+    at_most(1, good.take().longest)
+    at_most(FACTOR * undisturbed, measured(good, UNDISTURBED_S))
 
 
 @pytest.mark.slow
@@ -120,7 +120,7 @@ def test_searches_of_retained_messages_take_turns(edge: GuardedEdge, good: GoodC
     attackers = [Attacker(edge, f"searches-{number}") for number in range(10)]
     for number, attacker in enumerate(attackers):
         attacker.ask_for([f"public/+/+/nothing-{number}-{each}" for each in range(900)])
-    assert measured(good, ATTACK_S) <= FACTOR * undisturbed
+    at_most(FACTOR * undisturbed, measured(good, ATTACK_S))
     for attacker in attackers:
         attacker.connection.close()
-    assert measured(good, UNDISTURBED_S) <= FACTOR * undisturbed
+    at_most(FACTOR * undisturbed, measured(good, UNDISTURBED_S))

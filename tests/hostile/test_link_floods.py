@@ -11,7 +11,7 @@ import zstandard
 
 from tests.hostile.hub import GuardedHub
 from tests.hostile.link_client import GoodLink, RawLink, link_to, records, sparse
-from tests.hostile.waits import MEASURED_AGAIN
+from tests.hostile.waits import MEASURED_AGAIN, at_most
 from weft.protocols.batch import COUNT_MAX
 from weft.protocols.link import Ack, Data, FrameType, Refuse, Welcome, encode_frame
 
@@ -48,7 +48,7 @@ async def test_parts_of_frames_are_not_held(hub: GuardedHub, greets: bool) -> No
                 await link.send_raw(message)
                 assert isinstance(await link.hear(Refuse), Refuse)
             assert hub.memory_bytes() - before < 192 << 20  # of two messages, however many links there are
-            assert good.take().longest < MOST_S * 4
+            at_most(MOST_S * 4, good.take().longest)
 
 
 async def test_long_batches_are_charged_and_checked_beside_other_links(hub: GuardedHub) -> None:
@@ -66,7 +66,7 @@ async def test_long_batches_are_charged_and_checked_beside_other_links(hub: Guar
                 await opened(link)
                 await link.deliver(bomb)
         waits = good.take()
-    assert waits.p99 < max(10 * usual.p99, MOST_S), (usual, waits)
+    at_most(max(10 * usual.p99, MOST_S), waits.p99, usual, waits)
 
 
 @pytest.mark.slow
@@ -87,4 +87,4 @@ async def test_a_message_of_many_small_frames_is_taken_in_turns(hub: GuardedHub)
             await link.send_raw(context.compress(gaps) + context.flush(zstandard.COMPRESSOBJ_FLUSH_BLOCK))
             await asyncio.sleep(1)
         waits = good.take()
-    assert waits.p99 < max(10 * usual.p99, MOST_S), (usual, waits)
+    at_most(max(10 * usual.p99, MOST_S), waits.p99, usual, waits)

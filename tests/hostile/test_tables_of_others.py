@@ -18,7 +18,7 @@ import pytest
 from tests.cloud_hub.tables.logs import LANE, LogWriter, Run
 from tests.hostile.hub import HOSTILE, GuardedHub
 from tests.hostile.link_client import GoodLink, LinkEnded, link_to, records, sparse
-from tests.hostile.waits import MEASURED_AGAIN
+from tests.hostile.waits import MEASURED_AGAIN, at_most
 from tests.support.processes import weft
 from tests.support.waiting import wait_until
 from weft.cloud_hub.audit.audit import audit
@@ -90,7 +90,7 @@ async def test_many_streams_of_one_tenant_leave_the_others_tables_as_new_as_befo
         await many_streams(hub, count)
         await asyncio.sleep(6)
         assert late.rows_s, "no rows at all"
-        assert max(late.rows_s) <= 2 * before + 1
+        at_most(2 * before + 1, max(late.rows_s))
         good.take()
 
 
@@ -217,11 +217,11 @@ async def test_expanding_batches_crowds_of_lanes_and_patterns_at_once_harm_nobod
         attacked = good.take()
         # Twice what it was, and what the attackers cost by themselves, who run on the same cores.
         assert attacked.acknowledged / ATTACK_S >= acks.acknowledged / CALM_S / 2
-        assert attacked.p99 <= 2 * acks.p99 + 0.5
-        assert max(late.rows_s) <= 2 * rows + 1
-        assert p90(late.answers_s) <= 2 * answers + 0.1
+        at_most(2 * acks.p99 + 0.5, attacked.p99)
+        at_most(2 * rows + 1, max(late.rows_s))
+        at_most(2 * answers + 0.1, p90(late.answers_s))
         assert memory < 1536 << 20
     hub.restart()
     with GoodLink(hub) as good, Lateness(hub, good) as late:
         await asyncio.sleep(6)
-        assert max(late.rows_s) <= 2 * rows + 1
+        at_most(2 * rows + 1, max(late.rows_s))

@@ -13,7 +13,7 @@ import pytest
 from tests.hostile.edge import GuardedEdge
 from tests.hostile.flood import flood
 from tests.hostile.good_client import GoodClient
-from tests.hostile.waits import MEASURED_AGAIN, Waits
+from tests.hostile.waits import MEASURED_AGAIN, Waits, at_most
 from weft.protocols.mqtt.encoder import encode
 from weft.protocols.mqtt.packets import Connect, PingReq, Publish, Subscribe, Subscription, Unsubscribe
 
@@ -80,10 +80,10 @@ def test_others_are_served_between_the_turns_of_one_client(
 ) -> None:
     with GoodClient(edge.mqtt_port, "device") as good:
         undisturbed, attacked = measured(edge, good, tmp_path, made())
-        assert attacked.p99 <= FACTOR * max(undisturbed.p99, LEAST_S), (undisturbed, attacked)
+        at_most(FACTOR * max(undisturbed.p99, LEAST_S), attacked.p99, undisturbed, attacked)
         time.sleep(UNDISTURBED_S)  # what is measured
         after = good.take()
-        assert after.p99 <= FACTOR * max(undisturbed.p99, LEAST_S), (undisturbed, after)
+        at_most(FACTOR * max(undisturbed.p99, LEAST_S), after.p99, undisturbed, after)
 
 
 @pytest.mark.parametrize(
@@ -95,7 +95,7 @@ def test_others_are_served_between_the_turns_of_many_connections_of_one_user(
     """None of them sends more than a turn's work; together they send seconds of it."""
     with GoodClient(edge.mqtt_port, "device") as good:
         undisturbed, attacked = measured(edge, good, tmp_path, made(), CONNECTIONS)
-        assert attacked.longest <= FACTOR * max(undisturbed.p99, LEAST_S), (undisturbed, attacked)
+        at_most(FACTOR * max(undisturbed.p99, LEAST_S), attacked.longest, undisturbed, attacked)
 
 
 def test_a_client_that_sent_much_gets_all_answers(edge: GuardedEdge) -> None:

@@ -12,7 +12,7 @@ import pytest
 from tests.edge_node.mqtt.harness import RawClient
 from tests.hostile.edge import GuardedEdge
 from tests.hostile.good_client import GoodClient
-from tests.hostile.waits import MEASURED_AGAIN
+from tests.hostile.waits import MEASURED_AGAIN, at_most
 from weft.protocols.mqtt.packets import ConnAck, Connect, Disconnect
 from weft.protocols.mqtt.reason_codes import ReasonCode
 
@@ -69,15 +69,15 @@ async def seconds_to_connect(edge: GuardedEdge, user: str) -> float:
 async def test_a_flood_of_wrong_passwords_locks_no_device_out(edge: GuardedEdge) -> None:
     with GoodClient(edge.mqtt_port, "alice") as good:
         async with flood(edge) as answers:
-            assert await seconds_to_connect(edge, "device") < 2, "never seen before, and from the same address"
-            assert await seconds_to_connect(edge, "device") < 0.5, "remembered"
+            at_most(2, await seconds_to_connect(edge, "device"), "never seen before, and from the same address")
+            at_most(0.5, await seconds_to_connect(edge, "device"), "remembered")
             await asyncio.sleep(1)
-        assert good.take().p99 < 1
+        at_most(1, good.take().p99)
     assert len(answers) > 20
     assert set(answers) <= REFUSED_V311 | {-1}
     await asyncio.sleep(6)  # what was found right is on disk by then
     edge.restart()
     async with flood(edge):
-        assert await seconds_to_connect(edge, "device") < 0.5, "remembered over the restart"
-        assert await seconds_to_connect(edge, "alice") < 0.5, "although it is her that is attacked"
-        assert await seconds_to_connect(edge, "mallory") < 2, "never seen before"
+        at_most(0.5, await seconds_to_connect(edge, "device"), "remembered over the restart")
+        at_most(0.5, await seconds_to_connect(edge, "alice"), "although it is her that is attacked")
+        at_most(2, await seconds_to_connect(edge, "mallory"), "never seen before")

@@ -6,8 +6,23 @@ from typing import NamedTuple
 
 import pytest
 
-MEASURED_AGAIN = pytest.mark.flaky(reruns=2, only_rerun=["AssertionError"])
-"""Of tests that measure waits, on a machine that others use as well: what an attack causes is there every time."""
+MEASURED_AGAIN = pytest.mark.flaky(reruns=2, only_rerun=["WaitedTooLong"])
+"""Of tests that measure waits, on a machine that others use as well: what an attack causes is there every time.
+Whatever else a test finds wrong fails it at once."""
+
+
+class WaitedTooLong(AssertionError):
+    """A wait that was longer than a test allows."""
+
+
+def at_most(most_s: float, waited_s: float, *seen: object) -> None:
+    """Fail a test whose client waited longer.
+
+    Raises:
+        WaitedTooLong: with everything that was seen.
+    """
+    if not waited_s <= most_s:
+        raise WaitedTooLong(f"{waited_s:.3f} s, and at most {most_s:.3f} s are allowed", *seen)
 
 
 class Waits(NamedTuple):

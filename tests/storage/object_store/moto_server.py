@@ -26,11 +26,8 @@ def one_change_at_a_time(application: Application) -> Application:
     def answer(environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
         if environ["REQUEST_METHOD"] not in CHANGES:
             return application(environ, start_response)
-        body = environ["wsgi.input"]
-        whole = (
-            body.read() if environ.get("wsgi.input_terminated") else body.read(int(environ.get("CONTENT_LENGTH") or 0))
-        )
-        environ["wsgi.input"] = io.BytesIO(whole)
+        size = None if environ.get("wsgi.input_terminated") else int(environ.get("CONTENT_LENGTH") or 0)
+        environ["wsgi.input"] = io.BytesIO(environ["wsgi.input"].read(size))
         with lock:
             return list(application(environ, start_response))
 
