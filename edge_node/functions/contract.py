@@ -1,0 +1,165 @@
+"""Contract of an edge function: rows in, rows out, a batch at a time.
+
+A function is plain, sequential code. The runtime reads the log, decodes payloads, keeps positions and state in the
+same commit as the outputs, and calls the function again from its last durable state after a crash. So a function must
+be deterministic: the same rows, ticks and gaps in the same order give the same rows. It reads no clock but the times
+that it is given.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, ClassVar, NamedTuple, Protocol
+
+import msgspec
+
+from weft.protocols.batch import HeaderPairs
+
+Values = dict[str, Any]
+"""Fields of a payload by name: text, bytes, numbers, booleans, None, and lists and mappings of these. A payload that is
+one number, text or list is the field ``value``."""
+
+
+class Row(msgspec.Struct):
+    """A record on its way through functions. Functions may change rows that they were given, and make new ones."""
+
+    time: int
+    """Time at which the node took the record in, ns since 1970; of a row made of several, that of the oldest."""
+    key: bytes
+    """Topic that the device published to, or what a window grouped by."""
+    payload: bytes | None
+    """The bytes of the record; None once ``values`` says something else: then the payload is encoded from them."""
+    values: Values
+    """The decoded payload. Empty where no function of the chain asks for it (``Function.reads_values``)."""
+    headers: HeaderPairs = ()
+    seq: int = -1
+    """Number in the input's lane; -1 for a row that a function made."""
+    input: str = ""
+    """Name of the stream that it was read from."""
+
+
+class Gap(NamedTuple):
+    """Numbers of an input that the log does not have and never will."""
+
+    input: str
+    first: int
+    end: int
+    reason: str
+    """Name of the reason: ``expired``, ``budget``, ``corruption`` or ``operator``."""
+    after: int
+    """Time of the last row before the gap, ns since 1970; 0 when there is none."""
+
+
+class Out(Protocol):
+    """Other ways out for rows. All of it belongs to the step, and is durable with it or not at all."""
+
+    def reject(self, row: Row, reason: str) -> None:
+        """Send a row to the stream of errors instead, with a reason for people. Functions that follow do not get it."""
+
+    def route(self, row: Row, stream: str) -> None:
+        """Write a row to another stream."""
+
+    def alert(self, topic: bytes, payload: bytes, qos: int, time: int, *, retain: bool) -> None:
+        """Publish a message to local subscribers, and to the streams that its topic belongs to."""
+
+    def drop(self, row: Row, reason: str) -> None:
+        """Say why a row is left out, for ``weft edge test-function``. Need not be called; costs nothing in a node."""
+
+
+class Function:
+    """One function of a derived stream. Each start makes its functions from their settings alone.
+
+    The runtime calls ``process`` with the rows of the input in their order, ``tick`` when time has passed, and ``gap``
+    where numbers are missing; each returns or makes the rows for the next function.
+    """
+
+    reads_values: ClassVar[bool] = True
+    """True where ``Row.values`` must be decoded."""
+    is_stateless: ClassVar[bool] = False
+    """True where a row's result depends on that row alone. Such functions may run before the log (``raw: discard``)."""
+
+    state: State | None = None
+    """Memory between rows; None where there is none."""
+
+    def process(self, rows: list[Row], out: Out) -> list[Row]:
+        """Return what becomes of some rows, in order."""
+        raise NotImplementedError
+
+    def tick(self, time: int, out: Out) -> list[Row]:
+        """Return rows that were waiting for this time. Called for each whole second at which something can be due
+        (``due``), before any row that the node took in later. Every later row is of a later time.
+
+        Args:
+            time: ns since 1970.
+        """
+        return []
+
+    def gap(self, gap: Gap, out: Out) -> None:
+        """Take note of records that are missing. Rows around it come before and after this call."""
+
+    def due(self) -> int | None:
+        """Return the first time at which ``tick`` has something to do, ns since 1970; None for never."""
+        return None
+
+    def oldest(self) -> int | None:
+        """Return the time of the oldest row that may still come out: the lowest ``Row.time`` of the rows that ``tick``
+        and ``process`` may yet make of what the function holds. None when it holds nothing."""
+        return None
+
+
+class State:
+    """A function's memory: values by key, of what MessagePack can hold. The runtime writes what was changed with each
+    step, and puts it back with ``load`` after a restart.
+
+    Call ``touch`` for values that are changed in place, such as a list that grows.
+    """
+
+    __slots__ = ("_changed", "values")
+
+    def __init__(self) -> None:
+        self.values: dict[bytes, Any] = {}
+        """Read as you like; change through the methods."""
+        self._changed: set[bytes] = set()
+
+    def set(self, key: bytes, value: Any) -> None:
+        """Remember a value."""
+        self.values[key] = value
+        self._changed.add(key)
+
+    def touch(self, key: bytes) -> None:
+        """Note that the value of a key was changed in place."""
+        self._changed.add(key)
+
+    def delete(self, key: bytes) -> None:
+        """Forget a value, if there is one."""
+        if self.values.pop(key, None) is not None:
+            self._changed.add(key)
+
+    def take_changes(self) -> dict[bytes, Any]:
+        """Return what changed since the last call, None for what was deleted. For the runtime."""
+        changes = {key: self.values.get(key) for key in self._changed}
+        self._changed.clear()
+        return changes
+
+    def load(self, key: bytes, value: Any) -> None:
+        """Put back what an earlier run remembered; None forgets it. For the runtime."""
+        if value is None:
+            self.values.pop(key, None)
+        else:
+            self.values[key] = value
+
+    def items(self) -> Iterator[tuple[bytes, Any]]:
+        """Yield all keys and values, for a full copy."""
+        yield from self.values.items()
+
+
+class Context(NamedTuple):
+    """Facts that the functions of a derived stream are made with."""
+
+    stream: str
+    """Name of the derived stream."""
+    inputs: tuple[str, ...]
+    levels: Callable[[bytes], Mapping[str, str]]
+    """Key -> named levels of its topic (``plant/{line}/{machine}``): names that expressions know."""
+    level_names: tuple[str, ...]
+    """All names that ``levels`` may give."""
