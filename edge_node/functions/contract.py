@@ -85,7 +85,7 @@ class Function:
         """Return what becomes of some rows, in order."""
         raise NotImplementedError
 
-    def tick(self, time: int, out: Out) -> list[Row]:
+    def tick(self, time: int, out: Out) -> list[Row]:  # noqa: ARG002
         """Return rows that were waiting for this time. Called for each whole second at which something can be due
         (``due``), before any row that the node took in later. Every later row is of a later time.
 
@@ -105,6 +105,48 @@ class Function:
         """Return the time of the oldest row that may still come out: the lowest ``Row.time`` of the rows that ``tick``
         and ``process`` may yet make of what the function holds. None when it holds nothing."""
         return None
+
+    def version(self) -> str:
+        """Return a short hash of the files that the function works with besides its settings: code, a model, a table.
+        Empty where there are none. It is part of the origin of a step's outputs, read after the step's last row."""
+        return ""
+
+    def trouble(self) -> str:
+        """Return one line about what an operator should look at, such as a new version of a file that is not used
+        because it fails. Empty when all is well. For the status."""
+        return ""
+
+
+class NotReady(Exception):
+    """A function cannot work now: its file is missing or its code does not load. Says what is wrong and what to do."""
+
+
+class AsyncFunction(Function):
+    """A function that works elsewhere, in a thread or a process of its own, or that reads files.
+
+    The runtime awaits the methods below in place of ``process`` and ``tick``, and handles one chain at a time in a
+    task of its own, so other streams go on meanwhile. A call that is cancelled or raises ends the step: nothing of it
+    is kept, and the chain is made again from what is durable.
+    """
+
+    async def prepare(self) -> None:
+        """Make ready for a step: load files that changed. Called before any function of the chain has seen its rows,
+        and before the first step. Returns at once when there is nothing to do.
+
+        Raises:
+            NotReady: the rows have to wait. The runtime tells of it in the status, and calls again later.
+        """
+
+    async def process_async(self, rows: list[Row], out: Out) -> list[Row]:
+        """Return what becomes of some rows, in order."""
+        return self.process(rows, out)
+
+    async def tick_async(self, time: int, out: Out) -> list[Row]:
+        """Return rows that were waiting for this time, as ``tick`` does."""
+        return self.tick(time, out)
+
+    async def close(self) -> None:
+        """End processes and threads. The function is not used again."""
 
 
 class State:
