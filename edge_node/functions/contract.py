@@ -89,6 +89,10 @@ class Function:
         """Return rows that were waiting for this time. Called for each whole second at which something can be due
         (``due``), before any row that the node took in later. Every later row is of a later time.
 
+        Many rows can be due at once: ten thousand windows that end with the minute. A function may return some of
+        them. While ``due`` says ``time`` or earlier after a call, the runtime calls again with the same time, maybe
+        after other work, and before any later row or tick.
+
         Args:
             time: ns since 1970.
         """
