@@ -29,5 +29,12 @@ def _changes(before: Any, now: Any, path: str) -> Iterator[str]:
                 yield f"{inner} (new)"
             else:
                 yield from _changes(before[name], now[name], inner)
+    elif _are_sections(before) and _are_sections(now) and len(before) == len(now):
+        for at, (one, other) in enumerate(zip(before, now, strict=True)):
+            yield from _changes(one, other, f"{path}[{at}]")
     else:
         yield path
+
+
+def _are_sections(value: Any) -> bool:
+    return isinstance(value, tuple) and all(isinstance(each, msgspec.Struct) for each in value)

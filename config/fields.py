@@ -55,6 +55,8 @@ class Unit(NamedTuple):
     parse: Callable[[str, str], Any]
     format: Callable[[Any], str]
     pattern: str | None = None
+    written: tuple[str, ...] = ("string",)
+    """Types in which YAML may have it, as JSON Schema calls them."""
 
 
 def _bind(text: str, _folder: str) -> str:
@@ -123,18 +125,27 @@ def _filter(text: str, _folder: str) -> str:
     return text
 
 
+def _expression(text: str, _folder: str) -> str:
+    if not text.strip():
+        raise ValueError("expected an expression such as rms > 2.5, got nothing")
+    return text
+
+
+_MEASURED = ("string", "integer")
 UNITS = {
     "duration": Unit(
         "a duration such as 250ms, 10s or 1h30m",
         lambda text, _: units.parse_duration(text),
         units.format_duration,
         rf"^(0|{units.DURATION_PATTERN})$",
+        _MEASURED,
     ),
     "size": Unit(
         "a size such as 64KiB, 16MiB or 2GiB",
         lambda text, _: units.parse_size(text),
         units.format_size,
         rf"^(0|{units.SIZE_PATTERN})$",
+        _MEASURED,
     ),
     "bind": Unit("host:port such as 127.0.0.1:1883", _bind, str),
     "listen": Unit("host:port such as 127.0.0.1:1883, or unix:/path", _listen, str),
@@ -143,6 +154,12 @@ UNITS = {
     "path": Unit("a path", _path, str),
     "store": Unit("a folder or s3://bucket/prefix", _store, str),
     "filters": Unit('an MQTT filter such as "plant/{line}/#"', _filter, str),
+    "expression": Unit(
+        "an expression such as rms > 2.5",
+        _expression,
+        str,
+        written=("string", "number", "boolean"),
+    ),
     "urls": Unit("a URL such as https://hub.example.com", _url, str),
 }
 """Units by the ``x-unit`` of the models. ``filters``, ``urls``, ``networks`` and ``hosts`` are lists; a single value

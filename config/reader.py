@@ -5,7 +5,9 @@ from __future__ import annotations
 
 import difflib
 import functools
+import operator
 import re
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -16,8 +18,13 @@ from weft.config.errors import Finding, KeyPath
 from weft.config.fields import UNITS, Shape, shape_of
 from weft.config.schema import settings
 from weft.config.units import quoted
+from weft.config.values import OneOf
 
 _TAG = "tag:yaml.org,2002:"
+_NUMBER = re.compile(r"[-+]?[0-9]{1,18}(\.[0-9]{0,18})?([eE][-+]?[0-9]{1,2})?")
+"""Number as people write it; YAML 1.1 takes ``1e-3`` for text. Without infinity and NaN, which no setting means."""
+_PYTHON_WORDS = {"true": "True", "false": "False", "null": "None", "~": "None"}
+"""YAML's words without quotes -> what they are in an expression."""
 _SECRETS = re.compile(r"password|passwd|secret|token|api_?key|credentials?|access_key", re.IGNORECASE)
 _TEXT_SHOWN_MAX = 80
 _KEYS_SHOWN_MAX = 14
@@ -44,7 +51,7 @@ class Reader:
         shape = shape_of(type_)
         inner = shape.type
         if isinstance(inner, inspect.UnionType):
-            return self._optional(node, inner, shape, path)
+            return self._union(node, inner, shape, path)
         if isinstance(inner, inspect.StructType):
             return self._struct(node, inner, path, shape.short)
         if isinstance(inner, inspect.DictType):
@@ -64,7 +71,7 @@ class Reader:
         """Return the path of each setting of the model."""
         return [each.path for each in settings(self._model)]
 
-    def _unknown(self, key: str, known: list[str]) -> str:
+    def _unknown(self, key: str, known: list[str], noun: str = "setting") -> str:
         """Return the message for an unknown key."""
         if _SECRETS.fullmatch(key):
             return "is not a setting: the configuration never holds secrets. Name a file with the secret"
@@ -72,16 +79,17 @@ class Reader:
         # The path of a setting that has this name in another section.
         elsewhere = [path for path in self._paths if path.rpartition(".")[2] == key]
         if near or not elsewhere:
-            return f"is not a setting. {f'Did you mean {near[0]}?' if near else f'Known here: {_listed(known)}'}"
-        return f"is not a setting here. Did you mean {elsewhere[0]}?"
+            return f"is not a {noun}. {f'Did you mean {near[0]}?' if near else f'Known here: {_listed(known)}'}"
+        return f"is not a {noun} here. Did you mean {elsewhere[0]}?"
 
-    def _optional(self, node: yaml.Node, type_: inspect.UnionType, outer: Shape, path: KeyPath) -> Any:
-        if _is_null(node):
+    def _union(self, node: yaml.Node, type_: inspect.UnionType, outer: Shape, path: KeyPath) -> Any:
+        types = [each for each in type_.types if not isinstance(each, inspect.NoneType)]
+        if _is_null(node) and len(types) < len(type_.types):
             return None
-        (inner,) = (each for each in type_.types if not isinstance(each, inspect.NoneType))
         # The unit of an optional value may stand on the outside: Annotated[Path | None, ...].
-        unit = {"x-unit": outer.unit} if outer.unit else {}
-        return self.read(node, inspect.Metadata(inner, extra_json_schema=unit), path)
+        extra = {"x-unit": outer.unit, "x-short": outer.short}
+        extra = {key: value for key, value in extra.items() if value is not None}
+        return self.read(node, inspect.Metadata(_fitting(node, types), extra_json_schema=extra), path)
 
     def _entries(self, node: yaml.MappingNode, path: KeyPath) -> list[tuple[str, yaml.Node]]:
         entries: dict[str, yaml.Node] = {}
@@ -102,20 +110,30 @@ class Reader:
     def _struct(self, node: yaml.Node, type_: inspect.StructType, path: KeyPath, short: str | None = None) -> Any:
         if _is_null(node):  # a section whose lines are all commented out
             node = yaml.MappingNode(node.tag, [], node.start_mark, node.end_mark)
-        if short is not None and isinstance(node, yaml.ScalarNode):
-            (only,) = (field for field in type_.fields if field.encode_name == short)
+        only = next((field for field in type_.fields if field.encode_name == short), None)
+        if only is not None and _may_be(node, only.type):
             value = self.read(node, only.type, path)
             return value if value is INVALID else type_.cls(**{only.name: value})
         if not isinstance(node, yaml.MappingNode):
             keys = [field.encode_name for field in type_.fields]
             return self._refuse(path, f"keys and values ({_listed(keys)})", node)
         fields = {field.encode_name: field for field in type_.fields}
+        one_of = type_.cls if issubclass(type_.cls, OneOf) else None
+        entries = self._entries(node, path)
+        if one_of is not None and len(entries) != 1:
+            got = " and ".join(key for key, _ in entries) or f"nothing. Known here: {_listed(list(fields))}"
+            self.findings.append(Finding(path, f"expected one {one_of.noun}, got {got}"))
+            return INVALID
         values: dict[str, Any] = {}
-        for key, value in self._entries(node, path):
+        for key, value in entries:
             if key not in fields:
-                self.findings.append(Finding((*path, key), self._unknown(key, list(fields))))
+                noun = one_of.noun if one_of is not None else "setting"
+                self.findings.append(Finding((*path, key), self._unknown(key, list(fields), noun)))
+                values[key] = INVALID
                 continue
-            values[fields[key].name] = self.read(value, fields[key].type, (*path, key))
+            # The only setting is never left out: null asks for its defaults.
+            type_of = _without_null(fields[key].type) if one_of is not None else fields[key].type
+            values[fields[key].name] = self.read(value, type_of, (*path, key))
         for name, field in fields.items():
             if field.required and field.name not in values:
                 if not any(name in message for at, message in self.findings if at[:-1] == path):  # it was misspelt
@@ -126,33 +144,45 @@ class Reader:
         return type_.cls(**values)
 
     def _named(self, node: yaml.Node, type_: inspect.DictType, path: KeyPath) -> Any:
-        if _is_null(node):
+        if _is_null(node) and not type_.min_length:
             return {}
+        is_of_sections = isinstance(shape_of(_without_null(type_.value_type)).type, inspect.StructType)
+        words = "names with their " + ("settings, such as `NAME: {...}`" if is_of_sections else "values: `NAME: VALUE`")
         if not isinstance(node, yaml.MappingNode):
-            return self._refuse(path, "names with their settings, such as `NAME: {...}`", node)
+            return self._refuse(path, words, node)
         entries = self._entries(node, path)
         if type_.max_length is not None and len(entries) > type_.max_length:
             self.findings.append(Finding(path, f"expected at most {type_.max_length} entries, got {len(entries)}"))
             return INVALID
+        if len(entries) < (type_.min_length or 0):
+            self.findings.append(Finding(path, f"expected {words}, got nothing"))
+            return INVALID
         return {name: self.read(value, type_.value_type, (*path, name)) for name, value in entries}
 
     def _list(self, node: yaml.Node, type_: inspect.VarTupleType, shape: Shape, path: KeyPath) -> Any:
-        item = Shape(type_.item_type, shape.unit, "")
-        if isinstance(node, yaml.ScalarNode) and not _is_null(node):
+        item = shape_of(type_.item_type)
+        item = item._replace(unit=item.unit or shape.unit)
+        is_of_sections = isinstance(item.type, inspect.StructType)
+        if isinstance(node, yaml.ScalarNode) and not _is_null(node) and not is_of_sections:
             value = self._scalar(node, item, path)
             return value if value is INVALID else (value,)
+        if is_of_sections and _is_null(node):  # a list whose lines are all commented out
+            node = yaml.SequenceNode(node.tag, [], node.start_mark, node.end_mark)
         if not isinstance(node, yaml.SequenceNode):
-            return self._refuse(path, f"{_expected(item)}, or a list of them", node)
+            words = "a list of entries that begin with a dash, such as `- where: rms > 2.5`"
+            return self._refuse(path, words if is_of_sections else f"{_expected(item)}, or a list of them", node)
         count = len(node.value)
         if count < (type_.min_length or 0) or count > (type_.max_length or count):
-            self.findings.append(
-                Finding(path, f"expected {type_.min_length or 0} to {type_.max_length} entries, got {count}")
-            )
+            bounds = f"{type_.min_length or 0} to {type_.max_length}" if type_.max_length else f"{type_.min_length}"
+            self.findings.append(Finding(path, f"expected {bounds} entries, got {count}"))
             return INVALID
-        return tuple(self._item(each, item, (*path, i)) for i, each in enumerate(node.value))
+        values = tuple(self._item(each, item, (*path, i)) for i, each in enumerate(node.value))
+        return INVALID if any(value is INVALID for value in values) else values
 
     def _item(self, node: yaml.Node, shape: Shape, path: KeyPath) -> Any:
         self.lines[path] = node.start_mark.line + 1
+        if isinstance(shape.type, inspect.StructType):
+            return self._struct(node, shape.type, path, shape.short)
         if not isinstance(node, yaml.ScalarNode):
             return self._refuse(path, _expected(shape), node)
         return self._scalar(node, shape, path)
@@ -162,6 +192,8 @@ class Reader:
         inner = shape.type
         if shape.unit is not None:
             is_number = node.tag in (f"{_TAG}int", f"{_TAG}float")
+            if shape.unit == "expression" and node.value:
+                return self._expression(node, path)
             if not is_text and not (is_number and shape.unit in _MEASURED):
                 return self._refuse(path, UNITS[shape.unit].words, node)
             return self._with_unit(node, shape, path)
@@ -177,7 +209,15 @@ class Reader:
             and re.fullmatch(r"-?[0-9]{1,18}", node.value)
         ):
             return self._bounded(int(node.value), shape, path)
+        if isinstance(inner, inspect.FloatType) and node.style is None and _NUMBER.fullmatch(node.value):
+            return self._bounded(float(node.value), shape, path)
         return self._refuse(path, _expected(shape), node)
+
+    def _expression(self, node: yaml.ScalarNode, path: KeyPath) -> Any:
+        """Return the text of a scalar of any type: YAML would read ``3`` as a number, and ``true`` as a boolean."""
+        if not node.value.strip():
+            return self._refuse(path, UNITS["expression"].words, node)
+        return _PYTHON_WORDS.get(node.value.lower(), node.value) if node.style is None else node.value
 
     def _with_unit(self, node: yaml.ScalarNode, shape: Shape, path: KeyPath) -> Any:
         assert shape.unit is not None
@@ -191,19 +231,66 @@ class Reader:
     def _bounded(self, value: Any, shape: Shape, path: KeyPath) -> Any:
         inner = shape.type
         if isinstance(inner, inspect.IntType | inspect.FloatType):
-            show = UNITS[shape.unit].format if shape.unit else str
-            if inner.ge is not None and value < inner.ge:
-                self.findings.append(Finding(path, f"expected at least {show(inner.ge)}, got {show(value)}"))
-                return INVALID
-            if inner.le is not None and value > inner.le:
-                self.findings.append(Finding(path, f"expected at most {show(inner.le)}, got {show(value)}"))
+            expected = out_of_bounds(value, inner, UNITS[shape.unit].format if shape.unit else str)
+            if expected is not None:
+                self.findings.append(Finding(path, expected))
                 return INVALID
         return value
+
+
+def out_of_bounds(value: float, type_: inspect.IntType | inspect.FloatType, show: Callable[[Any], str]) -> str | None:
+    """Return why a number is outside the bounds of its type; None if it is within."""
+    wanted = (
+        ("at least", type_.ge, operator.ge),
+        ("at most", type_.le, operator.le),
+        ("more than", type_.gt, operator.gt),
+        ("less than", type_.lt, operator.lt),
+    )
+    for words, bound, holds in wanted:
+        if bound is not None and not holds(value, bound):
+            return f"expected {words} {show(bound)}, got {show(value)}"
+    return None
 
 
 def _missing(field: inspect.Field) -> str:
     meaning = shape_of(field.type).description.partition(". ")[0].rstrip(".")
     return f"is missing. {meaning}."
+
+
+def _without_null(type_: inspect.Type) -> inspect.Type:
+    """Return a type that may be null as the type that it is otherwise."""
+    shape = shape_of(type_)
+    if not isinstance(shape.type, inspect.UnionType):
+        return type_
+    types = tuple(each for each in shape.type.types if not isinstance(each, inspect.NoneType))
+    extra = {key: value for key, value in (("x-unit", shape.unit), ("x-short", shape.short)) if value is not None}
+    return inspect.Metadata(types[0] if len(types) == 1 else inspect.UnionType(types), extra_json_schema=extra)
+
+
+_MAPPINGS = (inspect.DictType, inspect.StructType)
+_LISTS = (inspect.VarTupleType,)
+
+
+def _fitting(node: yaml.Node, types: list[inspect.Type]) -> inspect.Type:
+    """Return the type that a value is meant to be, by its form: a mapping, a list or a single value."""
+
+    def has_form(type_: inspect.Type) -> bool:
+        inner = shape_of(type_).type
+        if isinstance(node, yaml.MappingNode):
+            return isinstance(inner, _MAPPINGS)
+        if isinstance(node, yaml.SequenceNode):
+            return isinstance(inner, _LISTS)
+        return not isinstance(inner, (*_MAPPINGS, *_LISTS))
+
+    fits = next((each for each in types if has_form(each)), None)
+    # A single value may stand for a list, and for a section.
+    return fits or next((each for each in types if isinstance(shape_of(each).type, _LISTS)), types[0])
+
+
+def _may_be(node: yaml.Node, type_: inspect.Type) -> bool:
+    """Return whether a node can stand for a section as the value of its only setting, which is of this type."""
+    inner = shape_of(_without_null(type_)).type
+    return isinstance(node, yaml.ScalarNode) or (isinstance(node, yaml.SequenceNode) and isinstance(inner, _LISTS))
 
 
 def _is_null(node: yaml.Node) -> bool:
@@ -224,6 +311,8 @@ def _expected(shape: Shape) -> str:
         return " or ".join(map(str, shape.type.values))
     if isinstance(shape.type, inspect.IntType):
         return "a whole number"
+    if isinstance(shape.type, inspect.FloatType):
+        return "a number"
     if isinstance(shape.type, inspect.BoolType):
         return "true or false"
     return "text (put it in quotes if it looks like a number, a date or yes/no)"

@@ -9,6 +9,7 @@ import msgspec
 from msgspec import inspect
 
 from weft.config.fields import UNITS, Shape, default_of, model_shape, shape_of
+from weft.config.values import OneOf
 
 _NUMBER_KEYS = ("minimum", "maximum")
 
@@ -26,6 +27,9 @@ def schema(model: type[msgspec.Struct]) -> dict[str, Any]:
     """Return the JSON Schema (2020-12) of the YAML that ``config.load`` reads as ``model``."""
     generated = _as_written(msgspec.json.schema(model))
     assert isinstance(generated, dict)
+    for choice in OneOf.__subclasses__():
+        if choice.__name__ in generated["$defs"]:
+            generated["$defs"][choice.__name__] |= {"minProperties": 1, "maxProperties": 1}
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **generated}
 
 
@@ -40,23 +44,33 @@ def _as_written(node: Any) -> Any:
         # A section's default repeats what its settings say of themselves.
         node = {key: value for key, value in node.items() if key != "default"}
     if "x-short" in node:
-        section = {key: value for key, value in node.items() if key != "x-short"}
-        return {"anyOf": [section, {"$ref": f"{section['$ref']}/properties/{node['x-short']}"}]}
-    if "x-unit" not in node:
+        return _with_short({key: value for key, value in node.items() if key != "x-short"}, node["x-short"])
+    unit = UNITS[node["x-unit"]] if "x-unit" in node else None
+    if unit is not None:
+        node = {key: value for key, value in node.items() if key not in ("x-unit", *_NUMBER_KEYS)}
+        if unit.written != ("string",) and node.get("type") != "array":
+            node |= {"type": [*unit.written]}
+        if unit.pattern is not None:
+            node |= {"pattern": unit.pattern}
+            if "default" in node:
+                node["default"] = unit.format(node["default"])
+    else:
         optional = next((UNITS[each["x-unit"]] for each in node.get("anyOf", ()) if "x-unit" in each), None)
         if optional is not None and node.get("default") is not None:
             node = node | {"default": optional.format(node["default"])}
-        return {key: _as_written(value) for key, value in node.items()}
-    unit = UNITS[node["x-unit"]]
-    written = {key: value for key, value in node.items() if key not in ("x-unit", *_NUMBER_KEYS)}
-    if unit.pattern is not None:
-        written |= {"type": ["string", "integer"], "pattern": unit.pattern}
-        if "default" in node:
-            written["default"] = unit.format(node["default"])
-    if written.get("type") == "array":
+    written = {key: _as_written(value) for key, value in node.items()}
+    if written.get("type") == "array" and "$ref" not in written.get("items", {}):
+        # A single value may stand for a list; a section may not, as its dash would be missed at the second one.
         both = {key: written.pop(key) for key in ("type", "items", "minItems", "maxItems") if key in written}
-        written["anyOf"] = [{"type": "string"}, both]
+        written["anyOf"] = [both.get("items", {}), both]
     return written
+
+
+def _with_short(section: dict[str, Any], short: str) -> dict[str, Any]:
+    """Add the single value that may stand for a section, which may be null."""
+    choices = section.pop("anyOf", None) or [{"$ref": section.pop("$ref")}]
+    (reference,) = (each["$ref"] for each in choices if "$ref" in each)
+    return {**section, "anyOf": [*choices, {"$ref": f"{reference}/properties/{short}"}]}
 
 
 def settings(model: type[msgspec.Struct]) -> Iterator[Setting]:
@@ -81,7 +95,10 @@ def _section(type_: inspect.Type) -> tuple[inspect.StructType | None, str]:
     if isinstance(type_, inspect.StructType):
         return type_, ""
     if isinstance(type_, inspect.UnionType):
-        return next((each for each in type_.types if isinstance(each, inspect.StructType)), None), ""
+        return next((found for each in type_.types if (found := _section(shape_of(each).type))[0]), (None, ""))
+    if isinstance(type_, inspect.VarTupleType):
+        section, suffix = _section(shape_of(type_.item_type).type)
+        return section, f"[]{suffix}"
     if isinstance(type_, inspect.DictType):
         return _section(shape_of(type_.value_type).type)[0], ".<name>"
     return None, ""
@@ -91,7 +108,7 @@ def _words(shape: Shape) -> str:
     inner = shape.type
     if isinstance(inner, inspect.UnionType):
         shapes = [shape_of(each) for each in inner.types if not isinstance(each, inspect.NoneType)]
-        return _words(shapes[0]._replace(unit=shapes[0].unit or shape.unit))
+        return ", or ".join(_words(each._replace(unit=each.unit or shape.unit)) for each in shapes)
     words = "text"
     if shape.unit is not None:
         words = UNITS[shape.unit].words
@@ -99,16 +116,21 @@ def _words(shape: Shape) -> str:
         words = " or ".join(f"`{value}`" for value in inner.values)
     elif isinstance(inner, inspect.IntType):
         words = "a whole number"
+    elif isinstance(inner, inspect.FloatType):
+        words = "a number"
     elif isinstance(inner, inspect.BoolType):
         words = "`true` or `false`"
     elif isinstance(inner, inspect.VarTupleType):
-        words = "a list of names"
+        item = _words(shape_of(inner.item_type))
+        words = "a list of names" if item == "text" else f"{item}, or a list of them"
+    elif isinstance(inner, inspect.DictType):
+        words = f"a mapping: name -> {_words(shape_of(inner.value_type))}"
     if isinstance(inner, inspect.VarTupleType) and shape.unit is not None:
         words += ", or a list of them"
     if isinstance(inner, inspect.IntType | inspect.FloatType):
         show = UNITS[shape.unit].format if shape.unit else str
-        words += f", at least {show(inner.ge)}" if inner.ge is not None else ""
-        words += f", at most {show(inner.le)}" if inner.le is not None else ""
+        bounds = (("at least", inner.ge), ("at most", inner.le), ("more than", inner.gt), ("less than", inner.lt))
+        words += "".join(f", {word} {show(bound)}" for word, bound in bounds if bound is not None)
     return words
 
 

@@ -6,7 +6,11 @@ from typing import Annotated, Literal
 
 from msgspec import Meta, field
 
+from weft.config.functions.step import FunctionStep
 from weft.config.values import Duration, Filters, MiB, Path, Section, Size, Urls
+
+FUNCTIONS_MAX = 32
+"""Largest number of functions of one stream. Longer chains are better cut into streams that can be looked into."""
 
 
 class Disk(Section, frozen=True, kw_only=True):
@@ -107,6 +111,13 @@ class Stream(Section, frozen=True, kw_only=True):
         ),
     ] = "refuse"
     retain: Annotated[Retain, Meta(description="How long records stay; unset: until their space is needed.")] = Retain()
+    functions: Annotated[
+        tuple[FunctionStep, ...],
+        Meta(
+            max_length=FUNCTIONS_MAX,
+            description="Functions that each record goes through, in this order, before it is in this stream.",
+        ),
+    ] = ()
     replicate: Annotated[
         bool,
         Meta(

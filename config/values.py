@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import msgspec
 from msgspec import Meta
@@ -23,6 +23,8 @@ Listen = Annotated[str, Meta(extra_json_schema={"x-unit": "listen"})]
 Networks = Annotated[tuple[str, ...], Meta(min_length=1, max_length=64, extra_json_schema={"x-unit": "networks"})]
 Hosts = Annotated[tuple[str, ...], Meta(max_length=64, extra_json_schema={"x-unit": "hosts"})]
 """Host names without port, in lower case."""
+Expression = Annotated[str, Meta(min_length=1, extra_json_schema={"x-unit": "expression"})]
+"""Text of an expression. In YAML it may also look like a number or a word for true or false: ``where: true``."""
 Anonymous = Literal["loopback", "allowed_beyond_loopback"]
 RefusedPublish = Literal["close", "acknowledge"]
 MqttAnonymous = Literal["never", "loopback", "allowed_beyond_loopback"]
@@ -32,3 +34,19 @@ MiB = 1 << 20
 
 class Section(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Base class of sections: immutable, and unknown keys are errors."""
+
+
+class OneOf(Section, frozen=True, kw_only=True):
+    """Base class of sections of which exactly one setting is given. All of them are optional in the model."""
+
+    noun: ClassVar[str] = "setting"
+    """Word for a setting of this section in error messages."""
+
+    @property
+    def chosen(self) -> tuple[str, Any]:
+        """Return the setting that is given: its name as in YAML, and its value."""
+        for field in msgspec.structs.fields(self):
+            value = getattr(self, field.name)
+            if value is not None:
+                return field.encode_name, value
+        raise LookupError(f"this {type(self).__name__} has no {self.noun}")

@@ -8,7 +8,7 @@ import logging
 import random
 from collections.abc import Callable
 
-import weft.edge_node.light_imports  # noqa: F401 - before edge_node.sessions.store
+import weft.edge_node.sessions.store.light_imports  # noqa: F401 - before sqlite_utils is imported
 from weft.bounds import Refusals
 from weft.config.log_lines.throttle import Throttle
 from weft.config.models import EdgeConfig

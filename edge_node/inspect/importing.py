@@ -9,10 +9,10 @@ from typing import NamedTuple
 
 from weft.config.models import EdgeConfig
 from weft.config.units import approximate_size
-from weft.edge_node import imported
 from weft.edge_node.check import segment_bytes
 from weft.edge_node.inspect.exclusive_log import check_user, exclusive_log
 from weft.edge_node.inspect.view import LogDirectory
+from weft.edge_node.links import imported
 from weft.edge_node.streams import SESSION_STREAMS
 from weft.protocols.lane import NodeName, format_log_id
 from weft.storage.filesystem import DirectoryInUse, FileSystem, OSFileSystem

@@ -19,9 +19,9 @@ from typing import Any
 import msgspec
 
 from weft.config.models import EdgeConfig
-from weft.edge_node import imported
 from weft.edge_node.check import carried_streams, segment_bytes
 from weft.edge_node.clock import clock_reader, wall_clock
+from weft.edge_node.links import imported
 from weft.edge_node.links.links import Links
 from weft.edge_node.streams import STREAMS_THAT_STAY
 from weft.protocols.lane import NodeName

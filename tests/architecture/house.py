@@ -29,7 +29,7 @@ OTHERS = "*"
 
 ROOMS: dict[str, tuple[tuple[str, ...], ...]] = {
     "edge_node": (
-        ("counters", "clock", "timer_wheel", "streams", "light_imports", "imported"),
+        ("counters", "clock", "timer_wheel", "streams"),
         ("check",),
         ("listeners",),
         ("access",),

@@ -11,10 +11,12 @@ import pytest
 from weft.cloud_hub.check import check as check_hub
 from weft.config.load import load, parse
 from weft.config.models import EdgeConfig, HubConfig
+from weft.config.schema import settings
 from weft.edge_node.check import check as check_edge
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = sorted((ROOT / "config/examples").glob("*.yaml"))
+_FUNCTION = ".functions[]."
 _BLOCK = re.compile(r"<!-- config: (edge|hub) -->\s*\n```yaml\n(.*?)```", re.DOTALL)
 _YAML = re.compile(r"^( *)```yaml$", re.MULTILINE)
 
@@ -42,12 +44,20 @@ def test_there_are_examples_of_both_kinds() -> None:
     assert {path.stem for path in EXAMPLES} >= {"edge-minimal", "edge-full", "hub-minimal", "hub-s3"}
 
 
-def test_the_full_example_shows_every_setting() -> None:
-    from weft.config.schema import settings
+def missing(text: str, paths: Iterator[str]) -> list[str]:
+    keys = {path.rpartition(".")[2].removesuffix("[]") for path in paths} - {"<name>"}
+    return [key for key in sorted(keys) if not re.search(rf"\b{key}:", text)]
 
+
+def test_the_full_example_shows_every_setting() -> None:
     text = (ROOT / "config/examples/edge-full.yaml").read_text()
-    keys = {setting.path.rpartition(".")[2] for setting in settings(EdgeConfig)} - {"<name>"}
-    assert [key for key in sorted(keys) if not re.search(rf"\b{key}:", text)] == []
+    assert missing(text, (each.path for each in settings(EdgeConfig) if _FUNCTION not in each.path)) == []
+
+
+def test_the_examples_of_functions_show_every_setting_of_them() -> None:
+    files = [*EXAMPLES, *(ROOT / "docs/functions").glob("*.md")]
+    text = "\n".join(path.read_text() for path in files)
+    assert missing(text, (each.path for each in settings(EdgeConfig) if _FUNCTION in each.path)) == []
 
 
 @pytest.mark.parametrize(("place", "kind", "text"), list(blocks()))

@@ -9,7 +9,7 @@ import random
 import sys
 import time
 
-import weft.edge_node.light_imports  # noqa: F401 - before edge_node.sessions.store
+import weft.edge_node.sessions.store.light_imports  # noqa: F401 - before sqlite_utils is imported
 from weft.bounds import Refusals
 from weft.edge_node.clock import clock_reader, wall_clock
 from weft.edge_node.sessions.records import SessionRecord

@@ -1,0 +1,1 @@
+"""Settings of edge functions, a module for each family."""

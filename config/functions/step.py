@@ -1,0 +1,29 @@
+"""Entry of a stream's list of functions: the name of a function and its settings."""
+
+from __future__ import annotations
+
+from typing import Annotated, ClassVar
+
+from msgspec import Meta, field
+
+from weft.config.functions.fields import Fields, Select
+from weft.config.values import Expression, OneOf
+
+
+class FunctionStep(OneOf, frozen=True, kw_only=True):
+    """One function of a stream, by its name: `where: rms > 2.5`. A list entry has exactly one."""
+
+    noun: ClassVar[str] = "function"
+
+    where: Annotated[
+        Expression | None,
+        Meta(description="Keep the rows for which this expression is true; drop the others."),
+    ] = None
+    set_: Annotated[
+        Fields | None,
+        Meta(description="Fields to add or to replace: name -> expression. All other fields stay."),
+    ] = field(default=None, name="set")
+    select: Annotated[
+        Select | None,
+        Meta(description="Fields that stay, in this order: a list of names, or new name -> expression."),
+    ] = None
