@@ -165,21 +165,22 @@ class State:
     def __init__(self) -> None:
         self.values: dict[bytes, Any] = {}
         """Read as you like; change through the methods."""
-        self._changed: set[bytes] = set()
+        self._changed: dict[bytes, None] = {}
+        """In the order of the changes: what is written does not depend on how the interpreter orders a set."""
 
     def set(self, key: bytes, value: Any) -> None:
         """Remember a value."""
         self.values[key] = value
-        self._changed.add(key)
+        self._changed[key] = None
 
     def touch(self, key: bytes) -> None:
         """Note that the value of a key was changed in place."""
-        self._changed.add(key)
+        self._changed[key] = None
 
     def delete(self, key: bytes) -> None:
         """Forget a value, if there is one."""
         if self.values.pop(key, None) is not None:
-            self._changed.add(key)
+            self._changed[key] = None
 
     def take_changes(self) -> dict[bytes, Any]:
         """Return what changed since the last call, None for what was deleted. For the runtime."""

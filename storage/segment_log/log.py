@@ -144,6 +144,7 @@ class SegmentLog(LogAnswers, LogRoom):
         flags: dict[int, int] | None = None,
         payload_bytes: int | None = None,
         origin: int = 0,
+        times: list[int] | None = None,
     ) -> int:
         """Take a run of records, in order; not durable before ``on_durable`` says so. Owner's thread only.
 
@@ -153,6 +154,7 @@ class SegmentLog(LogAnswers, LogRoom):
             flags: index in this run -> ``protocols.batch.Flag`` bits, likewise.
             payload_bytes: of all payloads, for callers that have counted them.
             origin: number of what made them, from ``origin``; 0 for what devices sent.
+            times: time of each record, where they have several; then ``time`` is only when they are appended.
 
         Returns:
             The sequence number of the first; the others follow.
@@ -164,7 +166,7 @@ class SegmentLog(LogAnswers, LogRoom):
             ValueError: the lists differ in length, or the stream was not declared.
         """
         size = run_bytes(keys, payloads, headers, payload_bytes)
-        if len(keys) != len(payloads):
+        if len(keys) != len(payloads) or (times is not None and len(times) != len(keys)):
             raise ValueError(f"{len(keys)} keys for {len(payloads)} payloads")
         if size > KEY_BYTES_MAX:
             check_keys(keys)
@@ -193,7 +195,8 @@ class SegmentLog(LogAnswers, LogRoom):
             if lane.policy.retain_bytes is not None:
                 # Last, because it may drop the oldest: never for a run that is then refused.
                 self._admit_to_stream(stream, lane, needed, time)
-            state.queue.add(stream, base_seq, Run(time, keys, payloads, headers, flags, size, origin))
+            run = Run(time if times is None else times[0], keys, payloads, headers, flags, size, origin, times)
+            state.queue.add(stream, base_seq, run, time)
             if state.queue.together is not None:
                 state.queue.together.append((stream, base_seq, len(keys)))
             lane.next_seq += len(keys)

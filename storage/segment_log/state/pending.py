@@ -5,6 +5,7 @@ from __future__ import annotations
 import struct
 from collections import deque
 from collections.abc import Callable, Iterator
+from itertools import pairwise
 from typing import NamedTuple, TypeVar
 
 import zstandard
@@ -27,6 +28,7 @@ class Run(NamedTuple):
     """Records of one stream that were appended together."""
 
     time: int
+    """Time of the first record; that of all of them unless ``times`` says more."""
     keys: list[bytes]
     payloads: list[bytes]
     headers: dict[int, HeaderPairs] | None
@@ -34,12 +36,18 @@ class Run(NamedTuple):
     raw_bytes: int
     """``run_bytes`` of the above."""
     origin: int = 0
+    times: list[int] | None = None
+    """Time of each record; None for one time for all."""
 
     def part(self, first: int, end: int) -> Run:
         """Return the records ``[first, end)`` of the run."""
         keys, payloads = self.keys[first:end], self.payloads[first:end]
         headers, flags = _between(self.headers, first, end), _between(self.flags, first, end)
-        return Run(self.time, keys, payloads, headers, flags, run_bytes(keys, payloads, headers), self.origin)
+        times = self.times[first:end] if self.times is not None else None
+        return Run(
+            self.time if times is None else times[0], keys, payloads, headers, flags,
+            run_bytes(keys, payloads, headers), self.origin, times,
+        )  # fmt: skip
 
 
 class PendingBatch:
@@ -91,8 +99,12 @@ class PendingBatch:
     def extend(self, run: Run) -> None:
         """Add a run of records."""
         at = len(self._keys)
-        self.last_time = run.time
-        self._times.append(struct.pack("<q", run.time) * len(run.keys))
+        if run.times is None:
+            self.last_time = run.time
+            self._times.append(struct.pack("<q", run.time) * len(run.keys))
+        else:
+            self.last_time = run.times[-1]
+            self._times.append(struct.pack(f"<{len(run.times)}q", *run.times))
         self._keys += run.keys
         self._payloads += run.payloads
         if run.headers:
@@ -214,16 +226,32 @@ class PendingQueue:
         """Return whether the writer wants to hear that something is due."""
         return self.raw_bytes >= self.wake_bytes
 
-    def add(self, stream: int, base_seq: int, run: Run) -> None:
-        """Queue a run of records; one that is too long for a batch is split."""
+    def add(self, stream: int, base_seq: int, run: Run, now: int) -> None:
+        """Queue a run of records; one that is too long for a batch, or of times that no batch may have, is split.
+
+        Args:
+            now: the wall clock; ns since 1970.
+        """
         if not self.together:
-            self._last().count_append(run.time)
-        if len(run.keys) > 1 and (run.raw_bytes > BATCH_BYTES_MAX or len(run.keys) > BATCH_RECORDS_MAX):
-            for part in _parts(run):
-                self._add(stream, base_seq, part)
-                base_seq += len(part.keys)
-        else:
-            self._add(stream, base_seq, run)
+            self._last().count_append(now)
+        for whole in (run,) if run.times is None else self._by_times(run, run.times):
+            if len(whole.keys) > 1 and (whole.raw_bytes > BATCH_BYTES_MAX or len(whole.keys) > BATCH_RECORDS_MAX):
+                for part in _parts(whole):
+                    self._add(stream, base_seq, part)
+                    base_seq += len(part.keys)
+            else:
+                self._add(stream, base_seq, whole)
+                base_seq += len(whole.keys)
+
+    def _by_times(self, run: Run, times: list[int]) -> Iterator[Run]:
+        """Yield the run as parts in which times neither go back nor leap by more than a batch may."""
+        leap_max = 1 << 63 if self._clock_reading().state is ClockState.SYNCED else batch.CLOCK_STEP_NS_MAX
+        first = 0
+        for at, (before, after) in enumerate(pairwise(times), 1):
+            if not 0 <= after - before <= leap_max:
+                yield run.part(first, at)
+                first = at
+        yield run.part(first, len(times)) if first else run
 
     def _add(self, stream: int, base_seq: int, run: Run) -> None:
         commit = self._last()

@@ -1,0 +1,188 @@
+"""The functions of one derived stream, one behind the other: from records of the input to records of the output."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import NamedTuple
+
+from weft.edge_node.functions.contract import AsyncFunction, Function, Gap, Out, Row, State
+from weft.edge_node.functions.payloads import Format, PayloadError
+
+SECOND = 1_000_000_000
+"""Length of a tick, ns."""
+
+
+class Rejected(NamedTuple):
+    """A row that a function could do nothing with."""
+
+    row: Row
+    reason: str
+
+
+class Alert(NamedTuple):
+    """A message for local subscribers."""
+
+    topic: bytes
+    payload: bytes
+    qos: int
+    time: int
+    retain: bool
+
+
+class Outputs(Out):
+    """Everything that came out of a chain and is not stored yet."""
+
+    def __init__(self) -> None:
+        """Start empty."""
+        self.rows: list[Row] = []
+        """For the derived stream itself, in order; each with its payload."""
+        self.rejected: list[Rejected] = []
+        self.routed: dict[str, list[Row]] = {}
+        self.alerts: list[Alert] = []
+
+    def __bool__(self) -> bool:
+        """Return whether there is anything to store."""
+        return bool(self.rows or self.rejected or self.routed or self.alerts)
+
+    def reject(self, row: Row, reason: str) -> None:
+        """Keep a row for the stream of errors."""
+        self.rejected.append(Rejected(row, reason))
+
+    def route(self, row: Row, stream: str) -> None:
+        """Keep a row for another stream."""
+        self.routed.setdefault(stream, []).append(row)
+
+    def alert(self, topic: bytes, payload: bytes, qos: int, time: int, *, retain: bool) -> None:
+        """Keep a message for local subscribers."""
+        self.alerts.append(Alert(topic, payload, qos, time, retain))
+
+    def drop(self, row: Row, reason: str) -> None:
+        """Take no note: a node has no use for it."""
+
+
+class Chain:
+    """A chain and its memory. What goes in and when decides what comes out, not how it is cut into calls.
+
+    Call ``process`` with rows up to the next tick, then ``tick``, and so on (``slices``, ``ticks``).
+    """
+
+    def __init__(self, functions: Sequence[tuple[str, Function]], decoder: Format, encoder: Format) -> None:
+        """Join functions.
+
+        Args:
+            functions: each with a label under which its state is kept: the same for the same function with the same
+                settings.
+            decoder: format of the input's payloads.
+            encoder: format of the output's payloads, of rows whose values are not those of the payload any more.
+        """
+        self._functions = [function for _, function in functions]
+        self._labels = [label for label, _ in functions]
+        self._decoder = decoder
+        self._encoder = encoder
+        self._reads_values = any(function.reads_values for function in self._functions)
+        self.has_ticks = any(type(function).due is not Function.due for function in self._functions)
+        """True where time alone can bring rows out."""
+
+    async def prepare(self) -> None:
+        """Have all functions load what changed. Before each step.
+
+        Raises:
+            NotReady: the step has to wait.
+        """
+        for function in self._functions:
+            if isinstance(function, AsyncFunction):
+                await function.prepare()
+
+    async def process(self, rows: list[Row], out: Outputs) -> None:
+        """Put rows of the input through all functions, in order. None of them is later than a tick that may be due."""
+        if self._reads_values:
+            rows = self._decoded(rows, out)
+        await self._from(0, rows, out)
+
+    async def tick(self, time: int, out: Outputs) -> None:
+        """Tell all functions that every row up to a time has come."""
+        for at, function in enumerate(self._functions):
+            # What an earlier function still holds is yet to reach this one: its time has not come.
+            held = oldest_of(self._functions[:at])
+            due = function.due()
+            own = time if held is None else min(time, held - 1)
+            if due is None or due > own:
+                continue
+            if isinstance(function, AsyncFunction):
+                rows = await function.tick_async(own, out)
+            else:
+                rows = function.tick(own, out)
+            await self._from(at + 1, rows, out)
+
+    def gap(self, gap: Gap, out: Outputs) -> None:
+        """Tell all functions of numbers that are missing."""
+        for function in self._functions:
+            function.gap(gap, out)
+
+    def due(self) -> int | None:
+        """Return the second at which the next tick has something to do; None for never."""
+        found = [due for function in self._functions if (due := function.due()) is not None]
+        return -(-min(found) // SECOND) * SECOND if found else None
+
+    def oldest(self) -> int | None:
+        """Return the time of the oldest row that may still come out; None when nothing is held."""
+        return oldest_of(self._functions)
+
+    def states(self) -> Iterator[tuple[str, State]]:
+        """Yield the states of functions that remember anything, by their labels."""
+        for label, function in zip(self._labels, self._functions, strict=True):
+            if function.state is not None:
+                yield label, function.state
+
+    def version(self) -> str:
+        """Return the version of all files that the functions work with; empty where there are none."""
+        return "-".join(version for function in self._functions if (version := function.version()))
+
+    def trouble(self) -> str:
+        """Return what an operator should look at, on one line; empty when all is well."""
+        return "; ".join(trouble for function in self._functions if (trouble := function.trouble()))
+
+    async def close(self) -> None:
+        """End what functions run outside of this process."""
+        for function in self._functions:
+            if isinstance(function, AsyncFunction):
+                await function.close()
+
+    # --- inside
+
+    async def _from(self, first: int, rows: list[Row], out: Outputs) -> None:
+        for function in self._functions[first:]:
+            if not rows:
+                return
+            if isinstance(function, AsyncFunction):
+                rows = await function.process_async(rows, out)
+            else:
+                rows = function.process(rows, out)
+        self._encoded(rows, out)
+
+    def _decoded(self, rows: list[Row], out: Outputs) -> list[Row]:
+        decode = self._decoder.decode
+        decoded: list[Row] = []
+        for row in rows:
+            try:
+                row.values = decode(row.payload)  # type: ignore[arg-type]  # rows of the log have their payload
+            except PayloadError as error:
+                out.reject(row, str(error))
+            else:
+                decoded.append(row)
+        return decoded
+
+    def _encoded(self, rows: Iterable[Row], out: Outputs) -> None:
+        for row in rows:
+            if row.payload is None:
+                try:
+                    row.payload = self._encoder.encode(row.values)
+                except PayloadError as error:
+                    out.reject(row, str(error))
+                    continue
+            out.rows.append(row)
+
+
+def oldest_of(functions: Iterable[Function]) -> int | None:
+    """Return the time of the oldest row that some functions hold."""
+    return min((held for function in functions if (held := function.oldest()) is not None), default=None)

@@ -1,0 +1,1 @@
+"""The kinds of functions, a module for each."""

@@ -1,0 +1,14 @@
+"""Kinds of functions by the name that a configuration gives them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from weft.edge_node.functions.contract import Context, Function
+
+Make = Callable[[Any, Context], Function]
+"""(settings, context) -> a new function. Raises ``ValueError``, with a sentence, for settings that cannot work."""
+
+KINDS: dict[str, Make] = {}
+"""Field of ``config.functions.FunctionStep`` -> what makes the function."""
