@@ -27,7 +27,7 @@ from weft.storage.segment_log.room.drop_backlog import drop_backlog, whole_batch
 from weft.storage.segment_log.room.log_room import LogRoom
 from weft.storage.segment_log.settings import BATCH_BYTES_MAX, DUE_BYTES, RECORD_BYTES_MAX, LogSettings
 from weft.storage.segment_log.state.gaps import notices
-from weft.storage.segment_log.state.pending import Callback, Run
+from weft.storage.segment_log.state.pending import Callback, Run, parts_max
 from weft.storage.segment_log.state.run_sizes import (
     BATCH_OVERHEAD_BYTES,
     batches_bytes,
@@ -154,10 +154,9 @@ class SegmentLog(LogAnswers, LogRoom):
             flags: index in this run -> ``protocols.batch.Flag`` bits, likewise.
             payload_bytes: of all payloads, for callers that have counted them.
             origin: number of what made them, from ``origin``; 0 for what devices sent.
-            times: time of each record, where they have several; then ``time`` is only when they are appended.
+            times: time of each record, where they have several; ``time`` is now all the same.
 
-        Returns:
-            The sequence number of the first; the others follow.
+        Returns: the sequence number of the first; the others follow.
 
         Raises:
             LogFull: there is no room, or the stream is to refuse (``refuse``). Nothing of the run was taken.
@@ -184,7 +183,7 @@ class SegmentLog(LogAnswers, LogRoom):
                 return base_seq
             if lane.refusal is not None and state.queue.together is None:
                 raise LogFull(lane.refusal)
-            needed = size + BATCH_OVERHEAD_BYTES
+            needed = size + BATCH_OVERHEAD_BYTES * (1 if times is None else parts_max(times))
             if needed <= state.queue.reserved_bytes:
                 state.queue.reserved_bytes -= needed
             else:

@@ -352,6 +352,11 @@ class PendingQueue:
         return callbacks
 
 
+def parts_max(times: list[int]) -> int:
+    """Return the most batches that records of these times are."""
+    return 1 + sum(not 0 <= after - before <= batch.CLOCK_STEP_NS_MAX for before, after in pairwise(times))
+
+
 def _parts(run: Run) -> Iterator[Run]:
     """Yield the run as the longest parts that fit a batch; two neighbours never fit one together."""
     first = size = 0
