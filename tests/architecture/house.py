@@ -37,6 +37,7 @@ ROOMS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("ingest",),
         ("sessions",),
         ("mqtt",),
+        ("functions",),
         ("links", "control", "status"),
         ("inspect",),
         ("from_config", "preflight"),

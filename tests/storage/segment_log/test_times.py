@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import itertools
+from unittest import mock
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.storage.fakes import FakeFileSystem
 from tests.storage.segment_log.helpers import commit_all, open_log
-from weft.protocols.batch import CLOCK_STEP_NS_MAX, decode_header, records
+from weft.protocols.batch import CLOCK_STEP_NS_MAX, ClockState, decode_header, records
 from weft.storage.segment_log.state import pending
 
 TIMES = st.lists(st.integers(0, 10 * CLOCK_STEP_NS_MAX), min_size=1, max_size=30)
@@ -20,17 +21,14 @@ TIMES = st.lists(st.integers(0, 10 * CLOCK_STEP_NS_MAX), min_size=1, max_size=30
 def test_every_record_keeps_its_time(runs: list[list[int]], is_synced: bool, records_max: int) -> None:
     disk = FakeFileSystem()
     log = open_log(disk)
-    with_state = log._state.queue._clock_reading()._replace(state=1 if is_synced else 0)
-    log._state.queue._clock_reading = lambda: with_state  # type: ignore[method-assign]
-    before, pending.BATCH_RECORDS_MAX = pending.BATCH_RECORDS_MAX, records_max
-    try:
+    with_state = log._state.queue._clock_reading()._replace(state=ClockState(is_synced))
+    log._state.queue._clock_reading = lambda: with_state
+    with mock.patch.object(pending, "BATCH_RECORDS_MAX", records_max):
         stream = log.stream("out")
         for times in runs:
             log.append(stream, 10**18, [b"k"] * len(times), [b"%d" % time for time in times], times=times)
             log.append(stream, 10**18, [b"k"], [b"now"])
         commit_all(log)
-    finally:
-        pending.BATCH_RECORDS_MAX = before
     found = []
     for data in log.read(stream, 0, 1 << 20):
         header = decode_header(data)
