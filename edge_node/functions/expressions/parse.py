@@ -1,0 +1,386 @@
+"""Text of an expression to checked parts. What is not on the list here does not get through.
+
+Python's parser reads the text. Nothing of its tree is run: each node that the language has is made into new code, in
+which names of fields are text (``v["rms"]``) and the only names are those of our own operations.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable, Collection
+from typing import NoReturn
+
+from weft.edge_node.functions.expressions import nodes
+from weft.edge_node.functions.expressions.bounds import (
+    DEPTH_MAX,
+    DIGITS_MAX,
+    FLOAT_MAX,
+    INTEGER_MAX,
+    INTEGER_MIN,
+    NODES_MAX,
+)
+from weft.edge_node.functions.expressions.calls import CALLS
+from weft.edge_node.functions.expressions.errors import InvalidExpression
+from weft.edge_node.functions.expressions.nodes import Kind, Node, Role
+from weft.edge_node.functions.expressions.syntax import tree_of
+
+_REFUSED: dict[type[ast.AST], str] = {
+    ast.Lambda: "lambda is not allowed",
+    ast.ListComp: "comprehensions are not allowed",
+    ast.SetComp: "comprehensions are not allowed",
+    ast.DictComp: "comprehensions are not allowed",
+    ast.GeneratorExp: "comprehensions are not allowed",
+    ast.JoinedStr: 'f-strings are not allowed; join texts with +: "line " + line',
+    ast.NamedExpr: "`:=` is not allowed; compare with ==",
+    ast.Starred: "`*` before a value is not allowed",
+    ast.Dict: "mappings are not allowed",
+    ast.Set: 'sets are not allowed; write a list: x in ["a", "b"]',
+    ast.List: 'a list may only follow `in`: x in ["a", "b"]',
+    ast.Tuple: 'a list may only follow `in`: x in ["a", "b"]',
+    ast.Await: "await is not allowed",
+    ast.Yield: "yield is not allowed",
+    ast.YieldFrom: "yield is not allowed",
+}
+_OTHER_WORDS = {"true": "True", "false": "False", "null": "None", "nil": "None"}
+_CALCULATIONS: dict[type[ast.operator], str] = {
+    ast.Add: "+", ast.Sub: "-", ast.Mult: "*", ast.Div: "/", ast.FloorDiv: "//", ast.Mod: "%", ast.Pow: "**",
+}  # fmt: skip
+_COMPARISONS: dict[type[ast.cmpop], str] = {
+    ast.Lt: "<", ast.LtE: "<=", ast.Gt: ">", ast.GtE: ">=", ast.Eq: "==", ast.NotEq: "!=", ast.In: "in",
+    ast.NotIn: "not in",
+}  # fmt: skip
+
+_FALLBACK = ', or default(name, "?") to fall back on a value'
+_CALLED = {"+": "add", "*": "multiply", "//": "divide_down", "%": "remainder", "**": "power"}
+
+
+def parse(text: str, levels: Collection[str]) -> tuple[Node, frozenset[str], frozenset[str]]:
+    """Return an expression as checked parts, the fields that it reads, and the levels.
+
+    Raises:
+        InvalidExpression: what the language does not have, or more of it than is allowed.
+    """
+    text = text.strip().replace("\n", " ").replace("\r", " ")
+    tree = tree_of(text)
+    parser = _Parser(text, levels)
+    node = parser.node(tree, 0)
+    return node, frozenset(parser.fields), frozenset(parser.used_levels)
+
+
+class _Parser:
+    def __init__(self, text: str, levels: Collection[str]) -> None:
+        self._bytes = text.encode()
+        self._levels = frozenset(levels)
+        self._count = 0
+        self._temporaries = 0
+        self.fields: set[str] = set()
+        self.used_levels: set[str] = set()
+        self._kinds: dict[type[ast.AST], Callable[..., Node]] = {
+            ast.Constant: self._constant,
+            ast.Name: self._name,
+            ast.Subscript: self._subscript,
+            ast.UnaryOp: self._unary,
+            ast.BinOp: self._calculation,
+            ast.BoolOp: self._bool,
+            ast.Compare: self._comparison,
+            ast.IfExp: self._choice,
+            ast.Call: self._call,
+        }
+
+    def node(self, tree: ast.expr, depth: int) -> Node:
+        """Return a part, checked."""
+        self._count += 1
+        if self._count > NODES_MAX:
+            raise InvalidExpression(
+                1, f"more than {NODES_MAX} names, values and operators; make fields in a `set` first"
+            )
+        if depth > DEPTH_MAX:
+            self._refuse(tree, f"nested deeper than {DEPTH_MAX}; make fields in a `set` first")
+        make = self._kinds.get(type(tree))
+        if isinstance(tree, ast.Attribute):
+            self._refuse(tree, f'attributes are not allowed; write {self._source(tree.value)[:40]}["{tree.attr}"]')
+        if make is None:
+            self._refuse(tree, _REFUSED.get(type(tree), f"{type(tree).__name__} is not allowed"))
+        return make(tree, depth + 1)
+
+    def _refuse(self, tree: ast.expr, message: str) -> NoReturn:
+        column = len(self._bytes[: tree.col_offset].decode(errors="ignore")) + 1
+        raise InvalidExpression(column, message)
+
+    def _source(self, tree: ast.expr) -> str:
+        return self._bytes[tree.col_offset : tree.end_col_offset].decode(errors="replace")
+
+    # --- values
+
+    def _constant(self, tree: ast.Constant, _depth: int) -> Node:
+        value = tree.value
+        kind = {str: Kind.TEXT, bool: Kind.BOOL, float: Kind.DECIMAL, int: Kind.NUMBER, type(None): Kind.NULL}.get(
+            type(value)
+        )
+        if kind is None:
+            self._refuse(tree, f"{self._source(tree)} is not allowed; literals are numbers, text, True, False and None")
+        if type(value) is int and not INTEGER_MIN <= value <= INTEGER_MAX:
+            self._refuse(tree, "an integer has at most 64 bits")
+        if type(value) is float and not value <= FLOAT_MAX:
+            self._refuse(tree, f"{self._source(tree)} is infinite")
+        if type(value) is str and not _is_encodable(value):
+            self._refuse(tree, "text with half a surrogate pair")
+        return Node(nodes.constant(value), kind, self._source(tree), literal=True)
+
+    def _name(self, tree: ast.Name, _depth: int) -> Node:
+        # Python reads some letters as others: µ (micro) as μ (mu). A payload's name is what stands in the text.
+        word = self._source(tree)
+        if word in self._levels:
+            self.used_levels.add(word)
+            return Node(nodes.item(nodes.name("levels"), word), Kind.TEXT, word, Role.LEVEL, path=(word,))
+        if word == "key":
+            return Node(nodes.KEY, Kind.TEXT, word)
+        if word == "time":
+            return Node(nodes.TIME, Kind.DECIMAL, word)
+        if word.startswith("__"):
+            self._refuse(tree, f'names that begin with __ are not allowed; write field("{word}")')
+        if word in _OTHER_WORDS:
+            self._refuse(tree, f'write {_OTHER_WORDS[word]}, or field("{word}") for a field of this name')
+        return self._field(tree, (word,))
+
+    def _field(self, tree: ast.expr, path: tuple[str | int, ...]) -> Node:
+        self.fields.add(str(path[0]))
+        code: ast.expr = nodes.name("v")
+        for each in path:
+            code = nodes.item(code, each)
+        return Node(code, Kind.ANY, self._source(tree), Role.FIELD, path=path)
+
+    def _subscript(self, tree: ast.Subscript, depth: int) -> Node:
+        whole = self.node(tree.value, depth)
+        if whole.role is not Role.FIELD:
+            self._refuse(tree, 'brackets may only follow a field: motor["rpm"], axes[0]')
+        index = tree.slice
+        is_negative = isinstance(index, ast.UnaryOp) and isinstance(index.op, ast.USub)
+        literal = index.operand if isinstance(index, ast.UnaryOp) and is_negative else index
+        key = literal.value if isinstance(literal, ast.Constant) else None
+        if type(key) is int and key <= INTEGER_MAX:
+            key = -key if is_negative else key
+        elif type(key) is not str or is_negative or not _is_encodable(key):
+            self._refuse(tree, 'brackets take a literal text or integer: motor["rpm"], axes[0]')
+        return self._field(tree, (*whole.path, key))
+
+    # --- operators
+
+    def _unary(self, tree: ast.UnaryOp, depth: int) -> Node:
+        operand = self.node(tree.operand, depth)
+        if isinstance(tree.op, ast.Not):
+            condition = self.condition(tree.operand, operand)
+            return Node(ast.UnaryOp(ast.Not(), condition.code), Kind.BOOL, self._source(tree), parts=[condition])
+        if not isinstance(tree.op, ast.USub | ast.UAdd):
+            self._refuse(tree, "`~` is not allowed; write `not`")
+        self._check_number(tree.operand, operand)
+        kind = Kind.DECIMAL if operand.kind is Kind.DECIMAL else Kind.NUMBER
+        sign = "-" if isinstance(tree.op, ast.USub) else "+"
+        code = ast.UnaryOp(tree.op, operand.code)
+        return Node(code, kind, self._source(tree), Role.CALCULATION, [operand], name=sign, literal=operand.literal)
+
+    def _check_number(self, tree: ast.expr, node: Node) -> None:
+        if node.kind is not Kind.ANY and not node.kind.is_number:
+            more = f"; write float({node.text})" if node.role is Role.LEVEL else ""
+            self._refuse(tree, f"cannot calculate with {node.kind}: {node.text}{more}")
+
+    def _calculation(self, tree: ast.BinOp, depth: int) -> Node:
+        operator = _CALCULATIONS.get(type(tree.op))
+        if operator is None:
+            self._refuse(
+                tree, "operators on bits and matrices are not allowed; conditions are joined by `and` and `or`"
+            )
+        left, right = self.node(tree.left, depth), self.node(tree.right, depth)
+        if operator == "+" and Kind.TEXT in (left.kind, right.kind):
+            for each, side in ((left, tree.left), (right, tree.right)):
+                if each.kind not in (Kind.TEXT, Kind.ANY):
+                    self._refuse(side, f"cannot join text and {each.kind}; write str({each.text})")
+            kind = Kind.TEXT
+        else:
+            self._check_number(tree.left, left)
+            self._check_number(tree.right, right)
+            kind = _kind_of(operator, left.kind, right.kind)
+        code = _code_of(operator, tree.op, left, right)
+        return Node(code, kind, self._source(tree), Role.CALCULATION, [left, right], name=operator)
+
+    def _bool(self, tree: ast.BoolOp, depth: int) -> Node:
+        parts = [self.condition(each, self.node(each, depth)) for each in tree.values]
+        return Node(ast.BoolOp(tree.op, [part.code for part in parts]), Kind.BOOL, self._source(tree), parts=parts)
+
+    def condition(self, tree: ast.expr, node: Node) -> Node:
+        """Return a part that is true or false: Python would take any text or number but an empty one for true."""
+        if node.kind is Kind.BOOL:
+            return node
+        if node.kind is not Kind.ANY:
+            self._refuse(tree, f"a condition is true or false, and this is {node.kind}; write a comparison{_FALLBACK}")
+        return Node(nodes.call("condition", node.code), Kind.BOOL, node.text, Role.CONDITION, [node])
+
+    def _choice(self, tree: ast.IfExp, depth: int) -> Node:
+        test = self.condition(tree.test, self.node(tree.test, depth))
+        body, other = self.node(tree.body, depth), self.node(tree.orelse, depth)
+        kind = body.kind if body.kind is other.kind else Kind.ANY
+        code = ast.IfExp(test.code, body.code, other.code)
+        return Node(code, kind, self._source(tree), Role.CHOICE, [test, body, other])
+
+    def _comparison(self, tree: ast.Compare, depth: int) -> Node:
+        operands = [self.node(tree.left, depth)]
+        pairs: list[Node] = []
+        trees = [tree.left, *tree.comparators]
+        for at, (operator, side) in enumerate(zip(tree.ops, tree.comparators, strict=True)):
+            sign = _COMPARISONS.get(type(operator))
+            if sign is None:
+                self._refuse(side, "`is` is not allowed; write == or !=")
+            is_list = sign in ("in", "not in") and isinstance(side, ast.List | ast.Tuple)
+            operands.append(self._list(side, depth) if is_list else self.node(side, depth))
+            left, right = operands[-2:]
+            self._check_comparison(trees[at], left, right, sign)
+            code = ast.Compare(left.code, [operator], [right.code])
+            text = f"{left.text} {sign} {right.text}"
+            pairs.append(Node(code, Kind.BOOL, text, Role.COMPARISON, [left, right], name=sign))
+        if len(pairs) == 1:
+            return pairs[0]
+        code = ast.Compare(operands[0].code, tree.ops, [each.code for each in operands[1:]])
+        return Node(code, Kind.BOOL, self._source(tree), parts=pairs)
+
+    def _list(self, tree: ast.expr, depth: int) -> Node:
+        assert isinstance(tree, ast.List | ast.Tuple)
+        self._count += 1
+        parts = [self.node(each, depth + 1) for each in tree.elts]
+        # A tuple of literals is a constant of the code, where a list would be made for each row.
+        code = ast.Tuple([part.code for part in parts], ast.Load())
+        return Node(code, Kind.LIST, self._source(tree), parts=parts, literal=all(part.literal for part in parts))
+
+    def _check_comparison(self, tree: ast.expr, left: Node, right: Node, sign: str) -> None:
+        if sign in ("in", "not in"):
+            if right.kind not in (Kind.LIST, Kind.TEXT, Kind.ANY):
+                self._refuse(tree, f"`in` looks into a list or text, and {right.text} is {right.kind}")
+            if right.kind is Kind.TEXT and left.kind not in (Kind.TEXT, Kind.ANY):
+                self._refuse(tree, f"`in` looks for text in text, and {left.text} is {left.kind}")
+            return
+        kinds = {Kind.NUMBER if each.kind.is_number else each.kind for each in (left, right)} - {Kind.ANY}
+        if sign in ("==", "!="):
+            kinds -= {Kind.NULL}
+        if len(kinds) > 1 or Kind.NULL in kinds:
+            level = next((each for each in (left, right) if each.role is Role.LEVEL), None)
+            more = f"; write float({level.text})" if level and Kind.NUMBER in kinds else ""
+            self._refuse(tree, f"cannot compare {left.kind} with {right.kind}: {left.text} {sign} {right.text}{more}")
+
+    # --- calls
+
+    def _call(self, tree: ast.Call, depth: int) -> Node:
+        function = tree.func.id if isinstance(tree.func, ast.Name) else ""
+        if isinstance(tree.func, ast.Attribute):
+            written = f"{tree.func.attr}({self._source(tree.func.value)[:40]})"
+            self._refuse(tree, f"methods are not allowed; functions take the value in parentheses: {written}")
+        if tree.keywords or any(isinstance(each, ast.Starred) for each in tree.args):
+            self._refuse(tree, "arguments are values alone, without names and *")
+        if function == "field":
+            return self._field(tree, (self._text_argument(tree, 'field("motor rpm")'),))
+        if function == "exists":
+            return self._exists(tree, depth)
+        if function == "default":
+            return self._default(tree, depth)
+        known_call = CALLS.get(function)
+        if known_call is None:
+            names = ", ".join(sorted({*CALLS, "default", "exists", "field"}))
+            self._refuse(tree, f"{self._source(tree.func)[:40]} is no function here. There are: {names}")
+        least, most = known_call.counts()
+        if not least <= len(tree.args) <= most:
+            self._refuse(tree, f"{function} has {len(tree.args)} values in parentheses; write {known_call.example}")
+        parts = [self.node(each, depth) for each in tree.args]
+        for at, (part, side) in enumerate(zip(parts, tree.args, strict=True)):
+            takes = known_call.takes[min(at, len(known_call.takes) - 1)]
+            is_fit = (
+                part.kind in (takes, Kind.ANY) or takes is Kind.ANY or (takes is Kind.NUMBER and part.kind.is_number)
+            )
+            if not is_fit:
+                self._refuse(side, f"{function} takes {takes}, and {part.text} is {part.kind}")
+        if function == "round" and len(parts) == 2:
+            self._check_digits(tree.args[1])
+        code = nodes.call(f"call_{function}", *(part.code for part in parts))
+        return Node(code, known_call.gives, self._source(tree), Role.CALL, parts, name=function)
+
+    def _check_digits(self, tree: ast.expr) -> None:
+        literal = tree.operand if isinstance(tree, ast.UnaryOp) else tree
+        value = literal.value if isinstance(literal, ast.Constant) else None
+        if type(value) is not int or value > DIGITS_MAX:
+            self._refuse(tree, f"round takes a literal number of digits, at most {DIGITS_MAX}: round(rms, 2)")
+
+    def _text_argument(self, tree: ast.Call, example: str) -> str:
+        argument = tree.args[0] if len(tree.args) == 1 else None
+        value = argument.value if isinstance(argument, ast.Constant) else None
+        if not isinstance(value, str) or not value or not _is_encodable(value):
+            self._refuse(tree, f"write the name as text: {example}")
+        return value
+
+    def _path(self, tree: ast.expr, depth: int, example: str) -> Node:
+        node = self.node(tree, depth)
+        if node.role not in (Role.FIELD, Role.LEVEL):
+            self._refuse(tree, f"{node.text} is no field; write {example}")
+        return node
+
+    def _exists(self, tree: ast.Call, depth: int) -> Node:
+        example = 'exists(rms) or exists("motor.rpm")'
+        if len(tree.args) != 1:
+            self._refuse(tree, f"exists takes one field; write {example}")
+        if isinstance(tree.args[0], ast.Constant):
+            path: tuple[str | int, ...] = tuple(self._text_argument(tree, example).split("."))
+            self.fields.add(str(path[0]))
+            return Node(_has("v", path), Kind.BOOL, self._source(tree))
+        node = self._path(tree.args[0], depth, example)
+        return Node(_has("v" if node.role is Role.FIELD else "levels", node.path), Kind.BOOL, self._source(tree))
+
+    def _default(self, tree: ast.Call, depth: int) -> Node:
+        example = "default(rms, 0)"
+        if len(tree.args) < 2:
+            self._refuse(tree, f"default takes fields, and a value for when none is there; write {example}")
+        *fields, other = tree.args
+        paths = [self._path(each, depth, example) for each in fields]
+        last = self.node(other, depth)
+        code = last.code
+        for path in reversed(paths):
+            self._temporaries += 1
+            temporary = f"t{self._temporaries}"
+            there = ast.Compare(
+                ast.NamedExpr(ast.Name(temporary, ast.Store()), _get(path)), [ast.IsNot()], [nodes.constant(None)]
+            )
+            code = ast.IfExp(there, nodes.name(temporary), code)
+        is_text = last.kind is Kind.TEXT and all(path.role is Role.LEVEL for path in paths)
+        return Node(code, Kind.TEXT if is_text else Kind.ANY, self._source(tree), parts=[last])
+
+
+def _is_encodable(text: str) -> bool:
+    return not any("\ud800" <= letter <= "\udfff" for letter in text)
+
+
+def _has(container: str, path: tuple[str | int, ...]) -> ast.expr:
+    if len(path) == 1:
+        return ast.Compare(nodes.constant(path[0]), [ast.In()], [nodes.name(container)])
+    return nodes.call("has", nodes.name(container), nodes.names_of(path))
+
+
+def _get(node: Node) -> ast.expr:
+    container = nodes.name("v" if node.role is Role.FIELD else "levels")
+    if len(node.path) == 1:
+        return ast.Call(ast.Attribute(container, "get", ast.Load()), [nodes.constant(node.path[0])], [])
+    return nodes.call("get", container, nodes.names_of(node.path))
+
+
+def _kind_of(operator: str, left: Kind, right: Kind) -> Kind:
+    if Kind.DECIMAL in (left, right) or operator in ("/", "**"):
+        return Kind.DECIMAL
+    # Two fields that are added may be numbers or texts; any other result is a number.
+    return Kind.ANY if operator == "+" and left is right is Kind.ANY else Kind.NUMBER
+
+
+def _code_of(operator: str, sign: ast.operator, left: Node, right: Node) -> ast.expr:
+    """Return the code of a calculation. Python's own operator where it can cost nothing, else a call that looks."""
+    plain = ast.BinOp(left.code, sign, right.code)
+    is_number = left.kind.is_number or right.kind.is_number
+    if operator == "+":
+        return plain if is_number else nodes.call("add", left.code, right.code)
+    if operator in ("-", "/"):
+        return plain  # Of numbers alone, and their results grow by a bit.
+    if operator == "*" and Kind.DECIMAL in (left.kind, right.kind):
+        return plain  # A float repeats no text, and is of one size.
+    return nodes.call(_CALLED[operator], left.code, right.code)

@@ -1,0 +1,160 @@
+"""Reasons for people why an expression has no result on a row.
+
+The whole expression failed; its parts are now computed one after the other, by the same code, to find the first that
+fails. Only rows that fail cost this.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from weft.edge_node.functions.contract import Row
+from weft.edge_node.functions.expressions.generate import function
+from weft.edge_node.functions.expressions.nodes import Node, Role
+from weft.edge_node.functions.expressions.operations import TooLarge
+
+_SHOWN_MAX = 40
+"""Characters of a value in a reason."""
+_ONE = """
+def run(row, levels):
+    v = row.values
+    return EXPRESSION
+"""
+Levels = Mapping[str, str]
+
+
+class Reasons:
+    """Reasons of one expression."""
+
+    def __init__(self, root: Node) -> None:
+        self._root = root
+        self._functions: dict[Node, Callable[[Row, Levels], Any]] = {}
+
+    def reason(self, row: Row, levels: Levels) -> str:
+        """Return why the expression has no result on a row."""
+        node, error = self._first_failing(self._root, row, levels)
+        if error is None:
+            return "the expression failed, and works now"  # Values that change by themselves are none of ours.
+        values = [self._value(part, row, levels)[0] for part in node.parts]
+        match node.role:
+            case Role.FIELD:
+                return _missing(node, row)
+            case Role.LEVEL:
+                return f"the topic has no level {node.path[0]}"
+            case Role.COMPARISON:
+                return _not_comparable(node, values)
+            case Role.CALCULATION:
+                return _not_calculable(node, values, error)
+            case Role.CALL:
+                return _not_callable(node, values, error)
+            case Role.CONDITION:
+                return f"{_subject(node.parts[0])} is {_kind(values[0])} instead of true or false: {_shown(values[0])}"
+            case Role.RESULT:
+                return f"the result of {_subject(node.parts[0])} is {error}"
+        return f"{_subject(node)}: {error}"
+
+    def _first_failing(self, node: Node, row: Row, levels: Levels) -> tuple[Node, Exception | None]:
+        parts = node.parts
+        if node.role is Role.CHOICE:
+            test, error = self._value(parts[0], row, levels)
+            parts = [parts[0] if error else parts[1] if test else parts[2]]
+        for part in parts:
+            if self._value(part, row, levels)[1] is not None:
+                return self._first_failing(part, row, levels)
+        return node, self._value(node, row, levels)[1]
+
+    def _value(self, node: Node, row: Row, levels: Levels) -> tuple[Any, Exception | None]:
+        run = self._functions.get(node)
+        if run is None:
+            run = self._functions[node] = function(_ONE, {"EXPRESSION": node.code})
+        try:
+            return run(row, levels), None
+        except Exception as error:
+            return None, error
+
+
+def _missing(node: Node, row: Row) -> str:
+    value: Any = row.values
+    done: list[str] = []
+    for name in node.path:
+        if not hasattr(value, "__getitem__"):
+            return f"{'.'.join(done)} is {_kind(value)} and has no {name}"
+        done.append(str(name))
+        try:
+            value = value[name]
+        except LookupError:
+            return f"field {'.'.join(done)} is missing"
+        except TypeError:
+            return f"{'.'.join(done[:-1])} is {_kind(value)} and has no {name}"
+    return f"field {'.'.join(done)} cannot be read"
+
+
+def _not_comparable(node: Node, values: list[Any]) -> str:
+    left, right = (_kind(value) for value in values)
+    verb = f"cannot look for {left} in {right}" if "in" in node.name else f"cannot compare {left} with {right}"
+    return verb + _said(node, values)
+
+
+def _not_calculable(node: Node, values: list[Any], error: Exception) -> str:
+    if isinstance(error, ZeroDivisionError):
+        return f"division by zero: {_subject(node.parts[1])} is 0"
+    if isinstance(error, OverflowError | ValueError):
+        what = f": {error}" if isinstance(error, TooLarge) else ""
+        verb = "is no number" if isinstance(error, ValueError) else "is too large"
+        return f"the result of {_subject(node)} {verb}{what}"
+    wrong = next((value for value in values if not isinstance(value, int | float)), None)
+    return f"cannot calculate with {_kind(wrong)}" + _said(node, values, numbers=False)
+
+
+def _not_callable(node: Node, values: list[Any], error: Exception) -> str:
+    if isinstance(error, TypeError):
+        return f"{node.name} cannot take {' and '.join(_kind(value) for value in values)}" + _said(node, values)
+    if isinstance(error, TooLarge):
+        return f"{node.name}: {error}"
+    if isinstance(error, OverflowError):
+        return f"the result of {node.name} is too large" + _said(node, values)
+    return f"{node.name} has no result" + _said(node, values)
+
+
+def _said(node: Node, values: list[Any], *, numbers: bool = True) -> str:
+    """Return the values of the parts that are no literals, as a clause."""
+    said = [
+        f"{_subject(part)} is {_shown(value)}"
+        for part, value in zip(node.parts, values, strict=True)
+        if not part.literal and (numbers or not isinstance(value, int | float))
+    ]
+    return f": {', '.join(said)}" if said else ""
+
+
+def _subject(node: Node) -> str:
+    return node.text if len(node.text) <= 2 * _SHOWN_MAX else f"{node.text[: 2 * _SHOWN_MAX]}..."
+
+
+def _kind(value: Any) -> str:
+    if value is None:
+        return "null"
+    for types, words in _KINDS:
+        if isinstance(value, types):
+            return words
+    return type(value).__name__
+
+
+_KINDS: tuple[tuple[Any, str], ...] = (
+    (bool, "true or false"),
+    (int | float, "a number"),
+    (str, "text"),
+    (bytes, "bytes"),
+    (list | tuple, "a list"),
+    (dict, "a mapping"),
+)
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, str | bytes):
+        return repr(value) if len(value) <= _SHOWN_MAX else f"{value[:_SHOWN_MAX]!r}..."
+    if value is None or isinstance(value, bool):
+        return str(value).lower().replace("none", "null")
+    if isinstance(value, int) and value.bit_length() > 256:
+        return "an integer of more than 256 bits"
+    return repr(value) if isinstance(value, int | float) else _kind(value)
