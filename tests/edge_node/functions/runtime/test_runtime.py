@@ -15,8 +15,10 @@ async def test_a_derived_stream_has_what_its_function_keeps() -> None:
     edge.publish("telemetry", 20, key=b"other", time=START + 7)
     await edge.settle()
     assert edge.read("large") == [
-        (0, START + 5, b"k", {"value": 10}), (1, START + 5, b"k", {"value": 15}), (2, START + 7, b"other", {"value": 20}),
-    ]  # fmt: skip
+        (0, START + 5, b"k", {"value": 10}),
+        (1, START + 5, b"k", {"value": 15}),
+        (2, START + 7, b"other", {"value": 20}),
+    ]
     assert edge.released == {("large", "telemetry"): 4}
     counters = edge.functions.counters()["large"]
     assert (counters.rows_in, counters.rows_out, counters.lag) == (4, 3, 0)
