@@ -10,6 +10,7 @@ from crc32c import crc32c
 
 from weft.protocols import batch, chunk
 from weft.protocols.chunk import ChunkFooter, ChunkHeader, LaneUpdate, Mark, StreamSection
+from weft.protocols.origin import Origin
 from weft.protocols.payloads import PayloadKind
 from weft.protocols.placement import shard_of
 from weft.protocols.shard_state import ShardState
@@ -26,6 +27,8 @@ class Delivery(NamedTuple):
     log_id: int = 1
     topics: Sequence[str] = ()
     payload: PayloadKind = PayloadKind.BYTES
+    origins: Sequence[Origin] = ()
+    """What the origins mean that the batches name."""
 
 
 class LogWriter:
@@ -99,4 +102,6 @@ class LogWriter:
         mark = Mark(received, headers[-1].end_seq if headers else 0)
         topics = list(delivery.topics) or None
         told = mark, topics, delivery.payload
-        return LaneUpdate(self.tenant, delivery.edge, delivery.log_id, self.stream, 1, ranges, [], *told)
+        return LaneUpdate(
+            self.tenant, delivery.edge, delivery.log_id, self.stream, 1, ranges, [], *told, [*delivery.origins]
+        )

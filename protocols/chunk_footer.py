@@ -115,7 +115,7 @@ class LaneUpdate(msgspec.Struct, frozen=True, array_like=True):
     """The stream's payload kind at that edge (``protocols.payloads``), when first declared or changed; otherwise
     None."""
     origins: Annotated[list[Origin], Meta(max_length=ORIGINS_MAX)] = []
-    """The origins that batches of the lane name, when first told or changed."""
+    """The origins that batches of the lane name in this chunk, and others when first told or changed."""
     floor: Mark | None = None
     """A mark that the lane had before this chunk, when a batch of the chunk contradicts it: the clock stepped back.
     Rows with ``seq`` or a later number and with ``time`` or an earlier one are ``stepped``."""

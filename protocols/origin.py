@@ -6,6 +6,7 @@ entries, a link when a lane is opened, a chunk in its footer.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from enum import IntEnum
 from typing import Annotated
 
@@ -17,6 +18,8 @@ from weft.protocols.fields import U32
 ORIGIN_TEXT_MAX = 255
 """Longest name and version, in characters."""
 HASH_BYTES_MAX = 64
+HASH_BYTES_SHOWN = 4
+"""Bytes of a hash that stand in texts, as hexadecimal digits."""
 ORIGINS_MAX = 1024
 """Most origins in one list: of a log, a lane or a chunk."""
 
@@ -43,3 +46,34 @@ class Origin(msgspec.Struct, frozen=True, array_like=True):
     version: OriginText
     hash: OriginHash
     """Checksum of the content; empty where there is none."""
+
+    @property
+    def text(self) -> str:
+        """Return the origin as tables and people see it: ``name@version#hash``, with the first four bytes of the hash.
+
+        What is empty is left out. Kinds other than functions stand before the name.
+        """
+        kind = "" if self.kind == OriginKind.FUNCTION else f"{_kind_name(self.kind)}:"
+        version = f"@{self.version}" if self.version else ""
+        hash_ = f"#{self.hash[:HASH_BYTES_SHOWN].hex()}" if self.hash else ""
+        return f"{kind}{self.name}{version}{hash_}"
+
+
+def origin_text(number: int, known: Mapping[int, Origin]) -> str | None:
+    """Return the text of an origin by its number: None for 0, and ``#7`` for a number that nothing explains."""
+    if not number:
+        return None
+    origin = known.get(number)
+    return f"#{number}" if origin is None else origin.text
+
+
+def by_number(origins: Iterable[Origin]) -> dict[int, Origin]:
+    """Return number -> origin."""
+    return {origin.number: origin for origin in origins}
+
+
+def _kind_name(kind: int) -> str:
+    try:
+        return OriginKind(kind).name.lower()
+    except ValueError:
+        return str(kind)

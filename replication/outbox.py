@@ -94,6 +94,8 @@ class Outbox:
                     f"the batch at seq {header.base_seq} has {len(batch)} bytes, the hub takes {self.batch_bytes_max}"
                 )
             lane.claim(header.base_seq, header.end_seq)
+            if header.origin:
+                lane.name_origin(header.origin)
             self.put(lane.key, header, batch)
         return skipped
 

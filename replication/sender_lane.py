@@ -49,6 +49,8 @@ class SenderLane:
         self.sent = RangeSet()
         """Ranges that are not read (again) on this connection."""
         self._told = RangeSet()
+        self._origins_told: set[int] = set()
+        self._origins_named: list[int] = []
         self._awaited: Mark | None = None
 
     def offer(self, state: LaneSnapshot) -> None:
@@ -100,6 +102,17 @@ class SenderLane:
         """Note that ``[first, end)`` was read and is being sent."""
         self.sent.add(first, end)
         self.end = max(self.end, end)
+
+    def name_origin(self, number: int) -> None:
+        """Note that a batch to be sent names an origin."""
+        if number not in self._origins_told:
+            self._origins_told.add(number)
+            self._origins_named.append(number)
+
+    def take_named_origins(self) -> list[int]:
+        """Return the numbers of origins that this connection has yet to explain to the receiver."""
+        named, self._origins_named = self._origins_named, []
+        return named
 
     def skip(self, seq: int, start: int | None) -> Range | None:
         """Note that a read from ``seq`` returned batches from ``start`` on (None: nothing), and skip the numbers

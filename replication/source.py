@@ -63,6 +63,10 @@ class LogSource(Protocol):
         """
         ...
 
+    def origin(self, number: int) -> Origin | None:
+        """Return what the number of an origin means that batches name; None when the log does not know."""
+        ...
+
     def high_watermark(self, hub: str, lane: int) -> int:
         """Return the end of the numbers of ``lane`` that the hub can hold, unless this log has lost some.
 

@@ -16,6 +16,7 @@ from spark_sinks.positions import Offsets
 from spark_sinks.tables import TableSnapshot, open_table
 from weft.protocols.chunk import Chunk, ClockUpdate, LaneUpdate, StreamSection
 from weft.protocols.lane import Lane
+from weft.protocols.origin import Origin
 from weft.protocols.payloads import PayloadKind, strictest
 from weft.protocols.shard_state import ShardState
 from weft.storage.chunk_log import CollectedPast, ShardLog, table_key
@@ -55,7 +56,7 @@ class StreamLog:
         self._store = store
         self._logs = [ShardLog(store, cluster, shard) for shard in range(cluster.shards)]
         self._states: list[ShardState] = []
-        self._lanes: dict[tuple[str, int], LaneUpdate] = {}
+        self._lanes: dict[tuple[str, int, tuple[Origin, ...]], LaneUpdate] = {}
         self.opened_table: TableSnapshot | None = None
         """Table at the moment when the log was opened: never ahead of the log after ``extend``."""
         self.payload = PayloadKind.BYTES
@@ -194,14 +195,14 @@ class StreamLog:
         return found
 
     def _lane(self, update: LaneUpdate) -> LaneUpdate:
-        """Return a lane without its updates: one object per lane, which a plan then ships once, and a common one for
-        those of other streams, which only keep their number."""
+        """Return a lane without its updates other than origins: mostly one object per lane, which a plan then ships
+        once, and a common one for those of other streams, which only keep their number."""
         if (update.tenant, update.stream) != (self.options.tenant, self.options.stream):
             return _OTHER
-        name = (update.edge, update.log_id)
+        name = (update.edge, update.log_id, tuple(update.origins))
         if name not in self._lanes:
             self._lanes[name] = msgspec.structs.replace(
-                update, ranges=[], gaps=[], mark=None, topics=None, payload=None, origins=[], floor=None
+                update, ranges=[], gaps=[], mark=None, topics=None, payload=None, floor=None
             )
         known = self._lanes[name]
         return known if update.floor is None else msgspec.structs.replace(known, floor=update.floor)

@@ -13,6 +13,7 @@ from weft.protocols.batch import Flag
 from weft.protocols.chunk import ChunkFooter, LaneUpdate, StreamSection, section_entries
 from weft.protocols.columns import header_json
 from weft.protocols.lane import format_log_id
+from weft.protocols.origin import by_number, origin_text
 from weft.protocols.payloads import PayloadKind, keeps
 from weft.protocols.shard_state import ShardState, StreamKey
 from weft.storage.chunk_log import ShardLog
@@ -112,10 +113,12 @@ def _decode(section: StreamSection, data: bytes, footer: ChunkFooter, wanted: _W
             at += entry.take
             continue
         first = max(offset - at, 0)
-        times = batch_times(batches.decode_header(entry.batch), lanes[entry.lane], clocks)
+        header = batches.decode_header(entry.batch)
+        times = batch_times(header, lanes[entry.lane], clocks)
+        origin = origin_text(header.origin, by_number(lanes[entry.lane].origins)) if header.origin else None
         records = batches.records(entry.batch, first=entry.skip + first, end=entry.skip + entry.take)
         at += first
-        for view in _views(records, lanes[entry.lane], section, _Taken(entry.received, times), payload):
+        for view in _views(records, lanes[entry.lane], section, _Taken(entry.received, times, origin), payload):
             view["offset"] = at
             found.append(view)
             at += 1
@@ -128,6 +131,7 @@ def _decode(section: StreamSection, data: bytes, footer: ChunkFooter, wanted: _W
 class _Taken(NamedTuple):
     received: int
     times: BatchTimes
+    origin: str | None
 
 
 def _views(
@@ -151,6 +155,8 @@ def _views(
         }
         if stamp is not None:
             view["edge_time"] = moment(stamp)
+        if taken.origin is not None:
+            view["origin"] = taken.origin
         # In a stream of JSON this is where the table has a payload: in `payload`, or in `_payload_bytes`.
         if keeps(max(payload, PayloadKind.TEXT), record.payload):
             view["payload"] = record.payload.decode()

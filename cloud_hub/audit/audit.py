@@ -41,6 +41,7 @@ from weft.protocols.segment import GapReason
 from weft.protocols.shard_state import lane_of
 from weft.storage.chunk_log import Cluster, CollectedPast, ShardLog, open_cluster, table_key
 from weft.storage.object_store import NotFound, ObjectStore, StoreUnfit
+from weft.storage.table.columns import ORIGIN_COLUMN
 from weft.storage.table.names import app_id
 from weft.storage.table.payload_columns import BYTES_COLUMN
 from weft.storage.table.rows import section_rows
@@ -48,6 +49,7 @@ from weft.storage.table.rows import section_rows
 LaneKey = tuple[str, str]
 """(edge, log id in hexadecimal): a lane within one stream."""
 _COLUMNS = ("_offset", "_shard", "_edge", "_log", "_seq", "_resent")
+_LOG_COLUMNS = (*_COLUMNS, ORIGIN_COLUMN)
 ATTEMPTS_MAX = 3
 """Maximum number of times that the collector may delete chunks whose rows came into the table after it was read."""
 
@@ -87,6 +89,8 @@ class _Comparison:
         self._payloads = payloads
         self._payload = PayloadKind.BYTES
         self._columns: list[str] = []
+        self._origin_columns: list[str] = []
+        """The table's column of origins; a table of an earlier release has none."""
         self._handle: DeltaHandle | None = None
         self._version: int | None = None
         self._positions: dict[int, int] = dict.fromkeys(range(cluster.shards), 0)
@@ -110,6 +114,7 @@ class _Comparison:
         with the reason `renamed` explains nothing: it only says that another name has the numbers."""
         self._gaps: dict[LaneKey, list[GapRange]] = defaultdict(list)
         self._resent: Counter[LaneKey] = Counter()
+        self._origins: dict[LaneKey, Counter[str]] = defaultdict(Counter)
         self._chunks: Counter[int] = Counter()
         self._ends: Counter[int] = Counter()
         self._skips: dict[int, RangeSet] = defaultdict(RangeSet)
@@ -146,6 +151,8 @@ class _Comparison:
             self._payload = handle.payload()
             self._contents.columns = tuple(name for name in ("payload", BYTES_COLUMN) if name in names)
         self._columns = list(columns)
+        if dict(handle.columns()).get(ORIGIN_COLUMN) == "string":
+            self._origin_columns = [ORIGIN_COLUMN]
         for batch in handle.rows(self._columns):
             self._contents.add("table", batch)
             self._table.add_rows(*_lanes(batch), unsigned(batch.column("_seq")))
@@ -242,7 +249,7 @@ class _Comparison:
                 for start, stop in self._skips[log.shard].missing(section.base_offset, end):
                     data = await log.section(chunk.header.n, section)
                     rows = section_rows(section, data, chunk.footer.lanes, log.shard, [], lambda _: (), start, stop,
-                        columns=(*_COLUMNS, *self._contents.columns), payload=self._payload,
+                        columns=(*_LOG_COLUMNS, *self._contents.columns), payload=self._payload,
                     )  # fmt: skip
                     await in_thread(lambda rows=rows: self._count_log(rows, log.shard))  # type: ignore[misc]
             except (CodecError, NotFound) as error:
@@ -263,9 +270,20 @@ class _Comparison:
             moved.add_rows(keys, codes[below], seqs[below])
             for key, ranges in moved.held.items():
                 self._below[key].update(ranges)
+            self._count_origins(batch, keys, codes)
             resent = np.asarray(batch.column("_resent").to_numpy(zero_copy_only=False), bool)
             for key, count in zip(keys, np.bincount(codes[resent], minlength=len(keys)).tolist(), strict=True):
                 self._resent[key] += count
+
+    def _count_origins(self, batch: pa.RecordBatch, keys: Sequence[LaneKey], codes: Any) -> None:
+        column = batch.column(ORIGIN_COLUMN)
+        if column.null_count == len(column):
+            return
+        named = np.asarray(column.is_valid())
+        texts, origins = coded(column.drop_null())
+        pairs, counts = np.unique(np.stack((codes[named], origins)), axis=1, return_counts=True)
+        for lane, origin, count in zip(*pairs.tolist(), counts.tolist(), strict=True):
+            self._origins[keys[lane]][texts[origin]] += count
 
     async def take_collected_from_table(self, *, is_last: bool) -> None:
         """Count the table's rows of offsets whose chunks are gone as the log's.
@@ -293,7 +311,7 @@ class _Comparison:
             self._note(f"the table cannot be read on: {error}")
 
     def _read_collected(self, handle: DeltaHandle) -> None:
-        for batch in handle.rows(self._columns):
+        for batch in handle.rows([*dict.fromkeys([*self._columns, *self._origin_columns])]):
             shards, codes = coded(batch.column("_shard"))
             offsets = unsigned(batch.column("_offset"))
             wanted = np.zeros(len(offsets), bool)
@@ -302,6 +320,8 @@ class _Comparison:
                     wanted |= (codes == code) & (offsets >= first) & (offsets < end)
             rows = batch.filter(pa.array(wanted))
             self._rows.add_rows(*_lanes(rows), unsigned(rows.column("_seq")))
+            if self._origin_columns:
+                self._count_origins(rows, *_lanes(rows))
             self._contents.add("log", rows)
 
     def _note(self, sentence: str) -> None:
@@ -353,6 +373,7 @@ class _Comparison:
             resent=self._resent[key],
             skipped=without(self._skipped[key], table).count(),
             named_twice=self._named_twice(key),
+            origins=dict(sorted(self._origins[key].items())),
         )
 
     def _told(self, log_id: str, gap: GapRange) -> RangeSet:

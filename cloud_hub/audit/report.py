@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 
 import msgspec
@@ -44,6 +45,8 @@ class LaneAudit(msgspec.Struct, frozen=True):
     """Records that an operator took out of the table (``weft hub skip``), and that are not in it."""
     named_twice: dict[str, int] = {}
     """Records of this log that exist under another name (tenant/edge) too: its node was renamed without its log."""
+    origins: dict[str, int] = {}
+    """Records in the log that something else than a device made, by what made them, such as ``calm@2#8a1f03c4``."""
 
 
 class ShardAudit(msgspec.Struct, frozen=True):
@@ -79,6 +82,13 @@ class AuditReport(msgspec.Struct, frozen=True):
     agrees: bool
     """True when every record in the log is there once, and every one below the table's position is in the table
     once."""
+
+    def origins(self) -> dict[str, int]:
+        """Return the sums of ``LaneAudit.origins`` over the lanes, by name."""
+        sums: Counter[str] = Counter()
+        for lane in self.lanes:
+            sums.update(lane.origins)
+        return dict(sorted(sums.items()))
 
     def total(self, count: str) -> int:
         """Return the sum of a ``LaneAudit`` count over the lanes."""

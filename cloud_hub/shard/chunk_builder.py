@@ -24,7 +24,7 @@ from weft.protocols.chunk import (
 )
 from weft.protocols.lane import Lane
 from weft.protocols.lane_state import LaneState, RetiredBy, gaps_without
-from weft.protocols.origin import Origin
+from weft.protocols.origin import ORIGINS_MAX, Origin, by_number
 from weft.protocols.ranges import Range, RangeSet
 from weft.protocols.shard_state import ShardState, StreamKey
 from weft.protocols.snapshot import decode_lane, lane_state
@@ -76,7 +76,7 @@ class _Section:
 class _LaneDraft:
     """Additions of the chunk to one lane. Most have a run of records and a mark, and nothing else is made for them."""
 
-    __slots__ = ("floor", "index", "mark", "origins", "payload", "pieces", "run", "session", "told", "topics")
+    __slots__ = ("floor", "index", "mark", "named", "origins", "payload", "pieces", "run", "session", "told", "topics")
 
     def __init__(self, session: LaneSession, index: int) -> None:
         self.session = session
@@ -91,6 +91,8 @@ class _LaneDraft:
         self.topics: list[str] | None = None
         self.payload: int | None = None
         self.origins: list[Origin] = []
+        self.named: set[int] | None = None
+        """Numbers of origins that the records' batches name; None when all are of devices."""
         self.floor: Mark | None = None
 
     @property
@@ -164,7 +166,8 @@ class ChunkBuilder:
             draft.topics = session.topics
         if tells and session.payload != held.payload:
             draft.payload = session.payload
-        draft.origins = held.new_origins(session.origins) if session.origins else []
+        if session.origins or draft.named:
+            draft.origins = _origins(draft, held)
         clocks = [clock for clock in session.clocks if not self._state.knows_clock(clock)] if session.clocks else []
         for clock in clocks:
             self._clocks.setdefault((clock.tenant, clock.edge, clock.log_id, clock.boot_id), clock)
@@ -202,6 +205,8 @@ class ChunkBuilder:
             header, correction = batch.header, 0
             if header.clock is not ClockState.SYNCED or header.first_time <= newest:
                 correction = self._settle_times(draft, batch, held, header.end_seq)
+            if header.origin:
+                _name_origin(draft, header.origin)
             section.add(draft.index, 0, header.count, batch, correction)
         return True
 
@@ -256,6 +261,8 @@ class ChunkBuilder:
         draft.pieces = draft.pieces if draft.pieces is not None else RangeSet()
         draft.pieces.add(first, end)
         correction = self._settle_times(draft, item, held, end)
+        if item.header.origin:
+            _name_origin(draft, item.header.origin)
         section = self._section(lane)
         section.add(draft.index, first - item.header.base_seq, end - first, item, correction)
         self._bytes += len(item.data)
@@ -345,6 +352,22 @@ class ChunkBuilder:
 
 
 _NOTHING = LaneState()
+
+
+def _name_origin(draft: _LaneDraft, number: int) -> None:
+    draft.named = draft.named if draft.named is not None else set()
+    draft.named.add(number)
+
+
+def _origins(draft: _LaneDraft, held: LaneState) -> list[Origin]:
+    """Return what the chunk says of origins: all that its batches name, so that its rows are made alike whatever is
+    told, changed or forgotten later, and those that the lane does not know yet."""
+    told = by_number(draft.session.origins)
+    found = {origin.number: origin for origin in held.new_origins(draft.session.origins)}
+    if draft.named:
+        known = by_number(held.origins) | told
+        found = {number: known[number] for number in sorted(draft.named & known.keys())[:ORIGINS_MAX]} | found
+    return [found[number] for number in sorted([*found][:ORIGINS_MAX])]
 
 
 def _index_bytes(draft: _LaneDraft) -> int:

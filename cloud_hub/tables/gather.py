@@ -145,7 +145,7 @@ class _Making(NamedTuple):
             rows = section_rows(
                 self.section, data, self.chunk.footer.lanes, self.view.shard, levels_of(self.out.schema),
                 self.declared.topics(self.view), at, end, payload=self.payload, clocks=self.chunk.footer.clocks,
-                joined=joined,
+                columns={*self.out.schema.names}, joined=joined,
             )  # fmt: skip
             while True:
                 try:

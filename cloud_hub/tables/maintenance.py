@@ -16,14 +16,13 @@ from operator import attrgetter
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from weft.cloud_hub.tables.columns import level_columns
+from weft.cloud_hub.tables.columns import table_schema
 from weft.cloud_hub.tables.delta import DataFile, DeltaHandle, in_thread
 from weft.cloud_hub.tables.errors import TableConflict
 from weft.cloud_hub.tables.parquet_file import ParquetFile
 from weft.cloud_hub.tables.settings import DEFAULTS, TableSettings
 from weft.cloud_hub.tables.tierer import Tierer
 from weft.storage.object_store import ObjectStore
-from weft.storage.table.rows import row_schema
 
 _BATCH_ROWS = 64 << 10
 
@@ -97,7 +96,7 @@ class Maintenance:
             TableConflict: another writer was first; nothing changed.
         """
         columns = await in_thread(handle.columns)
-        schema = row_schema(level_columns(columns), await in_thread(handle.payload))
+        schema = table_schema(columns, await in_thread(handle.payload))
         if len(schema) != len(columns):
             # A table with columns of its owner's is the owner's to rewrite.
             return 0

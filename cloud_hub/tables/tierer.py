@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import pyarrow as pa
 
-from weft.cloud_hub.tables.columns import level_columns, new_columns
+from weft.cloud_hub.tables.columns import lacks_origin, new_columns, table_schema
 from weft.cloud_hub.tables.declared import Declared
 from weft.cloud_hub.tables.delta import DataFile, DeltaHandle, in_thread
 from weft.cloud_hub.tables.errors import StreamStopped, TableConflict, TableDiverged, TableError
@@ -28,6 +28,7 @@ from weft.protocols.errors import CodecError
 from weft.protocols.payloads import PayloadKind
 from weft.storage.chunk_log import Cluster, CollectedPast, table_key
 from weft.storage.object_store import NotFound, ObjectStore
+from weft.storage.table.columns import ORIGIN_COLUMN
 from weft.storage.table.names import PAYLOAD_PROPERTY, app_id, source_ids
 from weft.storage.table.rows import row_schema
 
@@ -194,7 +195,7 @@ class Tierer:
         if not self._positions_known or self.ends().keys() - self.positions.keys():
             await self._read_positions(handle)
             self._positions_known = True
-        schema = row_schema(await self._grow(handle), handle.payload())
+        schema = table_schema(await self._grow(handle), handle.payload())
         unreadable: Exception | None = None
         for view in self._views:
             known = written.get(view.shard)
@@ -276,15 +277,17 @@ class Tierer:
             "in what was moved away"
         )
 
-    async def _grow(self, handle: DeltaHandle) -> list[str]:
-        """Give the table a column for every named topic level. Return all that it has."""
+    async def _grow(self, handle: DeltaHandle) -> list[tuple[str, str]]:
+        """Give the table a column for every named topic level, and for origins. Return (name, type) of all columns."""
         columns = await in_thread(handle.columns)
-        known = level_columns(columns)
-        fresh = new_columns([name for name, _ in columns], self._declared.levels())
+        names = [name for name, _ in columns]
+        fresh = new_columns(names, self._declared.levels())
+        if lacks_origin(names):
+            fresh.append(ORIGIN_COLUMN)
         if fresh:
             await in_thread(lambda: handle.add_columns(fresh))
             await self.log.sync(handle.version)
-        return [*known, *fresh]
+        return [*columns, *((name, "string") for name in fresh)]
 
     async def _write(self, view: ShardView, schema: pa.Schema) -> _Written | None:
         """Return rows of one shard from its position on as a file in the store, or None when there are none."""

@@ -28,6 +28,8 @@ class TailRecord(NamedTuple):
 
     stream: str
     record: Record
+    origin: str | None = None
+    """Text of the function that made it; None for what a device sent."""
 
 
 class TailGap(NamedTuple):
@@ -152,7 +154,7 @@ class _Tail:
             if isinstance(entry.value, GapNotice):
                 yield from self._gap(stream, entry.value)
             elif isinstance(entry.value, BatchHeader):
-                yield from self._batch(stream, entry, entry.value, commit.file)
+                yield from self._batch(stream, entry, entry.value, commit)
 
     def _gap(self, stream: str, notice: GapNotice) -> Iterator[Item]:
         since = self._choice.since_ns
@@ -165,7 +167,7 @@ class _Tail:
         noted.add(notice.first, notice.end)
         self._seen.setdefault(stream, RangeSet()).add(notice.first, notice.end)
 
-    def _batch(self, stream: str, entry: Entry, header: BatchHeader, file: str) -> Iterator[Item]:
+    def _batch(self, stream: str, entry: Entry, header: BatchHeader, commit: Commit) -> Iterator[Item]:
         seen = self._seen.setdefault(stream, RangeSet())
         if entry.kind is EntryKind.MOVED and (self._is_counted or self.has_caught_up):
             return  # a copy of what stood further ahead, made so that its segment could go
@@ -179,8 +181,8 @@ class _Tail:
                 if self._skip:
                     self._skip -= 1
                     continue
-                yield TailRecord(stream, record)
+                yield TailRecord(stream, record, commit.origins.get(header.origin))
         except CodecError:
-            yield DamagedBytes(file, entry.offset, entry.end)
+            yield DamagedBytes(commit.file, entry.offset, entry.end)
         seen.add(header.base_seq, header.end_seq)
         self._newest_ns = max(self._newest_ns, header.last_time)

@@ -9,6 +9,7 @@ from typing import NamedTuple
 from weft.edge_node.links.boot_clocks import BootClocks
 from weft.edge_node.links.hub_high_watermarks import HubHighWatermarks
 from weft.protocols.chunk import GapRange, Mark
+from weft.protocols.origin import Origin
 from weft.protocols.payloads import PayloadKind
 from weft.protocols.ranges import RangeSet
 from weft.protocols.segment import GapReason
@@ -88,6 +89,10 @@ class SegmentLogSource:
             return (await self._pages.read(lane, seq, bytes_max)).batches
         except LogError as error:
             raise OSError(str(error)) from error
+
+    def origin(self, number: int) -> Origin | None:
+        """Return what the log says of the number of an origin."""
+        return self._log.origins().get(number)
 
     def high_watermark(self, hub: str, lane: int) -> int:
         """Return up to where any link of this log ever sent the hub records of the lane."""

@@ -29,6 +29,9 @@ FOUND_CELLS_MAX = 1 << 20
 """Maximum number of levels of keys that are remembered for the next batches of a section."""
 TIMESTAMP = pa.timestamp("us", tz="UTC")
 """Type of times. Delta and Spark know microseconds; the log's nanoseconds are rounded down."""
+ORIGIN_COLUMN = "_origin"
+"""Column of what made a record (``protocols.origin``); null for what devices sent. Tables of earlier releases lack
+it."""
 HEADERS = pa.map_(pa.string(), pa.string())
 _CLOCKS = pa.array(CLOCKS)
 
@@ -52,6 +55,8 @@ class Piece(NamedTuple):
     columns: Columns
     cost: int
     """Bytes of the rows, at most."""
+    origin: str | None = None
+    """Text of what made the records; None for what devices sent."""
 
     def keys(self) -> tuple[Array, Sequence[bytes]]:
         """Return the keys of the rows, and an index into them for each row."""
@@ -157,11 +162,12 @@ class RowBuilder:
         for names, make in (
             (("_offset",), self._offsets),
             (("_seq",), self._seqs),
-            (("_shard", "_edge", "_log"), self._origins),
+            (("_shard", "_edge", "_log"), self._lane_names),
             (("_time", "_clock", "_received", "_edge_time"), self._times),
             (("_key", *(self._levels.fields if self._levels else ())), self._keys),
             (("_resent",), self._resent),
             (("_headers",), self._headers),
+            ((ORIGIN_COLUMN,), self._origins),
             (("payload", BYTES_COLUMN), self._payloads),
         ):
             if any(name in self._schema.names for name in names):
@@ -187,7 +193,7 @@ class RowBuilder:
     def _seqs(self) -> dict[str, pa.Array]:
         return {"_seq": self._runs([piece.seq for piece in self._pieces])}
 
-    def _origins(self) -> dict[str, pa.Array]:
+    def _lane_names(self) -> dict[str, pa.Array]:
         lane = self._repeat([piece.lane for piece in self._pieces], np.int32)
         edges = pa.array([lane.edge for lane in self._lanes], pa.string())
         logs = pa.array([format_log_id(lane.log_id) for lane in self._lanes], pa.string())
@@ -259,6 +265,14 @@ class RowBuilder:
                     rows[at + index - piece.first] = _unique(pairs)
             at += piece.rows
         return {"_headers": pa.array(rows, HEADERS)}
+
+    def _origins(self) -> dict[str, pa.Array]:
+        texts = dict.fromkeys(piece.origin for piece in self._pieces)
+        if [*texts] == [None]:
+            return {ORIGIN_COLUMN: pa.nulls(self.rows, pa.string())}
+        index = {text: at for at, text in enumerate(texts)}
+        rows = self._repeat([index[piece.origin] for piece in self._pieces], np.int32)
+        return {ORIGIN_COLUMN: pa.array(texts, pa.string()).take(pa.array(rows))}
 
     def _payloads(self) -> dict[str, pa.Array]:
         parts = [

@@ -43,16 +43,24 @@ class RowCosts:
         """Number of times that a row has its key."""
         self._has_headers = "_headers" in schema.names
         self._has_payloads = "payload" in schema.names
+        self._has_origin = "_origin" in schema.names
 
-    def cut(self, columns: Columns, first: int, end: int, rows_max: int, bytes_max: int) -> Iterator[RowCut]:
-        """Yield the records ``[first, end)`` in runs whose rows take at most ``bytes_max``, or that are one record."""
-        bound = self._bound(columns, first, end)
+    def cut(  # noqa: PLR0917
+        self, columns: Columns, first: int, end: int, rows_max: int, bytes_max: int, origin: str | None = None
+    ) -> Iterator[RowCut]:
+        """Yield the records ``[first, end)`` in runs whose rows take at most ``bytes_max``, or that are one record.
+
+        Args:
+            origin: text of what made the records, which each row has.
+        """
+        text = len(origin.encode()) if origin is not None and self._has_origin else 0
+        bound = self._bound(columns, first, end) + (end - first) * text
         if bound <= bytes_max:
             for at in range(first, end, rows_max):
                 rows = min(rows_max, end - at)
                 yield RowCut(at, rows, bound * rows // (end - first))
             return
-        ends = np.cumsum(self._each(columns, first, end))
+        ends = np.cumsum(self._each(columns, first, end) + text)
         at, before = first, 0
         while at < end:
             fitting = int(np.searchsorted(ends, before + bytes_max, "right")) - (at - first)

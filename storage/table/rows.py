@@ -14,8 +14,19 @@ import pyarrow as pa
 
 from weft.protocols.batch import Buffer, decode_columns, decode_header
 from weft.protocols.chunk import ClockUpdate, LaneUpdate, SectionEntry, StreamSection, section_entries
+from weft.protocols.origin import by_number, origin_text
 from weft.protocols.payloads import PayloadKind
-from weft.storage.table.columns import BYTES_MAX, HEADERS, ROWS_MAX, TIMESTAMP, Levels, Piece, RowBuilder, Topics
+from weft.storage.table.columns import (
+    BYTES_MAX,
+    HEADERS,
+    ORIGIN_COLUMN,
+    ROWS_MAX,
+    TIMESTAMP,
+    Levels,
+    Piece,
+    RowBuilder,
+    Topics,
+)
 from weft.storage.table.costs import RowCosts
 from weft.storage.table.payload_columns import BYTES_COLUMN, payload_fields
 from weft.storage.table.record_time import BootKey, batch_times, known_clocks
@@ -35,6 +46,7 @@ _AFTER = (
     pa.field("_resent", pa.bool_(), nullable=False),
     pa.field("_headers", HEADERS),
     pa.field("_edge_time", TIMESTAMP),
+    pa.field(ORIGIN_COLUMN, pa.string()),
 )
 
 FIXED_COLUMNS = frozenset({*(field.name for field in (*_BEFORE, *_AFTER)), "payload", BYTES_COLUMN})
@@ -151,7 +163,11 @@ def _cut(entry: SectionEntry, first: int, end: int, offset: int, footer: _Footer
     header = decode_header(entry.batch)
     columns = decode_columns(entry.batch, header)
     times = batch_times(header, footer.lanes[entry.lane], footer.clocks)
-    for at, rows, cost in footer.costs.cut(columns, entry.skip + first, entry.skip + end, ROWS_MAX, BYTES_MAX):
+    # The chunk with a batch says what its origin's number means: a number may have meant something else before.
+    origin = origin_text(header.origin, by_number(footer.lanes[entry.lane].origins)) if header.origin else None
+    costs = footer.costs.cut(columns, entry.skip + first, entry.skip + end, ROWS_MAX, BYTES_MAX, origin)
+    for at, rows, cost in costs:
         yield Piece(
-            entry.lane, offset + at - entry.skip, at, rows, header.base_seq + at, times, entry.received, columns, cost
-        )
+            entry.lane, offset + at - entry.skip, at, rows, header.base_seq + at, times, entry.received, columns, cost,
+            origin,
+        )  # fmt: skip

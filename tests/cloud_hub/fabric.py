@@ -37,12 +37,12 @@ def payload(lane: Lane, seq: int) -> bytes:
     return f"{lane.edge} {lane.log_id} {seq}".encode()
 
 
-def make_batch(lane: Lane, first: int, end: int, time: int = 0) -> tuple[BatchHeader, memoryview]:
+def make_batch(lane: Lane, first: int, end: int, time: int = 0, origin: int = 0) -> tuple[BatchHeader, memoryview]:
     """Records [first, end) of a lane; each payload says which record it is."""
     seqs = range(first, end)
     times = struct.pack(f"<{len(seqs)}q", *(time + seq for seq in seqs))
     columns = batch.columns_from_lists(times, [b"key"] * len(seqs), [payload(lane, seq) for seq in seqs])
-    data = batch.encode(1, first, columns, CLOCK)
+    data = batch.encode(1, first, columns, CLOCK, origin=origin)
     return batch.verify(data), memoryview(data)
 
 

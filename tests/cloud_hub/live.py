@@ -15,6 +15,7 @@ from weft.cloud_hub.hub import Hub
 from weft.cloud_hub.settings import HubSettings, SequencerSettings
 from weft.protocols.batch import BatchHeader
 from weft.protocols.chunk import GapRange, Mark
+from weft.protocols.origin import Origin
 from weft.protocols.payloads import PayloadKind
 from weft.protocols.ranges import SEQ_END, RangeSet
 from weft.replication.runner import LinkIdentity, LinkSettings, run_link
@@ -49,6 +50,7 @@ class EdgeLog:
         self.payload = payload
         self.batches: list[tuple[BatchHeader, bytes]] = []
         self.gaps: list[GapRange] = []
+        self.origins: dict[int, Origin] = {}
         self.released_ranges = RangeSet()
         self._listeners: list[Callable[[Collection[int] | None], None]] = []
         self._news = asyncio.Event()
@@ -68,6 +70,9 @@ class EdgeLog:
 
     async def read(self, lane: int, seq: int, bytes_max: int) -> list[bytes]:
         return [data for header, data in self.batches if header.end_seq > seq][:4]
+
+    def origin(self, number: int) -> Origin | None:
+        return self.origins.get(number)
 
     def high_watermark(self, hub: str, lane: int) -> int:
         return SEQ_END

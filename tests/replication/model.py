@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from weft.protocols.batch import ClockReading, ClockState, columns_from_lists, decode_header, encode, records
 from weft.protocols.chunk import GapRange, Mark
 from weft.protocols.link import PROTOCOL_VERSION, Hello
+from weft.protocols.origin import Origin
 from weft.protocols.ranges import SEQ_END, RangeSet
 from weft.replication.events import (
     Acked,
@@ -29,11 +30,11 @@ CLOCK = ClockReading(7, 1, ClockState.SYNCED)
 WALL = 1_700_000_000_000_000_000
 
 
-def make_batch(lane: int, seq: int, count: int, size: int = 20) -> bytes:
+def make_batch(lane: int, seq: int, count: int, size: int = 20, origin: int = 0) -> bytes:
     """Records ``seq`` on, each with its own number in the payload."""
     payloads = [struct.pack("<Q", seq + i) + b"x" * size for i in range(count)]
     times = struct.pack(f"<{count}q", *(WALL + seq + i for i in range(count)))
-    return encode(lane, seq, columns_from_lists(times, [b"t"] * count, payloads), CLOCK)
+    return encode(lane, seq, columns_from_lists(times, [b"t"] * count, payloads), CLOCK, origin=origin)
 
 
 class ModelLog:
@@ -48,11 +49,12 @@ class ModelLog:
         self.listeners: list[Callable[[Collection[int] | None], None]] = []
         self.high_watermarks: dict[tuple[str, int], int] = {}
         """(hub, lane) -> what it can hold; without an entry anything."""
+        self.origins: dict[int, Origin] = {}
         self.given: dict[str, dict[int, int]] = {}
         self.give_error: OSError | None = None
 
-    def append(self, lane: int, count: int, size: int = 20) -> None:
-        self.batches[lane].append(make_batch(lane, self.ends[lane], count, size))
+    def append(self, lane: int, count: int, size: int = 20, origin: int = 0) -> None:
+        self.batches[lane].append(make_batch(lane, self.ends[lane], count, size, origin))
         self.ends[lane] += count
         for listener in self.listeners:
             listener([lane])
@@ -87,6 +89,9 @@ class ModelLog:
 
     async def read(self, lane: int, seq: int, bytes_max: int) -> list[bytes]:
         return self.read_now(lane, seq, bytes_max)
+
+    def origin(self, number: int) -> Origin | None:
+        return self.origins.get(number)
 
     def high_watermark(self, hub: str, lane: int) -> int:
         return self.high_watermarks.get((hub, lane), SEQ_END)
@@ -157,7 +162,7 @@ class Pair:
         self.receiving = receiving or ReceiverSettings()
         self.sender = Sender(
             log.hello(), epoch, sending or SenderSettings(), lambda: WALL + self.now, now,
-            high_watermark=log.high_watermark,
+            high_watermark=log.high_watermark, origin=log.origin,
         )  # fmt: skip
         for lane in log.lanes():
             self.sender.open_lane(lane, log.state(lane.lane))

@@ -21,6 +21,7 @@ from weft.protocols.link import (
     LaneClosed,
     LaneOpen,
     LaneOpened,
+    LaneOrigins,
     Marks,
     Ping,
     Pong,
@@ -29,6 +30,7 @@ from weft.protocols.link import (
     Welcome,
     split_batches,
 )
+from weft.protocols.origin import Origin, OriginKind
 from weft.protocols.ranges import RangeSet
 from weft.replication.events import (
     Acked,
@@ -55,8 +57,9 @@ class Peer:
 
     def __init__(self, log: ModelLog, settings: SenderSettings | None = None) -> None:
         self.sender = Sender(
-            log.hello(), 1, settings or SenderSettings(), lambda: WALL, 0, high_watermark=log.high_watermark
-        )
+            log.hello(), 1, settings or SenderSettings(), lambda: WALL, 0, high_watermark=log.high_watermark,
+            origin=log.origin,
+        )  # fmt: skip
         for lane in log.lanes():
             self.sender.open_lane(lane, log.state(lane.lane))
         self._encoder, self._decoder = FrameEncoder(), FrameDecoder()
@@ -176,6 +179,25 @@ def test_a_hub_of_a_later_release_is_no_fault_but_a_thing_to_upgrade(log: ModelL
     assert isinstance(event, Refusal)
     assert event.code == RefuseCode.VERSION
     assert "protocol 2" in event.message
+
+
+def test_an_origin_is_explained_once_on_a_connection_before_the_first_batch_that_names_it(log: ModelLog) -> None:
+    log.origins = {number: Origin(number, OriginKind.FUNCTION, f"calm-{number}", "1", b"") for number in (3, 4)}
+    log.append(1, 5, origin=3)
+    log.append(1, 5, origin=9)
+    log.append(1, 5, origin=4)
+    for _ in range(2):
+        peer = Peer(log)
+        peer.say(*welcome())
+        peer.sender.feed(1, log.read_now(1, 0, 1 << 20))
+        told, data = (frame for frame in peer.heard() if isinstance(frame, LaneOrigins | Data))
+        assert told == LaneOrigins(1, [log.origins[3], log.origins[4]])
+        assert isinstance(data, Data)
+        log.append(1, 5, origin=4)
+        peer.sender.offer(1, log.state(1))
+        peer.sender.events()
+        peer.sender.feed(1, log.read_now(1, log.ends[1] - 5, 1 << 20))
+        assert not [frame for frame in peer.heard() if isinstance(frame, LaneOrigins)]
 
 
 def test_a_batch_that_the_hub_does_not_take_closes_its_lane_alone(log: ModelLog) -> None:

@@ -18,6 +18,7 @@ from weft.cloud_hub.tables.shards import load_shards
 from weft.cloud_hub.tables.tierer import Tierer
 from weft.protocols import batch
 from weft.protocols.batch import ClockReading, ClockState
+from weft.protocols.origin import Origin
 from weft.protocols.payloads import PayloadKind
 
 SECOND = 1_000_000_000
@@ -58,6 +59,8 @@ class Hub:
         self.rounds = 0
         self.kind = PayloadKind.BYTES
         """What the edge nodes say of their payloads."""
+        self.origin: Origin | None = None
+        """What makes the records of the next rounds; None when devices send them."""
         self.payload = payload
         self._writer = LogWriter(root, shards=SHARDS, stream=STREAM, options=options)
 
@@ -65,7 +68,14 @@ class Hub:
         """Append rounds; one chunk per shard and round. Round r is taken in r seconds after START."""
         for number in range(self.rounds, self.rounds + rounds):
             deliveries = [
-                Delivery(edge, [encoded(edge, number, self.payload)], log_id, [topic], self.kind)
+                Delivery(
+                    edge,
+                    [encoded(edge, number, self.payload, self.origin)],
+                    log_id,
+                    [topic],
+                    self.kind,
+                    [self.origin] if self.origin is not None else [],
+                )
                 for log_id, edge in enumerate(EDGES, 1)
                 if edge in edges
             ]
@@ -112,13 +122,16 @@ def payload(edge: str, seq: int) -> bytes:
     return f"{edge}:{seq}".encode()
 
 
-def encoded(edge: str, number: int, payload: Callable[[str, int], bytes] = payload) -> bytes:
+def encoded(
+    edge: str, number: int, payload: Callable[[str, int], bytes] = payload, origin: Origin | None = None
+) -> bytes:
     """One round of an edge node: ten records, 100 ms apart, of two machines in turn."""
     first = 10 * number
     times = struct.pack("<10q", *(START + number * SECOND + i * SECOND // 10 for i in range(10)))
     keys = [f"plant/{edge[:5]}/m{i % 2}/telemetry".encode() for i in range(10)]
     columns = batch.columns_from_lists(times, keys, [payload(edge, first + i) for i in range(10)])
-    return batch.encode(1, first, columns, ClockReading(1, number, ClockState.SYNCED))
+    clock = ClockReading(1, number, ClockState.SYNCED)
+    return batch.encode(1, first, columns, clock, origin=origin.number if origin is not None else 0)
 
 
 def records(frame: DataFrame) -> list[tuple[str, int, bytes]]:

@@ -10,7 +10,10 @@ from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
+from spark_sinks import read, table
 from tests.spark_sinks.conftest import EDGES, START, STREAM, Hub, records
+from weft.protocols.origin import Origin, OriginKind
+from weft.storage.table.rows import row_schema
 
 pytestmark = pytest.mark.spark
 
@@ -49,6 +52,44 @@ def test_a_row_is_the_same_from_the_log_and_from_the_table(spark: SparkSession, 
     assert (first._log, first._clock, first._resent, first._headers) == ("0000000000000001", "synced", False, None)
     # PySpark hands out naive local times; the machine's zone must not matter here.
     assert first._time.astimezone(UTC) == datetime.fromtimestamp(START // 10**9, UTC)
+
+
+@pytest.mark.parametrize("tiered", [0, 2, 4], ids=["tail only", "both", "table only"])
+def test_rows_say_which_version_of_a_function_made_them(spark: SparkSession, hub: Hub, tiered: int) -> None:
+    """In each round the same number means something else, as after a log has forgotten it."""
+    versions = [
+        None,
+        *(Origin(3, OriginKind.FUNCTION, "calm", str(number), b"\x0a\xbc\xde\xf0") for number in (1, 2, 3)),
+    ]
+    for number, version in enumerate(versions):
+        hub.origin = version
+        hub.write()
+        if number + 1 == tiered:
+            hub.tier()
+    expected = {None: 40, "calm@1#0abcdef0": 40, "calm@2#0abcdef0": 40, "calm@3#0abcdef0": 40}
+    for frame in (hub.load(spark), hub.load(spark, columns="_origin"), read(spark, STREAM, store=hub.root)):
+        assert dict(frame.groupBy("_origin").count().collect()) == expected
+    assert records(hub.load(spark)) == hub.expected()
+
+
+def test_a_table_of_an_earlier_release_is_read_with_its_tail(
+    spark: SparkSession, hub: Hub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hub.write()
+    with monkeypatch.context() as earlier:
+        schema = row_schema(["line", "machine"])
+        earlier.setattr(
+            "weft.cloud_hub.tables.tierer.row_schema", lambda *_: schema.remove(schema.get_field_index("_origin"))
+        )
+        earlier.setattr("weft.cloud_hub.tables.tierer.lacks_origin", lambda _: False)
+        hub.tier()
+    hub.origin = Origin(3, OriginKind.FUNCTION, "calm", "1", b"")
+    hub.write()
+    for frame in (hub.load(spark), read(spark, STREAM, store=hub.root)):
+        assert dict(frame.groupBy("_origin").count().collect()) == {None: 40, "calm@1": 40}
+    hub.tier()
+    for frame in (hub.load(spark), read(spark, STREAM, store=hub.root), table(spark, STREAM, store=hub.root)):
+        assert dict(frame.groupBy("_origin").count().collect()) == {None: 40, "calm@1": 40}
 
 
 def test_a_range_of_offsets_across_the_tables_end(spark: SparkSession, hub: Hub) -> None:

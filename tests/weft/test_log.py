@@ -24,6 +24,7 @@ from weft.edge_node.clock import clock_reader, wall_clock
 from weft.edge_node.control.client import DropRequest, ask_drop
 from weft.output import Failed
 from weft.protocols.batch import BatchHeader
+from weft.protocols.origin import OriginKind
 from weft.protocols.ranges import RangeSet
 from weft.protocols.segment import GapReason
 from weft.storage.filesystem import File, OSFileSystem
@@ -147,6 +148,17 @@ def test_a_record_of_a_dump_is_told_as_everywhere_else(log: SegmentLog, tmp_path
             "payload_base64": "/w==", "headers": [["unit", "C"]], "flags": ["retained"],
         }
     ]  # fmt: skip
+
+
+def test_a_batch_of_a_function_names_it(log: SegmentLog, tmp_path: Path) -> None:
+    number = log.origin(OriginKind.FUNCTION, "calm", "3", b"\x8a\x1f\x03\xc4\x00")
+    append(log, b"one")
+    log.append(log.stream("calm"), 7, [b"plant/a"], [b"two"], origin=number)
+    log.committer.run_once()
+    _, lines = dump(tmp_path / "data")
+    batches = [line for line in lines if line.get("kind") == "batch"]
+    assert [line.get("origin") for line in batches] == [None, "calm@3#8a1f03c4"]
+    assert " origin=calm@3#8a1f03c4" in weft("log", "dump", tmp_path / "data").output
 
 
 def test_a_node_is_named_by_its_configuration_too(log: SegmentLog, tmp_path: Path) -> None:

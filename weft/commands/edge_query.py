@@ -65,6 +65,7 @@ def command(
     payload   text, or a blob where it is no UTF-8 text; payload ->> '$.temperature' reads JSON
     headers   MQTT 5 properties as JSON: [["name", "value"], ...]
     qos, retained, resent   as published; resent: the device sent it again
+    _origin                 the function that made it; null for what a device sent
 
     \b
     now('-10m')    a time, to compare with time

@@ -36,6 +36,7 @@ def command(
     as_json: bool,
 ) -> None:
     """Show the records of a node's log, one per line: time, stream, sequence number, topic, payload, headers.
+    Records that a function of the node made end with <NAME@VERSION#HASH> of it.
 
     Name the node by its CONFIG, or by its data_dir. The node may run or not: its files are only read, without locks,
     and it is not slowed down. Records are shown once they are durable. With CONFIG, the status page of a running node

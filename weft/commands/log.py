@@ -6,7 +6,7 @@ import os
 import sys
 import time
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import click
 import msgspec
@@ -18,6 +18,7 @@ from weft.protocols import batch, segment
 from weft.protocols.batch import BatchHeader, Record
 from weft.protocols.errors import CodecError
 from weft.protocols.lane import format_log_id
+from weft.protocols.origin import Origin, by_number, origin_text
 from weft.protocols.segment import SegmentHeader
 from weft.storage.segment_log import LogError
 from weft.storage.segment_log.names import DAMAGED
@@ -164,11 +165,14 @@ def _segment(path: str, with_records: bool) -> Iterator[Facts]:
     """Yield the contents of a file. ``is_damage`` marks the line that proves an error; ``record`` is alone in its
     line."""
     names: dict[int, str] = {}
+    origins: dict[int, Origin] = {}
     try:
         size = os.path.getsize(path)
         for found in inspect_segment(path, is_newest=_may_end_torn(path)):
             if isinstance(found.value, dict):
                 names |= {number: stream.name for number, stream in found.value.items()}
+            elif isinstance(found.value, list):
+                origins |= by_number(found.value)
             if found.problem is not None:
                 yield from _problem(path, found)
             elif isinstance(found.value, SegmentHeader):
@@ -178,7 +182,7 @@ def _segment(path: str, with_records: bool) -> Iterator[Facts]:
                 }  # fmt: skip
             elif found.kind is not None:
                 place = {"position": found.position, "kind": found.kind.name.lower()}
-                yield from _entry(place, found, names, with_records)
+                yield from _entry(place, found, _Known(names, origins), with_records)
     except FileNotFoundError:
         yield {"file": path, "deleted": "since the files were listed"}
 
@@ -190,13 +194,22 @@ def _problem(path: str, found: Inspected) -> Iterator[Facts]:
         yield place | {"torn": "nothing after this point was acknowledged"}
 
 
-def _entry(place: Facts, found: Inspected, names: Mapping[int, str], with_records: bool) -> Iterator[Facts]:
+class _Known(NamedTuple):
+    """Meanings of numbers, as far as the segment has told them."""
+
+    names: Mapping[int, str]
+    origins: Mapping[int, Origin]
+
+
+def _entry(place: Facts, found: Inspected, known: _Known, with_records: bool) -> Iterator[Facts]:
     if not isinstance(found.value, BatchHeader):
         yield place | {"value": _plain(found.value)}
         return
     try:
         header = batch.verify(found.data)
-        yield place | {"stream": header.stream, "name": names.get(header.stream)} | _batch(header, len(found.data))
+        origin = origin_text(header.origin, known.origins)
+        named = {"stream": header.stream, "name": known.names.get(header.stream)}
+        yield place | named | _batch(header, len(found.data)) | ({} if origin is None else {"origin": origin})
         yield from ({"record": record} for record in batch.records(found.data)) if with_records else ()
     except CodecError as error:
         yield {"file": found.segment, "offset": found.offset} | place | {"error": str(error), "is_damage": True}

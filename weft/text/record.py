@@ -27,7 +27,7 @@ _FLAGS = {
 def line(item: Item) -> str:
     """Return one line for people."""
     if isinstance(item, TailRecord):
-        return record_line(item.record, item.stream)
+        return record_line(item.record, item.stream, origin=item.origin)
     if isinstance(item, TailGap):
         notice = item.notice
         return (
@@ -41,21 +41,25 @@ def line(item: Item) -> str:
     return f"-- {item.directory} holds a new log from here on"
 
 
-def record_line(record: Record, *stream: str) -> str:
-    """Return a record in one line: time, stream where it is given, sequence number, topic, payload, headers, flags."""
+def record_line(record: Record, *stream: str, origin: str | None = None) -> str:
+    """Return a record in one line: time, stream where it is given, sequence number, topic, payload, headers, flags,
+    origin."""
     parts = [timestamp(record.time), *stream, str(record.seq), shown(record.key.decode("utf-8", "backslashreplace"))]
     parts.append(shown_payload(record.payload))
     if record.headers:
         parts.append(_headers(record.headers))
     if names := flag_names(record.flags):
         parts.append(f"({', '.join(names)})")
+    if origin is not None:
+        parts.append(f"<{shown(origin)}>")
     return " ".join(parts)
 
 
 def facts(item: Item) -> dict[str, Any]:
     """Return one JSON object for programs."""
     if isinstance(item, TailRecord):
-        return {"kind": "record", "stream": item.stream, **record_facts(item.record)}
+        made_by = {} if item.origin is None else {"origin": item.origin}
+        return {"kind": "record", "stream": item.stream, **record_facts(item.record), **made_by}
     if isinstance(item, TailGap):
         notice = item.notice
         span = {"first": notice.first, "end": notice.end, "reason": reason_name(notice.reason)}

@@ -187,7 +187,7 @@ class Query:
             if not isinstance(header, BatchHeader) or (since and max(header.first_time, header.last_time) < since):
                 continue
             try:
-                self._loaded += fills[name].add(entry.body, since)
+                self._loaded += fills[name].add(entry.body, since, commit.origins.get(header.origin))
             except CodecError:
                 self.damage.append(DamagedBytes(commit.file, entry.offset, entry.end))
             if self._loaded > self._settings.rows_max:

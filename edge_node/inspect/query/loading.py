@@ -42,10 +42,13 @@ class StreamTable:
         """Columns to fill; the first is ``seq``."""
         self._held_bytes = 0
 
-    def add(self, body: Buffer, since_ns: int | None) -> int:
+    def add(self, body: Buffer, since_ns: int | None, origin: str | None = None) -> int:
         """Add the records of a batch that was checked before, those of ``since_ns`` and later. Return how many.
 
         They are in the table after ``flush``: many small batches go in together.
+
+        Args:
+            origin: text of what made the records.
 
         Raises:
             CodecError: the batch does not hold what its header says.
@@ -56,7 +59,7 @@ class StreamTable:
             self._columns[0].extend(range(header.base_seq, header.end_seq))
             self._flush_if_many()
             return header.count
-        rows = _Rows(header.base_seq, batch.decode_columns(body, header))
+        rows = _Rows(header.base_seq, batch.decode_columns(body, header), origin)
         if since_ns is not None and not rows.keep_since(since_ns):
             return 0
         made = [make(rows) for make in self._makers.values()]
@@ -103,8 +106,9 @@ def _match(topic: str, patterns: Sequence[TopicPattern]) -> dict[str, str]:
 class _Rows:
     """A decoded batch and the indexes of the wanted records."""
 
-    def __init__(self, base_seq: int, columns: Columns) -> None:
+    def __init__(self, base_seq: int, columns: Columns, origin: str | None) -> None:
         self.base_seq = base_seq
+        self.origin = origin
         self.columns = columns
         self.times = array("q", bytes(columns.times))
         self.picked: Sequence[int] = range(len(self.times))
@@ -182,6 +186,10 @@ def _qos(rows: _Rows) -> Values:
     return [0 if bits & Flag.PUBLISHED_QOS0 else 2 if bits & Flag.PUBLISHED_QOS2 else 1 for bits in _flags(rows)]
 
 
+def _origins(rows: _Rows) -> Values:
+    return [rows.origin] * len(rows.picked)
+
+
 _MAKERS: dict[str, Callable[[_Rows], Values]] = {
     "seq": _seqs,
     "time": _times,
@@ -192,4 +200,5 @@ _MAKERS: dict[str, Callable[[_Rows], Values]] = {
     "qos": _qos,
     "retained": _flag(Flag.RETAINED),
     "resent": _flag(Flag.DUPLICATE_SUSPECTED),
+    "_origin": _origins,
 }

@@ -8,7 +8,14 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from weft.protocols.topics import compile_pattern
 
 BEFORE_LEVELS = {"time": "TEXT", "time_ns": "INTEGER", "seq": "INTEGER PRIMARY KEY", "key": "TEXT"}
-AFTER_LEVELS = {"payload": "", "headers": "TEXT", "qos": "INTEGER", "retained": "INTEGER", "resent": "INTEGER"}
+AFTER_LEVELS = {
+    "payload": "",
+    "headers": "TEXT",
+    "qos": "INTEGER",
+    "retained": "INTEGER",
+    "resent": "INTEGER",
+    "_origin": "TEXT",
+}
 """Columns of every stream and their types; the stream's named topic levels stand between the two."""
 STREAMS_TABLE = "weft_streams"
 GAPS_TABLE = "weft_gaps"

@@ -41,6 +41,8 @@ class Commit:
     file: str
     items: list[tuple[str, Entry] | DamagedBytes] = field(default_factory=list)
     """(stream name, entry) of batches and notices."""
+    origins: dict[int, str | None] = field(default_factory=dict)
+    """Texts of the origins that the batches name, by number."""
     ends: dict[str, int] = field(default_factory=dict)
     """Stream -> sequence number after its last record here."""
     end: int = 0
@@ -180,6 +182,8 @@ class Cursor:
                 name = view.name_of(item.value.stream)
                 commit.items.append((name, item))
                 if isinstance(item.value, BatchHeader):
+                    if item.value.origin and item.value.origin not in commit.origins:
+                        commit.origins[item.value.origin] = view.origin_text(item.value.origin)
                     commit.ends[name] = max(item.value.end_seq, commit.ends.get(name, 0))
         if not group.is_proven:
             commit.is_proven, commit.age_s = False, view.age_s()

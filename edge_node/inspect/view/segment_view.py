@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from weft.protocols import segment as format_
 from weft.protocols.batch import BatchHeader
 from weft.protocols.lane import NodeName
+from weft.protocols.origin import Origin, by_number, origin_text
 from weft.protocols.segment import HEADER_BYTES, EntryKind, Footer, Owner, StreamEntry
 from weft.storage.filesystem import FileSystem
 from weft.storage.segment_log.walk.ends import find_footer, find_header
@@ -56,6 +57,7 @@ class SegmentView:
         self.header = find_header(self.source(), position)
         """Header; None when it is damaged."""
         self._names: dict[int, str] = {}
+        self._origins: dict[int, Origin] = {}
         self._named = False
         self._marks_end = HEADER_BYTES
 
@@ -158,6 +160,7 @@ class SegmentView:
                 self.learn(first.value)
             if self.footer is not None:
                 self._names |= self.footer.streams
+                self._origins |= by_number(self.footer.origins)
         return self._names
 
     def owner(self) -> NodeName | None:
@@ -188,6 +191,14 @@ class SegmentView:
         # As recovery calls a stream whose every naming entry was lost.
         return names.get(number, f"unnamed-{number}")
 
+    def origin_text(self, number: int) -> str | None:
+        """Return the text of an origin, searched as the streams' names are: the segment's opening has all that the log
+        knew then, and commits add to them."""
+        self.names()
+        if number and number not in self._origins:
+            self._read_marks(lambda: number in self._origins)
+        return origin_text(number, self._origins)
+
     def early_names(self) -> dict[int, str]:
         """Return the streams that the index or the first marks name: all but those declared late in the segment."""
         if self.footer is None:
@@ -205,14 +216,20 @@ class SegmentView:
             if isinstance(item, Torn):
                 return
             self._marks_end = item.end
-            if isinstance(item, Entry) and isinstance(item.value, dict):
-                self.learn(item.value)
+            if isinstance(item, Entry):
+                self._learn(item)
             if is_enough():
                 return
 
     def learn(self, streams: dict[int, StreamEntry]) -> None:
         """Note the streams that a mark names."""
         self.names().update({number: entry.name for number, entry in streams.items()})
+
+    def _learn(self, entry: Entry) -> None:
+        if isinstance(entry.value, dict):
+            self.learn(entry.value)
+        elif isinstance(entry.value, list):
+            self._origins |= by_number(entry.value)
 
     def age_s(self, clock: Callable[[], float] = time.time) -> float:
         """Return the seconds since the file was last written to, by the machine's clock; a file that is gone is old."""

@@ -21,6 +21,7 @@ from weft.cloud_hub.hub import Hub
 from weft.protocols import batch
 from weft.protocols.batch import BatchHeader, ClockReading, ClockState, Flag
 from weft.protocols.chunk import GapRange
+from weft.protocols.origin import Origin, OriginKind
 from weft.protocols.payloads import PayloadKind
 from weft.protocols.placement import shard_of
 from weft.protocols.segment import GapReason
@@ -34,10 +35,12 @@ T = 1_700_000_000_000_000_000
 STREAM = "/v1/streams/telemetry"
 
 
-def records(first: int, payloads: list[bytes], headers: Any = None, flags: Any = None) -> tuple[BatchHeader, bytes]:
+def records(
+    first: int, payloads: list[bytes], headers: Any = None, flags: Any = None, origin: int = 0
+) -> tuple[BatchHeader, bytes]:
     times = struct.pack(f"<{len(payloads)}q", *(T + first + i for i in range(len(payloads))))
     columns = batch.columns_from_lists(times, [b"plant/a/b/telemetry"] * len(payloads), payloads, headers, flags)
-    data = batch.encode(1, first, columns, ClockReading(1, 1, ClockState.SYNCED))
+    data = batch.encode(1, first, columns, ClockReading(1, 1, ClockState.SYNCED), origin=origin)
     return batch.verify(data), data
 
 
@@ -109,6 +112,16 @@ async def test_records_of_a_json_stream_are_shown_as_the_table_has_them(tmp_path
         assert found == [('{"t": 1}', None), (None, "dGV4dA=="), (None, "/w==")]
         assert (await get(hub, STREAM))[1]["payload"] == "json"
         assert (await get(hub, f"{STREAM}/lanes"))[1]["lanes"][0]["payload"] == "json"
+
+
+async def test_a_record_says_which_function_made_it(hub: Hub) -> None:
+    log = EdgeLog()
+    log.origins = {4: Origin(4, OriginKind.FUNCTION, "calm", "2", b"\x8a\x1f\x03\xc4\x00")}
+    for first, origin in ((0, 0), (1, 4), (2, 5)):
+        log.append(*records(first, [b"x"], origin=origin))
+    await deliver(hub, log, 3)
+    _, answer = await get(hub, f"{STREAM}/records")
+    assert [record.get("origin") for record in answer["records"]] == [None, "calm@2#8a1f03c4", "#5"]
 
 
 async def test_records_since_a_moment_start_with_what_was_committed_then(hub: Hub) -> None:

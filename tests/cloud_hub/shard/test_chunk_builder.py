@@ -13,6 +13,7 @@ from weft.cloud_hub.shard.chunk_builder import ChunkBuilder
 from weft.cloud_hub.shard.lane_session import LaneClaim, LaneSession, ReceivedBatch
 from weft.protocols.chunk import GapRange, LaneFlag, Mark
 from weft.protocols.lane import Lane
+from weft.protocols.origin import Origin
 from weft.protocols.ranges import RangeSet
 from weft.protocols.segment import GapReason
 from weft.protocols.shard_state import ShardState, lane_of
@@ -81,3 +82,29 @@ async def test_any_sessions_make_a_chunk_that_folds(seed: int) -> None:
                     stored[lane_of(update)].add(first, end)
                 told[lane_of(update)].update((gap.first, gap.end) for gap in update.gaps)
             check(state, stored, told)
+
+
+async def test_each_chunk_explains_the_origins_that_its_batches_name() -> None:
+    """A reader of one chunk needs no other, and a number that is given another meaning changes no earlier row."""
+    await asyncio.sleep(0)
+    state = ShardState(b"0123456789abcdef", 0)
+    meanings = [Origin(1, 1, "calm", "1", b""), Origin(2, 1, "calm", "2", b""), Origin(1, 1, "calm", "3", b"")]
+
+    def chunk(first: int, origin: int, told: list[Origin]) -> list[Origin]:
+        claim = LaneClaim(state.lanes[LANES[0]].epoch + 1 if LANES[0] in state.lanes else 1)
+        session = LaneSession(LANES[0], claim, [], lambda _: None, lambda *_: None, origins=told)
+        session.append(ReceivedBatch(*make_batch(LANES[0], first, first + 3, origin=origin), 0))
+        builder = ChunkBuilder(state, 100_000)
+        builder.add(session)
+        draft = builder.finish(first, first, marks_due=True)
+        assert draft is not None
+        state.apply(draft.chunk)
+        return draft.chunk.footer.lanes[0].origins
+
+    assert chunk(0, 1, meanings[:2]) == meanings[:2], "the second is news, too"
+    assert chunk(3, 1, meanings[:2]) == meanings[:1]
+    assert chunk(6, 0, meanings[:2]) == []
+    assert chunk(9, 2, []) == meanings[1:2], "the lane's state knows it from an earlier connection"
+    assert chunk(12, 1, meanings[2:]) == meanings[2:]
+    assert chunk(15, 7, meanings) == [], "nothing was told of 7"
+    assert state.lanes[LANES[0]].origins == [meanings[2], meanings[1]]

@@ -14,6 +14,7 @@ from weft.protocols import batch, chunk
 from weft.protocols.batch import ClockReading, ClockState, Flag
 from weft.protocols.chunk import ChunkFooter, ChunkHeader, GapRange, LaneUpdate, StreamSection
 from weft.protocols.lane import Lane
+from weft.protocols.origin import Origin
 from weft.protocols.shard_state import ShardState
 from weft.storage.chunk_log import Cluster, ShardLog, open_cluster, table_key
 from weft.storage.object_store import ObjectStore
@@ -42,6 +43,10 @@ class Run:
     kind: int | None = None
     """What the edge says of the payloads in this chunk."""
 
+    origin: Origin | None = None
+    """What made the records, which the chunk explains."""
+    explained: bool = True
+
     def payload(self, seq: int) -> bytes:
         if self.payloads is not None:
             return self.payloads[seq - self.first]
@@ -52,7 +57,8 @@ class Run:
         times = struct.pack(f"<{self.count}q", *(START + seq * SECOND for seq in seqs))
         flags = dict.fromkeys(range(self.count), int(Flag.DUPLICATE_SUSPECTED)) if self.resent else None
         columns = batch.columns_from_lists(times, [self.key] * self.count, [*map(self.payload, seqs)], None, flags)
-        return batch.encode(1, self.first, columns, ClockReading(1, 2, ClockState.SYNCED))
+        number = self.origin.number if self.origin is not None else 0
+        return batch.encode(1, self.first, columns, ClockReading(1, 2, ClockState.SYNCED), origin=number)
 
 
 class LogWriter:
@@ -103,7 +109,8 @@ class LogWriter:
 def _update(run: Run) -> LaneUpdate:
     topics = list(run.topics) if run.topics is not None else None
     ranges = [(run.first, run.first + run.count)]
-    return LaneUpdate(*run.lane, 1, ranges, list(run.gaps), None, topics, run.kind)
+    origins = [run.origin] if run.origin is not None and run.explained else []
+    return LaneUpdate(*run.lane, 1, ranges, list(run.gaps), None, topics, run.kind, origins)
 
 
 def table(store: ObjectStore, stream: str = "telemetry") -> DeltaTable:

@@ -25,8 +25,10 @@ from weft.edge_node.inspect.tail import Item, LogReplaced, Missing, TailGap, Tai
 from weft.edge_node.inspect.tail_start import Start
 from weft.edge_node.inspect.view import DamagedBytes, Durability, LogDirectory
 from weft.edge_node.inspect.view.records import Choice
+from weft.protocols.origin import OriginKind
 from weft.protocols.segment import EntryKind, GapNotice, GapReason, encode_body
 from weft.storage.segment_log import SegmentLog
+from weft.text.record import facts, line
 
 SECOND_NS = 10**9
 
@@ -82,6 +84,25 @@ def test_from_a_time_and_from_a_number(log: SegmentLog, tmp_path: Path) -> None:
     assert seqs(newest(tmp_path, Start(Choice(from_seq=123)))) == list(range(123, 200))
     assert seqs(newest(tmp_path, Start(Choice(from_seq=999)))) == []
     assert seqs(newest(tmp_path, Start())) == list(range(200))
+
+
+@pytest.mark.parametrize("last", [None, 1, 40, 199])
+def test_a_record_says_what_made_it_wherever_the_tail_begins(log: SegmentLog, tmp_path: Path, last: int | None) -> None:
+    first = log.origin(OriginKind.FUNCTION, "calm", "1", b"\1\2\3\4\5")
+    for number in range(200):
+        if number == 150:
+            second = log.origin(OriginKind.FUNCTION, "calm", "2")
+        append(log, b"x" + bytes(range(256)) * 4, origin=(0, first, first if number < 150 else second)[number % 3])
+    assert len(list(tmp_path.glob("*.seg"))) > 3
+    texts = {0: None, 1: "calm@1#01020304"}
+    expected = [texts.get(number % 3, "calm@1#01020304" if number < 150 else "calm@2") for number in range(200)]
+    for _ in range(2):
+        found = [item for item in newest(tmp_path, Start(last=last)) if isinstance(item, TailRecord)]
+        assert [item.origin for item in found] == (expected if last is None else expected[-last:])
+        log.close()
+    shown, plain = line(found[-1]), line(found[-1]._replace(origin=None))
+    assert shown == plain + (f" <{found[-1].origin}>" if found[-1].origin else "")
+    assert facts(found[-1]).get("origin") == found[-1].origin
 
 
 def test_a_record_comes_with_everything_it_has(log: SegmentLog, tmp_path: Path) -> None:

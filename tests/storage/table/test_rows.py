@@ -21,15 +21,22 @@ from weft.protocols.chunk import ClockUpdate, LaneUpdate, Mark, StreamSection, e
 from weft.protocols.columns import header_text
 from weft.protocols.errors import Corrupt
 from weft.protocols.lane import Lane
+from weft.protocols.origin import Origin, OriginKind
 from weft.storage.table import columns as row_columns
 from weft.storage.table.record_time import TIME_END
 from weft.storage.table.rows import LEVELS_MAX, row_schema, section_rows, usable_fields
 
 LANES = [
-    LaneUpdate("default", edge, log_id, "telemetry", 1, [], [], None, None)
+    LaneUpdate("default", edge, log_id, "telemetry", 1, [], [], None, None, origins=[])
     for edge, log_id in (("press-1", 7), ("press-2", 0xFEDC_BA98_7654_3210), ("press-1", 8))
 ]
-LANES[2] = LaneUpdate("default", "press-1", 8, "telemetry", 1, [], [], None, None, floor=Mark(2 * 10**18, 2**60))
+LANES[0].origins.append(Origin(1, OriginKind.FUNCTION, "calm", "1", b"\xab\xcd\xef\x01\x02"))
+LANES[2] = LaneUpdate(
+    "default", "press-1", 8, "telemetry", 1, [], [], None, None, floor=Mark(2 * 10**18, 2**60),
+    origins=[Origin(1, OriginKind.FUNCTION, "calm", "", b""), Origin(2, OriginKind.SCHEMA, "pressure", "2", b"")],
+)  # fmt: skip
+ORIGINS = [{1: "calm@1#abcdef01", 2: "#2"}, {1: "#1", 2: "#2"}, {1: "calm", 2: "schema:pressure@2"}]
+"""What the numbers mean, by lane: each chunk says it of its own lanes."""
 OFFSET = 3 * 10**18
 CLOCKS = [ClockUpdate("default", "press-2", 0xFEDC_BA98_7654_3210, 1, 5, OFFSET, 10)]
 """The clock of the boot that all batches are of, known of one log."""
@@ -63,6 +70,7 @@ def encoded_batches(draw: st.DrawFn) -> bytes:
         batch.columns_from_lists(struct.pack(f"<{count}q", *times), keys, payloads, headers, flags),
         ClockReading(1, 2, draw(st.sampled_from(ClockState))),
         zstandard.ZstdCompressor() if draw(st.booleans()) else None,
+        origin=draw(st.integers(0, 2)),
     )
 
 
@@ -137,6 +145,7 @@ def expected_rows(parts: list[tuple[int, int, int, int, bytes]], base_offset: in
                     "_headers": [(name, ", ".join(values) if values else None) for name, values in headers.items()]
                     or None,
                     "_edge_time": stamp,
+                    "_origin": ORIGINS[number].get(header.origin),
                     "payload": record.payload,
                 }
             )

@@ -26,6 +26,7 @@ from tests.edge_node.inspect.view.logs import (
 )
 from weft.edge_node.inspect.query import Query, QueryRefused, QuerySettings, QueryStopped
 from weft.edge_node.inspect.view import Durability, LogDirectory
+from weft.protocols.origin import OriginKind
 from weft.protocols.segment import EntryKind
 from weft.storage.segment_log import SegmentLog
 
@@ -62,13 +63,22 @@ def test_a_record_is_a_row(log: SegmentLog, tmp_path: Path) -> None:
     with opened(tmp_path) as query:
         columns, rows = query.run("SELECT * FROM telemetry")
         assert columns == (
-            "time", "time_ns", "seq", "key", "line", "machine", "payload", "headers", "qos", "retained", "resent"
+            "time", "time_ns", "seq", "key", "line", "machine", "payload", "headers", "qos", "retained", "resent",
+            "_origin",
         )  # fmt: skip
         first, second = rows
     headers = json.dumps([["unit", "C"], ["unit", "F"]])
     time = ("2023-11-14 22:13:20.000000000", T0)
-    assert first == (*time, 0, "plant/a/m1", "a", "m1", "21.5", headers, 2, 0, 1)
-    assert second == (*time, 1, "site/m2/x/y", None, "m2", b"\xff", None, 0, 1, 0)
+    assert first == (*time, 0, "plant/a/m1", "a", "m1", "21.5", headers, 2, 0, 1, None)
+    assert second == (*time, 1, "site/m2/x/y", None, "m2", b"\xff", None, 0, 1, 0, None)
+
+
+def test_a_row_says_what_made_it(log: SegmentLog, tmp_path: Path) -> None:
+    append(log, b"1")
+    append(log, b"2", b"3", origin=log.origin(OriginKind.FUNCTION, "calm", "1"))
+    append(log, b"4", origin=log.origin(OriginKind.FUNCTION, "calm", "2", bytes(8)))
+    counted = run(tmp_path, "SELECT _origin, count(*) FROM telemetry GROUP BY _origin ORDER BY min(seq)")
+    assert counted == [(None, 1), ("calm@1", 2), ("calm@2#00000000", 1)]
 
 
 def test_any_payload_comes_back_as_it_was(log: SegmentLog, tmp_path: Path) -> None:

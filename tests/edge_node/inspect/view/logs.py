@@ -38,9 +38,10 @@ def append(
     time: int = T0,
     headers: dict[int, HeaderPairs] | None = None,
     flags: dict[int, int] | None = None,
+    origin: int = 0,
 ) -> None:
     """One commit."""
-    log.append(log.stream(stream), time, [key] * len(payloads), list(payloads), headers, flags)
+    log.append(log.stream(stream), time, [key] * len(payloads), list(payloads), headers, flags, origin=origin)
     assert log.committer.run_once()
 
 
