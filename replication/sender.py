@@ -21,14 +21,12 @@ from weft.protocols.link import (
     Hello,
     LaneClosed,
     LaneOpened,
-    LaneOrigins,
     Ping,
     Pong,
     Refuse,
     RefuseCode,
     Welcome,
 )
-from weft.protocols.origin import Origin
 from weft.protocols.ranges import RangeSet
 from weft.replication.accounting import checked_ranges
 from weft.replication.events import (
@@ -74,7 +72,6 @@ class Sender:
         wall_clock: ns since 1970, for answering the receiver's PING.
         now: monotonic ns, as everywhere in this class.
         high_watermark: (cluster id, lane) -> what ``LogSource.high_watermark`` says when the lane is taken.
-        origin: number -> what ``LogSource.origin`` says of an origin that a batch names.
     """
 
     def __init__(
@@ -86,11 +83,9 @@ class Sender:
         now: int,
         *,
         high_watermark: Callable[[str, int], int],
-        origin: Callable[[int], Origin | None] = lambda _: None,
     ) -> None:
         self._settings = settings
         self._high_watermark = high_watermark
-        self._origin = origin
         self._identity = hello.tenant, hello.edge, hello.log_id
         self._epoch = epoch
         self._now = now
@@ -207,14 +202,10 @@ class Sender:
         if self._state is not _State.OPEN or known is None:
             return
         try:
-            skipped = self._outbox.take(known, request.seq, batches, self._settings.merge_bytes_max)
-            self._lanes.names_more(known)
-            if named := known.take_named_origins():
-                origins = [origin for number in named if (origin := self._origin(number)) is not None]
-                # Before the batches, as with clocks.
-                self._answers[:0] = [LaneOrigins(known.number, origins)] if origins else []
-            if skipped is not None:
+            if skipped := self._outbox.take(known, request.seq, batches, self._settings.merge_bytes_max):
                 self._events.append(Unreadable(lane, *skipped))
+            self._lanes.names_more(known)
+            self._answers[:0] = known.origin_frames()  # before the batches
         except BatchTooLong as error:
             self._give_up(known, str(error), "raise the hub's limits.batch")
         except CodecError as error:

@@ -7,7 +7,7 @@ from enum import Enum
 from weft.protocols.chunk import LaneFlag, Mark
 from weft.protocols.errors import Corrupt
 from weft.protocols.lane import Lane
-from weft.protocols.link import Frame, Gap, LaneOpen
+from weft.protocols.link import Frame, Gap, LaneOpen, LaneOrigins
 from weft.protocols.ranges import Range, RangeSet
 from weft.replication.accounting import RANGES_MAX
 from weft.replication.source import LaneSnapshot, OfferedLane
@@ -70,7 +70,7 @@ class SenderLane:
         offered = self.offered
         return LaneOpen(
             number, *self.identity, self._epoch, list(self._held)[:RANGES_MAX], list(offered.topics), offered.payload,
-            offered.flags, list(offered.origins),
+            offered.flags,
         )  # fmt: skip
 
     def opened(self, held: RangeSet) -> None:
@@ -109,10 +109,12 @@ class SenderLane:
             self._origins_told.add(number)
             self._origins_named.append(number)
 
-    def take_named_origins(self) -> list[int]:
-        """Return the numbers of origins that this connection has yet to explain to the receiver."""
+    def origin_frames(self) -> list[Frame]:
+        """Return the frame that explains to the receiver what this connection has not explained yet, if there is
+        something."""
         named, self._origins_named = self._origins_named, []
-        return named
+        origins = [origin for number in named if (origin := self.offered.origin(number)) is not None]
+        return [LaneOrigins(self.number, origins)] if origins else []
 
     def skip(self, seq: int, start: int | None) -> Range | None:
         """Note that a read from ``seq`` returned batches from ``start`` on (None: nothing), and skip the numbers

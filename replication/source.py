@@ -12,6 +12,11 @@ from weft.protocols.payloads import PayloadKind
 from weft.protocols.ranges import RangeSet
 
 
+def no_origin(_number: int) -> Origin | None:
+    """Explain no origin: for logs that hold only what devices sent."""
+    return None
+
+
 class OfferedLane(NamedTuple):
     """A lane that a link carries."""
 
@@ -24,8 +29,9 @@ class OfferedLane(NamedTuple):
     identity: Lane | None = None
     """Identity of the lane, when it is not the link's own."""
     flags: LaneFlag = LaneFlag(0)
-    origins: tuple[Origin, ...] = ()
-    """Origins that the lane's batches name."""
+    origin: Callable[[int], Origin | None] = no_origin
+    """Look-up of the origins that the lane's batches name, by their numbers in its log; None for what it does not
+    know."""
 
 
 class LaneSnapshot(NamedTuple):
@@ -61,10 +67,6 @@ class LogSource(Protocol):
         At least one batch if anything is held from ``seq`` on, about ``bytes_max`` bytes of them. Raises ``OSError``
         or ``CodecError`` when the log cannot be read. What was read is sent after ``prepare_to_send``.
         """
-        ...
-
-    def origin(self, number: int) -> Origin | None:
-        """Return what the number of an origin means that batches name; None when the log does not know."""
         ...
 
     def high_watermark(self, hub: str, lane: int) -> int:

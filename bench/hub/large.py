@@ -21,7 +21,6 @@ from bench.common import LOAD_CORE, PAYLOAD_BYTES, SERVER_CORE, encode_batch, pi
 from weft.cloud_hub.hub import Hub
 from weft.cloud_hub.settings import HubSettings
 from weft.protocols.chunk import Mark
-from weft.protocols.origin import Origin
 from weft.protocols.ranges import SEQ_END, RangeSet
 from weft.protocols.shard_state import ShardState
 from weft.replication.runner import LinkIdentity, LinkSettings, run_link
@@ -97,9 +96,6 @@ class EndlessLog:
         first = seq // BATCH_RECORDS
         count = max(1, int(bytes_max / self.batch_bytes))
         return [stamp(self._templates[n % TEMPLATES], n * BATCH_RECORDS) for n in range(first, first + count)]
-
-    def origin(self, number: int) -> Origin | None:  # noqa: ARG002
-        return None
 
     def high_watermark(self, hub: str, lane: int) -> int:  # noqa: ARG002
         return SEQ_END

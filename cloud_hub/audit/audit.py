@@ -12,14 +12,12 @@ from __future__ import annotations
 import contextlib
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from weft.cloud_hub.audit.contents import Contents
-from weft.cloud_hub.audit.counts import SeqCounts, coded, unsigned, without
+from weft.cloud_hub.audit.counts import LaneKey, OriginCounts, SeqCounts, coded, lanes_of, unsigned, without
 from weft.cloud_hub.audit.report import (
     DAMAGE_LISTED_MAX,
     HOLES_LISTED_MAX,
@@ -46,8 +44,6 @@ from weft.storage.table.names import app_id
 from weft.storage.table.payload_columns import BYTES_COLUMN
 from weft.storage.table.rows import section_rows
 
-LaneKey = tuple[str, str]
-"""(edge, log id in hexadecimal): a lane within one stream."""
 _COLUMNS = ("_offset", "_shard", "_edge", "_log", "_seq", "_resent")
 _LOG_COLUMNS = (*_COLUMNS, ORIGIN_COLUMN)
 ATTEMPTS_MAX = 3
@@ -114,7 +110,7 @@ class _Comparison:
         with the reason `renamed` explains nothing: it only says that another name has the numbers."""
         self._gaps: dict[LaneKey, list[GapRange]] = defaultdict(list)
         self._resent: Counter[LaneKey] = Counter()
-        self._origins: dict[LaneKey, Counter[str]] = defaultdict(Counter)
+        self._origins: OriginCounts[LaneKey] = OriginCounts()
         self._chunks: Counter[int] = Counter()
         self._ends: Counter[int] = Counter()
         self._skips: dict[int, RangeSet] = defaultdict(RangeSet)
@@ -155,7 +151,7 @@ class _Comparison:
             self._origin_columns = [ORIGIN_COLUMN]
         for batch in handle.rows(self._columns):
             self._contents.add("table", batch)
-            self._table.add_rows(*_lanes(batch), unsigned(batch.column("_seq")))
+            self._table.add_rows(*lanes_of(batch), unsigned(batch.column("_seq")))
             self._offsets.add_rows(*coded(batch.column("_shard")), unsigned(batch.column("_offset")))
 
     async def _read_skips(self, log: ShardLog) -> None:
@@ -262,7 +258,7 @@ class _Comparison:
     def _count_log(self, batches: Iterable[pa.RecordBatch], shard: int) -> None:
         for batch in batches:
             self._contents.add("log", batch)
-            keys, codes = _lanes(batch)
+            keys, codes = lanes_of(batch)
             seqs = unsigned(batch.column("_seq"))
             self._log.add_rows(keys, codes, seqs)
             below = unsigned(batch.column("_offset")) < self._positions[shard]
@@ -270,20 +266,10 @@ class _Comparison:
             moved.add_rows(keys, codes[below], seqs[below])
             for key, ranges in moved.held.items():
                 self._below[key].update(ranges)
-            self._count_origins(batch, keys, codes)
+            self._origins.add_rows(keys, codes, batch.column(ORIGIN_COLUMN))
             resent = np.asarray(batch.column("_resent").to_numpy(zero_copy_only=False), bool)
             for key, count in zip(keys, np.bincount(codes[resent], minlength=len(keys)).tolist(), strict=True):
                 self._resent[key] += count
-
-    def _count_origins(self, batch: pa.RecordBatch, keys: Sequence[LaneKey], codes: Any) -> None:
-        column = batch.column(ORIGIN_COLUMN)
-        if column.null_count == len(column):
-            return
-        named = np.asarray(column.is_valid())
-        texts, origins = coded(column.drop_null())
-        pairs, counts = np.unique(np.stack((codes[named], origins)), axis=1, return_counts=True)
-        for lane, origin, count in zip(*pairs.tolist(), counts.tolist(), strict=True):
-            self._origins[keys[lane]][texts[origin]] += count
 
     async def take_collected_from_table(self, *, is_last: bool) -> None:
         """Count the table's rows of offsets whose chunks are gone as the log's.
@@ -319,9 +305,9 @@ class _Comparison:
                 for first, end in self._collected.get(shard, ()):
                     wanted |= (codes == code) & (offsets >= first) & (offsets < end)
             rows = batch.filter(pa.array(wanted))
-            self._rows.add_rows(*_lanes(rows), unsigned(rows.column("_seq")))
+            self._rows.add_rows(*lanes_of(rows), unsigned(rows.column("_seq")))
             if self._origin_columns:
-                self._count_origins(rows, *_lanes(rows))
+                self._origins.add_rows(*lanes_of(rows), rows.column(ORIGIN_COLUMN))
             self._contents.add("log", rows)
 
     def _note(self, sentence: str) -> None:
@@ -373,7 +359,7 @@ class _Comparison:
             resent=self._resent[key],
             skipped=without(self._skipped[key], table).count(),
             named_twice=self._named_twice(key),
-            origins=dict(sorted(self._origins[key].items())),
+            origins=dict(sorted(self._origins.counts[key].items())),
         )
 
     def _told(self, log_id: str, gap: GapRange) -> RangeSet:
@@ -406,9 +392,3 @@ class _Comparison:
             ahead=held.count() - (position - absent.count()),
             skipped=absent.count() - missing,
         )
-
-
-def _lanes(batch: pa.RecordBatch) -> tuple[list[LaneKey], Any]:
-    names = pc.binary_join_element_wise(batch.column("_edge"), batch.column("_log"), "/")
-    values, codes = coded(names)
-    return [(edge, log) for edge, _, log in (value.rpartition("/") for value in values)], codes

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Hashable, Iterator, Sequence
 from typing import Any, Generic, TypeVar
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from weft.protocols.ranges import RangeSet
 
 K = TypeVar("K", bound=Hashable)
+LaneKey = tuple[str, str]
+"""(edge, log id in hexadecimal): a lane within one stream."""
 Array = np.ndarray[Any, np.dtype[Any]]
 
 
@@ -41,6 +44,28 @@ class SeqCounts(Generic[K]):
             self.add(keys[code], first, end)
 
 
+class OriginCounts(Generic[K]):
+    """Per key the number of rows that each origin made; rows of devices count for none."""
+
+    def __init__(self) -> None:
+        self.counts: dict[K, Counter[str]] = defaultdict(Counter)
+
+    def add_rows(self, keys: Sequence[K], codes: Array, column: pa.Array) -> None:
+        """Count the rows of a column of origins.
+
+        Args:
+            keys: the keys that the codes stand for.
+            codes: an index into ``keys`` per row.
+        """
+        if column.null_count == len(column):
+            return
+        named = np.asarray(column.is_valid())
+        texts, origins = coded(column.drop_null())
+        pairs, counts = np.unique(np.stack((codes[named], origins)), axis=1, return_counts=True)
+        for key, origin, count in zip(*pairs.tolist(), counts.tolist(), strict=True):
+            self.counts[keys[key]][texts[origin]] += count
+
+
 def _runs(codes: Array, numbers: Array) -> Iterator[tuple[int, int, int]]:
     """Yield (code, first, end) of maximal runs; a number that occurs twice is in two runs."""
     if not len(codes):
@@ -62,6 +87,13 @@ def coded(column: pa.Array) -> tuple[list[Any], Array]:
     """Return the distinct values of a column, and for each row the index of its value."""
     encoded = column.dictionary_encode()
     return encoded.dictionary.to_pylist(), encoded.indices.to_numpy(zero_copy_only=False)
+
+
+def lanes_of(batch: pa.RecordBatch) -> tuple[list[LaneKey], Array]:
+    """Return the lanes of rows, and for each row the index of its lane."""
+    names = pc.binary_join_element_wise(batch.column("_edge"), batch.column("_log"), "/")
+    values, codes = coded(names)
+    return [(edge, log) for edge, _, log in (value.rpartition("/") for value in values)], codes
 
 
 def without(ranges: RangeSet, others: RangeSet) -> RangeSet:

@@ -50,7 +50,9 @@ class SegmentLogSource:
         self._log = log
         self._watermarks = watermarks
         self._pages = log.page_reader()
-        self._lanes = [OfferedLane(log.stream(name), name, *offered) for name, offered in streams.items()]
+        self._lanes = [
+            OfferedLane(log.stream(name), name, *offered, origin=self._origin) for name, offered in streams.items()
+        ]
         self._begins = log.begins()
         self._streams = {lane.lane: lane.stream for lane in self._lanes}
         self._wall_clock = wall_clock
@@ -90,8 +92,7 @@ class SegmentLogSource:
         except LogError as error:
             raise OSError(str(error)) from error
 
-    def origin(self, number: int) -> Origin | None:
-        """Return what the log says of the number of an origin."""
+    def _origin(self, number: int) -> Origin | None:
         return self._log.origins().get(number)
 
     def high_watermark(self, hub: str, lane: int) -> int:

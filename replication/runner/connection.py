@@ -106,7 +106,6 @@ class SenderConnection:
             self._wall_clock,
             self._clock(),
             high_watermark=self._source.high_watermark,
-            origin=self._source.origin,
         )
         unsubscribe = self._source.listen(self._on_commit)
         reader = asyncio.create_task(self._read(socket, sender))

@@ -61,7 +61,7 @@ class EdgeLog:
             listener([1])
 
     def lanes(self) -> list[OfferedLane]:
-        return [OfferedLane(1, self.stream, TOPICS, self.payload)]
+        return [OfferedLane(1, self.stream, TOPICS, self.payload, origin=self.origins.get)]
 
     def states(self, lanes: Iterable[int]) -> dict[int, LaneSnapshot]:
         held = RangeSet((header.base_seq, header.end_seq) for header, _ in self.batches)
@@ -70,9 +70,6 @@ class EdgeLog:
 
     async def read(self, lane: int, seq: int, bytes_max: int) -> list[bytes]:
         return [data for header, data in self.batches if header.end_seq > seq][:4]
-
-    def origin(self, number: int) -> Origin | None:
-        return self.origins.get(number)
 
     def high_watermark(self, hub: str, lane: int) -> int:
         return SEQ_END

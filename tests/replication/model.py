@@ -67,7 +67,7 @@ class ModelLog:
             listener([lane])
 
     def lanes(self) -> list[OfferedLane]:
-        return [OfferedLane(lane, name, ("a/+",)) for lane, name in self.streams.items()]
+        return [OfferedLane(lane, name, ("a/+",), origin=self.origins.get) for lane, name in self.streams.items()]
 
     def held(self, lane: int) -> RangeSet:
         headers = [decode_header(batch) for batch in self.batches[lane]]
@@ -89,9 +89,6 @@ class ModelLog:
 
     async def read(self, lane: int, seq: int, bytes_max: int) -> list[bytes]:
         return self.read_now(lane, seq, bytes_max)
-
-    def origin(self, number: int) -> Origin | None:
-        return self.origins.get(number)
 
     def high_watermark(self, hub: str, lane: int) -> int:
         return self.high_watermarks.get((hub, lane), SEQ_END)
@@ -162,7 +159,7 @@ class Pair:
         self.receiving = receiving or ReceiverSettings()
         self.sender = Sender(
             log.hello(), epoch, sending or SenderSettings(), lambda: WALL + self.now, now,
-            high_watermark=log.high_watermark, origin=log.origin,
+            high_watermark=log.high_watermark,
         )  # fmt: skip
         for lane in log.lanes():
             self.sender.open_lane(lane, log.state(lane.lane))

@@ -57,9 +57,8 @@ class Peer:
 
     def __init__(self, log: ModelLog, settings: SenderSettings | None = None) -> None:
         self.sender = Sender(
-            log.hello(), 1, settings or SenderSettings(), lambda: WALL, 0, high_watermark=log.high_watermark,
-            origin=log.origin,
-        )  # fmt: skip
+            log.hello(), 1, settings or SenderSettings(), lambda: WALL, 0, high_watermark=log.high_watermark
+        )
         for lane in log.lanes():
             self.sender.open_lane(lane, log.state(lane.lane))
         self._encoder, self._decoder = FrameEncoder(), FrameDecoder()

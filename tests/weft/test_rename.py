@@ -21,7 +21,6 @@ from weft.edge_node.clock import clock_reader
 from weft.output import Failed, Refused
 from weft.protocols.chunk import Mark
 from weft.protocols.lane import NodeName
-from weft.protocols.origin import Origin
 from weft.replication.runner import LinkIdentity, LinkSettings, run_link
 from weft.replication.source import LaneSnapshot, OfferedLane
 from weft.replication.status import LinkStatus
@@ -454,9 +453,6 @@ class _WholeLog:
 
     async def read(self, lane: int, seq: int, bytes_max: int) -> list[bytes]:
         return self._log.read(lane, seq, bytes_max)
-
-    def origin(self, number: int) -> Origin | None:
-        return self._log.origins().get(number)
 
     def high_watermark(self, hub: str, lane: int) -> int:
         return self._log.next_seq(lane)

@@ -73,6 +73,7 @@ def batch_of(rows: Sequence[Row], first: int, schema: pa.Schema = SCHEMA) -> pa.
         "_resent": [False] * count,
         "_headers": [None] * count,
         "_edge_time": [None] * count,
+        "_origin": [None] * count,
         "payload": [b"%d" % number for number in range(first, first + count)],
     }
     arrays = [pa.array(columns[field.name], field.type) for field in schema]
