@@ -28,7 +28,7 @@ class Delivery(NamedTuple):
     topics: Sequence[str] = ()
     payload: PayloadKind = PayloadKind.BYTES
     origins: Sequence[Origin] = ()
-    """What the origins mean that the batches name."""
+    """Origins that the batches name."""
 
 
 class LogWriter:
