@@ -7,6 +7,7 @@ from typing import Annotated, ClassVar
 from msgspec import Meta, field
 
 from weft.config.functions.fields import Fields, Select
+from weft.config.functions.user_code import Python
 from weft.config.values import Expression, OneOf
 
 
@@ -26,4 +27,11 @@ class FunctionStep(OneOf, frozen=True, kw_only=True):
     select: Annotated[
         Select | None,
         Meta(description="Fields that stay, in this order: a list of names, or new name -> expression."),
+    ] = None
+    python: Annotated[
+        Python | None,
+        Meta(
+            description="A function of yours in a Python file, in a process of its own.",
+            extra_json_schema={"x-short": "file"},
+        ),
     ] = None

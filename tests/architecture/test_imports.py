@@ -21,7 +21,7 @@ THIRD_PARTIES: dict[str, tuple[str, ...]] = {
     "click": ("weft/",),
     "rich": ("weft/",),
     "yaml": ("config/", "cloud_hub/api/tokens.py"),
-    "ctypes": ("edge_node/clock.py",),
+    "ctypes": ("edge_node/clock.py", "edge_node/functions/kinds/python/confinement.py"),
 }
 """Library -> where it may be imported."""
 

@@ -1,0 +1,201 @@
+"""``python``: records through a user's own code."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from collections.abc import Sequence
+
+import msgspec
+
+from weft.config.functions.user_code import Python as Settings
+from weft.edge_node.functions.contract import AsyncFunction, Context, NotReady, Out, Row, State
+from weft.edge_node.functions.kinds.python.child import LoadFailed
+from weft.edge_node.functions.kinds.python.runner import Outcome, Runner
+from weft.edge_node.functions.kinds.python.snapshots import Snapshots
+from weft.edge_node.functions.kinds.python.wire import LINES_MAX, Begin, Record
+
+log = logging.getLogger(__name__)
+
+CHECK_INTERVAL_S = 1.0
+"""Time between two looks at the files."""
+TRIAL_RECORDS = 100
+"""Records after which a new version has proved itself."""
+TRIAL_ROWS = 20
+"""Records that a new version on trial gets at a time."""
+TRIAL_FAILURES_MAX = 3
+"""Failures among these after which the rest is not tried: each may cost the time limit."""
+
+
+class Python(AsyncFunction):
+    """A function of the user in a process of its own (docs/functions/python.md).
+
+    State: what the code keeps in ``ctx.state``, at most ``state`` bytes in all. A version of the files is replaced by a
+    later one without a restart of the node; one that fails on records that the former handles is refused.
+    """
+
+    def __init__(self, settings: Settings, context: Context) -> None:
+        self.state = State()
+        self._settings = settings
+        self._context = context
+        self._name = os.path.basename(settings.file)
+        self._files = Snapshots((settings.file, *settings.files))
+        self._encoder = msgspec.msgpack.Encoder()
+        self._current: Runner | None = None
+        self._trial: Runner | None = None
+        self._trial_left = 0
+        self._check_at = 0.0
+        self._trouble = ""
+
+    async def prepare(self) -> None:
+        """Load the code; a version that changed since the last look is tried on the next records."""
+        now = asyncio.get_running_loop().time()
+        if now >= self._check_at:
+            self._check_at = now + CHECK_INTERVAL_S
+            if self._files.changed():
+                await self._load()
+        if self._current is None:
+            raise NotReady(self._trouble)
+
+    async def _load(self) -> None:
+        try:
+            snapshot = await self._files.take()
+        except (OSError, ValueError) as error:
+            self._refuse(f"{self._settings.file} cannot be read: {error}")
+            return
+        if self._current is not None and snapshot.version == self._current.snapshot.version:
+            await self._files.drop(snapshot)
+            await self._end_trial(None)
+            self._trouble = ""
+            return
+        candidate = Runner(snapshot, self._begin(), self._settings.start_timeout_s)
+        try:
+            await candidate.start()
+        except LoadFailed as error:
+            await self._files.drop(snapshot)
+            self._refuse(f"{error}")
+            return
+        await self._end_trial(None)
+        self._trouble = ""
+        log.info("%s: loaded version %s of %s", self._context.stream, snapshot.version, self._name)
+        if self._current is None:
+            self._current = candidate
+        else:
+            self._trial, self._trial_left = candidate, TRIAL_RECORDS
+
+    def _begin(self) -> Begin:
+        settings = self._settings
+        return Begin(
+            file=self._name,
+            shown_as=self._name,
+            function=settings.function or ("process_batch" if settings.batch else "process"),
+            by_batch=settings.batch,
+            timeout_s=settings.timeout_s,
+            memory_bytes=settings.memory_bytes,
+            state_bytes=settings.state_bytes,
+            stream=self._context.stream,
+            parent=os.getpid(),
+        )
+
+    def _refuse(self, why: str) -> None:
+        goes_on = f"; version {self._current.snapshot.version} goes on" if self._current is not None else ""
+        trouble = f"{why}{goes_on}"
+        if trouble != self._trouble:
+            log.error("%s: %s", self._context.stream, trouble)
+        self._trouble = trouble
+
+    async def _end_trial(self, in_place_of: Runner | None) -> None:
+        """End the trial: with the candidate in the place of the former version, or without it."""
+        trial, self._trial = self._trial, None
+        if trial is None:
+            return
+        gone = trial
+        if in_place_of is not None:
+            gone, self._current = in_place_of, trial
+        await gone.close()
+        await self._files.drop(gone.snapshot)
+
+    async def process_async(self, rows: list[Row], out: Out) -> list[Row]:
+        """Return what the code makes of some rows."""
+        sent: list[Row] = []
+        records: list[msgspec.Raw] = []
+        for row in rows:
+            try:
+                levels = dict(self._context.levels(row.key))
+                packed = self._encoder.encode(Record(row.time, row.key, levels, row.input, row.values))
+            except (TypeError, ValueError, OverflowError) as error:
+                out.reject(row, f"{self._name} cannot be given this record: {error}")
+                continue
+            sent.append(row)
+            records.append(msgspec.Raw(packed))
+        made: list[Row] = []
+        position = 0
+        while position < len(records):
+            end = min(position + TRIAL_ROWS, len(records)) if self._trial is not None else len(records)
+            outcome = await self._run(records[position:end])
+            self._remember(outcome)
+            for row, result in zip(sent[position:end], outcome.results, strict=True):
+                if isinstance(result, str):
+                    out.reject(row, result)
+                elif result is None:
+                    out.drop(row, f"{self._name} returned None")
+                else:
+                    made += [Row(row.time, row.key, None, values, row.headers, input=row.input) for values in result]
+            position = end
+        return made
+
+    async def _run(self, records: Sequence[msgspec.Raw]) -> Outcome:
+        assert self._current is not None
+        state = {key.decode(): value for key, value in (self.state or State()).values.items()}
+        trial, former = self._trial, self._current
+        if trial is None:
+            return await former.run(records, state)
+        try:
+            tried = await trial.run(records, state, TRIAL_FAILURES_MAX)
+        except NotReady as error:
+            tried = Outcome([], {}, len(records) + 1, [str(error)], 0)
+        if tried.failures:
+            outcome = await former.run(records, state)
+            if outcome.failures < tried.failures:
+                reason = next((each for each in tried.results if isinstance(each, str)), "")
+                await self._end_trial(None)
+                self._refuse(f"version {trial.snapshot.version} of {self._name} fails: {reason or tried.lines[0]}")
+                return outcome
+            if len(tried.results) < len(records):  # given up, and the former version does no better
+                trial.is_stale = True
+                return outcome
+        former.is_stale = True
+        self._trial_left -= len(records)
+        if self._trial_left <= 0:
+            await self._end_trial(former)
+        return tried
+
+    def _remember(self, outcome: Outcome) -> None:
+        assert self.state is not None
+        for key, value in outcome.changes.items():
+            if value is None:
+                self.state.delete(key.encode())
+            else:
+                self.state.set(key.encode(), value)
+        for line in outcome.lines[:LINES_MAX]:
+            log.info("%s: %s: %s", self._context.stream, self._name, line)
+        if left_out := outcome.lines_left_out + max(0, len(outcome.lines) - LINES_MAX):
+            log.info("%s: %s: %d more lines were left out", self._context.stream, self._name, left_out)
+
+    def version(self) -> str:
+        """Return the beginning of the hash of the files that the last rows went through."""
+        runner = self._trial or self._current
+        return runner.snapshot.version if runner is not None else ""
+
+    def trouble(self) -> str:
+        """Return why the newest version of the files is not in use."""
+        return self._trouble
+
+    async def close(self) -> None:
+        """End the processes, and remove the copies of the files."""
+        for runner in (self._trial, self._current):
+            if runner is not None:
+                await runner.close()
+        self._trial = self._current = None
+        await self._files.close()

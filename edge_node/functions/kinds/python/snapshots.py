@@ -1,0 +1,84 @@
+"""Copies of the user's files, so that a version runs from the same bytes until the next one has proved itself."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import os
+import shutil
+import tempfile
+from collections.abc import Sequence
+from typing import NamedTuple
+
+BYTES_MAX = 512 << 20
+"""Most that the code and its files, such as a model, may have together."""
+HASH_CHARACTERS = 12
+
+
+class Snapshot(NamedTuple):
+    """The files as they were at one moment."""
+
+    version: str
+    """Beginning of the SHA-256 of names and contents."""
+    folder: str
+
+
+class Snapshots:
+    """The files of a function, and copies of them in a folder of its own. The first file is the code."""
+
+    def __init__(self, paths: Sequence[str]) -> None:
+        self._paths = paths
+        self._state: object = None
+        self._folder: str | None = None
+        self._count = 0
+
+    def changed(self) -> bool:
+        """Return whether the files are others than at the last call; True at the first."""
+        former, self._state = self._state, [_state(path) for path in self._paths]
+        return self._state != former
+
+    async def take(self) -> Snapshot:
+        """Return a copy of the files as they are now.
+
+        Raises:
+            OSError: a file cannot be read or copied.
+            ValueError: the files are too large, or two have one name.
+        """
+        return await asyncio.to_thread(self._take)
+
+    def _take(self) -> Snapshot:
+        names = [os.path.basename(path) for path in self._paths]
+        if len(set(names)) < len(names):
+            raise ValueError(f"two files have the same name: {', '.join(sorted(names))}. Rename one")
+        if sum(os.stat(path).st_size for path in self._paths) > BYTES_MAX:
+            raise ValueError(f"the files have more than {BYTES_MAX >> 20} MiB together")
+        self._folder = self._folder or tempfile.mkdtemp(prefix="weft-function-")
+        self._count += 1
+        folder = os.path.join(self._folder, str(self._count))
+        os.mkdir(folder)
+        digest = hashlib.sha256()
+        for path, name in zip(self._paths, names, strict=True):
+            copy = os.path.join(folder, name)
+            shutil.copyfile(path, copy)
+            with open(copy, "rb") as file:
+                digest.update(f"{name}\0".encode())
+                digest.update(hashlib.file_digest(file, "sha256").digest())
+        return Snapshot(digest.hexdigest()[:HASH_CHARACTERS], folder)
+
+    async def drop(self, snapshot: Snapshot) -> None:
+        """Remove a copy that nothing runs from any more."""
+        await asyncio.to_thread(shutil.rmtree, snapshot.folder, ignore_errors=True)
+
+    async def close(self) -> None:
+        """Remove all copies."""
+        if self._folder is not None:
+            await asyncio.to_thread(shutil.rmtree, self._folder, ignore_errors=True)
+            self._folder = None
+
+
+def _state(path: str) -> object:
+    try:
+        found = os.stat(path)
+        return found.st_mtime_ns, found.st_ctime_ns, found.st_size, found.st_ino
+    except OSError as error:
+        return error.errno

@@ -1,0 +1,120 @@
+"""Messages between a node and the process that runs a user's code: four bytes of length, then MessagePack."""
+
+from __future__ import annotations
+
+import struct
+from typing import Any
+
+import msgspec
+
+LENGTH = struct.Struct("<I")
+FRAME_BYTES_MAX = 64 << 20
+"""Longest frame. The node asks for less at a time, and a process that says more is ended."""
+RESULT_BYTES_MAX = 1 << 20
+"""Most that one record may become."""
+ANSWER_BYTES_ENOUGH = 4 << 20
+"""Size of an answer from which on the process sends it without handling the records that are left."""
+LINES_MAX = 20
+"""Lines of ``ctx.log`` that go with one answer; the others are only counted."""
+LINE_CHARACTERS_MAX = 500
+EXIT_NO_MEMORY = 75
+"""Exit status of a process whose code needed more memory than it may have."""
+
+
+class Begin(msgspec.Struct, array_like=True, tag=1):
+    """First message to the process. It answers with ``Ready`` or ``Broken``."""
+
+    file: str
+    """Path of the code below the current folder."""
+    shown_as: str
+    """Name of the file for people."""
+    function: str
+    by_batch: bool
+    timeout_s: float
+    memory_bytes: int
+    state_bytes: int
+    stream: str
+    parent: int
+    """Process id of the node."""
+
+
+class Put(msgspec.Struct, array_like=True, tag=2):
+    """The whole state, in place of what the process has. It has no answer."""
+
+    state: dict[str, Any]
+
+
+class Record(msgspec.Struct, array_like=True):
+    """A record to handle."""
+
+    time: int
+    """Time at which the node took it in, ns since 1970."""
+    key: bytes
+    levels: dict[str, str]
+    input: str
+    values: dict[str, Any]
+
+
+class Ask(msgspec.Struct, array_like=True, tag=3):
+    """Records to handle. The process answers with ``Answer``."""
+
+    records: list[msgspec.Raw]
+    """Encoded ``Record`` each."""
+
+
+class Asked(msgspec.Struct, array_like=True, tag=3):
+    """``Ask`` as the process reads it."""
+
+    records: list[Record]
+
+
+class Ready(msgspec.Struct, array_like=True, tag=4):
+    """The code is loaded."""
+
+
+class Broken(msgspec.Struct, array_like=True, tag=5):
+    """The code cannot be loaded, and the process ends."""
+
+    reason: str
+
+
+Result = list[dict[str, Any]] | str | None
+"""Result of a record: the values of new records, the reason why it failed, or None when it was left out."""
+
+
+class Answer(msgspec.Struct, array_like=True, tag=6):
+    """Results for the records of an ``Ask``, or for the first of them."""
+
+    results: list[Result]
+    state: dict[str, Any]
+    """Changes of the state; None for what was deleted."""
+    lines: list[str]
+    lines_left_out: int
+    failed: str = ""
+    """Reason why the call for a whole batch failed; then there are no results, and nothing was changed."""
+
+
+class Answering(msgspec.Struct, array_like=True, tag=6):
+    """``Answer`` as the process writes it: its parts are encoded already."""
+
+    results: list[msgspec.Raw]
+    state: dict[str, msgspec.Raw | None]
+    lines: list[str]
+    lines_left_out: int
+    failed: str = ""
+
+
+ToProcess = Begin | Put | Asked
+FromProcess = Ready | Broken | Answer
+
+
+def framed(message: msgspec.Struct, encoder: msgspec.msgpack.Encoder) -> bytes:
+    """Return a message with its length before it.
+
+    Raises:
+        ValueError: it is longer than ``FRAME_BYTES_MAX``.
+    """
+    body = encoder.encode(message)
+    if len(body) > FRAME_BYTES_MAX:
+        raise ValueError(f"a message of {len(body):,} bytes is longer than {FRAME_BYTES_MAX:,}")
+    return LENGTH.pack(len(body)) + body
