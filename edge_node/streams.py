@@ -12,7 +12,23 @@ SESSION_JOURNAL_STREAM: Final = "weft-sessions"
 """Stream of the changes to persistent sessions."""
 UNROUTED_STREAM: Final = "unrouted"
 """Stream of messages whose topic no configured stream matches."""
+FUNCTIONS_STREAM: Final = "weft-functions"
+"""Stream of the positions and states of functions."""
+RAW_PREFIX: Final = "weft-raw-"
+"""Beginning of the names of the streams that hold what functions of a stream with ``from`` read."""
+ERRORS_SUFFIX: Final = "-errors"
+"""End of the names of the streams of what functions could do nothing with."""
 SESSION_STREAMS: Final = frozenset({SESSION_JOURNAL_STREAM, SESSION_TOPICS_STREAM})
 """Streams that commands and status pages do not show: they hold the state of sessions, not data."""
 STREAMS_THAT_STAY: Final = SESSION_STREAMS | {UNROUTED_STREAM}
 """Streams that never leave the node, whatever a configuration says."""
+
+
+def errors_stream(name: str) -> str:
+    """Return the name of the stream of what the functions of a stream could do nothing with."""
+    return name + ERRORS_SUFFIX
+
+
+def raw_stream(name: str) -> str:
+    """Return the name of the stream that holds the raw records of a stream with ``from`` and ``functions``."""
+    return RAW_PREFIX + name

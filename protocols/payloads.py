@@ -37,7 +37,8 @@ NESTING_MAX = 128
 be JSON wherever it is looked at, however much stack is left there."""
 _SYNTAX = msgspec.json.Decoder(msgspec.Raw)
 """Checker that walks a value without building it: a payload of a megabyte of brackets costs no memory."""
-_STRINGS = re.compile(rb'"(?:[^"\\]+|\\.)*"', re.DOTALL)
+_STRINGS = re.compile(rb'"(?:[^"\\]++|\\.)*+"?', re.DOTALL)
+"""Strings, also one that never ends. The quantifiers give nothing back, so that no text takes more than one pass."""
 _NO_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
 _STEPS = {ord("["): 1, ord("{"): 1, ord("]"): -1, ord("}"): -1}
 
@@ -83,11 +84,19 @@ def is_json(payload: bytes) -> bool:
         _SYNTAX.decode(payload)
     except (msgspec.DecodeError, RecursionError):
         return False
+    return nests_at_most(NESTING_MAX, payload)
+
+
+def nests_at_most(levels: int, payload: bytes) -> bool:
+    """Return whether arrays and objects of a JSON text are at most so deep in each other.
+
+    Of a text that is no JSON, what comes before its first error counts at least.
+    """
     # Most payloads are short. Counting brackets is cheap, looking at how they nest is not.
-    if len(payload) <= NESTING_MAX or payload.count(b"[") + payload.count(b"{") <= NESTING_MAX:
+    if len(payload) <= levels or payload.count(b"[") + payload.count(b"{") <= levels:
         return True
     brackets = _STRINGS.sub(b"", payload).translate(None, _NO_BRACKETS)
-    return max(accumulate(map(_STEPS.__getitem__, brackets)), default=0) <= NESTING_MAX
+    return max(accumulate(map(_STEPS.__getitem__, brackets)), default=0) <= levels
 
 
 def keeps(kind: PayloadKind, payload: bytes) -> bool:

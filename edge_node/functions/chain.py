@@ -10,6 +10,8 @@ from weft.edge_node.functions.payloads import Format, PayloadError
 
 SECOND = 1_000_000_000
 """Length of a tick, ns."""
+FOR_EVER = 1 << 63
+"""Time that no row has."""
 
 
 class Rejected(NamedTuple):
@@ -104,15 +106,15 @@ class Chain:
         for at, function in enumerate(self._functions):
             # What an earlier function still holds is yet to reach this one: its time has not come.
             held = oldest_of(self._functions[:at])
-            due = function.due()
             own = time if held is None else min(time, held - 1)
-            if due is None or due > own:
-                continue
-            if isinstance(function, AsyncFunction):
-                rows = await function.tick_async(own, out)
-            else:
-                rows = function.tick(own, out)
-            await self._from(at + 1, rows, out)
+            while (due := function.due()) is not None and due <= own:
+                if isinstance(function, AsyncFunction):
+                    rows = await function.tick_async(own, out)
+                else:
+                    rows = function.tick(own, out)
+                if not rows and function.due() == due:
+                    raise RuntimeError(f"{type(function).__name__} is due at {due} and does nothing then")
+                await self._from(at + 1, rows, out)
 
     def gap(self, gap: Gap, out: Outputs) -> None:
         """Tell all functions of numbers that are missing."""
@@ -120,9 +122,18 @@ class Chain:
             function.gap(gap, out)
 
     def due(self) -> int | None:
-        """Return the second at which the next tick has something to do; None for never."""
-        found = [due for function in self._functions if (due := function.due()) is not None]
-        return -(-min(found) // SECOND) * SECOND if found else None
+        """Return the second at which the next tick has something to do; None for never.
+
+        A function whose rows are still held by one before it has to wait for that one.
+        """
+        found, held = FOR_EVER, FOR_EVER
+        for function in self._functions:
+            due = function.due()
+            if due is not None and due < held:
+                found = min(found, due)
+            own = function.oldest()
+            held = held if own is None else min(held, own)
+        return -(-found // SECOND) * SECOND if found < FOR_EVER else None
 
     def oldest(self) -> int | None:
         """Return the time of the oldest row that may still come out; None when nothing is held."""

@@ -1,0 +1,140 @@
+"""Bounds that hold for payloads of every format, and the way from a decoded payload to fields.
+
+A payload of a stranger may stand for much more memory than it has bytes: a byte of MessagePack is an empty map. What a
+format makes of a payload takes at most ``MEMORY_PER_BYTE`` bytes for each of its own, so those who decode many payloads
+at once count their bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from types import NoneType
+from typing import Any, NoReturn
+
+from weft.edge_node.functions.contract import Values
+from weft.edge_node.functions.payloads import PayloadError
+
+PAYLOAD_BYTES_MAX = 256 << 10
+"""Longest payload that is decoded. Readings have hundreds of bytes, a spectrum of 8,192 values 72 KiB; longer ones are
+files, and what decodes to 80 times as much would be felt in the memory of a small node."""
+MEMORY_PER_BYTE = 80
+"""Memory for each byte of a payload: an empty map of MessagePack is one byte here, and 72 in a list of Python."""
+DEPTH_MAX = 32
+"""Deepest lists and mappings in each other. Decoders have limits of their own that depend on the stack that is left;
+with this one the same payload is refused wherever it is looked at."""
+INTEGER_BYTES_MAX = 1_785
+"""Longest integer of formats that have integers of any length: 4,300 digits, which is what Python writes as text, and
+what is read from JSON."""
+
+QUICK_BYTES_MAX = 4 << 10
+"""Longest payload in which lists may be keys of mappings while it is decoded, to be refused then. Their hashes are no
+secret: 14,000 of them that collide fit into 256 KiB, and would take seconds. In 4 KiB it is a millisecond; longer
+payloads are decoded in a way that keeps such keys out from the start."""
+
+VALUE = "value"
+"""Field of a payload that is one number, text or list."""
+
+TOO_DEEP = f"its lists and mappings are more than {DEPTH_MAX} deep in each other"
+"""Reason, the same wherever the depth is noticed."""
+
+_TEXT = frozenset({str})
+_PLAIN = frozenset({str, int, float, bool, bytes, NoneType})
+Readings = Mapping[type, Callable[[Any], Any]]
+"""Type of a library -> function that returns what it stands for in fields."""
+_NONE: Readings = {}
+
+
+def check_length(payload: bytes) -> None:
+    """Refuse payloads that are longer than ``PAYLOAD_BYTES_MAX``.
+
+    Raises:
+        PayloadError: the payload is longer.
+    """
+    if len(payload) > PAYLOAD_BYTES_MAX:
+        raise PayloadError(f"it has {len(payload)} bytes; at most {PAYLOAD_BYTES_MAX} are decoded")
+
+
+def fields_of(value: Any, others: Readings = _NONE) -> Values:
+    """Return the fields of what a library decoded, which may be changed on the way.
+
+    Keys that are integers become text. A value that is no mapping becomes the field ``value``.
+
+    Args:
+        others: what to do with types that are neither a list nor a mapping nor among those of ``Values``.
+
+    Raises:
+        PayloadError: something in it cannot be in fields.
+    """
+    if type(value) is not dict:
+        return {VALUE: _plain(value, others, 0)}
+    # Looks at all keys and values in C: most payloads are flat, and this is all that they cost.
+    if _TEXT.issuperset(map(type, value)) and _PLAIN.issuperset(map(type, value.values())):
+        return value
+    found: Values = _plain(value, others, 0)
+    return found
+
+
+def check_depth(values: Values) -> None:
+    """Refuse fields in which lists and mappings are more than ``DEPTH_MAX`` deep.
+
+    Raises:
+        PayloadError: they are.
+    """
+    if not _PLAIN.issuperset(map(type, values.values())):
+        _measure(values, 0)
+
+
+def _measure(value: Any, depth: int) -> None:
+    if isinstance(value, dict):
+        _check_depth(depth)
+        for each in value.values():
+            _measure(each, depth + 1)
+    elif isinstance(value, list | tuple | set | frozenset):
+        _check_depth(depth)
+        if not _PLAIN.issuperset(map(type, value)):
+            for each in value:
+                _measure(each, depth + 1)
+
+
+def _plain(value: Any, others: Readings, depth: int) -> Any:
+    kind = type(value)
+    if kind in _PLAIN:
+        return value
+    if kind is dict:
+        _check_depth(depth)
+        if not _TEXT.issuperset(map(type, value)):
+            value = _with_text_keys(value)
+        for key, each in value.items():
+            if type(each) not in _PLAIN:
+                value[key] = _plain(each, others, depth + 1)
+        return value
+    if kind is list:
+        _check_depth(depth)
+        if not _PLAIN.issuperset(map(type, value)):
+            for index, each in enumerate(value):
+                value[index] = _plain(each, others, depth + 1)
+        return value
+    if (reading := others.get(kind)) is not None:
+        return reading(value)
+    return _refuse(kind)
+
+
+def _with_text_keys(value: dict[Any, Any]) -> Values:
+    """Return a mapping whose integer keys are text: devices save bytes with them, as in SenML (RFC 8428)."""
+    found: Values = {}
+    for key, each in value.items():
+        if type(key) is not str and type(key) is not int:
+            raise PayloadError(f"a name of a field is of the type {type(key).__name__}; only text and integers can be")
+        found[str(key)] = each
+    if len(found) < len(value):
+        raise PayloadError("two names of fields are the same integer, once as a number and once as text")
+    return found
+
+
+def _check_depth(depth: int) -> None:
+    if depth >= DEPTH_MAX:
+        raise PayloadError(TOO_DEEP)
+
+
+def _refuse(kind: type) -> NoReturn:
+    raise PayloadError(f"it has a value of the type {kind.__name__}, which fields cannot have")

@@ -1,0 +1,92 @@
+"""Payloads in MessagePack."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Any
+
+import msgspec
+
+from weft.edge_node.functions.contract import Values
+from weft.edge_node.functions.formats.bounds import (
+    DEPTH_MAX,
+    QUICK_BYTES_MAX,
+    TOO_DEEP,
+    Readings,
+    check_length,
+    fields_of,
+)
+from weft.edge_node.functions.payloads import PayloadError
+
+_DEEP_BYTES = 512
+"""Shortest payload that may meet the decoder's own limit of depth, which depends on the stack that is left."""
+
+
+def _seconds(time: datetime) -> float:
+    return time.timestamp()
+
+
+_READINGS: Readings = {datetime: _seconds}
+
+
+def _refuse_extension(code: int, _data: memoryview) -> Any:
+    raise PayloadError(f"it has a value of extension type {code}; only timestamps (-1) are known")
+
+
+class MsgpackFormat:
+    """MessagePack. Of a name that comes twice in a map, the last one counts.
+
+    Timestamps (extension type -1) become seconds since 1970, to the microsecond. Other extensions are refused.
+    """
+
+    def __init__(self) -> None:
+        self._decode = msgspec.msgpack.Decoder(ext_hook=_refuse_extension).decode
+        self._decode_map = msgspec.msgpack.Decoder(dict[str | int, msgspec.Raw]).decode
+        self._decode_array = msgspec.msgpack.Decoder(list[msgspec.Raw]).decode
+        self._encode = msgspec.msgpack.Encoder().encode
+
+    def decode(self, payload: bytes) -> Values:
+        """Return the fields of a value in MessagePack.
+
+        Raises:
+            PayloadError: it is not MessagePack, too long or too deep.
+        """
+        check_length(payload)
+        try:
+            value = self._decode(payload) if len(payload) <= QUICK_BYTES_MAX else self._apart(payload, 0)
+        except PayloadError:
+            raise
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, ValueError) as error:
+            # The same words wherever it is decoded: it depends on the stack whether the depth or an error comes first.
+            reason = str(error) if len(payload) < _DEEP_BYTES else f"or {TOO_DEEP}"
+            raise PayloadError(f"it is not MessagePack: {reason}") from None
+        return fields_of(value, _READINGS)
+
+    def encode(self, values: Values) -> bytes:
+        """Return a map of MessagePack, in the order of the fields. A float takes 64 bits, an integer as few as it can.
+
+        Raises:
+            PayloadError: MessagePack cannot hold them.
+        """
+        try:
+            return self._encode(values)
+        except (TypeError, ValueError, OverflowError, RecursionError) as error:
+            raise PayloadError(f"MessagePack cannot hold its fields: {error}") from None
+
+    def _apart(self, payload: bytes | msgspec.Raw, depth: int) -> Any:
+        first = memoryview(payload)[0]
+        if depth >= DEPTH_MAX:
+            return self._decode(payload) if _is_scalar(first) else _refuse_depth()
+        if first & 0xF0 == 0x80 or first in (0xDE, 0xDF):
+            return {key: self._apart(each, depth + 1) for key, each in self._decode_map(payload).items()}
+        if first & 0xF0 == 0x90 or first in (0xDC, 0xDD):
+            return [self._apart(each, depth + 1) for each in self._decode_array(payload)]
+        return self._decode(payload)
+
+
+def _is_scalar(first: int) -> bool:
+    return not (0x80 <= first <= 0x9F or 0xDC <= first <= 0xDF)
+
+
+def _refuse_depth() -> Any:
+    raise PayloadError(TOO_DEEP)

@@ -1,0 +1,28 @@
+"""Marks of streams that functions write."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+
+class Holds:
+    """Times below which the marks of streams stay, since rows from then on may come. Several functions may write to one
+    stream: the least of their times counts."""
+
+    def __init__(self, hold_mark: Callable[[int, int | None], None]) -> None:
+        """Tell the log (``SegmentLog.hold_mark``)."""
+        self._hold_mark = hold_mark
+        self._times: dict[int, dict[str, int]] = {}
+
+    def hold(self, writer: str, streams: tuple[int, ...], time: int) -> None:
+        """Keep the marks of streams below a time, as far as one writer is concerned."""
+        for stream in streams:
+            own = self._times.setdefault(stream, {})
+            own[writer] = time
+            self._hold_mark(stream, min(own.values()))
+
+    def lift(self, writer: str) -> None:
+        """Forget a writer, which writes nothing more."""
+        for stream, own in self._times.items():
+            if own.pop(writer, None) is not None:
+                self._hold_mark(stream, min(own.values(), default=None))

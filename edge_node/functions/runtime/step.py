@@ -1,0 +1,124 @@
+"""One step of a derived stream, ready to be written: everything in it becomes durable, or nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import NamedTuple
+
+from weft.edge_node.functions.chain import Alert, Outputs, Rejected
+from weft.edge_node.functions.contract import Row
+from weft.edge_node.functions.runtime.state_log import Positions
+from weft.protocols.batch import HeaderPairs
+from weft.storage.segment_log import SegmentLog
+from weft.storage.segment_log.settings import RECORD_BYTES_MAX
+from weft.storage.segment_log.state.run_sizes import BATCH_OVERHEAD_BYTES, run_bytes
+
+REASON = "weft.reason"
+"""Header of a record in a stream of errors: why no function could do anything with it."""
+SOURCE = "weft.source"
+"""Header of such a record: stream and number of the record that it came from."""
+ROW_BYTES_MAX = RECORD_BYTES_MAX >> 1
+"""Most bytes of a row's key and payload; longer ones are rejected."""
+REASON_CHARACTERS_MAX = 500
+
+
+class Run(NamedTuple):
+    """Rows for one stream."""
+
+    stream: int
+    keys: list[bytes]
+    payloads: list[bytes]
+    headers: dict[int, HeaderPairs]
+    times: list[int]
+
+
+class Step(NamedTuple):
+    """Contents of a step."""
+
+    runs: list[Run]
+    alerts: list[Alert]
+    entry: bytes
+    """Record of positions and states."""
+    positions: Positions
+    version: str
+    """Version of the files that the functions worked with."""
+
+    def room(self) -> int:
+        """Return the bytes of all records with headers, as ``SegmentLog.together`` counts them."""
+        runs = sum(run_bytes(run.keys, run.payloads, run.headers) for run in self.runs)
+        records = sum(len(run.keys) for run in self.runs)
+        alerts = sum(len(alert.topic) + len(alert.payload) + BATCH_OVERHEAD_BYTES for alert in self.alerts)
+        # Times that go back part a run into batches: as many as there are rows, at worst.
+        return runs + 4 * alerts + len(self.entry) + BATCH_OVERHEAD_BYTES * (records + 2 * len(self.runs) + 2)
+
+
+def write(  # noqa: PLR0917
+    log: SegmentLog, step: Step, state: tuple[int, bytes], origin: int, now: int, alert: Callable[[Alert], None]
+) -> int:
+    """Append a step as a whole. Return the number of its record of positions and states.
+
+    Args:
+        state: number of the stream of states, and the key of the derived stream in it.
+        origin: number of the functions' version.
+        now: ns since 1970.
+        alert: publishes within the same commit.
+
+    Raises:
+        LogFull, LogFailed: nothing was appended.
+    """
+    stream, key = state
+    log.ask_room([(run.stream, run.keys, run.payloads, run.headers) for run in step.runs], now)
+    with log.together(step.room()):
+        for run in step.runs:
+            log.append(
+                run.stream, now, run.keys, run.payloads, run.headers or None, origin=origin, times=run.times
+            )  # fmt: skip
+        for message in step.alerts:
+            alert(message)
+        return log.append(stream, now, [key], [step.entry])
+
+
+def runs_of(outputs: Outputs, own: int, errors: int, others: Mapping[str, int], after: int) -> list[Run]:
+    """Return what came out of a chain by the stream that it goes to.
+
+    Args:
+        own: number of the derived stream.
+        errors: number of its stream of errors.
+        others: name -> number of the streams that rows are routed to.
+        after: time that every row must be later than: marks may have told of it.
+    """
+    rejected = list(outputs.rejected)
+    runs = []
+    for stream, rows in [(own, outputs.rows), *((others[name], rows) for name, rows in outputs.routed.items())]:
+        fits = [row for row in rows if len(row.payload or b"") + len(row.key) <= ROW_BYTES_MAX]
+        if len(fits) < len(rows):
+            rejected += [
+                Rejected(row, f"a row of more than {ROW_BYTES_MAX >> 20} MiB")
+                for row in rows
+                if len(row.payload or b"") + len(row.key) > ROW_BYTES_MAX
+            ]
+        runs.append(_run(stream, fits, after))
+    runs.append(_run(errors, [_error_row(each) for each in rejected], after))
+    return [run for run in runs if run.keys]
+
+
+def _run(stream: int, rows: Iterable[Row], after: int) -> Run:
+    run = Run(stream, [], [], {}, [])
+    for index, row in enumerate(rows):
+        run.keys.append(row.key)
+        run.payloads.append(row.payload or b"")
+        run.times.append(row.time if row.time > after else after + 1)
+        if row.headers:
+            run.headers[index] = row.headers
+    return run
+
+
+def _error_row(rejected: Rejected) -> Row:
+    row, reason = rejected
+    headers = (*row.headers, (REASON, reason[:REASON_CHARACTERS_MAX]))
+    if row.seq >= 0:
+        headers = (*headers, (SOURCE, f"{row.input} {row.seq}"))
+    payload = row.payload
+    if payload is None or len(payload) + len(row.key) > ROW_BYTES_MAX:
+        payload = repr(row.values)[:4096].encode(errors="replace")
+    return Row(row.time, row.key, payload, {}, headers)

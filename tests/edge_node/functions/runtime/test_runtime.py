@@ -1,0 +1,100 @@
+"""Derived streams on a real log: what comes out, when it counts as complete, and what a restart changes (nothing)."""
+
+from __future__ import annotations
+
+from tests.edge_node.functions.runtime.node import SECOND, START, Edge, Large, Minutes, definition
+from tests.storage.fakes import FakeFileSystem
+
+LARGE = definition("large", ["telemetry"], lambda: [("large", Large(10))])
+MINUTES = definition("minutes", ["telemetry"], lambda: [("minutes", Minutes())])
+
+
+async def test_a_derived_stream_has_what_its_function_keeps() -> None:
+    edge = Edge(FakeFileSystem(), LARGE)
+    edge.publish("telemetry", 5, 10, 15, time=START + 5)
+    edge.publish("telemetry", 20, key=b"other", time=START + 7)
+    await edge.settle()
+    assert edge.read("large") == [
+        (0, START + 5, b"k", {"value": 10}),
+        (1, START + 5, b"k", {"value": 15}),
+        (2, START + 7, b"other", {"value": 20}),
+    ]
+    assert edge.released == {("large", "telemetry"): 4}
+    counters = edge.functions.counters()["large"]
+    assert (counters.rows_in, counters.rows_out, counters.lag) == (4, 3, 0)
+    await edge.close()
+
+
+async def test_a_window_comes_out_once_its_time_has_passed_and_its_mark_waits_for_it() -> None:
+    edge = Edge(FakeFileSystem(), MINUTES)
+    first = (START // (60 * SECOND) + 1) * 60 * SECOND
+    edge.publish("telemetry", 1, time=first + 7)
+    await edge.pass_time(30)
+    edge.publish("telemetry", 2)
+    await edge.pass_time(20)
+    assert edge.read("minutes") == []
+    assert edge.mark("minutes") == first + 6, "a row of the time first + 7 may yet come"
+    await edge.pass_time(11)
+    assert edge.read("minutes") == [(0, first + 7, b"k", {"end": first // SECOND + 60, "count": 2, "sum": 3})]
+    assert edge.mark("minutes") > first + 59 * SECOND
+    await edge.close()
+
+
+async def test_a_restart_goes_on_in_the_middle_of_a_window() -> None:
+    disk = FakeFileSystem()
+    edge = Edge(disk, MINUTES)
+    first = (START // (60 * SECOND) + 1) * 60 * SECOND
+    edge.publish("telemetry", 1, time=first)
+    await edge.pass_time(3)
+    await edge.close()
+    edge = Edge(disk, MINUTES, now=first + 5 * SECOND)
+    assert edge.mark("minutes") < first
+    edge.publish("telemetry", 2)
+    await edge.pass_time(70)
+    assert [record[3]["sum"] for record in edge.read("minutes")] == [3]
+    await edge.close()
+
+
+async def test_what_no_function_can_handle_goes_to_the_stream_of_errors() -> None:
+    edge = Edge(FakeFileSystem(), MINUTES)
+    edge.publish("telemetry", 1, "none", 2, time=START)
+    await edge.pass_time(61)
+    assert [(record[1], record[3]) for record in edge.read("minutes-errors")] == [(START, {"value": "none"})]
+    assert sum(record[3]["sum"] for record in edge.read("minutes")) == 3
+    await edge.close()
+
+
+async def test_functions_may_read_what_functions_wrote() -> None:
+    edge = Edge(FakeFileSystem(), LARGE, definition("large-minutes", ["large"], lambda: [("minutes", Minutes())]))
+    first = (START // (60 * SECOND) + 1) * 60 * SECOND
+    edge.publish("telemetry", 1, 11, 12, time=first)
+    await edge.pass_time(62)
+    assert [record[3] for record in edge.read("large-minutes")] == [
+        {"end": first // SECOND + 60, "count": 2, "sum": 23}
+    ]
+    assert edge.mark("large-minutes") <= edge.mark("large") <= edge.now
+    await edge.close()
+
+
+async def test_rows_of_several_inputs_come_by_time() -> None:
+    edge = Edge(FakeFileSystem(), definition("all", ["a", "b"], lambda: [("large", Large(0))]))
+    for number in range(20):
+        edge.publish("ab"[number % 3 == 0], number, time=START + number * SECOND)
+        if number % 4 == 0:
+            await edge.settle()
+    await edge.pass_time(2)
+    assert [record[3]["value"] for record in edge.read("all")] == list(range(20))
+    await edge.close()
+
+
+async def test_a_function_that_fails_begins_again_with_what_is_durable_and_stops_nobody_else() -> None:
+    edge = Edge(FakeFileSystem(), MINUTES, LARGE)
+    edge.publish("telemetry", 11, time=START)
+    await edge.pass_time(2)
+    edge.publish("telemetry", {"poison": True, "value": 12})
+    await edge.pass_time(1)
+    assert len(edge.read("large")) == 2
+    counters = edge.functions.counters()["minutes"]
+    assert counters.failures >= 1
+    assert "poisoned" in counters.trouble
+    await edge.close()
