@@ -256,6 +256,49 @@ EDGE_METRICS = (
     ),
     Metric("weft_edge_link_sent_bytes_total", "counter", "Compressed bytes sent to the hub.", ("link",)),
     Metric("weft_edge_link_attempts_failed", "gauge", "Consecutive failed attempts to connect.", ("link",)),
+    Metric(
+        "weft_edge_function_rows_in_total", "counter", "Rows that the functions of a stream have read.", ("stream",)
+    ),
+    Metric("weft_edge_function_rows_out_total", "counter", "Rows that they wrote to the stream.", ("stream",)),
+    Metric(
+        "weft_edge_function_rows_rejected_total",
+        "counter",
+        "Rows that they could do nothing with: in the stream of errors, with a reason.",
+        ("stream",),
+    ),
+    Metric("weft_edge_function_rows_routed_total", "counter", "Rows that they wrote to other streams.", ("stream",)),
+    Metric("weft_edge_function_alerts_total", "counter", "Messages that they published.", ("stream",)),
+    Metric("weft_edge_function_gaps_total", "counter", "Stretches of missing records in what they read.", ("stream",)),
+    Metric("weft_edge_function_in_bytes_total", "counter", "Payload bytes that they have read.", ("stream",)),
+    Metric(
+        "weft_edge_function_out_bytes_total", "counter", "Payload bytes that they wrote to the stream.", ("stream",)
+    ),
+    Metric(
+        "weft_edge_function_failures_total",
+        "counter",
+        "Times that an error made them start again from what is durable.",
+        ("stream",),
+    ),
+    Metric("weft_edge_function_lag_records", "gauge", "Records that they have not read.", ("stream",)),
+    Metric(
+        "weft_edge_function_lag_seconds",
+        "gauge",
+        "Age of the moment up to which the stream has all that will come; an open window holds it back.",
+        ("stream",),
+    ),
+    Metric(
+        "weft_edge_function_state_bytes",
+        "gauge",
+        "Bytes in the log of what they remember: the last copy, and the changes since.",
+        ("stream",),
+    ),
+    Metric("weft_edge_function_in_trouble", "gauge", "1 while they cannot go on; the status says why.", ("stream",)),
+    Metric(
+        "weft_edge_function_info",
+        "gauge",
+        "Always 1; its label names the version that runs.",
+        ("stream", "version"),
+    ),
     Metric("weft_edge_clock_synchronised", "gauge", "1 while a time source keeps the wall clock synchronised."),
     Metric("weft_edge_start_time_seconds", "gauge", "Start time of the process, in seconds since 1970."),
     Metric(

@@ -51,12 +51,14 @@ class Origin(msgspec.Struct, frozen=True, array_like=True):
     def text(self) -> str:
         """Return the origin as tables and people see it: ``name@version#hash``, with the first four bytes of the hash.
 
-        What is empty is left out. Kinds other than functions stand before the name.
+        What is empty is left out, and a hash that the version begins with. Kinds other than functions stand before the
+        name.
         """
         kind = "" if self.kind == OriginKind.FUNCTION else f"{_kind_name(self.kind)}:"
         version = f"@{self.version}" if self.version else ""
-        hash_ = f"#{self.hash[:HASH_BYTES_SHOWN].hex()}" if self.hash else ""
-        return f"{kind}{self.name}{version}{hash_}"
+        hash_ = self.hash[:HASH_BYTES_SHOWN].hex()
+        is_said = not hash_ or self.version.startswith(hash_)
+        return f"{kind}{self.name}{version}{'' if is_said else f'#{hash_}'}"
 
 
 def origin_text(number: int, known: Mapping[int, Origin]) -> str | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from weft.bounds import Owner
@@ -12,8 +12,10 @@ from weft.bounds.refusals import Refused
 from weft.config.models import EdgeConfig
 from weft.config.units import approximate_size
 from weft.edge_node.counters import Counters
+from weft.edge_node.functions.runtime.counters import FunctionCounters
 from weft.edge_node.listeners.counters import ListenerCounters
 from weft.edge_node.sessions.store.settings import StateCounters
+from weft.edge_node.status.functions import FunctionFacts, function_facts
 from weft.edge_node.status.outage import OutageEstimate
 from weft.edge_node.streams import SESSION_STREAMS
 from weft.protocols.batch import ClockReading, ClockState
@@ -40,6 +42,7 @@ class NodeStatus:
         imports: Callable[[], dict[str, Any]] = dict,
         conflicts: Callable[[], dict[str, str]] = dict,
         refusals: Iterable[Refused] = (),
+        functions: Callable[[], Mapping[str, FunctionCounters]] = dict,
         wall_clock: Callable[[], int] = time.time_ns,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -51,6 +54,7 @@ class NodeStatus:
             imports: the facts about imported logs, by log id.
             conflicts: the links for whose streams nothing is acknowledged, and why.
             refusals: what owners were refused beyond their shares.
+            functions: the figures of each derived stream, by its name.
         """
         self.config = config
         self.log = log
@@ -66,6 +70,8 @@ class NodeStatus:
         """Source of link -> why the node acknowledges nothing of the streams that it carries."""
         self.refusals = refusals
         """Refusals of what owners asked for beyond their shares."""
+        self._functions = functions
+        self._wall_clock = wall_clock
         self._outage = OutageEstimate()
 
     @property
@@ -80,6 +86,11 @@ class NodeStatus:
     def counted(self) -> dict[str, int]:
         """Return every counter of the MQTT side by its name."""
         return {name: value for counters in self._counters for name, value in dataclasses.asdict(counters).items()}
+
+    def functions(self) -> dict[str, FunctionFacts]:
+        """Return the facts about each derived stream, by its name."""
+        now = self._wall_clock()
+        return {name: function_facts(counters, now) for name, counters in self._functions().items()}
 
     def sample(self) -> None:
         """Note the bytes written by the log; called every ``outage.SAMPLE_INTERVAL_S``."""
@@ -115,6 +126,7 @@ class NodeStatus:
             "recovery": self._recovery(),
             "streams": {name: self._stream(number) for name, number in self.streams().items()},
             "unrouted": self._unrouted(),
+            "functions": self.functions(),
             "links": {link.name: _link(link) for link in self.links},
             "conflicts": dict(self.conflicts()),
             "imported": self._imports(),

@@ -8,6 +8,7 @@ from weft.config import exposition
 from weft.config.exposition import AnySample, HistogramSample, Sample, build_info
 from weft.config.metrics import EDGE_METRICS
 from weft.edge_node.status.facts import NodeStatus, owner_name, write_amplification
+from weft.edge_node.status.functions import FunctionFacts
 from weft.protocols.segment import GapReason
 from weft.replication.status import LinkState
 from weft.storage.histogram import Histogram
@@ -41,6 +42,8 @@ def samples(status: NodeStatus) -> Iterator[AnySample]:
         yield Sample("weft_edge_link_pending_seconds", link.pending_seconds, (link.name,))
         yield Sample("weft_edge_link_sent_bytes_total", link.bytes_sent, (link.name,))
         yield Sample("weft_edge_link_attempts_failed", link.attempts_failed, (link.name,))
+    for name, functions in status.functions().items():
+        yield from function_samples(name, functions)
     for each in status.refusals:
         yield Sample("weft_edge_refusals_total", each.times, (each.bound, owner_name(each.owner)))
     yield Sample("weft_edge_clock_synchronised", status.is_clock_synchronised)
@@ -77,6 +80,25 @@ def _log(status: NodeStatus) -> Iterator[AnySample]:
     yield Sample("weft_edge_conflict", bool(status.conflicts()))
     yield Sample("weft_edge_log_low", status.low_water(stats) is not None)
     yield Sample("weft_edge_log_failed", stats.failed is not None)
+
+
+def function_samples(name: str, facts: FunctionFacts) -> Iterator[Sample]:
+    """Yield the values of every metric of a derived stream."""
+    prefix = "weft_edge_function_"
+    yield Sample(f"{prefix}rows_in_total", facts["rows_in"], (name,))
+    yield Sample(f"{prefix}rows_out_total", facts["rows_out"], (name,))
+    yield Sample(f"{prefix}rows_rejected_total", facts["rows_rejected"], (name,))
+    yield Sample(f"{prefix}rows_routed_total", facts["rows_routed"], (name,))
+    yield Sample(f"{prefix}alerts_total", facts["alerts"], (name,))
+    yield Sample(f"{prefix}gaps_total", facts["gaps"], (name,))
+    yield Sample(f"{prefix}in_bytes_total", facts["bytes_in"], (name,))
+    yield Sample(f"{prefix}out_bytes_total", facts["bytes_out"], (name,))
+    yield Sample(f"{prefix}failures_total", facts["failures"], (name,))
+    yield Sample(f"{prefix}lag_records", facts["lag_records"], (name,))
+    yield Sample(f"{prefix}lag_seconds", facts["lag_seconds"], (name,))
+    yield Sample(f"{prefix}state_bytes", facts["state_bytes"], (name,))
+    yield Sample(f"{prefix}in_trouble", bool(facts["trouble"]), (name,))
+    yield Sample(f"{prefix}info", 1, (name, facts["version"]))
 
 
 def _histogram(name: str, counted: Histogram) -> HistogramSample:

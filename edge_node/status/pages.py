@@ -30,6 +30,10 @@ _STYLE = (
     "border-bottom:1px solid #ddd}.bad{color:#b00020;font-weight:600}"
 )
 _HEADERS = {"Content-Security-Policy": "default-src 'none'; style-src 'unsafe-inline'", "Cache-Control": "no-store"}
+_FUNCTIONS = (
+    "derived stream", "version", "rows in", "rows out", "rejected", "records waiting", "behind by", "remembers",
+    "trouble",
+)  # fmt: skip
 SHUTDOWN_TIMEOUT_S = 1.0
 
 
@@ -142,12 +146,20 @@ def page(facts: dict[str, Any]) -> str:
         (name, link["state"], link["pending_records"], approximate_duration(link["pending_seconds"]), trouble(link))
         for name, link in facts["links"].items()
     ]
+    functions = [
+        (
+            name, each["version"], each["rows_in"], each["rows_out"], each["rows_rejected"], each["lag_records"],
+            approximate_duration(each["lag_seconds"]), approximate_size(each["state_bytes"]), each["trouble"],
+        )
+        for name, each in facts["functions"].items()
+    ]  # fmt: skip
     busiest = [(each["topic"], each["messages"]) for each in unrouted["busiest"]]
     return (
         f'<!doctype html><html lang="en"><meta charset="utf-8"><meta http-equiv="refresh" content="5">'
         f"<title>{title}</title><style>{_STYLE}</style><h1>{title}</h1>"
         + _table((), summary)
         + _table(("stream", "records", "waiting for the disk", "lost"), streams)
+        + (_table(_FUNCTIONS, functions) if functions else "")
         + _table(("link", "state", "records waiting", "behind by", "trouble"), links)
         + (_table(("topic that no stream matches", "messages"), busiest) if busiest else "")
         + '<p><a href="status">JSON</a> · <a href="metrics">metrics</a></p></html>'

@@ -40,6 +40,8 @@ def show_running(facts: dict[str, Any], now: float) -> None:
         ("stream", "in the log", "next seq", "lost", "waiting for the disk"),
         [(name, *_counts(s), s["next_seq"] - s["durable_end"]) for name, s in facts["streams"].items()],
     )
+    if functions := facts.get("functions", {}):
+        show_functions(functions)
     rows = [
         (
             name,
@@ -58,6 +60,14 @@ def show_running(facts: dict[str, Any], now: float) -> None:
             ("imported log", "state", "records waiting", "trouble"),
             [(log_id, each["state"], each["pending_records"], each["trouble"]) for log_id, each in imports.items()],
         )
+
+
+def show_functions(functions: dict[str, Any]) -> None:
+    """Print the figures of derived streams since the node started."""
+    print_table(
+        ("derived stream", "rows in", "rows out", "rejected", "waiting", "behind by", "state", "version", "trouble"),
+        [(name, *_functions(each)) for name, each in functions.items()],
+    )
 
 
 def show_files(facts: dict[str, Any]) -> None:
@@ -85,6 +95,13 @@ def show_files(facts: dict[str, Any]) -> None:
         ("stream", "in the log", "next seq", "lost", "oldest", "newest"),
         [(name, *_counts(s), _when(s["oldest"]), _when(s["newest"])) for name, s in facts["streams"].items()],
     )
+
+
+def _functions(each: dict[str, Any]) -> tuple[object, ...]:
+    behind = approximate_duration(each["lag_seconds"])
+    state = approximate_size(each["state_bytes"])
+    counted_rows = each["rows_in"], each["rows_out"], each["rows_rejected"], each["lag_records"]
+    return *counted_rows, behind, state, each["version"], shown(each["trouble"])
 
 
 def _counts(stream: dict[str, Any]) -> tuple[object, ...]:

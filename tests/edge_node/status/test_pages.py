@@ -23,6 +23,18 @@ FACTS: dict[str, Any] = {
     "log_low": None,
     "disk": {"bytes": 64 << 20, "budget_bytes": 16 << 30, "outage_seconds_left": None, "bytes_per_second": None},
     "streams": {"telemetry": {"next_seq": 12, "durable_end": 10, "lost": {"budget": 3}}},
+    "functions": {
+        "calm": {
+            "version": "8a1f03c4",
+            "rows_in": 1000,
+            "rows_out": 37,
+            "rows_rejected": 5,
+            "lag_records": 12,
+            "lag_seconds": 120.0,
+            "state_bytes": 4 << 20,
+            "trouble": "failed (KeyError: <x>) and is started again",
+        },
+    },
     "links": {
         "cloud": {"state": "waiting", "pending_records": 10, "pending_seconds": 90.0, "last_error": "no <route>"}
     },
@@ -41,6 +53,11 @@ def test_the_page_shows_what_people_ask_and_escapes_what_others_wrote() -> None:
         "telemetry",
         "3 budget",
         "90 seconds",
+        "8a1f03c4",
+        "<td>37</td>",
+        "2.0 minutes",
+        "4 MiB",
+        "KeyError: &lt;x&gt;",
         "no &lt;route&gt;",
         "test/&lt;b&gt;",
     ):
