@@ -7,6 +7,8 @@ from typing import Annotated, ClassVar
 from msgspec import Meta, field
 
 from weft.config.functions.fields import Fields, Select
+from weft.config.functions.redact import Redact
+from weft.config.functions.route import Route
 from weft.config.functions.user_code import Python
 from weft.config.values import Expression, OneOf
 
@@ -33,5 +35,19 @@ class FunctionStep(OneOf, frozen=True, kw_only=True):
         Meta(
             description="A function of yours in a Python file, in a process of its own.",
             extra_json_schema={"x-short": "file"},
+        ),
+    ] = None
+    redact: Annotated[
+        Redact | None,
+        Meta(
+            extra_json_schema={"x-short": "remove"},
+            description="Fields to remove, to replace by a text, or to hash with a key. A list is short for `remove`.",
+        ),
+    ] = None
+    route: Annotated[
+        Route | None,
+        Meta(
+            extra_json_schema={"x-short": "rules"},
+            description="Other streams that rows go to, by expressions. A list is short for `rules`.",
         ),
     ] = None

@@ -7,11 +7,20 @@ from typing import Any
 
 from weft.edge_node.functions.contract import Context, Function
 from weft.edge_node.functions.kinds.python.function import Python
+from weft.edge_node.functions.kinds.redact import make_redact
+from weft.edge_node.functions.kinds.route import Route
+from weft.edge_node.functions.kinds.select import Set, make_select
+from weft.edge_node.functions.kinds.where import Where
 
 Make = Callable[[Any, Context], Function]
 """(settings, context) -> a new function. Raises ``ValueError``, with a sentence, for settings that cannot work."""
 
 KINDS: dict[str, Make] = {
     "python": Python,
+    "where": Where,
+    "set": Set,
+    "select": make_select,
+    "redact": make_redact,
+    "route": Route,
 }
 """Field of ``config.functions.FunctionStep`` -> what makes the function."""

@@ -26,7 +26,7 @@ def run(row, levels):
     return EXPRESSION
 """
 _FILTER = """
-def run(rows, levels_of, failed):
+def run(rows, levels_of, failed, drop):
     kept = []
     keep = kept.append
     for row in rows:
@@ -35,6 +35,8 @@ def run(rows, levels_of, failed):
             LEVELS
             if EXPRESSION:
                 keep(row)
+            else:
+                drop(row)
         except Failure as error:
             failed(row, error)
     return kept
@@ -127,13 +129,22 @@ class Condition:
         except Exception:
             raise ExpressionError(self._reasons.reason(row, levels)) from None
 
-    def filter_rows(self, rows: list[Row], levels_of: LevelsOf, failed: Failed) -> list[Row]:
-        """Return the rows for which the condition holds, in order. Rows on which it fails go to ``failed``."""
+    def filter_rows(
+        self, rows: list[Row], levels_of: LevelsOf, failed: Failed, dropped: Callable[[Row], object] = lambda _: None
+    ) -> list[Row]:
+        """Return the rows for which the condition holds, in order.
+
+        Args:
+            rows: records with their decoded values.
+            levels_of: topic -> its named levels.
+            failed: takes rows on which the condition fails, with the reason.
+            dropped: takes rows for which it does not hold.
+        """
 
         def explain(row: Row, _error: Exception) -> None:
             failed(row, self._reasons.reason(row, levels_of(row.key)))
 
-        kept: list[Row] = self._run(rows, levels_of, explain)
+        kept: list[Row] = self._run(rows, levels_of, explain, dropped)
         return kept
 
 

@@ -1,0 +1,171 @@
+"""``redact``: fields that do not leave the node."""
+
+from __future__ import annotations
+
+import hmac
+import os
+import stat
+from typing import Any
+
+import msgspec
+
+from weft.config.functions.redact import Redact as RedactSettings
+from weft.edge_node.functions.contract import AsyncFunction, Context, Function, NotReady, Out, Row, Values
+from weft.edge_node.functions.paths import check_no_overlap, names_in
+
+KEY_BYTES_MIN = 16
+HASH_BYTES = 16
+"""Bytes of a hash that are kept: two of a billion values have the same one with a chance of 10^-21."""
+_USER = "mqtt.user."
+"""Beginning of the name under which a record keeps a user property whose own name is reserved."""
+_to_json = msgspec.json.Encoder().encode
+
+
+class Redact(Function):
+    """Remove, replace and hash fields; remove headers.
+
+    Drops no row. A row in which the way to a field leads through something that is no mapping goes to the errors: what
+    it holds may be what was to be redacted. Payloads are always written from what was looked at. Without state.
+    """
+
+    is_stateless = True
+
+    def __init__(self, settings: RedactSettings, key: bytes = b"") -> None:
+        """Take the names of fields, which may be dotted.
+
+        Raises:
+            ValueError: nothing is to be redacted, or a field is named twice.
+        """
+        fields = [*settings.remove, *settings.replace, *settings.hash]
+        if not fields and not settings.headers:
+            raise ValueError("nothing to redact; name fields in `remove`, `replace` or `hash`, or `headers`")
+        if twice := sorted({field for field in fields if fields.count(field) > 1}):
+            raise ValueError(f'"{twice[0]}" is named twice')
+        check_no_overlap(fields)
+        self._key = key
+        self._remove = [names_in(field) for field in settings.remove]
+        self._replace = [(names_in(field), text) for field, text in settings.replace.items()]
+        self._hash = [names_in(field) for field in settings.hash]
+        self._headers = frozenset(settings.headers) | {f"{_USER}{name}" for name in settings.headers}
+
+    def process(self, rows: list[Row], out: Out) -> list[Row]:
+        """Return the rows without what is to be redacted."""
+        done: list[Row] = []
+        for row in rows:
+            try:
+                values = self._redacted(row.values)
+            except _NotRedacted as error:
+                out.reject(row, str(error))
+                continue
+            row.values = values
+            # Also where no field was found: a payload may name a field twice, and its reader take the other one.
+            row.payload = None
+            if row.headers and self._headers:
+                row.headers = tuple(pair for pair in row.headers if pair[0] not in self._headers)
+            done.append(row)
+        return done
+
+    def _redacted(self, values: Values) -> Values:
+        values = dict(values)
+        for names in self._remove:
+            if (holder := _holder(values, names)) is not None:
+                del holder[names[-1]]
+        for names, text in self._replace:
+            if (holder := _holder(values, names)) is not None:
+                holder[names[-1]] = text
+        for names in self._hash:
+            if (holder := _holder(values, names)) is not None:
+                holder[names[-1]] = self._hashed(holder[names[-1]])
+        return values
+
+    def _hashed(self, value: Any) -> str | None:
+        if value is None:
+            return None  # Null says that there is nothing to hide.
+        if isinstance(value, str):
+            value = value.encode(errors="surrogatepass")
+        try:
+            data = value if isinstance(value, bytes) else _to_json(value)
+        except (TypeError, ValueError, OverflowError, RecursionError) as error:
+            raise _NotRedacted(f"a value cannot be hashed: {error}") from None
+        return hmac.digest(self._key, data, "sha256")[:HASH_BYTES].hex()
+
+
+class RedactWithKey(AsyncFunction, Redact):
+    """Redaction with hashes, whose key is read from its file before the first rows. Without state."""
+
+    def __init__(self, settings: RedactSettings, path: str) -> None:
+        """Take the names of fields, and the file of the key.
+
+        Raises:
+            ValueError: a field is named twice.
+        """
+        Redact.__init__(self, settings)
+        self._path = path
+
+    async def prepare(self) -> None:
+        """Read the key, once.
+
+        Raises:
+            NotReady: the file cannot be used. Rows wait, as without a key they would leave with other hashes.
+        """
+        if not self._key:
+            self._key = read_key(self._path)
+
+    def version(self) -> str:
+        """Return a fingerprint of the key: with another key the same values have other hashes."""
+        return hmac.digest(self._key, b"weft redact key", "sha256")[:4].hex() if self._key else ""
+
+
+def make_redact(settings: RedactSettings, _context: Context) -> Function:
+    """Make the function, with a key where it hashes.
+
+    Raises:
+        ValueError: the settings do not fit together.
+    """
+    if not settings.hash:
+        return Redact(settings)
+    if settings.key_file is None:
+        raise ValueError("`hash` needs a `key_file`: without a key, anyone could hash all possible values and compare")
+    return RedactWithKey(settings, settings.key_file)
+
+
+class _NotRedacted(Exception):
+    pass
+
+
+def _holder(values: Values, names: tuple[str, ...]) -> dict[str, Any] | None:
+    """Return the mapping that has the last name of a path, as a copy in its place; None where there is none.
+
+    Raises:
+        _NotRedacted: something on the way is neither a mapping nor null.
+    """
+    holder = values
+    for at, name in enumerate(names[:-1]):
+        inner = holder.get(name)
+        if inner is None:
+            return None
+        if not isinstance(inner, dict):
+            raise _NotRedacted(f"{'.'.join(names[: at + 1])} is no mapping, so {'.'.join(names)} cannot be redacted")
+        # Other rows may share it: one that was routed as a copy.
+        holder[name] = inner = dict(inner)
+        holder = inner
+    return holder if names[-1] in holder else None
+
+
+def read_key(path: str) -> bytes:
+    """Return the key in a file, without white space around it.
+
+    Raises:
+        NotReady: the file cannot be read, others than its owner and group may read it, or the key is short.
+    """
+    try:
+        with open(path, "rb") as file:
+            mode, data = os.fstat(file.fileno()).st_mode, file.read(1 << 16)
+    except OSError as error:
+        raise NotReady(f"cannot read {path}: {error.strerror}. Make a key with `openssl rand -hex 32`") from None
+    if mode & (stat.S_IROTH | stat.S_IWOTH):
+        raise NotReady(f"every user of the machine may read {path}; `chmod o= {path}`")
+    key = data.strip()
+    if len(key) < KEY_BYTES_MIN:
+        raise NotReady(f"the key in {path} has {len(key)} bytes, at least {KEY_BYTES_MIN} are needed")
+    return key

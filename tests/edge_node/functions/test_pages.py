@@ -1,0 +1,77 @@
+"""The examples on the pages of functions do what the pages say.
+
+A page has a configuration, then an input (``<!-- input: TOPIC -->``, JSON lines), what comes out of its streams
+(``<!-- output: STREAM -->``) and the reasons in their streams of errors (``<!-- errors: STREAM -->``).
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from functools import partial
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from tests.edge_node.functions.restart import Recorder
+from weft.config.load import parse
+from weft.config.models import EdgeConfig
+from weft.edge_node.functions.contract import AsyncFunction, Context, Row
+from weft.edge_node.functions.registry import KINDS
+from weft.protocols.topics import TopicPattern, compile_pattern
+
+PAGES = Path(__file__).parents[3] / "docs/functions"
+_CONFIG = re.compile(r"<!-- config: edge -->\s*\n```yaml\n(.*?)```", re.DOTALL)
+_BLOCK = re.compile(r"<!-- (input|output|errors): (\S+) -->\s*\n```\w+\n(.*?)```", re.DOTALL)
+WITH_EXAMPLES = [path for path in sorted(PAGES.glob("*.md")) if _BLOCK.search(path.read_text())]
+
+
+def _levels(pattern: TopicPattern, key: bytes) -> dict[str, str]:
+    return dict(pattern.match(key.decode()) or {})
+
+
+@pytest.mark.parametrize("page", WITH_EXAMPLES, ids=lambda page: page.stem)
+async def test_the_example_does_what_the_page_says(page: Path) -> None:
+    text = page.read_text()
+    found = _CONFIG.search(text)
+    assert found is not None
+    config = parse(found[1], str(page), EdgeConfig).config
+    blocks = {(kind, name): body.splitlines() for kind, name, body in _BLOCK.findall(text)}
+    outputs: dict[str, list[object]] = defaultdict(list)
+    errors: dict[str, list[str]] = {}
+    (topic,) = (name for kind, name in blocks if kind == "input")
+    for name, stream in config.streams.items():
+        if not stream.functions or not {("output", name), ("errors", name)} & set(blocks):
+            continue
+        pattern = compile_pattern(stream.from_[0])
+        context = Context(name, (), partial(_levels, pattern), pattern.fields)
+        rows = [
+            Row(at, topic.encode(), line.encode(), msgspec.json.decode(line))
+            for at, line in enumerate(blocks["input", topic])
+        ]
+        out = Recorder()
+        for step in stream.functions:
+            kind, settings = step.chosen
+            function = KINDS[kind](settings, context)
+            if isinstance(function, AsyncFunction):
+                await function.prepare()
+                rows = await function.process_async(rows, out)
+            else:
+                rows = function.process(rows, out)
+        outputs[name] += [row.values for row in rows]
+        for each in out.said:
+            if each[0] == "route":
+                outputs[each[2]].append(msgspec.msgpack.decode(each[1][3]))
+        errors[name] = out.rejected()
+    for (kind, name), lines in blocks.items():
+        if kind == "output":
+            assert [msgspec.json.encode(values) for values in outputs[name]] == [
+                msgspec.json.encode(msgspec.json.decode(line)) for line in lines
+            ]
+        elif kind == "errors":
+            assert errors[name] == lines
+
+
+def test_there_are_examples() -> None:
+    assert {"where", "set", "select", "redact", "route"} <= {page.stem for page in WITH_EXAMPLES}
