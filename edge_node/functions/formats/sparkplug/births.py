@@ -1,0 +1,166 @@
+"""Memory of births of Sparkplug B, and the function that decodes rows with it.
+
+A birth gives each metric a name, a datatype and perhaps an alias; data that follow may have the alias alone
+(Sparkplug 3.0, sections 6.4.6 and 6.4.8). An ingest of Sparkplug that follows sequences and asks for births again can
+use ``Births`` as it is: it knows nothing of rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+from weft.edge_node.functions.contract import Function, Out, Row, State
+from weft.edge_node.functions.formats.sparkplug.payload import (
+    NO_DEFINITIONS,
+    Definition,
+    Definitions,
+    definition_of,
+    parse,
+    values_of,
+)
+from weft.edge_node.functions.formats.sparkplug.topic import SparkplugTopic, parse_topic
+from weft.edge_node.functions.payloads import PayloadError
+
+SOURCES_MAX = 1_000
+"""Largest number of edge nodes and devices whose births are remembered."""
+DEFINITIONS_MAX = 100_000
+"""Largest number of metrics of them all; each takes some 200 bytes and its name."""
+NAME_CHARACTERS_MAX = 256
+"""Longest name of a metric that is remembered."""
+BD_SEQ = "bdSeq"
+"""Metric of births and deaths of edge nodes by which a death is known to belong to a birth (section 6.4.20)."""
+_NONE = -1
+"""In place of an alias or ``bdSeq`` that is not there; real ones are not negative."""
+
+
+class _Known(NamedTuple):
+    stored: Any
+    definitions: Definitions
+
+
+class Births:
+    """Definitions of metrics by edge node and device, in the state of a function.
+
+    The state has, under ``GROUP/NODE`` and ``GROUP/NODE/DEVICE``, the ``bdSeq`` of the birth and for each metric its
+    name, alias and datatype. It is bounded by ``SOURCES_MAX``, ``DEFINITIONS_MAX`` and ``NAME_CHARACTERS_MAX``; a birth
+    beyond them is refused, and what is remembered stays.
+    """
+
+    def __init__(self, state: State) -> None:
+        """Use a state, which may be filled later."""
+        self._state = state
+        # Tables to look things up in, made from the state when they are first needed and again when it has changed.
+        self._tables: dict[bytes, _Known] = {}
+
+    def learn(self, topic: SparkplugTopic, message: Any) -> None:
+        """Remember a birth. That of an edge node also ends its devices, which have births of their own (6.4.6).
+
+        Raises:
+            PayloadError: a metric has no name, or the bounds do not allow more; nothing has changed then.
+        """
+        metrics = [self._metric(metric) for metric in message.metrics]
+        replaced = {topic.source, *(self._devices(topic.node) if topic.is_node else ())}
+        kept = [stored for source, stored in self._state.values.items() if source not in replaced]
+        if len(kept) >= SOURCES_MAX or sum(len(stored[1]) for stored in kept) + len(metrics) > DEFINITIONS_MAX:
+            raise PayloadError(
+                f"births of at most {SOURCES_MAX} edge nodes and devices with {DEFINITIONS_MAX} metrics are remembered"
+            )
+        for source in sorted(replaced):
+            self._forget(source)
+        self._state.set(topic.source, [_bd_seq(message), metrics])
+
+    def forget(self, topic: SparkplugTopic, message: Any) -> None:
+        """Forget a birth after its death. That of an edge node also ends its devices.
+
+        The death of an edge node is its will, which a broker may send when the node is back already. One whose
+        ``bdSeq`` is not that of the birth is passed over.
+        """
+        stored = self._state.values.get(topic.source)
+        if stored is None or (topic.is_node and stored[0] != _bd_seq(message)):
+            return
+        for source in sorted({topic.source, *(self._devices(topic.node) if topic.is_node else ())}):
+            self._forget(source)
+
+    def definitions(self, topic: SparkplugTopic) -> Definitions:
+        """Return what is known of the metrics of an edge node or device."""
+        stored = self._state.values.get(topic.source)
+        if stored is None:
+            self._tables.pop(topic.source, None)
+            return NO_DEFINITIONS
+        known = self._tables.get(topic.source)
+        if known is None or known.stored is not stored:
+            known = self._tables[topic.source] = _Known(stored, dict(_definitions(stored[1])))
+        return known.definitions
+
+    def _metric(self, metric: Any) -> list[str | int]:
+        if not metric.HasField("name"):
+            raise PayloadError("a metric of the birth has no name")
+        name, datatype = definition_of(metric, NO_DEFINITIONS)
+        if len(name) > NAME_CHARACTERS_MAX:
+            raise PayloadError(f"the name of a metric has {len(name)} characters; at most {NAME_CHARACTERS_MAX} can be")
+        return [name, metric.alias if metric.HasField("alias") else _NONE, datatype]
+
+    def _devices(self, node: bytes) -> list[bytes]:
+        prefix = node + b"/"
+        return [source for source in self._state.values if source.startswith(prefix)]
+
+    def _forget(self, source: bytes) -> None:
+        self._state.delete(source)
+        self._tables.pop(source, None)
+
+
+class SparkplugRows(Function):
+    """Decoding of a stream of Sparkplug B, the first function of its chain.
+
+    Each message of an edge node or device becomes a row with its metrics as fields. Data whose metrics have aliases
+    alone are rejected until a birth was seen. State: see ``Births``.
+    """
+
+    reads_values = False  # It decodes them itself.
+    state: State
+
+    def __init__(self) -> None:
+        """Start without any births."""
+        self.state = State()
+        self._births = Births(self.state)
+
+    def process(self, rows: list[Row], out: Out) -> list[Row]:
+        """Return the rows with their fields."""
+        decoded = []
+        for row in rows:
+            try:
+                self._decode(row)
+            except PayloadError as error:
+                out.reject(row, str(error))
+            else:
+                decoded.append(row)
+        return decoded
+
+    def _decode(self, row: Row) -> None:
+        if (topic := parse_topic(row.key)) is None:
+            raise PayloadError("its topic is none of an edge node or device of Sparkplug B: spBv1.0/GROUP/TYPE/NODE")
+        message = parse(row.payload or b"")
+        if topic.kind == b"BIRTH":
+            row.values = values_of(message, NO_DEFINITIONS)
+            self._births.learn(topic, message)
+            return
+        row.values = values_of(message, self._births.definitions(topic))
+        if topic.kind == b"DEATH":
+            self._births.forget(topic, message)
+
+
+def _bd_seq(message: Any) -> int:
+    for metric in message.metrics:
+        if metric.name == BD_SEQ:
+            found: int = metric.long_value or metric.int_value
+            return found
+    return _NONE
+
+
+def _definitions(metrics: Iterable[list[Any]]) -> Iterable[tuple[int | str, Definition]]:
+    for name, alias, datatype in metrics:
+        found = Definition(name, datatype)
+        yield name, found
+        if alias != _NONE:
+            yield alias, found
