@@ -6,6 +6,8 @@ from typing import Annotated, ClassVar
 
 from msgspec import Meta, field
 
+from weft.config.functions.alert import Alert
+from weft.config.functions.enrich import Enrich
 from weft.config.functions.fields import Fields, Select
 from weft.config.functions.redact import Redact
 from weft.config.functions.route import Route
@@ -59,4 +61,8 @@ class FunctionStep(OneOf, frozen=True, kw_only=True):
             extra_json_schema={"x-short": "rules"},
             description="Other streams that rows go to, by expressions. A list is short for `rules`.",
         ),
+    ] = None
+    enrich: Annotated[Enrich | None, Meta(description="Fields from a CSV file or an SQLite database.")] = None
+    alert: Annotated[
+        Alert | None, Meta(description="A message to a local MQTT topic when a condition becomes true.")
     ] = None

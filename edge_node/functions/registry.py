@@ -6,6 +6,8 @@ from collections.abc import Callable
 from typing import Any
 
 from weft.edge_node.functions.contract import Context, Function
+from weft.edge_node.functions.kinds.alert import Alert
+from weft.edge_node.functions.kinds.enrich import Enrich
 from weft.edge_node.functions.kinds.python.function import Python
 from weft.edge_node.functions.kinds.redact import make_redact
 from weft.edge_node.functions.kinds.route import Route
@@ -22,5 +24,7 @@ KINDS: dict[str, Make] = {
     "select": make_select,
     "redact": make_redact,
     "route": Route,
+    "enrich": Enrich,
+    "alert": Alert,
 }
 """Field of ``config.functions.FunctionStep`` -> what makes the function."""
