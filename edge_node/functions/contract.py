@@ -73,8 +73,8 @@ class Function:
     where numbers are missing; each returns or makes the rows for the next function.
     """
 
-    reads_values: ClassVar[bool] = True
-    """True where ``Row.values`` must be decoded."""
+    reads_values: bool = True
+    """True where ``Row.values`` must be decoded. Of the class, or of an instance whose settings decide it."""
     is_stateless: ClassVar[bool] = False
     """True where a row's result depends on that row alone. Such functions may run before the log (``raw: discard``)."""
 

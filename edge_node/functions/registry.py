@@ -6,12 +6,15 @@ from collections.abc import Callable
 from typing import Any
 
 from weft.edge_node.functions.contract import Context, Function
-from weft.edge_node.functions.kinds.alert import Alert
-from weft.edge_node.functions.kinds.enrich import Enrich
+from weft.edge_node.functions.kinds.changes import ChangesFunction
+from weft.edge_node.functions.kinds.deadband import DeadbandFunction
+from weft.edge_node.functions.kinds.dedupe import DedupeFunction
 from weft.edge_node.functions.kinds.python.function import Python
 from weft.edge_node.functions.kinds.redact import make_redact
 from weft.edge_node.functions.kinds.route import Route
+from weft.edge_node.functions.kinds.sample import SampleFunction
 from weft.edge_node.functions.kinds.select import Set, make_select
+from weft.edge_node.functions.kinds.swinging_door import SwingingDoorFunction
 from weft.edge_node.functions.kinds.where import Where
 
 Make = Callable[[Any, Context], Function]
@@ -24,7 +27,10 @@ KINDS: dict[str, Make] = {
     "select": make_select,
     "redact": make_redact,
     "route": Route,
-    "enrich": Enrich,
-    "alert": Alert,
+    "sample": SampleFunction,
+    "deadband": DeadbandFunction,
+    "swinging_door": SwingingDoorFunction,
+    "changes": ChangesFunction,
+    "dedupe": DedupeFunction,
 }
 """Field of ``config.functions.FunctionStep`` -> what makes the function."""

@@ -96,12 +96,12 @@ class Chain:
                 self._process(run)
                 self.function.gap(each, self.out)
                 continue
-            if run and _second(run[-1].time) != _second(each.time):
+            if run and _second(run[-1].time) != _second(each.time):  # a tick may be due in between
                 self._process(run)
             if not run:
                 self.tick_before(each.time)
             # A function may change the rows that it was given.
-            run.append(copy.deepcopy(each))
+            run.append(_copied(each))
         self._process(run)
 
     def tick_before(self, time: int) -> None:
@@ -145,11 +145,15 @@ class Chain:
             self._emit(self.function.process(given, self.out))
 
     def _emit(self, rows: Iterable[Row]) -> None:
-        self.emitted += [copy.deepcopy(row) for row in rows]
+        self.emitted += [_copied(row) for row in rows]
 
     def seen(self) -> list[tuple[Any, ...]]:
         """Return what came out, as far as anyone can see it."""
         return [_seen(row) for row in self.emitted]
+
+
+def _copied(row: Row) -> Row:
+    return msgspec.structs.replace(row, values=copy.deepcopy(row.values))
 
 
 def _second(time: int) -> int:
@@ -158,9 +162,15 @@ def _second(time: int) -> int:
 
 
 def _seen(row: Row) -> tuple[Any, ...]:
-    # By their bytes: NaN equals itself, and 1 is not 1.0.
-    values = msgspec.msgpack.encode(row.values)
-    return (row.time, row.key, row.payload, values, tuple(map(tuple, row.headers)), row.seq, row.input)
+    return (row.time, row.key, row.payload, _packed(row.values), tuple(map(tuple, row.headers)), row.seq, row.input)
+
+
+def _packed(values: Values) -> bytes:
+    """Return values as bytes: so NaN equals itself, and 1 is not 1.0."""
+    try:
+        return msgspec.msgpack.encode(values)
+    except OverflowError:
+        return repr(values).encode()
 
 
 def run(make: Callable[[], Function], inputs: Sequence[Row | Gap], *, until: int | None = None) -> Chain:

@@ -1,7 +1,8 @@
 """The examples on the pages of functions do what the pages say.
 
 A page has a configuration, then an input (``<!-- input: TOPIC -->``, JSON lines), what comes out of its streams
-(``<!-- output: STREAM -->``) and the reasons in their streams of errors (``<!-- errors: STREAM -->``).
+(``<!-- output: STREAM -->``) and the reasons in their streams of errors (``<!-- errors: STREAM -->``). ``every 10s``
+after the topic says how far the messages are apart, and that time passes after the last.
 """
 
 from __future__ import annotations
@@ -14,21 +15,32 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from tests.edge_node.functions.restart import Recorder
+from tests.edge_node.functions.restart import Chain, Recorder
 from weft.config.load import parse
 from weft.config.models import EdgeConfig
-from weft.edge_node.functions.contract import AsyncFunction, Context, Row
+from weft.config.units import parse_duration
+from weft.edge_node.functions.contract import AsyncFunction, Context, Function, Row
 from weft.edge_node.functions.registry import KINDS
 from weft.protocols.topics import TopicPattern, compile_pattern
 
 PAGES = Path(__file__).parents[3] / "docs/functions"
 _CONFIG = re.compile(r"<!-- config: edge -->\s*\n```yaml\n(.*?)```", re.DOTALL)
-_BLOCK = re.compile(r"<!-- (input|output|errors): (\S+) -->\s*\n```\w+\n(.*?)```", re.DOTALL)
+_BLOCK = re.compile(r"<!-- (input|output|errors): (\S+)(?: every (\S+))? -->\s*\n```\w+\n(.*?)```", re.DOTALL)
+START = 1_700_000_000 * 10**9
 WITH_EXAMPLES = [path for path in sorted(PAGES.glob("*.md")) if _BLOCK.search(path.read_text())]
 
 
 def _levels(pattern: TopicPattern, key: bytes) -> dict[str, str]:
     return dict(pattern.match(key.decode()) or {})
+
+
+def _through(function: Function, rows: list[Row], out: Recorder, *, passes: bool) -> list[Row]:
+    chain = Chain(lambda: function)
+    chain.out = out
+    chain.feed(rows)
+    if passes:
+        chain.tick_before(START + 10**18)
+    return chain.emitted
 
 
 @pytest.mark.parametrize("page", WITH_EXAMPLES, ids=lambda page: page.stem)
@@ -37,7 +49,9 @@ async def test_the_example_does_what_the_page_says(page: Path) -> None:
     found = _CONFIG.search(text)
     assert found is not None
     config = parse(found[1], str(page), EdgeConfig).config
-    blocks = {(kind, name): body.splitlines() for kind, name, body in _BLOCK.findall(text)}
+    blocks = {(kind, name): body.splitlines() for kind, name, _, body in _BLOCK.findall(text)}
+    (every,) = (every for kind, _, every, _ in _BLOCK.findall(text) if kind == "input")
+    step_ns = round(parse_duration(every) * 1e9) if every else 1
     outputs: dict[str, list[object]] = defaultdict(list)
     errors: dict[str, list[str]] = {}
     (topic,) = (name for kind, name in blocks if kind == "input")
@@ -47,7 +61,7 @@ async def test_the_example_does_what_the_page_says(page: Path) -> None:
         pattern = compile_pattern(stream.from_[0])
         context = Context(name, (), partial(_levels, pattern), pattern.fields)
         rows = [
-            Row(at, topic.encode(), line.encode(), msgspec.json.decode(line))
+            Row(START + at * step_ns, topic.encode(), line.encode(), msgspec.json.decode(line))
             for at, line in enumerate(blocks["input", topic])
         ]
         out = Recorder()
@@ -58,7 +72,7 @@ async def test_the_example_does_what_the_page_says(page: Path) -> None:
                 await function.prepare()
                 rows = await function.process_async(rows, out)
             else:
-                rows = function.process(rows, out)
+                rows = _through(function, rows, out, passes=bool(every))
         outputs[name] += [row.values for row in rows]
         for each in out.said:
             if each[0] == "route":
@@ -75,3 +89,4 @@ async def test_the_example_does_what_the_page_says(page: Path) -> None:
 
 def test_there_are_examples() -> None:
     assert {"where", "set", "select", "redact", "route"} <= {page.stem for page in WITH_EXAMPLES}
+    assert {"sample", "deadband", "swinging_door", "changes", "dedupe"} <= {page.stem for page in WITH_EXAMPLES}

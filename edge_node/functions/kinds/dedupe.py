@@ -1,0 +1,93 @@
+"""The function ``dedupe``: drops repeats of a message."""
+
+from __future__ import annotations
+
+from collections import deque
+
+from weft.config.functions.reduce import Dedupe
+from weft.edge_node.functions.contract import Context, Function, Out, Row, State
+from weft.edge_node.functions.kinds.missing import passes
+from weft.edge_node.functions.paths import MISSING
+from weft.edge_node.functions.series import SeriesState, content, identity, readers, reads_fields
+
+_NS = 1_000_000_000
+_FORGOTTEN_AT_ONCE = 8
+"""Most identities that are forgotten for each one that is remembered: enough to catch up, and no long stop."""
+
+_TIME = 1
+"""An entry after its number: time of the kept row, ns."""
+
+
+class DedupeFunction(Function):
+    """Keeps the first row with an identity and drops others with it for ``within`` after that.
+
+    Guarantee: each dropped row has the identity of a kept row that came before it, taken in less than ``within`` ago.
+    Repeats may get through: after ``within``, and when there were more than ``ids_max`` identities in that time, as the
+    oldest are then forgotten. Identities longer than 32 bytes are compared by digests of 128 bits.
+
+    State: up to ``ids_max`` identities of at most 32 bytes, with a time each; it changes only when a row is kept.
+    """
+
+    def __init__(self, settings: Dedupe, context: Context) -> None:
+        """Start without identities."""
+        self._within = round(settings.within_s * _NS)
+        self._has_key = not settings.across_keys
+        self._names = settings.by or ()
+        self._readers = readers(self._names, context)
+        self._missing = settings.missing
+        self._ids_max = settings.ids_max
+        self._ids = SeriesState(settings.ids_max)
+        self.state: State = self._ids.state
+        self._order: deque[tuple[int, bytes]] = deque()
+        """Numbers of entries and their identities, the oldest first. An identity that was put again has a new number;
+        its old one is passed over."""
+        self.reads_values = reads_fields(settings.by, context)
+
+    def process(self, rows: list[Row], out: Out) -> list[Row]:
+        """Return the rows that are no repeats."""
+        if self._ids.restore():
+            self._list()
+        return [row for row in rows if self._keeps(row, out)]
+
+    def _keeps(self, row: Row, out: Out) -> bool:
+        try:
+            found = self._identity(row)
+        except ValueError as error:
+            return passes(row, self._missing, f"dedupe: {error}", out)
+        entry = self._ids.get(found)
+        # Also where time stepped back: of two rows a year apart in either direction, one is no repeat of the other.
+        if entry is not None and abs(row.time - entry[_TIME]) < self._within:
+            out.drop(row, "dedupe: repeats a message")
+            return False
+        self._order.append((self._ids.put(found, row.time)[0], found))
+        self._forget(row.time)
+        return True
+
+    def _forget(self, now: int) -> None:
+        """Forget what is over, a little at a time, and what there is no room for."""
+        if len(self._order) > 2 * self._ids_max + 64:
+            self._list()
+        count = 0
+        while self._order:
+            number, found = self._order[0]
+            entry = self._ids.get(found)
+            if entry is not None and entry[0] == number:
+                is_over = count < _FORGOTTEN_AT_ONCE and now - entry[_TIME] >= self._within
+                if not is_over and len(self.state.values) <= self._ids_max:
+                    return
+                self.state.delete(found)
+                count += 1
+            self._order.popleft()
+
+    def _list(self) -> None:
+        self._order = deque((entry[0], found) for found, entry in self.state.values.items())
+
+    def _identity(self, row: Row) -> bytes:
+        key = [row.key] if self._has_key else []
+        if not self._names:
+            return identity([*key, content(row)])
+        values = [read(row) for read in self._readers]
+        for name, value in zip(self._names, values, strict=True):
+            if value is MISSING:
+                raise ValueError(f"the payload has no field {name}")
+        return identity([*key, *values])

@@ -1,0 +1,70 @@
+"""Bounds on numbers that hold in exact arithmetic, whatever floating point rounds."""
+
+from __future__ import annotations
+
+import math
+import sys
+from fractions import Fraction
+from typing import Any, Final
+
+LARGEST: Final = sys.float_info.max
+EXACT_INT_MAX: Final = 1 << 53
+"""Largest magnitude up to which every integer is a double."""
+INT_MIN: Final = -(1 << 63)
+INT_END: Final = 1 << 64
+"""Integers in between fit MessagePack, and so the state."""
+
+
+def is_finite(value: Any) -> bool:
+    """Return whether a value of a payload is a number that a bound can be kept on. True and False are 1 and 0."""
+    if isinstance(value, float):
+        return math.isfinite(value)
+    return isinstance(value, int) and INT_MIN <= value < INT_END
+
+
+def band(value: float, delta: float) -> tuple[float, float]:
+    """Return the least and the greatest number that is at most ``delta`` from ``value``, or narrower by a rounding.
+
+    A number x between them satisfies |x - value| <= delta exactly, not only after rounding.
+
+    Args:
+        value: a number for which ``is_finite`` holds.
+        delta: at least 0 and finite.
+    """
+    if isinstance(value, int):
+        if abs(value) > EXACT_INT_MAX:
+            # Whole numbers, so that nothing is rounded; narrower than asked for by less than 1.
+            whole = int(delta)
+            return max(value - whole, INT_MIN), min(value + whole, INT_END - 1)
+        value = float(value)
+    return _sum_inward(value, -delta), _sum_inward(value, delta)
+
+
+def _sum_inward(value: float, offset: float) -> float:
+    """Return ``value + offset``, rounded towards ``value``."""
+    total = value + offset
+    if math.isinf(total):
+        return math.copysign(LARGEST, total)
+    # Knuth's TwoSum: total + error is the exact sum.
+    part = total - value
+    error = (value - (total - part)) + (offset - part)
+    if error == 0 or (error > 0) == (offset > 0):
+        return total  # exact, or rounded towards value already
+    return math.nextafter(total, value)
+
+
+def difference(left: float, right: float) -> float:
+    """Return ``left - right`` with one rounding, also for integers that are no doubles. Infinite when it is too
+    large."""
+    if isinstance(left, float) and isinstance(right, float):
+        return left - right
+    exact = Fraction(left) - Fraction(right)
+    try:
+        return float(exact)
+    except OverflowError:
+        return math.copysign(math.inf, exact)
+
+
+def exact(value: float) -> float:
+    """Return an integer as a double where that is the same number, and others as they are."""
+    return float(value) if isinstance(value, int) and abs(value) <= EXACT_INT_MAX else value
