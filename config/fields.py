@@ -24,6 +24,8 @@ class Shape(NamedTuple):
     description: str
     short: str | None = None
     """Setting of a section that may stand for the whole section."""
+    examples: tuple[str, ...] = ()
+    """Texts that are right, for error messages."""
 
 
 def shape_of(type_: inspect.Type) -> Shape:
@@ -32,7 +34,9 @@ def shape_of(type_: inspect.Type) -> Shape:
     while isinstance(type_, inspect.Metadata):
         extra = {**(type_.extra_json_schema or {}), **extra}
         type_ = type_.type
-    return Shape(type_, extra.get("x-unit"), extra.get("description", ""), extra.get("x-short"))
+    return Shape(
+        type_, extra.get("x-unit"), extra.get("description", ""), extra.get("x-short"), (*extra.get("examples", ()),)
+    )
 
 
 @functools.cache

@@ -198,7 +198,8 @@ class Reader:
                 return self._refuse(path, UNITS[shape.unit].words, node)
             return self._with_unit(node, shape, path)
         if isinstance(inner, inspect.StrType) and is_text and node.value:
-            return node.value
+            fits = inner.pattern is None or re.search(inner.pattern, node.value)
+            return node.value if fits else self._refuse(path, _expected(shape), node)
         if isinstance(inner, inspect.LiteralType) and is_text and node.value in inner.values:
             return node.value
         if isinstance(inner, inspect.BoolType) and node.value in ("true", "false"):
@@ -315,6 +316,9 @@ def _expected(shape: Shape) -> str:
         return "a number"
     if isinstance(shape.type, inspect.BoolType):
         return "true or false"
+    if shape.examples:
+        *others, last = shape.examples
+        return f"text such as {', '.join(others)} or {last}" if others else f"text such as {last}"
     return "text (put it in quotes if it looks like a number, a date or yes/no)"
 
 

@@ -6,11 +6,14 @@ from typing import Annotated, Literal
 
 from msgspec import Meta, field
 
+from weft.config.functions.payload import Payload
 from weft.config.functions.step import FunctionStep
 from weft.config.values import Duration, Filters, MiB, Path, Section, Size, Urls
 
 FUNCTIONS_MAX = 32
 """Largest number of functions of one stream. Longer chains are better cut into streams that can be looked into."""
+INPUTS_MAX = 64
+"""Largest number of streams that one stream is derived from."""
 
 
 class Disk(Section, frozen=True, kw_only=True):
@@ -75,25 +78,47 @@ class Retain(Section, frozen=True, kw_only=True):
 
 
 class Stream(Section, frozen=True, kw_only=True):
-    """A stream and the topics that it takes. Devices are keys within a stream, so streams are few."""
+    """A stream, and the topics or the streams that it takes records from. Devices are keys in it: streams are few."""
 
     from_: Annotated[
         Filters,
         Meta(
             description="MQTT filter, or list of filters, of the messages that this stream keeps. Named levels "
             'such as `"plant/{line}/+/telemetry"` become columns of the table. A message that several '
-            "streams match is kept in each of them."
+            "streams match is kept in each of them. Every stream has `from` or `from_stream`, unless a `route` of "
+            "another stream names it."
         ),
-    ] = field(name="from")
-    payload: Annotated[
-        Literal["bytes", "text", "json"],
+    ] = field(default=(), name="from")
+    from_stream: Annotated[
+        Annotated[tuple[str, ...], Meta(min_length=1, max_length=INPUTS_MAX)],
         Meta(
-            description="Type of the payloads. With `text` (UTF-8) or `json` the table has them as a string, for "
-            "the JSON operators of query engines. Payloads that are neither keep their bytes in a "
-            "separate column. Set it before the first record reaches the hub: a table's columns never "
-            "change."
+            description="Stream, or list of streams, of this node that this one is derived from. Its functions read "
+            "their records from the log, behind the disk's sync, and write what they make of them to this stream."
         ),
-    ] = "bytes"
+    ] = ()
+    functions: Annotated[
+        tuple[FunctionStep, ...],
+        Meta(
+            max_length=FUNCTIONS_MAX,
+            description="Functions that each record goes through, in this order, before it is in this stream. Records "
+            "that cannot be read, or with which an expression cannot work, go to the stream `<name>-errors`.",
+        ),
+    ] = ()
+    raw: Annotated[
+        Literal["discard"] | Retain | None,
+        Meta(
+            description="Treatment of the messages as they came, for a stream with `from` and `functions`. Unset: they "
+            "are deleted once the functions have read them. `{time: 7d, size: 1GiB}` keeps them longer, so that they "
+            "can be replayed. `discard` writes none of them to the disk, which works if no function has a memory."
+        ),
+    ] = None
+    payload: Annotated[
+        Payload | None,
+        Meta(
+            extra_json_schema={"x-short": "format"},
+            description="Format of the payloads. Unset: `bytes`, or that of the stream that this one is derived from.",
+        ),
+    ] = None
     resent: Annotated[
         Literal["flag", "suppress"],
         Meta(
@@ -111,13 +136,6 @@ class Stream(Section, frozen=True, kw_only=True):
         ),
     ] = "refuse"
     retain: Annotated[Retain, Meta(description="How long records stay; unset: until their space is needed.")] = Retain()
-    functions: Annotated[
-        tuple[FunctionStep, ...],
-        Meta(
-            max_length=FUNCTIONS_MAX,
-            description="Functions that each record goes through, in this order, before it is in this stream.",
-        ),
-    ] = ()
     replicate: Annotated[
         bool,
         Meta(
@@ -169,7 +187,7 @@ class Link(Section, frozen=True, kw_only=True):
         Meta(description="Streams that this link carries. Unset: all of them."),
     ] = None
     cluster: Annotated[
-        Annotated[str, Meta(pattern="^[0-9a-f]{32}$")] | None,
+        Annotated[str, Meta(pattern="^[0-9a-f]{32}$", examples=["5e1f60a2c3d84b7796a0b1c2d3e4f506"])] | None,
         Meta(
             description="Id of the hub's cluster, as `weft hub status` and `weft edge status` show it. A hub of "
             "another one gets no records, and its acknowledgements count for nothing. Unset: any hub that answers at "

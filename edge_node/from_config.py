@@ -4,10 +4,19 @@ from __future__ import annotations
 
 from weft.bounds import one_share
 from weft.config.models import EdgeConfig
-from weft.edge_node.check import carried_streams, segment_bytes, topics_log_bytes, unrouted_bytes
+from weft.config.streams import Retain
+from weft.edge_node.check import (
+    carried_streams,
+    intake_patterns,
+    segment_bytes,
+    streams_of,
+    topics_log_bytes,
+    unrouted_bytes,
+)
 from weft.edge_node.mqtt.broker import BrokerSettings
 from weft.edge_node.sessions.limits import SessionLimits
 from weft.edge_node.sessions.store.settings import StateSettings
+from weft.edge_node.streams import raw_stream
 from weft.storage.segment_log import LogSettings, StreamPolicy
 
 READ_BYTES_MAX = 1 << 20
@@ -38,12 +47,20 @@ def read_reserve_bytes(config: EdgeConfig) -> int:
 
 
 def stream_policies(config: EdgeConfig) -> dict[str, StreamPolicy]:
-    """Return the retention of each stream, from the node's configuration."""
+    """Return the retention of each stream, from the node's configuration.
+
+    Messages that only functions read are released by those functions, as others are by hubs.
+    """
     carried = {name for link in config.links.values() for name in carried_streams(link, config)}
-    return {
+    policies = {
         name: StreamPolicy(stream.when_full, stream.retain.time_s, stream.retain.size_bytes, replicated=name in carried)
-        for name, stream in config.streams.items()
+        for name, stream in streams_of(config).items()
     }
+    for name, stream in config.streams.items():
+        if stream.from_ and stream.functions and stream.raw != "discard":
+            retain = stream.raw or Retain()
+            policies[raw_stream(name)] = StreamPolicy(stream.when_full, retain.time_s, retain.size_bytes)
+    return policies
 
 
 def unrouted_policy(config: EdgeConfig) -> StreamPolicy:
@@ -85,7 +102,7 @@ def broker_settings(config: EdgeConfig, software: str) -> BrokerSettings:
     limits = config.limits
     keep_alive_s = round(limits.keep_alive_s)
     return BrokerSettings(
-        patterns={name: stream.from_ for name, stream in config.streams.items()},
+        patterns=intake_patterns(config),
         sessions=session_limits(config),
         pending_bytes_max=limits.pending_bytes,
         packet_bytes_max=limits.packet_bytes,

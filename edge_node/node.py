@@ -13,6 +13,7 @@ from weft.bounds import Refusals
 from weft.config.log_lines.throttle import Throttle
 from weft.config.models import EdgeConfig
 from weft.config.units import Address, UnixSocket, parse_bind
+from weft.edge_node.check import intake
 from weft.edge_node.clock import clock_reader, wall_clock, wall_clock_error
 from weft.edge_node.control.server import Control
 from weft.edge_node.counters import Counters
@@ -173,8 +174,9 @@ class EdgeNode:
 
     async def _start_mqtt(self, stack: contextlib.AsyncExitStack) -> None:
         config, log = self.config, self.log
-        numbers = {name: log.stream(name) for name in config.streams}
-        suppressed = frozenset(numbers[name] for name, stream in config.streams.items() if stream.resent == "suppress")
+        suppressed = frozenset(
+            log.stream(intake(name, stream)) for name, stream in config.streams.items() if stream.resent == "suppress"
+        )
         self._state = state = BrokerState(
             config.data_dir, log, state_settings(config, suppressed), self.state_counters,
             wall_clock=wall_clock, post=poster(asyncio.get_running_loop()), refusals=self._refusals,

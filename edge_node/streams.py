@@ -15,12 +15,12 @@ UNROUTED_STREAM: Final = "unrouted"
 FUNCTIONS_STREAM: Final = "weft-functions"
 """Stream of the positions and states of functions."""
 RAW_PREFIX: Final = "weft-raw-"
-"""Beginning of the names of the streams that hold what functions of a stream with ``from`` read."""
+"""Beginning of the names of streams with messages that only functions read: ``weft-raw-NAME`` for stream NAME."""
 ERRORS_SUFFIX: Final = "-errors"
-"""End of the names of the streams of what functions could do nothing with."""
-SESSION_STREAMS: Final = frozenset({SESSION_JOURNAL_STREAM, SESSION_TOPICS_STREAM})
-"""Streams that commands and status pages do not show: they hold the state of sessions, not data."""
-STREAMS_THAT_STAY: Final = SESSION_STREAMS | {UNROUTED_STREAM}
+"""End of the names of streams with records that functions could do nothing with: ``NAME-errors`` for stream NAME."""
+STATE_STREAMS: Final = frozenset({SESSION_JOURNAL_STREAM, SESSION_TOPICS_STREAM, FUNCTIONS_STREAM})
+"""Streams that commands and status pages do not show: they hold the state of sessions and functions, not data."""
+STREAMS_THAT_STAY: Final = STATE_STREAMS | {UNROUTED_STREAM}
 """Streams that never leave the node, whatever a configuration says."""
 
 

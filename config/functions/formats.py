@@ -21,6 +21,7 @@ class StructField(Section, frozen=True, kw_only=True):
         str,
         Meta(
             pattern=STRUCT_TYPES,
+            examples=["i16", "f32", "text[8]"],
             description="Type of the field: `bool`, `i8` to `i64`, `u8` to `u64`, `f16`, `f32`, `f64`, `text[N]`, "
             "`bytes[N]` or `skip[N]`, with N bytes. Text is UTF-8 and ends at the first of the NUL bytes at its end.",
         ),

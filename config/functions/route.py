@@ -6,6 +6,7 @@ from typing import Annotated
 
 from msgspec import Meta
 
+from weft.config.functions.settings import FunctionSettings
 from weft.config.values import Expression, Section
 
 
@@ -21,7 +22,7 @@ class Rule(Section, frozen=True, kw_only=True):
     ] = False
 
 
-class Route(Section, frozen=True, kw_only=True):
+class Route(FunctionSettings, frozen=True, kw_only=True):
     """Rules by which rows go to other streams. `route: [...]` is short for `route: {rules: [...]}`."""
 
     rules: Annotated[

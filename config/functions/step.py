@@ -6,18 +6,29 @@ from typing import Annotated, ClassVar
 
 from msgspec import Meta, field
 
+from weft.config.functions.alert import Alert
+from weft.config.functions.enrich import Enrich
 from weft.config.functions.fields import Fields, Select
 from weft.config.functions.redact import Redact
 from weft.config.functions.reduce import Changes, Deadband, Dedupe, Sample, SwingingDoor
 from weft.config.functions.route import Route
+from weft.config.functions.settings import FunctionSettings
 from weft.config.functions.user_code import Python
 from weft.config.values import Expression, OneOf
+
+_PLAIN = FunctionSettings()
 
 
 class FunctionStep(OneOf, frozen=True, kw_only=True):
     """One function of a stream, by its name: `where: rms > 2.5`. A list entry has exactly one."""
 
     noun: ClassVar[str] = "function"
+
+    @property
+    def facts(self) -> FunctionSettings:
+        """Return what the checks ask of the function: its settings, or those of one that only gives rows on."""
+        _, settings = self.chosen
+        return settings if isinstance(settings, FunctionSettings) else _PLAIN
 
     where: Annotated[
         Expression | None,
@@ -74,4 +85,8 @@ class FunctionStep(OneOf, frozen=True, kw_only=True):
     dedupe: Annotated[
         Dedupe | None,
         Meta(description="Rows that do not repeat a message of the last while, by its identity."),
+    ] = None
+    enrich: Annotated[Enrich | None, Meta(description="Fields from a CSV file or an SQLite database.")] = None
+    alert: Annotated[
+        Alert | None, Meta(description="A message to a local MQTT topic when a condition becomes true.")
     ] = None

@@ -28,7 +28,7 @@ from weft.edge_node.control.client import (
     DropRequest,
     socket_path,
 )
-from weft.edge_node.streams import SESSION_STREAMS
+from weft.edge_node.streams import STATE_STREAMS
 from weft.protocols.lane import format_log_id
 from weft.protocols.ranges import RangeSet
 from weft.storage.segment_log import LogError, LogFull, SegmentLog
@@ -130,7 +130,7 @@ class Control:
             raise OrderRefused(
                 409, f"the node writes log {format_log_id(log.log_id)}, not {order.log_id}: run this again"
             )
-        number = None if order.stream in SESSION_STREAMS else log.streams().get(order.stream)
+        number = None if order.stream in STATE_STREAMS else log.streams().get(order.stream)
         if number is None:
             raise OrderRefused(404, f"the log has no stream {order.stream}")
         if self._work is not None and not self._work.done():

@@ -6,9 +6,11 @@ from collections.abc import Callable
 from typing import Any
 
 from weft.edge_node.functions.contract import Context, Function
+from weft.edge_node.functions.kinds.alert import Alert
 from weft.edge_node.functions.kinds.changes import ChangesFunction
 from weft.edge_node.functions.kinds.deadband import DeadbandFunction
 from weft.edge_node.functions.kinds.dedupe import DedupeFunction
+from weft.edge_node.functions.kinds.enrich import Enrich
 from weft.edge_node.functions.kinds.python.function import Python
 from weft.edge_node.functions.kinds.redact import make_redact
 from weft.edge_node.functions.kinds.route import Route
@@ -32,5 +34,7 @@ KINDS: dict[str, Make] = {
     "swinging_door": SwingingDoorFunction,
     "changes": ChangesFunction,
     "dedupe": DedupeFunction,
+    "enrich": Enrich,
+    "alert": Alert,
 }
 """Field of ``config.functions.FunctionStep`` -> what makes the function."""

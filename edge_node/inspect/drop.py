@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from weft.edge_node.control.client import DropRequest, ask_drop, check_listens
 from weft.edge_node.inspect.exclusive_log import NotTheOwner, exclusive_log
 from weft.edge_node.inspect.view import Cursor, LogDirectory, NoLog, is_locked, summarise
-from weft.edge_node.streams import SESSION_STREAMS
+from weft.edge_node.streams import STATE_STREAMS
 from weft.protocols.batch import BatchHeader, decode_header
 from weft.protocols.lane import format_log_id
 from weft.protocols.ranges import RangeSet
@@ -163,7 +163,7 @@ class RunningLog:
 
 
 def _check_stream(stream: str, names: Iterable[str]) -> None:
-    known = set(names) - SESSION_STREAMS
+    known = set(names) - STATE_STREAMS
     if stream not in known:
         raise UnknownStream(f"the log has no stream {stream}; it has {', '.join(sorted(known)) or 'none'}")
 

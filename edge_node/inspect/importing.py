@@ -13,7 +13,7 @@ from weft.edge_node.check import segment_bytes
 from weft.edge_node.inspect.exclusive_log import check_user, exclusive_log
 from weft.edge_node.inspect.view import LogDirectory
 from weft.edge_node.links import imported
-from weft.edge_node.streams import SESSION_STREAMS
+from weft.edge_node.streams import STATE_STREAMS
 from weft.protocols.lane import NodeName, format_log_id
 from weft.storage.filesystem import DirectoryInUse, FileSystem, OSFileSystem
 from weft.storage.segment_log import LogSettings
@@ -134,7 +134,7 @@ def _recovered(config: EdgeConfig, directory: str) -> dict[str, int]:
             counts = {name: log.ranges(number).count() for name, number in log.streams().items()}
     except DirectoryInUse:
         raise NotImportable(f"a node runs with {directory}. Stop it first, then run this again") from None
-    return {name: count for name, count in counts.items() if count and name not in SESSION_STREAMS}
+    return {name: count for name, count in counts.items() if count and name not in STATE_STREAMS}
 
 
 def _copy(filesystem: FileSystem, source: str, target: str) -> None:

@@ -19,7 +19,7 @@ from typing import Any
 import msgspec
 
 from weft.config.models import EdgeConfig
-from weft.edge_node.check import carried_streams, segment_bytes
+from weft.edge_node.check import Flow, carried_streams, segment_bytes, streams_of
 from weft.edge_node.clock import clock_reader, wall_clock
 from weft.edge_node.links import imported
 from weft.edge_node.links.links import Links
@@ -211,15 +211,22 @@ def _carrying(config: EdgeConfig, directory: str, log: SegmentLog) -> tuple[Edge
 
     Only streams that the log knows: a link would declare others in it.
     """
-    known = log.streams()
-    streams = {name: stream for name, stream in config.streams.items() if name in known}
+    known, flow = log.streams(), Flow(config)
+    # What a derived stream has from its inputs is put down, as the log may lack those.
+    streams = {
+        name: msgspec.structs.replace(
+            stream, from_=flow.patterns(name), from_stream=(), functions=(), raw=None, payload=flow.payload(name)
+        )
+        for name, stream in streams_of(config).items()
+        if name in known
+    }
     links = {}
     for name, link in config.links.items():
         carried = tuple(stream for stream in carried_streams(link, config) if stream in streams)
         if carried:
             links[name] = msgspec.structs.replace(link, streams=carried)
     carried_by_any = {stream for link in links.values() for stream in link.streams or ()}
-    stays = STREAMS_THAT_STAY | {name for name, stream in config.streams.items() if not stream.replicate}
+    stays = STREAMS_THAT_STAY | {name for name, stream in streams_of(config).items() if not stream.replicate}
     left_over = {
         name: count
         for name, number in known.items()

@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 from weft.config.models import EdgeConfig
 from weft.config.streams import Link
-from weft.edge_node.check import carried_streams
+from weft.edge_node.check import Flow, carried_streams
 from weft.edge_node.links import acknowledged_file, conflicts
 from weft.edge_node.links.boot_clocks import BootClocks
 from weft.edge_node.links.conflicts import Conflicts
@@ -58,6 +58,7 @@ class Links:
         clock_error: Callable[[], int] = lambda: SECOND,
     ) -> None:
         self._config = config
+        self._flow = Flow(config)
         self._log = log
         self._wall_clock = wall_clock
         boot = clock_reading().boot_id if clock_reading is not None else 0
@@ -112,8 +113,7 @@ class Links:
         await self._acknowledged.save()
 
     def _offered(self, stream: str) -> OfferedStream:
-        settings = self._config.streams[stream]
-        return OfferedStream(settings.from_, PayloadKind[settings.payload.upper()])
+        return OfferedStream(self._flow.patterns(stream), PayloadKind[self._flow.payload(stream).kind.upper()])
 
     @property
     def is_unsent(self) -> bool:

@@ -17,7 +17,7 @@ from weft.edge_node.listeners.counters import ListenerCounters
 from weft.edge_node.sessions.store.settings import StateCounters
 from weft.edge_node.status.functions import FunctionFacts, function_facts
 from weft.edge_node.status.outage import OutageEstimate
-from weft.edge_node.streams import SESSION_STREAMS
+from weft.edge_node.streams import STATE_STREAMS
 from weft.protocols.batch import ClockReading, ClockState
 from weft.protocols.lane import format_log_id
 from weft.replication.status import LinkStatus
@@ -81,7 +81,7 @@ class NodeStatus:
 
     def streams(self) -> dict[str, int]:
         """Return name and number of each stream of the log, except for internal ones."""
-        return {name: number for name, number in self.log.streams().items() if name not in SESSION_STREAMS}
+        return {name: number for name, number in self.log.streams().items() if name not in STATE_STREAMS}
 
     def counted(self) -> dict[str, int]:
         """Return every counter of the MQTT side by its name."""

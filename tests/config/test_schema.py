@@ -42,7 +42,7 @@ def test_the_schema_gives_defaults_in_units() -> None:
 
 def test_settings_show_units_bounds_and_defaults() -> None:
     by_path = {setting.path: setting for setting in settings(EdgeConfig)}
-    assert by_path["streams.<name>.from"].default == "required"
+    assert by_path["links.<name>.to"].default == "required"
     assert by_path["disk.budget"].default == "16GiB"
     assert "at most 1GiB" in by_path["disk.segment"].expected
     assert by_path["links.<name>.token_file"].default == "none"

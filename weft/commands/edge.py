@@ -147,7 +147,7 @@ def check(config_file: str, as_json: bool) -> int:
     renamed = _wrong_name(loaded, owner_of(config.data_dir))
     taken, untried = preflight.ports(config)
     doubtful = [*found.doubtful, *untried, *(Finding((), note) for note in notes(config))]
-    streams = {name: list(stream.from_) for name, stream in config.streams.items()}
+    streams = {name: list(stream.from_ or stream.from_stream) for name, stream in config.streams.items()}
     links = {name: list(link.to) for name, link in config.links.items()}
     sizes = f"{counted(len(streams), 'stream')}, {counted(len(links), 'link')}"
     return answer.give(

@@ -52,7 +52,7 @@ def _facts_of_files(found: NodeLog, named: str, why_not_asked: str) -> dict[str,
     """Return the facts in the files; ``running`` is None where the system cannot tell."""
     from weft.edge_node.inspect.log_owner import owner_of, wrong_name
     from weft.edge_node.inspect.view import NoLog, is_locked, summarise
-    from weft.edge_node.streams import SESSION_STREAMS
+    from weft.edge_node.streams import STATE_STREAMS
     from weft.protocols.lane import format_log_id
     from weft.storage.segment_log.state.gaps import lost_by_reason
 
@@ -91,7 +91,7 @@ def _facts_of_files(found: NodeLog, named: str, why_not_asked: str) -> dict[str,
                 "newest": _seconds(stream.last_time),
             }
             for name, stream in summary.streams.items()
-            if name not in SESSION_STREAMS
+            if name not in STATE_STREAMS
         },
     }
 

@@ -59,21 +59,25 @@ class NodeLog:
         Args:
             thorough: look for such streams in all of the log's newest segment.
         """
-        from weft.edge_node.streams import SESSION_STREAMS
+        from weft.edge_node.streams import STATE_STREAMS
 
         known: dict[str, tuple[str, ...]] = {}
         if self.config is not None:
-            known = {name: stream.from_ for name, stream in self.config.streams.items()}
-        others = sorted(set(self.log().names(thorough=thorough).values()) - known.keys() - SESSION_STREAMS)
+            from weft.edge_node.check import Flow, intake_patterns, streams_of
+
+            flow = Flow(self.config)
+            known = {name: flow.patterns(name) for name in streams_of(self.config)}
+            known |= {name: patterns for name, patterns in intake_patterns(self.config).items() if name not in known}
+        others = sorted(set(self.log().names(thorough=thorough).values()) - known.keys() - STATE_STREAMS)
         return known | dict.fromkeys(others, ())
 
     def wanted(self, names: Sequence[str]) -> Callable[[str], bool]:
         """Return a predicate for the named streams, or for all streams of devices. ``Refused`` when one does not
         exist."""
-        from weft.edge_node.streams import SESSION_STREAMS
+        from weft.edge_node.streams import STATE_STREAMS
 
         if not names:
-            return lambda name: name not in SESSION_STREAMS
+            return lambda name: name not in STATE_STREAMS
         known: Mapping[str, object] = self.config.streams if self.config is not None else {}
         for thorough in (False, True):
             if not known.keys() >= set(names):

@@ -22,6 +22,9 @@ _DEEP_BYTES = 512
 """Shortest payload that may meet the decoder's own limit of depth, which depends on the stack that is left."""
 
 
+_Scalar = str | int | float | bool | None
+
+
 def _seconds(time: datetime) -> float:
     return time.timestamp()
 
@@ -41,8 +44,11 @@ class MsgpackFormat:
 
     def __init__(self) -> None:
         self._decode = msgspec.msgpack.Decoder(ext_hook=_refuse_extension).decode
-        self._decode_map = msgspec.msgpack.Decoder(dict[str | int, msgspec.Raw]).decode
-        self._decode_array = msgspec.msgpack.Decoder(list[msgspec.Raw]).decode
+        # For long payloads: maps and arrays of scalars, which is what spectra and the like are, and of anything.
+        self._flat_map = msgspec.msgpack.Decoder(dict[str | int, _Scalar]).decode
+        self._flat_array = msgspec.msgpack.Decoder(list[_Scalar]).decode
+        self._any_map = msgspec.msgpack.Decoder(dict[str | int, msgspec.Raw]).decode
+        self._any_array = msgspec.msgpack.Decoder(list[msgspec.Raw]).decode
         self._encode = msgspec.msgpack.Encoder().encode
 
     def decode(self, payload: bytes) -> Values:
@@ -74,19 +80,25 @@ class MsgpackFormat:
             raise PayloadError(f"MessagePack cannot hold its fields: {error}") from None
 
     def _apart(self, payload: bytes | msgspec.Raw, depth: int) -> Any:
-        first = memoryview(payload)[0]
+        first = memoryview(payload)[0] if payload else 0xC0
+        if first == 0x80:
+            return {}
+        is_map = first & 0xF0 == 0x80 or first in (0xDE, 0xDF)
+        if not is_map and first & 0xF0 != 0x90 and first not in (0xDC, 0xDD):
+            return self._decode(payload)
         if depth >= DEPTH_MAX:
-            return self._decode(payload) if _is_scalar(first) else _refuse_depth()
-        if first & 0xF0 == 0x80 or first in (0xDE, 0xDF):
-            return {key: self._apart(each, depth + 1) for key, each in self._decode_map(payload).items()}
-        if first & 0xF0 == 0x90 or first in (0xDC, 0xDD):
-            return [self._apart(each, depth + 1) for each in self._decode_array(payload)]
-        return self._decode(payload)
-
-
-def _is_scalar(first: int) -> bool:
-    return not (0x80 <= first <= 0x9F or 0xDC <= first <= 0xDF)
-
-
-def _refuse_depth() -> Any:
-    raise PayloadError(TOO_DEEP)
+            raise PayloadError(TOO_DEEP)
+        try:
+            return self._flat_map(payload) if is_map else self._flat_array(payload)
+        except msgspec.ValidationError:
+            pass
+        # In place: what was not decoded yet and what it became are not in memory at the same time.
+        if is_map:
+            items: dict[str | int, Any] = self._any_map(payload)
+            for key, each in items.items():
+                items[key] = self._apart(each, depth + 1)
+            return items
+        values: list[Any] = self._any_array(payload)
+        for at, each in enumerate(values):
+            values[at] = self._apart(each, depth + 1)
+        return values

@@ -9,7 +9,7 @@ from typing import Any
 from weft.edge_node.inspect.query.tables import GAPS, GAPS_TABLE, STREAMS, STREAMS_TABLE, insert
 from weft.edge_node.inspect.query.times import time_text
 from weft.edge_node.inspect.view import StreamSummary
-from weft.edge_node.streams import SESSION_STREAMS
+from weft.edge_node.streams import STATE_STREAMS
 from weft.storage.segment_log.state.gaps import reason_name
 
 
@@ -22,7 +22,7 @@ def fill(
         patterns: the streams that there are, with their topic patterns.
         found: the log's contents.
     """
-    for name in [*patterns, *(found.keys() - patterns.keys() - SESSION_STREAMS)]:
+    for name in [*patterns, *(found.keys() - patterns.keys() - STATE_STREAMS)]:
         stream, topics = found.get(name, StreamSummary(0)), patterns.get(name, ())
         connection.execute(insert(STREAMS_TABLE, STREAMS), _stream(name, stream, topics)).close()
         rows = [

@@ -42,7 +42,8 @@ def store(tmp_path: Path) -> Path:
     data = batch.encode(1, 0, columns, ClockReading(1, 1, ClockState.SYNCED))
     said = parse(SETTINGS[0], str(tmp_path / "edge.yaml"), EdgeConfig).config
     telemetry = said.streams["telemetry"]
-    kind = PayloadKind[telemetry.payload.upper()]
+    assert telemetry.payload is not None
+    kind = PayloadKind[telemetry.payload.kind.upper()]
     log.write(Delivery("press-1", [data], topics=telemetry.from_, payload=kind), received=AT)
     asyncio.run(TableService(log.store, log.cluster).run_once())
     return tmp_path

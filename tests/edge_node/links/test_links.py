@@ -16,6 +16,7 @@ from tests.cloud_hub.live import running_hub
 from tests.replication.loopback import Hub
 from tests.support.waiting import until
 from weft.cloud_hub.settings import SequencerSettings
+from weft.config.functions.payload import Payload
 from weft.config.models import EdgeConfig
 from weft.config.streams import Link as LinkConfig
 from weft.config.streams import Stream
@@ -141,7 +142,7 @@ async def test_everything_reaches_the_hub_once_across_a_restart_of_the_node(tmp_
 
 async def test_a_hub_is_told_what_the_payloads_are(tmp_path: Path, hub: Hub, log: SegmentLog) -> None:
     given = config(tmp_path, cloud=link_to(hub))
-    streams = {**given.streams, "telemetry": Stream(from_=("telemetry/+",), payload="json")}
+    streams = {**given.streams, "telemetry": Stream(from_=("telemetry/+",), payload=Payload(format="json"))}
     links = Links(msgspec.structs.replace(given, streams=streams), log, wall_clock=wall_clock)
     links.start()
     await until(lambda: len(hub.openings) == 2)

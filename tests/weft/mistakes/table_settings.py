@@ -74,16 +74,16 @@ SETTINGS = [
     Mistake(
         "a stream with its filter directly behind it",
         "edge check edge.yaml",
-        "weft: edge.yaml:4: streams.telemetry: expected keys and values (from, payload, resent, when_full, retain, "
-        'replicate), got "plant/#"',
+        "weft: edge.yaml:4: streams.telemetry: expected keys and values (from, from_stream, functions, raw, payload, "
+        'resent, when_full, retain, replicate), got "plant/#"',
         files=edge(NODE + "streams:\n  telemetry: plant/#\n"),
         in_process=True,
     ),
     Mistake(
         "a stream without a filter",
         "edge check edge.yaml",
-        "weft: edge.yaml:3: streams.telemetry.from: is missing. MQTT filter, or list of filters, of the "
-        "messages that this stream keeps.",
+        "weft: edge.yaml:3: streams.telemetry: takes no records: set `from` (MQTT filters) or `from_stream` (streams "
+        "of this node), or name it in a `route` of another stream",
         files=edge(NODE + "streams: {telemetry: {when_full: refuse}}\n"),
         in_process=True,
     ),

@@ -15,11 +15,10 @@ from weft.edge_node.functions.kinds.python.child import LoadFailed
 from weft.edge_node.functions.kinds.python.runner import Outcome, Runner
 from weft.edge_node.functions.kinds.python.snapshots import Snapshots
 from weft.edge_node.functions.kinds.python.wire import LINES_MAX, Begin, Record
+from weft.edge_node.functions.kinds.watched_files import CHECK_INTERVAL_S, WatchedFiles
 
 log = logging.getLogger(__name__)
 
-CHECK_INTERVAL_S = 1.0
-"""Time between two looks at the files."""
 TRIAL_RECORDS = 100
 """Records after which a new version has proved itself."""
 TRIAL_ROWS = 20
@@ -41,20 +40,17 @@ class Python(AsyncFunction):
         self._context = context
         self._name = os.path.basename(settings.file)
         self._files = Snapshots((settings.file, *settings.files))
+        self._watched = WatchedFiles((settings.file, *settings.files), CHECK_INTERVAL_S)
         self._encoder = msgspec.msgpack.Encoder()
         self._current: Runner | None = None
         self._trial: Runner | None = None
         self._trial_left = 0
-        self._check_at = 0.0
         self._trouble = ""
 
     async def prepare(self) -> None:
         """Load the code; a version that changed since the last look is tried on the next records."""
-        now = asyncio.get_running_loop().time()
-        if now >= self._check_at:
-            self._check_at = now + CHECK_INTERVAL_S
-            if self._files.changed():
-                await self._load()
+        if self._watched.changed(asyncio.get_running_loop().time()):
+            await self._load()
         if self._current is None:
             raise NotReady(self._trouble)
 

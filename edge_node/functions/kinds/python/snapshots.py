@@ -28,14 +28,8 @@ class Snapshots:
 
     def __init__(self, paths: Sequence[str]) -> None:
         self._paths = paths
-        self._state: object = None
         self._folder: str | None = None
         self._count = 0
-
-    def changed(self) -> bool:
-        """Return whether the files are others than at the last call; True at the first."""
-        former, self._state = self._state, [_state(path) for path in self._paths]
-        return self._state != former
 
     async def take(self) -> Snapshot:
         """Return a copy of the files as they are now.
@@ -74,11 +68,3 @@ class Snapshots:
         if self._folder is not None:
             await asyncio.to_thread(shutil.rmtree, self._folder, ignore_errors=True)
             self._folder = None
-
-
-def _state(path: str) -> object:
-    try:
-        found = os.stat(path)
-        return found.st_mtime_ns, found.st_ctime_ns, found.st_size, found.st_ino
-    except OSError as error:
-        return error.errno

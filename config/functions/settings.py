@@ -1,0 +1,25 @@
+"""Base class of the settings of functions that do more than give rows to the next one."""
+
+from __future__ import annotations
+
+from weft.config.values import Section
+
+
+class FunctionSettings(Section, frozen=True, kw_only=True):
+    """Settings of a function, with what the configuration's checks ask of it. Other functions need only a Section."""
+
+    @property
+    def targets(self) -> tuple[str, ...]:
+        """Return the streams that the function writes rows to, beside its own."""
+        return ()
+
+    @property
+    def new_key(self) -> tuple[str, ...] | None:
+        """Return the names whose values make up the keys of the rows that come out, joined by ``/``; None where keys
+        stay. Empty where all rows have the same key."""
+        return None
+
+    @property
+    def topics(self) -> tuple[str, ...]:
+        """Return the MQTT topics that the function publishes to, as patterns: a level in braces may be anything."""
+        return ()

@@ -1,0 +1,75 @@
+"""Streams as a configuration means them: which of them are derived, what they read, and which streams it implies."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from weft.config.models import EdgeConfig
+from weft.config.streams import Link, Retain, Stream
+from weft.edge_node.check.sizes import errors_bytes
+from weft.edge_node.streams import errors_stream, raw_stream
+
+ERRORS_RETAIN_S = 7 * 86_400.0
+"""Retention of a stream ``NAME-errors`` that is not configured: a week, so that errors of a weekend are still there."""
+
+
+class Writer(NamedTuple):
+    """A function that writes rows to another stream (``route``)."""
+
+    stream: str
+    """Stream whose function it is."""
+    at: int
+    """Position in the stream's list of functions."""
+
+
+def streams_of(config: EdgeConfig) -> dict[str, Stream]:
+    """Return the streams of a node: those of the configuration, and ``NAME-errors`` of those with functions."""
+    streams = dict(config.streams)
+    for name, stream in config.streams.items():
+        if is_derived(stream):
+            retain = Retain(time_s=ERRORS_RETAIN_S, size_bytes=errors_bytes(config))
+            implied = Stream(when_full="drop_oldest", retain=retain, replicate=stream.replicate)
+            streams.setdefault(errors_stream(name), implied)
+    return streams
+
+
+def is_derived(stream: Stream) -> bool:
+    """Return whether functions write the stream's records."""
+    return bool(stream.from_stream or stream.functions)
+
+
+def inputs(name: str, stream: Stream) -> tuple[str, ...]:
+    """Return the streams of the log that a stream's functions read; none for a stream without functions."""
+    if stream.from_stream:
+        return stream.from_stream
+    return (raw_stream(name),) if stream.functions else ()
+
+
+def intake(name: str, stream: Stream) -> str:
+    """Return the stream of the log that takes the messages of devices that match ``from``."""
+    return raw_stream(name) if stream.from_ and stream.functions else name
+
+
+def intake_patterns(config: EdgeConfig) -> dict[str, tuple[str, ...]]:
+    """Return stream of the log -> filters of the messages that devices publish to it."""
+    return {intake(name, stream): stream.from_ for name, stream in config.streams.items() if stream.from_}
+
+
+def carried_streams(link: Link, config: EdgeConfig) -> tuple[str, ...]:
+    """Return the streams that go over a link. Errors that are not configured go where their stream goes."""
+    streams = streams_of(config)
+    if link.streams is None:
+        return tuple(name for name, stream in streams.items() if stream.replicate)
+    implied = streams.keys() - config.streams.keys()
+    errors = (errors_stream(name) for name in link.streams)
+    return tuple(dict.fromkeys([*link.streams, *(name for name in errors if name in implied)]))
+
+
+def writers(config: EdgeConfig) -> dict[str, list[Writer]]:
+    """Return stream -> the functions of other streams that write to it."""
+    found: dict[str, list[Writer]] = {}
+    for name, stream in config.streams.items():
+        for at, step in enumerate(stream.functions):
+            for target in step.facts.targets:
+                found.setdefault(target, []).append(Writer(name, at))
+    return found

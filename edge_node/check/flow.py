@@ -1,0 +1,194 @@
+"""Flow of records between streams, as a configuration describes it: cycles, and what passes on from stream to stream.
+
+Patterns and payload formats of a derived stream follow from those of its inputs, so streams are worked through in
+order, each after those that it reads. A walk along the inputs instead would visit what streams share again and again.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+
+from weft.config.functions.payload import Payload
+from weft.config.models import EdgeConfig
+from weft.edge_node.check.derived import is_derived, streams_of, writers
+from weft.edge_node.streams import errors_stream
+from weft.protocols.topics import PATTERN_LEVELS_MAX, InvalidTopic, check_pattern, named_levels
+
+Patterns = tuple[str, ...]
+
+
+class Flow:
+    """Records' ways from stream to stream, of a configuration that may still be wrong.
+
+    Streams in a cycle, and behind one, have the patterns and formats of whatever inputs were worked through before.
+    """
+
+    def __init__(self, config: EdgeConfig) -> None:
+        self._streams = streams_of(config)
+        self._writers = writers(config)
+        self._errors_of = {errors_stream(name): name for name, stream in config.streams.items() if is_derived(stream)}
+        self._sources = self._edges()
+        order, cycles = self._sorted()
+        self.cycles = cycles
+        """Streams that feed each other, a list for each cycle; the first name is there again at the end."""
+        self._along: dict[str, list[Patterns]] = {}
+        self._patterns: dict[str, Patterns] = {}
+        self._payloads: dict[str, Payload] = {}
+        for name in order:
+            self._work_through(name)
+
+    def patterns(self, name: str) -> Patterns:
+        """Return the patterns of a stream's keys: their named levels are the columns of its table.
+
+        A function that keeps keys keeps the patterns. What a window groups by becomes the levels of its keys.
+        """
+        return self._patterns.get(name, ())
+
+    def patterns_before(self, name: str, at: int) -> Patterns:
+        """Return the patterns of the keys that come to a stream's function at a position."""
+        return self._along[name][at]
+
+    def payload(self, name: str) -> Payload:
+        """Return the payload format of a stream: its own, or that of what it is derived from."""
+        return self._payloads.get(name) or Payload()
+
+    def input_payload(self, name: str) -> Payload:
+        """Return the payload format of the records that a stream's functions read."""
+        stream = self._streams[name]
+        return self.payload(stream.from_stream[0] if stream.from_stream else name)
+
+    def _edges(self) -> dict[str, list[str]]:
+        """Return stream -> the streams whose records come to it, each once."""
+        sources: dict[str, list[str]] = {}
+        published = self._published()
+        for name, stream in self._streams.items():
+            found = [*stream.from_stream, *(writer.stream for writer in self._writers.get(name, ()))]
+            if name in self._errors_of:
+                found.append(self._errors_of[name])
+            found += (source for source, topics in published if any_overlap(topics, stream.from_))
+            sources[name] = [source for source in dict.fromkeys(found) if source in self._streams]
+        return sources
+
+    def _published(self) -> list[tuple[str, list[str]]]:
+        """Return the streams with functions that publish (``alert``), with filters of their topics."""
+        found = []
+        for name, stream in self._streams.items():
+            topics = [as_filter(topic) for step in stream.functions for topic in step.facts.topics]
+            if topics:
+                found.append((name, topics))
+        return found
+
+    def _sorted(self) -> tuple[list[str], list[list[str]]]:
+        """Return all streams, each behind its sources, and the cycles. Streams of cycles come last."""
+        waiting = {name: len(sources) for name, sources in self._sources.items()}
+        feeds: dict[str, list[str]] = {name: [] for name in self._sources}
+        for name, sources in self._sources.items():
+            for source in sources:
+                feeds[source].append(name)
+        order: list[str] = []
+        cycles: list[list[str]] = []
+        ready = deque(name for name, count in waiting.items() if not count)
+        while waiting:
+            while ready:
+                name = ready.popleft()
+                del waiting[name]
+                order.append(name)
+                for fed in feeds[name]:
+                    if fed in waiting:
+                        waiting[fed] -= 1
+                        if not waiting[fed]:
+                            ready.append(fed)
+            if waiting:
+                cycle = self._cycle(waiting)
+                cycles.append(cycle)
+                # Go on as if the first stream of the cycle had all its sources, to find the other cycles.
+                waiting[cycle[0]] = 0
+                ready.append(cycle[0])
+        return order, cycles
+
+    def _cycle(self, waiting: dict[str, int]) -> list[str]:
+        """Return a cycle among streams each of which waits for another one of them."""
+        name = next(iter(waiting))
+        way: dict[str, None] = {name: None}
+        while True:
+            name = next(source for source in self._sources[name] if source in waiting)
+            if name in way:
+                names = list(way)
+                cycle = names[names.index(name) :][::-1]
+                # Its first name is that of the stream that comes first in the file.
+                at = cycle.index(next(each for each in self._sources if each in cycle))
+                return [*cycle[at:], *cycle[: at + 1]]
+            way[name] = None
+
+    def _work_through(self, name: str) -> None:
+        stream = self._streams[name]
+        own = [stream.from_, *(self.patterns(source) for source in stream.from_stream)]
+        along = self._along[name] = [joined(own)]
+        for step in stream.functions:
+            key = step.facts.new_key
+            along.append(along[-1] if key is None else (key_pattern(key),))
+        routed = [
+            self._along[each.stream][each.at] for each in self._writers.get(name, ()) if each.stream in self._along
+        ]
+        failed = self._errors_of.get(name)
+        # Rejected rows keep the key with which they came to the function that could not use them.
+        rejected = self._along.get(failed, []) if failed is not None else []
+        self._patterns[name] = joined([along[-1], *routed, *rejected])
+        source = next((source for source in self._sources[name] if source in self._payloads), None)
+        if stream.payload is not None:
+            self._payloads[name] = stream.payload
+        elif failed is not None and failed in self._payloads:
+            self._payloads[name] = self.input_payload(failed)  # rejected rows keep their payload
+        elif source is not None and not stream.from_:
+            self._payloads[name] = self._payloads[source]
+        else:
+            self._payloads[name] = Payload()
+
+
+def key_pattern(names: tuple[str, ...]) -> str:
+    """Return the pattern of keys that are made of the values of some names, joined by ``/``."""
+    levels = [f"{{{name}}}" if names.count(name) == 1 and _may_name(name) else "+" for name in names]
+    return "/".join(levels) if 0 < len(levels) <= PATTERN_LEVELS_MAX else "#"
+
+
+def _may_name(name: str) -> bool:
+    """Return whether a level of a pattern may have this name."""
+    try:
+        check_pattern(f"{{{name}}}")
+    except InvalidTopic:
+        return False
+    return True
+
+
+def level_names(patterns: Patterns) -> tuple[str, ...]:
+    """Return the names of all levels of some patterns."""
+    return tuple(named_levels(patterns))
+
+
+def as_filter(topic: str) -> str:
+    """Return the filter of a topic in which ``{name}`` stands for anything within its level."""
+    return "/".join("+" if "{" in level else level for level in topic.split("/"))
+
+
+def any_overlap(topics: Iterable[str], patterns: Patterns) -> bool:
+    """Return whether a topic may match some filter and some pattern at once."""
+    filters = [as_filter(pattern) for pattern in patterns]
+    return any(overlap(topic, other) for topic in topics for other in filters)
+
+
+def overlap(one: str, other: str) -> bool:
+    """Return whether a topic may match both filters."""
+    left, right = one.split("/"), other.split("/")
+    for a, b in zip(left, right, strict=False):
+        if "#" in (a, b):
+            return True
+        if a != b and "+" not in (a, b):
+            return False
+    longer = left[len(right) :] or right[len(left) :]
+    return not longer or longer == ["#"]
+
+
+def joined(groups: Iterable[Patterns]) -> Patterns:
+    """Return the patterns of all groups, each once."""
+    return tuple(dict.fromkeys(pattern for group in groups for pattern in group))

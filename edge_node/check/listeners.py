@@ -1,0 +1,66 @@
+"""Rules for listeners: who may reach them, and who may do what there."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from weft.config.errors import Finding, KeyPath
+from weft.config.listeners import MqttListener
+from weft.config.models import EdgeConfig
+from weft.config.units import UnixSocket, parse_bind, parse_listen, quoted
+from weft.config.values import Anonymous
+
+
+def listeners(config: EdgeConfig) -> Iterator[Finding]:
+    """Yield what is wrong with the listeners and the status page."""
+    http, binds = config.http, dict[str, str]()
+    for name, listener in config.listeners.items():
+        if listener is None:
+            continue
+        path = ("listeners", name)
+        if listener.bind in binds and not listener.bind.endswith(":0"):
+            yield Finding(
+                (*path, "bind"),
+                f"{listener.bind} is the address of listeners.{binds[listener.bind]} already. Choose another",
+            )
+        binds[listener.bind] = name
+        yield from _listener(name, listener, has_users=config.auth.users_file is not None)
+    if http is not None:
+        yield from open_beyond_loopback(("http",), "bind", http.bind, http.anonymous)
+
+
+def _listener(name: str, listener: MqttListener, *, has_users: bool) -> Iterator[Finding]:
+    path, bind, anonymous = ("listeners", name), parse_listen(listener.bind), listener.anonymous
+    if name in ("mqtts", "wss") and listener.tls is None:
+        yield Finding((*path, "tls"), f"is missing: a listener named {name} needs TLS. Set certificate and key")
+    if listener.websocket is not None and not listener.websocket.path.startswith("/"):
+        yield Finding(
+            (*path, "websocket", "path"), f"expected a path such as /mqtt, got {quoted(listener.websocket.path)}"
+        )
+    if isinstance(bind, UnixSocket) and listener.proxy_protocol is None and listener.tls is not None:
+        yield Finding((*path, "tls"), "a unix socket needs no TLS: it does not leave the machine. Delete it")
+    if listener.tls is not None and listener.tls.crl_file is not None and listener.tls.client_ca is None:
+        yield Finding((*path, "tls", "crl_file"), "needs `client_ca`: without it, no client shows a certificate")
+    knows_names = has_users or (listener.tls is not None and listener.tls.client_ca is not None)
+    if (
+        anonymous != "allowed_beyond_loopback"
+        and not knows_names
+        and not (bind.is_loopback and anonymous == "loopback")
+    ):
+        yield Finding(
+            (*path, "bind"),
+            f"{bind} can be reached from other machines without authentication. Set auth.users_file or "
+            "tls.client_ca, bind to 127.0.0.1, or set `anonymous: allowed_beyond_loopback`"
+            if anonymous == "loopback"
+            else "`anonymous: never` refuses every client without auth.users_file or tls.client_ca. Name one of them",
+        )
+
+
+def open_beyond_loopback(section: KeyPath, key: str, bind: str, anonymous: Anonymous) -> Iterator[Finding]:
+    """Refuse a listener that strangers can reach, unless the configuration allows that explicitly."""
+    if anonymous == "loopback" and not parse_bind(bind).is_loopback:
+        yield Finding(
+            (*section, key),
+            f"{bind} can be reached from other machines without authentication. Bind to 127.0.0.1, or set "
+            "`anonymous: allowed_beyond_loopback`",
+        )

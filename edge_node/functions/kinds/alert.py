@@ -1,0 +1,104 @@
+"""``alert``: a message when a condition becomes true."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from weft.config.functions.alert import Alert as Settings
+from weft.edge_node.functions.contract import Context, Function, Out, Row, State
+from weft.edge_node.functions.expressions import Condition, ExpressionError
+from weft.edge_node.functions.kinds.message_template import Topic, payload_maker
+
+Made = TypeVar("Made")
+
+
+class Alert(Function):
+    """A message to a local topic when a condition becomes true for a key. Rows pass unchanged.
+
+    State: for each key in alert the times of its beginning and of its last message, at most ``keys`` of them.
+    """
+
+    def __init__(self, settings: Settings, context: Context) -> None:
+        """Compile the conditions and texts.
+
+        Raises:
+            ValueError: one of them is not valid.
+        """
+        self.state = State()
+        self._settings = settings
+        self._levels = context.levels
+        self._when = _named("when", Condition, settings.when, context.level_names)
+        self._until = (
+            None if settings.until is None else _named("until", Condition, settings.until, context.level_names)
+        )
+        self._topic = _named("topic", Topic, settings.topic, context)
+        self._payload = _named("payload", payload_maker, settings.payload, context)
+        self._cleared = (
+            None if settings.cleared is None else _named("cleared", payload_maker, settings.cleared, context)
+        )
+        self._every = None if settings.every_s is None else round(settings.every_s * 10**9)
+        self._oldest: list[tuple[int, bytes]] | None = None
+        """Heap of keys in alert by the time of its beginning, with some that are in alert no more."""
+
+    def process(self, rows: list[Row], out: Out) -> list[Row]:
+        """Return the rows, and publish what their conditions say."""
+        passed: list[Row] = []
+        for row in rows:
+            try:
+                self._look_at(row, out)
+            except ExpressionError as error:
+                out.reject(row, f"alert: {error.reason}")
+            else:
+                passed.append(row)
+        return passed
+
+    def _look_at(self, row: Row, out: Out) -> None:
+        assert self.state is not None
+        key = row.key
+        levels = self._levels(key)
+        known = self.state.values.get(key)
+        if known is None:
+            if self._when.holds(row, levels):
+                self._publish(row, self._payload(row), out)
+                self._remember(key, row.time)
+            return
+        ends = not self._when.holds(row, levels) if self._until is None else self._until.holds(row, levels)
+        if ends:
+            if self._cleared is not None:
+                self._publish(row, self._cleared(row), out)
+            self.state.delete(key)
+        elif self._every is not None and row.time - known[1] >= self._every:
+            self._publish(row, self._payload(row), out)
+            self.state.set(key, [known[0], row.time])
+
+    def _publish(self, row: Row, payload: bytes, out: Out) -> None:
+        out.alert(self._topic.fill(row), payload, self._settings.qos, row.time, retain=self._settings.retain)
+
+    def _remember(self, key: bytes, time: int) -> None:
+        assert self.state is not None
+        self.state.set(key, [time, time])
+        if self._oldest is None:
+            # From the state alone and by time and key, so that a restart forgets the same keys.
+            self._oldest = sorted((began, each) for each, (began, _) in self.state.values.items())
+        else:
+            heapq.heappush(self._oldest, (time, key))
+        while len(self.state.values) > self._settings.keys:
+            began, oldest = heapq.heappop(self._oldest)
+            if self._began(oldest) == began:
+                self.state.delete(oldest)
+        if len(self._oldest) > 2 * self._settings.keys:
+            self._oldest = None
+
+    def _began(self, key: bytes) -> int | None:
+        assert self.state is not None
+        known = self.state.values.get(key)
+        return None if known is None else known[0]
+
+
+def _named(name: str, make: Callable[..., Made], *arguments: Any) -> Made:
+    try:
+        return make(*arguments)
+    except ValueError as error:
+        raise ValueError(f"{name}: {error}") from None

@@ -1,0 +1,183 @@
+"""A table of an operator's file, to look rows up in: CSV or SQLite."""
+
+from __future__ import annotations
+
+import csv
+import hashlib
+import os
+import sqlite3
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import closing
+from typing import Any, NamedTuple
+from urllib.parse import quote
+
+import msgspec
+
+from weft.config.machine import why_unreadable
+
+HASH_CHARACTERS = 12
+FIELD_CHARACTERS_MAX = 1 << 16
+_SQLITE_MAGIC = b"SQLite format 3\0"
+_ROW_BYTES = 250
+"""Memory of a row beside its text: the tuple, its entry in the mapping, and the heads of key and values."""
+_WHOLE_FLOAT_MAX = 1 << 53
+
+
+class TableError(ValueError):
+    """A file that cannot be used as a table: which, where, and what to do."""
+
+
+class Wanted(NamedTuple):
+    """A file, and what is wanted of it."""
+
+    file: str
+    column: str
+    """Column that is looked up in."""
+    fields: tuple[str, ...]
+    """Columns to return; none for all others."""
+    numbers: frozenset[str]
+    table: str | None
+    rows_max: int
+    bytes_max: int
+
+
+class LookupTable(NamedTuple):
+    """The rows of a file."""
+
+    fields: tuple[str, ...]
+    rows: dict[str, tuple[Any, ...]]
+    """Value of the column, as text -> values of the fields."""
+    version: str
+    """Beginning of the hash of all this: equal for equal content."""
+
+
+def text_of(value: Any) -> str | None:
+    """Return a value as it is compared: as text, so that 7 in a payload finds 7 in a CSV file. None for what cannot be
+    looked up."""
+    if isinstance(value, str):
+        return value
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, float) and value.is_integer() and abs(value) <= _WHOLE_FLOAT_MAX:
+        return str(int(value))
+    return str(value) if isinstance(value, int | float) else None
+
+
+def read_table(wanted: Wanted) -> LookupTable:
+    """Return the table of a file.
+
+    Raises:
+        TableError: the file cannot be read or is not as wanted.
+    """
+    name = os.path.basename(wanted.file)
+    try:
+        with open(wanted.file, "rb") as file:
+            is_sqlite = file.read(len(_SQLITE_MAGIC)) == _SQLITE_MAGIC
+        return _sqlite(wanted, name) if is_sqlite else _csv(wanted, name)
+    except OSError as error:
+        raise TableError(f"{wanted.file}: {why_unreadable(error)}") from error
+    except sqlite3.Error as error:
+        raise TableError(f"{name}: SQLite says: {error}") from error
+    except (csv.Error, UnicodeDecodeError) as error:
+        raise TableError(f"{name}: is no CSV file in UTF-8, and no SQLite database: {error}") from error
+
+
+def _csv(wanted: Wanted, name: str) -> LookupTable:
+    # "utf-8-sig": spreadsheets put a byte order mark before the first column's name.
+    with open(wanted.file, encoding="utf-8-sig", newline="") as file:
+        reader = csv.reader(file, strict=True)
+        header = next(reader, None)
+        if not header:
+            raise TableError(f"{name}: is empty. Its first line has to name the columns")
+        if repeated := sorted({column for column in header if header.count(column) > 1}):
+            raise TableError(f"{name}, line 1: two columns are named {repeated[0]}. Rename one")
+        at, fields, positions = _columns(wanted, name, header)
+        if unknown := sorted(wanted.numbers - set(header)):
+            raise TableError(f"{name}: has no column {unknown[0]}, which `numbers` names. {_known(header)}")
+
+        def rows() -> Iterator[tuple[str, Any, tuple[Any, ...]]]:
+            for row in reader:
+                if not row:
+                    continue
+                place = f"{name}, line {reader.line_num}"
+                if len(row) != len(header):
+                    raise TableError(f"{place}: has {len(row)} values, and line 1 names {len(header)} columns")
+                values = (
+                    _number(row[i], header[i], place) if header[i] in wanted.numbers else row[i] for i in positions
+                )
+                yield place, row[at], tuple(values)
+
+        return _table(wanted, name, fields, rows())
+
+
+def _sqlite(wanted: Wanted, name: str) -> LookupTable:
+    with closing(sqlite3.connect(f"file:{quote(wanted.file)}?mode=ro", uri=True)) as database:
+        names = [
+            row[0]
+            for row in database.execute(
+                "SELECT name FROM sqlite_schema WHERE type IN ('table', 'view') AND name NOT LIKE 'sqlite_%' "
+                "ORDER BY name"
+            )
+        ]
+        table = wanted.table or (names[0] if len(names) == 1 else None)
+        if table is None:
+            raise TableError(f"{name}: has {len(names)} tables. Say in `table` which. {_known(names)}")
+        if table not in names:
+            raise TableError(f"{name}: has no table {table}. {_known(names)}")
+        quoted = '"' + table.replace('"', '""') + '"'
+        cursor = database.execute(f"SELECT * FROM {quoted} LIMIT {wanted.rows_max + 1}")  # noqa: S608 - quoted
+        header = [each[0] for each in cursor.description]
+        at, fields, positions = _columns(wanted, name, header)
+        found = (
+            (f"{name}, row {number}", row[at], tuple(row[i] for i in positions)) for number, row in enumerate(cursor, 1)
+        )
+        return _table(wanted, name, fields, found)
+
+
+def _columns(wanted: Wanted, name: str, header: Sequence[str]) -> tuple[int, tuple[str, ...], list[int]]:
+    for column in (wanted.column, *wanted.fields):
+        if column not in header:
+            raise TableError(f"{name}: has no column {column}. {_known(header)}")
+    fields = wanted.fields or tuple(column for column in header if column != wanted.column)
+    return header.index(wanted.column), fields, [header.index(field) for field in fields]
+
+
+def _table(
+    wanted: Wanted, name: str, fields: tuple[str, ...], rows: Iterable[tuple[str, Any, tuple[Any, ...]]]
+) -> LookupTable:
+    found: dict[str, tuple[Any, ...]] = {}
+    size = 0
+    for place, value, values in rows:
+        key = text_of(value)
+        if key is None:
+            continue  # NULL, which no record's value is equal to
+        if key in found:
+            raise TableError(f'{place}: {wanted.column} "{key:.80}" is there twice. Keep one')
+        found[key] = values
+        size += _ROW_BYTES + len(key) + sum(len(each) if isinstance(each, str | bytes) else 8 for each in values)
+        if len(found) > wanted.rows_max:
+            raise TableError(f"{name}: has more than {wanted.rows_max:,} rows. Raise `rows`, or shorten it")
+        if size > wanted.bytes_max:
+            raise TableError(f"{name}: takes more than {wanted.bytes_max:,} bytes. Raise `memory`, or shorten it")
+    content = msgspec.msgpack.encode([wanted.column, fields, sorted(found.items())])
+    return LookupTable(fields, found, hashlib.sha256(content).hexdigest()[:HASH_CHARACTERS])
+
+
+def _number(text: str, column: str, place: str) -> int | float | None:
+    text = text.strip()
+    if not text:
+        return None
+    try:
+        try:
+            return int(text)
+        except ValueError:
+            return float(text)
+    except ValueError:
+        raise TableError(
+            f'{place}: {column} is no number: "{text:.80}". Leave it out of `numbers`, or mend it'
+        ) from None
+
+
+def _known(names: Sequence[str]) -> str:
+    shown = ", ".join(names[:10]) or "none"
+    return f"There are: {shown}{', ...' if len(names) > 10 else ''}"

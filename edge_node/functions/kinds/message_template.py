@@ -1,0 +1,153 @@
+"""Topics and payloads of messages, from names in braces or from expressions."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import msgspec
+
+from weft.edge_node.functions.contract import Context, Row
+from weft.edge_node.functions.expressions import Expression, ExpressionError, InvalidExpression, compile_expression
+from weft.edge_node.functions.paths import MISSING, getter
+
+VALUE_CHARACTERS_MAX = 1024
+"""Longest text of one value in a topic or text."""
+TOPIC_BYTES_MAX = 65_535
+"""Longest topic (MQTT 5.0 section 1.5.4)."""
+_PART = re.compile(r"\{([^{}]*)\}|([{}])")
+_NOT_IN_LEVELS = re.compile(r"[/+#\0]")
+
+
+class Template:
+    """A text with names in braces: ``key``, ``time``, topic levels and fields of the payload."""
+
+    def __init__(self, text: str, context: Context) -> None:
+        """Take a text apart.
+
+        Raises:
+            ValueError: a brace is alone, or a name is none.
+        """
+        self._parts: list[str | tuple[str, Callable[[Row], Any]]] = []
+        position = 0
+        for found in _PART.finditer(text):
+            if found[2]:
+                raise ValueError(f"column {found.start() + 1}: a {found[2]} is alone; names stand in braces: {{key}}")
+            self._parts += [text[position : found.start()], (found[1], _source(found[1], context))]
+            position = found.end()
+        self._parts.append(text[position:])
+        self.literal = "".join(part for part in self._parts if isinstance(part, str))
+        """The text without the names."""
+
+    def fill(self, row: Row, clean: Callable[[str, str], str] = lambda _, text: text) -> str:
+        """Return the text for a row.
+
+        Args:
+            clean: changes the text of a value, given its name and the text.
+
+        Raises:
+            ExpressionError: a field is missing.
+        """
+        done = []
+        for part in self._parts:
+            if isinstance(part, str):
+                done.append(part)
+                continue
+            name, get = part
+            value = get(row)
+            if value is MISSING:
+                raise ExpressionError(f"field {name} is missing")
+            done.append(clean(name, _text(value)))
+        return "".join(done)
+
+
+class Topic:
+    """A topic with names in braces. A value other than ``key`` stays within its level: what divides levels, and the
+    wildcards, become ``_``."""
+
+    def __init__(self, text: str, context: Context) -> None:
+        """Take a topic apart.
+
+        Raises:
+            ValueError: it can be no topic.
+        """
+        self._template = Template(text, context)
+        if re.search(r"[+#\0]", self._template.literal):
+            raise ValueError("a topic to publish to has no + and no #")
+        if text.startswith("$"):
+            raise ValueError("topics that begin with $ are the node's own")
+
+    def fill(self, row: Row) -> bytes:
+        """Return the topic for a row.
+
+        Raises:
+            ExpressionError: a field is missing, or the topic too long.
+        """
+        topic = self._template.fill(row, _clean).encode()
+        if not topic or len(topic) > TOPIC_BYTES_MAX or topic.startswith(b"$"):
+            raise ExpressionError(f"no topic to publish to: {topic[:80]!r}")
+        return topic
+
+
+def payload_maker(payload: Mapping[str, str] | str | None, context: Context) -> Callable[[Row], bytes]:
+    """Return a function that makes the payload of a message for a row; it raises ``ExpressionError``.
+
+    Args:
+        payload: names and expressions for JSON, a text with names in braces, or None for all that the row has.
+
+    Raises:
+        ValueError: an expression or the text is not valid.
+    """
+    if payload is None:
+        return lambda row: _json(
+            {"key": row.key.decode(errors="replace"), "time": row.time / 10**9, "values": row.values}
+        )
+    if isinstance(payload, str):
+        template = Template(payload, context)
+        return lambda row: template.fill(row).encode()
+    expressions = {name: _compiled(name, text, context) for name, text in payload.items()}
+
+    def make(row: Row) -> bytes:
+        levels = context.levels(row.key)
+        return _json({name: each.evaluate(row, levels) for name, each in expressions.items()})
+
+    return make
+
+
+def _compiled(name: str, text: str, context: Context) -> Expression:
+    try:
+        return compile_expression(text, context.level_names)
+    except InvalidExpression as error:
+        raise error.of(name) from None
+
+
+def _json(values: dict[str, Any]) -> bytes:
+    try:
+        return msgspec.json.encode(values)
+    except (TypeError, ValueError, OverflowError) as error:
+        raise ExpressionError(f"the message cannot be JSON: {error}") from None
+
+
+def _source(name: str, context: Context) -> Callable[[Row], Any]:
+    if name in context.level_names:
+        return lambda row: context.levels(row.key).get(name, MISSING)
+    if name == "key":
+        return lambda row: row.key.decode(errors="replace")
+    if name == "time":
+        return lambda row: row.time / 10**9
+    get = getter(name)
+    return lambda row: get(row.values)
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, str):
+        return value[:VALUE_CHARACTERS_MAX]
+    if isinstance(value, bytes):
+        return value.hex()[:VALUE_CHARACTERS_MAX]
+    return json.dumps(value, ensure_ascii=False, default=str)[:VALUE_CHARACTERS_MAX]
+
+
+def _clean(name: str, text: str) -> str:
+    return text if name == "key" else _NOT_IN_LEVELS.sub("_", text) or "_"
