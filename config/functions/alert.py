@@ -7,12 +7,13 @@ from typing import Annotated
 from msgspec import Meta, field
 
 from weft.config.functions.fields import Fields
-from weft.config.values import Count, Duration, Expression, Section
+from weft.config.functions.settings import FunctionSettings
+from weft.config.values import Count, Duration, Expression
 
 Template = Annotated[str, Meta(min_length=1, max_length=4096)]
 
 
-class Alert(Section, frozen=True, kw_only=True):
+class Alert(FunctionSettings, frozen=True, kw_only=True):
     """A message to a local MQTT topic when a condition becomes true. The records pass unchanged."""
 
     when: Annotated[Expression, Meta(description="Condition that begins an alert.")]
@@ -56,3 +57,8 @@ class Alert(Section, frozen=True, kw_only=True):
             "again."
         ),
     ] = 10_000
+
+    @property
+    def topics(self) -> tuple[str, ...]:
+        """Return the topic, with names in braces."""
+        return (self.topic,)

@@ -21,5 +21,5 @@ class FunctionSettings(Section, frozen=True, kw_only=True):
 
     @property
     def topics(self) -> tuple[str, ...]:
-        """Return the MQTT topics that the function publishes to, as patterns: a level in braces may be anything."""
+        """Return the MQTT topics that the function publishes to, with names in braces where values are filled in."""
         return ()

@@ -29,14 +29,15 @@ class Flow:
         self._writers = writers(config)
         self._errors_of = {errors_stream(name): name for name, stream in config.streams.items() if is_derived(stream)}
         self._sources = self._edges()
-        order, cycles = self._sorted()
-        self.cycles = cycles
-        """Streams that feed each other, a list for each cycle; the first name is there again at the end."""
         self._along: dict[str, list[Patterns]] = {}
         self._patterns: dict[str, Patterns] = {}
         self._payloads: dict[str, Payload] = {}
-        for name in order:
+        for name in self._sorted()[0]:
             self._work_through(name)
+        # Topics of messages may have the key in them, so what feeds what through them is known only now.
+        self._add_published()
+        self.cycles = self._sorted()[1]
+        """Streams that feed each other, a list for each cycle; the first name is there again at the end."""
 
     def patterns(self, name: str) -> Patterns:
         """Return the patterns of a stream's keys: their named levels are the columns of its table.
@@ -61,23 +62,25 @@ class Flow:
     def _edges(self) -> dict[str, list[str]]:
         """Return stream -> the streams whose records come to it, each once."""
         sources: dict[str, list[str]] = {}
-        published = self._published()
         for name, stream in self._streams.items():
             found = [*stream.from_stream, *(writer.stream for writer in self._writers.get(name, ()))]
             if name in self._errors_of:
                 found.append(self._errors_of[name])
-            found += (source for source, topics in published if any_overlap(topics, stream.from_))
             sources[name] = [source for source in dict.fromkeys(found) if source in self._streams]
         return sources
 
-    def _published(self) -> list[tuple[str, list[str]]]:
-        """Return the streams with functions that publish (``alert``), with filters of their topics."""
-        found = []
-        for name, stream in self._streams.items():
-            topics = [as_filter(topic) for step in stream.functions for topic in step.facts.topics]
-            if topics:
-                found.append((name, topics))
-        return found
+    def _add_published(self) -> None:
+        """Add the streams whose functions publish (``alert``) to the sources of the streams with their topics."""
+        for source, stream in self._streams.items():
+            topics = [
+                topic
+                for at, step in enumerate(stream.functions)
+                for template in step.facts.topics
+                for topic in published(template, self.patterns_before(source, at))
+            ]
+            for name, fed in self._streams.items() if topics else ():
+                if source not in self._sources[name] and any_overlap(topics, fed.from_):
+                    self._sources[name].append(source)
 
     def _sorted(self) -> tuple[list[str], list[list[str]]]:
         """Return all streams, each behind its sources, and the cycles. Streams of cycles come last."""
@@ -166,9 +169,20 @@ def level_names(patterns: Patterns) -> tuple[str, ...]:
     return tuple(named_levels(patterns))
 
 
-def as_filter(topic: str) -> str:
-    """Return the filter of a topic in which ``{name}`` stands for anything within its level."""
-    return "/".join("+" if "{" in level else level for level in topic.split("/"))
+def as_filter(pattern: str) -> str:
+    """Return the filter of a pattern. A level in which something is in braces may be anything."""
+    return "/".join("+" if "{" in level else level for level in pattern.split("/"))
+
+
+def published(template: str, patterns: Patterns) -> list[str]:
+    """Return filters of the topics that a template makes: values of fields stay within a level, the key is a topic."""
+    before, found, after = template.partition("{key}")
+    if not found:
+        return [as_filter(template)]
+    if (before and not before.endswith("/")) or (after and not after.startswith("/")):
+        return [f"{as_filter(before.rpartition('/')[0])}/#" if "/" in before else "#"]
+    filters = [as_filter(f"{before}{pattern}{after}") for pattern in patterns or ("#",)]
+    return [each if each.endswith("#") or "#" not in each else each[: each.index("#") + 1] for each in filters]
 
 
 def any_overlap(topics: Iterable[str], patterns: Patterns) -> bool:

@@ -29,7 +29,7 @@ def function_rules(config: EdgeConfig) -> Iterator[Finding]:
         yield from _payload(name, stream, flow)
         if is_derived(stream):
             yield from _inputs(name, stream, config)
-            yield from _targets(name, stream, config, errors)
+            yield from _targets(name, stream, config, errors, flow)
             longest = max(errors_stream(name), raw_stream(name) if stream.from_ else "", key=len)
             if len(longest) > NAME_CHARACTERS_MAX:
                 most = NAME_CHARACTERS_MAX - (len(longest) - len(name))
@@ -107,7 +107,8 @@ def _inputs(name: str, stream: Stream, config: EdgeConfig) -> Iterator[Finding]:
             yield Finding(path, f"{quoted(source)} is there twice: keep one")
 
 
-def _targets(name: str, stream: Stream, config: EdgeConfig, errors: dict[str, str]) -> Iterator[Finding]:
+def _targets(name: str, stream: Stream, config: EdgeConfig, errors: dict[str, str], flow: Flow) -> Iterator[Finding]:
+    payload = flow.payload(name)
     for at, step in enumerate(stream.functions):
         path = ("streams", name, "functions", at, step.chosen[0])
         for target in step.facts.targets:
@@ -121,6 +122,12 @@ def _targets(name: str, stream: Stream, config: EdgeConfig, errors: dict[str, st
                     path,
                     f"{quoted(target)} takes records of its own. Name a stream with neither `from` nor `from_stream`, "
                     "and derive another stream from both if they belong together",
+                )
+            elif found.payload is not None and found.payload != payload:
+                yield Finding(
+                    path,
+                    f"{quoted(target)} has payloads of {found.payload.format}, and the rows of {name} are "
+                    f"{payload.format}. Leave its `payload` out",
                 )
 
 

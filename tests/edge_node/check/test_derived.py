@@ -9,13 +9,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from weft.config.errors import ConfigError
+from weft.config.functions.payload import Payload
 from weft.config.functions.settings import FunctionSettings
 from weft.config.functions.step import FunctionStep
 from weft.config.load import parse
 from weft.config.models import EdgeConfig
 from weft.config.streams import Stream
 from weft.edge_node.check import Flow, carried_streams, check, inputs, intake_patterns, streams_of
-from weft.edge_node.check.flow import as_filter, overlap
+from weft.edge_node.check.flow import as_filter, overlap, published
 from weft.edge_node.from_config import stream_policies
 from weft.protocols.topics import compile_pattern, matches
 from weft.storage.segment_log import StreamPolicy
@@ -191,7 +192,8 @@ def test_a_cycle_through_a_route_or_an_alert_is_refused(streams: dict[str, Strea
 @pytest.mark.parametrize(
     ("target", "error"),
     [
-        ("nowhere", '"nowhere" is not a stream of this node. Streams: a, full, derived, own'),
+        ("nowhere", '"nowhere" is not a stream of this node. Streams: a, full, derived, own, other'),
+        ("other", '"other" has payloads of json, and the rows of a are bytes. Leave its `payload` out'),
         ("full", '"full" takes records of its own. Name a stream with neither `from` nor `from_stream`'),
         ("derived", '"derived" takes records of its own'),
     ],
@@ -200,7 +202,10 @@ def test_a_route_leads_to_a_stream_that_takes_nothing_else(target: str, error: s
     streams = {
         "a": Stream(from_=("y",), functions=(step(to="own"), step(to=target))),
         "full": Stream(from_=("x",)), "derived": Stream(from_stream=("full",)), "own": Stream(),
+        "other": Stream(payload=Payload(format="json")),
     }  # fmt: skip
+    if target != "other":
+        streams["other"] = Stream(from_=("z",))
     (finding,) = check(config(**streams))
     assert finding.path == ("streams", "a", "functions", 1, "of_test")
     assert finding.message.startswith(error)
@@ -212,6 +217,29 @@ def test_every_cycle_is_named_and_long_chains_take_no_time() -> None:
     assert (flow.cycles, flow.patterns("s999")) == ([], ("{line}/#",))
     pairs = {f"{side}{at}": Stream(from_stream=(f"{other}{at}",)) for at in range(9) for side, other in ("ab", "ba")}
     assert len(Flow(config(**pairs)).cycles) == 9
+
+
+@pytest.mark.parametrize(
+    ("template", "filters"),
+    [
+        ("alerts/{line}/hot", ["alerts/+/hot"]),
+        ("alerts/{key}", ["alerts/plant/+/x", "alerts/t/#"]),
+        ("{key}/alarm", ["plant/+/x/alarm", "t/#"]),
+        ("alerts/of-{key}/now", ["alerts/#"]),
+        ("of-{key}", ["#"]),
+    ],
+)
+def test_a_topic_with_the_key_may_be_what_the_key_may_be(template: str, filters: list[str]) -> None:
+    assert published(template, ("plant/{line}/x", "t/#")) == filters
+
+
+def test_an_alert_beside_the_topics_of_its_stream_is_no_cycle() -> None:
+    text = "  telemetry: {from: 'plant/{line}/x'}\n  hot: {from_stream: telemetry, functions: [{alert: %s}]}\n"
+    edge(text % "{when: 'rms > 2', topic: '{key}/alarm'}")
+    assert "cycle: telemetry -> hot -> telemetry" in refusal(text % "{when: 'rms > 2', topic: 'plant/{tool}/x'}")
+    assert "in a cycle: a -> a" in refusal(
+        "  a: {from: 'a/#', functions: [{alert: {when: x, topic: '{key}/alarm'}}]}\n"
+    )
 
 
 LEVELS = st.lists(st.sampled_from(["a", "b", "+"]), min_size=1, max_size=4)
