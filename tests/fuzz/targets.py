@@ -4,7 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from tests.fuzz import edge_targets, fabric_targets, payload_targets
+from tests.fuzz import edge_targets, expression_targets, fabric_targets, payload_targets
 from tests.fuzz.target import Target
 
-TARGETS: Mapping[str, Target] = {**edge_targets.TARGETS, **fabric_targets.TARGETS, **payload_targets.TARGETS}
+TARGETS: Mapping[str, Target] = {
+    **edge_targets.TARGETS,
+    **expression_targets.TARGETS,
+    **fabric_targets.TARGETS,
+    **payload_targets.TARGETS,
+}

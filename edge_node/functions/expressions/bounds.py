@@ -4,8 +4,10 @@ from __future__ import annotations
 
 CHARACTERS_MAX = 4_000
 """Longest text of an expression."""
-NODES_MAX = 400
+NODES_MAX = 200
 """Most operators, names, values and calls of an expression."""
+ARGUMENTS_MAX = 20
+"""Most arguments of ``min``, ``max`` and ``default``."""
 DEPTH_MAX = 50
 """Deepest nesting of an expression."""
 TEXT_MAX = 1 << 16

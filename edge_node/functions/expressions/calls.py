@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from weft.edge_node.functions.expressions import operations
+from weft.edge_node.functions.expressions.bounds import ARGUMENTS_MAX
 from weft.edge_node.functions.expressions.nodes import Kind
 
 
@@ -28,13 +29,12 @@ class Call(NamedTuple):
         return self.least or len(self.takes), self.most or len(self.takes)
 
 
-_ARGUMENTS_MAX = 20
 _ANY, _NUMBER, _DECIMAL, _TEXT, _BOOL = Kind.ANY, Kind.NUMBER, Kind.DECIMAL, Kind.TEXT, Kind.BOOL
 
 CALLS: Mapping[str, Call] = {
     "abs": Call(abs, (_NUMBER,), _NUMBER, "abs(rms)"),
-    "min": Call(operations.smallest, (_ANY,), _ANY, "min(a, b)", most=_ARGUMENTS_MAX),
-    "max": Call(operations.largest, (_ANY,), _ANY, "max(a, b)", most=_ARGUMENTS_MAX),
+    "min": Call(operations.smallest, (_ANY,), _ANY, "min(a, b)", most=ARGUMENTS_MAX),
+    "max": Call(operations.largest, (_ANY,), _ANY, "max(a, b)", most=ARGUMENTS_MAX),
     "round": Call(round, (_NUMBER, _NUMBER), _NUMBER, "round(rms, 2)", least=1),
     "floor": Call(math.floor, (_NUMBER,), _NUMBER, "floor(rms)"),
     "ceil": Call(math.ceil, (_NUMBER,), _NUMBER, "ceil(rms)"),

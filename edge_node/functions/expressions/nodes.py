@@ -39,8 +39,14 @@ class Role(enum.Enum):
     CALCULATION = enum.auto()
     CALL = enum.auto()
     CONDITION = enum.auto()
+    ALL = enum.auto()
+    """``and``, or a chain of comparisons: the parts up to the first that is false are computed."""
+    ANY = enum.auto()
+    """``or``: the parts up to the first that is true are computed."""
     CHOICE = enum.auto()
     """``a if condition else b``: parts are the condition, then the two values."""
+    DEFAULT = enum.auto()
+    """``default(a, b)``: its part is computed when no field is there."""
     RESULT = enum.auto()
 
 

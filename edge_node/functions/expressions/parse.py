@@ -12,6 +12,7 @@ from typing import NoReturn
 
 from weft.edge_node.functions.expressions import nodes
 from weft.edge_node.functions.expressions.bounds import (
+    ARGUMENTS_MAX,
     DEPTH_MAX,
     DIGITS_MAX,
     FLOAT_MAX,
@@ -205,7 +206,8 @@ class _Parser:
 
     def _bool(self, tree: ast.BoolOp, depth: int) -> Node:
         parts = [self.condition(each, self.node(each, depth)) for each in tree.values]
-        return Node(ast.BoolOp(tree.op, [part.code for part in parts]), Kind.BOOL, self._source(tree), parts=parts)
+        role = Role.ALL if isinstance(tree.op, ast.And) else Role.ANY
+        return Node(ast.BoolOp(tree.op, [part.code for part in parts]), Kind.BOOL, self._source(tree), role, parts)
 
     def condition(self, tree: ast.expr, node: Node) -> Node:
         """Return a part that is true or false: Python would take any text or number but an empty one for true."""
@@ -227,6 +229,7 @@ class _Parser:
         pairs: list[Node] = []
         trees = [tree.left, *tree.comparators]
         for at, (operator, side) in enumerate(zip(tree.ops, tree.comparators, strict=True)):
+            self._count += 1
             sign = _COMPARISONS.get(type(operator))
             if sign is None:
                 self._refuse(side, "`is` is not allowed; write == or !=")
@@ -240,7 +243,7 @@ class _Parser:
         if len(pairs) == 1:
             return pairs[0]
         code = ast.Compare(operands[0].code, tree.ops, [each.code for each in operands[1:]])
-        return Node(code, Kind.BOOL, self._source(tree), parts=pairs)
+        return Node(code, Kind.BOOL, self._source(tree), Role.ALL, pairs)
 
     def _list(self, tree: ast.expr, depth: int) -> Node:
         assert isinstance(tree, ast.List | ast.Tuple)
@@ -248,7 +251,9 @@ class _Parser:
         parts = [self.node(each, depth + 1) for each in tree.elts]
         # A tuple of literals is a constant of the code, where a list would be made for each row.
         code = ast.Tuple([part.code for part in parts], ast.Load())
-        return Node(code, Kind.LIST, self._source(tree), parts=parts, literal=all(part.literal for part in parts))
+        if all(part.literal for part in parts):
+            return Node(code, Kind.LIST, self._source(tree), literal=True)
+        return Node(code, Kind.LIST, self._source(tree), parts=parts)
 
     def _check_comparison(self, tree: ast.expr, left: Node, right: Node, sign: str) -> None:
         if sign in ("in", "not in"):
@@ -334,6 +339,8 @@ class _Parser:
         example = "default(rms, 0)"
         if len(tree.args) < 2:
             self._refuse(tree, f"default takes fields, and a value for when none is there; write {example}")
+        if len(tree.args) > ARGUMENTS_MAX:
+            self._refuse(tree, f"default takes at most {ARGUMENTS_MAX} values")
         *fields, other = tree.args
         paths = [self._path(each, depth, example) for each in fields]
         last = self.node(other, depth)
@@ -346,7 +353,7 @@ class _Parser:
             )
             code = ast.IfExp(there, nodes.name(temporary), code)
         is_text = last.kind is Kind.TEXT and all(path.role is Role.LEVEL for path in paths)
-        return Node(code, Kind.TEXT if is_text else Kind.ANY, self._source(tree), parts=[last])
+        return Node(code, Kind.TEXT if is_text else Kind.ANY, self._source(tree), Role.DEFAULT, [last])
 
 
 def _is_encodable(text: str) -> bool:

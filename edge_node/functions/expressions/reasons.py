@@ -1,26 +1,23 @@
 """Reasons for people why an expression has no result on a row.
 
-The whole expression failed; its parts are now computed one after the other, by the same code, to find the first that
-fails. Only rows that fail cost this.
+The whole expression failed; its parts are now computed one after the other, by the same operations, to find the first
+that fails. Only rows that fail cost this.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from weft.edge_node.functions.contract import Row
-from weft.edge_node.functions.expressions.generate import function
+from weft.edge_node.functions.expressions.generate import Operation, single_operations
 from weft.edge_node.functions.expressions.nodes import Node, Role
 from weft.edge_node.functions.expressions.operations import TooLarge
 
 _SHOWN_MAX = 40
 """Characters of a value in a reason."""
-_ONE = """
-def run(row, levels):
-    v = row.values
-    return EXPRESSION
-"""
+_SAID_MAX = 4
+"""Values in a reason."""
 Levels = Mapping[str, str]
 
 
@@ -29,49 +26,78 @@ class Reasons:
 
     def __init__(self, root: Node) -> None:
         self._root = root
-        self._functions: dict[Node, Callable[[Row, Levels], Any]] = {}
+        self._operations: dict[Node, Operation] = {}
 
     def reason(self, row: Row, levels: Levels) -> str:
         """Return why the expression has no result on a row."""
-        node, error = self._first_failing(self._root, row, levels)
-        if error is None:
-            return "the expression failed, and works now"  # Values that change by themselves are none of ours.
-        values = [self._value(part, row, levels)[0] for part in node.parts]
-        match node.role:
-            case Role.FIELD:
-                return _missing(node, row)
-            case Role.LEVEL:
-                return f"the topic has no level {node.path[0]}"
-            case Role.COMPARISON:
-                return _not_comparable(node, values)
-            case Role.CALCULATION:
-                return _not_calculable(node, values, error)
-            case Role.CALL:
-                return _not_callable(node, values, error)
-            case Role.CONDITION:
-                return f"{_subject(node.parts[0])} is {_kind(values[0])} instead of true or false: {_shown(values[0])}"
-            case Role.RESULT:
-                return f"the result of {_subject(node.parts[0])} is {error}"
-        return f"{_subject(node)}: {error}"
-
-    def _first_failing(self, node: Node, row: Row, levels: Levels) -> tuple[Node, Exception | None]:
-        parts = node.parts
-        if node.role is Role.CHOICE:
-            test, error = self._value(parts[0], row, levels)
-            parts = [parts[0] if error else parts[1] if test else parts[2]]
-        for part in parts:
-            if self._value(part, row, levels)[1] is not None:
-                return self._first_failing(part, row, levels)
-        return node, self._value(node, row, levels)[1]
-
-    def _value(self, node: Node, row: Row, levels: Levels) -> tuple[Any, Exception | None]:
-        run = self._functions.get(node)
-        if run is None:
-            run = self._functions[node] = function(_ONE, {"EXPRESSION": node.code})
+        if not self._operations:
+            self._operations = single_operations(self._root)
         try:
-            return run(row, levels), None
+            _Values(self._operations, row, levels).of(self._root)
+        except _Failed as failed:
+            return _explained(failed, row)
+        return "there is a result"  # Not reached: the same operations on the same values fail again.
+
+
+class _Failed(Exception):
+    def __init__(self, node: Node, values: list[Any], error: Exception) -> None:
+        self.node, self.values, self.error = node, values, error
+
+
+class _Values:
+    """Values of the parts of an expression on a row, each computed once, and only if the expression needs it."""
+
+    def __init__(self, operations: Mapping[Node, Operation], row: Row, levels: Levels) -> None:
+        self._operations, self._row, self._levels = operations, row, levels
+        self._known: dict[Node, Any] = {}
+
+    def of(self, node: Node) -> Any:
+        if node not in self._known:
+            self._known[node] = self._compute(node)
+        return self._known[node]
+
+    def _compute(self, node: Node) -> Any:
+        match node.role:
+            case Role.ALL:
+                return all(self.of(part) for part in node.parts)
+            case Role.ANY:
+                return any(self.of(part) for part in node.parts)
+            case Role.CHOICE:
+                test, body, other = node.parts
+                return self.of(body if self.of(test) else other)
+            case Role.DEFAULT:
+                found = self._run(node, [_NOTHING])
+                return self.of(node.parts[0]) if found is _NOTHING else found
+        return self._run(node, [self.of(part) for part in node.parts])
+
+    def _run(self, node: Node, values: list[Any]) -> Any:
+        try:
+            return self._operations[node](self._row, self._row.values, self._levels, values)
         except Exception as error:
-            return None, error
+            raise _Failed(node, values, error) from None
+
+
+_NOTHING = object()
+
+
+def _explained(failed: _Failed, row: Row) -> str:
+    node, values, error = failed.node, failed.values, failed.error
+    match node.role:
+        case Role.FIELD:
+            return _missing(node, row)
+        case Role.LEVEL:
+            return f"the topic has no level {node.path[0]}"
+        case Role.COMPARISON:
+            return _not_comparable(node, values)
+        case Role.CALCULATION:
+            return _not_calculable(node, values, error)
+        case Role.CALL:
+            return _not_callable(node, values, error)
+        case Role.CONDITION:
+            return f"{_subject(node.parts[0])} is {_kind(values[0])} instead of true or false: {_shown(values[0])}"
+        case Role.RESULT:
+            return f"the result of {_subject(node.parts[0])} is {error}"
+    return f"{_subject(node)}: {error}"
 
 
 def _missing(node: Node, row: Row) -> str:
@@ -109,7 +135,8 @@ def _not_calculable(node: Node, values: list[Any], error: Exception) -> str:
 
 def _not_callable(node: Node, values: list[Any], error: Exception) -> str:
     if isinstance(error, TypeError):
-        return f"{node.name} cannot take {' and '.join(_kind(value) for value in values)}" + _said(node, values)
+        kinds = " and ".join(dict.fromkeys(_kind(value) for value in values))
+        return f"{node.name} cannot take {kinds}" + _said(node, values)
     if isinstance(error, TooLarge):
         return f"{node.name}: {error}"
     if isinstance(error, OverflowError):
@@ -124,6 +151,8 @@ def _said(node: Node, values: list[Any], *, numbers: bool = True) -> str:
         for part, value in zip(node.parts, values, strict=True)
         if not part.literal and (numbers or not isinstance(value, int | float))
     ]
+    if len(said) > _SAID_MAX:
+        said[_SAID_MAX:] = ["..."]
     return f": {', '.join(said)}" if said else ""
 
 
