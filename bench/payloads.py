@@ -37,18 +37,20 @@ def _encode(value: Any) -> bytes:
     return json.dumps(value, separators=(",", ":")).encode()
 
 
-def _pi_messages() -> Iterator[dict[str, Any]]:
-    return map(json.loads, _lines("telemetry_50270.jsonl.gz"))
+def pi_messages(count: int) -> Iterator[dict[str, Any]]:
+    """Yield the first messages of the Pis, as published."""
+    return islice(map(json.loads, _lines("telemetry_50270.jsonl.gz")), count)
 
 
-def _compact(message: dict[str, Any]) -> bytes:
+def compact(message: dict[str, Any]) -> bytes:
+    """Return a message of a Pi without its device, with six digits."""
     reading = {name: round(value, 6) for name, value in message["data"].items() if name != "lpg"}
     return _encode({"ts": round(message["ts"], 3), **reading})
 
 
 def sensor() -> list[bytes]:
     """Return readings of a Raspberry Pi in order, each about 100 bytes."""
-    return [_compact(message) for message in islice(_pi_messages(), PAYLOADS)]
+    return [compact(message) for message in pi_messages(PAYLOADS)]
 
 
 def random_bytes() -> list[bytes]:
@@ -60,8 +62,8 @@ def random_bytes() -> list[bytes]:
 
 def _from_pis(count: int) -> list[bytes]:
     """Return messages of the Pis, some whole and some compact."""
-    messages = islice(_pi_messages(), count)
-    return [_encode(message) if n % RAW_EVERY == 0 else _compact(message) for n, message in enumerate(messages)]
+    messages = pi_messages(count)
+    return [_encode(message) if n % RAW_EVERY == 0 else compact(message) for n, message in enumerate(messages)]
 
 
 def _from_machine(count: int, chance: random.Random) -> list[bytes]:
