@@ -221,8 +221,42 @@ def durability(results: Facts) -> list[str]:
     return lines
 
 
+def functions(results: Facts) -> list[str]:
+    """Return the tables of edge functions: the closed loop, the fixed rates, and where the time goes."""
+    head = (
+        f"{results['seconds']:g} s of load in each run; windows of {results['every']} over {results['keys']:,} keys; "
+        f"load of the machine before: {results['load_before']:.1f}. {results['mosquitto']}."
+    )
+    rows = []
+    for case in results["cases"]:
+        closed = case["closed"]
+        kept = f"{closed['kept']:.1%}" if "kept" in closed else "-"
+        figures = f"{closed['all_in_per_s']:,}", f"{closed['all_in_us']:.2f}", kept, closed["peak_rss_mib"]
+        rows.append((case["title"], f"{closed['payload_bytes']:.0f}", *figures))
+    if theirs := results["nothing_behind"]:
+        rss_mib = round(theirs["server_peak_rss_kib"] / 1024)
+        figures = f"{theirs['messages_per_s']:,.0f}", f"{theirs['server_us_per_message']:.2f}", "-", rss_mib
+        rows.append(("Mosquitto, nothing behind it", "", *figures))
+    lines = [head, "", *table(("", "bytes", "messages/s, all in", "CPU us/message", "kept", "peak MiB"), rows)]
+    fixed = [
+        (case["title"], f"{rate['rate']:,}", f"{rate['server_cpu']:.0%}", f"{rate['ack_ms_p50']:.1f} / "
+         f"{rate['ack_ms_p99']:.1f}", f"{rate['behind_records']:,}", rate["peak_rss_mib"])
+        for case in results["cases"] for rate in case["rates"]
+    ]  # fmt: skip
+    titles = ("", "messages/s", "of the core", "ack p50 / p99 ms", "records behind at the end", "peak MiB")
+    lines += ["", *table(titles, fixed)] if fixed else []
+    for name, parts in results["breakdown"].items():
+        title = next(case["title"] for case in results["cases"] if case["name"] == name)
+        lines += [
+            "",
+            *table((f"{title}: part", "us of a message"), ((part, f"{us:.2f}") for part, us in parts.items())),
+        ]
+    return lines
+
+
 SECTIONS: dict[str, Callable[[Any], list[str]]] = {
-    "ingest": ingest, "mqtt": mqtt, "durability": durability, "hub": hub, "tables": tables, "spark": spark
+    "ingest": ingest, "mqtt": mqtt, "durability": durability, "hub": hub, "tables": tables, "spark": spark,
+    "functions": functions,
 }  # fmt: skip
 
 
