@@ -132,9 +132,10 @@ class SeriesState:
     def put(self, series: bytes, *entry: Any) -> list[Any]:
         """Remember a series as the newest one, and return its entry. Follow with ``evict`` when it is a new one."""
         found = [self._next, *entry]
-        self.state.values.pop(series, None)
-        self.state.set(series, found)
         self._next += 1
+        state = self.state
+        state.values.pop(series, None)  # a new one goes to the end
+        state.set(series, found)
         return found
 
     def evict(self) -> list[tuple[bytes, Any]]:

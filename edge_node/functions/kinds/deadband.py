@@ -8,9 +8,9 @@ from typing import Any, NamedTuple
 from weft.config.functions.reduce import Band, Deadband
 from weft.edge_node.functions.contract import Context, Function, Gap, Out, Row, Values
 from weft.edge_node.functions.kinds.missing import no_number, passes
-from weft.edge_node.functions.kinds.numbers import band, is_finite
+from weft.edge_node.functions.kinds.numbers import LARGEST, band, is_finite
 from weft.edge_node.functions.paths import MISSING, getter
-from weft.edge_node.functions.series import KEY_BYTES_MAX, SeriesState, identify, key_of, reads_fields
+from weft.edge_node.functions.series import KEY_BYTES_MAX, SeriesState, identify, key_of
 from weft.protocols.batch import HeaderPairs
 
 HEADER = "weft.deadband."
@@ -60,9 +60,9 @@ class DeadbandFunction(Function):
         self._identify = identify(settings.by, context)
         self._is_plain = self._identify is key_of and len(self._fields) == 1 and "." not in self._fields[0].name
         silence = settings.max_silence_s
+        self._header = HEADER + self._fields[0].name
         self._max_silence = NEVER if silence is None else round(silence * _NS)
         self._missing = settings.missing
-        self._reads_series = reads_fields(settings.by, context)
 
     def process(self, rows: list[Row], out: Out) -> list[Row]:
         """Return the rows that are kept, with their bounds."""
@@ -92,19 +92,52 @@ class DeadbandFunction(Function):
                         continue
                 except (KeyError, TypeError):
                     pass
-            if self._judge(row, key_of(row), entry, out):
+            value = row.values.get(name)
+            if type(value) is float and -LARGEST <= value <= LARGEST:
+                self._keep_one(row, key_of(row), value)
+                kept.append(row)
+            elif self._judge(row, key_of(row), entry, out):
                 kept.append(row)
         return kept
+
+    def _keep_one(self, row: Row, series: bytes, value: float) -> None:
+        """Do what ``_keep`` does, for the usual case."""
+        field = self._fields[0]
+        bound = field.delta if not field.relative else field.bound(value)
+        pairs = ((self._header, bound),)
+        row.headers = with_bounds(row.headers, pairs) if row.headers else pairs
+        until = NEVER if self._max_silence == NEVER else row.time + self._max_silence
+        self._series.put(series, until, *band(value, bound))
+        self._series.evict()
 
     def _keeps(self, row: Row, out: Out) -> bool:
         try:
             series = self._identify(row)
         except ValueError as error:
             return passes(row, self._missing, f"deadband: {error}", out)
-        return self._judge(row, series, self._series.get(series), out)
+        entry = self._series.get(series)
+        if entry is not None and self._stays(row, entry):
+            out.drop(row, _WITHIN)
+            return False
+        return self._judge(row, series, entry, out)
+
+    def _stays(self, row: Row, entry: list[Any]) -> bool:
+        """Return whether all fields of a row are numbers within the bounds."""
+        values, at, has_any = row.values, _BANDS, False
+        try:
+            for field in self._fields:
+                value = field.get(values)
+                if value is not MISSING:
+                    has_any = True
+                    if not entry[at] <= value <= entry[at + 1]:
+                        return False
+                at += 2
+        except TypeError:  # no number, or the first of its field
+            return False
+        return has_any and row.time < entry[_UNTIL]
 
     def _judge(self, row: Row, series: bytes, entry: list[Any] | None, out: Out) -> bool:
-        """Return whether a row is kept, and remember it then."""
+        """Return whether a row is kept that does not stay within the bounds, and remember it then."""
         values = [field.get(row.values) for field in self._fields]
         for field, value in zip(self._fields, values, strict=True):
             if value is not MISSING and not is_finite(value):
@@ -115,9 +148,6 @@ class DeadbandFunction(Function):
         if all(value is MISSING for value in values):
             names = " or ".join(field.name for field in self._fields)
             return passes(row, self._missing, no_number("deadband", names, MISSING), out)
-        if entry is not None and row.time < entry[_UNTIL] and not _moved(entry, values):
-            out.drop(row, _WITHIN)
-            return False
         self._keep(row, series, entry, values)
         return True
 
@@ -170,11 +200,3 @@ def with_bounds(headers: HeaderPairs, pairs: HeaderPairs) -> HeaderPairs:
         elif isinstance(value, float):
             new[name] = float(new[name] or 0) + value
     return (*kept, *new.items())
-
-
-def _moved(entry: list[Any], values: list[Any]) -> bool:
-    for at, value in enumerate(values):
-        low, high = entry[_BANDS + 2 * at], entry[_BANDS + 2 * at + 1]
-        if value is not MISSING and (low is None or not low <= value <= high):
-            return True
-    return False

@@ -37,20 +37,15 @@ def band(value: float, delta: float) -> tuple[float, float]:
             whole = int(delta)
             return max(value - whole, INT_MIN), min(value + whole, INT_END - 1)
         value = float(value)
-    return _sum_inward(value, -delta), _sum_inward(value, delta)
-
-
-def _sum_inward(value: float, offset: float) -> float:
-    """Return ``value + offset``, rounded towards ``value``."""
-    total = value + offset
-    if math.isinf(total):
-        return math.copysign(LARGEST, total)
-    # Knuth's TwoSum: total + error is the exact sum.
-    part = total - value
-    error = (value - (total - part)) + (offset - part)
-    if error == 0 or (error > 0) == (offset > 0):
-        return total  # exact, or rounded towards value already
-    return math.nextafter(total, value)
+    low, high = value - delta, value + delta
+    # Knuth's TwoSum: low + error is the exact difference, and so on. A sum that was rounded away from value moves back.
+    part = low - value
+    if (value - (low - part)) - (delta + part) > 0:
+        low = math.nextafter(low, value)
+    part = high - value
+    if (value - (high - part)) + (delta - part) < 0:
+        high = math.nextafter(high, value)
+    return max(low, -LARGEST), min(high, LARGEST)
 
 
 def difference(left: float, right: float) -> float:
