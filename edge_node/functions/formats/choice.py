@@ -1,0 +1,83 @@
+"""Format of a stream's payloads, from its settings."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from weft.config.functions.payload import Payload
+from weft.edge_node.functions.contract import Function, Values
+from weft.edge_node.functions.formats.json_format import JsonFormat
+from weft.edge_node.functions.formats.msgpack_format import MsgpackFormat
+from weft.edge_node.functions.formats.plain import BytesFormat, NumberFormat, TextFormat
+from weft.edge_node.functions.formats.struct_format import StructFormat
+from weft.edge_node.functions.payloads import Format, PayloadError
+
+_SIMPLE: dict[str, type[Format]] = {
+    "json": JsonFormat,
+    "msgpack": MsgpackFormat,
+    "number": NumberFormat,
+    "text": TextFormat,
+    "bytes": BytesFormat,
+}
+
+
+class Decoding(NamedTuple):
+    """Way from payloads to fields at the beginning of a chain."""
+
+    format: Format
+    first: Function | None = None
+    """Function that decodes rows before all others, where that takes a memory; ``format`` does nothing then."""
+
+
+def format_of(payload: Payload) -> Format:
+    """Return a new format of payloads.
+
+    Raises:
+        ValueError: the fields of a struct contradict each other, or a library is not installed; says what to do.
+    """
+    if payload.format in _SIMPLE:
+        return _SIMPLE[payload.format]()
+    if payload.format == "struct":
+        return StructFormat(payload.byte_order, payload.fields)
+    # Libraries that most nodes need not load: 2 to 8 MB of memory.
+    if payload.format == "cbor":
+        from weft.edge_node.functions.formats.cbor_format import CborFormat
+
+        return CborFormat()
+    try:
+        from weft.edge_node.functions.formats.sparkplug.payload import SparkplugFormat
+    except ImportError:
+        raise ValueError(
+            "payloads of Sparkplug B need a library that is not installed: pip install 'weft-fabric[sparkplug]'"
+        ) from None
+    return SparkplugFormat()
+
+
+def decoding_of(payload: Payload) -> Decoding:
+    """Return how a chain decodes the payloads of its input.
+
+    Raises:
+        ValueError: as ``format_of``.
+    """
+    found = format_of(payload)
+    if payload.format != "sparkplug":
+        return Decoding(found)
+    from weft.edge_node.functions.formats.sparkplug.births import SparkplugRows
+
+    return Decoding(Undecoded(), SparkplugRows())
+
+
+class Undecoded:
+    """Format of a chain whose first function decodes."""
+
+    def decode(self, payload: bytes) -> Values:  # noqa: ARG002
+        """Return no fields."""
+        return {}
+
+    def encode(self, values: Values) -> bytes:
+        """Refuse fields: a chain writes in the format of its output.
+
+        Raises:
+            PayloadError: always.
+        """
+        raise PayloadError(f"{len(values)} fields have no format to be written in")
