@@ -7,7 +7,7 @@ at once count their bytes.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from types import NoneType
 from typing import Any, NoReturn
 
@@ -86,14 +86,15 @@ def check_depth(values: Values) -> None:
 
 def _measure(value: Any, depth: int) -> None:
     if isinstance(value, dict):
-        _check_depth(depth)
-        for each in value.values():
-            _measure(each, depth + 1)
+        inside: Iterable[Any] = value.values()
     elif isinstance(value, list | tuple | set | frozenset):
-        _check_depth(depth)
-        if not _PLAIN.issuperset(map(type, value)):
-            for each in value:
-                _measure(each, depth + 1)
+        inside = value
+    else:
+        return
+    _check_depth(depth)
+    if not _PLAIN.issuperset(map(type, inside)):
+        for each in inside:
+            _measure(each, depth + 1)
 
 
 def _plain(value: Any, others: Readings, depth: int) -> Any:
@@ -104,9 +105,10 @@ def _plain(value: Any, others: Readings, depth: int) -> Any:
         _check_depth(depth)
         if not _TEXT.issuperset(map(type, value)):
             value = _with_text_keys(value)
-        for key, each in value.items():
-            if type(each) not in _PLAIN:
-                value[key] = _plain(each, others, depth + 1)
+        if not _PLAIN.issuperset(map(type, value.values())):
+            for key, each in value.items():
+                if type(each) not in _PLAIN:
+                    value[key] = _plain(each, others, depth + 1)
         return value
     if kind is list:
         _check_depth(depth)

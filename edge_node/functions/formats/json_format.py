@@ -27,9 +27,11 @@ class JsonFormat:
         Raises:
             PayloadError: it is not JSON, too long or too deep.
         """
-        check_length(payload)
-        if not nests_at_most(DEPTH_MAX, payload):
-            raise PayloadError(TOO_DEEP)
+        # Short payloads cannot be too deep; two calls less for each of them.
+        if len(payload) > DEPTH_MAX:
+            check_length(payload)
+            if payload.count(b"[") + payload.count(b"{") > DEPTH_MAX and not nests_at_most(DEPTH_MAX, payload):
+                raise PayloadError(TOO_DEEP)
         try:
             value = self._decode(payload)
         except (msgspec.MsgspecError, UnicodeDecodeError) as error:

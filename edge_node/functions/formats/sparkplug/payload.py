@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from google.protobuf.message import DecodeError, EncodeError
@@ -106,9 +106,9 @@ def definition_of(metric: Any, known: Definitions) -> Definition:
     Raises:
         PayloadError: it has neither a name nor a known alias.
     """
-    datatype = metric.datatype
-    if metric.HasField("name"):
-        name = utf8(metric.name)
+    datatype, name = metric.datatype, metric.name
+    if name or metric.HasField("name"):
+        name = utf8(name)
         if not datatype and name in known:
             datatype = known[name].datatype
         return Definition(name, datatype)
@@ -132,29 +132,32 @@ def _value(metric: Any, datatype: int, depth: int) -> Any:
     kind = metric.WhichOneof("value")
     if kind is None or metric.is_null:
         return None
+    if kind in _SCALARS:
+        return _scalar(metric, kind, datatype)
     if kind == "bytes_value":
         return datatypes.binary(metric.bytes_value, datatype)
     if kind == "dataset_value":
         return _rows(metric.dataset_value)
-    if kind == "template_value":
-        if depth >= DEPTH_MAX:
-            raise PayloadError(TOO_DEEP)
-        inside: Values = {}
-        # Aliases are for the metrics of an edge node; those of a template have names.
-        _read_metrics(metric.template_value.metrics, NO_DEFINITIONS, inside, depth + 1)
-        return inside
-    return _scalar(metric, kind, datatype)
+    if depth >= DEPTH_MAX:
+        raise PayloadError(TOO_DEEP)
+    inside: Values = {}
+    # Aliases are for the metrics of an edge node; those of a template have names.
+    _read_metrics(metric.template_value.metrics, NO_DEFINITIONS, inside, depth + 1)
+    return inside
+
+
+_SCALARS: dict[str, Callable[[Any, int | None], Any]] = {
+    "int_value": datatypes.integer,
+    "long_value": datatypes.integer,
+    "float_value": datatypes.floating,
+    "double_value": datatypes.floating,
+    "boolean_value": datatypes.boolean,
+    "string_value": datatypes.text,
+}
 
 
 def _scalar(holder: Any, kind: str, datatype: int) -> Any:
-    value = getattr(holder, kind)
-    if kind in ("double_value", "float_value"):
-        return datatypes.floating(value, datatype)
-    if kind in ("int_value", "long_value"):
-        return datatypes.integer(value, datatype)
-    if kind == "boolean_value":
-        return datatypes.boolean(value, datatype)
-    return datatypes.text(value, datatype)
+    return _SCALARS[kind](getattr(holder, kind), datatype)
 
 
 def _rows(dataset: Any) -> list[Values]:
