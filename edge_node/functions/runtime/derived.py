@@ -189,7 +189,11 @@ class Derived:
         for label, state in chain.states():
             for key, value in self._states.get(label, {}).items():
                 state.load(key, value)
-        await chain.prepare()
+        try:
+            await chain.prepare()
+        except BaseException:
+            await chain.close()  # a function before the one that failed may have started a process
+            raise
         self._chain, self._states = chain, {}
 
     async def _restart(self) -> None:

@@ -30,6 +30,15 @@ from weft.edge_node.functions.kinds.python.wire import (
 WORKER = "weft.edge_node.functions.kinds.python.worker"
 PASSED_ON = ("HOME", "LANG", "LC_ALL", "PATH", "TMPDIR", "TZ")
 """Variables of the node's environment that the process gets. Others may hold secrets."""
+SET = {
+    # Libraries of numbers start a thread for each processor otherwise, each with memory of its own.
+    "OMP_NUM_THREADS": "1",
+    "OPENBLAS_NUM_THREADS": "1",
+    "MKL_NUM_THREADS": "1",
+    # From version 1.29 on, onnxruntime tells its maker what it runs, unless this is set before it is imported.
+    "ORT_DISABLE_TELEMETRY": "1",
+}
+"""Variables that the process gets besides."""
 PRINTED_BYTES = 64 << 10
 PRINT_PAUSE_S = 0.05
 """Pause after reading what the code printed. A pipe holds 64 KiB: code that prints without end waits, not the node."""
@@ -74,9 +83,7 @@ class Child:
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             cwd=folder,
-            env={name: os.environ[name] for name in PASSED_ON if name in os.environ}
-            # Libraries of numbers start a thread for each processor otherwise, each with memory of its own.
-            | {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"},
+            env={name: os.environ[name] for name in PASSED_ON if name in os.environ} | SET,
             start_new_session=True,
         )
         self._tasks: list[asyncio.Task[None]] = []

@@ -52,6 +52,7 @@ class Python(AsyncFunction):
         if self._watched.changed(asyncio.get_running_loop().time()):
             await self._load()
         if self._current is None:
+            await self._files.close()  # the chain may be made again for each try
             raise NotReady(self._trouble)
 
     async def _load(self) -> None:
