@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 
@@ -200,17 +198,3 @@ async def test_rows_wait_for_a_file_that_is_missing(subject: Make) -> None:
     it.file.unlink()
     with pytest.raises(NotReady, match="No such file"):
         await it.feed({"n": 1})
-
-
-async def test_the_example_of_the_docs_runs(subject: Make) -> None:
-    page = (Path(__file__).parents[4] / "docs/functions/python.md").read_text()
-    (code,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
-    it = subject(code)
-    it.file.with_name("limits.json").write_text('{"1": 80.0}')
-    it.settings = type(it.settings)(file=str(it.file), files=(str(it.file.with_name("limits.json")),))
-    it.function = it.made()
-    assert await it.feed({"temperature": 81.5}, {"temperature": None}, {"temperature": 20}) == [
-        {"temperature": 81.5, "over": True, "n": 1},
-        {"temperature": 20, "over": False, "n": 2},
-    ]
-    await it.function.close()
