@@ -65,13 +65,7 @@ def fields_of(value: Any, others: Readings = _NONE) -> Values:
     Raises:
         PayloadError: something in it cannot be in fields.
     """
-    if type(value) is not dict:
-        return {VALUE: _plain(value, others, 0)}
-    # Looks at all keys and values in C: most payloads are flat, and this is all that they cost.
-    if _TEXT.issuperset(map(type, value)) and _PLAIN.issuperset(map(type, value.values())):
-        return value
-    found: Values = _plain(value, others, 0)
-    return found
+    return _mapping(value, others, 0) if type(value) is dict else {VALUE: _plain(value, others, 0)}
 
 
 def check_depth(values: Values) -> None:
@@ -102,14 +96,7 @@ def _plain(value: Any, others: Readings, depth: int) -> Any:
     if kind in _PLAIN:
         return value
     if kind is dict:
-        _check_depth(depth)
-        if not _TEXT.issuperset(map(type, value)):
-            value = _with_text_keys(value)
-        if not _PLAIN.issuperset(map(type, value.values())):
-            for key, each in value.items():
-                if type(each) not in _PLAIN:
-                    value[key] = _plain(each, others, depth + 1)
-        return value
+        return _mapping(value, others, depth)
     if kind is list:
         _check_depth(depth)
         if not _PLAIN.issuperset(map(type, value)):
@@ -119,6 +106,19 @@ def _plain(value: Any, others: Readings, depth: int) -> Any:
     if (reading := others.get(kind)) is not None:
         return reading(value)
     return _refuse(kind)
+
+
+def _mapping(value: dict[Any, Any], others: Readings, depth: int) -> Values:
+    if depth >= DEPTH_MAX:
+        raise PayloadError(TOO_DEEP)
+    # These two look at all keys and values in C: most mappings are flat, and this is all that they cost.
+    if not _TEXT.issuperset(map(type, value)):
+        value = _with_text_keys(value)
+    if not _PLAIN.issuperset(map(type, value.values())):
+        for key, each in value.items():
+            if type(each) not in _PLAIN:
+                value[key] = _plain(each, others, depth + 1)
+    return value
 
 
 def _with_text_keys(value: dict[Any, Any]) -> Values:

@@ -42,8 +42,11 @@ class CborFormat:
             PayloadError: it is not one item of CBOR, too long or too deep, or has integers as keys and is longer than
                 ``QUICK_BYTES_MAX``.
         """
-        decoder = self._quick if len(payload) <= QUICK_BYTES_MAX else self._careful
-        check_length(payload)
+        if len(payload) <= QUICK_BYTES_MAX:
+            decoder = self._quick
+        else:
+            check_length(payload)
+            decoder = self._careful
         decoder.fp = file = io.BytesIO(payload)
         try:
             value = decoder.decode()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from weft.edge_node.functions.contract import Values
-from weft.edge_node.functions.formats.bounds import DEPTH_MAX, TOO_DEEP, VALUE, check_length
+from weft.edge_node.functions.formats.bounds import DEPTH_MAX, PAYLOAD_BYTES_MAX, TOO_DEEP, VALUE, check_length
 from weft.edge_node.functions.payloads import PayloadError
 from weft.protocols.payloads import nests_at_most
 
@@ -27,11 +27,13 @@ class JsonFormat:
         Raises:
             PayloadError: it is not JSON, too long or too deep.
         """
-        # Short payloads cannot be too deep; two calls less for each of them.
-        if len(payload) > DEPTH_MAX:
+        # Short payloads and those with few brackets cannot be too deep.
+        if len(payload) > DEPTH_MAX and payload.count(b"[") + payload.count(b"{") > DEPTH_MAX:
             check_length(payload)
-            if payload.count(b"[") + payload.count(b"{") > DEPTH_MAX and not nests_at_most(DEPTH_MAX, payload):
+            if not nests_at_most(DEPTH_MAX, payload):
                 raise PayloadError(TOO_DEEP)
+        elif len(payload) > PAYLOAD_BYTES_MAX:
+            check_length(payload)
         try:
             value = self._decode(payload)
         except (msgspec.MsgspecError, UnicodeDecodeError) as error:

@@ -57,9 +57,12 @@ class MsgpackFormat:
         Raises:
             PayloadError: it is not MessagePack, too long or too deep.
         """
-        check_length(payload)
         try:
-            value = self._decode(payload) if len(payload) <= QUICK_BYTES_MAX else self._apart(payload, 0)
+            if len(payload) <= QUICK_BYTES_MAX:
+                value = self._decode(payload)
+            else:
+                check_length(payload)
+                value = self._apart(payload, 0)
         except PayloadError:
             raise
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, ValueError) as error:

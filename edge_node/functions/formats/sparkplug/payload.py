@@ -165,6 +165,8 @@ def _rows(dataset: Any) -> list[Values]:
     types = list(dataset.types)
     if len(types) != len(columns) or len(set(columns)) != len(columns):
         raise PayloadError(f"a dataset has {len(types)} types for {len(set(columns))} different columns")
+    if not columns and len(dataset.rows):  # Two bytes each, and a mapping without anything in it.
+        raise PayloadError("a dataset has rows and no columns")
     return [_row(row, columns, types) for row in dataset.rows]
 
 
@@ -226,6 +228,8 @@ def _write_list(metric: Any, values: list[Any]) -> None:
     dataset, names = metric.dataset_value, values[0].keys()
     if any(type(row) is not dict or row.keys() != names for row in values):
         raise PayloadError("a list of rows has rows with different fields")
+    if not names:
+        raise PayloadError("a list of rows has rows without fields")
     dataset.num_of_columns = len(names)
     dataset.columns.extend(names)
     types = [datatypes.column([row[name] for row in values]) for name in names]

@@ -106,6 +106,7 @@ def test_arrays_of_the_specification(datatype: int, code: str, values: list[Any]
             {"name": "a", "dataset_value": {"columns": ["x"], "types": [3], "rows": [{"elements": []}]}},
             "0 values for 1 columns",
         ),
+        ({"name": "a", "dataset_value": {"rows": [{"elements": []}]}}, "rows and no columns"),
         ({"name": "a", "template_value": {"metrics": [{"alias": 1, "int_value": 1}]}}, "alias 1, and the birth"),
     ],
 )  # fmt: skip
@@ -157,7 +158,7 @@ _NUMBERS = st.integers(-(2**63), 2**64 - 1)
 _TEXTS = st.text(max_size=8)
 _SCALARS = st.none() | st.booleans() | _NUMBERS | st.floats(allow_nan=False) | _TEXTS
 _COLUMNS = st.sampled_from([st.booleans(), st.integers(-(2**63), 2**63 - 1), st.floats(allow_nan=False), _TEXTS])
-_DATASETS = st.dictionaries(_TEXTS, _COLUMNS, max_size=3).flatmap(
+_DATASETS = st.dictionaries(_TEXTS, _COLUMNS, min_size=1, max_size=3).flatmap(
     lambda columns: st.lists(
         st.fixed_dictionaries({name: st.none() | each for name, each in columns.items()}), min_size=1, max_size=3
     )
@@ -192,7 +193,7 @@ def test_any_bytes_are_read_or_refused_and_what_is_read_can_be_written(data: byt
 @pytest.mark.parametrize(
     "value",
     [2**64, -(2**63) - 1, 1j, object(), (1, 2), [1, "a"], ["a\0"], [b"x"], [[1]], [2**63, -1], [{"a": 1}, {"b": 1}],
-     [{"a": 1}, {"a": "x"}], [{"a": [1]}], [{"a": 2**63}, {"a": -1}], [{}, 1], {"a": object()}, "\ud800",
+     [{"a": 1}, {"a": "x"}], [{"a": [1]}], [{"a": 2**63}, {"a": -1}], [{}, 1], [{}], {"a": object()}, "\ud800",
      [1.5, 10**400]],
     ids=lambda value: repr(value)[:20],
 )  # fmt: skip
