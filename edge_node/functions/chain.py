@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
-from weft.edge_node.functions.contract import AsyncFunction, Function, Gap, Out, Row, State
-from weft.edge_node.functions.payloads import Format, PayloadError
+from weft.edge_node.functions.contract import AsyncFunction, Function, Gap, Out, Row, State, Values
+from weft.edge_node.functions.payloads import Format, PartialFormat, PayloadError
 
 SECOND = 1_000_000_000
 """Length of a tick, ns."""
@@ -79,9 +79,12 @@ class Chain:
         """
         self._functions = [function for _, function in functions]
         self._labels = [label for label, _ in functions]
-        self._decoder = decoder
+        names = names_read(self._functions)
+        self._decode: Callable[[bytes], Values] = decoder.decode
+        if names is not None and isinstance(decoder, PartialFormat):
+            self._decode = decoder.decoder(names)
         self._encoder = encoder
-        self._reads_values = any(function.reads_values for function in self._functions)
+        self._reads_values = names is None or bool(names)
         self.has_ticks = any(type(function).due is not Function.due for function in self._functions)
         """True where time alone can bring rows out."""
 
@@ -172,7 +175,7 @@ class Chain:
         self._encoded(rows, out)
 
     def _decoded(self, rows: list[Row], out: Outputs) -> list[Row]:
-        decode = self._decoder.decode
+        decode = self._decode
         decoded: list[Row] = []
         for row in rows:
             try:
@@ -197,3 +200,18 @@ class Chain:
 def oldest_of(functions: Iterable[Function]) -> int | None:
     """Return the time of the oldest row that some functions hold."""
     return min((held for function in functions if (held := function.oldest()) is not None), default=None)
+
+
+def names_read(functions: Iterable[Function]) -> frozenset[str] | None:
+    """Return the fields of the input's payloads that some functions, one behind the other, need; None for all."""
+    found: frozenset[str] = frozenset()
+    for function in functions:
+        if not function.reads_values:
+            continue
+        names = function.reads()
+        if names is None:
+            return None
+        found |= names
+        if function.makes_values:
+            break
+    return found

@@ -75,11 +75,21 @@ class Function:
 
     reads_values: bool = True
     """True where ``Row.values`` must be decoded. Of the class, or of an instance whose settings decide it."""
+    makes_values: ClassVar[bool] = False
+    """True where no row comes out with values that came in: all of them are made of the fields that ``reads`` names."""
     is_stateless: ClassVar[bool] = False
     """True where a row's result depends on that row alone. Such functions may run before the log (``raw: discard``)."""
 
     state: State | None = None
     """Memory between rows; None where there is none."""
+
+    def reads(self) -> frozenset[str] | None:
+        """Return the fields (first names of paths) that it looks at; None for all of them.
+
+        A function may name them if it gives rows on with payload and values as they came, or not at all, or if it
+        ``makes_values``; and if it remembers no row's values. Payloads are then decoded as far as the chain needs.
+        """
+        return None
 
     def process(self, rows: list[Row], out: Out) -> list[Row]:
         """Return what becomes of some rows, in order."""

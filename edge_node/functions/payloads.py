@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from collections.abc import Callable
+from typing import Protocol, runtime_checkable
 
 from weft.edge_node.functions.contract import Values
 
@@ -27,5 +28,17 @@ class Format(Protocol):
 
         Raises:
             PayloadError: the format cannot hold them.
+        """
+        ...
+
+
+@runtime_checkable
+class PartialFormat(Protocol):
+    """A format that can leave out fields while it decodes."""
+
+    def decoder(self, names: frozenset[str]) -> Callable[[bytes], Values]:
+        """Return a function that does what ``decode`` does, for these fields of a payload alone.
+
+        It raises ``PayloadError`` as ``decode`` does, but for numbers in other fields that cannot be represented.
         """
         ...

@@ -9,7 +9,7 @@ from weft.config.functions.reduce import Band, Deadband
 from weft.edge_node.functions.contract import Context, Function, Gap, Out, Row, Values
 from weft.edge_node.functions.kinds.missing import no_number, passes
 from weft.edge_node.functions.kinds.numbers import LARGEST, band, is_finite
-from weft.edge_node.functions.paths import MISSING, getter
+from weft.edge_node.functions.paths import MISSING, getter, names_in
 from weft.edge_node.functions.series import KEY_BYTES_MAX, SeriesState, identify, key_of
 from weft.protocols.batch import HeaderPairs
 
@@ -58,11 +58,18 @@ class DeadbandFunction(Function):
         self._series = SeriesState(settings.keys_max)
         self.state = self._series.state
         self._identify = identify(settings.by, context)
+        # Levels of the topic among them do no harm: a payload seldom has a field of that name.
+        names = (*(field.name for field in self._fields), *(settings.by or ()))
+        self._reads = frozenset(names_in(name)[0] for name in names)
         self._is_plain = self._identify is key_of and len(self._fields) == 1 and "." not in self._fields[0].name
         silence = settings.max_silence_s
         self._header = HEADER + self._fields[0].name
         self._max_silence = NEVER if silence is None else round(silence * _NS)
         self._missing = settings.missing
+
+    def reads(self) -> frozenset[str]:
+        """Return the fields with bands, and those that tell series."""
+        return self._reads
 
     def process(self, rows: list[Row], out: Out) -> list[Row]:
         """Return the rows that are kept, with their bounds."""

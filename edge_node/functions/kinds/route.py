@@ -36,6 +36,10 @@ class Route(Function):
                 raise error.of(f"rules[{at}].where") from None
             self._rules.append((condition, rule))
 
+    def reads(self) -> frozenset[str]:
+        """Return the fields of the conditions."""
+        return frozenset[str]().union(*(condition.expression.fields for condition, _ in self._rules if condition))
+
     def process(self, rows: list[Row], out: Out) -> list[Row]:
         """Route rows, and return those that go on."""
         for condition, rule in self._rules:

@@ -36,6 +36,7 @@ class SelectNew(Function):
     """Fields that expressions make, and no others. Rows on which one fails go to the errors. Without state."""
 
     is_stateless = True
+    makes_values = True
 
     def __init__(self, settings: Mapping[str, str], context: Context) -> None:
         """Compile the expressions.
@@ -46,6 +47,10 @@ class SelectNew(Function):
         self._maker = FieldMaker(settings, context.level_names, only=True)
         self._levels = context.levels
 
+    def reads(self) -> frozenset[str]:
+        """Return the fields of the expressions."""
+        return frozenset[str]().union(*(each.fields for each in self._maker.expressions.values()))
+
     def process(self, rows: list[Row], out: Out) -> list[Row]:
         """Return the rows with the new fields alone."""
         return self._maker.make_fields(rows, self._levels, out.reject)
@@ -55,6 +60,7 @@ class SelectNames(Function):
     """Named fields, as far as a row has them. A row that has none of them goes to the errors. Without state."""
 
     is_stateless = True
+    makes_values = True
 
     def __init__(self, settings: tuple[str, ...]) -> None:
         """Take the names, which may be dotted.
@@ -67,6 +73,11 @@ class SelectNames(Function):
         self._plain = names if all(len(names_in(name)) == 1 for name in names) else ()
         self._getters = [(names_in(name), getter(name)) for name in names]
         self._reason = f"it has none of the fields {', '.join(names)}"
+        self._reads = frozenset(path[0] for path, _ in self._getters)
+
+    def reads(self) -> frozenset[str]:
+        """Return the fields that stay."""
+        return self._reads
 
     def process(self, rows: list[Row], out: Out) -> list[Row]:
         """Return the rows with these fields alone."""

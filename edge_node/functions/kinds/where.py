@@ -22,7 +22,12 @@ class Where(Function):
         """
         self._condition = Condition(settings, context.level_names)
         self._levels = context.levels
+        self._fields = self._condition.expression.fields
         self._reason = f"where is false: {settings.strip()}"
+
+    def reads(self) -> frozenset[str]:
+        """Return the fields of the condition."""
+        return self._fields
 
     def process(self, rows: list[Row], out: Out) -> list[Row]:
         """Return the rows for which the condition holds."""
