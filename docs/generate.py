@@ -1,4 +1,5 @@
-"""Generator of docs/architecture.svg, and of settings.md, metrics.md and cli.md of docs/reference, from the code.
+"""Generator of docs/architecture.svg, of settings.md, metrics.md and cli.md of docs/reference, from the code, and of
+docs/downsampling.md with its pictures, from the code and real data.
 
 ``./run docs`` calls it. A test fails while a page or the picture differs.
 """
@@ -10,6 +11,7 @@ from pathlib import Path
 
 import click
 
+from docs import downsampling
 from docs.picture import picture
 from weft.cli import cli
 from weft.config.metrics import EDGE_METRICS, HUB_METRICS, PROCESS_METRICS
@@ -32,8 +34,9 @@ _ERRORS = """With `--json` an error is one line of JSON, the last on standard er
 - `weft audit --json` of a table that lacks records
 - `weft edge check --json` and `weft hub check --json` of a wrong configuration, which print `errors` and `warnings`,
   both in the form of `problems`."""
-REFERENCE = Path(__file__).parent / "reference"
-PICTURE = Path(__file__).parent / "architecture.svg"
+DOCS = Path(__file__).parent
+REFERENCE = DOCS / "reference"
+PICTURE = DOCS / "architecture.svg"
 _GENERATED = "<!-- Written by docs/generate.py from the code. Edit the code. -->"
 
 
@@ -96,3 +99,5 @@ if __name__ == "__main__":
     for file, text in pages().items():
         (REFERENCE / file).write_text(text)
     PICTURE.write_text(picture())
+    for file, text in downsampling.pages().items():
+        (DOCS / file).write_text(text)

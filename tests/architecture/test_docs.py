@@ -8,6 +8,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from docs import downsampling
 from docs.generate import PICTURE, REFERENCE, pages
 from docs.picture import missing, picture
 from weft.config.metrics import EDGE_METRICS, HUB_METRICS
@@ -26,6 +27,16 @@ def test_the_picture_of_the_architecture_is_current_and_whole() -> None:
     assert missing() == []
     assert PICTURE.read_text() == picture(), "run: ./run docs"
     assert f"]({PICTURE.name})" in (ROOT / "docs/architecture.md").read_text()
+
+
+def test_the_page_of_real_data_is_current_and_every_bound_on_it_holds() -> None:
+    pytest.importorskip("matplotlib")
+    made = downsampling.pages()
+    assert {name for name, text in made.items() if (ROOT / "docs" / name).read_text() != text} == set(), (
+        "run: ./run docs"
+    )
+    assert made["downsampling.md"].count("| yes |") == 12
+    assert "**no**" not in made["downsampling.md"]
 
 
 def test_every_invariant_names_tests_that_are_there() -> None:

@@ -1,0 +1,269 @@
+"""Generator of downsampling.md: the functions that reduce data, run on the real data of the demo, with pictures.
+
+Every number on the page is computed here, by the functions of an edge node and in exact arithmetic.
+"""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import itertools
+import json
+from array import array
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterator, Sequence
+from datetime import UTC, datetime
+from fractions import Fraction
+from importlib.resources import files
+from typing import Any, NamedTuple
+
+import msgspec
+import zstandard
+
+from docs.plots import Panel, plot
+from weft.config.functions.reduce import Deadband, Sample, SwingingDoor
+from weft.edge_node.functions.chain import Outputs
+from weft.edge_node.functions.contract import Context, Function, Row
+from weft.edge_node.functions.kinds.deadband import DeadbandFunction
+from weft.edge_node.functions.kinds.sample import SampleFunction
+from weft.edge_node.functions.kinds.swinging_door import SwingingDoorFunction
+from weft.edge_node.functions.lttb import error_of, lttb
+from weft.protocols.batch import ClockReading, ClockState, columns_from_lists, encode
+
+_SECOND = 10**9
+_BATCH_ROWS = 1000
+_DAY = 86_400 * _SECOND
+_GENERATED = "<!-- Written by docs/downsampling.py from the code and the demo's data. Edit the code. -->"
+
+
+class Signal(NamedTuple):
+    """A real series and how it is reduced here."""
+
+    name: str
+    title: str
+    unit: str
+    rows: list[Row]
+    delta: float
+    shown: slice
+    """Part of it that the picture shows."""
+
+
+class Result(NamedTuple):
+    """Outcome of a function on a signal."""
+
+    label: str
+    setting: str
+    kept: list[int]
+    """Indexes of the rows that came out, in order."""
+    size: int
+    """Bytes of what came out, as batches of the log."""
+    bound: float | None
+    error: Fraction
+    """Largest distance of a row from the signal rebuilt from the kept ones."""
+    is_held: bool
+    """True where the signal is rebuilt by holding the last value, and false where by straight lines."""
+
+
+def pages() -> dict[str, str]:
+    """Return file name below ``docs`` -> content, of the page and its pictures."""
+    found: dict[str, str] = {}
+    sections: list[str] = []
+    for signal in _signals():
+        results = list(_results(signal))
+        found[f"pictures/{signal.name}.svg"] = _picture(signal, results)
+        image = f"![{signal.title}](pictures/{signal.name}.svg)"
+        sections += [f"## {signal.title}", "", *_table(signal, results), "", image, ""]
+    return {"downsampling.md": "\n".join([_HEAD, *sections, _FOOT]), **found}
+
+
+_HEAD = f"""\
+# Downsampling on real data
+{_GENERATED}
+
+What [deadband](functions/deadband.md), [swinging_door](functions/swinging_door.md) and `lttb` of a window leave of
+real signals, and how far the signal that is rebuilt from it is off. The data comes with the demo (`weft/demo/data`,
+MIT licence); each row is a JSON message with what a device measured.
+
+Sizes are those of batches of up to 1,000 rows, as they are in the log and on a link. They count times, compression,
+and the headers that state the bounds. Errors are the largest of all rows, in exact arithmetic. A deadband's signal is
+rebuilt by holding the last value, the others by straight lines between the rows. In the pictures the raw signal is
+grey, and the band is the bound.
+
+[sample](functions/sample.md) is there for comparison. It keeps about as many rows as the swinging door, and what it
+loses is known only here, where the raw signal is.
+"""
+_FOOT = """
+## How to read it
+
+- A deadband suits what stands still for long, and everything that needs its rows at once: it holds nothing back.
+- A swinging door suits what rises and falls evenly. Where a signal is noise and steps, it keeps more rows than a
+  deadband of the same bound: a line through a noisy row is off soon.
+- LTTB is for pictures: a fixed number of points for each window, with its ends and extremes. The error of a window is
+  known when the window is over. A short spike has its peak, and slopes that it did not have.
+- A bound below the noise of a sensor keeps nearly everything. Look at the noise first, then choose.
+"""
+
+
+def _signals() -> list[Signal]:
+    return [
+        Signal("machine-temperature", "Temperature of a machine, every 5 minutes for 79 days", "°F",
+               _csv_rows("machine_temperature_system_failure.csv.gz"), 2.0, slice(3600, 4500)),
+        Signal("office-temperature", "Temperature of an office, hourly for 10 months", "°F",
+               _csv_rows("ambient_temperature_system_failure.csv.gz"), 1.0, slice(3000, 3500)),
+        Signal("humidity", "Humidity beside a Raspberry Pi, every 6 seconds for a day", "%",
+               _device_rows("iot-device-01", "humidity"), 0.5, slice(2000, 3200)),
+        Signal("carbon-monoxide", "Carbon monoxide beside a Raspberry Pi, every 6 seconds for a day", "ppm",
+               _device_rows("iot-device-01", "co"), 0.0002, slice(2000, 3200)),
+    ]  # fmt: skip
+
+
+def _lines(name: str) -> Iterator[str]:
+    with gzip.open(str(files("weft.demo") / "data" / name), "rt", encoding="utf-8") as file:
+        yield from file
+
+
+def _csv_rows(name: str) -> list[Row]:
+    readings = csv.DictReader(_lines(name))
+    pairs = ((_time_of(each["timestamp"]), {"value": float(each["value"])}) for each in readings)
+    return [Row(time, b"x", msgspec.json.encode(values), values, (), at) for at, (time, values) in enumerate(pairs)]
+
+
+def _time_of(text: str) -> int:
+    return int(datetime.fromisoformat(text).replace(tzinfo=UTC).timestamp()) * _SECOND
+
+
+def _device_rows(device: str, field: str) -> list[Row]:
+    messages = (json.loads(line) for line in _lines("telemetry_50270.jsonl.gz"))
+    of_device = (each for each in messages if each["device"] == device)
+    return [
+        Row(round(each["ts"] * _SECOND), b"x", msgspec.json.encode(each), {"value": each["data"][field]}, (), at)
+        for at, each in enumerate(of_device)
+    ]
+
+
+def _results(signal: Signal) -> Iterator[Result]:
+    context = Context("", (), lambda _: {}, ())
+    delta = signal.delta
+    deadband = Deadband(field_="value", delta=delta)
+    yield _run(signal, "deadband", f"delta: {delta:g}", DeadbandFunction(deadband, context), bound=delta, is_held=True)
+    door = SwingingDoor(field_="value", delta=delta, max_silence_s=7 * 86_400.0)
+    pivots = _run(signal, "swinging_door", f"delta: {delta:g}", SwingingDoorFunction(door, context), bound=delta)
+    yield pivots
+    yield _windows(signal, len(pivots.kept))
+    every = round(len(signal.rows) / len(pivots.kept))
+    yield _run(signal, "sample", f"every: {every}", SampleFunction(Sample(every=every), context))
+
+
+def _run(
+    signal: Signal, label: str, setting: str, function: Function, bound: float | None = None, *, is_held: bool = False
+) -> Result:
+    out, kept = Outputs(), []
+    for row in signal.rows:
+        while (due := function.due()) is not None and due < row.time:
+            kept += function.tick(due, out)
+        kept += function.process([msgspec.structs.replace(row)], out)
+    while (due := function.due()) is not None:
+        kept += function.tick(due, out)
+    size = _stored(kept)
+    numbers = sorted(row.seq for row in kept)
+    return Result(label, setting, numbers, size, bound, _error(signal.rows, numbers, is_held=is_held), is_held)
+
+
+def _windows(signal: Signal, count: int) -> Result:
+    """Choose about as many points as another function, by LTTB in windows of a day or of an hour."""
+    span = signal.rows[-1].time - signal.rows[0].time
+    length, name = (_DAY, "1d") if span > 10 * _DAY else (_DAY // 24, "1h")
+    windows = [list(rows) for _, rows in itertools.groupby(signal.rows, key=lambda row: row.time // length)]
+    points = max(4, round(count / len(windows)))
+    kept, bound = [], 0.0
+    for rows in windows:
+        times, values = [row.time for row in rows], [row.values["value"] for row in rows]
+        chosen = lttb(times, values, points)
+        bound = max(bound, error_of(times, values, chosen))
+        kept += [rows[at].seq for at in chosen]
+    kept.sort()
+    size = _stored([signal.rows[at] for at in kept])
+    return Result("lttb", f"every: {name}, {points} points", kept, size, bound, _error(signal.rows, kept), False)
+
+
+def _stored(rows: Sequence[Row]) -> int:
+    """Return the bytes that rows take as batches."""
+    size = 0
+    clock = ClockReading(1, 0, ClockState.SYNCED)
+    for first in range(0, len(rows), _BATCH_ROWS):
+        some = rows[first : first + _BATCH_ROWS]
+        columns = columns_from_lists(
+            array("q", [row.time for row in some]).tobytes(),
+            [row.key for row in some],
+            [row.payload or b"" for row in some],
+            {at: row.headers for at, row in enumerate(some) if row.headers},
+        )
+        size += len(encode(1, 0, columns, clock, zstandard.ZstdCompressor(level=1)))
+    return size
+
+
+def _error(rows: Sequence[Row], kept: list[int], *, is_held: bool = False) -> Fraction:
+    """Return how far the rows are from the signal that is rebuilt from the kept ones."""
+    found: list[tuple[float, int, int, int]] = []
+    for left, right in itertools.pairwise([*kept, len(rows)]):
+        first, time = rows[left].values["value"], rows[left].time
+        # After the last kept row there is no line: its value holds.
+        is_flat = is_held or right == len(rows) or rows[right].time <= time
+        end = left if is_flat else right
+        slope = 0.0 if is_flat else (rows[end].values["value"] - first) / (rows[end].time - time)
+        for row in rows[left + 1 : right]:
+            found.append((abs(first + slope * (row.time - time) - row.values["value"]), left, end, row.seq))
+    # Exactly, of those that doubles cannot tell from the worst.
+    worst = max((each[0] for each in found), default=0.0)
+    near = [_distance(rows[left], rows[end], rows[at]) for off, left, end, at in found if off >= worst * (1 - 1e-6)]
+    return max(near, default=Fraction(0))
+
+
+def _distance(left: Row, end: Row, row: Row) -> Fraction:
+    first, slope = Fraction(left.values["value"]), Fraction(0)
+    if end is not left:
+        slope = (Fraction(end.values["value"]) - first) / (end.time - left.time)
+    return abs(first + slope * (row.time - left.time) - Fraction(row.values["value"]))
+
+
+def _table(signal: Signal, results: list[Result]) -> Iterator[str]:
+    total, size = len(signal.rows), _stored(signal.rows)
+    payloads = sum(len(row.payload or b"") for row in signal.rows)
+    yield f"{total:,} rows with {payloads:,} bytes of payload; {size:,} bytes as batches. In {signal.unit}."
+    yield ""
+    yield "| function | settings | rows kept | of all | bytes saved | bound | largest error | held |"
+    yield "|---|---|---:|---:|---:|---:|---:|---|"
+    for each in results:
+        held = "none stated" if each.bound is None else "yes" if each.error <= Fraction(each.bound) else "**no**"
+        bound = "" if each.bound is None else f"{each.bound:.4g}"
+        cells = (
+            f"`{each.label}`", f"`{each.setting}`", f"{len(each.kept):,}", f"{len(each.kept) / total:.1%}",
+            f"{1 - each.size / size:.1%}", bound, f"{float(each.error):.4g}", held,
+        )  # fmt: skip
+        yield f"| {' | '.join(cells)} |"
+
+
+def _picture(signal: Signal, results: list[Result]) -> str:
+    rows = signal.rows[signal.shown]
+    first, last = rows[0].seq, rows[-1].seq
+
+    def points(numbers: Any) -> list[tuple[float, float]]:
+        return [
+            ((signal.rows[at].time - rows[0].time) / _SECOND / 3600, signal.rows[at].values["value"]) for at in numbers
+        ]
+
+    panels = [
+        Panel(
+            f"{each.label} ({each.setting}): {sum(first <= at <= last for at in each.kept)} of {len(rows)} rows",
+            points(_around(each.kept, first, last)),
+            each.bound if each.label in ("deadband", "swinging_door") else None,
+            each.is_held,
+        )
+        for each in results
+    ]
+    return plot(points(range(first, last + 1)), panels, unit=signal.unit)
+
+
+def _around(kept: list[int], first: int, last: int) -> list[int]:
+    """Return the kept rows of a part, and those beside it, to which the lines at its ends lead."""
+    return kept[max(bisect_right(kept, first) - 1, 0) : bisect_left(kept, last) + 1]
