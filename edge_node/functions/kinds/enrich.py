@@ -27,15 +27,7 @@ class Enrich(AsyncFunction):
         self._settings = settings
         self._context = context
         self._value = _value_getter(settings.on, context)
-        self._wanted = Wanted(
-            file=settings.file,
-            column=settings.column or settings.on.rpartition(".")[2],
-            fields=settings.fields,
-            numbers=frozenset(settings.numbers),
-            table=settings.table,
-            rows_max=settings.rows,
-            bytes_max=settings.memory_bytes,
-        )
+        self._wanted = wanted_of(settings)
         # A database in WAL mode changes in a file beside it.
         self._files = WatchedFiles((settings.file, f"{settings.file}-wal"), CHECK_INTERVAL_S)
         self._table: LookupTable | None = None
@@ -100,6 +92,19 @@ class Enrich(AsyncFunction):
     def trouble(self) -> str:
         """Return why the file as it is now is not in use."""
         return self._trouble
+
+
+def wanted_of(settings: Settings) -> Wanted:
+    """Return what the settings want of which file."""
+    return Wanted(
+        file=settings.file,
+        column=settings.column or settings.on.rpartition(".")[2],
+        fields=settings.fields,
+        numbers=frozenset(settings.numbers),
+        table=settings.table,
+        rows_max=settings.rows,
+        bytes_max=settings.memory_bytes,
+    )
 
 
 def _value_getter(on: str, context: Context) -> Callable[[Row], Any]:
