@@ -65,6 +65,8 @@ class Surroundings(NamedTuple):
     """Time in ns since 1970."""
     clock: Callable[[], float]
     """Seconds, never set."""
+    sleep: Callable[[float], Awaitable[None]]
+    """Waits for some seconds."""
 
 
 class Version(NamedTuple):
@@ -108,6 +110,8 @@ class Derived:
         """Time of the first of them, by the clock."""
         self._pending: Step | None = None
         """Step that the log had no room for."""
+        self._is_stale = False
+        """True when the memory of the functions is not to be trusted."""
         self._told = 0
         """Time up to which marks may have told that nothing more comes."""
         self._start_from(remembered)
@@ -161,6 +165,8 @@ class Derived:
         wait_s = RETRY_S
         while True:
             try:
+                if self._is_stale:
+                    await self._restart()
                 if self._chain is None:
                     await self._make()
                 await self._work()
@@ -170,18 +176,20 @@ class Derived:
             except LogFailed:
                 return  # the node ends, and recovery opens the log again
             except NotReady as error:
+                self._is_stale = bool(self._rows)
                 self._trouble(str(error))
-                if self._rows:
-                    await self._restart()
             except LogFull as error:
                 self._trouble(f"waits for room in the log: {error}")
+            except OSError as error:
+                self._is_stale = True
+                self._trouble(f"cannot read the log ({error})")
             except Exception as error:
                 # A fault of a function. Its memory may be half changed: begin again with what is durable.
+                self._is_stale = True
+                self.counters.failures += 1
                 logger.exception("the functions of stream %s failed; they start again in %g s", self._name, wait_s)
                 self._trouble(f"failed ({type(error).__name__}: {error}) and is started again")
-                self.counters.failures += 1
-                await self._restart()
-            await asyncio.sleep(wait_s)
+            await self._around.sleep(wait_s)
             wait_s = min(2 * wait_s, RETRY_S_MAX)
 
     async def _make(self) -> None:
@@ -202,6 +210,7 @@ class Derived:
             self._chain = None
         await self._around.log.durable()
         self._start_from(await asyncio.to_thread(self._around.read_states, self._name))
+        self._is_stale = False
 
     def _trouble(self, text: str) -> None:
         if self.counters.trouble != text:
@@ -268,7 +277,8 @@ class Derived:
     async def _wait(self) -> None:
         """Wait for more of the inputs, and look at the time now and then."""
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._wake.wait(), STEP_S)
+            async with asyncio.timeout(STEP_S):  # ``wait_for`` may swallow that the task is cancelled (Python 3.11)
+                await self._wake.wait()
 
     # --- steps
 

@@ -49,6 +49,7 @@ class Functions:
         turn: Callable[[], Awaitable[None]],
         wall_clock: Callable[[], int],
         clock: Callable[[], float],
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
         """Go on where the log ends.
 
@@ -59,6 +60,7 @@ class Functions:
             turn: returns when the node has time for more.
             wall_clock: ns since 1970.
             clock: seconds, never set.
+            sleep: waits for some seconds, before something that failed is tried again.
 
         Raises:
             OSError, LogFailed: the states cannot be read.
@@ -68,7 +70,7 @@ class Functions:
         self._states = log.stream(FUNCTIONS_STREAM)
         self._around = Surroundings(
             log, log.page_reader(READS_MAX), Holds(log.hold_mark), alert, released, self._read_states, turn,
-            wall_clock, clock,
+            wall_clock, clock, sleep,
         )  # fmt: skip
         self._running: dict[str, Derived] = {}
         known = StateReader(log, self._states).streams

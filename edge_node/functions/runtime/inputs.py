@@ -142,7 +142,8 @@ class Inputs:
         if each.read_to < self._log.durable_end(each.stream):
             return each.last_time - 1
         time, seq = self._log.mark(each.stream, self._wall_clock())
-        return time if seq <= each.read_to else each.last_time - 1
+        # Less one: the next record may be taken in at this very time, if the clock is coarse.
+        return (time if seq <= each.read_to else each.last_time) - 1
 
     def _merged(self, until: int) -> list[Event]:
         found: list[Event] = []

@@ -119,6 +119,7 @@ class Edge:
         self.functions = Functions(
             definitions, self.log, alert=self.alerts.append, released=self._released,
             turn=lambda: asyncio.sleep(0), wall_clock=lambda: self.now, clock=lambda: self.now / SECOND,
+            sleep=lambda seconds: asyncio.sleep(0),
         )  # fmt: skip
         self.functions.start()
 
@@ -141,7 +142,7 @@ class Edge:
 
     async def settle(self) -> None:
         """Let everything happen that can happen now."""
-        quiet = 0
+        quiet, lags = 0, None
         while quiet < 4:
             before = self.log.next_seq(self.log.stream("weft-functions"))
             for derived in self.functions._running.values():
@@ -149,8 +150,9 @@ class Edge:
             for _ in range(6):
                 await asyncio.sleep(0)
             moved = self.commit() or self.log.next_seq(self.log.stream("weft-functions")) != before
-            busy = any(counters.lag for counters in self.functions.counters().values())
-            quiet = 0 if moved or busy else quiet + 1
+            # Rows of several inputs may have to wait for the time to go on.
+            before_lags, lags = lags, [counters.lag for counters in self.functions.counters().values()]
+            quiet = 0 if moved or lags != before_lags else quiet + 1
 
     async def pass_time(self, seconds: float) -> None:
         """Let time pass, second by second."""
