@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable
-from typing import NamedTuple
 
-from weft.edge_node.functions.chain import Alert, Chain
+from weft.edge_node.functions.chain import Alert
+from weft.edge_node.functions.definitions import Definition
 from weft.edge_node.functions.runtime.counters import FunctionCounters
 from weft.edge_node.functions.runtime.derived import Derived, Streams, Surroundings, Version
 from weft.edge_node.functions.runtime.holds import Holds
@@ -17,19 +17,6 @@ from weft.storage.segment_log import SegmentLog
 
 READS_MAX = 2
 """Pages that functions read from the disk at one time."""
-
-
-class Definition(NamedTuple):
-    """A derived stream as the configuration says."""
-
-    name: str
-    inputs: tuple[str, ...]
-    """Streams that it reads, in order."""
-    others: tuple[str, ...]
-    """Streams that its functions route rows to."""
-    digest: bytes
-    """Checksum of the settings of its functions."""
-    make_chain: Callable[[], Chain]
 
 
 class Functions:

@@ -14,7 +14,8 @@ from typing import Any
 from tests.storage.fakes import FakeFileSystem
 from weft.edge_node.functions.chain import Alert, Chain
 from weft.edge_node.functions.contract import Function, Gap, Out, Row, State
-from weft.edge_node.functions.runtime.functions import Definition, Functions
+from weft.edge_node.functions.definitions import Definition
+from weft.edge_node.functions.runtime.functions import Functions
 from weft.protocols.batch import ClockReading, ClockState, records
 from weft.protocols.ranges import RangeSet
 from weft.storage.segment_log import LogSettings, SegmentLog
@@ -142,17 +143,18 @@ class Edge:
 
     async def settle(self) -> None:
         """Let everything happen that can happen now."""
-        quiet, lags = 0, None
-        while quiet < 4:
-            before = self.log.next_seq(self.log.stream("weft-functions"))
-            for derived in self.functions._running.values():
-                derived._wake.set()
-            for _ in range(6):
+        quiet, before, until = 0, None, None
+        while quiet < 2:
+            figures = self.functions.counters().values()
+            if until != (until := (self.now, [each.until for each in figures])):
+                for derived in self.functions._running.values():
+                    derived._wake.set()  # what one stream knows of the time, the next one has to see
+            for _ in range(5):
                 await asyncio.sleep(0)
-            moved = self.commit() or self.log.next_seq(self.log.stream("weft-functions")) != before
             # Rows of several inputs may have to wait for the time to go on.
-            before_lags, lags = lags, [counters.lag for counters in self.functions.counters().values()]
-            quiet = 0 if moved or lags != before_lags else quiet + 1
+            now = ([each.lag for each in figures], self.log.next_seq(self.log.stream("weft-functions")), until)
+            quiet = 0 if self.commit() or now != before else quiet + 1
+            before = now
 
     async def pass_time(self, seconds: float) -> None:
         """Let time pass, second by second."""
@@ -171,13 +173,14 @@ class Edge:
         """End without a word: the disk keeps what it has."""
         await self.functions.close()
 
-    def read(self, stream: str) -> list[tuple[int, int, bytes, Any]]:
-        """All durable records: (seq, time, key, payload as it reads)."""
-        number, seq, found = self.log.stream(stream), 0, []
+    def read(self, stream: str, seq: int = 0) -> list[tuple[int, int, bytes, Any]]:
+        """All durable records from a number on: (seq, time, key, payload as it reads)."""
+        number, first, found = self.log.stream(stream), seq, []
         while batches := self.log.read(number, seq, 1 << 20):
             for data in batches:
                 for record in records(data):
-                    found.append((record.seq, record.time, record.key, json.loads(record.payload)))
+                    if record.seq >= first:
+                        found.append((record.seq, record.time, record.key, json.loads(record.payload)))
                     seq = record.seq + 1
         return found
 

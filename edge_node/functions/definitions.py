@@ -1,0 +1,117 @@
+"""Derived streams of a configuration, and the chains of their functions."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterator, Mapping
+from typing import NamedTuple
+
+import msgspec
+
+from weft.config.models import EdgeConfig
+from weft.edge_node.check.derived import inputs, is_derived
+from weft.edge_node.check.flow import Flow, level_names
+from weft.edge_node.functions.chain import Chain
+from weft.edge_node.functions.contract import Context, Function
+from weft.edge_node.functions.formats.choice import decoding_of, format_of
+from weft.edge_node.functions.registry import KINDS
+from weft.protocols.topics import compile_pattern
+
+LEVELS_KNOWN_MAX = 20_000
+"""Keys whose named levels are remembered."""
+DIGEST_BYTES = 16
+
+
+class Definition(NamedTuple):
+    """A derived stream as the configuration says."""
+
+    name: str
+    inputs: tuple[str, ...]
+    """Streams of the log that it reads, in order."""
+    others: tuple[str, ...]
+    """Streams that its functions route rows to."""
+    digest: bytes
+    """Checksum of the settings of its functions."""
+    make_chain: Callable[[], Chain]
+
+
+class Levels:
+    """Named levels of keys, by the patterns of a stream."""
+
+    def __init__(self, patterns: tuple[str, ...]) -> None:
+        """Compile the patterns; the first that matches a key counts."""
+        self._patterns = [pattern for pattern in map(compile_pattern, patterns) if pattern.fields]
+        self._known: dict[bytes, Mapping[str, str]] = {}
+
+    def __call__(self, key: bytes) -> Mapping[str, str]:
+        """Return name -> value of a key's levels."""
+        found = self._known.get(key)
+        if found is None:
+            if len(self._known) >= LEVELS_KNOWN_MAX:
+                self._known.clear()
+            found = self._known[key] = self._levels(key)
+        return found
+
+    def _levels(self, key: bytes) -> Mapping[str, str]:
+        if not self._patterns:
+            return {}
+        topic = key.decode(errors="replace")
+        return next((found for each in self._patterns if (found := each.match(topic)) is not None), {})
+
+
+def definitions(config: EdgeConfig) -> Iterator[Definition]:
+    """Yield the derived streams of a configuration that was checked."""
+    flow = Flow(config)
+    for name, stream in config.streams.items():
+        if is_derived(stream) and stream.raw != "discard":
+            others = dict.fromkeys(target for step in stream.functions for target in step.facts.targets)
+            yield Definition(
+                name, inputs(name, stream), tuple(others), _digest(config, flow, name), _maker(config, flow, name)
+            )
+
+
+def functions_of(config: EdgeConfig, flow: Flow, name: str) -> list[tuple[str, Function]]:
+    """Return new functions of a stream, each with the label of its state.
+
+    Raises:
+        ValueError: a function cannot work with its settings, says why.
+    """
+    found: list[tuple[str, Function]] = []
+    first = decoding_of(flow.input_payload(name)).first
+    if first is not None:
+        found.append((flow.input_payload(name).format, first))
+    for at, step in enumerate(config.streams[name].functions):
+        kind, settings = step.chosen
+        label = f"{kind}-{hashlib.blake2b(msgspec.json.encode(step), digest_size=6).hexdigest()}"
+        alike = sum(other == label or other.startswith(f"{label}-") for other, _ in found)
+        found.append((f"{label}-{alike}" if alike else label, KINDS[kind](settings, context(config, flow, name, at))))
+    return found
+
+
+def context(config: EdgeConfig, flow: Flow, name: str, at: int) -> Context:
+    """Return what the function of a stream at a position is made with."""
+    patterns = flow.patterns_before(name, at)
+    return Context(name, inputs(name, config.streams[name]), Levels(patterns), level_names(patterns))
+
+
+def chain_of(config: EdgeConfig, flow: Flow, name: str) -> Chain:
+    """Return a new chain of a stream's functions, without any state.
+
+    Raises:
+        ValueError: as ``functions_of``.
+    """
+    return Chain(
+        functions_of(config, flow, name), decoding_of(flow.input_payload(name)).format, format_of(flow.payload(name))
+    )
+
+
+def _maker(config: EdgeConfig, flow: Flow, name: str) -> Callable[[], Chain]:
+    return lambda: chain_of(config, flow, name)
+
+
+def _digest(config: EdgeConfig, flow: Flow, name: str) -> bytes:
+    stream = config.streams[name]
+    said = msgspec.json.encode(
+        [stream.functions, flow.input_payload(name), flow.payload(name), inputs(name, stream)], order="deterministic"
+    )
+    return hashlib.blake2b(said, digest_size=DIGEST_BYTES).digest()

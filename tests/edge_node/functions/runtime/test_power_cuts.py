@@ -1,0 +1,71 @@
+"""Power cuts through windows and memories of functions; and the faults that such a search must find."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from typing import Any
+from unittest import mock
+
+import pytest
+
+from tests.edge_node.functions.runtime.power_cuts import Violation, quiet, run_cuts, run_seed
+from weft.edge_node.functions.contract import State
+from weft.edge_node.functions.runtime.derived import Derived
+from weft.edge_node.functions.runtime.state_log import Positions, StateWriter
+from weft.storage.segment_log import SegmentLog
+
+SEEDS_MAX = 60
+"""Lives in which a planted fault must show."""
+
+
+def test_power_cuts_change_no_output() -> None:
+    run_cuts(40)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_ten_thousand_power_cuts_change_no_output() -> None:
+    run_cuts(10_000, seed=1_000)
+
+
+def parted(log: SegmentLog, reserve_bytes: int) -> contextlib.AbstractContextManager[None]:
+    """Appends that a power cut may part."""
+    return contextlib.nullcontext()
+
+
+def forgets_states(entry: Callable[..., bytes]) -> Callable[..., bytes]:
+    def faulty(self: StateWriter, positions: Positions, states: Any) -> bytes:
+        for _, state in states:
+            state.take_changes()
+        return entry(self, positions, [])
+
+    return faulty
+
+
+def forgets_positions(entry: Callable[..., bytes]) -> Callable[..., bytes]:
+    def faulty(self: StateWriter, positions: Positions, states: Any) -> bytes:
+        behind = {name: max(0, seq - 1) for name, seq in positions.inputs.items()}
+        return entry(self, Positions(behind, positions.tick, positions.times, positions.hold), states)
+
+    return faulty
+
+
+def forgets_deletions(take: Callable[[State], dict[bytes, Any]]) -> Callable[[State], dict[bytes, Any]]:
+    return lambda self: {key: value for key, value in take(self).items() if value is not None}
+
+
+FAULTS = {
+    "outputs without their states": mock.patch.object(StateWriter, "entry", forgets_states(StateWriter.entry)),
+    "states without their positions": mock.patch.object(StateWriter, "entry", forgets_positions(StateWriter.entry)),
+    "a step that a cut may part": mock.patch.object(SegmentLog, "together", parted),
+    "a mark before its windows": mock.patch.object(Derived, "_hold_of", lambda self, chain: self._tick + 1),
+    "what was deleted comes back": mock.patch.object(State, "take_changes", forgets_deletions(State.take_changes)),
+}
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_planted_faults_are_found(name: str) -> None:
+    with FAULTS[name], quiet(), pytest.raises((Violation, RuntimeError)):
+        for seed in range(SEEDS_MAX):
+            run_seed(seed)
