@@ -24,6 +24,8 @@ from weft.edge_node.from_config import (
     stream_policies,
     unrouted_policy,
 )
+from weft.edge_node.functions.node_part import node_functions
+from weft.edge_node.functions.runtime.counters import FunctionCounters
 from weft.edge_node.ingest import unrouted
 from weft.edge_node.ingest.turn import Turn
 from weft.edge_node.ingest.unrouted import Unrouted
@@ -102,10 +104,15 @@ class EdgeNode:
                 self.config, self.log, (self.state_counters, self.listener_counters, self.counters), links.statuses,
                 clock_reader(), unrouted=self.unrouted.facts, imports=self._imports.facts,
                 conflicts=lambda: links.conflicts.reasons, refusals=self._refusals,
+                functions=self._function_figures,
             )  # fmt: skip
-            await self._start_mqtt(stack)
+            broker = await self._start_mqtt(stack)
+            functions = node_functions(self.config, self.log, broker, links.ledger, wall_clock)
+            stack.push_async_callback(functions.close)
+            self._functions = functions
             await self._start_pages(stack)
             links.start()
+            functions.start()
             self.log.settled()
             stack.push_async_callback(links.close)
             self._imports.start()
@@ -150,6 +157,9 @@ class EdgeNode:
         """Stop accepting, end links and clients, make accepted messages durable, release the log's directory."""
         await self._closing.aclose()
 
+    def _function_figures(self) -> dict[str, FunctionCounters]:
+        return self._functions.counters()
+
     def _open_log(self, stack: contextlib.AsyncExitStack) -> SegmentLog:
         loop = asyncio.get_running_loop()
         log = SegmentLog.open(
@@ -172,7 +182,7 @@ class EdgeNode:
             logger.warning("recovered the log: cut a torn tail of %d bytes", log.recovery.torn_bytes)
         return log
 
-    async def _start_mqtt(self, stack: contextlib.AsyncExitStack) -> None:
+    async def _start_mqtt(self, stack: contextlib.AsyncExitStack) -> Broker:
         config, log = self.config, self.log
         suppressed = frozenset(
             log.stream(intake(name, stream)) for name, stream in config.streams.items() if stream.resent == "suppress"
@@ -194,6 +204,7 @@ class EdgeNode:
         stack.callback(self.listeners.stop)  # first: no client connects while the broker closes
         await self.listeners.open(lambda door, arrival: ClientConnection(broker, door, arrival))
         self.addresses = self.listeners.addresses
+        return broker
 
     async def _start_pages(self, stack: contextlib.AsyncExitStack) -> None:
         if self.config.http is None:

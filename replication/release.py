@@ -38,6 +38,10 @@ class ReleaseLedger:
         """Have records of ``stream`` wait for one more party from now on. What was released before stays released."""
         self._has.setdefault(stream, {}).setdefault(party, RangeSet())
 
+    def knows(self, stream: int) -> bool:
+        """Return whether records of ``stream`` wait for anybody."""
+        return stream in self._has
+
     def leave(self, party: Party, stream: int) -> None:
         """Have records of ``stream`` wait no longer for a party. Those that waited for it alone are released, unless it
         was the last: what no party asks for is left to retention."""

@@ -81,7 +81,8 @@ class Links:
             self._log.stream(stream): [Party("link", link) for link, own in self._carried.items() if stream in own]
             for stream in self._streams()
         }
-        self._ledger = ReleaseLedger(parties, self._log.release)
+        self.ledger = ReleaseLedger(parties, self._log.release)
+        """Records that the log may forget once all readers have them."""
         self.clocks = BootClocks(log, clock_reading, wall_clock, clock_error)
         """The clocks of the boots that wrote the log. They need ``look`` now and then."""
         self.conflicts = self._known_conflicts()
@@ -92,7 +93,7 @@ class Links:
         self._tasks.append(asyncio.create_task(self._acknowledged.keep()))
         for status in self.statuses:
             streams = {stream: self._offered(stream) for stream in self._carried[status.name]}
-            released = functools.partial(self._ledger.released, Party("link", status.name))
+            released = functools.partial(self.ledger.released, Party("link", status.name))
             source = SegmentLogSource(self._log, streams, released, self._wall_clock, self._watermarks, self.clocks)
             self._tasks.append(asyncio.create_task(self._run(status, source)))
 
@@ -140,7 +141,7 @@ class Links:
                 held, end = self._log.ranges(stream), self._log.next_seq(stream)
                 held.remove(0, begins.get(stream, 0))
                 party = Party("link", link)
-                counts = self._ledger.lacks(party, stream, held), self._ledger.lacks(party, stream, [(0, end)])
+                counts = self.ledger.lacks(party, stream, held), self.ledger.lacks(party, stream, [(0, end)])
                 if any(counts):
                     found[link, name] = counts
         return found

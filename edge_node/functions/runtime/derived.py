@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Awaitable, Callable, Iterator, Mapping
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from weft.edge_node.functions.chain import SECOND, Alert, Chain, Outputs
 from weft.edge_node.functions.contract import Gap, NotReady, Row
@@ -47,14 +47,23 @@ class Streams(NamedTuple):
     """Likewise those that rows are routed to."""
 
 
+class Alerts(Protocol):
+    """Publisher to local subscribers."""
+
+    def ready(self) -> None:
+        """Make ready for alerts, before the commit that they belong to is appended."""
+
+    def __call__(self, alert: Alert) -> None:
+        """Publish within the commit that is being appended."""
+
+
 class Surroundings(NamedTuple):
     """Parts of the node that derived streams work with."""
 
     log: SegmentLog
     pages: PageReader
     holds: Holds
-    alert: Callable[[Alert], None]
-    """Publishes to local subscribers, within the commit that is being appended."""
+    alerts: Alerts
     released: Callable[[str, str, RangeSet], None]
     """Told (derived stream, input, numbers) of what a function has read, durably."""
     read_states: Callable[[str], Remembered]
@@ -302,8 +311,10 @@ class Derived:
         around, streams = self._around, self._streams
         digest = self._version.digest.hex()[:8] + (f"-{step.version}" if step.version else "")
         origin = around.log.origin(OriginKind.FUNCTION, self._name, digest, self._version.digest)
+        if step.alerts:
+            around.alerts.ready()
         seq = write(
-            around.log, step, (streams.states, self._writer.key), origin, around.wall_clock(), around.alert
+            around.log, step, (streams.states, self._writer.key), origin, around.wall_clock(), around.alerts
         )  # fmt: skip
         self._pending = None
         gone = self._writer.written(seq)

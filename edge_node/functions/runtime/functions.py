@@ -5,10 +5,9 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable
 
-from weft.edge_node.functions.chain import Alert
 from weft.edge_node.functions.definitions import Definition
 from weft.edge_node.functions.runtime.counters import FunctionCounters
-from weft.edge_node.functions.runtime.derived import Derived, Streams, Surroundings, Version
+from weft.edge_node.functions.runtime.derived import Alerts, Derived, Streams, Surroundings, Version
 from weft.edge_node.functions.runtime.holds import Holds
 from weft.edge_node.functions.runtime.state_log import Remembered, StateReader
 from weft.edge_node.streams import FUNCTIONS_STREAM, errors_stream
@@ -31,7 +30,7 @@ class Functions:
         definitions: Iterable[Definition],
         log: SegmentLog,
         *,
-        alert: Callable[[Alert], None],
+        alerts: Alerts,
         released: Callable[[str, str, RangeSet], None],
         turn: Callable[[], Awaitable[None]],
         wall_clock: Callable[[], int],
@@ -41,8 +40,7 @@ class Functions:
         """Go on where the log ends.
 
         Args:
-            alert: publishes a message to local subscribers and to the streams of its topic, within the commit that is
-                being appended.
+            alerts: publishes to local subscribers and to the streams of a topic.
             released: told (derived stream, input, numbers) of records that functions do not need any more.
             turn: returns when the node has time for more.
             wall_clock: ns since 1970.
@@ -56,7 +54,7 @@ class Functions:
         self._log = log
         self._states = log.stream(FUNCTIONS_STREAM)
         self._around = Surroundings(
-            log, log.page_reader(READS_MAX), Holds(log.hold_mark), alert, released, self._read_states, turn,
+            log, log.page_reader(READS_MAX), Holds(log.hold_mark), alerts, released, self._read_states, turn,
             wall_clock, clock, sleep,
         )  # fmt: skip
         self._running: dict[str, Derived] = {}

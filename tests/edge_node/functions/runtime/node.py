@@ -118,11 +118,17 @@ class Edge:
             post=self._posted.append, start_writer=False,
         )  # fmt: skip
         self.functions = Functions(
-            definitions, self.log, alert=self.alerts.append, released=self._released,
+            definitions, self.log, alerts=self, released=self._released,
             turn=lambda: asyncio.sleep(0), wall_clock=lambda: self.now, clock=lambda: self.now / SECOND,
             sleep=lambda seconds: asyncio.sleep(0),
         )  # fmt: skip
         self.functions.start()
+
+    def ready(self) -> None:
+        """Do nothing: there are no clients."""
+
+    def __call__(self, alert: Alert) -> None:
+        self.alerts.append(alert)
 
     def _released(self, function: str, stream: str, ranges: RangeSet) -> None:
         self.released[function, stream] = max(end for _, end in ranges)

@@ -29,6 +29,14 @@ def test_ten_thousand_power_cuts_change_no_output() -> None:
     run_cuts(10_000, seed=1_000)
 
 
+def has_violation(seed: int) -> bool:
+    try:
+        run_seed(seed)
+    except (Violation, RuntimeError):
+        return True
+    return False
+
+
 def parted(log: SegmentLog, reserve_bytes: int) -> contextlib.AbstractContextManager[None]:
     """Appends that a power cut may part."""
     return contextlib.nullcontext()
@@ -55,17 +63,17 @@ def forgets_deletions(take: Callable[[State], dict[bytes, Any]]) -> Callable[[St
     return lambda self: {key: value for key, value in take(self).items() if value is not None}
 
 
-FAULTS = {
-    "outputs without their states": mock.patch.object(StateWriter, "entry", forgets_states(StateWriter.entry)),
-    "states without their positions": mock.patch.object(StateWriter, "entry", forgets_positions(StateWriter.entry)),
-    "a step that a cut may part": mock.patch.object(SegmentLog, "together", parted),
-    "a mark before its windows": mock.patch.object(Derived, "_hold_of", lambda self, chain: self._tick + 1),
-    "what was deleted comes back": mock.patch.object(State, "take_changes", forgets_deletions(State.take_changes)),
+FAULTS: dict[str, tuple[type, str, Any]] = {
+    "outputs without their states": (StateWriter, "entry", forgets_states(StateWriter.entry)),
+    "states without their positions": (StateWriter, "entry", forgets_positions(StateWriter.entry)),
+    "a step that a cut may part": (SegmentLog, "together", parted),
+    "a mark before its windows": (Derived, "_hold_of", lambda self, chain: self._tick + 1),
+    "what was deleted comes back": (State, "take_changes", forgets_deletions(State.take_changes)),
 }
 
 
 @pytest.mark.parametrize("name", FAULTS)
 def test_planted_faults_are_found(name: str) -> None:
-    with FAULTS[name], quiet(), pytest.raises((Violation, RuntimeError)):
-        for seed in range(SEEDS_MAX):
-            run_seed(seed)
+    owner, attribute, faulty = FAULTS[name]
+    with mock.patch.object(owner, attribute, faulty), quiet():
+        assert any(has_violation(seed) for seed in range(SEEDS_MAX))
