@@ -47,9 +47,14 @@ def node_functions(
             ledger.released(Party("function", function), log.stream(stream), ranges)
 
     return Functions(
-        found, log, alerts=Alerts(broker.ingest, broker.retained, wall_clock), released=released, turn=_turn(broker.rounds),
-        wall_clock=wall_clock, clock=asyncio.get_running_loop().time,
-    )  # fmt: skip
+        found,
+        log,
+        alerts=Alerts(broker.ingest, broker.retained, wall_clock),
+        released=released,
+        turn=_turn(broker.rounds),
+        wall_clock=wall_clock,
+        clock=asyncio.get_running_loop().time,
+    )
 
 
 class Alerts:
