@@ -7,6 +7,7 @@ import contextlib
 import logging
 import random
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import weft.edge_node.sessions.store.light_imports  # noqa: F401 - before sqlite_utils is imported
 from weft.bounds import Refusals
@@ -14,6 +15,7 @@ from weft.config.log_lines.throttle import Throttle
 from weft.config.models import EdgeConfig
 from weft.config.units import Address, UnixSocket, parse_bind
 from weft.edge_node.check import intake
+from weft.edge_node.check.derived import is_derived
 from weft.edge_node.clock import clock_reader, wall_clock, wall_clock_error
 from weft.edge_node.control.server import Control
 from weft.edge_node.counters import Counters
@@ -24,7 +26,6 @@ from weft.edge_node.from_config import (
     stream_policies,
     unrouted_policy,
 )
-from weft.edge_node.functions.node_part import node_functions
 from weft.edge_node.functions.runtime.counters import FunctionCounters
 from weft.edge_node.ingest import unrouted
 from weft.edge_node.ingest.turn import Turn
@@ -46,9 +47,12 @@ from weft.edge_node.status.metrics import render
 from weft.edge_node.status.outage import SAMPLE_INTERVAL_S
 from weft.edge_node.status.pages import Pages
 from weft.edge_node.status.shortage_log import ShortageLog
-from weft.edge_node.streams import UNROUTED_STREAM
+from weft.edge_node.streams import FUNCTIONS_STREAM, UNROUTED_STREAM
 from weft.protocols.lane import NodeName
 from weft.storage.segment_log import SegmentLog
+
+if TYPE_CHECKING:
+    from weft.edge_node.functions.runtime.functions import Functions
 
 logger = logging.getLogger(__name__)
 
@@ -72,6 +76,7 @@ class EdgeNode:
         self.listener_counters = ListenerCounters()
         self.state_counters = StateCounters()
         self._closing = contextlib.AsyncExitStack()
+        self._functions: Functions | None = None
         self.addresses: dict[str, Address | UnixSocket] = {}
         """Addresses for MQTT clients, by the listener's name."""
         self.http: Address | None = None
@@ -107,12 +112,11 @@ class EdgeNode:
                 functions=self._function_figures,
             )  # fmt: skip
             broker = await self._start_mqtt(stack)
-            functions = node_functions(self.config, self.log, broker, links.ledger, wall_clock)
-            stack.push_async_callback(functions.close)
-            self._functions = functions
+            self._make_functions(broker, stack)
             await self._start_pages(stack)
             links.start()
-            functions.start()
+            if self._functions is not None:
+                self._functions.start()
             self.log.settled()
             stack.push_async_callback(links.close)
             self._imports.start()
@@ -158,7 +162,17 @@ class EdgeNode:
         await self._closing.aclose()
 
     def _function_figures(self) -> dict[str, FunctionCounters]:
-        return self._functions.counters()
+        return self._functions.counters() if self._functions is not None else {}
+
+    def _make_functions(self, broker: Broker, stack: contextlib.AsyncExitStack) -> None:
+        """Make what the configuration says, or tidy up after functions of earlier settings."""
+        if not any(map(is_derived, self.config.streams.values())) and FUNCTIONS_STREAM not in self.log.streams():
+            return
+        # A second of a Pi and megabytes that nodes without functions can do without.
+        from weft.edge_node.functions.node_part import node_functions
+
+        self._functions = node_functions(self.config, self.log, broker, self._links.ledger, wall_clock)
+        stack.push_async_callback(self._functions.close)
 
     def _open_log(self, stack: contextlib.AsyncExitStack) -> SegmentLog:
         loop = asyncio.get_running_loop()

@@ -61,6 +61,8 @@ class Functions:
         known = StateReader(log, self._states).streams
         for definition in definitions:
             self._running[definition.name] = self._made(definition, known.pop(definition.name, Remembered()))
+        for left in known.values():  # of streams that have no functions any more
+            log.release(self._states, RangeSet([(seq, seq + 1) for seq in left.seqs]))
         self._unlisten = log.listen_to_streams(self._appended)
 
     def start(self) -> None:

@@ -95,9 +95,14 @@ class PageReader:
         except BaseException:
             self._reads.release()
             raise
-        reading.add_done_callback(lambda _: self._reads.release())
+        reading.add_done_callback(self._has_read)
         # A thread cannot be cancelled: to release the bound with the caller would let threads pile up.
         return await asyncio.shield(reading)
+
+    def _has_read(self, reading: asyncio.Future[list[bytes]]) -> None:
+        self._reads.release()
+        if not reading.cancelled():
+            reading.exception()  # nobody may wait for it any more, and then nobody misses it
 
     def _page(
         self, stream: int, seq: int, end: int, batches: list[bytes], records_max: int | None, *, from_disk: bool

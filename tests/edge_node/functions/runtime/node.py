@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 from tests.storage.fakes import FakeFileSystem
@@ -103,6 +104,18 @@ def definition(
     )  # fmt: skip
 
 
+class Inline(ThreadPoolExecutor):
+    """Runs at once what is for a thread, so that nothing depends on how busy the machine is."""
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        done: Future[Any] = Future()
+        try:
+            done.set_result(fn(*args, **kwargs))
+        except Exception as error:
+            done.set_exception(error)
+        return done
+
+
 class Edge:
     """A node that can lose its power. Use within a running loop."""
 
@@ -112,6 +125,7 @@ class Edge:
         self.released: dict[tuple[str, str], int] = {}
         self.alerts: list[Alert] = []
         self._posted: list[Callable[[], None]] = []
+        asyncio.get_running_loop().set_default_executor(Inline(1))
         self.log = SegmentLog.open(
             "/node/log", SETTINGS, filesystem=disk, wall_clock=lambda: self.now,
             clock_reading=lambda: ClockReading(7, self.now, ClockState.SYNCED), random_bits=lambda bits: 0xABCD,
