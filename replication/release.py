@@ -39,7 +39,7 @@ class ReleaseLedger:
         self._has.setdefault(stream, {}).setdefault(party, RangeSet())
 
     def knows(self, stream: int) -> bool:
-        """Return whether records of ``stream`` wait for anybody."""
+        """Return whether records of ``stream`` wait for a party."""
         return stream in self._has
 
     def leave(self, party: Party, stream: int) -> None:

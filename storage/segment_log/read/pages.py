@@ -102,7 +102,7 @@ class PageReader:
     def _has_read(self, reading: asyncio.Future[list[bytes]]) -> None:
         self._reads.release()
         if not reading.cancelled():
-            reading.exception()  # nobody may wait for it any more, and then nobody misses it
+            reading.exception()  # no error to report: the caller may be cancelled
 
     def _page(
         self, stream: int, seq: int, end: int, batches: list[bytes], records_max: int | None, *, from_disk: bool

@@ -78,7 +78,7 @@ class Life:
         self.disk = FakeFileSystem()
         self.now = START
         self.told: dict[str, int] = {}
-        """Derived stream -> the highest mark that was told of it."""
+        """Derived stream -> the highest mark that the log gave."""
         self.checked: dict[str, int] = {}
         """Derived stream -> number of its first record that was not held against the marks."""
 
@@ -149,7 +149,7 @@ class Life:
         return self._open()
 
     def _look(self, edge: Edge) -> None:
-        """Hold new records against the marks that were told before, and ask for the marks."""
+        """Hold new records against the marks of earlier looks, and ask for the marks."""
         for name in DERIVED:
             number = edge.log.stream(name)
             if edge.log.failed:
