@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 from weft.config.functions.alert import Alert as Settings
 from weft.edge_node.functions.contract import Context, Function, Out, Row, State
 from weft.edge_node.functions.expressions import Condition, ExpressionError
-from weft.edge_node.functions.kinds.message_template import Topic, payload_maker
+from weft.edge_node.functions.kinds.message_template import Payload, Topic
 
 Made = TypeVar("Made")
 
@@ -34,13 +34,22 @@ class Alert(Function):
             None if settings.until is None else _named("until", Condition, settings.until, context.level_names)
         )
         self._topic = _named("topic", Topic, settings.topic, context)
-        self._payload = _named("payload", payload_maker, settings.payload, context)
-        self._cleared = (
-            None if settings.cleared is None else _named("cleared", payload_maker, settings.cleared, context)
-        )
+        self._payload = _named("payload", Payload, settings.payload, context)
+        self._cleared = None if settings.cleared is None else _named("cleared", Payload, settings.cleared, context)
         self._every = None if settings.every_s is None else round(settings.every_s * 10**9)
         self._oldest: list[tuple[int, bytes]] | None = None
         """Heap of keys in alert by the time of its beginning, with some that are in alert no more."""
+
+    def reads(self) -> frozenset[str] | None:
+        """Return the fields of the conditions and texts."""
+        payloads = (self._payload,) if self._cleared is None else (self._payload, self._cleared)
+        conditions = (self._when,) if self._until is None else (self._when, self._until)
+        found = set(self._topic.fields)
+        for payload in payloads:
+            if payload.fields is None:
+                return None
+            found |= payload.fields
+        return frozenset(found.union(*(each.expression.fields for each in conditions)))
 
     def process(self, rows: list[Row], out: Out) -> list[Row]:
         """Return the rows, and publish what their conditions say."""
@@ -61,16 +70,16 @@ class Alert(Function):
         known = self.state.values.get(key)
         if known is None:
             if self._when.holds(row, levels):
-                self._publish(row, self._payload(row), out)
+                self._publish(row, self._payload.fill(row), out)
                 self._remember(key, row.time)
             return
         ends = not self._when.holds(row, levels) if self._until is None else self._until.holds(row, levels)
         if ends:
             if self._cleared is not None:
-                self._publish(row, self._cleared(row), out)
+                self._publish(row, self._cleared.fill(row), out)
             self.state.delete(key)
         elif self._every is not None and row.time - known[1] >= self._every:
-            self._publish(row, self._payload(row), out)
+            self._publish(row, self._payload.fill(row), out)
             self.state.set(key, [known[0], row.time])
 
     def _publish(self, row: Row, payload: bytes, out: Out) -> None:

@@ -31,6 +31,10 @@ class Template:
             ValueError: a brace is alone, or a name is none.
         """
         self._parts: list[str | tuple[str, Callable[[Row], Any]]] = []
+        names = {found[1] for found in _PART.finditer(text) if found[1] is not None}
+        known = {"key", "time", *context.level_names}
+        self.fields = frozenset(name.partition(".")[0] for name in names - known)
+        """Fields of the rows that are looked at, by their first names."""
         position = 0
         for found in _PART.finditer(text):
             if found[2]:
@@ -74,6 +78,8 @@ class Topic:
             ValueError: it can be no topic.
         """
         self._template = Template(text, context)
+        self.fields = self._template.fields
+        """Fields of the rows that are looked at, by their first names."""
         if re.search(r"[+#\0]", self._template.literal):
             raise ValueError("a topic to publish to has no + and no #")
         if text.startswith("$"):
@@ -91,29 +97,39 @@ class Topic:
         return topic
 
 
-def payload_maker(payload: Mapping[str, str] | str | None, context: Context) -> Callable[[Row], bytes]:
-    """Return a function that makes the payload of a message for a row; it raises ``ExpressionError``.
+class Payload:
+    """Payloads of messages: JSON of all that a row has, JSON of expressions, or a text with names in braces."""
 
-    Args:
-        payload: names and expressions for JSON, a text with names in braces, or None for all that the row has.
+    def __init__(self, payload: Mapping[str, str] | str | None, context: Context) -> None:
+        """Compile what the settings say.
 
-    Raises:
-        ValueError: an expression or the text is not valid.
-    """
-    if payload is None:
-        return lambda row: _json(
-            {"key": row.key.decode(errors="replace"), "time": row.time / 10**9, "values": row.values}
-        )
-    if isinstance(payload, str):
-        template = Template(payload, context)
-        return lambda row: template.fill(row).encode()
-    expressions = {name: _compiled(name, text, context) for name, text in payload.items()}
+        Raises:
+            ValueError: an expression or the text is not valid.
+        """
+        self._levels = context.levels
+        self._template = Template(payload, context) if isinstance(payload, str) else None
+        self._expressions: dict[str, Expression] = {}
+        self.fields: frozenset[str] | None = None
+        """Fields of the rows that are looked at, by their first names; None for all."""
+        if self._template is not None:
+            self.fields = self._template.fields
+        elif isinstance(payload, Mapping):
+            self._expressions = {name: _compiled(name, text, context) for name, text in payload.items()}
+            self.fields = frozenset[str]().union(*(each.fields for each in self._expressions.values()))
 
-    def make(row: Row) -> bytes:
-        levels = context.levels(row.key)
-        return _json({name: each.evaluate(row, levels) for name, each in expressions.items()})
+    def fill(self, row: Row) -> bytes:
+        """Return the payload for a row.
 
-    return make
+        Raises:
+            ExpressionError: a field is missing, or an expression fails.
+        """
+        if self._template is not None:
+            return self._template.fill(row).encode()
+        if not self._expressions:
+            key = row.key.decode(errors="replace")
+            return _json({"key": key, "time": row.time / 10**9, "values": row.values})
+        levels = self._levels(row.key)
+        return _json({name: each.evaluate(row, levels) for name, each in self._expressions.items()})
 
 
 def _compiled(name: str, text: str, context: Context) -> Expression:

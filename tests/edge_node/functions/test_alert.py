@@ -125,3 +125,10 @@ def test_bytes_and_nan_find_their_way_into_json() -> None:
     given_row = Row(SECOND, b"k", b"", {"t": 81, "raw": b"\0\1", "x": float("nan")})
     ((_, _, payload),) = published(run(made, [given_row]))
     assert msgspec.json.decode(payload)["values"] == {"t": 81, "raw": "AAE=", "x": None}
+
+
+def test_only_fields_that_are_looked_at_need_to_be_decoded() -> None:
+    assert made().reads() is None, "the whole row is in the payload"
+    texts = {"topic": "a/{line}/{motor.rpm}", "payload": "{time}: {rms}"}
+    assert made(**texts).reads() == frozenset({"t", "motor", "rms"})
+    assert made(**texts, until="u < 1", cleared={"x": "key + v"}).reads() == frozenset({"t", "motor", "rms", "u", "v"})
