@@ -6,9 +6,10 @@ from typing import Any
 
 from weft.config.functions.reduce import Changes
 from weft.edge_node.functions.contract import Context, Function, Gap, Out, Row
-from weft.edge_node.functions.kinds.missing import passes
-from weft.edge_node.functions.paths import MISSING, getter
-from weft.edge_node.functions.series import SeriesState, content, identify, identity, reads_fields
+from weft.edge_node.functions.paths import MISSING, getter, names_in
+from weft.edge_node.functions.series.identity import content, fields_of, identify, identity
+from weft.edge_node.functions.series.missing import passes
+from weft.edge_node.functions.series.state import SeriesState
 
 _NS = 1_000_000_000
 NEVER = (1 << 63) - 1
@@ -37,7 +38,12 @@ class ChangesFunction(Function):
         silence = settings.max_silence_s
         self._max_silence = NEVER if silence is None else round(silence * _NS)
         self._missing = settings.missing
-        self.reads_values = bool(self._fields) or reads_fields(settings.by, context)
+        self._reads = frozenset(names_in(name)[0] for name in self._names) | fields_of(settings.by, context)
+        self.reads_values = bool(self._reads)
+
+    def reads(self) -> frozenset[str]:
+        """Return the fields that are compared, and those that tell series."""
+        return self._reads
 
     def process(self, rows: list[Row], out: Out) -> list[Row]:
         """Return the rows that are kept."""

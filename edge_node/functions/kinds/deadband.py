@@ -7,10 +7,11 @@ from typing import Any, NamedTuple
 
 from weft.config.functions.reduce import Band, Deadband
 from weft.edge_node.functions.contract import Context, Function, Gap, Out, Row, Values
-from weft.edge_node.functions.kinds.missing import no_number, passes
-from weft.edge_node.functions.kinds.numbers import LARGEST, band, is_finite
 from weft.edge_node.functions.paths import MISSING, getter, names_in
-from weft.edge_node.functions.series import KEY_BYTES_MAX, SeriesState, identify, key_of
+from weft.edge_node.functions.series.identity import KEY_BYTES_MAX, fields_of, identify, key_of
+from weft.edge_node.functions.series.missing import no_number, passes
+from weft.edge_node.functions.series.numbers import LARGEST, band, is_finite
+from weft.edge_node.functions.series.state import SeriesState
 from weft.protocols.batch import HeaderPairs
 
 HEADER = "weft.deadband."
@@ -58,9 +59,8 @@ class DeadbandFunction(Function):
         self._series = SeriesState(settings.keys_max)
         self.state = self._series.state
         self._identify = identify(settings.by, context)
-        # Levels of the topic among them do no harm: a payload seldom has a field of that name.
-        names = (*(field.name for field in self._fields), *(settings.by or ()))
-        self._reads = frozenset(names_in(name)[0] for name in names)
+        names = frozenset(names_in(field.name)[0] for field in self._fields)
+        self._reads = names | fields_of(settings.by, context)
         self._is_plain = self._identify is key_of and len(self._fields) == 1 and "." not in self._fields[0].name
         silence = settings.max_silence_s
         self._header = HEADER + self._fields[0].name

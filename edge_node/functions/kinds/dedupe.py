@@ -6,9 +6,10 @@ from collections import deque
 
 from weft.config.functions.reduce import Dedupe
 from weft.edge_node.functions.contract import Context, Function, Out, Row, State
-from weft.edge_node.functions.kinds.missing import passes
 from weft.edge_node.functions.paths import MISSING
-from weft.edge_node.functions.series import SeriesState, content, identity, readers, reads_fields
+from weft.edge_node.functions.series.identity import content, fields_of, identity, readers
+from weft.edge_node.functions.series.missing import passes
+from weft.edge_node.functions.series.state import SeriesState
 
 _NS = 1_000_000_000
 _FORGOTTEN_AT_ONCE = 8
@@ -41,7 +42,12 @@ class DedupeFunction(Function):
         self._order: deque[tuple[int, bytes]] = deque()
         """Numbers of entries and their identities, the oldest first. An identity that was put again has a new number;
         its old one is passed over."""
-        self.reads_values = reads_fields(settings.by, context)
+        self._reads = fields_of(settings.by, context)
+        self.reads_values = bool(self._reads)
+
+    def reads(self) -> frozenset[str]:
+        """Return the fields that identify a message."""
+        return self._reads
 
     def process(self, rows: list[Row], out: Out) -> list[Row]:
         """Return the rows that are no repeats."""

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from weft.config.functions.reduce import Sample
 from weft.edge_node.functions.contract import Context, Function, Out, Row
-from weft.edge_node.functions.series import SeriesState, identify, reads_fields
+from weft.edge_node.functions.series.identity import fields_of, identify
+from weft.edge_node.functions.series.state import SeriesState
 
 _NS = 1_000_000_000
 _LEFT_OUT = "sample: not one of those that are kept"
@@ -36,7 +37,12 @@ class SampleFunction(Function):
         self._series = SeriesState(settings.keys_max)
         self.state = self._series.state
         self._identify = identify(settings.by, context)
-        self.reads_values = reads_fields(settings.by, context)
+        self._reads = fields_of(settings.by, context)
+        self.reads_values = bool(self._reads)
+
+    def reads(self) -> frozenset[str]:
+        """Return the fields that tell series."""
+        return self._reads
 
     def process(self, rows: list[Row], out: Out) -> list[Row]:
         """Return the rows that are kept."""

@@ -6,13 +6,14 @@ from typing import Any, Final
 
 from weft.config.functions.reduce import SwingingDoor
 from weft.edge_node.functions.contract import Context, Function, Gap, Out, Row
-from weft.edge_node.functions.kinds.calendar import Calendar
 from weft.edge_node.functions.kinds.deadband import with_bounds
-from weft.edge_node.functions.kinds.missing import no_number, passes
-from weft.edge_node.functions.kinds.numbers import LARGEST, difference, exact, is_finite
-from weft.edge_node.functions.packed_rows import pack_row, unpack_row
 from weft.edge_node.functions.paths import MISSING, getter
-from weft.edge_node.functions.series import SeriesState, identify
+from weft.edge_node.functions.series.calendar import Calendar
+from weft.edge_node.functions.series.identity import identify
+from weft.edge_node.functions.series.missing import no_number, passes
+from weft.edge_node.functions.series.numbers import LARGEST, difference, exact, is_finite
+from weft.edge_node.functions.series.packed_rows import pack_row, unpack_row
+from weft.edge_node.functions.series.state import SeriesState
 
 HEADER = "weft.swinging_door."
 """Beginning of the header with the bound; the field's name follows."""

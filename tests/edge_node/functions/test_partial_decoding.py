@@ -12,7 +12,7 @@ from hypothesis import given, strategies
 from tests.edge_node.functions.restart import context
 from tests.fuzz.mqtt_damage import damage
 from weft.config.functions.redact import Redact
-from weft.config.functions.reduce import Deadband
+from weft.config.functions.reduce import Changes, Deadband, Dedupe, Sample, SwingingDoor
 from weft.config.functions.route import Route, Rule
 from weft.edge_node.functions.chain import Chain, Outputs, names_read
 from weft.edge_node.functions.contract import Function, Row, Values
@@ -102,6 +102,19 @@ CHAINS: dict[str, tuple[dict[str, Any], frozenset[str] | None]] = {
         frozenset("ac"),
     ),
     "set needs all": ({"where": "a > 0", "set": {"x": "a"}}, None),
+    "reducers": (
+        {
+            "dedupe": Dedupe(by=("a",), within_s=1e-9),
+            "changes": Changes(fields=("c.x",)),
+            "sample": Sample(every=2, by=("d",)),
+        },
+        frozenset("acd"),
+    ),
+    "reducers of whole payloads": (
+        {"dedupe": Dedupe(within_s=9.0), "changes": Changes(), "sample": Sample(every=2)},
+        frozenset(),
+    ),
+    "swinging_door remembers rows": ({"swinging_door": SwingingDoor(field_="b", delta=0.5)}, None),
     "redact needs all": ({"where": "a > 0", "redact": Redact(remove=("b",)), "select": ("a",)}, None),
 }
 

@@ -14,7 +14,7 @@ from tests.edge_node.functions.restart import SECOND, context, cuts, row, run, s
 from weft.config.functions.reduce import Band, Deadband
 from weft.edge_node.functions.contract import Gap, Row
 from weft.edge_node.functions.kinds.deadband import HEADER, DeadbandFunction, with_bounds
-from weft.edge_node.functions.series import key_of
+from weft.edge_node.functions.series.identity import key_of
 
 deltas = strategies.one_of(
     strategies.sampled_from([0.0, 0.1, 0.2, 0.3, 1.0, 1e-300, 5e-324]), strategies.floats(0, 1e300)
