@@ -89,6 +89,13 @@ def _power_cuts(seed: int) -> int:
     return cuts.cuts
 
 
+def _function_cuts(seed: int) -> int:
+    from tests.edge_node.functions.runtime.power_cuts import quiet, run_seed
+
+    with quiet():
+        return run_seed(seed)
+
+
 def _simulation(seed: int) -> int:
     from tests.cloud_hub.simulation import simulate
 
@@ -155,6 +162,10 @@ JOBS: Mapping[str, Job] = {
     "power_cuts": Job(
         "power cuts", _power_cuts, f"{_AGAIN} tests.storage.segment_log.power_cuts --replay {{seed}} --shrink",
         slice_seeds=100, share=4, target=1_000_000,
+    ),
+    "function_cuts": Job(
+        "power cuts of functions", _function_cuts, f"{_AGAIN} tests.nightly repeat function_cuts {{seed}}", 100,
+        share=2, target=100_000,
     ),
     "simulation": Job("histories of a shard", _simulation, f"{_AGAIN} tests.nightly repeat simulation {{seed}}", 200),
     "upgrade": Job("histories of an upgrade", _upgrade, f"{_AGAIN} tests.nightly repeat upgrade {{seed}}", 200),

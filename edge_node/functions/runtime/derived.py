@@ -11,6 +11,7 @@ from typing import NamedTuple, Protocol
 from weft.edge_node.functions.chain import SECOND, Alert, Chain, Outputs
 from weft.edge_node.functions.contract import Gap, NotReady, Row
 from weft.edge_node.functions.runtime.counters import FunctionCounters
+from weft.edge_node.functions.runtime.culprits import Culprits
 from weft.edge_node.functions.runtime.holds import Holds
 from weft.edge_node.functions.runtime.inputs import Event, Inputs
 from weft.edge_node.functions.runtime.state_log import Positions, Remembered, StateWriter
@@ -121,6 +122,7 @@ class Derived:
         """Step that the log had no room for."""
         self._is_stale = False
         """True when the memory of the functions is not to be trusted."""
+        self._culprits = Culprits()
         self._told = 0
         """Time up to which marks may have told that nothing more comes."""
         self._start_from(remembered)
@@ -196,6 +198,7 @@ class Derived:
                 # A fault of a function. Its memory may be half changed: begin again with what is durable.
                 self._is_stale = True
                 self.counters.failures += 1
+                self._culprits.failed(error)
                 logger.exception("the functions of stream %s failed; they start again in %g s", self._name, wait_s)
                 self._trouble(f"failed ({type(error).__name__}: {error}) and is started again")
             await self._around.sleep(wait_s)
@@ -240,7 +243,7 @@ class Derived:
         events = await self._inputs.read()
         clock = self._around.clock
         until = clock() + TURN_S
-        for piece in _pieces(events, by_second=chain.has_ticks):
+        for piece in _pieces(events, 1 if self._culprits.is_searching else SLICE, by_second=chain.has_ticks):
             await self._handle(chain, piece)
             if clock() >= until:
                 await self._around.turn()
@@ -273,7 +276,10 @@ class Derived:
         await self._pass_time(chain, first.time - 1 if isinstance(first, Row) else 0)
         last = rows if len(self._streams.inputs) > 1 else rows[-1:]
         self._times.update({row.input: row.time for row in last})
+        if self._culprits.is_searching:
+            rows = self._culprits.bearable(rows, self._outputs)
         await chain.process(rows, self._outputs)
+        self._culprits.handled()
 
     async def _pass_time(self, chain: Chain, until: int) -> None:
         """Have every tick up to a time come, of those at which something is due."""
@@ -317,6 +323,7 @@ class Derived:
             around.log, step, (streams.states, self._writer.key), origin, around.wall_clock(), around.alerts
         )  # fmt: skip
         self._pending = None
+        self._culprits.written(step.positions.inputs)
         gone = self._writer.written(seq)
         around.log.on_durable(lambda error: self._durable(step, gone) if error is None else None)
         self._count(step)
@@ -348,6 +355,7 @@ class Derived:
     def _count(self, step: Step) -> None:
         counters, streams = self.counters, self._streams
         counters.steps += 1
+        counters.state_bytes = self._writer.size_bytes
         counters.alerts += len(step.alerts)
         counters.version = self._version.digest.hex()[:8] + (f"-{step.version}" if step.version else "")
         for run in step.runs:
@@ -360,7 +368,7 @@ class Derived:
                 counters.rows_routed += len(run.keys)
 
 
-def _pieces(events: list[Event], *, by_second: bool) -> Iterator[list[Event]]:
+def _pieces(events: list[Event], rows_max: int, *, by_second: bool) -> Iterator[list[Event]]:
     """Yield rows that may be handled at once: of one second where time matters, else some; and each gap alone."""
     piece: list[Event] = []
     second = 0
@@ -372,7 +380,7 @@ def _pieces(events: list[Event], *, by_second: bool) -> Iterator[list[Event]]:
             piece = []
             continue
         own = (event.time - 1) // SECOND if by_second else 0
-        if piece and (own != second or len(piece) >= SLICE):
+        if piece and (own != second or len(piece) >= rows_max):
             yield piece
             piece = []
         second = own

@@ -79,12 +79,15 @@ class Remembered:
         """Label -> key -> value."""
         self.seqs: list[int] = []
         """Numbers of the records that this stands in."""
+        self.size_bytes = 0
+        """Length of all records since the node's first, or since the last copy."""
         self._copy: dict[str, dict[bytes, Any]] | None = None
         self._copy_from = 0
 
-    def learn(self, seq: int, entry: _Entry) -> None:
+    def learn(self, seq: int, entry: _Entry, length: int) -> None:
         """Take in the next record."""
         self.seqs.append(seq)
+        self.size_bytes = length if entry.begins_copy else self.size_bytes + length
         self.positions = entry.positions
         if entry.begins_copy:
             self._copy, self._copy_from = {}, len(self.seqs) - 1
@@ -136,7 +139,7 @@ class StateReader:
             return
         if entry.version > VERSION:
             raise UnsupportedVersion(f"the functions of stream {name} have run in a later release: install that again")
-        self.streams.setdefault(name, Remembered()).learn(seq, entry)
+        self.streams.setdefault(name, Remembered()).learn(seq, entry, len(payload))
 
 
 class StateWriter:
@@ -147,11 +150,16 @@ class StateWriter:
         self.key = name.encode()
         self._encoder = msgspec.msgpack.Encoder()
         self._seqs = list(remembered.seqs)
-        self._changed_bytes = 0
+        self._changed_bytes = remembered.size_bytes
         self._copied_bytes = 0
         self._copy: Iterator[tuple[str, bytes, Any]] | None = None
         self._copy_from = 0
         self._has_ended = False
+
+    @property
+    def size_bytes(self) -> int:
+        """Return the bytes of the last copy, and of the changes since."""
+        return self._copied_bytes + self._changed_bytes
 
     def entry(self, positions: Positions, states: Iterable[tuple[str, State]]) -> bytes:
         """Return the record of a step: everything that changed since the last call, and a piece of a copy if one is

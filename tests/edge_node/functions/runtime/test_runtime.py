@@ -87,14 +87,16 @@ async def test_rows_of_several_inputs_come_by_time() -> None:
     await edge.close()
 
 
-async def test_a_function_that_fails_begins_again_with_what_is_durable_and_stops_nobody_else() -> None:
+async def test_a_row_that_functions_fail_on_stops_nothing() -> None:
     edge = Edge(FakeFileSystem(), MINUTES, LARGE)
     edge.publish("telemetry", 11, time=START)
     await edge.pass_time(2)
-    edge.publish("telemetry", {"poison": True, "value": 12})
-    await edge.pass_time(1)
-    assert len(edge.read("large")) == 2
+    edge.publish("telemetry", 12, {"poison": True, "value": 13}, 14, {"poison": True, "value": 15}, 16)
+    await edge.pass_time(65)
+    assert len(edge.read("large")) == 6
     counters = edge.functions.counters()["minutes"]
-    assert counters.failures >= 1
-    assert "poisoned" in counters.trouble
+    assert counters.failures == 3, "once for all of them, and once for each row that is to blame"
+    assert [record[3]["value"] for record in edge.read("minutes-errors")] == [13, 15]
+    assert [record[3]["sum"] for record in edge.read("minutes")] == [11 + 12 + 14 + 16]
+    assert not counters.trouble
     await edge.close()
