@@ -27,7 +27,7 @@ data_dir: {folder}/data
 listeners: {{mqtt: {{bind: "127.0.0.1:{mqtt}", anonymous: never}}}}
 http: {{bind: "127.0.0.1:{http}"}}
 auth: {{users_file: {folder}/users, acl_file: {folder}/acl}}
-streams: {{telemetry: {{from: "plant/{{line}}/{{machine}}/telemetry"}}}}
+streams: {{telemetry: {{from: "plant/{{line}}/{{machine}}/telemetry", payload: json}}{streams}}}
 limits: {{{limits}}}
 """
 
@@ -37,9 +37,10 @@ class GuardedEdge(Service):
 
     Args:
         limits: settings of the section of that name.
+        streams: further streams.
     """
 
-    def __init__(self, folder: Path, limits: str = "") -> None:
+    def __init__(self, folder: Path, limits: str = "", streams: str = "") -> None:
         self.folder = folder
         self.mqtt_port, self.http_port = free_port(), free_port()
         for user in USERS:
@@ -48,7 +49,9 @@ class GuardedEdge(Service):
             assert not isinstance(added.exception, Failed), added.output
         (folder / "acl").write_text(RULES)
         config = folder / "edge.yaml"
-        config.write_text(CONFIG.format(folder=folder, mqtt=self.mqtt_port, http=self.http_port, limits=limits))
+        config.write_text(
+            CONFIG.format(folder=folder, mqtt=self.mqtt_port, http=self.http_port, limits=limits, streams=streams)
+        )
         super().__init__(folder, "edge", ["edge", "run", str(config)], f"http://127.0.0.1:{self.http_port}/status")
 
     def memory_bytes(self) -> int:
