@@ -14,6 +14,7 @@ from weft.config.functions.reduce import Changes, Deadband, Dedupe, Sample, Swin
 from weft.config.functions.route import Route
 from weft.config.functions.settings import FunctionSettings
 from weft.config.functions.user_code import Python
+from weft.config.functions.windows import Sql, Window
 from weft.config.values import Expression, OneOf
 
 _PLAIN = FunctionSettings()
@@ -89,4 +90,12 @@ class FunctionStep(OneOf, frozen=True, kw_only=True):
     enrich: Annotated[Enrich | None, Meta(description="Fields from a CSV file or an SQLite database.")] = None
     alert: Annotated[
         Alert | None, Meta(description="A message to a local MQTT topic when a condition becomes true.")
+    ] = None
+    window: Annotated[
+        Window | None,
+        Meta(description="Aggregates of the rows of each minute, of each session, and so on: one row for each window."),
+    ] = None
+    sql: Annotated[
+        Sql | None,
+        Meta(description="A SELECT over the rows of each window, run when the window closes."),
     ] = None

@@ -16,8 +16,10 @@ from weft.edge_node.functions.kinds.redact import make_redact
 from weft.edge_node.functions.kinds.route import Route
 from weft.edge_node.functions.kinds.sample import SampleFunction
 from weft.edge_node.functions.kinds.select import Set, make_select
+from weft.edge_node.functions.kinds.sql import SqlFunction
 from weft.edge_node.functions.kinds.swinging_door import SwingingDoorFunction
 from weft.edge_node.functions.kinds.where import Where
+from weft.edge_node.functions.kinds.window import WindowFunction
 
 Make = Callable[[Any, Context], Function]
 """(settings, context) -> a new function. Raises ``ValueError``, with a sentence, for settings that cannot work."""
@@ -36,5 +38,7 @@ KINDS: dict[str, Make] = {
     "dedupe": DedupeFunction,
     "enrich": Enrich,
     "alert": Alert,
+    "window": WindowFunction,
+    "sql": SqlFunction,
 }
 """Field of ``config.functions.FunctionStep`` -> what makes the function."""

@@ -78,6 +78,8 @@ async def test_the_example_does_what_the_page_says(page: Path, tmp_path: Path) -
             if isinstance(function, AsyncFunction):
                 await function.prepare()
                 rows = await function.process_async(rows, out)
+                while every and (due := function.due()) is not None:
+                    rows += await function.tick_async(due, out)
                 await function.close()
             else:
                 rows = _through(function, rows, out, passes=bool(every))
@@ -101,4 +103,5 @@ async def test_the_example_does_what_the_page_says(page: Path, tmp_path: Path) -
 def test_there_are_examples() -> None:
     assert {"where", "set", "select", "redact", "route"} <= {page.stem for page in WITH_EXAMPLES}
     assert {"enrich", "alert", "python"} <= {page.stem for page in WITH_EXAMPLES}
+    assert {"window", "sql"} <= {page.stem for page in WITH_EXAMPLES}
     assert {"sample", "deadband", "swinging_door", "changes", "dedupe"} <= {page.stem for page in WITH_EXAMPLES}

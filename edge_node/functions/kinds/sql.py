@@ -1,0 +1,175 @@
+"""The function ``sql``: a SELECT over the rows of each window."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, NamedTuple
+
+import msgspec
+
+from weft.config.functions.windows import Sql
+from weft.edge_node.functions.contract import AsyncFunction, Context, Out, Row
+from weft.edge_node.functions.windows.groups import COUNT, FIRST, LAST, START, Pane
+from weft.edge_node.functions.windows.loop import make_loop
+from weft.edge_node.functions.windows.naming import field_code
+from weft.edge_node.functions.windows.plan import Plan
+from weft.edge_node.functions.windows.refusal import Refusal
+from weft.edge_node.functions.windows.select import Limits, Select, SelectError
+from weft.edge_node.functions.windows.times import event_time_reader
+from weft.edge_node.functions.windows.windows import Closed, Windows
+
+
+class Job(NamedTuple):
+    """A window that is over, and whose SELECT has not run yet."""
+
+    time: int
+    key: bytes
+    frame: dict[str, Any]
+    rows: list[bytes]
+    levels: Mapping[bytes, Mapping[str, str]]
+
+
+class SqlFunction(Windows, AsyncFunction):
+    """The rows that a SELECT gives for each window and group.
+
+    ``State`` holds the rows of open windows, packed and 64 in a value; ``rows_max`` and ``size_max`` bound those of a
+    window. The SELECT runs in a thread of its own.
+    """
+
+    windows_a_tick = 32
+    """Most windows whose SELECTs are on their way to the thread at a time."""
+
+    def __init__(self, settings: Sql, context: Context) -> None:
+        """Compile the SELECT.
+
+        Raises:
+            WindowError: settings do not go together, or the SELECT may not run here.
+        """
+        plan = Plan.of(settings)
+        header = [0] * (LAST + 1 if plan.gap else COUNT + 1)
+        self._size, self._over = len(header), len(header) + 1
+        super().__init__(settings, context, plan, self._new, self._merge)
+        self._rows_max, self._bytes_max = settings.rows_max, settings.bytes_max
+        self._select = Select(settings.select, context.level_names, Limits(settings.steps_max, settings.results_max))
+        self._thread: ThreadPoolExecutor | None = None
+        self._jobs: list[Job] = []
+        size = self._size
+        self._run = make_loop(
+            plan,
+            self.naming,
+            arguments=(),
+            levels=(),
+            event=None if settings.time is None else (
+                field_code(settings.time), event_time_reader(settings.time, settings.time_unit)
+            ),
+            before=[
+                "w_item = w_pack([w_time, row.key, v])",
+                f"w_size = a[{size}] + w_len(w_item)",
+                f"if a[{COUNT}] >= {settings.rows_max} or w_size > {settings.bytes_max}: w_fn.refuse_more(p)",
+            ],
+            update=[f"a[{COUNT}] += 1", f"a[{size}] = w_size", "w_store.keep(p, w_item)"],
+            names={"w_pack": msgspec.msgpack.encode, "w_len": len, "w_float": float},
+        )  # fmt: skip
+
+    def _new(self, first: int, start: int) -> list[Any]:
+        return [first, 0, start, start, 0, 0] if self.plan.gap else [first, 0, 0, 0]
+
+    def _merge(self, numbers: list[Any], other: list[Any]) -> None:
+        numbers[FIRST] = min(numbers[FIRST], other[FIRST])
+        if self.plan.gap:
+            numbers[START], numbers[LAST] = min(numbers[START], other[START]), max(numbers[LAST], other[LAST])
+        for at in (COUNT, self._size, self._over):
+            numbers[at] += other[at]
+
+    def refuse_more(self, pane: Pane) -> None:
+        """Count and refuse a row beyond those that are kept.
+
+        Raises:
+            Refusal: always.
+        """
+        pane.numbers[self._over] += 1
+        self.store.state.touch(pane.key)
+        count, size = pane.numbers[COUNT], pane.numbers[self._size]
+        raise Refusal(f"its window has {count:,} rows of {size:,} bytes already (rows_max, size_max)")
+
+    # --- contract
+
+    def process(self, rows: list[Row], out: Out) -> list[Row]:
+        """Keep rows."""
+        super().process(rows, out)
+        return self._results(self._taken(), out)
+
+    def tick(self, time: int, out: Out) -> list[Row]:
+        """Close windows that are over."""
+        super().tick(time, out)
+        return self._results(self._taken(), out)
+
+    async def process_async(self, rows: list[Row], out: Out) -> list[Row]:
+        """Keep rows; the loop is not held up by a SELECT."""
+        super().process(rows, out)
+        return await self._results_async(self._taken(), out)
+
+    async def tick_async(self, time: int, out: Out) -> list[Row]:
+        """Close windows that are over; the loop is not held up by a SELECT."""
+        super().tick(time, out)
+        return await self._results_async(self._taken(), out)
+
+    async def close(self) -> None:
+        """End the thread. A SELECT that runs ends with its steps."""
+        if self._thread is not None:
+            self._thread.shutdown(wait=False)
+
+    # --- windows
+
+    def results(self, closed: Closed) -> list[Row]:
+        """Put a window's rows aside for its SELECT."""
+        group, closing, first, missing, late = closed
+        rows = [item for pane in closing.panes for item in self.store.kept(pane)]
+        over = sum(pane.numbers[self._over] for pane in closing.panes)
+        if over:
+            missing = f"{missing}; " * bool(missing) + f"{over} rows beyond rows_max or size_max"
+        frame = self.frame(closed)
+        frame |= {"count": len(rows), "late": late, "complete": not missing}
+        if missing:
+            frame["missing"] = missing
+        keys = {msgspec.msgpack.decode(row)[1] for row in rows}
+        self._jobs.append(Job(first, group.key, frame, rows, {key: dict(self.levels(key)) for key in keys}))
+        return []
+
+    def _taken(self) -> list[Job]:
+        jobs, self._jobs = self._jobs, []
+        return jobs
+
+    async def _results_async(self, jobs: list[Job], out: Out) -> list[Row]:
+        if not jobs:
+            return []
+        if self._thread is None:
+            self._thread = ThreadPoolExecutor(1, "weft-sql")
+        found = await asyncio.get_running_loop().run_in_executor(self._thread, self._solve, jobs)
+        return _rows(jobs, found, out)
+
+    def _results(self, jobs: list[Job], out: Out) -> list[Row]:
+        return _rows(jobs, self._solve(jobs), out)
+
+    def _solve(self, jobs: list[Job]) -> list[list[dict[str, Any]] | str]:
+        """Return the result of each window, or why it has none."""
+        found: list[list[dict[str, Any]] | str] = []
+        for job in jobs:
+            try:
+                found.append(self._select.rows(job.rows, job.levels))
+            except SelectError as error:
+                found.append(str(error))
+        return found
+
+
+def _rows(jobs: list[Job], found: list[list[dict[str, Any]] | str], out: Out) -> list[Row]:
+    rows: list[Row] = []
+    for job, result in zip(jobs, found, strict=True):
+        if isinstance(result, str):
+            # The window itself goes to the errors: which one it was, and how many rows it had.
+            out.reject(Row(job.time, job.key, msgspec.json.encode(job.frame), job.frame), f"select: {result}")
+        else:
+            rows += (Row(job.time, job.key, None, {**job.frame, **values}) for values in result)
+    return rows

@@ -1,0 +1,15 @@
+"""Reasons why a window cannot take a row."""
+
+from __future__ import annotations
+
+
+class Refusal(Exception):
+    """A row that a window cannot take, with a reason for people. It goes to the stream of errors."""
+
+
+class Late(Refusal):
+    """A row that came after all its windows were closed."""
+
+
+class Full(Refusal):
+    """A row that needs a new window where there are as many as there may be."""

@@ -1,0 +1,70 @@
+"""Schedule of groups by the tick at which they have something to do."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable
+
+from weft.edge_node.functions.windows.groups import Group
+
+
+class Schedule:
+    """Ticks and the groups that wait for them.
+
+    What a group waits for moves to later ticks with each row. So an entry is only a lower bound, and is looked at again
+    when its tick comes: a row costs nothing here.
+    """
+
+    def __init__(self, due_of: Callable[[Group], int]) -> None:
+        self._due_of = due_of
+        """Function that returns the tick that a group waits for now."""
+        self._ticks: list[int] = []
+        self._groups: dict[int, dict[bytes, Group]] = {}
+
+    def enter(self, group: Group, tick: int) -> None:
+        """Have a group looked at by a tick at the latest."""
+        if group.due is not None and group.due <= tick:
+            return
+        if group.due is not None:
+            self._groups[group.due].pop(group.gid, None)
+        group.due = tick
+        groups = self._groups.get(tick)
+        if groups is None:
+            groups = self._groups[tick] = {}
+            heapq.heappush(self._ticks, tick)
+        groups[group.gid] = group
+
+    def first(self) -> int | None:
+        """Return the first tick that a group waits for."""
+        while self._ticks:
+            tick = self._ticks[0]
+            groups = self._groups[tick]
+            while groups:
+                gid, group = next(iter(groups.items()))
+                if group.due == tick:
+                    due = self._due_of(group)
+                    if due <= tick:
+                        return tick
+                    group.due = None
+                    del groups[gid]
+                    self.enter(group, due)
+                else:
+                    del groups[gid]
+            self._drop(tick)
+        return None
+
+    def take(self, tick: int) -> list[Group]:
+        """Return the groups that wait for a tick or an earlier one. They are in the schedule no longer."""
+        taken: list[Group] = []
+        while self._ticks and self._ticks[0] <= tick:
+            first = self._ticks[0]
+            for group in self._groups[first].values():
+                if group.due == first:
+                    group.due = None
+                    taken.append(group)
+            self._drop(first)
+        return taken
+
+    def _drop(self, tick: int) -> None:
+        heapq.heappop(self._ticks)
+        del self._groups[tick]

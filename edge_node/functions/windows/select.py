@@ -1,0 +1,210 @@
+"""A SELECT over a few rows in SQLite's memory, with limits that give the same result each time.
+
+The work is counted in steps of SQLite's virtual machine, not in seconds: a node under load has to give the same rows as
+one that has nothing else to do. For the same reason there is no ``now`` and no ``random``.
+"""
+
+from __future__ import annotations
+
+import re
+import sqlite3
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import msgspec
+
+from weft.edge_node.functions.windows.naming import text_of
+from weft.edge_node.functions.windows.plan import WindowError
+
+TABLE = "input"
+COLUMNS_MAX = 500
+"""Most columns of the table, which are the fields of a window's rows."""
+VALUE_BYTES_MAX = 1 << 20
+"""Longest text on the way to a result."""
+_STEPS_A_LOOK = 1000
+_NO_COLUMN = re.compile(r"no such column: (?:.*\.)?(.+)$")
+_DATES = ("date", "time", "datetime", "julianday", "unixepoch", "strftime")
+_REFUSED = frozenset(
+    ("random", "randomblob", "zeroblob", "changes", "total_changes", "last_insert_rowid", "load_extension",
+     "current_date", "current_time", "current_timestamp", "sqlite_version", "sqlite_source_id", "fts3_tokenizer")
+)  # fmt: skip
+_TIME_OF_MACHINE = frozenset(("now", "localtime", "utc"))
+_READS = frozenset((sqlite3.SQLITE_SELECT, sqlite3.SQLITE_READ))
+
+
+class SelectError(Exception):
+    """A SELECT that gave no rows for a window, with a reason for people."""
+
+
+class Limits(NamedTuple):
+    """Limits of one SELECT."""
+
+    steps: int
+    """Steps of SQLite's virtual machine."""
+    rows: int
+    """Rows of the result."""
+
+
+class Select:
+    """A compiled SELECT. For one thread at a time."""
+
+    def __init__(self, text: str, levels: Sequence[str], limits: Limits) -> None:
+        """Compile a SELECT, and find out which columns it names.
+
+        Raises:
+            WindowError: it is no SELECT that may run here; says why.
+        """
+        self._text = text
+        self._limits = limits
+        self._levels = [name for name in levels if name not in ("key", "time")]
+        self._steps = 0
+        self._refused = ""
+        self._dates = sqlite3.connect(":memory:", check_same_thread=False)
+        self._db = self._open()
+        self._named: list[str] = []
+        self._columns: list[str] = []
+        self._compile()
+
+    def _open(self) -> sqlite3.Connection:
+        db = sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False)
+        db.execute("PRAGMA temp_store = MEMORY")
+        db.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, VALUE_BYTES_MAX)
+        db.setlimit(sqlite3.SQLITE_LIMIT_ATTACHED, 0)
+        for name in _DATES:
+            db.create_function(name, -1, self._date_function(name), deterministic=True)
+        return db
+
+    def _date_function(self, name: str) -> Any:
+        def call(*values: Any) -> Any:
+            # Of no argument, and of a first one that is only a modifier, SQLite takes the time of now.
+            texts = [each.strip().lower() if isinstance(each, str) else "" for each in values]
+            given = values[1:] if name == "strftime" else values
+            if not given or _TIME_OF_MACHINE & {*texts} or texts[len(values) - len(given)].startswith("subsec"):
+                self._refused = f"{name} of now, localtime or utc: a window gives the same rows whenever it runs"
+                raise ValueError(self._refused)
+            marks = ", ".join("?" * len(values))
+            return self._dates.execute(f"SELECT {name}({marks})", values).fetchone()[0]
+
+        return call
+
+    def _compile(self) -> None:
+        for _ in range(COLUMNS_MAX):
+            try:
+                self._run([], {})
+            except SelectError as error:
+                found = _NO_COLUMN.search(str(error))
+                if found is None:
+                    raise WindowError(f"select: {error}") from None
+                # A field that no row has is null, and no error: which fields rows have is not known here.
+                self._named.append(found[1].strip('"[]`'))
+            else:
+                return
+        raise WindowError(f"select: more than {COLUMNS_MAX} columns")
+
+    def rows(self, rows: Iterable[bytes], levels: Mapping[bytes, Mapping[str, str]]) -> list[dict[str, Any]]:
+        """Return the result for some rows, by the names of its columns.
+
+        Args:
+            rows: each packed: time in ns, key, values.
+            levels: levels of the topic, by key.
+
+        Raises:
+            SelectError: it took too many steps, gave too many rows, or failed.
+        """
+        return self._run([msgspec.msgpack.decode(each) for each in rows], levels)
+
+    def _run(self, rows: list[Any], levels: Mapping[bytes, Mapping[str, str]]) -> list[dict[str, Any]]:
+        columns = dict.fromkeys(("key", "time", *self._levels, *self._named))
+        taken = {name.lower() for name in columns}
+        for _, _, values in rows:
+            for name in values:
+                if name.lower() not in taken:  # Names of columns are alike in upper and lower case.
+                    taken.add(name.lower())
+                    columns[name] = None
+        if len(columns) > COLUMNS_MAX:
+            raise SelectError(f"the rows have more than {COLUMNS_MAX} fields")
+        try:
+            self._fill(list(columns), rows, levels)
+            return self._select()
+        except (sqlite3.Error, sqlite3.Warning, OverflowError) as error:
+            raise SelectError(self._refused or str(error)) from None
+        finally:
+            self._db.set_authorizer(None)
+            self._db.set_progress_handler(None, 0)
+
+    def _fill(self, columns: list[str], rows: list[Any], levels: Mapping[bytes, Mapping[str, str]]) -> None:
+        db = self._db
+        names = ", ".join('"' + name.replace('"', '""') + '"' for name in columns)
+        if columns == self._columns:
+            db.execute(f"DELETE FROM {TABLE}")  # noqa: S608
+        else:
+            self._columns = []
+            db.execute(f"DROP TABLE IF EXISTS {TABLE}")
+            db.execute(f"CREATE TABLE {TABLE} ({names})")
+            self._columns = columns
+        marks = ", ".join("?" * len(columns))
+        fields = columns[2 + len(self._levels) :]
+        db.executemany(
+            f"INSERT INTO {TABLE} VALUES ({marks})",  # noqa: S608
+            (
+                (
+                    text_of(key),
+                    time / 1e9,
+                    *(levels.get(key, {}).get(name) for name in self._levels),
+                    *(_column(values.get(name)) for name in fields),
+                )
+                for time, key, values in rows
+            ),
+        )
+
+    def _select(self) -> list[dict[str, Any]]:
+        self._steps, self._refused = 0, ""
+        self._db.set_authorizer(self._authorize)
+        self._db.set_progress_handler(self._look, _STEPS_A_LOOK)
+        cursor = self._db.execute(self._text)
+        if cursor.description is None:
+            raise SelectError("it gives no rows; write a SELECT")
+        found = cursor.fetchmany(self._limits.rows + 1)
+        if len(found) > self._limits.rows:
+            raise SelectError(f"it gives more than {self._limits.rows:,} rows (results_max)")
+        names = [each[0] for each in cursor.description]
+        return [dict(zip(names, each, strict=True)) for each in found]
+
+    def _look(self) -> int:
+        self._steps += _STEPS_A_LOOK
+        if self._steps <= self._limits.steps:
+            return 0
+        self._refused = f"it took more than {self._limits.steps:,} steps (steps_max)"
+        return 1
+
+    def _authorize(self, action: int, first: str | None, second: str | None, *_: object) -> int:
+        if action in _READS:
+            # Tables of SQLite's own are none of the rows.
+            if action == sqlite3.SQLITE_READ and (first or "").lower().startswith(("sqlite_", "pragma_")):
+                self._refused = f"{first} is not there; the only table is {TABLE}"
+                return sqlite3.SQLITE_DENY
+            return sqlite3.SQLITE_OK
+        if action == sqlite3.SQLITE_FUNCTION:
+            name = (second or "").lower()
+            if name not in _REFUSED:
+                return sqlite3.SQLITE_OK
+            self._refused = f"{name} is not allowed: a window gives the same rows whenever it runs"
+            return sqlite3.SQLITE_DENY
+        self._refused = f"only a SELECT over the table {TABLE} may run here, without WITH RECURSIVE"
+        return sqlite3.SQLITE_DENY
+
+    def close(self) -> None:
+        """Free the memory."""
+        self._db.close()
+        self._dates.close()
+
+
+def _column(value: Any) -> Any:
+    """Return a value as SQLite has it: lists and mappings as JSON."""
+    if type(value) in (str, float, bytes) or value is None:
+        return value
+    if type(value) is bool:
+        return int(value)
+    if type(value) is int:
+        return value if -(1 << 63) <= value < 1 << 63 else float(value)
+    return msgspec.json.encode(value).decode()

@@ -1,0 +1,205 @@
+"""Open windows of all groups: in memory for the hot path, and in ``State`` for the next start."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import msgspec
+
+from weft.edge_node.functions.contract import State
+from weft.edge_node.functions.windows.groups import (
+    CHUNK,
+    CLOSED,
+    FIRST,
+    GROUP,
+    NEVER,
+    PANE,
+    SEEN,
+    START,
+    Group,
+    Pane,
+    chunk_key,
+    of_chunk_key,
+    of_pane_key,
+    pane_key,
+)
+from weft.edge_node.functions.windows.refusal import Full, Refusal
+
+Numbers = list[Any]
+CHUNK_ROWS = 64
+"""Rows of a piece. A step writes the last piece again, so that a row is written up to so many times."""
+
+
+class Bounds(msgspec.Struct, frozen=True):
+    """Bounds of a function's memory."""
+
+    groups: int
+    panes: int
+    panes_of_group: int
+
+
+class Store:
+    """Groups and their open windows. Each change goes to ``State`` at once."""
+
+    def __init__(
+        self, bounds: Bounds, new: Callable[[int, int], Numbers], merge: Callable[[Numbers, Numbers], None]
+    ) -> None:
+        self.state = State()
+        self.groups: dict[bytes, Group] = {}
+        self.by_name: dict[Any, Group] = {}
+        """Groups by the text that rows have."""
+        self.open = 0
+        """Number of open windows."""
+        self._bounds = bounds
+        self._new = new
+        self._merge = merge
+        self._firsts: list[tuple[int, bytes]] = []
+        """Heap of open windows by their oldest row; also of closed ones, until they come to the top."""
+
+    def oldest(self) -> int | None:
+        """Return the time of the oldest row in an open window."""
+        heap, values = self._firsts, self.state.values
+        while heap:
+            time, key = heap[0]
+            numbers = values.get(key)
+            if numbers is not None and numbers[FIRST] == time:
+                return time
+            heapq.heappop(heap)
+        return None
+
+    def add(self, group: Group) -> None:
+        """Take up a group.
+
+        Raises:
+            Refusal: there are as many groups as there may be, and all have open windows.
+        """
+        if len(self.groups) >= self._bounds.groups and not self._make_room():
+            raise Refusal(f"all {self._bounds.groups:,} groups have open windows (keys_max)")
+        self._enter(group)
+        if group.memory is not None:
+            self.state.set(group.memory_key, group.memory)
+
+    def _enter(self, group: Group) -> None:
+        self.groups[group.gid] = group
+        if group.name is not None:
+            self.by_name[group.name] = group
+
+    def remove(self, group: Group) -> None:
+        """Forget a group without open windows."""
+        group.due = None
+        del self.groups[group.gid]
+        if group.name is not None:
+            del self.by_name[group.name]
+        if group.memory is not None:
+            self.state.delete(group.memory_key)
+
+    def _make_room(self) -> bool:
+        """Forget an eighth of the groups: of those without open windows, the ones that were silent longest."""
+        idle = [
+            (group.memory[SEEN] if group.memory is not None else 0, group.gid)
+            for group in self.groups.values()
+            if not group.panes
+        ]
+        # An eighth at a time: looking through all groups for each new key would let one device stop the node.
+        for _, gid in heapq.nsmallest(self._bounds.groups // 8 + 1, idle):
+            self.remove(self.groups[gid])
+        return bool(idle)
+
+    def open_pane(self, group: Group, at: int, start: int, time: int) -> Pane:
+        """Open a window at a place in the group's list.
+
+        Args:
+            start: first time of the window; of a session, time of the row.
+            time: ingest time of the row.
+
+        Raises:
+            Full: there are as many as there may be.
+        """
+        if self.open >= self._bounds.panes:
+            raise Full(f"all {self._bounds.panes:,} windows are open (windows_max)")
+        if len(group.panes) >= self._bounds.panes_of_group:
+            raise Full(f"all {self._bounds.panes_of_group:,} windows of one group are open (a share of windows_max)")
+        pane = Pane(start, pane_key(start, group.gid), self._new(time, start))
+        group.panes.insert(at, pane)
+        self.open += 1
+        self.state.set(pane.key, pane.numbers)
+        heapq.heappush(self._firsts, (time, pane.key))
+        return pane
+
+    def lower(self, pane: Pane, time: int) -> None:
+        """Note that a row of a window is older than those before it."""
+        pane.numbers[FIRST] = time
+        heapq.heappush(self._firsts, (time, pane.key))
+
+    def close_pane(self, group: Group, pane: Pane) -> None:
+        """Forget a window."""
+        group.panes.remove(pane)
+        group.turn_away()
+        self.open -= 1
+        self.state.delete(pane.key)
+        for number in range(pane.chunks):
+            self.state.delete(chunk_key(pane, number))
+
+    def absorb(self, group: Group, pane: Pane, other: Pane) -> None:
+        """Add another window of a group to a window: a row has joined two sessions."""
+        time = pane.numbers[FIRST]
+        self._merge(pane.numbers, other.numbers)
+        kept = list(self.kept(other))
+        self.close_pane(group, other)
+        for item in kept:
+            self.keep(pane, item)
+        self.state.touch(pane.key)
+        if pane.numbers[FIRST] != time:
+            self.lower(pane, pane.numbers[FIRST])
+
+    def keep(self, pane: Pane, item: Any) -> None:
+        """Keep a row of a window, or what is needed of it."""
+        if not pane.chunks or len(pane.tail) >= CHUNK_ROWS:
+            pane.tail = []
+            self.state.set(chunk_key(pane, pane.chunks), pane.tail)
+            pane.chunks += 1
+        else:
+            self.state.touch(chunk_key(pane, pane.chunks - 1))
+        pane.tail.append(item)
+
+    def kept(self, pane: Pane) -> Iterator[Any]:
+        """Yield the rows kept of a window, in the order in which they came."""
+        for number in range(pane.chunks):
+            yield from self.state.values[chunk_key(pane, number)]
+
+    def restore(self, group_of: Callable[[bytes, list[int] | None], Group], *, is_session: bool) -> None:
+        """Take up what ``State`` has after a start."""
+        panes: dict[bytes, Pane] = {}
+        for key, value in self.state.items():
+            if key[:1] == PANE:
+                start, gid = of_pane_key(key)
+                panes[key] = Pane(start, key, value)
+            elif key[:1] == GROUP:
+                self._enter(group_of(key[1:], value))
+        for key, value in self.state.items():
+            if key[:1] == CHUNK:
+                number, of = of_chunk_key(key)
+                pane = panes[of]
+                if number >= pane.chunks:
+                    pane.chunks, pane.tail = number + 1, value
+        for key, pane in panes.items():
+            _, gid = of_pane_key(key)
+            if gid not in self.groups:
+                self._enter(group_of(gid, None))
+            self.groups[gid].panes.append(pane)
+            heapq.heappush(self._firsts, (pane.numbers[FIRST], key))
+        self.open = len(panes)
+        for group in self.groups.values():
+            group.panes.sort(
+                key=(lambda pane: (pane.numbers[START], pane.start)) if is_session else (lambda pane: pane.start)
+            )
+
+
+def new_memory(time: int) -> list[int]:
+    """Return the memory of a group whose first row came at a time."""
+    memory = [NEVER, NEVER, 0, time]
+    assert len(memory) == SEEN + 1
+    assert memory[CLOSED] == NEVER
+    return memory

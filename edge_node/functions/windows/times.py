@@ -1,0 +1,81 @@
+"""Times of events as devices write them, and window bounds as tables read them."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from weft.edge_node.functions.windows.refusal import Refusal
+
+SECOND = 1_000_000_000
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+EVENT_TIME_END = int(datetime(2250, 1, 1, tzinfo=UTC).timestamp()) * SECOND
+"""End of the times of events. 64 bits of nanoseconds reach to 2262, and windows end later than they begin."""
+_UNITS = {"s": SECOND, "ms": 1_000_000, "us": 1_000, "ns": 1}
+
+
+def nanoseconds(seconds: float) -> int:
+    """Return a duration of the settings in ns."""
+    return round(seconds * SECOND)
+
+
+def whole_second(time: int) -> int:
+    """Return the first whole second that is not before a time: the first tick that can see it."""
+    return -(-time // SECOND) * SECOND
+
+
+def event_time_reader(field: str, unit: str) -> Callable[[Any], int]:
+    """Return a function from a field's value to ns since 1970.
+
+    Numbers are of the given unit since 1970. Text is ISO 8601, and UTC where it names no offset: the summer time of
+    another place would give one time to two hours of each year.
+    """
+    factor = _UNITS[unit]
+
+    def read(value: Any) -> int:
+        if type(value) is int:
+            time = value * factor
+        elif type(value) is float:
+            if not math.isfinite(value):
+                raise Refusal(f"{field} is {value}, which is no time")
+            # Split, as a float of seconds times 10**9 would lose the last digits of its fraction a second time.
+            whole = math.floor(value)
+            time = whole * factor + round((value - whole) * factor)
+        elif type(value) is str:
+            time = _from_text(field, value)
+        else:
+            raise Refusal(f"{field} is of type {type(value).__name__}; expected a time, as number or ISO 8601 text")
+        if not 0 <= time < EVENT_TIME_END:
+            raise Refusal(f"{field} is {value!r}, which is outside 1970 to 2250; check the time's unit ({unit})")
+        return time
+
+    return read
+
+
+def _from_text(field: str, text: str) -> int:
+    try:
+        moment = datetime.fromisoformat(text)
+    except ValueError:
+        raise Refusal(f"{field} is {text[:40]!r}; expected a time such as 2026-01-31T12:00:00Z") from None
+    since = (moment if moment.tzinfo else moment.replace(tzinfo=UTC)) - _EPOCH
+    return (since.days * 86_400 + since.seconds) * SECOND + since.microseconds * 1_000
+
+
+@functools.lru_cache(maxsize=1024)
+def iso_text(time: int, digits: int) -> str:
+    """Return a time as ISO 8601 in UTC with so many digits of a second: what SQL engines cast to a timestamp.
+
+    All texts of one stream have the same digits, so that they sort as the times do.
+    """
+    whole, fraction = divmod(time, SECOND)
+    text = (_EPOCH + timedelta(seconds=whole)).strftime("%Y-%m-%dT%H:%M:%S")
+    return f"{text}.{fraction:09}"[: len(text) + 1 + digits] + "Z" if digits else f"{text}Z"
+
+
+def digits_of(*durations: int) -> int:
+    """Return how many digits of a second the multiples of some durations in ns need: 0, 3, 6 or 9."""
+    step = math.gcd(*durations, SECOND)
+    return next(digits for digits in (0, 3, 6, 9) if step % 10 ** (9 - digits) == 0)

@@ -1,0 +1,297 @@
+"""Windows as a function: rows in, closed windows out."""
+
+from __future__ import annotations
+
+import operator
+from collections import deque
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from weft.config.functions.windows import Windowing
+from weft.edge_node.functions.contract import Context, Function, Gap, Out, Row
+from weft.edge_node.functions.expressions import Expression, ExpressionError
+from weft.edge_node.functions.windows.groups import ALWAYS, FIRST, GREATEST, LATE, SEEN, Group, Pane
+from weft.edge_node.functions.windows.missing import Missing
+from weft.edge_node.functions.windows.naming import Naming
+from weft.edge_node.functions.windows.plan import Plan
+from weft.edge_node.functions.windows.refusal import Full, Late, Refusal
+from weft.edge_node.functions.windows.schedule import Schedule
+from weft.edge_node.functions.windows.shapes import Closing, Panes, Sessions, Shape
+from weft.edge_node.functions.windows.store import Bounds, Store, new_memory
+from weft.edge_node.functions.windows.times import SECOND, iso_text, whole_second
+
+GROUP_SHARE = 100
+"""Share of the open windows that one group may have: a hundredth."""
+GROUP_PANES_MIN = 100
+_ORDER = operator.itemgetter(0, 1, 2, 3, 4)
+RESERVED = ("window_start", "window_end", "count", "late", "complete", "missing")
+"""Fields that every result has. ``missing`` is there where ``complete`` is false."""
+
+
+class Closed(NamedTuple):
+    """A window that is over, with what its group has of it."""
+
+    group: Group
+    closing: Closing
+    first: int
+    """Ingest time of its oldest row."""
+    missing: str
+    """Gaps that it may lack rows of; empty where there are none."""
+    late: int
+    """Number of rows of its group that came too late for a window, since the last result of the group."""
+
+
+class Windows(Function):
+    """Base of functions that work on windows.
+
+    ``State`` has one value for each open window (of hopping windows: for each pane), one for the memory of each group
+    of event-time or hopping windows, one for gaps, and one for each 64 kept rows. ``keys_max``, ``windows_max`` and
+    ``rows_max`` bound them.
+    """
+
+    windows_a_tick = 256
+    """Most windows that one call of ``tick`` closes: about a millisecond."""
+
+    def __init__(
+        self,
+        settings: Windowing,
+        context: Context,
+        plan: Plan,
+        new: Callable[[int, int], list[Any]],
+        merge: Callable[[list[Any], list[Any]], None],
+    ) -> None:
+        """Make windows without rows.
+
+        Args:
+            settings: which rows belong together.
+            context: facts about the stream.
+            plan: times of the windows.
+            new: function that makes the numbers of a window, of ingest time and time of its first row.
+            merge: function that adds the numbers of another window.
+        """
+        self.plan = plan
+        self.levels = context.levels
+        self.naming = Naming(settings.by, context.level_names, context.stream)
+        share = max(GROUP_PANES_MIN, settings.windows_max // GROUP_SHARE)
+        self.store = Store(Bounds(settings.keys_max, settings.windows_max, share), new, merge)
+        self.state = self.store.state
+        self.shape: Shape = Sessions(plan, self.store) if plan.gap else Panes(plan, self.store)
+        self._drops_late = settings.late_rows == "drop"
+        self._missing = Missing(self.state, plan.lateness if plan.by_event else None)
+        self._schedule = Schedule(self._due)
+        self._queue: deque[tuple[Group, Closing, bool]] = deque()
+        """Windows that are over at the tick in hand, in the order in which they come out, each with whether it is the
+        last of its group."""
+        self._tick = 0
+        self._early: list[Row] = []
+        """Results of windows that had to close before their tick."""
+        self._restored = False
+        self._run: Callable[[Windows, list[Row], Out], None]
+        self._arguments: list[Expression] = []
+
+    def results(self, closed: Closed) -> list[Row]:
+        """Return the rows for a window that is over. Its panes are gone after the call."""
+        raise NotImplementedError
+
+    # --- contract
+
+    def process(self, rows: list[Row], out: Out) -> list[Row]:
+        """Count rows in their windows."""
+        self._restore()
+        if self._missing.is_open:
+            self._missing.see(rows)
+        self._run(self, rows, out)
+        if not self._early:
+            return []
+        early, self._early = self._early, []
+        return early
+
+    def tick(self, time: int, out: Out) -> list[Row]:  # noqa: ARG002
+        """Close windows that are over, up to so many a call."""
+        self._restore()
+        if not self._queue:
+            self._gather(time)
+        rows: list[Row] = []
+        for _ in range(min(len(self._queue), self.windows_a_tick)):
+            group, closing, is_last = self._queue.popleft()
+            rows += self._close(group, closing)
+            if is_last:
+                self._after(group)
+        if not self._queue:
+            self._forget_gaps(time)
+        return rows
+
+    def gap(self, gap: Gap, out: Out) -> None:  # noqa: ARG002
+        """Note that windows around here are incomplete."""
+        self._restore()
+        self._missing.add(gap)
+
+    def due(self) -> int | None:
+        """Return the tick at which the first window is over."""
+        self._restore()
+        return self._tick if self._queue else self._schedule.first()
+
+    def oldest(self) -> int | None:
+        """Return the time of the oldest row in an open window."""
+        self._restore()
+        return self.store.oldest()
+
+    # --- rows, for the loop
+
+    def group(self, row: Row, values: tuple[Any, ...]) -> Group:
+        """Return the group of a row, and make it if there is none.
+
+        Raises:
+            Refusal: there are too many.
+        """
+        gid = self.naming.gid(row, values)
+        found = self.store.groups.get(gid)
+        if found is not None:
+            return found
+        has_memory = self.plan.by_event or self.plan.is_hopping
+        group = self.naming.group(gid, new_memory(row.time) if has_memory else None)
+        self.store.add(group)
+        return group
+
+    def place(self, group: Group, t: int, time: int) -> Pane:
+        """Return the window of a row, and open it if there is none.
+
+        Raises:
+            Refusal: it came too late, or there are too many windows.
+        """
+        try:
+            return self.shape.place(group, t, time)
+        except Full:
+            if not self._close_early(group):
+                raise
+            return self.shape.place(group, t, time)
+        finally:
+            self._after(group)
+
+    def look_at(self, group: Group) -> None:
+        """Have the next tick close windows of a group that events have passed."""
+        if group.panes:
+            self._after(group)
+
+    def refuse(self, row: Row, error: Exception, out: Out) -> None:
+        """Send a row that cannot be counted to the errors, with a reason."""
+        if isinstance(error, Late) and self._drops_late:
+            out.drop(row, str(error))
+            return
+        out.reject(row, str(error) if isinstance(error, Refusal) else self._reason(row, error))
+
+    def _reason(self, row: Row, failure: Exception) -> str:
+        levels = self.levels(row.key)
+        for argument in self._arguments:
+            try:
+                argument.evaluate(row, levels)
+            except ExpressionError as error:
+                return error.reason
+        if isinstance(failure, KeyError):
+            return f"field {failure.args[0]} is missing"
+        return f"the fields of the group or of the time cannot be read: {failure}"
+
+    # --- ticks
+
+    def _due(self, group: Group) -> int:
+        """Return the tick at which a group has something to do."""
+        if not self.plan.by_event:
+            return whole_second(self.shape.next_end(group))
+        memory = group.memory
+        assert memory is not None
+        if not group.panes:
+            return whole_second(memory[SEEN] + self.plan.remember)
+        if memory[GREATEST] - self.plan.lateness >= self.shape.next_end(group):
+            return whole_second(memory[SEEN])
+        return whole_second(memory[SEEN] + self.plan.idle)
+
+    def _after(self, group: Group) -> None:
+        """Enter a group in the schedule after its windows changed."""
+        if group.panes:
+            group.next = self.shape.next_end(group)
+        elif self.plan.by_event:
+            group.next = ALWAYS
+        else:
+            # No row of an earlier ingest time can come, so there is nothing to remember.
+            self.store.remove(group)
+            return
+        self._schedule.enter(group, self._due(group))
+
+    def _gather(self, time: int) -> None:
+        """Queue the windows that are over: by end, then by the time of their first row, then by key."""
+        found: list[tuple[int, int, bytes, bytes, int, Group, Closing]] = []
+        for group in self._schedule.take(time):
+            closings = list(self.shape.over(group, self._limit(group, time))) if group.panes else []
+            found += ((each.end, first_of(each), group.key, group.gid, each.start, group, each) for each in closings)
+            if not closings:
+                memory = group.memory
+                if memory is not None and not group.panes and memory[SEEN] + self.plan.remember <= time:
+                    self.store.remove(group)
+                else:
+                    self._after(group)
+        # A group has one window of an end and a start, so groups themselves are never compared.
+        found.sort(key=_ORDER)
+        self._tick = time // SECOND * SECOND
+        last = {gid: at for at, (_, _, _, gid, *_) in enumerate(found)}
+        self._queue.extend((group, closing, last[group.gid] == at) for at, (*_, group, closing) in enumerate(found))
+
+    def _limit(self, group: Group, time: int) -> int:
+        """Return the end of the last window of a group that is over at a tick."""
+        memory = group.memory
+        if not self.plan.by_event or memory is None:
+            return time
+        return ALWAYS if memory[SEEN] + self.plan.idle <= time else memory[GREATEST] - self.plan.lateness
+
+    def _close(self, group: Group, closing: Closing) -> list[Row]:
+        first = first_of(closing)
+        late = 0
+        if group.memory is not None:
+            late, group.memory[LATE] = group.memory[LATE], 0
+        missing = self._missing.text(first, closing.start, closing.end)
+        rows = self.results(Closed(group, closing, first, missing, late))
+        self.shape.close(group, closing)
+        return rows
+
+    def _close_early(self, group: Group) -> bool:
+        """Close windows of a group that events have passed, before the tick: a device that sends what it kept for a
+        month would have too many open at once. Return whether there were any."""
+        memory = group.memory
+        if memory is None or not self.plan.by_event or not group.panes:
+            return False
+        closings = list(self.shape.over(group, memory[GREATEST] - self.plan.lateness))
+        for closing in closings:
+            self._early += self._close(group, closing)
+        return bool(closings)
+
+    def _forget_gaps(self, time: int) -> None:
+        plan = self.plan
+        before = time - plan.span - plan.lateness - plan.idle
+        oldest = self.store.oldest()
+        self._missing.forget(before if oldest is None else min(before, oldest))
+
+    def _restore(self) -> None:
+        """Take up the state of an earlier run, before anything else is done."""
+        if self._restored:
+            return
+        self._restored = True
+        self.store.restore(self.naming.group, is_session=self.plan.gap > 0)
+        self._missing.restore()
+        for group in list(self.store.groups.values()):
+            self._after(group)
+
+    # --- results
+
+    def frame(self, closed: Closed) -> dict[str, Any]:
+        """Return the fields of a result that say which window it is of."""
+        closing, digits = closed.closing, self.plan.digits
+        return {
+            **closed.group.fields,
+            "window_start": iso_text(closing.start, digits),
+            "window_end": iso_text(closing.end, digits),
+        }
+
+
+def first_of(closing: Closing) -> int:
+    """Return the ingest time of the oldest row of a window."""
+    first: int = min(pane.numbers[FIRST] for pane in closing.panes)
+    return first

@@ -1,0 +1,176 @@
+"""A SELECT over windows: what it sees, what it may do, and that it gives the same whenever it runs."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from tests.edge_node.functions.restart import SECOND, Recorder, context, cuts, row, run, same_after_restarts
+from tests.edge_node.functions.windows.test_property import SHAPES, UNTIL, Times, inputs
+from weft.config.functions.windows import Sql
+from weft.edge_node.functions.contract import Row
+from weft.edge_node.functions.kinds.sql import SqlFunction
+from weft.edge_node.functions.windows.plan import WindowError
+
+LEVELS = {b"p/l1": {"line": "l1"}, b"p/l2": {"line": "l2"}}
+
+
+def sql(select: str, **chosen: Any) -> Callable[[], SqlFunction]:
+    return lambda: SqlFunction(Sql(**{"every_s": 60.0, "select": select, **chosen}), context(LEVELS))
+
+
+def rows(count: int = 4) -> list[Row]:
+    return [
+        row(at * SECOND, {"rms": float(at), "on": at % 2 == 0, "pos": {"x": at}}, (b"p/l1", b"p/l2")[at % 2], at)
+        for at in range(count)
+    ]
+
+
+def results(select: str, **chosen: Any) -> list[dict[str, Any]]:
+    found = run(sql(select, **{"by": ("none",), **chosen}), rows(), until=3600 * SECOND)
+    assert found.out.rejected() == []
+    frame = {"window_start", "window_end", "count", "late", "complete"}
+    return [{name: value for name, value in each.values.items() if name not in frame} for each in found.emitted]
+
+
+@pytest.mark.parametrize(
+    ("select", "expected"),
+    [
+        ("SELECT line, max(rms) AS most FROM input GROUP BY line",
+         [{"line": "l1", "most": 2.0}, {"line": "l2", "most": 3.0}]),
+        ("SELECT key, time FROM input WHERE rms = 3", [{"key": "p/l2", "time": 3.0}]),
+        ("SELECT sum(pos ->> 'x') AS x, sum([on]) AS ons FROM input", [{"x": 6, "ons": 2}]),
+        ("SELECT max(nope) AS n FROM input", [{"n": None}]),
+        ("SELECT a.rms - b.rms AS d FROM input a JOIN input b ON a.rowid = b.rowid + 1", [{"d": 1.0}] * 3),
+        ("WITH x AS (SELECT rms FROM input) SELECT rms, lag(rms) OVER (ORDER BY rms) AS was FROM x LIMIT 2",
+         [{"rms": 0.0, "was": None}, {"rms": 1.0, "was": 0.0}]),
+        ("SELECT datetime(time, 'unixepoch') AS t, strftime('%S', time, 'unixepoch') AS s FROM input WHERE rms = 3",
+         [{"t": "1970-01-01 00:00:03", "s": "03"}]),
+        ("SELECT rms FROM input WHERE rms > 100", []),
+    ],
+)  # fmt: skip
+def test_what_a_select_sees(select: str, expected: list[dict[str, Any]]) -> None:
+    assert results(select) == expected
+
+
+def test_a_star_has_all_fields() -> None:
+    assert results("SELECT * FROM input LIMIT 1") == [
+        {"key": "p/l1", "time": 0.0, "line": "l1", "rms": 0.0, "on": 1, "pos": '{"x":0}'}
+    ]
+
+
+@pytest.mark.parametrize(
+    ("select", "error"),
+    [
+        ("SELEC 1", 'near "SELEC": syntax error'),
+        ("SELECT 1; SELECT 2", "one statement at a time"),
+        ("SELECT * FROM other", "no such table: other"),
+        ("DELETE FROM input", "only a SELECT over the table input may run here"),
+        ("UPDATE input SET rms = 1", "only a SELECT"),
+        ("CREATE TABLE x (y)", "only a SELECT"),
+        ("ATTACH '/etc/passwd' AS x", "only a SELECT"),
+        ("PRAGMA database_list", "only a SELECT"),
+        ("BEGIN", "only a SELECT"),
+        ("VACUUM INTO '/tmp/x'", "SELECT"),
+        ("SELECT * FROM sqlite_master", "sqlite_master is not there"),
+        ("SELECT * FROM pragma_table_info('input')", "only a SELECT"),
+        ("SELECT load_extension('x')", "load_extension is not allowed"),
+        ("SELECT random()", "random is not allowed"),
+        ("SELECT current_timestamp", "current_timestamp is not allowed"),
+        ("SELECT date('now')", "date of now, localtime or utc"),
+        ("SELECT datetime()", "datetime of now, localtime or utc"),
+        ("SELECT strftime('%s')", "strftime of now, localtime or utc"),
+        ("SELECT datetime(0, 'unixepoch', 'LocalTime ')", "datetime of now, localtime or utc"),
+        ("SELECT readfile('/etc/passwd')", "no such function: readfile"),
+        ("WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n) SELECT max(i) FROM n", "without WITH REC"),
+    ],
+)  # fmt: skip
+def test_what_a_select_may_not_do_is_refused_at_the_start(select: str, error: str) -> None:
+    with pytest.raises(WindowError) as caught:
+        sql(select)()
+    assert error in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("select", "chosen", "error"),
+    [
+        ("SELECT count(*) FROM input a, input b, input c, input d", {"steps_max": 5000},
+         "more than 5,000 steps (steps_max)"),
+        ("SELECT rms FROM input", {"results_max": 2}, "more than 2 rows (results_max)"),
+        ("SELECT replace(printf('%1000000d', rms), ' ', 'abc') FROM input", {}, "string or blob too big"),
+        ("SELECT abs(-9223372036854775808 + rms * 0) + json(key) FROM input", {}, "malformed JSON"),
+        ("SELECT datetime(key || 'now', 'localtime') FROM input", {}, "datetime of now"),
+    ],
+)  # fmt: skip
+def test_a_select_that_fails_gives_no_rows_and_says_why(select: str, chosen: dict[str, Any], error: str) -> None:
+    found = run(sql(select, by=("none",), **chosen), rows(10), until=3600 * SECOND)
+    assert found.emitted == []
+    (reason,) = found.out.rejected()
+    assert error in reason
+
+
+def test_work_is_bounded_on_the_clock_as_well() -> None:
+    begin = time.perf_counter()
+    many = "SELECT count(*) FROM input a, input b, input c, input d"
+    found = run(sql(many, by=("none",)), rows(120), until=3600 * SECOND)
+    assert found.out.rejected()
+    assert time.perf_counter() - begin < 60
+
+
+def test_rows_beyond_the_bounds_go_to_the_errors_and_the_window_says_so() -> None:
+    found = run(sql("SELECT count(*) AS n FROM input", by=("none",), rows_max=3), rows(5), until=3600 * SECOND)
+    assert [(each.values["n"], each.values["complete"], each.values["missing"]) for each in found.emitted] == [
+        (3, False, "2 rows beyond rows_max or size_max")
+    ]
+    assert len(found.out.rejected()) == 2
+    small = run(
+        sql("SELECT count(*) AS n FROM input", by=("none",), bytes_max=4096), rows(59) * 10, until=3600 * SECOND
+    )
+    assert [each.values["complete"] for each in small.emitted] == [False]
+    assert len(small.out.rejected()) + small.emitted[0].values["n"] == 590
+
+
+@pytest.mark.parametrize("times", [SHAPES[0], SHAPES[4], SHAPES[7]], ids=str)
+@given(data=st.data())
+@settings(max_examples=10, suppress_health_check=[HealthCheck.too_slow], deadline=None)
+def test_restarts_change_no_byte(times: Times, data: st.DataObject) -> None:
+    given = data.draw(inputs())
+    make = sql(
+        "SELECT group_concat(x) AS xs, min(time) AS t, count(*) AS n FROM input",
+        every_s=float(times.every) or None,
+        size_s=float(times.size) or None,
+        gap_s=float(times.gap) or None,
+        time="ts" if times.event else None,
+        lateness_s=float(times.lateness),
+        idle_s=float(times.idle) or None,
+        rows_max=5,
+    )
+    same_after_restarts(make, given, data.draw(cuts(len(given))), until=UNTIL)
+
+
+async def test_a_long_select_does_not_hold_up_the_loop() -> None:
+    function = sql(
+        "SELECT count(*) AS n FROM input a, input b, input c, input d", by=("none",), steps_max=100_000_000
+    )()
+    out = Recorder()
+    await function.process_async(rows(45), out)
+    turns = 0
+
+    async def count() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    counting = asyncio.create_task(count())
+    (result,) = await function.tick_async(60 * SECOND, out)
+    counting.cancel()
+    await function.close()
+    assert result.values["n"] == 45**4
+    assert turns > 100
