@@ -12,7 +12,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.edge_node.functions.restart import SECOND, Recorder, context, cuts, row, run, same_after_restarts
-from tests.edge_node.functions.windows.test_property import SHAPES, UNTIL, Times, inputs
+from tests.edge_node.functions.windows.reference import Times
+from tests.edge_node.functions.windows.test_property import SHAPES, UNTIL, inputs
 from weft.config.functions.windows import Sql
 from weft.edge_node.functions.contract import Row
 from weft.edge_node.functions.kinds.sql import SqlFunction

@@ -247,7 +247,8 @@ def test_a_quantile_of_the_largest_numbers_is_a_number() -> None:
 
 @given(st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=300), st.sampled_from([0, 0.25, 0.5, 0.9, 1]))
 def test_quantiles_are_those_of_the_library(values: list[float], wanted: float) -> None:
-    library, sketches, bins = DDSketch(0.02), Sketches(0.02), {}
+    library, sketches = DDSketch(0.02), Sketches(0.02)
+    bins: dict[int, int] = {}
     for each in values:
         library.add(each)
         sketches.adder()(bins, each)
@@ -256,7 +257,8 @@ def test_quantiles_are_those_of_the_library(values: list[float], wanted: float) 
 
 def test_a_sketch_of_wild_values_stays_small_and_keeps_its_upper_quantiles() -> None:
     sketches = Sketches(0.001)
-    add, bins = sketches.adder(), {}
+    add = sketches.adder()
+    bins: dict[int, int] = {}
     values = [10.0 ** (at % 600 - 300) * (1 + at / 7919) for at in range(20_000)]
     for each in values:
         add(bins, each)
