@@ -53,4 +53,4 @@ class Enrich(Section, frozen=True, kw_only=True):
     rows: Annotated[Count, Meta(description="Most rows that the file may have.")] = 100_000
     memory_bytes: Annotated[
         Size, Meta(ge=1 << 10, description="Most memory for the rows. A larger file is refused.")
-    ] = field(default=16 * MiB, name="memory")
+    ] = field(default=32 * MiB, name="memory")

@@ -6,6 +6,7 @@ import csv
 import hashlib
 import os
 import sqlite3
+import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing
 from typing import Any, NamedTuple
@@ -20,6 +21,7 @@ FIELD_CHARACTERS_MAX = 1 << 16
 _SQLITE_MAGIC = b"SQLite format 3\0"
 _ROW_BYTES = 250
 """Memory of a row beside its text: the tuple, its entry in the mapping, and the heads of key and values."""
+_ROWS_A_TURN = 50
 _WHOLE_FLOAT_MAX = 1 << 53
 
 
@@ -147,6 +149,9 @@ def _table(
 ) -> LookupTable:
     found: dict[str, tuple[Any, ...]] = {}
     size = 0
+    encode = msgspec.msgpack.Encoder().encode
+    # Row by row: one call for all of them would hold the interpreter, and with it the node's loop.
+    digest = hashlib.sha256(encode([wanted.column, fields]))
     for place, value, values in rows:
         key = text_of(value)
         if key is None:
@@ -154,13 +159,15 @@ def _table(
         if key in found:
             raise TableError(f'{place}: {wanted.column} "{key:.80}" is there twice. Keep one')
         found[key] = values
+        digest.update(encode((key, values)))
+        if len(found) % _ROWS_A_TURN == 0:
+            time.sleep(0)  # lets the node's loop go on
         size += _ROW_BYTES + len(key) + sum(len(each) if isinstance(each, str | bytes) else 8 for each in values)
         if len(found) > wanted.rows_max:
             raise TableError(f"{name}: has more than {wanted.rows_max:,} rows. Raise `rows`, or shorten it")
         if size > wanted.bytes_max:
             raise TableError(f"{name}: takes more than {wanted.bytes_max:,} bytes. Raise `memory`, or shorten it")
-    content = msgspec.msgpack.encode([wanted.column, fields, sorted(found.items())])
-    return LookupTable(fields, found, hashlib.sha256(content).hexdigest()[:HASH_CHARACTERS])
+    return LookupTable(fields, found, digest.hexdigest()[:HASH_CHARACTERS])
 
 
 def _number(text: str, column: str, place: str) -> int | float | None:
