@@ -31,6 +31,14 @@ class Alert(NamedTuple):
     retain: bool
 
 
+class Writing(NamedTuple):
+    """Way from rows to the payloads of a stream and of those that rows are routed to."""
+
+    format: Format
+    converts: bool = False
+    """True where the input's payloads are in another format: then those that no function changed are written, too."""
+
+
 class Outputs(Out):
     """Everything that came out of a chain and is not stored yet."""
 
@@ -40,6 +48,9 @@ class Outputs(Out):
         """For the derived stream itself, in order; each with its payload."""
         self.rejected: list[Rejected] = []
         self.routed: dict[str, list[Row]] = {}
+        """Stream -> its rows; each with its payload."""
+        self.unwritten: list[tuple[str, Row]] = []
+        """Rows for other streams as functions gave them; the chain writes their payloads."""
         self.alerts: list[Alert] = []
 
     def __bool__(self) -> bool:
@@ -52,7 +63,7 @@ class Outputs(Out):
 
     def route(self, row: Row, stream: str) -> None:
         """Keep a row for another stream."""
-        self.routed.setdefault(stream, []).append(row)
+        self.unwritten.append((stream, row))
 
     def alert(self, topic: bytes, payload: bytes, qos: int, time: int, *, retain: bool) -> None:
         """Keep a message for local subscribers."""
@@ -68,7 +79,12 @@ class Chain:
     Call ``process`` with rows up to the next tick, then ``tick``, and so on (``slices``, ``ticks``).
     """
 
-    def __init__(self, functions: Sequence[tuple[str, Function]], decoder: Format, encoder: Format) -> None:
+    def __init__(
+        self,
+        functions: Sequence[tuple[str, Function]],
+        decoder: Format,
+        encoder: Format | Writing,
+    ) -> None:
         """Join functions.
 
         Args:
@@ -79,11 +95,12 @@ class Chain:
         """
         self._functions = [function for _, function in functions]
         self._labels = [label for label, _ in functions]
-        names = names_read(self._functions)
+        self._writing = encoder if isinstance(encoder, Writing) else Writing(encoder)
+        # What is written in another format is written whole.
+        names = None if self._writing.converts else names_read(self._functions)
         self._decode: Callable[[bytes], Values] = decoder.decode
         if names is not None and isinstance(decoder, PartialFormat):
             self._decode = decoder.decoder(names)
-        self._encoder = encoder
         self._reads_values = names is None or bool(names)
         self.has_ticks = any(type(function).due is not Function.due for function in self._functions)
         """True where time alone can bring rows out."""
@@ -123,6 +140,7 @@ class Chain:
         """Tell all functions of numbers that are missing."""
         for function in self._functions:
             function.gap(gap, out)
+        self._write([], out)
 
     def due(self) -> int | None:
         """Return the second at which the next tick has something to do; None for never.
@@ -167,12 +185,12 @@ class Chain:
     async def _from(self, first: int, rows: list[Row], out: Outputs) -> None:
         for function in self._functions[first:]:
             if not rows:
-                return
+                break
             if isinstance(function, AsyncFunction):
                 rows = await function.process_async(rows, out)
             else:
                 rows = function.process(rows, out)
-        self._encoded(rows, out)
+        self._write(rows, out)
 
     def _decoded(self, rows: list[Row], out: Outputs) -> list[Row]:
         decode = self._decode
@@ -186,15 +204,22 @@ class Chain:
                 decoded.append(row)
         return decoded
 
-    def _encoded(self, rows: Iterable[Row], out: Outputs) -> None:
+    def _write(self, rows: Iterable[Row], out: Outputs) -> None:
+        out.rows += self._written(rows, out)
+        for stream, row in out.unwritten:
+            out.routed.setdefault(stream, []).extend(self._written([row], out))
+        out.unwritten.clear()
+
+    def _written(self, rows: Iterable[Row], out: Outputs) -> Iterator[Row]:
+        encode, converts = self._writing.format.encode, self._writing.converts
         for row in rows:
-            if row.payload is None:
+            if row.payload is None or converts:
                 try:
-                    row.payload = self._encoder.encode(row.values)
+                    row.payload = encode(row.values)
                 except PayloadError as error:
                     out.reject(row, str(error))
                     continue
-            out.rows.append(row)
+            yield row
 
 
 def oldest_of(functions: Iterable[Function]) -> int | None:

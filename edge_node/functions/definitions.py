@@ -11,9 +11,9 @@ import msgspec
 from weft.config.models import EdgeConfig
 from weft.edge_node.check.derived import inputs, is_derived
 from weft.edge_node.check.flow import Flow, level_names
-from weft.edge_node.functions.chain import Chain
+from weft.edge_node.functions.chain import Chain, Writing
 from weft.edge_node.functions.contract import Context, Function
-from weft.edge_node.functions.formats.choice import decoding_of, format_of
+from weft.edge_node.functions.formats.choice import converts, decoding_of, format_of
 from weft.edge_node.functions.registry import KINDS
 from weft.protocols.topics import compile_pattern
 
@@ -100,9 +100,9 @@ def chain_of(config: EdgeConfig, flow: Flow, name: str) -> Chain:
     Raises:
         ValueError: as ``functions_of``.
     """
-    return Chain(
-        functions_of(config, flow, name), decoding_of(flow.input_payload(name)).format, format_of(flow.payload(name))
-    )
+    given, wanted = flow.input_payload(name), flow.payload(name)
+    writing = Writing(format_of(wanted), converts(given, wanted))
+    return Chain(functions_of(config, flow, name), decoding_of(given).format, writing)
 
 
 def _maker(config: EdgeConfig, flow: Flow, name: str) -> Callable[[], Chain]:

@@ -65,7 +65,8 @@ def fields_of(value: Any, others: Readings = _NONE) -> Values:
     Raises:
         PayloadError: something in it cannot be in fields.
     """
-    return _mapping(value, others, 0) if type(value) is dict else {VALUE: _plain(value, others, 0)}
+    # Written again it is inside of a mapping, one level deeper: it has to be readable then.
+    return _mapping(value, others, 0) if type(value) is dict else {VALUE: _plain(value, others, 1)}
 
 
 def check_depth(values: Values) -> None:

@@ -67,6 +67,16 @@ def decoding_of(payload: Payload) -> Decoding:
     return Decoding(Undecoded(), SparkplugRows())
 
 
+def converts(given: Payload, wanted: Payload) -> bool:
+    """Return whether payloads of one format have to be written again to be of another one.
+
+    ``bytes`` may be anything, and JSON and numbers are text.
+    """
+    if given == wanted or "bytes" in (given.format, wanted.format):
+        return False
+    return wanted.format != "text" or given.format not in ("json", "number")
+
+
 class Undecoded:
     """Format of a chain whose first function decodes."""
 

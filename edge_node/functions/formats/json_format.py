@@ -67,7 +67,12 @@ class JsonFormat:
         except (msgspec.MsgspecError, UnicodeDecodeError) as error:
             raise PayloadError(f"it is not JSON: {error}") from None
         # JSON has no other types than those of fields, and its names are text.
-        return value if type(value) is dict else {VALUE: value}
+        if type(value) is dict:
+            return value
+        # Written again it is inside of an object, one level deeper: it has to be readable then.
+        if not nests_at_most(DEPTH_MAX - 1, payload):
+            raise PayloadError(TOO_DEEP)
+        return {VALUE: value}
 
     def encode(self, values: Values) -> bytes:
         """Return an object of JSON without white space, its names in the order of the fields.
