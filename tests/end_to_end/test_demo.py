@@ -15,7 +15,9 @@ import pytest
 
 pytestmark = [pytest.mark.processes, pytest.mark.slow]
 AUDIT = {
-    "messages in the table": "80,232",
+    "messages in the table": "50,270",
+    "readings at the edges": "29,962",
+    "points that are no reading": "0",
     "doubled by the fabric": "0",
     "copies without a flag": "0",
     "lost, with a gap notice": "0",
@@ -61,6 +63,11 @@ def test_devices_log_and_table_agree(tmp_path: Path) -> None:
     for line in ("cut   press-shop", "back  press-shop", "kill  greenhouse", "up    greenhouse again"):
         assert line in said
     assert "iot-device-01 │ 2020-07-13 00:00" in said
+    for what in ("points in the hub's table", "furthest from a point", "made by a function"):
+        assert re.search(rf"{what}\s*│.*│ ok │", said), f"{what}: {said}"
+    saved = re.search(r"of them saved\s*│\s*([\d.]+)% │", said)
+    assert saved is not None
+    assert float(saved[1]) > 80
     assert max(map(len, said.splitlines()[1:])) <= 80
     assert not left_behind(tmp_path)
     assert not list(tmp_path.glob("weft-demo-*"))

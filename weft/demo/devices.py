@@ -77,13 +77,14 @@ class Device:
         """Publish everything and return when all of it is acked."""
         self._client.connect("127.0.0.1", self._port, keepalive=10)
         self._client.loop_start()
+        topic = f"series/{self.name}/temperature" if self.name in CSV_DEVICES else f"sensors/{self.name}/telemetry"
         start = time.monotonic()
         for n, payload in enumerate(self.payloads):
             self._slots.acquire()
             ahead = start + n * self._interval_s - time.monotonic()
             if ahead > 0.01:
                 time.sleep(ahead)
-            self._client.publish(f"sensors/{self.name}/telemetry", payload, qos=1)
+            self._client.publish(topic, payload, qos=1)
         self._done.wait()
         self._client.disconnect()
         self._client.loop_stop()

@@ -20,6 +20,12 @@ from typing import Any
 READY_TIMEOUT_S = 20.0
 STOP_TIMEOUT_S = 15.0
 STREAM = "telemetry"
+RAW_STREAM = "readings"
+"""Stream that stays at the edges."""
+THINNED_STREAM = "temperature"
+"""Stream derived from it, for the hub."""
+DEADBAND = 0.5
+"""Change of a temperature below which a reading stays at the edge."""
 
 HUB_YAML = """\
 listen: 127.0.0.1:{hub_port}
@@ -39,10 +45,24 @@ disk: {{budget: 1GiB}}
 streams:
   telemetry:
     from: "sensors/{{device}}/telemetry"
-links:
+{streams}links:
   cloud:
     to: http://127.0.0.1:{link_port}
 """
+
+
+THINNED = f"""\
+  {RAW_STREAM}:
+    from: "series/{{device}}/temperature"
+    replicate: false
+    retain: {{time: 1h}}
+  {THINNED_STREAM}:
+    from_stream: {RAW_STREAM}
+    functions:
+      - where: "data['temp'] > -273"
+      - deadband: {{field: data.temp, delta: {DEADBAND}}}
+"""
+"""Streams of readings that stay at the edge, but for the points that the hub gets."""
 
 
 class FabricError(RuntimeError):
@@ -151,13 +171,24 @@ class Service:
 class Edge(Service):
     """An edge node of the demo, with its configuration."""
 
-    def __init__(self, directory: Path, name: str, link_port: int) -> None:
+    def __init__(self, directory: Path, name: str, link_port: int, streams: str = "") -> None:
+        """Write the node's configuration.
+
+        Args:
+            streams: YAML of streams besides ``telemetry``.
+        """
+        self._streams = streams
         self.mqtt_port, self._http_port = free_port(), free_port()
         self._directory = directory
         self.config_path = directory / f"{name}.yaml"
         self.url = f"http://127.0.0.1:{self._http_port}"
         super().__init__(directory, name, ["edge", "run", str(self.config_path)], f"{self.url}/status")
         self.point_link_at(link_port)
+
+    @property
+    def data_dir(self) -> str:
+        """Return the folder of the node's log."""
+        return str(self._directory / self.name)
 
     def point_link_at(self, link_port: int) -> None:
         """Write a configuration whose link goes to this port; a running process keeps the old one."""
@@ -167,6 +198,7 @@ class Edge(Service):
             mqtt_port=self.mqtt_port,
             http_port=self._http_port,
             link_port=link_port,
+            streams=self._streams,
         )
         self.config_path.write_text(text)
 
@@ -184,15 +216,16 @@ class DemoHub(Service):
 
     def records(self) -> int:
         """Return the number of records of all streams in the hub's log."""
-        return sum(stream["records"] for stream in self._streams())
+        return sum(records for records, _ in self.counts().values())
 
     def table_rows(self) -> int:
         """Return the number of records of all streams that are table rows."""
-        return sum(stream["table_rows"] or 0 for stream in self._streams())
+        return sum(rows for _, rows in self.counts().values())
 
-    def _streams(self) -> list[dict[str, Any]]:
+    def counts(self) -> dict[str, tuple[int, int]]:
+        """Return stream -> (records in the hub's log, those of them that are table rows)."""
         streams: list[dict[str, Any]] = self.ask(f"{self.url}/v1/streams")["streams"]
-        return streams
+        return {stream["stream"]: (stream["records"], stream["table_rows"] or 0) for stream in streams}
 
 
 class DeviceProcess:

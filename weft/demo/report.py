@@ -9,9 +9,14 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from weft.demo.fabric import DEADBAND
+from weft.demo.thinned import Thinned
+
 if TYPE_CHECKING:
     from weft.cloud_hub.audit.report import AuditReport
 
+Check = tuple[str, str, str, bool | None]
+"""(what, count, note, whether it is as it must be)."""
 HOURS_SHOWN = 4
 """Hours per device in the printed table; the job computes all of them."""
 
@@ -101,7 +106,7 @@ def show_audit(console: Console, acked: int, report: AuditReport, messages: Mess
     doubled = report.total("log_doubled") + report.total("table_doubled")
     gaps = sum(sum(lane.gaps.values()) for lane in report.lanes)
     holes = report.total("holes")
-    checks = [
+    checks: list[tuple[str, int, str, bool | None]] = [
         ("messages acked to devices", acked, "as the devices counted", None),
         ("messages in the table", messages.distinct, "must equal the above", messages.distinct == acked),
         ("records in the hub's log", log, "", None),
@@ -114,15 +119,41 @@ def show_audit(console: Console, acked: int, report: AuditReport, messages: Mess
         ("missing, without one", holes, "must be 0", holes == 0),
         ("weft audit", len(report.problems), "problems: must be 0", report.agrees),
     ]
+    return _show_checks(
+        console, "Audit", [(what, f"{count:,}", note, good) for what, count, note, good in checks], report.problems
+    )
+
+
+def show_thinned(console: Console, acked: int, thinned: Thinned, report: AuditReport) -> bool:
+    """Print what the edges kept back of the readings, and return whether everything agrees."""
+    points, table_rows = thinned.points, report.total("table_records")
+    share, saved = points / max(thinned.readings, 1), 1 - thinned.bytes / max(thinned.raw_bytes, 1)
+    made = sum(report.origins().values())
+    checks: list[Check] = [
+        ("readings acked to devices", f"{acked:,}", "they stay at the edges", None),
+        ("readings at the edges", f"{thinned.readings:,}", "must equal the above", thinned.readings == acked),
+        ("points in the hub's table", f"{points:,}", f"{share:.1%} of the readings", 0 < points == table_rows),
+        ("payload bytes", f"{thinned.bytes:,}", f"instead of {thinned.raw_bytes:,}", None),
+        ("  of them saved", f"{saved:.1%}", "", None),
+        ("furthest from a point", f"{thinned.furthest:.2f}", f"at most {DEADBAND:g}", thinned.furthest <= DEADBAND),
+        ("points that are no reading", f"{thinned.strangers:,}", "must be 0", thinned.strangers == 0),
+        ("made by a function", f"{made:,}", " ".join(thinned.origins), made == points),
+        ("weft audit", f"{len(report.problems):,}", "problems: must be 0", report.agrees),
+    ]
+    return _show_checks(console, "Edge functions", checks, report.problems)
+
+
+def _show_checks(console: Console, title: str, checks: list[Check], problems: list[str]) -> bool:
+    """Print checks in a table, and return whether none is wrong."""
     marks = {None: "", True: "[green]ok[/]", False: "[red]WRONG[/]"}
-    table = Table(title="Audit")
+    table = Table(title=title)
     table.add_column("what")
     table.add_column("count", justify="right")
     table.add_column("")
     table.add_column("")
     for what, count, note, good in checks:
-        table.add_row(what, f"{count:,}", note, marks[good])
+        table.add_row(what, count, escape(note), marks[good])
     console.print(table)
-    for problem in report.problems:
+    for problem in problems:
         console.print(f"[red]{escape(problem)}[/]", soft_wrap=True, highlight=False)
     return all(good is not False for *_, good in checks)

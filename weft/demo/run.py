@@ -19,10 +19,11 @@ from typing import Any, NamedTuple
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
-from weft.demo.fabric import STREAM, DemoHub, DeviceProcess, Edge, FabricError
+from weft.demo.fabric import STREAM, THINNED, THINNED_STREAM, DemoHub, DeviceProcess, Edge, FabricError
 from weft.demo.network import Relay
-from weft.demo.report import count_messages, hourly_statistics, show_audit, show_statistics
+from weft.demo.report import count_messages, hourly_statistics, show_audit, show_statistics, show_thinned
 from weft.demo.spark import SparkStart, stderr_to
+from weft.demo.thinned import compare, points_of, readings_of
 
 CUT_AT = 0.25
 """Fraction of the first edge's messages after which its network is cut."""
@@ -38,6 +39,8 @@ SPARK_START_S_MAX = 30.0
 
 SHOP_DEVICES = ["machine-7", "iot-device-01"]
 GREENHOUSE_DEVICES = ["iot-device-02", "iot-device-03", "office"]
+SERIES_DEVICES = ("machine-7", "office")
+"""Devices whose readings stay at the edges."""
 NEEDED = ("deltalake", "paho", "pyspark")
 _COLUMNS = (
     TextColumn("{task.description:20}"),
@@ -45,6 +48,15 @@ _COLUMNS = (
     TextColumn("{task.completed:>6,.0f} of {task.total:,.0f}", justify="right"),
     TimeElapsedColumn(),
 )
+
+
+class Acked(NamedTuple):
+    """Numbers of messages that were acked to devices."""
+
+    messages: int
+    """Messages that edges pass on as they are."""
+    readings: int
+    """Messages that stay at the edges, but for some points."""
 
 
 class Bars(NamedTuple):
@@ -63,8 +75,8 @@ class Demo:
         self.console = console
         self.hub = DemoHub(directory)
         self._relay = Relay(self.hub.port)
-        self.shop = Edge(directory, "press-shop", self._relay.port)
-        self.greenhouse = Edge(directory, "greenhouse", self.hub.port)
+        self.shop = Edge(directory, "press-shop", self._relay.port, THINNED)
+        self.greenhouse = Edge(directory, "greenhouse", self.hub.port, THINNED)
         self._directory = directory
         self._devices: list[DeviceProcess] = []
 
@@ -75,8 +87,8 @@ class Demo:
             service.start()
             self.console.print(f"[green]up[/]    {service.name} (process {service.pid})")
 
-    def replay(self) -> int:
-        """Replay every device's messages through both faults. Return the number of messages acked to devices."""
+    def replay(self) -> Acked:
+        """Replay every device's messages through both faults. Return the numbers of messages acked to devices."""
         self._devices = [
             DeviceProcess(self._directory, self.shop, SHOP_DEVICES, DEVICE_RATE),
             DeviceProcess(self._directory, self.greenhouse, GREENHOUSE_DEVICES, DEVICE_RATE),
@@ -94,17 +106,18 @@ class Demo:
             )
             while True:
                 counts = [self._count(devices) for devices in self._devices]
-                total = sum(total for _, total in counts)
                 for bar, (acked, messages) in zip(bars.devices, counts, strict=True):
                     progress.update(bar, completed=acked, total=messages)
-                self._show_hub(bars, total)
+                self._show_hub(bars, self._count_messages())
                 fractions = [acked / total if total else 0.0 for acked, total in counts]
                 faults = [fault for fault in faults if not fault(fractions)]
                 if all(0 < total == acked for acked, total in counts) and not faults:
                     break
                 time.sleep(POLL_INTERVAL_S)
             self._drain(bars)
-        return sum(acked for acked, _ in counts)
+        by_device = {name: acked for devices in self._devices for name, (acked, _) in devices.progress().items()}
+        readings = sum(by_device[name] for name in SERIES_DEVICES)
+        return Acked(sum(by_device.values()) - readings, readings)
 
     @staticmethod
     def _count(devices: DeviceProcess) -> tuple[int, int]:
@@ -112,11 +125,17 @@ class Demo:
         counts = devices.progress().values()
         return sum(acked for acked, _ in counts), sum(total for _, total in counts)
 
-    def _show_hub(self, bars: Bars, total: int) -> tuple[int, int]:
-        records, rows = self.hub.records(), self.hub.table_rows()
+    def _count_messages(self) -> int:
+        """Return the number of messages that edges pass on as they are."""
+        totals = [devices.progress().items() for devices in self._devices]
+        return sum(total for items in totals for name, (_, total) in items if name not in SERIES_DEVICES)
+
+    def _show_hub(self, bars: Bars, total: int) -> dict[str, tuple[int, int]]:
+        counts = self.hub.counts()
+        records, rows = counts.get(STREAM, (0, 0))
         bars.progress.update(bars.log, completed=records, total=total)
         bars.progress.update(bars.table, completed=rows, total=total)
-        return records, rows
+        return counts
 
     def _cut_network(self) -> Callable[[list[float]], bool]:
         since: list[float] = []
@@ -149,17 +168,22 @@ class Demo:
         return step
 
     def _drain(self, bars: Bars) -> None:
-        """Wait until everything that the edges hold is in the hub's log and in the table."""
-        expected = sum(edge.status()["streams"][STREAM]["durable_end"] for edge in (self.shop, self.greenhouse))
+        """Wait until functions have seen all readings, and everything for the hub is in its log and in the tables."""
         deadline = time.monotonic() + DRAIN_TIMEOUT_S
         while time.monotonic() < deadline:
-            if self._show_hub(bars, expected) == (expected, expected):
+            edges = [edge.status() for edge in (self.shop, self.greenhouse)]
+            ends = {
+                name: sum(edge["streams"][name]["durable_end"] for edge in edges) for name in (STREAM, THINNED_STREAM)
+            }
+            behind = sum(edge["functions"][THINNED_STREAM]["lag_records"] for edge in edges)
+            counts = self._show_hub(bars, ends[STREAM])
+            if not behind and all(counts.get(name) == (end, end) for name, end in ends.items()):
                 return
             time.sleep(POLL_INTERVAL_S)
         raise FabricError(f"not everything arrived within {DRAIN_TIMEOUT_S:.0f} s; see the logs in {self._directory}")
 
-    def prove(self, acked: int, spark: Any) -> bool:
-        """Run the Spark job and the audit. Return whether everything agrees."""
+    def prove(self, acked: Acked, spark: Any) -> bool:
+        """Run the Spark job and the audits. Return whether everything agrees."""
         from spark_sinks import read
         from weft.cloud_hub.audit.audit import audit
         from weft.storage.object_store import open_store
@@ -169,9 +193,15 @@ class Demo:
             statistics = hourly_statistics(frame)
         show_statistics(self.console, statistics)
         with self.console.status("Audit: every lane, record and row"):
-            report = asyncio.run(audit(open_store(self.hub.store), "default", STREAM))
+            store = open_store(self.hub.store)
+            report = asyncio.run(audit(store, "default", STREAM))
             messages = count_messages(frame)
-        return show_audit(self.console, acked, report, messages)
+        good = show_audit(self.console, acked.messages, report, messages)
+        with self.console.status("Audit: what functions left out"):
+            raw = [readings_of(edge.name, edge.data_dir) for edge in (self.shop, self.greenhouse)]
+            thinned = compare(raw[0] | raw[1], *points_of(self.hub.store))
+            report = asyncio.run(audit(store, "default", THINNED_STREAM))
+        return show_thinned(self.console, acked.readings, thinned, report) and good
 
     def how_to_look_around(self) -> None:
         """Print commands for looking around while everything runs on."""
@@ -189,6 +219,7 @@ Everything is left running in {self._directory}:
   mosquitto_pub -p {self.shop.mqtt_port} -q 1 -t sensors/me/telemetry -m hello     # or any MQTT client
   {programs}/weft edge status {self.shop.config_path}
   {programs}/weft audit {STREAM} --store {self.hub.store}
+  {programs}/weft edge tail {self.shop.config_path} {THINNED_STREAM}
   {programs}/python -c 'from spark_sinks import *; {show}'
 Stop it with: kill {" ".join(str(service.pid) for service in processes)}; remove it with: rm -r {self._directory}""",
             soft_wrap=True, highlight=False,
