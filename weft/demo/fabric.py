@@ -24,8 +24,8 @@ RAW_STREAM = "readings"
 """Stream that stays at the edges."""
 THINNED_STREAM = "temperature"
 """Stream derived from it, for the hub."""
-DEADBAND = 0.5
-"""Change of a temperature below which a reading stays at the edge."""
+DEADBAND = 2.0
+"""Degrees by which a reading must differ from the last point to become one."""
 
 HUB_YAML = """\
 listen: 127.0.0.1:{hub_port}
