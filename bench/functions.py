@@ -59,7 +59,9 @@ class Case:
         """Return the node's settings."""
         if not self.functions:
             return Edge()
-        return Edge({"streams": {DERIVED: {"from_stream": "load", "functions": self.functions}}})
+        return Edge(
+            {"streams": {"load": {"payload": "json"}, DERIVED: {"from_stream": "load", "functions": self.functions}}}
+        )
 
 
 def _deadband(prefix: str) -> list[dict[str, Any]]:

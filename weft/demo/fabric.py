@@ -54,6 +54,7 @@ streams:
 THINNED = f"""\
   {RAW_STREAM}:
     from: "series/{{device}}/temperature"
+    payload: json
     replicate: false
     retain: {{time: 1h}}
   {THINNED_STREAM}:

@@ -95,5 +95,6 @@ def points_of(store: str) -> tuple[dict[Series, list[bytes]], list[str]]:
     rows: list[dict[str, Any]] = table.sort_by([("_edge", "ascending"), ("_seq", "ascending")]).to_pylist()
     found: dict[Series, list[bytes]] = defaultdict(list)
     for row in rows:
-        found[row["_edge"], row["_key"].encode()].append(row["payload"])
+        payload = row["payload"]  # text in a table of JSON
+        found[row["_edge"], row["_key"].encode()].append(payload.encode() if isinstance(payload, str) else payload)
     return found, [row["_origin"] or "a device" for row in rows]
