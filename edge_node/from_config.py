@@ -7,6 +7,7 @@ from weft.config.models import EdgeConfig
 from weft.config.streams import Retain
 from weft.edge_node.check import (
     carried_streams,
+    intake,
     intake_patterns,
     segment_bytes,
     streams_of,
@@ -17,7 +18,7 @@ from weft.edge_node.mqtt.broker import BrokerSettings
 from weft.edge_node.sessions.limits import SessionLimits
 from weft.edge_node.sessions.store.settings import StateSettings
 from weft.edge_node.streams import raw_stream
-from weft.storage.segment_log import LogSettings, StreamPolicy
+from weft.storage.segment_log import LogSettings, SegmentLog, StreamPolicy
 
 READ_BYTES_MAX = 1 << 20
 """Bytes above what asyncio and uvloop read from a socket at a time (256 KiB), and what that becomes in the log."""
@@ -61,6 +62,13 @@ def stream_policies(config: EdgeConfig) -> dict[str, StreamPolicy]:
             retain = stream.raw or Retain()
             policies[raw_stream(name)] = StreamPolicy(stream.when_full, retain.time_s, retain.size_bytes)
     return policies
+
+
+def suppressed_streams(config: EdgeConfig, log: SegmentLog) -> frozenset[int]:
+    """Return the numbers of the streams whose messages devices may send again without having them stored again."""
+    return frozenset(
+        log.stream(intake(name, stream)) for name, stream in config.streams.items() if stream.resent == "suppress"
+    )
 
 
 def unrouted_policy(config: EdgeConfig) -> StreamPolicy:

@@ -7,16 +7,16 @@ import contextlib
 import logging
 import random
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import weft.edge_node.sessions.store.light_imports  # noqa: F401 - before sqlite_utils is imported
 from weft.bounds import Refusals
 from weft.config.log_lines.throttle import Throttle
 from weft.config.models import EdgeConfig
 from weft.config.units import Address, UnixSocket, parse_bind
-from weft.edge_node.check import intake
 from weft.edge_node.check.derived import is_derived
 from weft.edge_node.clock import clock_reader, wall_clock, wall_clock_error
+from weft.edge_node.control.client import ReloadReply
 from weft.edge_node.control.server import Control
 from weft.edge_node.counters import Counters
 from weft.edge_node.from_config import (
@@ -24,6 +24,7 @@ from weft.edge_node.from_config import (
     log_settings,
     state_settings,
     stream_policies,
+    suppressed_streams,
     unrouted_policy,
 )
 from weft.edge_node.functions.runtime.counters import FunctionCounters
@@ -37,6 +38,7 @@ from weft.edge_node.mqtt import connection as mqtt_connection
 from weft.edge_node.mqtt.broker import Broker
 from weft.edge_node.mqtt.connection import ClientConnection
 from weft.edge_node.mqtt.listeners import Listeners
+from weft.edge_node.reconfigure import ConfigFile, ConfigUnusable, LinksPart, Reconfigure, StreamsPart
 from weft.edge_node.sessions import delivery_journal
 from weft.edge_node.sessions.store.broker_state import BrokerState
 from weft.edge_node.sessions.store.settings import StateCounters
@@ -64,13 +66,15 @@ and recovery reopens the log; a full one is reported; changed files are noticed.
 class EdgeNode:
     """A node. ``start``, ``run`` and ``close`` once each, on the event loop's thread."""
 
-    def __init__(self, config: EdgeConfig, software: str = "weft") -> None:
+    def __init__(self, config: EdgeConfig, software: str = "weft", file: ConfigFile | None = None) -> None:
         """Take a checked configuration.
 
         Args:
             software: name and version, for the hubs.
+            file: what ``config`` was read from, to be read again; None when it cannot change while the node runs.
         """
         self.config = config
+        self._file = file
         self._software = software
         self.counters = Counters()
         self.listener_counters = ListenerCounters()
@@ -109,10 +113,12 @@ class EdgeNode:
                 self.config, self.log, (self.state_counters, self.listener_counters, self.counters), links.statuses,
                 clock_reader(), unrouted=self.unrouted.facts, imports=self._imports.facts,
                 conflicts=lambda: links.conflicts.reasons, refusals=self._refusals,
-                functions=self._function_figures,
+                functions=self._function_figures, configuration=self._configuration,
             )  # fmt: skip
             broker = await self._start_mqtt(stack)
             self._make_functions(broker, stack)
+            parts = (StreamsPart(self.log, broker), LinksPart(links))
+            self.reconfigure = Reconfigure(self.config, parts, wall_clock, self._file)
             await self._start_pages(stack)
             links.start()
             if self._functions is not None:
@@ -120,7 +126,9 @@ class EdgeNode:
             self.log.settled()
             stack.push_async_callback(links.close)
             self._imports.start()
-            control = Control(self.config.data_dir, self.log, acknowledge=links.acknowledge_alarms)
+            control = Control(
+                self.config.data_dir, self.log, acknowledge=links.acknowledge_alarms, reload=self._reload_configuration
+            )
             await control.start()
             stack.push_async_callback(control.close)
             self._closing = stack.pop_all()
@@ -152,10 +160,23 @@ class EdgeNode:
                 await asyncio.wait_for(stop.wait(), LOG_CHECK_INTERVAL_S)
 
     async def reload(self) -> None:
-        """Read users, access rules and certificates again, changed or not. Unusable files are logged."""
+        """Read users, access rules and certificates again, changed or not, and the configuration. Unusable files are
+        logged."""
         watched = self.listeners.watched
         logger.info("SIGHUP: reading again: %s", ", ".join(watched) or "no users, access rules or certificates are set")
         await self.listeners.check_files(all_of_them=True)
+        with contextlib.suppress(ConfigUnusable):  # it is logged
+            await self.reconfigure.reload()
+
+    def _configuration(self) -> dict[str, Any]:
+        return self.reconfigure.facts()
+
+    async def _reload_configuration(self) -> ReloadReply:
+        try:
+            found = await self.reconfigure.reload()
+        except ConfigUnusable as error:
+            return ReloadReply(error=str(error))
+        return ReloadReply(found.version.number, found.version.digest, found.applied, found.restart)
 
     async def close(self) -> None:
         """Stop accepting, end links and clients, make accepted messages durable, release the log's directory."""
@@ -198,11 +219,8 @@ class EdgeNode:
 
     async def _start_mqtt(self, stack: contextlib.AsyncExitStack) -> Broker:
         config, log = self.config, self.log
-        suppressed = frozenset(
-            log.stream(intake(name, stream)) for name, stream in config.streams.items() if stream.resent == "suppress"
-        )
         self._state = state = BrokerState(
-            config.data_dir, log, state_settings(config, suppressed), self.state_counters,
+            config.data_dir, log, state_settings(config, suppressed_streams(config, log)), self.state_counters,
             wall_clock=wall_clock, post=poster(asyncio.get_running_loop()), refusals=self._refusals,
         )  # fmt: skip
         stack.push_async_callback(state.close)

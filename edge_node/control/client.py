@@ -17,6 +17,7 @@ SOCKET_NAME = "control.sock"
 """Name of the socket in the node's data_dir."""
 DROP_PATH = "/drop"
 ACKNOWLEDGE_PATH = "/acknowledge"
+RELOAD_PATH = "/reload"
 REPLY_S_MAX = 20.0
 """Longest time in which the node answers, also while its disk takes nothing."""
 _WAIT_S_MAX = REPLY_S_MAX + 10
@@ -43,6 +44,18 @@ class AcknowledgeReply(msgspec.Struct, frozen=True):
     """The alarms that are ended, or the reason why none is (``error``)."""
 
     ended: list[str] = []
+    error: str = ""
+
+
+class ReloadReply(msgspec.Struct, frozen=True):
+    """The configuration that the node works with now, or the reason why it is the former one (``error``)."""
+
+    version: int = 0
+    digest: str = ""
+    applied: list[str] = []
+    """Settings that are in force now."""
+    restart: list[str] = []
+    """Settings that differ in the file and need a restart."""
     error: str = ""
 
 
@@ -91,6 +104,22 @@ def ask_acknowledge(directory: str) -> list[str]:
             return reply.ended
     except msgspec.MsgspecError:
         reply = AcknowledgeReply()
+    raise ControlFailed(reply.error or f"the node that runs on {directory} is of another release and answered {status}")
+
+
+def ask_reload(directory: str) -> ReloadReply:
+    """Have the node that runs on ``directory`` read its configuration again. Blocks until it has answered.
+
+    Raises:
+        ControlFailed: the node keeps its settings, or is of another release.
+    """
+    status, body = _post(directory, RELOAD_PATH, b"{}")
+    try:
+        reply = msgspec.json.decode(body, type=ReloadReply)
+        if status == http.HTTPStatus.OK:
+            return reply
+    except msgspec.MsgspecError:
+        reply = ReloadReply()
     raise ControlFailed(reply.error or f"the node that runs on {directory} is of another release and answered {status}")
 
 

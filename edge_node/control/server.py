@@ -1,8 +1,8 @@
 """The node's control socket, ``<data_dir>/control.sock``: orders of an operator to a running node.
 
 ``POST /drop``: drop a backlog (``weft log drop``). ``POST /acknowledge``: end the alarms of links (``weft link
-acknowledge``). A user who may write the data_dir may do that to a stopped
-node, so the socket is for the node's user and root alone, and nothing of it is on the network.
+acknowledge``). ``POST /reload``: read the configuration again (``weft edge reload``). A user who may write the data_dir
+may do that to a stopped node, so the socket is for the node's user and root alone, and nothing of it is on the network.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import os
 import socket
 import stat
 import struct
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 
 import msgspec
 from aiohttp import web
@@ -22,10 +22,12 @@ from aiohttp import web
 from weft.edge_node.control.client import (
     ACKNOWLEDGE_PATH,
     DROP_PATH,
+    RELOAD_PATH,
     REPLY_S_MAX,
     AcknowledgeReply,
     DropReply,
     DropRequest,
+    ReloadReply,
     socket_path,
 )
 from weft.edge_node.streams import STATE_STREAMS
@@ -60,12 +62,15 @@ class Control:
         *,
         reply_s_max: float = REPLY_S_MAX,
         acknowledge: Callable[[], list[str]] = list,
+        reload: Callable[[], Awaitable[ReloadReply]] | None = None,
     ) -> None:
         """Serve the log in ``directory``, which this process has locked.
 
         Args:
             acknowledge: ends the alarms of links, and returns them.
+            reload: reads the configuration again; its answer has an error when the node keeps its settings.
         """
+        self._reload_configuration = reload
         self._acknowledge_alarms = acknowledge
         self._path = socket_path(directory)
         self._log = log
@@ -88,6 +93,7 @@ class Control:
         app = web.Application(client_max_size=REQUEST_BYTES_MAX)
         app.router.add_post(DROP_PATH, self._drop)
         app.router.add_post(ACKNOWLEDGE_PATH, self._acknowledge)
+        app.router.add_post(RELOAD_PATH, self._reload)
         self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=SHUTDOWN_TIMEOUT_S)
         await self._runner.setup()
         assert self._runner.server is not None
@@ -123,6 +129,16 @@ class Control:
         for sentence in ended:
             logger.warning("an operator has acknowledged: %s", sentence)
         return _answer(200, AcknowledgeReply(ended))
+
+    async def _reload(self, request: web.Request) -> web.Response:
+        try:
+            _check_peer(request)
+        except OrderRefused as error:
+            return _answer(error.status, ReloadReply(error=str(error)))
+        if self._reload_configuration is None:
+            return _answer(409, ReloadReply(error="the node was started without a configuration file: restart it"))
+        reply = await self._reload_configuration()
+        return _answer(409 if reply.error else 200, reply)
 
     async def _drop_backlog(self, order: DropRequest) -> RangeSet:
         log = self._log
@@ -212,7 +228,7 @@ def _decode(body: bytes) -> DropRequest:
         raise OrderRefused(400, f"expected log_id, stream and below: {error}") from None
 
 
-def _answer(status: int, reply: AcknowledgeReply) -> web.Response:
+def _answer(status: int, reply: AcknowledgeReply | ReloadReply) -> web.Response:
     return web.Response(status=status, body=msgspec.json.encode(reply), content_type="application/json")
 
 

@@ -140,6 +140,21 @@ class Ingest:
         for routes in remembering:
             routes.clear()
 
+    def reroute(self, router: Router) -> dict[int, int]:
+        """Take other patterns from now on. What was gathered before goes where it was to go.
+
+        Returns:
+            Streams to which nothing went before, with their ends: those who read the log have to read them as well.
+        """
+        added = {stream: self.log.next_seq(stream) for stream in router.numbers if stream not in self.streams}
+        self._router = router
+        # A stream without topics stays: sessions may have to read what went there before.
+        self.streams = (*self.streams, *added)
+        self._destinations.clear()
+        self._routes.clear()
+        self.forget()
+        return added
+
     def route(self, topic: bytes) -> Route:
         """Return where a topic's records go. The answer is the same for every publisher."""
         recipients = self._subscriptions.recipients(topic)

@@ -49,6 +49,12 @@ class Conflicts:
         """Link -> why the node acknowledges nothing of the streams that it carries, and what to do."""
         self._apply()
 
+    def carry(self, carried: Mapping[str, Iterable[int]]) -> None:
+        """Take note that links carry other streams now. A link that is there no more has no conflict."""
+        self._carried = {link: frozenset(streams) for link, streams in carried.items()}
+        self.reasons = {link: why for link, why in self.reasons.items() if link in self._carried}
+        self._apply()
+
     def look(self, links: Iterable[LinkStatus]) -> None:
         """Note which links are in conflict now. A link that only cannot connect stays what it was."""
         reasons, links = dict(self.reasons), list(links)

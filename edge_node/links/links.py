@@ -22,6 +22,7 @@ from weft.edge_node.streams import STREAMS_THAT_STAY
 from weft.protocols.batch import ClockReading
 from weft.protocols.lane import NodeName
 from weft.protocols.payloads import PayloadKind
+from weft.protocols.ranges import RangeSet
 from weft.replication.epochs import Epochs
 from weft.replication.liveness import SECOND
 from weft.replication.release import Party, ReleaseLedger
@@ -67,11 +68,12 @@ class Links:
         self._tls = tls
         self._epochs = epoch_file(self._filesystem, os.path.join(config.data_dir, "links", "epoch"))
         self._rng = rng or random.Random()
-        self._tasks: list[asyncio.Task[None]] = []
-        self._carried = {
-            name: tuple(stream for stream in carried_streams(link, config) if stream not in STREAMS_THAT_STAY)
-            for name, link in config.links.items()
-        }
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+        """Link -> what runs it, until it has ended."""
+        self._ended: set[asyncio.Task[None]] = set()
+        """Tasks of links that are no more, or are other ones now, on their way to the end."""
+        self._keeper: asyncio.Task[None] | None = None
+        self._carried = _carried(config)
         self._watermarks = self._high_watermarks()
         path = os.path.join(config.data_dir, "links", acknowledged_file.FILE)
         self._acknowledged = acknowledged_file.AcknowledgedFile(self._filesystem, path, log.log_id)
@@ -90,12 +92,54 @@ class Links:
 
     def start(self) -> None:
         """Start every link; links connect, and reconnect after trouble, by themselves."""
-        self._tasks.append(asyncio.create_task(self._acknowledged.keep()))
+        self._keeper = asyncio.create_task(self._acknowledged.keep())
         for status in self.statuses:
-            streams = {stream: self._offered(stream) for stream in self._carried[status.name]}
-            released = functools.partial(self.ledger.released, Party("link", status.name))
-            source = SegmentLogSource(self._log, streams, released, self._wall_clock, self._watermarks, self.clocks)
-            self._tasks.append(asyncio.create_task(self._run(status, source)))
+            self._start(status)
+
+    def adopt(self, config: EdgeConfig) -> None:
+        """Run the links of another configuration of the same node from now on. Those that stay what they are, go on.
+
+        A link that is new or another one connects once all that are no more have ended: two of them would bring the
+        same streams to the same hub, and take them from each other.
+
+        Raises:
+            ValueError: the log cannot have one of the streams; nothing has changed.
+        """
+        flow, carried = Flow(config), _carried(config)
+        numbers = {stream: self._log.stream(stream) for streams in carried.values() for stream in streams}
+        same = {
+            name
+            for name, link in config.links.items()
+            if link == self._config.links.get(name)
+            and {stream: _offered(flow, stream) for stream in carried[name]}
+            == {stream: _offered(self._flow, stream) for stream in self._carried[name]}
+        }
+        for name in self._tasks.keys() - same:
+            task = self._tasks.pop(name)
+            task.cancel()
+            self._ended.add(task)
+            task.add_done_callback(self._ended.discard)
+        for party, streams in ((Party("link", name), streams) for name, streams in carried.items()):
+            for stream in set(streams) - set(self._carried.get(party.name, ())):
+                self.ledger.join(party, numbers[stream])
+        for party, streams in ((Party("link", name), streams) for name, streams in self._carried.items()):
+            for stream in set(streams) - set(carried.get(party.name, ())):
+                self.ledger.leave(party, self._log.stream(stream))
+        self._config, self._flow, self._carried = config, flow, carried
+        known = {status.name: status for status in self.statuses}
+        # In place: others look at this list.
+        self.statuses[:] = [known[name] if name in same else LinkStatus(name) for name in config.links]
+        self.conflicts.carry(self._carried_if_conflicts_count())
+        for status in self.statuses:
+            if self._keeper is not None and status.name not in same:
+                self._start(status)
+
+    def _start(self, status: LinkStatus) -> None:
+        name = status.name
+        streams = {stream: _offered(self._flow, stream) for stream in self._carried[name]}
+        released = functools.partial(self._released, name, self._carried[name])
+        source = SegmentLogSource(self._log, streams, released, self._wall_clock, self._watermarks, self.clocks)
+        self._tasks[name] = asyncio.create_task(self._run(status, self._config.links[name], source))
 
     def acknowledge_alarms(self) -> list[str]:
         """End the alarms of hubs that have lost records, by an operator's word; return them."""
@@ -106,15 +150,13 @@ class Links:
 
     async def close(self) -> None:
         """Stop every link. Records that hubs have not acknowledged stay in the log."""
-        for task in self._tasks:
+        tasks = [*self._tasks.values(), *self._ended, *([self._keeper] if self._keeper is not None else [])]
+        for task in tasks:
             task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await asyncio.gather(*tasks, return_exceptions=True)
         self._tasks.clear()
         await asyncio.to_thread(self._watermarks.close)
         await self._acknowledged.save()
-
-    def _offered(self, stream: str) -> OfferedStream:
-        return OfferedStream(self._flow.patterns(stream), PayloadKind[self._flow.payload(stream).kind.upper()])
 
     @property
     def is_unsent(self) -> bool:
@@ -149,14 +191,24 @@ class Links:
     def _streams(self) -> set[str]:
         return {stream for streams in self._carried.values() for stream in streams}
 
-    def _known_conflicts(self) -> Conflicts:
-        carried = {
+    def _released(self, link: str, streams: tuple[str, ...], stream: int, ranges: RangeSet) -> None:
+        # A task that is on its way to the end may still say what its hub has of a stream that is the link's no more.
+        if self._carried.get(link) == streams or any(
+            self._log.stream(name) == stream for name in self._carried.get(link, ())
+        ):
+            self.ledger.released(Party("link", link), stream, ranges)
+
+    def _carried_if_conflicts_count(self) -> dict[str, list[int]]:
+        """Return link -> the numbers of its streams, of links that stop the node at a conflict."""
+        return {
             name: [self._log.stream(stream) for stream in streams]
             for name, streams in self._carried.items()
             if self._config.links[name].on_conflict == "stop"
         }
+
+    def _known_conflicts(self) -> Conflicts:
         path = os.path.join(self._config.data_dir, "links", conflicts.FILE)
-        return Conflicts(self._filesystem, path, carried, self._log.refuse)
+        return Conflicts(self._filesystem, path, self._carried_if_conflicts_count(), self._log.refuse)
 
     def _high_watermarks(self) -> HubHighWatermarks:
         # A stream that the log does not know begins where its numbers cannot have been given out before.
@@ -166,9 +218,10 @@ class Links:
         name = NodeName(self._config.tenant, self._config.node)
         return HubHighWatermarks(self._filesystem, path, self._log.log_id, opened, name=name)
 
-    async def _run(self, status: LinkStatus, source: SegmentLogSource) -> None:
-        link = self._config.links[status.name]
+    async def _run(self, status: LinkStatus, link: Link, source: SegmentLogSource) -> None:
         settings = link_settings(link)
+        if self._ended:
+            await asyncio.wait(set(self._ended))
         while True:
             try:
                 await run_link(
@@ -182,6 +235,17 @@ class Links:
                 status.state, status.last_error = LinkState.WAITING, f"internal fault: {error!r}"
                 status.last_error_time = self._wall_clock()
             await asyncio.sleep(settings.retry_max_s)
+
+
+def _carried(config: EdgeConfig) -> dict[str, tuple[str, ...]]:
+    return {
+        name: tuple(stream for stream in carried_streams(link, config) if stream not in STREAMS_THAT_STAY)
+        for name, link in config.links.items()
+    }
+
+
+def _offered(flow: Flow, stream: str) -> OfferedStream:
+    return OfferedStream(flow.patterns(stream), PayloadKind[flow.payload(stream).kind.upper()])
 
 
 def epoch_file(filesystem: FileSystem, path: str) -> Epochs:

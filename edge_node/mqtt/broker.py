@@ -114,6 +114,7 @@ class Broker:
         """
         limits, journal = settings.sessions, state.journal
         self._loop = asyncio.get_running_loop()
+        self._log = segment_log
         self.settings = settings
         self.counters = counters
         self.wall_clock = wall_clock
@@ -172,6 +173,14 @@ class Broker:
         self.wheel.close()
         for task in self._tasks:
             task.cancel()
+
+    def reroute(self, patterns: Mapping[str, Sequence[str]]) -> None:
+        """Route publishes by other patterns from now on: stream -> its filters.
+
+        Raises:
+            InvalidTopic: a pattern is not valid; nothing has changed.
+        """
+        self.sessions.add_streams(self.ingest.reroute(Router(patterns, self._log.stream)))
 
     def permissions_changed(self) -> None:
         """Ask again what clients may do: users or access rules were read again."""

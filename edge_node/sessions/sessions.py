@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -196,6 +196,14 @@ class Sessions:
         for shared in self._parts.shared.all():
             shared.stop_reading()
         self.note_positions()
+
+    def add_streams(self, ends: Mapping[int, int]) -> None:
+        """Have sessions that read from the log read these streams as well: stream -> its end, from which on they do."""
+        for session in self.all():
+            if session.window.catch_up is not None:
+                session.window.catch_up.add(dict(ends))
+        for shared in self._parts.shared.all():
+            shared.add_streams(dict(ends))
 
     def note_positions(self) -> None:
         """Note how far everybody is, at once."""

@@ -43,6 +43,7 @@ class NodeStatus:
         conflicts: Callable[[], dict[str, str]] = dict,
         refusals: Iterable[Refused] = (),
         functions: Callable[[], Mapping[str, FunctionCounters]] = dict,
+        configuration: Callable[[], dict[str, Any]] = dict,
         wall_clock: Callable[[], int] = time.time_ns,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -52,6 +53,7 @@ class NodeStatus:
             counters: the counters; when two count the same, the later one is shown.
             unrouted: the facts about messages that no stream matches.
             imports: the facts about imported logs, by log id.
+            configuration: the version of the configuration, and what of its file is not in force.
             conflicts: the links for whose streams nothing is acknowledged, and why.
             refusals: what owners were refused beyond their shares.
             functions: the figures of each derived stream, by its name.
@@ -71,6 +73,7 @@ class NodeStatus:
         self.refusals = refusals
         """Refusals of what owners asked for beyond their shares."""
         self._functions = functions
+        self._configuration = configuration
         self._wall_clock = wall_clock
         self._outage = OutageEstimate()
 
@@ -122,6 +125,7 @@ class NodeStatus:
             "log_error": str(stats.failed) if stats.failed else None,
             "log_full": self.log.shortage(),
             "log_low": self.low_water(stats),
+            "configuration": self._configuration(),
             "disk": self._disk(stats),
             "recovery": self._recovery(),
             "streams": {name: self._stream(number) for name, number in self.streams().items()},

@@ -89,6 +89,14 @@ class CatchUp:
             task.cancel()
         self.fall_back()
 
+    def add(self, ends: Positions) -> None:
+        """Read these streams as well, from their present ends on: devices publish to them from now on."""
+        for stream, end in ends.items():
+            if stream not in self.positions:
+                self.positions[stream] = end
+                if self._goal is not None:
+                    self._goal[stream] = end
+
     def room(self) -> None:
         """Look again whether the reader has room."""
         self._room.set()

@@ -194,6 +194,11 @@ class SharedSubscription:
         if self._catch_up is not None:
             self._catch_up.stop()
 
+    def add_streams(self, ends: Positions) -> None:
+        """Read these streams as well, from here on, while the log is read."""
+        if self._catch_up is not None:
+            self._catch_up.add(ends)
+
     def state(self, ends: Mapping[int, int]) -> tuple[Positions, list[tuple[int, int]]]:
         """Return what a restart needs: the positions, and (stream, seq) before them of what is still to be given.
 

@@ -41,6 +41,7 @@ ROOMS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("links", "control", "status"),
         ("inspect",),
         ("from_config", "preflight"),
+        ("reconfigure",),
         ("node",),
     ),
     "edge_node.inspect": (

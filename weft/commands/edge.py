@@ -21,9 +21,10 @@ from weft.commands.common import (
     located_edge,
     log_level_option,
 )
+from weft.commands.node_log import NodeLog, target_argument
 from weft.config.errors import Finding, format_path
 from weft.edge_node.check import notes
-from weft.output import Failed, Refused, counted
+from weft.output import Failed, Refused, counted, print_json
 from weft.service.log_format import log_to_stderr
 
 if TYPE_CHECKING:
@@ -32,9 +33,7 @@ if TYPE_CHECKING:
     from weft.config.load import Loaded
     from weft.config.models import EdgeConfig
     from weft.config.units import Address, UnixSocket
-    from weft.edge_node.node import EdgeNode
     from weft.protocols.lane import NodeName
-    from weft.service.reload import RunningSettings
 
 _PROTOCOLS = ("mqtt", "mqtts", "ws", "wss")
 
@@ -65,18 +64,18 @@ def run(config_file: str, log_level: str) -> None:
     for note in notes(config):
         logging.getLogger("weft").warning("%s", note)
     from weft.edge_node.node import EdgeNode
-    from weft.service.reload import RunningSettings
+    from weft.edge_node.reconfigure import ConfigFile
     from weft.storage.segment_log import WrongOwner
 
-    settings = RunningSettings(config_file, config, load_edge)
+    file = ConfigFile(config_file, lambda: _read_again(config_file))
 
     async def serve(signals: Signals) -> None:
-        node = EdgeNode(config, software())
+        node = EdgeNode(config, software(), file)
         await node.start()
         collect_garbage_rarely()
         try:
             click.echo(f"{config.tenant}/{config.node} is ready: {_addresses(node.addresses, node.http)}")
-            async with signals.reloading(lambda: _reload(node, settings)):
+            async with signals.reloading(node.reload):
                 await node.run(signals.stop)
         finally:
             await node.close()
@@ -109,9 +108,13 @@ def _naming_the_disk(directory: str) -> Iterator[None]:
         raise Failed(sentence(directory, mount, error)) from error
 
 
-async def _reload(node: EdgeNode, settings: RunningSettings) -> None:
-    await node.reload()
-    await settings.say_what_needs_a_restart()
+def _read_again(config_file: str) -> EdgeConfig:
+    from weft.edge_node.reconfigure import ConfigUnusable
+
+    try:
+        return load_edge(config_file)
+    except Refused as error:
+        raise ConfigUnusable(str(error)) from None
 
 
 def _wrong_name(loaded: Loaded[EdgeConfig], owner: NodeName | None) -> Finding | None:
@@ -157,6 +160,35 @@ def check(config_file: str, as_json: bool) -> int:
         facts={"node": config.node, "tenant": config.tenant, "streams": streams, "links": links},
         summary=f"node {config.node}, {sizes}",
     )
+
+
+@command.command()
+@target_argument
+@json_option
+def reload(target: str, *, as_json: bool) -> None:
+    """Have a running node, named by its CONFIG or its data_dir, read its configuration again.
+
+    Changed streams, functions and links are in force when the command ends. If the file is not valid, or the node
+    cannot take it over, the node goes on with its settings: exit status 1. Other settings need a restart, and are
+    named. SIGHUP does the same, and also has the node read users, access rules and certificates again.
+
+    \b
+    weft edge reload edge.yaml
+    """
+    from weft.edge_node.control.client import ControlFailed, ask_reload
+
+    try:
+        reply = ask_reload(NodeLog.of(target).directory)
+    except ControlFailed as error:
+        raise Failed(str(error)) from None
+    if as_json:
+        print_json(
+            {"version": reply.version, "digest": reply.digest, "applied": reply.applied, "restart": reply.restart}
+        )
+        return
+    click.echo(f"configuration {reply.version} ({reply.digest}): {', '.join(reply.applied) or 'nothing has changed'}")
+    if reply.restart:
+        click.echo(f"need a restart: {', '.join(reply.restart)}")
 
 
 command.add_command(edge_import.command)

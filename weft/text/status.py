@@ -23,6 +23,7 @@ def show_running(facts: dict[str, Any], now: float) -> None:
         "node": f"{facts['tenant']}/{facts['node']} (log {facts['log_id']})",
         "state": f"running for {approximate_duration(facts['uptime_seconds'])}",
         "clock": facts["clock"],
+        "configuration": _configuration(facts.get("configuration", {}), now),
         "disk": _disk(disk),
         "outage left": outage_left(facts),
         "log": "; ".join(facts.get("conflicts", {}).values())
@@ -130,6 +131,18 @@ def _state(facts: dict[str, Any]) -> str:
     if facts["running"] is None:
         return f"unknown: this system does not say whether the node runs. Read from its files: {why}"
     return f"running; read from its files: {why}" if facts["running"] else "NOT RUNNING"
+
+
+def _configuration(found: dict[str, Any], now: float) -> str:
+    """Return the version of the configuration, and what of its file is not in force."""
+    if not found:
+        return "unknown"
+    parts = [f"version {found['number']} ({found['digest']}), for {approximate_duration(max(now - found['since'], 0))}"]
+    if found["restart"]:
+        parts.append(f"need a restart: {', '.join(found['restart'])}")
+    if found["refused"]:
+        parts.append(f"the file as it is now is not in force: {found['refused']}")
+    return "; ".join(parts)
 
 
 def _unrouted(unrouted: dict[str, Any]) -> str:

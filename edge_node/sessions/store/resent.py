@@ -18,6 +18,7 @@ neither acknowledged nor counted as received: there, too, it must not be stored 
 
 from __future__ import annotations
 
+import dataclasses
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from typing import Protocol
@@ -110,6 +111,10 @@ class Resent:
                 self._counters.resent_recognised += 1
                 return True
         return False
+
+    def suppress(self, streams: frozenset[int]) -> None:
+        """Have these streams, and no others, say ``resent: suppress`` from now on."""
+        self._settings = dataclasses.replace(self._settings, suppressed=streams)
 
     def suppresses(self, streams: Sequence[int]) -> bool:
         """Return whether all streams say ``resent: suppress``: the publish is acknowledged and not stored again."""

@@ -1,0 +1,181 @@
+"""A running node takes changed streams and links over: clients stay connected, and no message goes astray."""
+
+from __future__ import annotations
+
+import queue
+import signal
+from pathlib import Path
+from typing import Any
+
+import paho.mqtt.client as paho
+import pytest
+from paho.mqtt.enums import CallbackAPIVersion
+
+from tests.support.processes import Node, Start, publish, weft
+from tests.support.waiting import wait_until
+from weft.demo.fabric import free_port
+from weft.output import Failed, Refused
+
+pytestmark = pytest.mark.processes
+
+EDGE = """\
+node: press-shop-7
+data_dir: data
+listeners: {{mqtt: {{bind: "127.0.0.1:0"}}}}
+http: {{bind: "127.0.0.1:{http}"}}
+disk: {{budget: 64MiB, segment: 4MiB}}
+streams:
+  telemetry: {{from: "plant/{{line}}/telemetry"}}
+links:
+  cloud: {{to: "http://127.0.0.1:{port}", retry_min: 50ms, retry_max: 200ms}}
+"""
+ALARMS = '  alarms: {from: "plant/{line}/alarm"}\nlinks:'
+HUB = "listen: 127.0.0.1:{port}\nstore: store\nshards: 2\ncommit_interval: 20ms\ntables: null\n"
+
+
+class Pair:
+    """An edge and its hub."""
+
+    def __init__(self, start: Start, folder: Path) -> None:
+        port = free_port()
+        self.config, hub = folder / "edge.yaml", folder / "hub.yaml"
+        self.text = EDGE.format(port=port, http=free_port())
+        self.config.write_text(self.text)
+        hub.write_text(HUB.format(port=port))
+        self.hub, self.edge = start("hub", hub), start("edge", self.config)
+
+    def change(self, before: str, after: str) -> None:
+        assert before in self.text
+        self.text = self.text.replace(before, after)
+        self.config.write_text(self.text)
+
+    def reload(self) -> str:
+        return weft("edge", "reload", self.config).output
+
+    def payloads(self, stream: str) -> list[str]:
+        streams = {each["stream"] for each in self.hub.json("v1/streams")["streams"]}
+        if stream not in streams:
+            return []
+        return [each["payload"] for each in self.hub.json(f"v1/streams/{stream}/records?limit=1000")["records"]]
+
+
+@pytest.fixture
+def pair(start: Start, tmp_path: Path) -> Pair:
+    return Pair(start, tmp_path)
+
+
+def client(name: str, port: int, got: queue.Queue[str]) -> paho.Client:
+    """A client with a persistent session that subscribes to everything of the plant."""
+    found = paho.Client(CallbackAPIVersion.VERSION2, client_id=name, clean_session=False)
+    subscribed: queue.Queue[bool] = queue.Queue()
+    found.on_message = lambda _client, _data, message: got.put(message.payload.decode())
+    found.on_subscribe = lambda *_: subscribed.put(True)
+    found.connect("127.0.0.1", port)
+    found.loop_start()
+    found.subscribe("plant/#", qos=1)
+    assert subscribed.get(timeout=20)
+    return found
+
+
+def link(edge: Node, name: str) -> dict[str, Any]:
+    found: dict[str, Any] = edge.json("status")["links"][name]
+    return found
+
+
+def test_a_new_stream_takes_messages_at_once_and_its_records_reach_the_hub(pair: Pair) -> None:
+    publish(pair.edge.mqtt_port, "plant/a/alarm", ["before"])
+    pair.change("links:", ALARMS)
+    assert "configuration 2" in (said := pair.reload())
+    assert "streams.alarms (new)" in said
+    publish(pair.edge.mqtt_port, "plant/a/alarm", ["after"])
+    publish(pair.edge.mqtt_port, "plant/a/telemetry", ["as ever"])
+    wait_until(lambda: pair.payloads("alarms") == ["after"])
+    wait_until(lambda: pair.payloads("telemetry") == ["as ever"])
+    facts = pair.edge.json("status")["configuration"]
+    assert (facts["number"], facts["restart"], facts["refused"]) == (2, [], "")
+
+
+def test_sessions_that_are_away_get_what_is_published_to_a_new_stream(pair: Pair) -> None:
+    got: queue.Queue[str] = queue.Queue()
+    away = client("away", pair.edge.mqtt_port, got)
+    away.disconnect()
+    away.loop_stop()
+    there = client("there", pair.edge.mqtt_port, got)
+    publish(pair.edge.mqtt_port, "plant/a/alarm", ["to no stream"])
+    pair.change("links:", ALARMS)
+    pair.reload()
+    publish(pair.edge.mqtt_port, "plant/a/alarm", ["to the new stream"])
+    assert [got.get(timeout=20), got.get(timeout=20)] == ["to no stream", "to the new stream"]
+    there.disconnect()
+    there.loop_stop()
+    back = client("away", pair.edge.mqtt_port, got)
+    assert sorted([got.get(timeout=20), got.get(timeout=20)]) == ["to no stream", "to the new stream"]
+    back.disconnect()
+    back.loop_stop()
+    assert got.empty()
+
+
+def test_a_stream_that_is_gone_takes_no_more_and_what_it_has_stays(pair: Pair) -> None:
+    pair.change("links:", ALARMS)
+    pair.reload()
+    publish(pair.edge.mqtt_port, "plant/a/alarm", ["kept"])
+    wait_until(lambda: pair.payloads("alarms") == ["kept"])
+    pair.change(ALARMS, "links:")
+    assert "streams.alarms (gone)" in pair.reload()
+    publish(pair.edge.mqtt_port, "plant/a/alarm", ["unrouted"])
+    publish(pair.edge.mqtt_port, "plant/a/telemetry", ["flows"])
+    wait_until(lambda: pair.payloads("telemetry") == ["flows"])
+    assert pair.edge.json("status")["streams"]["unrouted"]["next_seq"] == 1
+    assert pair.edge.json("status")["streams"]["alarms"]["next_seq"] == 1
+
+
+def test_a_new_link_brings_records_and_the_other_link_goes_on(pair: Pair, start: Start, tmp_path: Path) -> None:
+    publish(pair.edge.mqtt_port, "plant/a/telemetry", ["one"])
+    wait_until(lambda: link(pair.edge, "cloud")["pending_records"] == 0 and pair.payloads("telemetry") == ["one"])
+    port = free_port()
+    (tmp_path / "second").mkdir()
+    (tmp_path / "second/hub.yaml").write_text(HUB.format(port=port))
+    second = start("hub", tmp_path / "second/hub.yaml")
+    pair.change("links:", f'links:\n  lab: {{to: "http://127.0.0.1:{port}", retry_min: 50ms}}')
+    assert "links.lab (new)" in pair.reload()
+    publish(pair.edge.mqtt_port, "plant/a/telemetry", ["two"])
+    wait_until(lambda: pair.payloads("telemetry") == ["one", "two"])
+    wait_until(lambda: any(each["records"] for each in second.json("v1/streams")["streams"]))
+    pair.change(f'  lab: {{to: "http://127.0.0.1:{port}", retry_min: 50ms}}\n', "")
+    assert "links.lab (gone)" in pair.reload()
+    assert list(pair.edge.json("status")["links"]) == ["cloud"]
+    publish(pair.edge.mqtt_port, "plant/a/telemetry", ["three"])
+    wait_until(lambda: pair.payloads("telemetry") == ["one", "two", "three"])
+    wait_until(lambda: link(pair.edge, "cloud")["pending_records"] == 0)
+
+
+def test_a_link_with_other_settings_reconnects_and_sends_nothing_twice(pair: Pair) -> None:
+    for at in range(4):
+        publish(pair.edge.mqtt_port, "plant/a/telemetry", [str(at)])
+        pair.change("retry_max: 200ms" if at == 0 else f"retry_max: {200 + at}ms", f"retry_max: {201 + at}ms")
+        assert "links.cloud.retry_max" in pair.reload()
+    wait_until(lambda: pair.payloads("telemetry") == ["0", "1", "2", "3"])
+    wait_until(lambda: link(pair.edge, "cloud")["state"] == "connected")
+
+
+def test_a_file_that_is_wrong_is_refused_and_the_node_goes_on(pair: Pair) -> None:
+    pair.change("links:", ALARMS.replace('/alarm"', '/#/x"'))
+    assert isinstance(weft("edge", "reload", pair.config).exception, Refused), "the command sees it itself"
+    assert isinstance(weft("edge", "reload", pair.config.parent / "data").exception, Failed), "and so does the node"
+    publish(pair.edge.mqtt_port, "plant/a/telemetry", ["flows"])
+    wait_until(lambda: pair.payloads("telemetry") == ["flows"])
+    facts = pair.edge.json("status")["configuration"]
+    assert facts["number"] == 1
+    assert "'#' must stand alone" in facts["refused"]
+    pair.change("/#/x", "/#")
+    pair.reload()
+    assert "version 2 (" in weft("edge", "status", pair.config).output
+
+
+def test_a_hang_up_does_the_same(pair: Pair) -> None:
+    pair.change("links:", ALARMS)
+    pair.change("64MiB", "128MiB")
+    pair.edge.process.send_signal(signal.SIGHUP)
+    wait_until(lambda: pair.edge.json("status")["configuration"]["restart"] == ["disk.budget"])
+    publish(pair.edge.mqtt_port, "plant/a/alarm", ["after"])
+    wait_until(lambda: pair.payloads("alarms") == ["after"])
