@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
-from weft.edge_node.functions.contract import AsyncFunction, Function, Gap, Out, Row, State, Values
+from weft.edge_node.functions.contract import AsyncFunction, Function, Gap, Out, Path, Row, State, Values
 from weft.edge_node.functions.payloads import Format, PartialFormat, PayloadError
 
 SECOND = 1_000_000_000
@@ -97,11 +97,11 @@ class Chain:
         self._labels = [label for label, _ in functions]
         self._writing = encoder if isinstance(encoder, Writing) else Writing(encoder)
         # What is written in another format is written whole.
-        names = None if self._writing.converts else names_read(self._functions)
+        paths = None if self._writing.converts else paths_read(self._functions)
         self._decode: Callable[[bytes], Values] = decoder.decode
-        if names is not None and isinstance(decoder, PartialFormat):
-            self._decode = decoder.decoder(names)
-        self._reads_values = names is None or bool(names)
+        if paths is not None and isinstance(decoder, PartialFormat):
+            self._decode = decoder.decoder(paths)
+        self._reads_values = paths is None or bool(paths)
         self.has_ticks = any(type(function).due is not Function.due for function in self._functions)
         """True where time alone can bring rows out."""
 
@@ -227,16 +227,16 @@ def oldest_of(functions: Iterable[Function]) -> int | None:
     return min((held for function in functions if (held := function.oldest()) is not None), default=None)
 
 
-def names_read(functions: Iterable[Function]) -> frozenset[str] | None:
+def paths_read(functions: Iterable[Function]) -> frozenset[Path] | None:
     """Return the fields of the input's payloads that some functions, one behind the other, need; None for all."""
-    found: frozenset[str] = frozenset()
+    found: frozenset[Path] = frozenset()
     for function in functions:
         if not function.reads_values:
             continue
-        names = function.reads()
-        if names is None:
+        paths = function.reads()
+        if paths is None:
             return None
-        found |= names
+        found |= paths
         if function.makes_values:
             break
     return found

@@ -20,6 +20,10 @@ Values = dict[str, Any]
 one number, text or list is the field ``value``."""
 
 
+Path = tuple[str, ...]
+"""Names on the way to a field in a field: ``motor.rpm`` is ``("motor", "rpm")``. At least one."""
+
+
 class Row(msgspec.Struct):
     """A record on its way through functions. Functions may change rows that they were given, and make new ones."""
 
@@ -83,8 +87,8 @@ class Function:
     state: State | None = None
     """Memory between rows; None where there is none."""
 
-    def reads(self) -> frozenset[str] | None:
-        """Return the fields (first names of paths) that it looks at; None for all of them.
+    def reads(self) -> frozenset[Path] | None:
+        """Return the fields that it looks at; None for all of them.
 
         A function may name them if it gives rows on with payload and values as they came, or not at all, or if it
         ``makes_values``; and if it remembers no row's values. Payloads are then decoded as far as the chain needs.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Protocol, runtime_checkable
 
-from weft.edge_node.functions.contract import Values
+from weft.edge_node.functions.contract import Path, Values
 
 
 class PayloadError(ValueError):
@@ -36,8 +36,8 @@ class Format(Protocol):
 class PartialFormat(Protocol):
     """A format that can leave out fields while it decodes."""
 
-    def decoder(self, names: frozenset[str]) -> Callable[[bytes], Values]:
-        """Return a function that does what ``decode`` does, for these fields of a payload alone.
+    def decoder(self, paths: frozenset[Path]) -> Callable[[bytes], Values]:
+        """Return a function that does what ``decode`` does, for these fields of a payload alone. It may return more.
 
         It raises ``PayloadError`` as ``decode`` does, but for numbers in other fields that cannot be represented.
         """

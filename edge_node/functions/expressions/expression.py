@@ -6,7 +6,7 @@ import ast
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
-from weft.edge_node.functions.contract import Row
+from weft.edge_node.functions.contract import Path, Row
 from weft.edge_node.functions.expressions import nodes
 from weft.edge_node.functions.expressions.bounds import FLOAT_MAX
 from weft.edge_node.functions.expressions.errors import ExpressionError, InvalidExpression
@@ -46,9 +46,11 @@ def run(rows, levels_of, failed, drop):
 class Expression:
     """A compiled expression. It has no state, and may be used by several threads."""
 
-    def __init__(self, text: str, root: Node, fields: frozenset[str], levels: frozenset[str]) -> None:
+    def __init__(self, text: str, root: Node, paths: frozenset[Path], levels: frozenset[str]) -> None:
         self.text = text
-        self.fields = fields
+        self.paths = paths
+        """Fields of the payload that it reads; of fields in fields the names on the way."""
+        self.fields = frozenset(path[0] for path in paths)
         """Fields of the payload that it reads, by their first name."""
         self.levels = levels
         """Named levels of the topic that it reads."""

@@ -7,9 +7,11 @@ which names of fields are text (``v["rms"]``) and the only names are those of ou
 from __future__ import annotations
 
 import ast
+import itertools
 from collections.abc import Callable, Collection
 from typing import NoReturn
 
+from weft.edge_node.functions.contract import Path
 from weft.edge_node.functions.expressions import nodes
 from weft.edge_node.functions.expressions.bounds import (
     ARGUMENTS_MAX,
@@ -55,8 +57,8 @@ _FALLBACK = ', or default(name, "?") to fall back on a value'
 _CALLED = {"+": "add", "*": "multiply", "//": "divide_down", "%": "remainder", "**": "power"}
 
 
-def parse(text: str, levels: Collection[str]) -> tuple[Node, frozenset[str], frozenset[str]]:
-    """Return an expression as checked parts, the fields that it reads, and the levels.
+def parse(text: str, levels: Collection[str]) -> tuple[Node, frozenset[Path], frozenset[str]]:
+    """Return an expression as checked parts, the paths of the fields that it reads, and the levels.
 
     Raises:
         InvalidExpression: what the language does not have, or more of it than is allowed.
@@ -65,7 +67,7 @@ def parse(text: str, levels: Collection[str]) -> tuple[Node, frozenset[str], fro
     tree = tree_of(text)
     parser = _Parser(text, levels)
     node = parser.node(tree, 0)
-    return node, frozenset(parser.fields), frozenset(parser.used_levels)
+    return node, frozenset(parser.paths), frozenset(parser.used_levels)
 
 
 class _Parser:
@@ -74,7 +76,7 @@ class _Parser:
         self._levels = frozenset(levels)
         self._count = 0
         self._temporaries = 0
-        self.fields: set[str] = set()
+        self.paths: list[Path] = []
         self.used_levels: set[str] = set()
         self._kinds: dict[type[ast.AST], Callable[..., Node]] = {
             ast.Constant: self._constant,
@@ -145,7 +147,8 @@ class _Parser:
         return self._field(tree, (word,))
 
     def _field(self, tree: ast.expr, path: tuple[str | int, ...]) -> Node:
-        self.fields.add(str(path[0]))
+        # Up to an item of a list, which is read as a whole.
+        self.paths.append(tuple(str(each) for each in itertools.takewhile(lambda each: isinstance(each, str), path)))
         code: ast.expr = nodes.name("v")
         for each in path:
             code = nodes.item(code, each)
@@ -163,6 +166,7 @@ class _Parser:
             key = -key if is_negative else key
         elif type(key) is not str or is_negative or not _is_encodable(key):
             self._refuse(tree, 'brackets take a literal text or integer: motor["rpm"], axes[0]')
+        self.paths.pop()  # that of the field before the brackets, which is not needed as a whole
         return self._field(tree, (*whole.path, key))
 
     # --- operators
@@ -330,7 +334,9 @@ class _Parser:
             self._refuse(tree, f"exists takes one field; write {example}")
         if isinstance(tree.args[0], ast.Constant):
             path: tuple[str | int, ...] = tuple(self._text_argument(tree, example).split("."))
-            self.fields.add(str(path[0]))
+            if len(path) > DEPTH_MAX:
+                self._refuse(tree, f"a path has at most {DEPTH_MAX} names")
+            self.paths.append(tuple(map(str, path)))
             return Node(_has("v", path), Kind.BOOL, self._source(tree))
         node = self._path(tree.args[0], depth, example)
         return Node(_has("v" if node.role is Role.FIELD else "levels", node.path), Kind.BOOL, self._source(tree))

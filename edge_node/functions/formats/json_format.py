@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, TypedDict
 
 import msgspec
 
-from weft.edge_node.functions.contract import Values
+from weft.edge_node.functions.contract import Path, Values
 from weft.edge_node.functions.formats.bounds import DEPTH_MAX, PAYLOAD_BYTES_MAX, TOO_DEEP, VALUE, check_length
 from weft.edge_node.functions.payloads import PayloadError
 from weft.protocols.payloads import nests_at_most
+
+_PARTS_DEPTH_MAX = 8
+"""Longest path that is followed; what lies deeper is decoded with the field around it."""
 
 
 class JsonFormat:
@@ -24,13 +27,14 @@ class JsonFormat:
         self._decode = msgspec.json.Decoder().decode
         self._encode = msgspec.json.Encoder().encode
 
-    def decoder(self, names: frozenset[str]) -> Callable[[bytes], Values]:
+    def decoder(self, paths: frozenset[Path]) -> Callable[[bytes], Values]:
         """Return what ``decode`` does, for some fields: what is left out is checked and not made into objects.
 
         Of a message of 240 bytes with ten fields, one field takes a quarter of the time of all.
         """
-        wanted = TypedDict("Fields", dict.fromkeys(sorted(names), Any), total=False)  # type: ignore[misc]
-        decode_some: Callable[[bytes], Any] = msgspec.json.Decoder(wanted).decode
+        decode_some: Callable[[bytes], Any] = msgspec.json.Decoder(
+            _shape(path[:_PARTS_DEPTH_MAX] for path in paths)
+        ).decode
         decode_all = self.decode
 
         def decode(payload: bytes) -> Values:
@@ -43,9 +47,8 @@ class JsonFormat:
                     some: Values = decode_some(payload)
                     return some
                 except (msgspec.MsgspecError, UnicodeDecodeError):
-                    pass  # ``decode`` says what is wrong, or that it is a list or number.
-            values = decode_all(payload)
-            return {name: value for name, value in values.items() if name in names}
+                    pass  # ``decode`` says what is wrong, or that a field is no object.
+            return decode_all(payload)
 
         return decode
 
@@ -84,3 +87,12 @@ class JsonFormat:
             return self._encode(values)
         except (TypeError, ValueError, OverflowError, RecursionError) as error:
             raise PayloadError(f"JSON cannot hold its fields: {error}") from None
+
+
+def _shape(paths: Iterable[Path]) -> Any:
+    """Return a type whose decoder makes the fields at some paths."""
+    inner: dict[str, set[Path]] = {}
+    for path in sorted(paths):
+        inner.setdefault(path[0], set()).add(path[1:])
+    fields = {name: Any if () in rest else _shape(rest) | None for name, rest in inner.items()}
+    return TypedDict("Fields", fields, total=False)  # type: ignore[operator]

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from weft.config.functions.alert import Alert as Settings
-from weft.edge_node.functions.contract import Context, Function, Out, Row, State
+from weft.edge_node.functions.contract import Context, Function, Out, Path, Row, State
 from weft.edge_node.functions.expressions import Condition, ExpressionError
 from weft.edge_node.functions.kinds.message_template import Payload, Topic
 
@@ -40,7 +40,7 @@ class Alert(Function):
         self._oldest: list[tuple[int, bytes]] | None = None
         """Heap of keys in alert by the time of its beginning, with some that are in alert no more."""
 
-    def reads(self) -> frozenset[str] | None:
+    def reads(self) -> frozenset[Path] | None:
         """Return the fields of the conditions and texts."""
         payloads = (self._payload,) if self._cleared is None else (self._payload, self._cleared)
         conditions = (self._when,) if self._until is None else (self._when, self._until)
@@ -49,7 +49,8 @@ class Alert(Function):
             if payload.fields is None:
                 return None
             found |= payload.fields
-        return frozenset(found.union(*(each.expression.fields for each in conditions)))
+        of_texts = {(name,) for name in found}
+        return frozenset(of_texts.union(*(each.expression.paths for each in conditions)))
 
     def process(self, rows: list[Row], out: Out) -> list[Row]:
         """Return the rows, and publish what their conditions say."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from weft.config.functions.reduce import Changes
-from weft.edge_node.functions.contract import Context, Function, Gap, Out, Row
+from weft.edge_node.functions.contract import Context, Function, Gap, Out, Path, Row
 from weft.edge_node.functions.paths import MISSING, getter, names_in
 from weft.edge_node.functions.series.identity import content, fields_of, identify, identity
 from weft.edge_node.functions.series.missing import passes
@@ -38,10 +38,10 @@ class ChangesFunction(Function):
         silence = settings.max_silence_s
         self._max_silence = NEVER if silence is None else round(silence * _NS)
         self._missing = settings.missing
-        self._reads = frozenset(names_in(name)[0] for name in self._names) | fields_of(settings.by, context)
+        self._reads = frozenset(names_in(name) for name in self._names) | fields_of(settings.by, context)
         self.reads_values = bool(self._reads)
 
-    def reads(self) -> frozenset[str]:
+    def reads(self) -> frozenset[Path]:
         """Return the fields that are compared, and those that tell series."""
         return self._reads
 

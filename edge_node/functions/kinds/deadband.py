@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from weft.config.functions.reduce import Band, Deadband
-from weft.edge_node.functions.contract import Context, Function, Gap, Out, Row, Values
+from weft.edge_node.functions.contract import Context, Function, Gap, Out, Path, Row, Values
 from weft.edge_node.functions.paths import MISSING, getter, names_in
 from weft.edge_node.functions.series.identity import KEY_BYTES_MAX, fields_of, identify, key_of
 from weft.edge_node.functions.series.missing import no_number, passes
@@ -59,7 +59,7 @@ class DeadbandFunction(Function):
         self._series = SeriesState(settings.keys_max)
         self.state = self._series.state
         self._identify = identify(settings.by, context)
-        names = frozenset(names_in(field.name)[0] for field in self._fields)
+        names = frozenset(names_in(field.name) for field in self._fields)
         self._reads = names | fields_of(settings.by, context)
         self._is_plain = self._identify is key_of and len(self._fields) == 1 and "." not in self._fields[0].name
         silence = settings.max_silence_s
@@ -67,7 +67,7 @@ class DeadbandFunction(Function):
         self._max_silence = NEVER if silence is None else round(silence * _NS)
         self._missing = settings.missing
 
-    def reads(self) -> frozenset[str]:
+    def reads(self) -> frozenset[Path]:
         """Return the fields with bands, and those that tell series."""
         return self._reads
 

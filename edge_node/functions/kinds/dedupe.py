@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 
 from weft.config.functions.reduce import Dedupe
-from weft.edge_node.functions.contract import Context, Function, Out, Row, State
+from weft.edge_node.functions.contract import Context, Function, Out, Path, Row, State
 from weft.edge_node.functions.paths import MISSING
 from weft.edge_node.functions.series.identity import content, fields_of, identity, readers
 from weft.edge_node.functions.series.missing import passes
@@ -45,7 +45,7 @@ class DedupeFunction(Function):
         self._reads = fields_of(settings.by, context)
         self.reads_values = bool(self._reads)
 
-    def reads(self) -> frozenset[str]:
+    def reads(self) -> frozenset[Path]:
         """Return the fields that identify a message."""
         return self._reads
 

@@ -6,7 +6,7 @@ import msgspec
 
 from weft.config.functions.route import Route as RouteSettings
 from weft.config.functions.route import Rule
-from weft.edge_node.functions.contract import Context, Function, Out, Row
+from weft.edge_node.functions.contract import Context, Function, Out, Path, Row
 from weft.edge_node.functions.expressions import Condition, InvalidExpression
 
 
@@ -36,9 +36,9 @@ class Route(Function):
                 raise error.of(f"rules[{at}].where") from None
             self._rules.append((condition, rule))
 
-    def reads(self) -> frozenset[str]:
+    def reads(self) -> frozenset[Path]:
         """Return the fields of the conditions."""
-        return frozenset[str]().union(*(condition.expression.fields for condition, _ in self._rules if condition))
+        return frozenset[Path]().union(*(condition.expression.paths for condition, _ in self._rules if condition))
 
     def process(self, rows: list[Row], out: Out) -> list[Row]:
         """Route rows, and return those that go on."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from weft.config.functions.reduce import Sample
-from weft.edge_node.functions.contract import Context, Function, Out, Row
+from weft.edge_node.functions.contract import Context, Function, Out, Path, Row
 from weft.edge_node.functions.series.identity import fields_of, identify
 from weft.edge_node.functions.series.state import SeriesState
 
@@ -40,7 +40,7 @@ class SampleFunction(Function):
         self._reads = fields_of(settings.by, context)
         self.reads_values = bool(self._reads)
 
-    def reads(self) -> frozenset[str]:
+    def reads(self) -> frozenset[Path]:
         """Return the fields that tell series."""
         return self._reads
 

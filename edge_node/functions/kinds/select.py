@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping
 
-from weft.edge_node.functions.contract import Context, Function, Out, Row
+from weft.edge_node.functions.contract import Context, Function, Out, Path, Row, Values
 from weft.edge_node.functions.expressions import FieldMaker
+from weft.edge_node.functions.expressions.generate import function
 from weft.edge_node.functions.paths import MISSING, check_no_overlap, getter, names_in, put
 
 
@@ -47,9 +47,9 @@ class SelectNew(Function):
         self._maker = FieldMaker(settings, context.level_names, only=True)
         self._levels = context.levels
 
-    def reads(self) -> frozenset[str]:
+    def reads(self) -> frozenset[Path]:
         """Return the fields of the expressions."""
-        return frozenset[str]().union(*(each.fields for each in self._maker.expressions.values()))
+        return frozenset[Path]().union(*(each.paths for each in self._maker.expressions.values()))
 
     def process(self, rows: list[Row], out: Out) -> list[Row]:
         """Return the rows with the new fields alone."""
@@ -70,24 +70,23 @@ class SelectNames(Function):
         """
         names = tuple(dict.fromkeys(settings))
         check_no_overlap(names)
-        self._plain = names if all(len(names_in(name)) == 1 for name in names) else ()
         self._getters = [(names_in(name), getter(name)) for name in names]
         self._reason = f"it has none of the fields {', '.join(names)}"
-        self._reads = frozenset(path[0] for path, _ in self._getters)
+        self._reads = frozenset(path for path, _ in self._getters)
+        self._make: Callable[[Values], Values] = self._nested
+        if all(len(path) == 1 for path, _ in self._getters):
+            self._make = _plain(names)
 
-    def reads(self) -> frozenset[str]:
+    def reads(self) -> frozenset[Path]:
         """Return the fields that stay."""
         return self._reads
 
     def process(self, rows: list[Row], out: Out) -> list[Row]:
         """Return the rows with these fields alone."""
+        make = self._make
         done: list[Row] = []
         for row in rows:
-            values = row.values
-            if self._plain:
-                made = {name: values[name] for name in self._plain if name in values}
-            else:
-                made = self._nested(values)
+            made = make(row.values)
             if not made:
                 out.reject(row, self._reason)
                 continue
@@ -96,13 +95,28 @@ class SelectNames(Function):
             done.append(row)
         return done
 
-    def _nested(self, values: Mapping[str, Any]) -> dict[str, Any]:
-        made: dict[str, Any] = {}
+    def _nested(self, values: Values) -> Values:
+        made: Values = {}
         for names, get in self._getters:
-            value = get(values)  # type: ignore[arg-type]
+            value = get(values)
             if value is not MISSING:
                 made = put(made, names, 0, value)
         return made
+
+
+_PLAIN = """
+def run(values):
+    try:
+        return {made}
+    except Missing:
+        return {{name: values[name] for name in names if name in values}}
+"""
+
+
+def _plain(names: tuple[str, ...]) -> Callable[[Values], Values]:
+    """Return a function that takes fields by name. Most rows have all of them: a mapping made in one go."""
+    made = ", ".join(f"{name!r}: values[{name!r}]" for name in names)
+    return function(_PLAIN.format(made=f"{{{made}}}"), {}, Missing=KeyError, names=names)
 
 
 def make_select(settings: tuple[str, ...] | Mapping[str, str], context: Context) -> Function:

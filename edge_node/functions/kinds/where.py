@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from weft.edge_node.functions.contract import Context, Function, Out, Row
+from weft.edge_node.functions.contract import Context, Function, Out, Path, Row
 from weft.edge_node.functions.expressions import Condition
 
 
@@ -22,12 +22,12 @@ class Where(Function):
         """
         self._condition = Condition(settings, context.level_names)
         self._levels = context.levels
-        self._fields = self._condition.expression.fields
+        self._paths = self._condition.expression.paths
         self._reason = f"where is false: {settings.strip()}"
 
-    def reads(self) -> frozenset[str]:
+    def reads(self) -> frozenset[Path]:
         """Return the fields of the condition."""
-        return self._fields
+        return self._paths
 
     def process(self, rows: list[Row], out: Out) -> list[Row]:
         """Return the rows for which the condition holds."""

@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from weft.config.functions.windows import Window
-from weft.edge_node.functions.contract import Context, Row
+from weft.edge_node.functions.contract import Context, Path, Row
 from weft.edge_node.functions.expressions import InvalidExpression, compile_expression
+from weft.edge_node.functions.paths import names_in
 from weft.edge_node.functions.windows.aggregates import Aggregate, parse_aggregate
 from weft.edge_node.functions.windows.groups import COUNT, Pane
 from weft.edge_node.functions.windows.loop import make_loop
@@ -54,7 +55,7 @@ class WindowFunction(Windows):
             self._arguments.append(expression)
         own = {name for name in settings.by if name not in context.level_names} | {settings.time or ""}
         self._reads = frozenset(
-            {name.partition(".")[0] for name in own - {KEY, NONE, ""}}.union(*(each.fields for each in self._arguments))
+            {names_in(name) for name in own - {KEY, NONE, ""}}.union(*(each.paths for each in self._arguments))
         )
         update = layout.update()
         before: list[str] = []
@@ -75,7 +76,7 @@ class WindowFunction(Windows):
             names=layout.namespace(),
         )  # fmt: skip
 
-    def reads(self) -> frozenset[str]:
+    def reads(self) -> frozenset[Path]:
         """Return the fields of aggregates, groups and the time."""
         return self._reads
 

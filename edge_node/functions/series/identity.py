@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from weft.edge_node.functions.contract import Context, Row
+from weft.edge_node.functions.contract import Context, Path, Row
 from weft.edge_node.functions.paths import MISSING, getter, names_in
 
 KEY_BYTES_MAX = 128
@@ -71,9 +71,9 @@ def readers(names: Iterable[str], context: Context) -> list[Callable[[Row], Any]
     return [_reader(name, context) for name in names]
 
 
-def fields_of(names: Iterable[str] | None, context: Context) -> frozenset[str]:
-    """Return the first names of the fields that ``identify`` or ``readers`` would look at."""
-    return frozenset(names_in(name)[0] for name in names or () if name != "key" and name not in context.level_names)
+def fields_of(names: Iterable[str] | None, context: Context) -> frozenset[Path]:
+    """Return the fields that ``identify`` or ``readers`` would look at."""
+    return frozenset(names_in(name) for name in names or () if name != "key" and name not in context.level_names)
 
 
 def _reader(name: str, context: Context) -> Callable[[Row], Any]:
