@@ -7,7 +7,6 @@ from typing import Any
 from weft.config.functions.windows import Window
 from weft.edge_node.functions.contract import Context, Path, Row
 from weft.edge_node.functions.expressions import InvalidExpression, compile_expression
-from weft.edge_node.functions.paths import names_in
 from weft.edge_node.functions.windows.aggregates import Aggregate, parse_aggregate
 from weft.edge_node.functions.windows.groups import COUNT, Pane
 from weft.edge_node.functions.windows.loop import make_loop
@@ -55,7 +54,7 @@ class WindowFunction(Windows):
             self._arguments.append(expression)
         own = {name for name in settings.by if name not in context.level_names} | {settings.time or ""}
         self._reads = frozenset(
-            {names_in(name) for name in own - {KEY, NONE, ""}}.union(*(each.paths for each in self._arguments))
+            {tuple(name.split(".")) for name in own - {KEY, NONE, ""}}.union(*(each.paths for each in self._arguments))
         )
         update = layout.update()
         before: list[str] = []
