@@ -169,16 +169,17 @@ class PendingCommit:
         self.appends += 1
 
     def add(
-        self, stream: int, base_seq: int, run: Run, clock_reading: Callable[[], ClockReading], *, leads: bool = False
+        self, stream: int, base_seq: int, run: Run, clock_reading: Callable[[int], ClockReading], *, leads: bool = False
     ) -> None:
         """Add a run to the stream's batch, or to a new one if it has no room.
 
         Args:
+            clock_reading: time of a record -> the clocks as they were then.
             leads: the stream's batches stand before those of streams that do not lead.
         """
         pending = self._open.get(stream)
         if pending is None or not pending.takes(run):
-            pending = self._open[stream] = PendingBatch(stream, base_seq, clock_reading(), run.origin)
+            pending = self._open[stream] = PendingBatch(stream, base_seq, clock_reading(run.time), run.origin)
             self.batches.insert(self._leading if leads else len(self.batches), pending)
             self._leading += leads
             self.raw_bytes += BATCH_OVERHEAD_BYTES
@@ -234,14 +235,13 @@ class PendingQueue:
         """
         if not self.together:
             self._last().count_append(now)
-        for whole in (run,) if run.times is None else self._by_times(run, run.times):
-            if len(whole.keys) > 1 and (whole.raw_bytes > BATCH_BYTES_MAX or len(whole.keys) > BATCH_RECORDS_MAX):
-                for part in _parts(whole):
-                    self._add(stream, base_seq, part)
-                    base_seq += len(part.keys)
-            else:
-                self._add(stream, base_seq, whole)
-                base_seq += len(whole.keys)
+        if run.times is None:
+            self._add_whole(stream, base_seq, run, self._now)
+            return
+        # Hubs correct a clock that is not set by the readings of both clocks: those of the record's time, not of now.
+        for part in self._by_times(run, run.times):
+            self._add_whole(stream, base_seq, part, lambda time: _earlier(self._clock_reading(), now - time))
+            base_seq += len(part.keys)
 
     def _by_times(self, run: Run, times: list[int]) -> Iterator[Run]:
         """Yield the run as parts in which times neither go back nor leap by more than a batch may."""
@@ -253,10 +253,21 @@ class PendingQueue:
                 first = at
         yield run.part(first, len(times)) if first else run
 
-    def _add(self, stream: int, base_seq: int, run: Run) -> None:
+    def _now(self, _: int) -> ClockReading:
+        return self._clock_reading()
+
+    def _add_whole(self, stream: int, base_seq: int, run: Run, clock_reading: Callable[[int], ClockReading]) -> None:
+        if len(run.keys) > 1 and (run.raw_bytes > BATCH_BYTES_MAX or len(run.keys) > BATCH_RECORDS_MAX):
+            for part in _parts(run):
+                self._add(stream, base_seq, part, clock_reading)
+                base_seq += len(part.keys)
+        else:
+            self._add(stream, base_seq, run, clock_reading)
+
+    def _add(self, stream: int, base_seq: int, run: Run, clock_reading: Callable[[int], ClockReading]) -> None:
         commit = self._last()
         before = commit.raw_bytes
-        commit.add(stream, base_seq, run, self._clock_reading, leads=stream in self.leading)
+        commit.add(stream, base_seq, run, clock_reading, leads=stream in self.leading)
         self.raw_bytes += commit.raw_bytes - before
 
     def add_gaps(self, gaps: list[GapNotice]) -> None:
@@ -350,6 +361,11 @@ class PendingQueue:
                 callbacks += commit.callbacks
                 commit.callbacks = []
         return callbacks
+
+
+def _earlier(reading: ClockReading, ago: int) -> ClockReading:
+    """Return what the clocks showed some ns ago. The monotonic clock of this boot does not know of times before it."""
+    return reading._replace(monotonic=max(0, reading.monotonic - ago))
 
 
 def parts_max(times: list[int]) -> int:
