@@ -39,6 +39,17 @@ def shape_of(type_: inspect.Type) -> Shape:
     )
 
 
+def unit_of(type_: inspect.Type) -> str | None:
+    """Return the unit of a type's text form, also where the setting may be null, or is a list."""
+    shape = shape_of(type_)
+    inner: list[inspect.Type] = []
+    if isinstance(shape.type, inspect.UnionType):
+        inner = [each for each in shape.type.types if not isinstance(each, inspect.NoneType)]
+    elif isinstance(shape.type, inspect.VarTupleType):
+        inner = [shape.type.item_type]
+    return shape.unit or next((unit for each in inner if (unit := unit_of(each)) is not None), None)
+
+
 @functools.cache
 def model_shape(model: type[msgspec.Struct]) -> inspect.StructType:
     """Return the fields of a model."""

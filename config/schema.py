@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import msgspec
 from msgspec import inspect
 
-from weft.config.fields import UNITS, Shape, default_of, model_shape, shape_of
+from weft.config.fields import UNITS, Shape, default_of, model_shape, shape_of, unit_of
 from weft.config.values import OneOf
 
 _NUMBER_KEYS = ("minimum", "maximum")
@@ -142,11 +142,5 @@ def _default(field: inspect.Field, shape: Shape) -> str:
         return "none"
     if isinstance(value, bool):
         return str(value).lower()
-    unit = _unit(shape)
+    unit = unit_of(shape.type) or shape.unit
     return UNITS[unit].format(value) if unit else str(value)
-
-
-def _unit(shape: Shape) -> str | None:
-    """Return the unit of a type's text form, also where the setting may be null."""
-    units = (shape_of(each).unit for each in shape.type.types) if isinstance(shape.type, inspect.UnionType) else ()
-    return shape.unit or next((unit for unit in units if unit is not None), None)

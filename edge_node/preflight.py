@@ -14,6 +14,7 @@ from weft.config.models import EdgeConfig
 from weft.config.streams import Link
 from weft.config.units import Address, UnixSocket, parse_bind, parse_listen
 from weft.edge_node.access import acl, users
+from weft.edge_node.check import is_derived
 from weft.edge_node.functions.files import unusable_files
 from weft.edge_node.inspect.view import is_locked
 from weft.edge_node.listeners.from_config import listener_settings
@@ -60,6 +61,7 @@ def look(config: EdgeConfig, written: Container[KeyPath], now: datetime) -> Edge
             ]
     for name, link in config.links.items():
         _look_at_link(("links", name), link, found)
+    _look_at_functions(config, found)
     if not config.streams:
         message = 'there are none, so no table gets a message. Add one, such as `telemetry: {from: "#"}`'
         found.doubtful.append(Finding(("streams",), message))
@@ -84,6 +86,16 @@ def _binds(config: EdgeConfig) -> Iterator[tuple[KeyPath, Address | UnixSocket]]
             yield ("listeners", name, "bind"), parse_listen(listener.bind)
     if config.http is not None:
         yield ("http", "bind"), parse_bind(config.http.bind)
+
+
+def _look_at_functions(config: EdgeConfig, found: EdgeFindings) -> None:
+    if any(map(is_derived, config.streams.values())):
+        # Megabytes that a check of other nodes can do without.
+        from weft.edge_node.functions.check import function_files, function_findings, function_notes
+
+        found.needed += function_findings(config)
+        found.unfit += function_files(config)
+        found.doubtful += function_notes(config)
 
 
 def _look_at_disk(config: EdgeConfig, written: Container[KeyPath], found: EdgeFindings) -> None:

@@ -1,0 +1,123 @@
+"""Checks of functions that need the functions themselves: each is made from its settings, and asked what it is."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from weft.config.errors import Finding, KeyPath
+from weft.config.fields import model_shape, unit_of
+from weft.config.machine import why_unreadable
+from weft.config.models import EdgeConfig
+from weft.config.streams import Stream
+from weft.config.units import format_duration
+from weft.config.values import Section
+from weft.edge_node.check import Flow, is_derived, streams_of
+from weft.edge_node.functions.contract import Function
+from weft.edge_node.functions.definitions import context
+from weft.edge_node.functions.formats.choice import decoding_of, format_of
+from weft.edge_node.functions.registry import KINDS
+
+RETAIN_S_MIN = 3600.0
+"""Retention of an input below which functions that stand still for a while miss records: an hour is a disk that is
+full over lunch."""
+
+
+def function_findings(config: EdgeConfig) -> Iterator[Finding]:
+    """Make every function of a checked configuration, and yield why some cannot work.
+
+    No process is started, and files are opened by ``function_files``.
+    """
+    flow = Flow(config)
+    for name, stream in config.streams.items():
+        if is_derived(stream):
+            yield from _formats(name, stream, flow)
+            made: list[tuple[str, Function]] = []
+            for at, step in enumerate(stream.functions):
+                kind, settings = step.chosen
+                try:
+                    made.append((kind, KINDS[kind](settings, context(config, flow, name, at))))
+                except (ValueError, OSError) as error:
+                    yield Finding(("streams", name, "functions", at, kind), str(error))
+            yield from _memories(name, stream, flow, made)
+
+
+def function_files(config: EdgeConfig) -> Iterator[Finding]:
+    """Open the files that functions name, and yield those that cannot be read: their functions wait for them."""
+    for name, stream in config.streams.items():
+        for at, step in enumerate(stream.functions):
+            kind, settings = step.chosen
+            for key, file in _files(settings):
+                try:
+                    with open(file, "rb"):
+                        pass
+                except OSError as error:
+                    path = ("streams", name, "functions", at, kind, key)
+                    yield Finding(path, f"{file}: {why_unreadable(error)}. The functions of {name} wait for it")
+
+
+def _files(settings: Any) -> Iterator[tuple[str, str]]:
+    """Yield the settings of a function that are paths."""
+    if not isinstance(settings, Section):
+        return
+    for field in model_shape(type(settings)).fields:
+        value = getattr(settings, field.name)
+        if value is not None and unit_of(field.type) == "path":
+            yield from ((field.encode_name, each) for each in ([value] if isinstance(value, str) else value))
+
+
+def function_notes(config: EdgeConfig) -> Iterator[Finding]:
+    """Yield what is allowed in a checked configuration, and perhaps not meant."""
+    flow, streams = Flow(config), streams_of(config)
+    for name, stream in config.streams.items():
+        if not is_derived(stream):
+            continue
+        if stream.functions and flow.input_payload(name).format == "bytes" and not _knows_bytes(stream):
+            source = stream.from_stream[0] if stream.from_stream else name
+            yield Finding(
+                ("streams", name, "functions"),
+                f"payloads of {source} are bytes, so that functions know no field but `value`. Set "
+                f"streams.{source}.payload, such as `json`",
+            )
+        for source in stream.from_stream:
+            retain_s = streams[source].retain.time_s
+            if retain_s is not None and retain_s < RETAIN_S_MIN:
+                yield Finding(
+                    ("streams", name, "from_stream"),
+                    f"records of {source} are deleted after {format_duration(retain_s)}: what functions have not read "
+                    f"by then is missing in {name}. Set streams.{source}.retain.time to an hour or more",
+                )
+            if streams[source].when_full == "drop_oldest":
+                yield Finding(
+                    ("streams", name, "from_stream"),
+                    f"{source} drops its oldest records when there is no room, perhaps before functions have read "
+                    f"them. What is missing in {name} then is recorded as a gap of {source}",
+                )
+
+
+def _formats(name: str, stream: Stream, flow: Flow) -> Iterator[Finding]:
+    path: KeyPath = ("streams", name, "payload" if stream.payload is not None else "functions")
+    try:
+        decoding_of(flow.input_payload(name))
+        format_of(flow.payload(name))
+    except ValueError as error:
+        yield Finding(path, str(error))
+
+
+def _memories(name: str, stream: Stream, flow: Flow, made: list[tuple[str, Function]]) -> Iterator[Finding]:
+    """Refuse ``raw: discard`` where the log is needed: a memory is restored from records, and time passes by them."""
+    if stream.raw != "discard":
+        return
+    kinds = [kind for kind, function in made if not function.is_stateless]
+    if flow.input_payload(name).format == "sparkplug":
+        kinds.append("sparkplug")
+    if kinds:
+        yield Finding(
+            ("streams", name, "raw"),
+            f"`discard` needs functions without a memory, and {' and '.join(dict.fromkeys(kinds))} have one: after a "
+            "power cut it is made from records in the log. Remove `raw`, or derive a second stream with them",
+        )
+
+
+def _knows_bytes(stream: Stream) -> bool:
+    return any(step.python is not None for step in stream.functions)
