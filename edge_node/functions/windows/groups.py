@@ -38,7 +38,21 @@ class Pane:
 class Group:
     """Rows that share windows."""
 
-    __slots__ = ("due", "end", "fields", "gid", "key", "memory", "memory_key", "name", "next", "pane", "panes", "start")
+    __slots__ = (
+        "closing",
+        "due",
+        "end",
+        "fields",
+        "gid",
+        "key",
+        "memory",
+        "memory_key",
+        "name",
+        "next",
+        "pane",
+        "panes",
+        "start",
+    )
 
     def __init__(self, gid: bytes, name: Any, key: bytes, fields: dict[str, Any], memory: list[int] | None) -> None:
         self.gid = gid
@@ -57,6 +71,8 @@ class Group:
         """Open windows, by start."""
         self.next = NEVER
         """Time at or before the end of the window that closes next."""
+        self.closing = 0
+        """Number of its windows that are over and wait to come out."""
         self.due: int | None = None
         """Tick for which it is in the schedule."""
         # The window that the last row went to, for the next one, and the times that it takes.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterator
 from operator import attrgetter
 from typing import NamedTuple, Protocol
 
@@ -45,8 +44,8 @@ class Shape(Protocol):
         """Return the end of the window that closes next, of a group that has open windows."""
         ...
 
-    def over(self, group: Group, limit: int) -> Iterator[Closing]:
-        """Yield the windows of a group that end at or before a time, by their end."""
+    def over(self, group: Group, limit: int) -> list[Closing]:
+        """Return the windows of a group that end at or before a time, by their end."""
         ...
 
     def close(self, group: Group, closing: Closing) -> None:
@@ -95,20 +94,24 @@ class Panes:
         # Panes whose last window was emitted are gone, so the window after the last one has rows.
         return end if group.memory is None else max(end, group.memory[CLOSED] + self._every)
 
-    def over(self, group: Group, limit: int) -> Iterator[Closing]:
-        """Yield the windows that end at or before a time."""
-        panes = group.panes.copy()
+    def over(self, group: Group, limit: int) -> list[Closing]:
+        """Return the windows that end at or before a time."""
+        panes = group.panes
+        found: list[Closing] = []
         end = self.next_end(group) if panes else ALWAYS
+        if len(panes) == 1 and self._size == self._every:  # nearly always
+            return [Closing(panes[0].start, end, panes.copy())] if end <= limit else found
         while end <= limit:
             first = bisect_left(panes, end - self._size, key=_start)
             after = bisect_left(panes, end, key=_start)
             if first < after:
-                yield Closing(end - self._size, end, panes[first:after])
+                found.append(Closing(end - self._size, end, panes[first:after]))
             elif first == len(panes):
-                return
+                break
             else:
                 end = panes[first].start
             end += self._every
+        return found
 
     def close(self, group: Group, closing: Closing) -> None:
         """Forget the panes that no later window has."""
@@ -171,12 +174,10 @@ class Sessions:
         """Return the end of the session that closes next."""
         return min(map(self._end, group.panes))
 
-    def over(self, group: Group, limit: int) -> Iterator[Closing]:
-        """Yield the sessions that end at or before a time."""
-        ends = [(self._end(pane), pane.numbers[START], pane) for pane in group.panes]
-        for end, start, pane in sorted(ends, key=lambda each: (each[0], each[1], each[2].start)):
-            if end <= limit:
-                yield Closing(start, end, [pane])
+    def over(self, group: Group, limit: int) -> list[Closing]:
+        """Return the sessions that end at or before a time."""
+        ends = [(self._end(pane), pane.numbers[START], pane.start, pane) for pane in group.panes]
+        return [Closing(start, end, [pane]) for end, start, _, pane in sorted(ends) if end <= limit]
 
     def close(self, group: Group, closing: Closing) -> None:
         """Forget a session."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import operator
 from collections import deque
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -23,9 +22,14 @@ from weft.edge_node.functions.windows.times import SECOND, iso_text, whole_secon
 GROUP_SHARE = 100
 """Share of the open windows that one group may have: a hundredth."""
 GROUP_PANES_MIN = 100
-_ORDER = operator.itemgetter(0, 1, 2, 3, 4)
+GROUPS_A_TICK = 500
+"""Most groups that one call of ``tick`` looks at: about a millisecond."""
 RESERVED = ("window_start", "window_end", "count", "late", "complete", "missing")
 """Fields that every result has. ``missing`` is there where ``complete`` is false."""
+
+
+Over = tuple[int, int, bytes, bytes, int, Group, Closing]
+"""A window that is over, with what it is sorted by: end, time of its oldest row, key, then what tells groups apart."""
 
 
 class Closed(NamedTuple):
@@ -49,8 +53,8 @@ class Windows(Function):
     ``rows_max`` bound them.
     """
 
-    windows_a_tick = 256
-    """Most windows that one call of ``tick`` closes: about a millisecond."""
+    windows_a_tick = 128
+    """Most windows that one call of ``tick`` closes: one to two milliseconds."""
 
     def __init__(
         self,
@@ -79,9 +83,12 @@ class Windows(Function):
         self._drops_late = settings.late_rows == "drop"
         self._missing = Missing(self.state, plan.lateness if plan.by_event else None)
         self._schedule = Schedule(self._due)
-        self._queue: deque[tuple[Group, Closing, bool]] = deque()
-        """Windows that are over at the tick in hand, in the order in which they come out, each with whether it is the
-        last of its group."""
+        self._queue: list[Over] = []
+        """Windows that are over at the tick in hand. They come out from the last to the first."""
+        self._waiting: deque[Group] = deque()
+        """Groups whose tick has come, and that were not looked at yet."""
+        self._found: list[Over] = []
+        """Windows that are over, in no order yet."""
         self._tick = 0
         self._early: list[Row] = []
         """Results of windows that had to close before their tick."""
@@ -107,17 +114,23 @@ class Windows(Function):
         return early
 
     def tick(self, time: int, out: Out) -> list[Row]:  # noqa: ARG002
-        """Close windows that are over, up to so many a call."""
+        """Close windows that are over. A call looks at so many groups, or closes so many windows; the rest follows in
+        further calls."""
         self._restore()
-        if not self._queue:
+        if not self._queue and not self._waiting:
+            self._waiting.extend(self._schedule.take(time))
+            # Of all that is due, a start after a crash in between finds what is left, at the same tick.
+            self._tick = time // SECOND * SECOND
+        if self._waiting:
             self._gather(time)
         rows: list[Row] = []
         for _ in range(min(len(self._queue), self.windows_a_tick)):
-            group, closing, is_last = self._queue.popleft()
+            *_, group, closing = self._queue.pop()
             rows += self._close(group, closing)
-            if is_last:
+            group.closing -= 1
+            if not group.closing:
                 self._after(group)
-        if not self._queue:
+        if not self._queue and not self._waiting:
             self._forget_gaps(time)
         return rows
 
@@ -129,7 +142,7 @@ class Windows(Function):
     def due(self) -> int | None:
         """Return the tick at which the first window is over."""
         self._restore()
-        return self._tick if self._queue else self._schedule.first()
+        return self._tick if self._queue or self._waiting else self._schedule.first()
 
     def oldest(self) -> int | None:
         """Return the time of the oldest row in an open window."""
@@ -218,22 +231,26 @@ class Windows(Function):
         self._schedule.enter(group, self._due(group))
 
     def _gather(self, time: int) -> None:
-        """Queue the windows that are over: by end, then by the time of their first row, then by key."""
-        found: list[tuple[int, int, bytes, bytes, int, Group, Closing]] = []
-        for group in self._schedule.take(time):
-            closings = list(self.shape.over(group, self._limit(group, time))) if group.panes else []
-            found += ((each.end, first_of(each), group.key, group.gid, each.start, group, each) for each in closings)
+        """Look at groups whose tick has come, and queue the windows that are over when all were looked at: by end, then
+        by the time of their first row, then by key."""
+        found, waiting = self._found, self._waiting
+        for _ in range(min(len(waiting), GROUPS_A_TICK)):
+            group = waiting.popleft()
+            closings = self.shape.over(group, self._limit(group, time)) if group.panes else []
+            group.closing = len(closings)
+            for each in closings:
+                found.append((each.end, first_of(each), group.key, group.gid, each.start, group, each))
             if not closings:
                 memory = group.memory
                 if memory is not None and not group.panes and memory[SEEN] + self.plan.remember <= time:
                     self.store.remove(group)
                 else:
                     self._after(group)
+        if waiting:
+            return
         # A group has one window of an end and a start, so groups themselves are never compared.
-        found.sort(key=_ORDER)
-        self._tick = time // SECOND * SECOND
-        last = {gid: at for at, (_, _, _, gid, *_) in enumerate(found)}
-        self._queue.extend((group, closing, last[group.gid] == at) for at, (*_, group, closing) in enumerate(found))
+        found.sort(reverse=True)
+        self._queue, self._found = found, []
 
     def _limit(self, group: Group, time: int) -> int:
         """Return the end of the last window of a group that is over at a tick."""
@@ -258,7 +275,7 @@ class Windows(Function):
         memory = group.memory
         if memory is None or not self.plan.by_event or not group.panes:
             return False
-        closings = list(self.shape.over(group, memory[GREATEST] - self.plan.lateness))
+        closings = self.shape.over(group, memory[GREATEST] - self.plan.lateness)
         for closing in closings:
             self._early += self._close(group, closing)
         return bool(closings)
@@ -293,5 +310,8 @@ class Windows(Function):
 
 def first_of(closing: Closing) -> int:
     """Return the ingest time of the oldest row of a window."""
+    if len(closing.panes) == 1:
+        only: int = closing.panes[0].numbers[FIRST]
+        return only
     first: int = min(pane.numbers[FIRST] for pane in closing.panes)
     return first
