@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from weft.edge_node.functions.contract import AsyncFunction, Function, Gap, Out, Path, Row, State, Values
@@ -10,6 +10,9 @@ from weft.edge_node.functions.payloads import Format, PartialFormat, PayloadErro
 
 SECOND = 1_000_000_000
 """Length of a tick, ns."""
+IDLE_TICKS_MAX = 100_000
+"""Most calls of ``tick`` for one time that do nothing: a million groups of windows are looked at in 2,000."""
+Turn = Callable[[], Awaitable[None]]
 FOR_EVER = 1 << 63
 """Time that no row has."""
 
@@ -121,20 +124,29 @@ class Chain:
             rows = self._decoded(rows, out)
         await self._from(0, rows, out)
 
-    async def tick(self, time: int, out: Outputs) -> None:
-        """Tell all functions that every row up to a time has come."""
+    async def tick(self, time: int, out: Outputs, turn: Turn | None = None) -> None:
+        """Tell all functions that every row up to a time has come.
+
+        Args:
+            turn: awaited after each part that a function does, for other work.
+        """
         for at, function in enumerate(self._functions):
             # What an earlier function still holds is yet to reach this one: its time has not come.
             held = oldest_of(self._functions[:at])
             own = time if held is None else min(time, held - 1)
+            idle = 0
             while (due := function.due()) is not None and due <= own:
                 if isinstance(function, AsyncFunction):
                     rows = await function.tick_async(own, out)
                 else:
                     rows = function.tick(own, out)
-                if not rows and function.due() == due:
+                # A part may give no rows: groups that are only looked at, or windows whose SELECT finds nothing.
+                idle = 0 if rows or function.due() != due else idle + 1
+                if idle > IDLE_TICKS_MAX:
                     raise RuntimeError(f"{type(function).__name__} is due at {due} and does nothing then")
                 await self._from(at + 1, rows, out)
+                if turn is not None:
+                    await turn()
 
     def gap(self, gap: Gap, out: Outputs) -> None:
         """Tell all functions of numbers that are missing."""

@@ -284,9 +284,18 @@ class Derived:
     async def _pass_time(self, chain: Chain, until: int) -> None:
         """Have every tick up to a time come, of those at which something is due."""
         last = until // SECOND * SECOND
+        clock = self._around.clock
+        end = clock() + TURN_S
+
+        async def turn() -> None:
+            nonlocal end
+            if clock() >= end:
+                await self._around.turn()
+                end = clock() + TURN_S
+
         while (due := chain.due()) is not None and due <= last:
             self._rows += 1
-            await chain.tick(due, self._outputs)
+            await chain.tick(due, self._outputs, turn)
         self._tick = max(self._tick, last)
 
     async def _wait(self) -> None:

@@ -307,10 +307,11 @@ def test_ten_thousand_windows_that_close_together_come_in_parts_and_in_order() -
     found = run(lambda: function, [row(NOON + at, {}, b"k%05d" % (9999 - at)) for at in range(10_000)])
     due = function.due()
     assert due == NOON + 60 * SECOND
-    part = function.tick(due, found.out)
-    assert 0 < len(part) <= function.windows_a_tick
-    assert function.due() == due
-    found.emitted += part
+    while len(found.emitted) < 1000:
+        part = function.tick(due, found.out)
+        assert len(part) <= function.windows_a_tick
+        assert function.due() == due
+        found.emitted += part
     found.save(restart=True)
     found.tick_before(due + SECOND)
     assert [each.key for each in found.emitted] == [b"k%05d" % (9999 - at) for at in range(10_000)]
