@@ -40,6 +40,8 @@ class Row(msgspec.Struct):
     """Number in the input's lane; -1 for a row that a function made."""
     input: str = ""
     """Name of the stream that it was read from."""
+    original: bytes | None = None
+    """Payload as it was read, for the stream of errors; None for a row that a function made."""
 
 
 class Gap(NamedTuple):

@@ -22,7 +22,7 @@ def rows_of(data: bytes, name: str, seq: int) -> list[Row]:
     first = max(0, seq - header.base_seq)
     base = header.base_seq
     rows = [
-        Row(time, keys[key], payload[start:end], {}, (), at, name)
+        Row(time, keys[key], read := payload[start:end], {}, (), at, name, read)
         for at, (time, key, (start, end)) in enumerate(
             zip(times, read_u32s(columns.key_index), pairwise(read_u32s(columns.payload_offsets)), strict=True), base
         )

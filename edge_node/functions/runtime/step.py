@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple
 
+import msgspec
+
 from weft.edge_node.functions.chain import Alert, Outputs, Rejected
-from weft.edge_node.functions.contract import Row
+from weft.edge_node.functions.contract import Row, Values
 from weft.edge_node.functions.runtime.state_log import Positions
 from weft.protocols.batch import HeaderPairs
 from weft.storage.segment_log import SegmentLog
@@ -20,6 +22,8 @@ SOURCE = "weft.source"
 ROW_BYTES_MAX = RECORD_BYTES_MAX >> 1
 """Most bytes of a row's key and payload; longer ones are rejected."""
 REASON_CHARACTERS_MAX = 500
+_SHOWN_BYTES = 4096
+"""Beginning that is kept of a payload that is too long."""
 
 
 class Run(NamedTuple):
@@ -118,7 +122,17 @@ def _error_row(rejected: Rejected) -> Row:
     headers = (*row.headers, (REASON, reason[:REASON_CHARACTERS_MAX]))
     if row.seq >= 0:
         headers = (*headers, (SOURCE, f"{row.input} {row.seq}"))
-    payload = row.payload
-    if payload is None or len(payload) + len(row.key) > ROW_BYTES_MAX:
-        payload = repr(row.values)[:4096].encode(errors="replace")
+    payload = row.payload if row.original is None else row.original
+    if payload is None:
+        payload = _as_json(row.values)
+    if len(payload) + len(row.key) > ROW_BYTES_MAX:
+        payload = payload[:_SHOWN_BYTES]
     return Row(row.time, row.key, payload, {}, headers)
+
+
+def _as_json(values: Values) -> bytes:
+    """Return the values of a row that a function made. Its own format may be what cannot hold them."""
+    try:
+        return msgspec.json.encode(values, enc_hook=repr)
+    except (TypeError, ValueError, OverflowError, RecursionError):
+        return repr(values)[:_SHOWN_BYTES].encode(errors="replace")

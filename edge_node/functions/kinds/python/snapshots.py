@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import fcntl
+import glob
 import hashlib
 import os
 import shutil
@@ -13,6 +16,8 @@ from typing import NamedTuple
 BYTES_MAX = 512 << 20
 """Most that the code and its files, such as a model, may have together."""
 HASH_CHARACTERS = 12
+PREFIX = "weft-function-"
+LOCK = "lock"
 
 
 class Snapshot(NamedTuple):
@@ -29,6 +34,7 @@ class Snapshots:
     def __init__(self, paths: Sequence[str]) -> None:
         self._paths = paths
         self._folder: str | None = None
+        self._lock: int | None = None
         self._count = 0
 
     async def take(self) -> Snapshot:
@@ -46,7 +52,9 @@ class Snapshots:
             raise ValueError(f"two files have the same name: {', '.join(sorted(names))}. Rename one")
         if sum(os.stat(path).st_size for path in self._paths) > BYTES_MAX:
             raise ValueError(f"the files have more than {BYTES_MAX >> 20} MiB together")
-        self._folder = self._folder or tempfile.mkdtemp(prefix="weft-function-")
+        if self._folder is None:
+            remove_left_folders()
+            self._folder, self._lock = _new_folder()
         self._count += 1
         folder = os.path.join(self._folder, str(self._count))
         os.mkdir(folder)
@@ -68,3 +76,29 @@ class Snapshots:
         if self._folder is not None:
             await asyncio.to_thread(shutil.rmtree, self._folder, ignore_errors=True)
             self._folder = None
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
+
+
+def _new_folder() -> tuple[str, int]:
+    """Return a new folder, and the lock that says that it is in use."""
+    while True:
+        folder = tempfile.mkdtemp(prefix=PREFIX)
+        lock = os.open(os.path.join(folder, LOCK), os.O_RDWR | os.O_CREAT, 0o600)
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if os.path.isdir(folder):
+            return folder, lock
+        os.close(lock)  # another node has removed it before it was locked
+
+
+def remove_left_folders() -> None:
+    """Remove folders of nodes that were killed. A lock says which of them are in use, whatever their process ids."""
+    for folder in glob.glob(os.path.join(glob.escape(tempfile.gettempdir()), f"{PREFIX}*")):
+        with contextlib.suppress(OSError):  # in use, or not ours
+            lock = os.open(os.path.join(folder, LOCK), os.O_RDWR)
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                shutil.rmtree(folder, ignore_errors=True)
+            finally:
+                os.close(lock)

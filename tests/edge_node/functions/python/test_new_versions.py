@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
@@ -84,3 +85,25 @@ async def test_the_former_content_brings_the_former_version_back(subject: Make) 
     it.write(COUNTS % "one")
     await it.feed({"n": 1})
     assert (it.function.version(), it.function.trouble()) == (first, "")
+
+
+async def test_copies_of_a_node_that_was_killed_are_removed_and_no_others(
+    subject: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    left = tmp_path / "weft-function-left"
+    left.mkdir()
+    (left / "lock").touch()
+    (left / "score.py").touch()
+    stranger = tmp_path / "weft-function-other"
+    stranger.mkdir()
+    it = subject(COUNTS % "one")
+    await it.feed({"n": 1})
+    in_use = set(tmp_path.glob("weft-function-*")) - {stranger}
+    assert len(in_use) == 1
+    assert left not in in_use
+    await subject(COUNTS % "two").feed({"n": 1})
+    assert in_use < set(tmp_path.glob("weft-function-*"))
+    await it.function.close()
+    assert not in_use & set(tmp_path.glob("weft-function-*"))
+    assert stranger.exists()
