@@ -5,21 +5,17 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Awaitable, Callable, Iterator, Mapping
-from typing import NamedTuple, Protocol
+from collections.abc import Iterator, Sequence
 
-from weft.edge_node.functions.chain import SECOND, Alert, Chain, Outputs
+from weft.edge_node.functions.chain import SECOND, Chain, Outputs
 from weft.edge_node.functions.contract import Gap, NotReady, Row
 from weft.edge_node.functions.runtime.counters import FunctionCounters
 from weft.edge_node.functions.runtime.culprits import Culprits
-from weft.edge_node.functions.runtime.holds import Holds
 from weft.edge_node.functions.runtime.inputs import Event, Inputs
-from weft.edge_node.functions.runtime.state_log import Positions, Remembered, StateWriter
-from weft.edge_node.functions.runtime.step import Step, runs_of, write
-from weft.protocols.origin import OriginKind
-from weft.protocols.ranges import RangeSet
-from weft.storage.segment_log import LogFailed, LogFull, SegmentLog
-from weft.storage.segment_log.read.pages import PageReader
+from weft.edge_node.functions.runtime.parts import Streams, Surroundings, Version
+from weft.edge_node.functions.runtime.state_log import Positions, Remembered
+from weft.edge_node.functions.runtime.step_writer import StepWriter
+from weft.storage.segment_log import LogFailed, LogFull
 
 SLICE = 256
 """Most rows that are handled in one go."""
@@ -36,57 +32,6 @@ RETRY_S_MAX = 60.0
 logger = logging.getLogger(__name__)
 
 
-class Streams(NamedTuple):
-    """Numbers of the streams that a derived stream has to do with."""
-
-    own: int
-    errors: int
-    states: int
-    inputs: Mapping[str, int]
-    """Name -> number, in the order of the configuration."""
-    others: Mapping[str, int]
-    """Likewise those that rows are routed to."""
-
-
-class Alerts(Protocol):
-    """Publisher to local subscribers."""
-
-    def ready(self) -> None:
-        """Make ready for alerts, before the commit that they belong to is appended."""
-
-    def __call__(self, alert: Alert) -> None:
-        """Publish within the commit that is being appended."""
-
-
-class Surroundings(NamedTuple):
-    """Parts of the node that derived streams work with."""
-
-    log: SegmentLog
-    pages: PageReader
-    holds: Holds
-    alerts: Alerts
-    released: Callable[[str, str, RangeSet], None]
-    """Told (derived stream, input, numbers) of what a function has read, durably."""
-    read_states: Callable[[str], Remembered]
-    """Reads what the log has of a derived stream. Blocks; for a thread."""
-    turn: Callable[[], Awaitable[None]]
-    """Returns when the node has time for more."""
-    wall_clock: Callable[[], int]
-    """Time in ns since 1970."""
-    clock: Callable[[], float]
-    """Seconds, never set."""
-    sleep: Callable[[float], Awaitable[None]]
-    """Waits for some seconds."""
-
-
-class Version(NamedTuple):
-    """Version of the functions of a stream."""
-
-    name: str
-    digest: bytes
-    """Checksum of their settings."""
-
-
 class Derived:
     """A derived stream that is running. Belongs to the event loop's thread."""
 
@@ -94,21 +39,22 @@ class Derived:
         self,
         version: Version,
         streams: Streams,
-        make_chain: Callable[[], Chain],
         around: Surroundings,
         remembered: Remembered,
     ) -> None:
         """Go on where the log ends. Its marks are held from now on.
 
         Args:
-            make_chain: makes the functions, without any state.
             remembered: positions and states that the log has; a new one for a stream that was not there before.
         """
-        self.counters = FunctionCounters(version=version.digest.hex()[:8])
+        self.counters = FunctionCounters(version=version.text())
         self._name = version.name
         self._version = version
         self._streams = streams
-        self._make_chain = make_chain
+        self._next: Version | None = None
+        """Version to go on with after this step."""
+        self._former: Version | None = None
+        """Version to go back to if the present one fails before its first step is written."""
         self._around = around
         self._wake = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
@@ -118,13 +64,10 @@ class Derived:
         """Rows since the last step."""
         self._since = 0.0
         """Time of the first of them, by the clock."""
-        self._pending: Step | None = None
-        """Step that the log had no room for."""
         self._is_stale = False
         """True when the memory of the functions is not to be trusted."""
         self._culprits = Culprits()
-        self._told = 0
-        """Time up to which marks may have told that nothing more comes."""
+        self._writer = StepWriter(self._name, streams, around, self.counters)
         self._start_from(remembered)
 
     def start(self) -> None:
@@ -138,6 +81,21 @@ class Derived:
             await asyncio.gather(self._task, return_exceptions=True)
         if self._chain is not None:
             await self._chain.close()
+
+    def change(self, version: Version) -> None:
+        """Go on with another version of the functions after the present step; back to this one if that fails at once.
+        States of functions whose settings are the same go on."""
+        self._next = version
+        self._wake.set()
+
+    @property
+    def digest(self) -> bytes:
+        """Return the checksum of the settings that it works with, or will after this step."""
+        return (self._next or self._version).digest
+
+    def has_streams(self, inputs: Sequence[str], others: Sequence[str]) -> bool:
+        """Return whether it reads and writes these streams."""
+        return tuple(inputs) == tuple(self._streams.inputs) and tuple(others) == tuple(self._streams.others)
 
     def appended(self, streams: frozenset[int]) -> None:
         """Look at the inputs if one of them has more."""
@@ -163,10 +121,9 @@ class Derived:
         )
         self._tick = positions.tick
         self._times = dict(positions.times)
-        self._writer = StateWriter(self._name, remembered)
+        self._writer.go_on(remembered)
         self._states = remembered.states
-        self._outputs, self._rows, self._pending = Outputs(), 0, None
-        self._hold_at(positions.hold)
+        self._outputs, self._rows = Outputs(), 0
 
     def _first(self, stream: int) -> int:
         held = self._around.log.ranges(stream)
@@ -198,14 +155,17 @@ class Derived:
                 # A fault of a function. Its memory may be half changed: begin again with what is durable.
                 self._is_stale = True
                 self.counters.failures += 1
-                self._culprits.failed(error)
+                if self._former is not None:
+                    self._go_back(error)
+                else:
+                    self._culprits.failed(error)
                 logger.exception("the functions of stream %s failed; they start again in %g s", self._name, wait_s)
                 self._trouble(f"failed ({type(error).__name__}: {error}) and is started again")
             await self._around.sleep(wait_s)
             wait_s = min(2 * wait_s, RETRY_S_MAX)
 
     async def _make(self) -> None:
-        chain = self._make_chain()
+        chain = self._version.make_chain()
         for label, state in chain.states():
             for key, value in self._states.get(label, {}).items():
                 state.load(key, value)
@@ -224,6 +184,33 @@ class Derived:
         self._start_from(await asyncio.to_thread(self._around.read_states, self._name))
         self._is_stale = False
 
+    async def _switched(self, chain: Chain, version: Version) -> Chain:
+        """Return the functions of another version, with the states of this one; the same functions if they cannot be
+        made."""
+        self._next = None
+        try:
+            new = version.make_chain()
+            states = {label: state.values for label, state in chain.states()}
+            for label, state in new.states():
+                for key, value in states.get(label, {}).items():
+                    state.load(key, value)
+            await new.prepare()
+        except (ValueError, NotReady) as error:
+            self._trouble(f"goes on with the functions of before: {error}")
+            return chain
+        await chain.close()
+        self._former, self._version, self._chain = self._version, version, new
+        self.counters.version = version.text()
+        return new
+
+    def _go_back(self, error: Exception) -> None:
+        """Go back to the version of before, from what is durable."""
+        assert self._former is not None
+        logger.warning("stream %s: its new functions fail on their first rows (%s); the former ones go on",
+                       self._name, error)  # fmt: skip
+        self._version, self._former = self._former, None
+        self.counters.version = self._version.text()
+
     def _trouble(self, text: str) -> None:
         if self.counters.trouble != text:
             logger.warning("stream %s: %s", self._name, text)
@@ -236,8 +223,13 @@ class Derived:
         chain = self._chain
         assert chain is not None
         self._wake.clear()
-        if self._pending is not None:
-            self._write(self._pending)
+        if self._writer.waits:
+            self._writer.retry()
+            self._is_written()
+        if self._next is not None:
+            if self._rows:
+                self._commit(chain)
+            chain = await self._switched(chain, self._next)
         if not self._rows:
             await chain.prepare()
         events = await self._inputs.read()
@@ -254,7 +246,7 @@ class Derived:
         if self._outputs or (self._rows and (self._rows >= STEP_ROWS_MAX or age_s >= STEP_S)):
             self._commit(chain)
         elif not self._rows:
-            self._hold(self._hold_of(chain))
+            self._writer.hold_once_durable(self._hold_of(chain))
         if self._around.log.pending_bytes > 1 << 20:
             await self._around.log.durable()
         if not events:
@@ -313,68 +305,19 @@ class Derived:
             LogFull, LogFailed: it is not written. It is kept, and tried again.
         """
         outputs, self._outputs = self._outputs, Outputs()
-        streams = self._streams
-        runs = runs_of(outputs, streams.own, streams.errors, streams.others, self._told)
         positions = Positions(self._inputs.positions(), self._tick, dict(self._times), self._hold_of(chain))
-        self._pending = Step(
-            runs, outputs.alerts, self._writer.entry(positions, chain.states()), positions, chain.version()
-        )
         self._rows = 0
-        self._write(self._pending)
+        self._writer.take(outputs, positions, chain.states(), self._version, chain.version())
+        self._is_written()
 
-    def _write(self, step: Step) -> None:
-        around, streams = self._around, self._streams
-        digest = self._version.digest.hex()[:8] + (f"-{step.version}" if step.version else "")
-        origin = around.log.origin(OriginKind.FUNCTION, self._name, digest, self._version.digest)
-        if step.alerts:
-            around.alerts.ready()
-        seq = write(
-            around.log, step, (streams.states, self._writer.key), origin, around.wall_clock(), around.alerts
-        )  # fmt: skip
-        self._pending = None
-        self._culprits.written(step.positions.inputs)
-        gone = self._writer.written(seq)
-        around.log.on_durable(lambda error: self._durable(step, gone) if error is None else None)
-        self._count(step)
-
-    def _durable(self, step: Step, gone: RangeSet) -> None:
-        around = self._around
-        if gone:
-            around.log.release(self._streams.states, gone)
-        for name, seq in step.positions.inputs.items():
-            if seq:
-                around.released(self._name, name, RangeSet([(0, seq)]))
-        self._hold_at(step.positions.hold)
-
-    def _hold(self, time: int) -> None:
-        """Let marks go on with the time, once everything that was written is durable."""
-        self._around.log.on_durable(lambda error: self._hold_at(time) if error is None else None)
+    def _is_written(self) -> None:
+        self._former = None
+        self._culprits.written(self._inputs.positions())
 
     def _hold_of(self, chain: Chain) -> int:
         """Return the time from which on more rows may come out."""
         held = chain.oldest()
         return self._tick + 1 if held is None else min(self._tick + 1, held)
-
-    def _hold_at(self, time: int) -> None:
-        streams = self._streams
-        self._told = max(self._told, time - 1)
-        self._around.holds.hold(self._name, (streams.own, streams.errors, *streams.others.values()), self._told + 1)
-        self.counters.until = self._told
-
-    def _count(self, step: Step) -> None:
-        counters, streams = self.counters, self._streams
-        counters.steps += 1
-        counters.state_bytes = self._writer.size_bytes
-        counters.alerts += len(step.alerts)
-        counters.version = self._version.digest.hex()[:8] + (f"-{step.version}" if step.version else "")
-        for run in step.runs:
-            if run.stream == streams.own:
-                counters.rows_out += len(run.keys)
-                counters.bytes_out += sum(map(len, run.payloads))
-            elif run.stream == streams.errors:
-                counters.rows_rejected += len(run.keys)
-            else:
-                counters.rows_routed += len(run.keys)
 
 
 def _pieces(events: list[Event], rows_max: int, *, by_second: bool) -> Iterator[list[Event]]:

@@ -7,8 +7,9 @@ from collections.abc import Awaitable, Callable, Iterable
 
 from weft.edge_node.functions.definitions import Definition
 from weft.edge_node.functions.runtime.counters import FunctionCounters
-from weft.edge_node.functions.runtime.derived import Alerts, Derived, Streams, Surroundings, Version
+from weft.edge_node.functions.runtime.derived import Derived
 from weft.edge_node.functions.runtime.holds import Holds
+from weft.edge_node.functions.runtime.parts import Alerts, Streams, Surroundings, Version
 from weft.edge_node.functions.runtime.state_log import Remembered, StateReader
 from weft.edge_node.streams import FUNCTIONS_STREAM, errors_stream
 from weft.protocols.ranges import RangeSet
@@ -58,8 +59,11 @@ class Functions:
             wall_clock, clock, sleep,
         )  # fmt: skip
         self._running: dict[str, Derived] = {}
+        self._changes: asyncio.Task[None] | None = None
+        self._wanted: dict[str, Definition] = {}
         known = StateReader(log, self._states).streams
         for definition in definitions:
+            self._wanted[definition.name] = definition
             self._running[definition.name] = self._made(definition, known.pop(definition.name, Remembered()))
         for left in known.values():  # of streams that have no functions any more
             log.release(self._states, RangeSet([(seq, seq + 1) for seq in left.seqs]))
@@ -73,13 +77,50 @@ class Functions:
     async def close(self) -> None:
         """Stop all functions. What is not durable of their work is done again at the next start."""
         self._unlisten()
+        if self._changes is not None:
+            self._changes.cancel()
+            await asyncio.gather(self._changes, return_exceptions=True)
         await asyncio.gather(*(derived.close() for derived in self._running.values()))
 
     def counters(self) -> dict[str, FunctionCounters]:
         """Return the figures of each derived stream."""
         return {name: derived.counters for name, derived in self._running.items()}
 
+    def change(self, definitions: Iterable[Definition]) -> None:
+        """Have other derived streams from now on. Those that stay go on in the middle of what they do, with other
+        functions after their present step; they go back to the former ones if the new ones fail on their first rows.
+
+        Raises:
+            ValueError: functions cannot work with their settings. Nothing has changed.
+        """
+        wanted = {definition.name: definition for definition in definitions}
+        for name, definition in wanted.items():
+            if definition.digest != (self._wanted[name].digest if name in self._wanted else None):
+                definition.make_chain()  # says now whether it can be made
+        self._wanted = wanted
+        if self._changes is None or self._changes.done():
+            self._changes = asyncio.get_running_loop().create_task(self._change())
+
     # --- inside
+
+    async def _change(self) -> None:
+        """Make what runs what is wanted, which may change meanwhile."""
+        done: dict[str, Definition] | None = None
+        while done is not self._wanted:
+            done = self._wanted
+            for name, derived in list(self._running.items()):
+                definition = done.get(name)
+                if definition is None or not derived.has_streams(definition.inputs, definition.others):
+                    await derived.close()
+                    del self._running[name]
+                    if definition is None:
+                        self._around.holds.lift(name)
+                elif derived.digest != definition.digest:
+                    derived.change(version_of(definition))
+            for name in done.keys() - self._running.keys():
+                remembered = await asyncio.to_thread(self._read_states, name)
+                self._running[name] = self._made(done[name], remembered)
+                self._running[name].start()
 
     def _made(self, definition: Definition, remembered: Remembered) -> Derived:
         number = self._log.stream
@@ -90,8 +131,7 @@ class Functions:
             inputs={name: number(name) for name in definition.inputs},
             others={name: number(name) for name in definition.others},
         )
-        version = Version(definition.name, definition.digest)
-        return Derived(version, streams, definition.make_chain, self._around, remembered)
+        return Derived(version_of(definition), streams, self._around, remembered)
 
     def _read_states(self, name: str) -> Remembered:
         return StateReader(self._log, self._states).streams.get(name, Remembered())
@@ -99,3 +139,8 @@ class Functions:
     def _appended(self, streams: frozenset[int]) -> None:
         for derived in self._running.values():
             derived.appended(streams)
+
+
+def version_of(definition: Definition) -> Version:
+    """Return the version of the functions of a definition."""
+    return Version(definition.name, definition.digest, definition.make_chain)

@@ -45,7 +45,9 @@ class Step(NamedTuple):
     """Record of positions and states."""
     positions: Positions
     version: str
-    """Version of the files that the functions worked with."""
+    """Version of the functions, and of the files that they read."""
+    digest: bytes
+    """Checksum of their settings."""
 
     def room(self) -> int:
         """Return the bytes of all records with headers, as ``SegmentLog.together`` counts them."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from tests.edge_node.functions.runtime.node import SECOND, START, Edge, Large, Minutes, definition
 from tests.storage.fakes import FakeFileSystem
+from weft.edge_node.functions.contract import Out, Row
 
 LARGE = definition("large", ["telemetry"], lambda: [("large", Large(10))])
 MINUTES = definition("minutes", ["telemetry"], lambda: [("minutes", Minutes())])
@@ -99,4 +100,55 @@ async def test_a_row_that_functions_fail_on_stops_nothing() -> None:
     assert [record[3]["value"] for record in edge.read("minutes-errors")] == [13, 15]
     assert [record[3]["sum"] for record in edge.read("minutes")] == [11 + 12 + 14 + 16]
     assert not counters.trouble
+    await edge.close()
+
+
+async def test_other_functions_go_on_in_the_middle_of_a_window() -> None:
+    """The memory of functions whose settings stay the same stays, too."""
+    edge = Edge(FakeFileSystem(), definition("out", ["telemetry"], lambda: [("minutes", Minutes())]))
+    first = (START // (60 * SECOND) + 1) * 60 * SECOND
+    edge.publish("telemetry", 1, 100, time=first)
+    await edge.pass_time(5)
+    edge.functions.change(
+        [definition("out", ["telemetry"], lambda: [("large", Large(50)), ("minutes", Minutes())], digest=b"other")]
+    )
+    await edge.settle()
+    edge.publish("telemetry", 1, 200)
+    await edge.pass_time(60)
+    assert [record[3]["sum"] for record in edge.read("out")] == [1 + 100 + 200]
+    assert edge.functions.counters()["out"].version == b"other".hex()[:8]
+    await edge.close()
+
+
+class Faulty(Large):
+    def process(self, rows: list[Row], out: Out) -> list[Row]:
+        raise RuntimeError("a fault of the new version")
+
+
+async def test_functions_that_fail_on_their_first_rows_are_taken_back() -> None:
+    edge = Edge(FakeFileSystem(), LARGE)
+    edge.publish("telemetry", 10, time=START)
+    await edge.settle()
+    edge.functions.change([definition("large", ["telemetry"], lambda: [("faulty", Faulty(0))], digest=b"faulty")])
+    await edge.settle()
+    edge.publish("telemetry", 5, 20)
+    await edge.pass_time(2)
+    assert [record[3]["value"] for record in edge.read("large")] == [10, 20]
+    assert edge.functions.counters()["large"].version == LARGE.digest.hex()[:8]
+    await edge.close()
+
+
+async def test_derived_streams_come_and_go() -> None:
+    edge = Edge(FakeFileSystem(), LARGE)
+    edge.publish("telemetry", 10, time=START)
+    await edge.pass_time(2)
+    edge.functions.change([MINUTES])
+    await edge.pass_time(2)
+    edge.publish("telemetry", 11)
+    await edge.pass_time(61)
+    assert len(edge.read("large")) == 1
+    assert sum(record[3]["sum"] for record in edge.read("minutes")) == 21
+    edge.functions.change([MINUTES, LARGE])
+    await edge.pass_time(2)
+    assert [record[3]["value"] for record in edge.read("large")] == [10, 11], "it goes on where it was"
     await edge.close()

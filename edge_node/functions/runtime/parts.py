@@ -1,0 +1,70 @@
+"""Parts that a derived stream works with."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping
+from typing import NamedTuple, Protocol
+
+from weft.edge_node.functions.chain import Alert, Chain
+from weft.edge_node.functions.runtime.holds import Holds
+from weft.edge_node.functions.runtime.state_log import Remembered
+from weft.protocols.ranges import RangeSet
+from weft.storage.segment_log import SegmentLog
+from weft.storage.segment_log.read.pages import PageReader
+
+
+class Streams(NamedTuple):
+    """Numbers of the streams that a derived stream has to do with."""
+
+    own: int
+    errors: int
+    states: int
+    inputs: Mapping[str, int]
+    """Name -> number, in the order of the configuration."""
+    others: Mapping[str, int]
+    """Likewise those that rows are routed to."""
+
+
+class Alerts(Protocol):
+    """Publisher to local subscribers."""
+
+    def ready(self) -> None:
+        """Make ready for alerts, before the commit that they belong to is appended."""
+
+    def __call__(self, alert: Alert) -> None:
+        """Publish within the commit that is being appended."""
+
+
+class Surroundings(NamedTuple):
+    """Parts of the node that derived streams work with."""
+
+    log: SegmentLog
+    pages: PageReader
+    holds: Holds
+    alerts: Alerts
+    released: Callable[[str, str, RangeSet], None]
+    """Told (derived stream, input, numbers) of what a function has read, durably."""
+    read_states: Callable[[str], Remembered]
+    """Reads what the log has of a derived stream. Blocks; for a thread."""
+    turn: Callable[[], Awaitable[None]]
+    """Returns when the node has time for more."""
+    wall_clock: Callable[[], int]
+    """Time in ns since 1970."""
+    clock: Callable[[], float]
+    """Seconds, never set."""
+    sleep: Callable[[float], Awaitable[None]]
+    """Waits for some seconds."""
+
+
+class Version(NamedTuple):
+    """Version of the functions of a stream."""
+
+    name: str
+    digest: bytes
+    """Checksum of their settings."""
+    make_chain: Callable[[], Chain]
+    """Makes the functions, without any state."""
+
+    def text(self, files: str = "") -> str:
+        """Return it as the origin of rows has it; ``files`` is the version of the files that the functions read."""
+        return self.digest.hex()[:8] + (f"-{files}" if files else "")

@@ -1,0 +1,114 @@
+"""Writer of the steps of one derived stream."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from weft.edge_node.functions.chain import Outputs
+from weft.edge_node.functions.contract import State
+from weft.edge_node.functions.runtime.counters import FunctionCounters
+from weft.edge_node.functions.runtime.parts import Streams, Surroundings, Version
+from weft.edge_node.functions.runtime.state_log import Positions, Remembered, StateWriter
+from weft.edge_node.functions.runtime.step import Step, runs_of, write
+from weft.protocols.origin import OriginKind
+from weft.protocols.ranges import RangeSet
+
+
+class StepWriter:
+    """Writes steps, one at a time, and tells the log what follows from each once it is durable: which records may go,
+    and up to what time the stream is complete."""
+
+    def __init__(self, name: str, streams: Streams, around: Surroundings, counters: FunctionCounters) -> None:
+        """Write to some streams. ``go_on`` follows."""
+        self._name = name
+        self._streams = streams
+        self._around = around
+        self._counters = counters
+        self._written = (streams.own, streams.errors, *streams.others.values())
+        self._pending: Step | None = None
+        """Step that the log had no room for."""
+        self._told = 0
+        """Time up to which marks may have told that nothing more comes."""
+
+    def go_on(self, remembered: Remembered) -> None:
+        """Go on after what the log has; drop what is not in it."""
+        self._states = StateWriter(self._name, remembered)
+        self._pending = None
+        self._hold(remembered.positions.hold)
+
+    @property
+    def waits(self) -> bool:
+        """Return whether a step waits for room in the log."""
+        return self._pending is not None
+
+    def take(
+        self, outputs: Outputs, positions: Positions, states: Iterable[tuple[str, State]], version: Version, files: str
+    ) -> None:
+        """Write a step.
+
+        Args:
+            files: version of the files that the functions read.
+
+        Raises:
+            LogFull, LogFailed: it is not written; ``retry`` tries again.
+        """
+        streams = self._streams
+        runs = runs_of(outputs, streams.own, streams.errors, streams.others, self._told)
+        text = version.text(files)
+        self._pending = Step(
+            runs, outputs.alerts, self._states.entry(positions, states), positions, text, version.digest
+        )  # fmt: skip
+        self.retry()
+
+    def retry(self) -> None:
+        """Write the step that waits.
+
+        Raises:
+            LogFull, LogFailed: it is not written.
+        """
+        step, around = self._pending, self._around
+        assert step is not None
+        origin = around.log.origin(OriginKind.FUNCTION, self._name, step.version, step.digest)
+        if step.alerts:
+            around.alerts.ready()
+        place = (self._streams.states, self._states.key)
+        seq = write(around.log, step, place, origin, around.wall_clock(), around.alerts)
+        self._pending = None
+        gone = self._states.written(seq)
+        around.log.on_durable(lambda error: self._durable(step, gone) if error is None else None)
+        self._count(step)
+
+    def hold_once_durable(self, time: int) -> None:
+        """Let marks go on to a time, once everything that was written is durable."""
+        self._around.log.on_durable(lambda error: self._hold(time) if error is None else None)
+
+    # --- inside
+
+    def _durable(self, step: Step, gone: RangeSet) -> None:
+        around = self._around
+        if gone:
+            around.log.release(self._streams.states, gone)
+        for name, seq in step.positions.inputs.items():
+            if seq:
+                around.released(self._name, name, RangeSet([(0, seq)]))
+        self._hold(step.positions.hold)
+
+    def _hold(self, time: int) -> None:
+        self._told = max(self._told, time - 1)
+        self._around.holds.hold(self._name, self._written, self._told + 1)
+        self._counters.until = self._told
+
+    def _count(self, step: Step) -> None:
+        counters, streams = self._counters, self._streams
+        counters.steps += 1
+        counters.state_bytes = self._states.size_bytes
+        counters.alerts += len(step.alerts)
+        counters.version = step.version
+        for run in step.runs:
+            if run.stream == streams.own:
+                counters.rows_out += len(run.keys)
+                counters.bytes_out += sum(map(len, run.payloads))
+            elif run.stream == streams.errors:
+                counters.rows_rejected += len(run.keys)
+            else:
+                counters.rows_routed += len(run.keys)
