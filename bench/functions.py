@@ -78,7 +78,7 @@ def cases(every: str) -> dict[str, Case]:
         every: length of the windows.
     """
     emit = {"temp_max": "max(temp)", "temp_mean": "mean(temp)", "n": "count()"}
-    window = {"window": {"every": every, "by": ["machine"], "emit": emit}}
+    window = {"window": {"every": every, "by": ["sensor"], "emit": emit}}
     return {
         "plain": Case("no functions, compact", "compact"),
         "where": Case("where, compact", "compact", _deadband("")[:1]),
@@ -93,7 +93,7 @@ def write_payloads(directory: Path) -> dict[str, Path]:
     messages = sorted(payloads.pi_messages(payloads.PAYLOADS), key=lambda each: str(each["device"]))
     compact = [payloads.compact(message) for message in messages]
     keyed = [
-        b'{"machine":"m-%05d",' % (number % KEYS) + payload[1:]
+        b'{"sensor":"s-%05d",' % (number % KEYS) + payload[1:]
         for number, payload in enumerate(compact)
     ]  # fmt: skip
     raw = [json.dumps(message, separators=(",", ":")).encode() for message in messages]
