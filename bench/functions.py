@@ -32,7 +32,7 @@ from bench import payloads
 from bench.brokers import Edge, Served, mosquitto_version, with_broker
 from bench.common import LOAD_CORE, pinned, write_results
 from bench.generator import Generator, build, family
-from bench.stack_shares import shares
+from bench.stack_shares import seconds_by_part, thread_seconds
 from weft.demo.fabric import get_json
 
 CONNECTIONS, WINDOW = 10, 100
@@ -139,13 +139,18 @@ class Node:
 def closed_loop(generator: Generator, served: Served, seconds: float, profile: Path | None) -> dict[str, Any]:
     """Measure as many messages as one core takes, until the functions have seen all of them."""
     node = Node(served)
+    threads = thread_seconds(served.pid)
     before, started = node.processor_s(), time.monotonic()
     profiler = _profiler(served.pid, seconds, profile) if profile else None
     figures = generator.run(served.port, served.pid, seconds, {"c": CONNECTIONS, "w": WINDOW, "W": WARM_UP_S})
     functions = node.drain()
     used, took = node.processor_s() - before, time.monotonic() - started
-    if profiler is not None:
+    parts = {}
+    if profiler is not None and profile is not None:
+        now = thread_seconds(served.pid)
         profiler.wait()
+        spent = seconds_by_part(profile, {thread: used - threads.get(thread, 0.0) for thread, used in now.items()})
+        parts = {part: round(used * 1e6 / figures["acked"], 2) for part, used in spent.items()}
     return {
         "acked_per_s": figures["messages_per_s"],
         "ack_ms_p99": figures["ack_ms"]["p99"],
@@ -153,6 +158,7 @@ def closed_loop(generator: Generator, served: Served, seconds: float, profile: P
         "all_in_us": round(used * 1e6 / figures["acked"], 2),
         "peak_rss_mib": _peak_rss_mib(served.pid),
         "payload_bytes": round(figures["sent_payload_bytes"] / figures["sent"], 1),
+        "us_by_part": parts,
     } | _made(functions)
 
 
@@ -201,7 +207,7 @@ def _peak_rss_mib(server: int) -> int:
 def _profiler(server: int, seconds: float, path: Path) -> subprocess.Popen[bytes]:
     """Start py-spy, which shares the generator's core."""
     command = [
-        str(Path(sys.executable).with_name("py-spy")), "record", "--pid", str(server), "--format", "raw",
+        str(Path(sys.executable).with_name("py-spy")), "record", "--pid", str(server), "--format", "raw", "--threads",
         "--duration", str(round(seconds)), "--rate", str(PROFILE_RATE), "--output", str(path), "--nonblocking",
     ]  # fmt: skip
     return subprocess.Popen(pinned(LOAD_CORE, command), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
@@ -219,14 +225,15 @@ def measure(generators: Mapping[str, Generator], case: Case, seconds: float, rat
 
 
 def breakdown(generators: Mapping[str, Generator], case: Case, seconds: float) -> dict[str, float]:
-    """Return the microseconds of a message by part of the node, from samples of its stacks."""
+    """Return the microseconds of a message by part of the node."""
     generator = generators[case.payloads]
     path = generator.program.parent / "stacks"
     closed = with_broker(
         "weft", path.parent, lambda served: closed_loop(generator, served, seconds, path), edge=case.edge()
     )
     assert closed is not None
-    return {part: round(share * closed["all_in_us"], 2) for part, share in shares(path).items()}
+    found: dict[str, float] = closed["us_by_part"]
+    return found
 
 
 def lines(found: Mapping[str, Any]) -> Iterator[str]:

@@ -1,16 +1,24 @@
-"""Shares of a node's processor time by part, from stacks that py-spy sampled (``--format raw``)."""
+"""Processor time of a node by part, from stacks that py-spy sampled (``--format raw --threads``).
+
+A stack is also taken of a thread that waits for the disk. So the samples only part the time of each thread, which the
+kernel counts.
+"""
 
 from __future__ import annotations
 
-from collections import Counter
+import os
+import re
+from collections import Counter, defaultdict
+from collections.abc import Mapping
 from pathlib import Path
 
 PARTS = (
     ("functions: where and set", ("functions/expressions/", "functions/kinds/where", "functions/kinds/select")),
     ("functions: payloads", ("functions/formats/", "functions/payloads")),
+    ("functions: windows", ("functions/windows/", "functions/kinds/window")),
     ("functions: read the log", ("functions/runtime/inputs", "functions/runtime/rows")),
     ("functions: write the step", ("functions/runtime/step", "functions/runtime/state_log")),
-    ("functions: kinds", ("functions/kinds/",)),
+    ("functions: kinds", ("functions/kinds/", "functions/series/")),
     ("functions: the rest", ("edge_node/functions/",)),
     ("log: read", ("segment_log/read/",)),
     ("log: commit and sync", ("segment_log/commit/", "storage/filesystem")),
@@ -24,12 +32,13 @@ PARTS = (
 """Parts, and pieces of the paths of their modules. The innermost frame that belongs to a part counts for it, whichever
 comes first here."""
 OTHER = "interpreter and event loop"
+_THREAD = re.compile(r"thread \((\d+)\)")
 
 
 def part_of(stack: str) -> str:
     """Return the part that a stack was sampled in.
 
-    Functions call log and batches, and so do links: what happens on behalf of functions counts for them.
+    Functions call log and batches, and so do links: what happens on behalf of functions counts for log and batches.
     """
     for frame in reversed(stack.split(";")):
         for part, places in PARTS:
@@ -38,11 +47,30 @@ def part_of(stack: str) -> str:
     return OTHER
 
 
-def shares(path: Path) -> dict[str, float]:
-    """Return part -> share of the samples, the largest first."""
-    counts: Counter[str] = Counter()
+def thread_seconds(pid: int) -> dict[int, float]:
+    """Return thread id -> processor time so far."""
+    found = {}
+    for task in Path(f"/proc/{pid}/task").iterdir():
+        fields = (task / "stat").read_text().rpartition(")")[2].split()
+        found[int(task.name)] = (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+    return found
+
+
+def seconds_by_part(path: Path, threads: Mapping[int, float]) -> dict[str, float]:
+    """Return part -> processor time, the largest first.
+
+    Args:
+        threads: processor time of each thread; what was sampled of no other counts.
+    """
+    counts: dict[int, Counter[str]] = defaultdict(Counter)
     for line in path.read_text().splitlines():
         stack, _, count = line.rpartition(" ")
-        counts[part_of(stack)] += int(count)
-    total = sum(counts.values()) or 1
-    return {part: count / total for part, count in counts.most_common()}
+        thread = _THREAD.match(stack)
+        if thread is not None:
+            counts[int(thread[1])][part_of(stack)] += int(count)
+    seconds: Counter[str] = Counter()
+    for thread_id, used in threads.items():
+        samples = counts.get(thread_id, Counter({OTHER: 1}))
+        for part, taken in samples.items():
+            seconds[part] += used * taken / samples.total()
+    return dict(sorted(seconds.items(), key=lambda item: -item[1]))
