@@ -68,7 +68,7 @@ def seconds_by_part(path: Path, threads: Mapping[int, float]) -> dict[str, float
         thread = _THREAD.match(stack)
         if thread is not None:
             counts[int(thread[1])][part_of(stack)] += int(count)
-    seconds: Counter[str] = Counter()
+    seconds: dict[str, float] = defaultdict(float)
     for thread_id, used in threads.items():
         samples = counts.get(thread_id, Counter({OTHER: 1}))
         for part, taken in samples.items():
