@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import json
+import re
 import socket
 import subprocess
 import sys
@@ -15,10 +17,11 @@ import pytest
 from paho.mqtt.enums import CallbackAPIVersion
 from prometheus_client.parser import text_string_to_metric_families
 
-from tests.support.processes import STOP_S_MAX, Node, publish
+from tests.support.processes import STOP_S_MAX, Node, publish, weft
 from tests.support.waiting import wait_until
 from weft.config.log_lines.throttle import LINES_MAX
 from weft.config.metrics import EDGE_METRICS, PROCESS_METRICS
+from weft.demo.fabric import free_port
 
 pytestmark = pytest.mark.processes
 
@@ -99,6 +102,40 @@ def test_it_starts_in_a_second_and_stays_small(run: Callable[[], Node]) -> None:
     node.text("")
     assert process.memory_info().rss < RSS_BYTES_MAX
     assert node.stop() == 0
+
+
+def test_status_and_metrics_tell_of_derived_streams(config: Path, run: Callable[[], Node]) -> None:
+    config.write_text(
+        CONFIG.replace('telemetry"}', 'telemetry", payload: json}').replace(
+            'http: {bind: "127.0.0.1:0"}', f'http: {{bind: "127.0.0.1:{free_port()}"}}'
+        )
+        + "  calm:\n    from_stream: telemetry\n    functions:\n      - where: temp > 0\n"
+        "      - deadband: {field: temp, delta: 1}\n"
+    )
+    node = run()
+    publish(node.mqtt_port, TOPIC, ['{"temp": 20}', '{"temp": 20.5}', '{"temp": -3}', "no JSON", '{"temp": 22}'])
+    wait_until(lambda: node.json("status")["functions"]["calm"]["rows_in"] == 5)
+    wait_until(lambda: node.json("status")["streams"]["calm"]["durable_end"] == 2)
+    facts = node.json("status")["functions"]["calm"]
+    told = [facts[name] for name in ("rows_in", "rows_out", "rows_rejected", "lag_records", "failures", "trouble")]
+    assert told == [5, 2, 1, 0, 0, ""]
+    assert (facts["bytes_in"], facts["bytes_out"]) == (57, 24)
+    assert facts["state_bytes"] > 0
+    assert 0 <= facts["lag_seconds"] < 60
+    samples = [each for family in text_string_to_metric_families(node.text("metrics")) for each in family.samples]
+    values = {each.name: each.value for each in samples if each.labels.get("stream") == "calm"}
+    assert values["weft_edge_function_rows_in_total"] == 5
+    assert values["weft_edge_function_rows_rejected_total"] == 1
+    assert {metric.name for metric in EDGE_METRICS if metric.name.startswith("weft_edge_function")} <= values.keys()
+    (version,) = [each.labels["version"] for each in samples if each.name == "weft_edge_function_info"]
+    assert version == facts["version"]
+    assert version in node.text("")
+    shown = weft("edge", "status", config).output
+    assert re.search(rf"calm\s+5\s+2\s+1\s+0\s.*{version}", shown), shown
+    tail = weft("edge", "tail", config, "calm", "--json").output.splitlines()
+    assert [json.loads(line)["origin"] for line in tail] == [f"calm@{version}"] * 2
+    dump = weft("log", "dump", config, "--json").output
+    assert f'"origin":"calm@{version}"' in dump
 
 
 def test_what_was_acknowledged_is_there_after_a_kill(run: Callable[[], Node]) -> None:
