@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import msgspec
@@ -100,9 +100,14 @@ def chain_of(config: EdgeConfig, flow: Flow, name: str) -> Chain:
     Raises:
         ValueError: as ``functions_of``.
     """
+    return join(flow, name, functions_of(config, flow, name))
+
+
+def join(flow: Flow, name: str, functions: Sequence[tuple[str, Function]]) -> Chain:
+    """Return a chain of functions of a stream, from its input's format to its own."""
     given, wanted = flow.input_payload(name), flow.payload(name)
     writing = Writing(format_of(wanted), converts(given, wanted))
-    return Chain(functions_of(config, flow, name), decoding_of(given).format, writing)
+    return Chain(functions, decoding_of(given).format, writing)
 
 
 def _maker(config: EdgeConfig, flow: Flow, name: str) -> Callable[[], Chain]:

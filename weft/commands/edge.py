@@ -21,6 +21,7 @@ from weft.commands.common import (
     located_edge,
     log_level_option,
 )
+from weft.commands.functions import function_test
 from weft.commands.node_log import NodeLog, target_argument
 from weft.config.errors import Finding, format_path
 from weft.edge_node.check import notes
@@ -196,3 +197,4 @@ command.add_command(edge_rename.command)
 command.add_command(edge_status.command)
 command.add_command(edge_tail.command)
 command.add_command(edge_query.command)
+command.add_command(function_test.command)

@@ -1,0 +1,216 @@
+"""A derived stream without a node: records of a file go through its functions one by one.
+
+The chain is that of a node. Between the functions stand observers that note what a function said of a row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterable, Iterator
+from typing import Literal, NamedTuple
+
+import msgspec
+
+from weft.config.models import EdgeConfig
+from weft.edge_node.check.derived import inputs
+from weft.edge_node.check.flow import Flow
+from weft.edge_node.functions.chain import SECOND, Chain, Outputs
+from weft.edge_node.functions.contract import AsyncFunction, Function, Gap, Out, Row, Values
+from weft.edge_node.functions.definitions import functions_of, join
+from weft.edge_node.functions.formats.choice import format_of
+from weft.edge_node.functions.payloads import PayloadError
+from weft.edge_node.functions.sample import Sample
+
+FINAL_TICKS_MAX = 100_000
+"""Most ticks after the last record. What is due then without end, such as a window at each second, is cut off here."""
+
+_BINARY = frozenset({"cbor", "msgpack", "sparkplug", "struct"})
+PAYLOAD = "payload"
+"""In place of a function: what reads and writes payloads."""
+OutcomeKind = Literal["out", "dropped", "error", "routed", "alert", "kept"]
+
+
+class Outcome(NamedTuple):
+    """Fate of a row, or what came of the time."""
+
+    kind: OutcomeKind
+    """``out``: it is in the derived stream; ``error``: in its stream of errors; ``kept``: a function remembers it."""
+    function: str = ""
+    """Function that decided, such as ``where``; ``payload`` where a payload was read or written."""
+    reason: str = ""
+    row: Row | None = None
+    """Row as it left, with its payload where it has one."""
+    to: str = ""
+    """Stream that a row was routed to, or topic of an alert."""
+    payload: bytes = b""
+    """Payload of an alert."""
+
+
+class Happening(NamedTuple):
+    """A record or gap of the sample, or a moment at which something was due, and what came of it."""
+
+    cause: Sample | int
+    """The time, ns since 1970, of a moment."""
+    outcomes: list[Outcome]
+
+
+class Offline:
+    """A derived stream of a configuration that was checked. Use it in one task, and ``close`` it."""
+
+    def __init__(self, config: EdgeConfig, name: str) -> None:
+        """Make the functions.
+
+        Raises:
+            ValueError: a function cannot work with its settings; says why.
+        """
+        self.inputs = inputs(name, config.streams[name])
+        """Streams that it reads."""
+        flow = Flow(config)
+        formats = flow.payload(name), flow.input_payload(name)
+        self._binary = [format_of(each) if each.format in _BINARY else None for each in formats]
+        self._out = _Trace()
+        self._chain = _observed_chain(config, flow, name, self._out)
+
+    async def prepare(self) -> None:
+        """Load files, start processes.
+
+        Raises:
+            NotReady: that is not possible; says what to do.
+        """
+        await self._chain.prepare()
+
+    async def run(self, samples: Iterable[Sample]) -> AsyncIterator[Happening]:
+        """Yield what happens, in order: with each record, before it with the time that has passed, and at the end.
+
+        Raises:
+            BadSample: from the samples.
+        """
+        for sample in samples:
+            if isinstance(sample.event, Row):
+                async for happening in self._pass_time((sample.event.time - 1) // SECOND * SECOND):
+                    yield happening
+            yield Happening(sample, await self._take(sample.event))
+        async for happening in self._pass_time(None):
+            yield happening
+
+    async def close(self) -> None:
+        """End what functions run outside of this process."""
+        await self._chain.close()
+
+    def fields(self, row: Row, *, is_input: bool) -> Values | None:
+        """Return the fields of a row's payload where its format is not made for people; None where it is, or where
+        the payload alone does not say them."""
+        found = self._binary[is_input]
+        try:
+            return found.decode(row.payload or b"") if found is not None else None
+        except PayloadError:
+            return None
+
+    # --- inside
+
+    async def _take(self, event: Row | Gap) -> list[Outcome]:
+        if isinstance(event, Gap):
+            self._chain.gap(event, self._out)
+        else:
+            # A copy: functions change rows, and the sample is still to be shown.
+            await self._chain.process([msgspec.structs.replace(event)], self._out)
+        return self._out.take()
+
+    async def _pass_time(self, until: int | None) -> AsyncIterator[Happening]:
+        for _ in range(FINAL_TICKS_MAX):
+            due = self._chain.due()
+            if due is None or (until is not None and due > until):
+                return
+            await self._chain.tick(due, self._out)
+            if outcomes := self._out.take():
+                yield Happening(due, outcomes)
+
+
+def _observed_chain(config: EdgeConfig, flow: Flow, name: str, out: _Trace) -> Chain:
+    kinds = [step.chosen[0] for step in config.streams[name].functions]
+    functions = functions_of(config, flow, name)
+    # What stands before the functions of the configuration decodes payloads.
+    names = [PAYLOAD] * (len(functions) - len(kinds)) + list(_told_apart(kinds))
+    for (_, function), told in zip(functions, names, strict=True):
+        _observe(function, told, out)
+    return join(flow, name, functions)
+
+
+def _observe(function: Function, name: str, out: _Trace) -> None:
+    """Have a function's calls noted. It stays itself, so that the chain does with it what it does in a node."""
+
+    def noted(rows: list[Row], found: list[Row], before: int) -> list[Row]:
+        if len(rows) == 1 and not found and out.count() == before:
+            out.keep(rows[0], held=function.oldest() is not None or function.due() is not None)
+        out.function = PAYLOAD
+        return found
+
+    if isinstance(function, AsyncFunction):
+        process_async, tick_async = function.process_async, function.tick_async
+
+        async def observed_process_async(rows: list[Row], to: Out) -> list[Row]:
+            out.function, before = name, out.count()
+            return noted(rows, await process_async(rows, to), before)
+
+        async def observed_tick_async(time: int, to: Out) -> list[Row]:
+            out.function, before = name, out.count()
+            return noted([], await tick_async(time, to), before)
+
+        vars(function).update(process_async=observed_process_async, tick_async=observed_tick_async)
+        return
+    process, tick = function.process, function.tick
+
+    def observed_process(rows: list[Row], to: Out) -> list[Row]:
+        out.function, before = name, out.count()
+        return noted(rows, process(rows, to), before)
+
+    def observed_tick(time: int, to: Out) -> list[Row]:
+        out.function, before = name, out.count()
+        return noted([], tick(time, to), before)
+
+    vars(function).update(process=observed_process, tick=observed_tick)
+
+
+def _told_apart(kinds: list[str]) -> Iterator[str]:
+    """Yield names of functions for people: of those that are there twice with their position."""
+    for at, kind in enumerate(kinds):
+        yield kind if kinds.count(kind) == 1 else f"{kind} (functions[{at}])"
+
+
+class _Trace(Outputs):
+    """Ways out that note what happens, and which function did it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.function = PAYLOAD
+        self._outcomes: list[Outcome] = []
+
+    def reject(self, row: Row, reason: str) -> None:
+        self._note("error", row, reason)
+
+    def drop(self, row: Row, reason: str) -> None:
+        self._note("dropped", row, reason)
+
+    def route(self, row: Row, stream: str) -> None:
+        super().route(row, stream)
+        self._note("routed", row, to=stream)
+
+    def alert(self, topic: bytes, payload: bytes, qos: int, time: int, *, retain: bool) -> None:  # noqa: ARG002
+        self._outcomes.append(Outcome("alert", self.function, to=topic.decode(errors="replace"), payload=payload))
+
+    def keep(self, row: Row, *, held: bool) -> None:
+        """Note that nothing came of a row, and no reason was given."""
+        self._note("kept" if held else "dropped", row)
+
+    def _note(self, kind: OutcomeKind, row: Row, reason: str = "", *, to: str = "") -> None:
+        self._outcomes.append(Outcome(kind, self.function, reason, row, to))
+
+    def count(self) -> int:
+        """Return how much was noted."""
+        return len(self._outcomes)
+
+    def take(self) -> list[Outcome]:
+        """Return what was noted since the last call, and the rows that came out of the chain."""
+        found = [*self._outcomes, *(Outcome("out", row=row) for row in self.rows)]
+        self._outcomes = []
+        self.rows, self.routed = [], {}
+        return found

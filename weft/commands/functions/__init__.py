@@ -1,0 +1,1 @@
+"""Commands about edge functions, beside those that show streams of a node."""
