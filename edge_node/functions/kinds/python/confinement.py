@@ -15,7 +15,7 @@ import sys
 NICENESS = 10
 """A tenth of a busy processor, all of an idle one."""
 FILES_MAX = 256
-ADDRESSES_BYTES_MORE = 4 << 30
+ADDRESSES_BYTES_MORE = 1 << 30
 """Room for addresses above the memory: libraries such as onnxruntime reserve far more than they write to."""
 _PR_SET_PDEATHSIG = 1
 

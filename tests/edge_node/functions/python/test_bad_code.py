@@ -58,6 +58,12 @@ BADS = [
     pytest.param("os.kill(os.getpid(), signal.SIGKILL)", "its process was ended by SIGKILL", marks=pytest.mark.slow),
     pytest.param("os.closerange(0, 256); sys.exit()", "ended its process with status 1", marks=pytest.mark.slow),
     pytest.param("def f(): f()\n    f()", "RecursionError: maximum recursion depth exceeded", marks=pytest.mark.slow),
+    pytest.param(
+        "for n in range(3, 9):\n        try: os.write(n, b'\\xff' * 100)\n        except OSError: pass",
+        "sent what is no answer",
+        marks=pytest.mark.slow,
+    ),
+    pytest.param("import mmap\n    kept.append(mmap.mmap(-1, 2 << 30))", "OSError: [Errno 12]", marks=pytest.mark.slow),
     pytest.param("while True: print('x' * 1000)", "took longer than 0.2 s", marks=pytest.mark.slow),
 ]
 

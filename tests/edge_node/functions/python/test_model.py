@@ -37,7 +37,6 @@ def scoring(subject: Make, tmp_path: Path) -> Subject:
     return subject(
         (FOLDER / "score.py").read_text(),
         batch=True,
-        memory_bytes=256 << 20,
         files=(str(tmp_path / "machine_temperature.onnx"),),
         timeout_s=30,
     )
