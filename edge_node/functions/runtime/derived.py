@@ -118,9 +118,9 @@ class Derived:
                 for name, seq in found.items()
             },
             around.wall_clock,
+            unordered=self._streams.made,
         )
         self._tick = positions.tick
-        self._times = dict(positions.times)
         self._writer.go_on(remembered)
         self._states = remembered.states
         self._outputs, self._rows = Outputs(), 0
@@ -266,8 +266,6 @@ class Derived:
         self.counters.rows_in += len(rows)
         self.counters.bytes_in += sum(len(row.payload or b"") for row in rows)
         await self._pass_time(chain, first.time - 1 if isinstance(first, Row) else 0)
-        last = rows if len(self._streams.inputs) > 1 else rows[-1:]
-        self._times.update({row.input: row.time for row in last})
         if self._culprits.is_searching:
             rows = self._culprits.bearable(rows, self._outputs)
         await chain.process(rows, self._outputs)
@@ -276,6 +274,10 @@ class Derived:
     async def _pass_time(self, chain: Chain, until: int) -> None:
         """Have every tick up to a time come, of those at which something is due."""
         last = until // SECOND * SECOND
+        if last <= self._tick:
+            # A row that is older than the last tick may make something due in the past. It waits for the next tick:
+            # one between two rows of a second would depend on how they were cut into pages.
+            return
         clock = self._around.clock
         end = clock() + TURN_S
 
@@ -288,7 +290,7 @@ class Derived:
         while (due := chain.due()) is not None and due <= last:
             self._rows += 1
             await chain.tick(due, self._outputs, turn)
-        self._tick = max(self._tick, last)
+        self._tick = last
 
     async def _wait(self) -> None:
         """Wait for more of the inputs, and look at the time now and then."""
@@ -305,7 +307,7 @@ class Derived:
             LogFull, LogFailed: it is not written. It is kept, and tried again.
         """
         outputs, self._outputs = self._outputs, Outputs()
-        positions = Positions(self._inputs.positions(), self._tick, dict(self._times), self._hold_of(chain))
+        positions = Positions(self._inputs.positions(), self._tick, self._inputs.times(), self._hold_of(chain))
         self._rows = 0
         self._writer.take(outputs, positions, chain.states(), self._version, chain.version())
         self._is_written()
@@ -316,8 +318,10 @@ class Derived:
 
     def _hold_of(self, chain: Chain) -> int:
         """Return the time from which on more rows may come out."""
-        held = chain.oldest()
-        return self._tick + 1 if held is None else min(self._tick + 1, held)
+        until, held, settled = self._tick + 1, chain.oldest(), self._inputs.settled()
+        if held is not None:
+            until = min(until, held)
+        return until if settled is None else min(until, settled + 1)
 
 
 def _pieces(events: list[Event], rows_max: int, *, by_second: bool) -> Iterator[list[Event]]:
@@ -331,7 +335,7 @@ def _pieces(events: list[Event], rows_max: int, *, by_second: bool) -> Iterator[
             yield [event]
             piece = []
             continue
-        own = (event.time - 1) // SECOND if by_second else 0
+        own = max(second, (event.time - 1) // SECOND) if by_second else 0
         if piece and (own != second or len(piece) >= rows_max):
             yield piece
             piece = []

@@ -62,6 +62,10 @@ class Functions:
         self._changes: asyncio.Task[None] | None = None
         self._wanted: dict[str, Definition] = {}
         known = StateReader(log, self._states).streams
+        definitions = list(definitions)
+        self._made_streams = frozenset(
+            name for each in definitions for name in (each.name, errors_stream(each.name), *each.others)
+        )
         for definition in definitions:
             self._wanted[definition.name] = definition
             self._running[definition.name] = self._made(definition, known.pop(definition.name, Remembered()))
@@ -130,6 +134,7 @@ class Functions:
             states=self._states,
             inputs={name: number(name) for name in definition.inputs},
             others={name: number(name) for name in definition.others},
+            made=self._made_streams.intersection(definition.inputs),
         )
         return Derived(version_of(definition), streams, self._around, remembered)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Protocol
 
 from weft.edge_node.functions.chain import FOR_EVER
@@ -45,16 +45,19 @@ class _Input:
         self.stream = stream
         self.read_to = seq
         """Number of the first record that was not read."""
-        self.events: deque[Event] = deque()
+        self.events: deque[tuple[int, Event]] = deque()
+        """Each with its place in time: the time of the row, or of the latest before it when that is later."""
         self.last_time = last_time
-        """Time of the last row that was read; 0 for none."""
+        """Latest time of a row that was read; 0 for none."""
+        self.settled = 0
+        """Time up to which marks have said that every row was handed out."""
 
     @property
     def seq(self) -> int:
         """Return the number of the first record that was not handed out."""
         if not self.events:
             return self.read_to
-        first = self.events[0]
+        _, first = self.events[0]
         return first.seq if isinstance(first, Row) else first.first
 
 
@@ -63,6 +66,9 @@ class Inputs:
 
     Rows of one input come in their order. Of several inputs the row with the least time comes first, at the same time
     that of the input that is named first; so a row waits until nothing older can come from the others.
+
+    What functions wrote is not always in the order of time: a row that was held back comes after later ones of other
+    keys. Such a row has its place with the latest before it, so that the merged order depends on nothing else.
     """
 
     def __init__(
@@ -72,14 +78,18 @@ class Inputs:
         streams: Mapping[str, int],
         positions: Mapping[str, tuple[int, int]],
         wall_clock: Callable[[], int],
+        *,
+        unordered: Collection[str] = (),
     ) -> None:
         """Go on at some positions.
 
         Args:
             streams: name -> number, in the order in which the configuration names them.
-            positions: name -> (first record to hand out, time of the row before it or 0).
+            positions: name -> (first record to hand out, latest time of a row before it or 0).
             wall_clock: ns since 1970.
+            unordered: names of the inputs whose rows may have times before those of earlier ones.
         """
+        self._unordered = unordered
         self._log = log
         self._pages = pages
         self._wall_clock = wall_clock
@@ -103,7 +113,7 @@ class Inputs:
             (only,) = self._inputs
             if only.read_to < self._log.durable_end(only.stream):
                 await self._fill(only)
-            found = list(only.events)
+            found = [event for _, event in only.events]
             only.events.clear()
             return found
         while True:
@@ -113,9 +123,25 @@ class Inputs:
                 return found
             await self._fill(slowest)
 
+    def times(self) -> dict[str, int]:
+        """Return the latest time of a row of each input that was handed out. For inputs of which all was."""
+        return {each.name: each.events[0][0] if each.events else each.last_time for each in self._inputs}
+
     def until(self) -> int:
-        """Return the time up to which every row of all inputs was handed out."""
-        return min(self._known_until(each) if not each.events else _time(each.events[0]) - 1 for each in self._inputs)
+        """Return the time up to which ticks may come: no row that is yet to be handed out has its place before."""
+        return min(self._known_until(each) if not each.events else each.events[0][0] - 1 for each in self._inputs)
+
+    def settled(self) -> int | None:
+        """Return the time up to which every row of the unordered inputs was handed out; None without such inputs.
+
+        What is read of them says nothing of it: a later row may be older. Their marks do, and lag behind ``until``.
+        """
+        unordered = [each for each in self._inputs if each.name in self._unordered]
+        for each in unordered:
+            time, seq = self._log.mark(each.stream, self._wall_clock())
+            if seq <= each.seq:
+                each.settled = max(each.settled, time)
+        return min((each.settled for each in unordered), default=None)
 
     # --- inside
 
@@ -127,15 +153,16 @@ class Inputs:
             while gone and rows and gone[0].first < rows[0].seq:
                 self._add_gap(each, *gone.popleft())
             if rows:
-                each.events.extend(rows)
-                each.last_time = rows[-1].time
+                for row in rows:
+                    each.last_time = max(each.last_time, row.time)
+                    each.events.append((each.last_time, row))
         for left in gone:
             self._add_gap(each, *left)
         each.read_to = page.next_seq
 
     def _add_gap(self, each: _Input, first: int, end: int, reason: int | None) -> None:
         name = GapReason(reason).name.lower() if reason is not None else "retention"
-        each.events.append(Gap(each.name, first, end, name, each.last_time))
+        each.events.append((each.last_time, Gap(each.name, first, end, name, each.last_time)))
 
     def _known_until(self, each: _Input) -> int:
         """Return the time up to which all rows of an input were read."""
@@ -150,12 +177,8 @@ class Inputs:
         while True:
             time, first = FOR_EVER, None
             for each in self._inputs:
-                if each.events and (own := _time(each.events[0])) < time:
-                    time, first = own, each
+                if each.events and each.events[0][0] < time:
+                    time, first = each.events[0][0], each
             if first is None or time > until:
                 return found
-            found.append(first.events.popleft())
-
-
-def _time(event: Event) -> int:
-    return event.time if isinstance(event, Row) else event.after
+            found.append(first.events.popleft()[1])

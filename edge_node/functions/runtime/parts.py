@@ -23,6 +23,8 @@ class Streams(NamedTuple):
     """Name -> number, in the order of the configuration."""
     others: Mapping[str, int]
     """Likewise those that rows are routed to."""
+    made: frozenset[str] = frozenset()
+    """Names of the inputs that functions write, whose rows are not in the order of time."""
 
 
 class Alerts(Protocol):
