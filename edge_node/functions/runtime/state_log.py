@@ -43,6 +43,8 @@ class Positions(msgspec.Struct, array_like=True):
     """Name of an input -> time of the last row that was read."""
     hold: int = 1
     """Time below which the marks of the outputs stay."""
+    last: dict[int, int] = {}
+    """Number of a stream -> time of the last row that was written to it."""
 
 
 class _Entry(msgspec.Struct, array_like=True):

@@ -84,7 +84,9 @@ def write(  # noqa: PLR0917
         return log.append(stream, now, [key], [step.entry])
 
 
-def runs_of(outputs: Outputs, own: int, errors: int, others: Mapping[str, int], after: int) -> list[Run]:
+def runs_of(
+    outputs: Outputs, own: int, errors: int, others: Mapping[str, int], *, after: int, last: dict[int, int]
+) -> list[Run]:
     """Return what came out of a chain by the stream that it goes to.
 
     Args:
@@ -92,6 +94,9 @@ def runs_of(outputs: Outputs, own: int, errors: int, others: Mapping[str, int], 
         errors: number of its stream of errors.
         others: name -> number of the streams that rows are routed to.
         after: time that every row must be later than: marks may have told of it.
+        last: number of a stream -> time of the last row that went to it; brought up to date. Windows that overlap put
+            out rows whose times go back. Who reads the stream takes a row for the word that all rows before its time
+            have come, so such a row gets the time of the one before it.
     """
     rejected = list(outputs.rejected)
     runs = []
@@ -103,19 +108,23 @@ def runs_of(outputs: Outputs, own: int, errors: int, others: Mapping[str, int], 
                 for row in rows
                 if len(row.payload or b"") + len(row.key) > ROW_BYTES_MAX
             ]
-        runs.append(_run(stream, fits, after))
-    runs.append(_run(errors, [_error_row(each) for each in rejected], after))
+        runs.append(_run(stream, fits, after, last))
+    runs.append(_run(errors, [_error_row(each) for each in rejected], after, last))
     return [run for run in runs if run.keys]
 
 
-def _run(stream: int, rows: Iterable[Row], after: int) -> Run:
+def _run(stream: int, rows: Iterable[Row], after: int, last: dict[int, int]) -> Run:
     run = Run(stream, [], [], {}, [])
+    time = max(after + 1, last.get(stream, 0))
     for index, row in enumerate(rows):
         run.keys.append(row.key)
         run.payloads.append(row.payload or b"")
-        run.times.append(row.time if row.time > after else after + 1)
+        time = max(time, row.time)
+        run.times.append(time)
         if row.headers:
             run.headers[index] = row.headers
+    if run.keys:
+        last[stream] = time
     return run
 
 

@@ -33,6 +33,7 @@ class StepWriter:
     def go_on(self, remembered: Remembered) -> None:
         """Go on after what the log has; drop what is not in it."""
         self._states = StateWriter(self._name, remembered)
+        self._last = dict(remembered.positions.last)
         self._pending = None
         self._hold(remembered.positions.hold)
 
@@ -53,7 +54,8 @@ class StepWriter:
             LogFull, LogFailed: it is not written; ``retry`` tries again.
         """
         streams = self._streams
-        runs = runs_of(outputs, streams.own, streams.errors, streams.others, self._told)
+        runs = runs_of(outputs, streams.own, streams.errors, streams.others, after=self._told, last=self._last)
+        positions.last = dict(self._last)
         text = version.text(files)
         self._pending = Step(
             runs, outputs.alerts, self._states.entry(positions, states), positions, text, version.digest

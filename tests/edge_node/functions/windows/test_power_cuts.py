@@ -1,0 +1,53 @@
+"""Power cuts through windows of every shape: what comes out is what a node without cuts gives, byte for byte."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+from unittest import mock
+
+import pytest
+
+from tests.edge_node.functions.restart import context
+from tests.edge_node.functions.runtime import power_cuts
+from tests.edge_node.functions.runtime.node import definition
+from weft.config.functions.windows import Window
+from weft.edge_node.functions.contract import Function
+from weft.edge_node.functions.definitions import Definition
+from weft.edge_node.functions.kinds.window import WindowFunction
+
+EMIT = {"mean": "mean(value / 3)", "deviation": "stddev(value)", "p": "quantile(value, 0.9)", "curve": "lttb(value, 4)"}
+SHAPES: dict[str, dict[str, Any]] = {
+    "hopping": {"every_s": 5.0, "size_s": 15.0},
+    "sessions": {"gap_s": 2.0, "longest_s": 20.0},
+    # Values as times: rows of the first thousand seconds, in any order.
+    "by-event": {"every_s": 50.0, "time": "value", "lateness_s": 100.0, "idle_s": 4.0},
+    "late-sessions": {"gap_s": 20.0, "time": "value", "lateness_s": 50.0, "idle_s": 3.0, "by": ("none",)},
+    "few": {"every_s": 3.0, "keys_max": 2, "windows_max": 2},
+}
+
+
+def window(**chosen: Any) -> Callable[[], list[tuple[str, Function]]]:
+    return lambda: [("window", WindowFunction(Window(emit=EMIT, **chosen), context()))]
+
+
+def definitions() -> list[Definition]:
+    single = [definition(name, ["telemetry"], window(**chosen)) for name, chosen in SHAPES.items()]
+    return [*single, definition("of-windows", ["hopping"], lambda: [
+        ("window", WindowFunction(Window(every_s=30.0, emit={"most": "max(mean)"}), context()))
+    ])]  # fmt: skip
+
+
+def cut(cuts: int, seed: int) -> None:
+    with mock.patch.multiple(power_cuts, definitions=definitions, DERIVED=(*SHAPES, "of-windows")):
+        power_cuts.run_cuts(cuts, seed)
+
+
+def test_power_cuts_change_no_window() -> None:
+    cut(12, seed=1)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_a_thousand_power_cuts_change_no_window() -> None:
+    cut(1_000, seed=100)
