@@ -15,6 +15,7 @@ import cbor2
 import pytest
 
 from tests.support.processes import weft
+from weft.edge_node.functions.formats.sparkplug.schema import Payload
 from weft.output import Refused
 
 CONFIG = """\
@@ -50,6 +51,13 @@ streams:
       - route: [{to: alarms, where: t > 25}]
       - alert: {when: t > 22, topic: "alarms/{device}", payload: "hot"}
       - where: t > 10
+  metrics:
+    from: ["spBv1.0/+/NBIRTH/+", "spBv1.0/+/NDATA/+"]
+    payload: sparkplug
+  hot:
+    from_stream: metrics
+    payload: json
+    functions: [where: temperature > 20]
   packed:
     from: "cbor/{line}"
     payload: cbor
@@ -179,6 +187,22 @@ def test_payloads_alone_and_of_other_formats(edge_yaml: Path) -> None:
     found = tried(edge_yaml, "packed", sample(edge_yaml, packed))
     assert found[0]["fields"] == found[0]["outcomes"][0]["fields"] == {"t": 21, "raw": "AQ=="}
     assert '{"t":5,"raw":"AQ=="}' in text(edge_yaml, "packed", sample(edge_yaml, packed))[2]
+
+
+def test_aliases_of_sparkplug_have_the_names_of_their_birth(edge_yaml: Path) -> None:
+    def message(kind: str, **metric: Any) -> dict[str, Any]:
+        payload = Payload(seq=1, metrics=[metric]).SerializeToString()
+        return {"topic": f"spBv1.0/g/{kind}/n", "payload_base64": base64.b64encode(payload).decode()}
+
+    data = message("NDATA", alias=1, double_value=23.5)
+    birth = message("NBIRTH", name="temperature", alias=1, datatype=10, double_value=5)
+    found = tried(edge_yaml, "hot", sample(edge_yaml, [data, birth, data]))
+    error, dropped, out = (each["outcomes"][0] for each in found[:3])
+    assert (error["outcome"], error["function"]) == ("error", "payload")
+    assert "the birth that names it is not known" in error["reason"]
+    assert (dropped["outcome"], dropped["function"]) == ("dropped", "where")
+    assert json.loads(out["payload"]) == {"seq": 1, "temperature": 23.5}
+    assert found[1]["fields"] == {"seq": 1, "temperature": 5.0}
 
 
 def test_what_tail_prints_is_a_sample(edge_yaml: Path) -> None:
