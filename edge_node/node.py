@@ -38,7 +38,7 @@ from weft.edge_node.mqtt import connection as mqtt_connection
 from weft.edge_node.mqtt.broker import Broker
 from weft.edge_node.mqtt.connection import ClientConnection
 from weft.edge_node.mqtt.listeners import Listeners
-from weft.edge_node.reconfigure import ConfigFile, ConfigUnusable, LinksPart, Reconfigure, StreamsPart
+from weft.edge_node.reconfigure import ConfigFile, ConfigUnusable, FunctionsPart, LinksPart, Reconfigure, StreamsPart
 from weft.edge_node.sessions import delivery_journal
 from weft.edge_node.sessions.store.broker_state import BrokerState
 from weft.edge_node.sessions.store.settings import StateCounters
@@ -54,7 +54,7 @@ from weft.protocols.lane import NodeName
 from weft.storage.segment_log import SegmentLog
 
 if TYPE_CHECKING:
-    from weft.edge_node.functions.runtime.functions import Functions
+    from weft.edge_node.functions.node_part import NodeFunctions
 
 logger = logging.getLogger(__name__)
 
@@ -80,7 +80,6 @@ class EdgeNode:
         self.listener_counters = ListenerCounters()
         self.state_counters = StateCounters()
         self._closing = contextlib.AsyncExitStack()
-        self._functions: Functions | None = None
         self.addresses: dict[str, Address | UnixSocket] = {}
         """Addresses for MQTT clients, by the listener's name."""
         self.http: Address | None = None
@@ -117,12 +116,11 @@ class EdgeNode:
             )  # fmt: skip
             broker = await self._start_mqtt(stack)
             self._make_functions(broker, stack)
-            parts = (StreamsPart(self.log, broker), LinksPart(links))
+            parts = (StreamsPart(self.log, broker), self._functions, LinksPart(links))
             self.reconfigure = Reconfigure(self.config, parts, wall_clock, self._file)
             await self._start_pages(stack)
             links.start()
-            if self._functions is not None:
-                self._functions.start()
+            self._functions.start()
             self.log.settled()
             stack.push_async_callback(links.close)
             self._imports.start()
@@ -183,17 +181,21 @@ class EdgeNode:
         await self._closing.aclose()
 
     def _function_figures(self) -> dict[str, FunctionCounters]:
-        return self._functions.counters() if self._functions is not None else {}
+        return self._functions.counters()
 
     def _make_functions(self, broker: Broker, stack: contextlib.AsyncExitStack) -> None:
         """Make what the configuration says, or tidy up after functions of earlier settings."""
-        if not any(map(is_derived, self.config.streams.values())) and FUNCTIONS_STREAM not in self.log.streams():
-            return
-        # A second of a Pi and megabytes that nodes without functions can do without.
-        from weft.edge_node.functions.node_part import node_functions
+        part = FunctionsPart(lambda config: self._functions_of(config, broker))
+        if any(map(is_derived, self.config.streams.values())) or FUNCTIONS_STREAM in self.log.streams():
+            part.make(self.config)
+        self._functions = part
+        stack.push_async_callback(part.close)
 
-        self._functions = node_functions(self.config, self.log, broker, self._links.ledger, wall_clock)
-        stack.push_async_callback(self._functions.close)
+    def _functions_of(self, config: EdgeConfig, broker: Broker) -> NodeFunctions:
+        # A second of a Pi and megabytes that nodes without functions can do without.
+        from weft.edge_node.functions.node_part import NodeFunctions
+
+        return NodeFunctions(config, self.log, broker, self._links.ledger, wall_clock)
 
     def _open_log(self, stack: contextlib.AsyncExitStack) -> SegmentLog:
         loop = asyncio.get_running_loop()

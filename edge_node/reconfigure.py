@@ -10,7 +10,7 @@ import asyncio
 import hashlib
 import logging
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import msgspec
 
@@ -22,6 +22,10 @@ from weft.edge_node.from_config import stream_policies, suppressed_streams
 from weft.edge_node.links.links import Links
 from weft.edge_node.mqtt.broker import Broker
 from weft.storage.segment_log import SegmentLog
+
+if TYPE_CHECKING:
+    from weft.edge_node.functions.node_part import NodeFunctions
+    from weft.edge_node.functions.runtime.counters import FunctionCounters
 
 logger = logging.getLogger(__name__)
 
@@ -154,8 +158,6 @@ class Reconfigure:
         return {**self.version._asdict(), "restart": list(self._restart), "refused": self._refused}
 
     def _switch(self, now: EdgeConfig, restart: list[str]) -> None:
-        if _derived(self.running) != _derived(now):
-            raise ConfigUnusable("derived streams have changed: restart the node")
         findings = check(now)
         if findings:
             told = "; ".join(f"{format_path(path)}: {message}" for path, message in findings[:NAMED_MAX])
@@ -201,6 +203,61 @@ class StreamsPart:
             self._log.set_policy(stream, policy)
 
 
+class FunctionsPart:
+    """Derived streams. The code of functions is loaded once a node has some."""
+
+    name = "functions"
+
+    def __init__(self, make: Callable[[EdgeConfig], NodeFunctions]) -> None:
+        """Start with no functions.
+
+        Args:
+            make: makes the functions of a configuration.
+        """
+        self._make = make
+        self._functions: NodeFunctions | None = None
+        self._is_started = False
+
+    def make(self, config: EdgeConfig) -> None:
+        """Make the functions of a configuration. Blocks on the disk.
+
+        Raises:
+            OSError, LogFailed, UnsupportedVersion: as ``NodeFunctions``.
+        """
+        self._functions = self._make(config)
+
+    def start(self) -> None:
+        """Let them work."""
+        self._is_started = True
+        if self._functions is not None:
+            self._functions.start()
+
+    async def close(self) -> None:
+        """Stop them."""
+        if self._functions is not None:
+            await self._functions.close()
+
+    def counters(self) -> dict[str, FunctionCounters]:
+        """Return the figures of each derived stream."""
+        return self._functions.counters() if self._functions is not None else {}
+
+    def adopt(self, before: EdgeConfig, now: EdgeConfig) -> Undo:
+        """Run the functions of ``now``.
+
+        Raises:
+            ValueError: as ``NodeFunctions.adopt``.
+        """
+        if self._functions is None:
+            if not any(map(is_derived, now.streams.values())):
+                return lambda: None
+            self.make(before)
+            self.start()
+        functions = self._functions
+        assert functions is not None
+        functions.adopt(now)
+        return lambda: functions.adopt(before)
+
+
 class LinksPart:
     """Links: what they carry, and how they reach their hubs."""
 
@@ -218,14 +275,6 @@ class LinksPart:
         """
         self._links.adopt(now)
         return lambda: self._links.adopt(before)
-
-
-def _derived(config: EdgeConfig) -> list[tuple[str, Any]]:
-    return [
-        (name, (stream.from_stream, stream.functions, stream.raw, stream.payload))
-        for name, stream in config.streams.items()
-        if is_derived(stream)
-    ]
 
 
 def digest_of(config: EdgeConfig) -> str:

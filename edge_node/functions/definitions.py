@@ -116,7 +116,9 @@ def _maker(config: EdgeConfig, flow: Flow, name: str) -> Callable[[], Chain]:
 
 def _digest(config: EdgeConfig, flow: Flow, name: str) -> bytes:
     stream = config.streams[name]
+    patterns = flow.patterns_before(name, 0)
     said = msgspec.json.encode(
-        [stream.functions, flow.input_payload(name), flow.payload(name), inputs(name, stream)], order="deterministic"
+        [stream.functions, flow.input_payload(name), flow.payload(name), inputs(name, stream), patterns],
+        order="deterministic",
     )
     return hashlib.blake2b(said, digest_size=DIGEST_BYTES).digest()

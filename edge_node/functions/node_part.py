@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 from weft.bounds import Rounds
 from weft.config.models import EdgeConfig
+from weft.edge_node.check import carried_streams
 from weft.edge_node.functions.chain import Alert
 from weft.edge_node.functions.definitions import Definition, definitions
 from weft.edge_node.functions.runtime.functions import Functions
@@ -24,37 +25,68 @@ from weft.storage.segment_log import SegmentLog
 _QOS_FLAGS = (Flag.PUBLISHED_QOS0, Flag(0), Flag.PUBLISHED_QOS2)
 
 
-def node_functions(
-    config: EdgeConfig, log: SegmentLog, broker: Broker, ledger: ReleaseLedger, wall_clock: Callable[[], int]
-) -> Functions:
-    """Return the functions of a configuration, not yet started. Blocks while it reads their states.
+class NodeFunctions:
+    """The functions of a node. Event loop's thread only. Make it before links start."""
 
-    Call before links start.
+    def __init__(
+        self, config: EdgeConfig, log: SegmentLog, broker: Broker, ledger: ReleaseLedger, wall_clock: Callable[[], int]
+    ) -> None:
+        """Make the functions of a configuration. Blocks while it reads their states.
 
-    Args:
-        broker: its subscribers get alerts, and functions wait in its rounds for their turn.
-        ledger: of what may be deleted; functions become parties to it.
-        wall_clock: ns since 1970.
+        Args:
+            broker: its subscribers get alerts, and functions wait in its rounds for their turn.
+            ledger: of what may be deleted; functions become parties to it.
+            wall_clock: ns since 1970.
 
-    Raises:
-        OSError, LogFailed, UnsupportedVersion: as ``Functions``.
-    """
-    found = list(definitions(config))
-    parties = _join(ledger, log, found)
+        Raises:
+            OSError, LogFailed, UnsupportedVersion: as ``Functions``.
+        """
+        self._log = log
+        self._ledger = ledger
+        found = list(definitions(config))
+        self._parties: set[tuple[str, str]] = set()
+        """(derived stream, input) of records that wait for a function."""
+        self._join(config, found)
+        self._functions = Functions(
+            found,
+            log,
+            alerts=Alerts(broker.ingest, broker.retained, wall_clock),
+            released=self._released,
+            turn=_turn(broker.rounds),
+            wall_clock=wall_clock,
+            clock=asyncio.get_running_loop().time,
+        )
+        self.start, self.close, self.counters = self._functions.start, self._functions.close, self._functions.counters
 
-    def released(function: str, stream: str, ranges: RangeSet) -> None:
-        if (function, stream) in parties:
-            ledger.released(Party("function", function), log.stream(stream), ranges)
+    def adopt(self, config: EdgeConfig) -> None:
+        """Run the functions of another configuration from now on.
 
-    return Functions(
-        found,
-        log,
-        alerts=Alerts(broker.ingest, broker.retained, wall_clock),
-        released=released,
-        turn=_turn(broker.rounds),
-        wall_clock=wall_clock,
-        clock=asyncio.get_running_loop().time,
-    )
+        Raises:
+            ValueError: as ``Functions.change``; nothing has changed.
+        """
+        found = list(definitions(config))
+        self._functions.change(found)
+        self._join(config, found)
+
+    def _join(self, config: EdgeConfig, found: list[Definition]) -> None:
+        """Have records that links carry, or that only functions read, wait for the functions. What has no such reader
+        stays as long as its retention says."""
+        carried = {stream for link in config.links.values() for stream in carried_streams(link, config)}
+        parties = {
+            (definition.name, name)
+            for definition in found
+            for name in definition.inputs
+            if name.startswith(RAW_PREFIX) or name in carried
+        }
+        for function, name in parties - self._parties:
+            self._ledger.join(Party("function", function), self._log.stream(name))
+        for function, name in self._parties - parties:
+            self._ledger.leave(Party("function", function), self._log.stream(name))
+        self._parties = parties
+
+    def _released(self, function: str, stream: str, ranges: RangeSet) -> None:
+        if (function, stream) in self._parties:
+            self._ledger.released(Party("function", function), self._log.stream(stream), ranges)
 
 
 class Alerts:
@@ -82,19 +114,6 @@ class Alerts:
             )  # fmt: skip
         flags = _QOS_FLAGS[alert.qos] | (Flag.RETAINED if alert.retain else Flag(0))
         self._ingest.publish(Record(alert.topic, alert.payload, int(flags)))
-
-
-def _join(ledger: ReleaseLedger, log: SegmentLog, found: list[Definition]) -> set[tuple[str, str]]:
-    """Have records that links carry, or that only functions read, wait for the functions. What has no such reader
-    stays as long as its retention says."""
-    parties = set()
-    for definition in found:
-        for name in definition.inputs:
-            stream = log.stream(name)
-            if name.startswith(RAW_PREFIX) or ledger.knows(stream):
-                ledger.join(Party("function", definition.name), stream)
-                parties.add((definition.name, name))
-    return parties
 
 
 def _turn(rounds: Rounds) -> Callable[[], asyncio.Future[None]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import queue
 import signal
 from pathlib import Path
@@ -179,3 +180,60 @@ def test_a_hang_up_does_the_same(pair: Pair) -> None:
     wait_until(lambda: pair.edge.json("status")["configuration"]["restart"] == ["disk.budget"])
     publish(pair.edge.mqtt_port, "plant/a/alarm", ["after"])
     wait_until(lambda: pair.payloads("alarms") == ["after"])
+
+
+DERIVED = """\
+  hot:
+    from_stream: telemetry
+    functions:
+      - dedupe: {by: id, within: 1h}
+      - where: rms > 2
+links:"""
+
+
+def readings(edge: Node, *values: tuple[int, float]) -> None:
+    publish(edge.mqtt_port, "plant/a/telemetry", [json.dumps({"id": id_, "rms": rms}) for id_, rms in values])
+
+
+def ids(pair: Pair, stream: str) -> list[int]:
+    return [json.loads(payload)["id"] for payload in pair.payloads(stream)]
+
+
+def test_functions_change_while_the_node_runs_and_keep_what_they_remember(pair: Pair) -> None:
+    pair.change('from: "plant/{line}/telemetry"', 'from: "plant/{line}/telemetry", payload: json')
+    readings(pair.edge, (1, 3.0))
+    pair.change("links:", DERIVED)
+    assert "streams.hot (new)" in pair.reload()
+    readings(pair.edge, (2, 1.0), (3, 5.0), (3, 5.0))
+    wait_until(lambda: ids(pair, "hot") == [1, 3], what="the new functions read the log from its beginning")
+    pair.change("rms > 2", "rms > 4")
+    assert "streams.hot.functions[1].where" in pair.reload()
+    readings(pair.edge, (3, 5.0), (4, 3.0), (5, 6.0))
+    wait_until(lambda: ids(pair, "hot") == [1, 3, 5], what="the new condition holds, and dedupe remembers 3")
+    pair.change("rms > 4", "rms >")
+    assert isinstance(weft("edge", "reload", pair.config).exception, Failed)
+    assert "functions: " in pair.edge.json("status")["configuration"]["refused"]
+    readings(pair.edge, (6, 7.0))
+    wait_until(lambda: ids(pair, "hot") == [1, 3, 5, 6])
+    pair.change(DERIVED.replace("rms > 2", "rms >"), "links:")
+    assert "streams.hot (gone)" in pair.reload()
+    readings(pair.edge, (7, 8.0))
+    wait_until(lambda: len(pair.payloads("telemetry")) == 9)
+    wait_until(lambda: pair.edge.json("status")["functions"] == {})
+    assert ids(pair, "hot") == [1, 3, 5, 6]
+
+
+def test_functions_that_were_changed_go_on_where_they_were_after_a_kill(pair: Pair, start: Start) -> None:
+    pair.change('from: "plant/{line}/telemetry"', 'from: "plant/{line}/telemetry", payload: json')
+    pair.change("links:", DERIVED)
+    pair.reload()
+    readings(pair.edge, (1, 3.0))
+    wait_until(lambda: ids(pair, "hot") == [1])
+    pair.change("rms > 2", "rms > 4")
+    pair.reload()
+    readings(pair.edge, (2, 3.0), (3, 5.0))
+    pair.edge.kill()
+    edge = start("edge", pair.config)
+    readings(edge, (1, 9.0), (4, 5.0))
+    wait_until(lambda: ids(pair, "hot") == [1, 3, 4])
+    assert edge.stop() == 0

@@ -101,6 +101,9 @@ class Functions:
         for name, definition in wanted.items():
             if definition.digest != (self._wanted[name].digest if name in self._wanted else None):
                 definition.make_chain()  # says now whether it can be made
+        for name, definition in wanted.items():
+            # From now on: links may tell of marks before the functions run.
+            self._around.holds.hold_also(name, self._streams(definition).outputs)
         self._wanted = wanted
         if self._changes is None or self._changes.done():
             self._changes = asyncio.get_running_loop().create_task(self._change())
@@ -122,13 +125,19 @@ class Functions:
                 elif derived.digest != definition.digest:
                     derived.change(version_of(definition))
             for name in done.keys() - self._running.keys():
+                # What was written before counts, whether it was durable already or not.
+                await self._log.durable()
                 remembered = await asyncio.to_thread(self._read_states, name)
+                self._around.holds.keep_only(name, self._streams(done[name]).outputs)
                 self._running[name] = self._made(done[name], remembered)
                 self._running[name].start()
 
     def _made(self, definition: Definition, remembered: Remembered) -> Derived:
+        return Derived(version_of(definition), self._streams(definition), self._around, remembered)
+
+    def _streams(self, definition: Definition) -> Streams:
         number = self._log.stream
-        streams = Streams(
+        return Streams(
             own=number(definition.name),
             errors=number(errors_stream(definition.name)),
             states=self._states,
@@ -136,7 +145,6 @@ class Functions:
             others={name: number(name) for name in definition.others},
             made=self._made_streams.intersection(definition.inputs),
         )
-        return Derived(version_of(definition), streams, self._around, remembered)
 
     def _read_states(self, name: str) -> Remembered:
         return StateReader(self._log, self._states).streams.get(name, Remembered())

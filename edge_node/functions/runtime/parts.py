@@ -26,6 +26,11 @@ class Streams(NamedTuple):
     made: frozenset[str] = frozenset()
     """Names of the inputs that functions write, whose rows are not in the order of time."""
 
+    @property
+    def outputs(self) -> tuple[int, ...]:
+        """Return the streams that rows are written to, whose marks are held."""
+        return (self.own, self.errors, *self.others.values())
+
 
 class Alerts(Protocol):
     """Publisher to local subscribers."""

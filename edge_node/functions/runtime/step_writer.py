@@ -24,7 +24,7 @@ class StepWriter:
         self._streams = streams
         self._around = around
         self._counters = counters
-        self._written = (streams.own, streams.errors, *streams.others.values())
+        self._written = streams.outputs
         self._pending: Step | None = None
         """Step that the log had no room for."""
         self._told = 0
