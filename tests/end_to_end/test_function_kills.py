@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import random
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,13 @@ DRAIN_TIMEOUT_S = 120.0
 STREAMS = """streams:
   even: {from_stream: load, functions: [where: "value % 2 == 0"]}
   tens: {from_stream: even, functions: [deadband: {field: value, delta: 9.5}]}
+  seconds:
+    from_stream: load
+    payload: json
+    functions: [window: {every: 1s, emit: {sum: sum(value), last: last(value)}}]
 """
+WINDOWS_CLOSE_S = 3.0
+"""Time after the last message by which a window of one second is over, and put out."""
 
 
 TIME_ERROR = timedelta(milliseconds=1)
@@ -62,6 +69,21 @@ def kept_by_deadband(rows: list[Row]) -> list[Row]:
     return kept
 
 
+def check_windows(found: list[Row], rows: list[Row]) -> int:
+    """Check that the windows of each device have its rows, each once and in order, whatever their bounds. Return how
+    many windows there are."""
+    values: dict[str, list[int]] = defaultdict(list)
+    for device, payload, _ in rows:
+        values[device].append(int(payload))
+    for device, payload, _ in found:
+        window = json.loads(payload)
+        own, values[device] = values[device][: window["count"]], values[device][window["count"] :]
+        assert (len(own), sum(own), own[-1]) == (window["count"], window["sum"], window["last"])
+        assert window["complete"]
+    assert not any(values.values()), "rows in no window"
+    return len(found)
+
+
 def wait_until_derived(edge: Edge, hub: DemoHub) -> None:
     """Wait until the functions have seen everything, and the tables have what they made of it."""
     deadline = time.monotonic() + DRAIN_TIMEOUT_S
@@ -92,6 +114,7 @@ def run_kills(directory: Path, kills: int, seed: int) -> Counter[str]:
             victim.kill()
             victim.start()
         acked = load.finish()
+        time.sleep(WINDOWS_CLOSE_S)
         wait_until_derived(edge, hub)
     finally:
         if load is not None:
@@ -100,20 +123,22 @@ def run_kills(directory: Path, kills: int, seed: int) -> Counter[str]:
         hub.stop()
     store = open_store(hub.store)
     counted = check_every_message(store, acked)
-    for stream in (STREAM, "even", "tens"):
+    for stream in (STREAM, "even", "tens", "seconds"):
         report = asyncio.run(audit(open_store(hub.store), "default", stream))
         assert report.agrees, report.problems
     even = [row for row in rows_of(store, STREAM) if int(row[1]) % 2 == 0]
     check_rows(rows_of(store, "even"), even)
     tens = kept_by_deadband(even)
     check_rows(rows_of(store, "tens"), tens)
-    return counted + Counter(even=len(even), tens=len(tens))
+    windows = check_windows(rows_of(store, "seconds"), rows_of(store, STREAM))
+    return counted + Counter(even=len(even), tens=len(tens), windows=windows)
 
 
 @pytest.mark.timeout(180)
 def test_kills_change_nothing_of_what_functions_make(tmp_path: Path) -> None:
     counted = run_kills(tmp_path, kills=2, seed=20261121)
     assert counted["tens"] > 50
+    assert counted["windows"] > 10
 
 
 @pytest.mark.slow
