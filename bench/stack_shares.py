@@ -27,11 +27,13 @@ PARTS = (
     ("MQTT: decode", ("protocols/mqtt/",)),
     ("MQTT: receive and acknowledge", ("edge_node/mqtt/", "edge_node/listeners/", "edge_node/sessions/")),
     ("ingest", ("edge_node/ingest/", "edge_node/subscriptions/")),
+    ("event loop and sockets", ("service/serving",)),
+    ("turns", ("bounds/rounds",)),
     ("node: the rest", ("edge_node/", "weft/")),
 )
 """Parts, and pieces of the paths of their modules. The innermost frame that belongs to a part counts for it, whichever
 comes first here."""
-OTHER = "interpreter and event loop"
+OTHER = "interpreter"
 _THREAD = re.compile(r"thread \((\d+)\)")
 
 
