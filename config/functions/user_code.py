@@ -59,5 +59,5 @@ class Python(Section, frozen=True, kw_only=True):
     ] = field(default=128 * MiB, name="memory")
     state_bytes: Annotated[
         Size,
-        Meta(le=64 * MiB, description="Most that `ctx.state` may hold. It is kept in the log, and survives restarts."),
+        Meta(le=32 * MiB, description="Most that `ctx.state` may hold. It is kept in the log, and survives restarts."),
     ] = field(default=1 * MiB, name="state")

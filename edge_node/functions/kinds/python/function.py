@@ -6,6 +6,7 @@ import asyncio
 import logging
 import os
 from collections.abc import Sequence
+from typing import Any
 
 import msgspec
 
@@ -14,7 +15,7 @@ from weft.edge_node.functions.contract import AsyncFunction, Context, NotReady, 
 from weft.edge_node.functions.kinds.python.child import LoadFailed
 from weft.edge_node.functions.kinds.python.runner import Outcome, Runner
 from weft.edge_node.functions.kinds.python.snapshots import Snapshots
-from weft.edge_node.functions.kinds.python.wire import LINES_MAX, Begin, Record
+from weft.edge_node.functions.kinds.python.wire import LINES_MAX, RECORD_BYTES_MAX, Begin, Record
 from weft.edge_node.functions.kinds.watched_files import CHECK_INTERVAL_S, WatchedFiles
 
 log = logging.getLogger(__name__)
@@ -124,6 +125,9 @@ class Python(AsyncFunction):
             except (TypeError, ValueError, OverflowError) as error:
                 out.reject(row, f"{self._name} cannot be given this record: {error}")
                 continue
+            if len(packed) > RECORD_BYTES_MAX:
+                out.reject(row, f"{self._name} is given records of at most {RECORD_BYTES_MAX >> 20} MiB")
+                continue
             sent.append(row)
             records.append(msgspec.Raw(packed))
         made: list[Row] = []
@@ -144,7 +148,7 @@ class Python(AsyncFunction):
 
     async def _run(self, records: Sequence[msgspec.Raw]) -> Outcome:
         assert self._current is not None
-        state = {key.decode(): value for key, value in (self.state or State()).values.items()}
+        state = self._state
         trial, former = self._trial, self._current
         if trial is None:
             return await former.run(records, state)
@@ -167,6 +171,10 @@ class Python(AsyncFunction):
         if self._trial_left <= 0:
             await self._end_trial(former)
         return tried
+
+    def _state(self) -> dict[str, Any]:
+        assert self.state is not None
+        return {key.decode(): value for key, value in self.state.values.items()}
 
     def _remember(self, outcome: Outcome) -> None:
         assert self.state is not None

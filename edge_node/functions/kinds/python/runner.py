@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import msgspec
@@ -70,12 +70,12 @@ class Runner:
             await child.end()
 
     async def run(
-        self, records: Sequence[msgspec.Raw], state: Mapping[str, Any], failures_max: int | None = None
+        self, records: Sequence[msgspec.Raw], state: Callable[[], dict[str, Any]], failures_max: int | None = None
     ) -> Outcome:
         """Return what becomes of records, in order. What cannot be handled has a reason as its result.
 
         Args:
-            state: the state before; it is left as it is.
+            state: returns a copy of the state before. Called only when the process does not have it.
             failures_max: give up after so many failures.
 
         Raises:
@@ -90,7 +90,7 @@ class Runner:
             if end - begin > (size := self._size(records, begin)):
                 parts.appendleft((begin + size, end))
                 end = begin + size
-            child = await self._ready({**state, **outcome.changes})
+            child = await self._ready(state, outcome.changes)
             try:
                 answer = await child.ask(list(records[begin:end]), self._begin.timeout_s)
             except ChildEnded as error:
@@ -140,7 +140,7 @@ class Runner:
         # record, by halves there would be up to eight.
         return [(i, i + 1) for i in reversed(range(begin, end))]
 
-    async def _ready(self, state: dict[str, Any]) -> Child:
+    async def _ready(self, state: Callable[[], dict[str, Any]], changes: Mapping[str, Any]) -> Child:
         for _ in range(STARTS_MAX):
             try:
                 if self._child is None:
@@ -148,7 +148,8 @@ class Runner:
                     await self.start()
                 assert self._child is not None
                 if self.is_stale:
-                    await self._child.put({key: value for key, value in state.items() if value is not None})
+                    whole = {**state(), **changes}
+                    await self._child.put({key: value for key, value in whole.items() if value is not None})
                     self.is_stale = False
             except (LoadFailed, ChildEnded) as error:
                 last = str(error)

@@ -10,6 +10,8 @@ import msgspec
 LENGTH = struct.Struct("<I")
 FRAME_BYTES_MAX = 64 << 20
 """Longest frame. The node asks for less at a time, and a process that says more is ended."""
+RECORD_BYTES_MAX = 16 << 20
+"""Longest record that a process is given."""
 RESULT_BYTES_MAX = 1 << 20
 """Most that one record may become."""
 ANSWER_BYTES_ENOUGH = 4 << 20

@@ -168,6 +168,15 @@ async def test_large_records_and_results_go_in_parts(subject: Make) -> None:
     assert [each["n"] for each in made] == [n // 2 for n in range(60)]
 
 
+async def test_a_record_that_is_too_large_goes_to_the_errors(subject: Make) -> None:
+    it = subject("def process(record, ctx):\n    return {'n': record['n']}\n", memory_bytes=512 << 20)
+    assert await it.feed({"n": 1}, {"n": 2, "text": "x" * (17 << 20)}, {"n": 3, "text": "x" * (15 << 20)}) == [
+        {"n": 1},
+        {"n": 3},
+    ]
+    assert it.out.rejected() == ["score.py is given records of at most 16 MiB"]
+
+
 async def test_the_loop_is_free_while_code_loops(subject: Make) -> None:
     it = subject(BAD.format(bad="while True: pass"), timeout_s=0.3)
     await it.feed({"n": 0})
