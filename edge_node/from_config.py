@@ -58,8 +58,8 @@ def stream_policies(config: EdgeConfig) -> dict[str, StreamPolicy]:
         for name, stream in streams_of(config).items()
     }
     for name, stream in config.streams.items():
-        if stream.from_ and stream.functions and stream.raw != "discard":
-            retain = stream.raw or Retain()
+        if stream.from_ and stream.functions:
+            retain = stream.raw if isinstance(stream.raw, Retain) else Retain()
             policies[raw_stream(name)] = StreamPolicy(stream.when_full, retain.time_s, retain.size_bytes)
     return policies
 

@@ -63,7 +63,7 @@ def definitions(config: EdgeConfig) -> Iterator[Definition]:
     """Yield the derived streams of a configuration that was checked."""
     flow = Flow(config)
     for name, stream in config.streams.items():
-        if is_derived(stream) and stream.raw != "discard":
+        if is_derived(stream):
             others = dict.fromkeys(target for step in stream.functions for target in step.facts.targets)
             yield Definition(
                 name, inputs(name, stream), tuple(others), _digest(config, flow, name), _maker(config, flow, name)
