@@ -118,7 +118,7 @@ class Derived:
                 for name, seq in found.items()
             },
             around.wall_clock,
-            unordered=self._streams.made,
+            unordered=self._streams.written,
         )
         self._tick = positions.tick
         self._writer.go_on(remembered)

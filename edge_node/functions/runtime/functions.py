@@ -62,13 +62,11 @@ class Functions:
         self._changes: asyncio.Task[None] | None = None
         self._wanted: dict[str, Definition] = {}
         known = StateReader(log, self._states).streams
-        definitions = list(definitions)
-        self._made_streams = frozenset(
-            name for each in definitions for name in (each.name, errors_stream(each.name), *each.others)
-        )
-        for definition in definitions:
-            self._wanted[definition.name] = definition
-            self._running[definition.name] = self._made(definition, known.pop(definition.name, Remembered()))
+        self._written: set[str] = set()
+        """Names of the streams that functions write. Derived streams look at it while it changes."""
+        self._want({definition.name: definition for definition in definitions})
+        for name, definition in self._wanted.items():
+            self._running[name] = self._made(definition, known.pop(name, Remembered()))
         for left in known.values():  # of streams that have no functions any more
             log.release(self._states, RangeSet([(seq, seq + 1) for seq in left.seqs]))
         self._unlisten = log.listen_to_streams(self._appended)
@@ -104,11 +102,17 @@ class Functions:
         for name, definition in wanted.items():
             # From now on: links may tell of marks before the functions run.
             self._around.holds.hold_also(name, self._streams(definition).outputs)
-        self._wanted = wanted
+        self._want(wanted)
         if self._changes is None or self._changes.done():
             self._changes = asyncio.get_running_loop().create_task(self._change())
 
     # --- inside
+
+    def _want(self, definitions: dict[str, Definition]) -> None:
+        self._wanted = definitions
+        self._written.clear()
+        for each in definitions.values():
+            self._written.update((each.name, errors_stream(each.name), *each.others))
 
     async def _change(self) -> None:
         """Make what runs what is wanted, which may change meanwhile."""
@@ -143,7 +147,7 @@ class Functions:
             states=self._states,
             inputs={name: number(name) for name in definition.inputs},
             others={name: number(name) for name in definition.others},
-            made=self._made_streams.intersection(definition.inputs),
+            written=self._written,
         )
 
     def _read_states(self, name: str) -> Remembered:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Collection, Mapping
+from operator import attrgetter
 from typing import Protocol
 
 from weft.edge_node.functions.chain import FOR_EVER
@@ -15,6 +16,7 @@ from weft.storage.segment_log.read.pages import LogPage
 PAGE_BYTES = 256 << 10
 """Encoded bytes of a page, as those of links are: a millisecond or two of work for functions is part of it."""
 Event = Row | Gap
+_TIME = attrgetter("time")
 
 
 class Pages(Protocol):
@@ -111,17 +113,18 @@ class Inputs:
         """
         if len(self._inputs) == 1:
             (only,) = self._inputs
-            if only.read_to < self._log.durable_end(only.stream):
-                await self._fill(only)
-            found = [event for _, event in only.events]
-            only.events.clear()
-            return found
+            # Without another input nothing has to be put in order, so nothing waits.
+            return await self._fill(only) if only.read_to < self._log.durable_end(only.stream) else []
         while True:
             slowest = min(self._inputs, key=self._known_until)
             found = self._merged(self._known_until(slowest))
             if found or slowest.read_to >= self._log.durable_end(slowest.stream):
                 return found
-            await self._fill(slowest)
+            place = slowest.last_time
+            for event in await self._fill(slowest):
+                if isinstance(event, Row):
+                    place = max(place, event.time)
+                slowest.events.append((place, event))
 
     def times(self) -> dict[str, int]:
         """Return the latest time of a row of each input that was handed out. For inputs of which all was."""
@@ -140,37 +143,33 @@ class Inputs:
         for each in unordered:
             time, seq = self._log.mark(each.stream, self._wall_clock())
             if seq <= each.seq:
-                each.settled = max(each.settled, time)
+                each.settled = max(each.settled, time - 1)
         return min((each.settled for each in unordered), default=None)
 
     # --- inside
 
-    async def _fill(self, each: _Input) -> None:
+    async def _fill(self, each: _Input) -> list[Event]:
+        """Read a page of an input."""
         page = await self._pages.read(each.stream, each.read_to, PAGE_BYTES)
-        gone = deque(page.gone)
+        gone, last, found = deque(page.gone), each.last_time, list[Event]()
         for data in page.batches:
             rows = rows_of(data, each.name, each.read_to)
             while gone and rows and gone[0].first < rows[0].seq:
-                self._add_gap(each, *gone.popleft())
+                found.append(_gap(each.name, *gone.popleft(), last))
             if rows:
-                for row in rows:
-                    each.last_time = max(each.last_time, row.time)
-                    each.events.append((each.last_time, row))
-        for left in gone:
-            self._add_gap(each, *left)
-        each.read_to = page.next_seq
-
-    def _add_gap(self, each: _Input, first: int, end: int, reason: int | None) -> None:
-        name = GapReason(reason).name.lower() if reason is not None else "retention"
-        each.events.append((each.last_time, Gap(each.name, first, end, name, each.last_time)))
+                found += rows
+                last = max(last, *map(_TIME, rows)) if each.name in self._unordered else max(last, rows[-1].time)
+        found += [_gap(each.name, *left, last) for left in gone]
+        each.last_time, each.read_to = last, page.next_seq
+        return found
 
     def _known_until(self, each: _Input) -> int:
-        """Return the time up to which all rows of an input were read."""
+        """Return the time up to which no row has its place that is yet to be read."""
         if each.read_to < self._log.durable_end(each.stream):
             return each.last_time - 1
         time, seq = self._log.mark(each.stream, self._wall_clock())
         # Less one: the next record may be taken in at this very time, if the clock is coarse.
-        return (time if seq <= each.read_to else each.last_time) - 1
+        return (max(time, each.last_time) if seq <= each.read_to else each.last_time) - 1
 
     def _merged(self, until: int) -> list[Event]:
         found: list[Event] = []
@@ -182,3 +181,7 @@ class Inputs:
             if first is None or time > until:
                 return found
             found.append(first.events.popleft()[1])
+
+
+def _gap(name: str, first: int, end: int, reason: int | None, after: int) -> Gap:
+    return Gap(name, first, end, GapReason(reason).name.lower() if reason is not None else "retention", after)

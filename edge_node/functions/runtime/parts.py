@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Set
 from typing import NamedTuple, Protocol
 
 from weft.edge_node.functions.chain import Alert, Chain
@@ -23,8 +23,8 @@ class Streams(NamedTuple):
     """Name -> number, in the order of the configuration."""
     others: Mapping[str, int]
     """Likewise those that rows are routed to."""
-    made: frozenset[str] = frozenset()
-    """Names of the inputs that functions write, whose rows are not in the order of time."""
+    written: Set[str] = frozenset()
+    """Names of all streams that functions write, whose rows are not in the order of time. It may change."""
 
     @property
     def outputs(self) -> tuple[int, ...]:
