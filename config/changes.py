@@ -7,10 +7,31 @@ from typing import Any
 
 import msgspec
 
+from weft.config.fields import default_of, model_shape
+
 
 def changed_settings(before: msgspec.Struct, now: msgspec.Struct) -> list[str]:
     """Return the settings that differ, named as in YAML: ``disk.budget``, ``streams.vibration (new)``."""
     return list(_changes(before, now, ""))
+
+
+def without_defaults(value: Any) -> Any:
+    """Return a setting or section as plain values, without the settings that have their defaults.
+
+    So it stays the same when a later release has more settings or another order of them, and when a default is written
+    down. Settings are sorted by name; mappings keep their order.
+    """
+    if isinstance(value, msgspec.Struct):
+        fields = model_shape(type(value)).fields
+        given = ((field.encode_name, getattr(value, field.name), default_of(field)) for field in fields)
+        return {name: without_defaults(each) for name, each, default in sorted(given, key=_name) if each != default}
+    if isinstance(value, dict):
+        return {name: without_defaults(each) for name, each in value.items()}
+    return [without_defaults(each) for each in value] if isinstance(value, tuple) else value
+
+
+def _name(field: tuple[str, Any, Any]) -> str:
+    return field[0]
 
 
 def _changes(before: Any, now: Any, path: str) -> Iterator[str]:

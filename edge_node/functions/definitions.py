@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 
+from weft.config.changes import without_defaults
 from weft.config.models import EdgeConfig
 from weft.edge_node.check.derived import inputs, is_derived
 from weft.edge_node.check.flow import Flow, level_names
@@ -20,6 +21,7 @@ from weft.protocols.topics import compile_pattern
 LEVELS_KNOWN_MAX = 20_000
 """Keys whose named levels are remembered."""
 DIGEST_BYTES = 16
+LABEL_BYTES = 6
 
 
 class Definition(NamedTuple):
@@ -82,7 +84,7 @@ def functions_of(config: EdgeConfig, flow: Flow, name: str) -> list[tuple[str, F
         found.append((flow.input_payload(name).format, first))
     for at, step in enumerate(config.streams[name].functions):
         kind, settings = step.chosen
-        label = f"{kind}-{hashlib.blake2b(msgspec.json.encode(step), digest_size=6).hexdigest()}"
+        label = f"{kind}-{_checksum(settings, LABEL_BYTES).hex()}"
         alike = sum(other == label or other.startswith(f"{label}-") for other, _ in found)
         found.append((f"{label}-{alike}" if alike else label, KINDS[kind](settings, context(config, flow, name, at))))
     return found
@@ -117,8 +119,11 @@ def _maker(config: EdgeConfig, flow: Flow, name: str) -> Callable[[], Chain]:
 def _digest(config: EdgeConfig, flow: Flow, name: str) -> bytes:
     stream = config.streams[name]
     patterns = flow.patterns_before(name, 0)
-    said = msgspec.json.encode(
-        [stream.functions, flow.input_payload(name), flow.payload(name), inputs(name, stream), patterns],
-        order="deterministic",
-    )
-    return hashlib.blake2b(said, digest_size=DIGEST_BYTES).digest()
+    said = (stream.functions, flow.input_payload(name), flow.payload(name), inputs(name, stream), patterns)
+    return _checksum(said, DIGEST_BYTES)
+
+
+def _checksum(settings: Any, length: int) -> bytes:
+    """Return a checksum of settings that stays the same in later releases, which may have more of them: states are
+    found by it."""
+    return hashlib.blake2b(msgspec.json.encode(without_defaults(settings)), digest_size=length).digest()

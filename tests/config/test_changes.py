@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from weft.config.changes import changed_settings
+from weft.config.changes import changed_settings, without_defaults
 from weft.config.load import parse
 from weft.config.models import EdgeConfig
 
@@ -33,3 +33,11 @@ def test_changed_new_and_gone_settings_are_named_as_in_yaml() -> None:
     assert changed(("t/#", "t/+"), ("hub.example", "other.example")) == {"streams.t.from", "links.cloud.to"}
     assert changed(("gone:", "new:")) == {"streams.gone (gone)", "streams.new (new)"}
     assert changed(("node: a", "node: b\nhttp: null\ncommit_interval: 1s")) == {"node", "http", "commit_interval"}
+
+
+def test_what_is_said_leaves_defaults_out_wherever_they_are() -> None:
+    config = parse(
+        BASE.replace('{from: "t/#"}', '{from: "t/#", when_full: refuse, functions: [{where: x}]}'), "e", EdgeConfig
+    ).config
+    assert without_defaults(config.streams["t"]) == {"from": ["t/#"], "functions": [{"where": "x"}]}
+    assert without_defaults(config.streams) == {"t": without_defaults(config.streams["t"]), "gone": {"from": ["g/#"]}}
