@@ -18,7 +18,7 @@ from weft.edge_node.functions.windows.groups import CLOSED, FIRST, GREATEST, LAS
 from weft.edge_node.functions.windows.naming import Naming, text_of
 from weft.edge_node.functions.windows.plan import Plan
 from weft.edge_node.functions.windows.refusal import Refusal
-from weft.edge_node.functions.windows.times import SECOND, iso_text
+from weft.edge_node.functions.windows.times import CLOCK_SET, SECOND, iso_text
 
 _HEAD = """
 def run(w_fn, rows, w_out):
@@ -96,7 +96,10 @@ def make_loop(
     if event is None:
         body.add("w_t = w_time")
     else:
-        body.add(f"w_t = w_event({body.value(event[0])})", f"if w_t > w_time + {plan.ahead}: w_ahead(w_t, w_time)")
+        body.add(
+            f"w_t = w_event({body.value(event[0])})",
+            f"if w_t > w_time + {plan.ahead} and w_time >= {CLOCK_SET}: w_ahead(w_t, w_time)",
+        )
     _add_group(body, naming)
     if plan.by_event:
         # Also a row that is refused below shows that its group is not silent.

@@ -14,6 +14,8 @@ SECOND = 1_000_000_000
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 EVENT_TIME_END = int(datetime(2250, 1, 1, tzinfo=UTC).timestamp()) * SECOND
 """End of the times of events. 64 bits of nanoseconds reach to 2262, and windows end later than they begin."""
+CLOCK_SET = int(datetime(2020, 1, 1, tzinfo=UTC).timestamp()) * SECOND
+"""Time before which a node's clock is not set: boards without a battery begin in 1970 or 2000."""
 _UNITS = {"s": SECOND, "ms": 1_000_000, "us": 1_000, "ns": 1}
 
 

@@ -94,6 +94,14 @@ def test_windows_of_1970_and_2249_are_windows_like_others() -> None:
     assert found == [("2249-12-31T23:58:00Z", 1), ("2249-12-31T23:59:00Z", 2)]
 
 
+def test_a_wrong_clock_of_a_device_counts_only_where_the_node_has_a_right_one() -> None:
+    year = 365 * 86_400
+    wrong = events(NOON // SECOND + year)
+    assert "check the clock of the device" in run(window(time="t"), wrong).out.rejected()[0]
+    unset = [row(at, {"t": NOON // SECOND + at}) for at in range(3)]
+    assert starts(window(time="t"), unset) == [(iso_text(NOON, 0), 3)]
+
+
 def test_a_wild_clock_opens_no_more_windows_than_it_may() -> None:
     wild = [(at * 7_919_000_003) % (1 << 33) for at in range(5000)]
     found = run(window(time="t", ahead_s=1e10, windows_max=1000), events(*wild))
