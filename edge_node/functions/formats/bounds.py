@@ -27,9 +27,9 @@ INTEGER_BYTES_MAX = 1_785
 what is read from JSON."""
 
 QUICK_BYTES_MAX = 4 << 10
-"""Longest payload in which lists may be keys of mappings while it is decoded, to be refused then. Their hashes are no
-secret: 14,000 of them that collide fit into 256 KiB, and would take seconds. In 4 KiB it is a millisecond; longer
-payloads are decoded in a way that keeps such keys out from the start."""
+"""Longest payload, or piece of one, in which lists may be keys of mappings while it is decoded, to be refused then.
+Their hashes are no secret: 14,000 of them that collide fit into 256 KiB, and would take seconds. In 4 KiB it is a
+millisecond."""
 
 VALUE = "value"
 """Field of a payload that is one number, text or list."""
@@ -38,6 +38,7 @@ TOO_DEEP = f"its lists and mappings are more than {DEPTH_MAX} deep in each other
 """Reason, the same wherever the depth is noticed."""
 
 _TEXT = frozenset({str})
+_CONTAINERS = frozenset({dict, list})
 _PLAIN = frozenset({str, int, float, bool, bytes, NoneType})
 Readings = Mapping[type, Callable[[Any], Any]]
 """Type of a library -> function that returns what it stands for in fields."""
@@ -101,8 +102,10 @@ def _plain(value: Any, others: Readings, depth: int) -> Any:
     if kind is list:
         _check_depth(depth)
         if not _PLAIN.issuperset(map(type, value)):
+            is_deepest = depth + 1 == DEPTH_MAX
             for index, each in enumerate(value):
-                value[index] = _plain(each, others, depth + 1)
+                if each or is_deepest or type(each) not in _CONTAINERS:  # what is empty is as it should be
+                    value[index] = _plain(each, others, depth + 1)
         return value
     if (reading := others.get(kind)) is not None:
         return reading(value)
@@ -112,6 +115,8 @@ def _plain(value: Any, others: Readings, depth: int) -> Any:
 def _mapping(value: dict[Any, Any], others: Readings, depth: int) -> Values:
     if depth >= DEPTH_MAX:
         raise PayloadError(TOO_DEEP)
+    if not value:
+        return value
     # These two look at all keys and values in C: most mappings are flat, and this is all that they cost.
     if not _TEXT.issuperset(map(type, value)):
         value = _with_text_keys(value)

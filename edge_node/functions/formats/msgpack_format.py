@@ -9,7 +9,6 @@ import msgspec
 
 from weft.edge_node.functions.contract import Values
 from weft.edge_node.functions.formats.bounds import (
-    DEPTH_MAX,
     QUICK_BYTES_MAX,
     TOO_DEEP,
     Readings,
@@ -18,11 +17,10 @@ from weft.edge_node.functions.formats.bounds import (
 )
 from weft.edge_node.functions.payloads import PayloadError
 
+_PIECE_BYTES = QUICK_BYTES_MAX - 3
+"""Most bytes of items that are decoded as one array, whose head takes three."""
 _DEEP_BYTES = 512
 """Shortest payload that may meet the decoder's own limit of depth, which depends on the stack that is left."""
-
-
-_Scalar = str | int | float | bool | None
 
 
 def _seconds(time: datetime) -> float:
@@ -44,9 +42,8 @@ class MsgpackFormat:
 
     def __init__(self) -> None:
         self._decode = msgspec.msgpack.Decoder(ext_hook=_refuse_extension).decode
-        # For long payloads: maps and arrays of scalars, which is what spectra and the like are, and of anything.
-        self._flat_map = msgspec.msgpack.Decoder(dict[str | int, _Scalar]).decode
-        self._flat_array = msgspec.msgpack.Decoder(list[_Scalar]).decode
+        # For long payloads: numbers alone, as spectra are, and anything.
+        self._numbers = msgspec.msgpack.Decoder(list[int | float]).decode
         self._any_map = msgspec.msgpack.Decoder(dict[str | int, msgspec.Raw]).decode
         self._any_array = msgspec.msgpack.Decoder(list[msgspec.Raw]).decode
         self._encode = msgspec.msgpack.Encoder().encode
@@ -62,7 +59,7 @@ class MsgpackFormat:
                 value = self._decode(payload)
             else:
                 check_length(payload)
-                value = self._apart(payload, 0)
+                value = self._apart(payload)
         except PayloadError:
             raise
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, ValueError) as error:
@@ -82,26 +79,44 @@ class MsgpackFormat:
         except (TypeError, ValueError, OverflowError, RecursionError) as error:
             raise PayloadError(f"MessagePack cannot hold its fields: {error}") from None
 
-    def _apart(self, payload: bytes | msgspec.Raw, depth: int) -> Any:
-        first = memoryview(payload)[0] if payload else 0xC0
-        if first == 0x80:
-            return {}
-        is_map = first & 0xF0 == 0x80 or first in (0xDE, 0xDF)
-        if not is_map and first & 0xF0 != 0x90 and first not in (0xDC, 0xDD):
+    def _apart(self, payload: bytes | memoryview) -> Any:
+        """Decode a long payload in pieces that are short enough to be decoded at once."""
+        if len(payload) <= QUICK_BYTES_MAX:
             return self._decode(payload)
-        if depth >= DEPTH_MAX:
-            raise PayloadError(TOO_DEEP)
-        try:
-            return self._flat_map(payload) if is_map else self._flat_array(payload)
-        except msgspec.ValidationError:
-            pass
-        # In place: what was not decoded yet and what it became are not in memory at the same time.
-        if is_map:
+        first = payload[0]
+        if first & 0xF0 == 0x80 or first in (0xDE, 0xDF):
             items: dict[str | int, Any] = self._any_map(payload)
             for key, each in items.items():
-                items[key] = self._apart(each, depth + 1)
+                items[key] = self._apart(memoryview(each))
             return items
-        values: list[Any] = self._any_array(payload)
-        for at, each in enumerate(values):
-            values[at] = self._apart(each, depth + 1)
-        return values
+        if first & 0xF0 == 0x90 or first in (0xDC, 0xDD):
+            try:
+                return self._numbers(payload)
+            except msgspec.ValidationError:
+                return self._joined(self._any_array(payload))
+        return self._decode(payload)
+
+    def _joined(self, items: list[msgspec.Raw]) -> list[Any]:
+        """Decode the items of an array: those that follow each other and are short together."""
+        found: list[Any] = []
+        piece: list[msgspec.Raw] = []
+        size = 0
+        items.reverse()
+        while items:
+            item = items.pop()  # not in memory any more once it is decoded
+            length = len(item)
+            if piece and size + length > _PIECE_BYTES:
+                found += self._decode(_array(piece))
+                piece, size = [], 0
+            if length > _PIECE_BYTES:
+                found.append(self._apart(memoryview(item)))
+                continue
+            piece.append(item)
+            size += length
+        if piece:
+            found += self._decode(_array(piece))
+        return found
+
+
+def _array(items: list[msgspec.Raw]) -> bytes:
+    return b"\xdc" + len(items).to_bytes(2) + b"".join(items)
