@@ -109,8 +109,7 @@ class Stream(Section, frozen=True, kw_only=True):
         Meta(
             description="Treatment of the messages as they came, for a stream with `from` and `functions`. Unset: they "
             "are deleted once the functions have read them. `{time: 7d, size: 1GiB}` keeps them longer, so that they "
-            "can be replayed. `discard` says that no message need be on the disk as it came, which works if no "
-            "function has a memory. This release still writes such messages, and deletes them once they are read."
+            "can be replayed. `discard` writes none of them to the disk, which works if no function has a memory."
         ),
     ] = None
     payload: Annotated[

@@ -38,7 +38,15 @@ from weft.edge_node.mqtt import connection as mqtt_connection
 from weft.edge_node.mqtt.broker import Broker
 from weft.edge_node.mqtt.connection import ClientConnection
 from weft.edge_node.mqtt.listeners import Listeners
-from weft.edge_node.reconfigure import ConfigFile, ConfigUnusable, FunctionsPart, LinksPart, Reconfigure, StreamsPart
+from weft.edge_node.reconfigure import (
+    BeforeLogPart,
+    ConfigFile,
+    ConfigUnusable,
+    FunctionsPart,
+    LinksPart,
+    Reconfigure,
+    StreamsPart,
+)
 from weft.edge_node.sessions import delivery_journal
 from weft.edge_node.sessions.store.broker_state import BrokerState
 from weft.edge_node.sessions.store.settings import StateCounters
@@ -116,7 +124,7 @@ class EdgeNode:
             )  # fmt: skip
             broker = await self._start_mqtt(stack)
             self._make_functions(broker, stack)
-            parts = (StreamsPart(self.log, broker), self._functions, LinksPart(links))
+            parts = (StreamsPart(self.log, broker), self._before_log, self._functions, LinksPart(links))
             self.reconfigure = Reconfigure(self.config, parts, wall_clock, self._file)
             await self._start_pages(stack)
             links.start()
@@ -181,7 +189,8 @@ class EdgeNode:
         await self._closing.aclose()
 
     def _function_figures(self) -> dict[str, FunctionCounters]:
-        return self._functions.counters()
+        figures = self._functions.counters()
+        return {**figures, **self._before_log.counters(figures)}
 
     def _make_functions(self, broker: Broker, stack: contextlib.AsyncExitStack) -> None:
         """Make what the configuration says, or tidy up after functions of earlier settings."""
@@ -231,6 +240,8 @@ class EdgeNode:
         broker = Broker(
             log, state, self.turn, self.unrouted, broker_settings(config, self._software), self.counters, wall_clock
         )
+        self._before_log = BeforeLogPart(self.log, broker)
+        self._before_log.put(config)
         self.listeners.accounts.watch(broker.permissions_changed)
         broker.start()
         state.start()

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import msgspec
@@ -24,6 +24,7 @@ from weft.edge_node.mqtt.broker import Broker
 from weft.storage.segment_log import SegmentLog
 
 if TYPE_CHECKING:
+    from weft.edge_node.functions.before_log import FunctionsBeforeLog
     from weft.edge_node.functions.node_part import NodeFunctions
     from weft.edge_node.functions.runtime.counters import FunctionCounters
 
@@ -201,6 +202,53 @@ class StreamsPart:
         self._broker.resent.suppress(suppressed)
         for stream, policy in policies.items():
             self._log.set_policy(stream, policy)
+
+
+class BeforeLogPart:
+    """Functions on messages that are not in the log yet. Their code is loaded once a node has some."""
+
+    name = "functions before the log"
+
+    def __init__(self, log: SegmentLog, broker: Broker) -> None:
+        """Start with none."""
+        self._log = log
+        self._broker = broker
+        self._functions: dict[int, FunctionsBeforeLog] = {}
+
+    def put(self, config: EdgeConfig) -> None:
+        """Have the functions of a configuration work from now on.
+
+        Raises:
+            ValueError, OSError: a function cannot work; nothing has changed.
+        """
+        if not self._functions and all(stream.raw != "discard" for stream in config.streams.values()):
+            return
+        from weft.edge_node.functions.before_log import functions_before_log
+
+        self._functions = functions_before_log(config, self._log, self._functions)
+        self._broker.ingest.work_before_log(self._functions)
+
+    def counters(self, behind: Mapping[str, FunctionCounters]) -> dict[str, FunctionCounters]:
+        """Return the figures of each stream.
+
+        Args:
+            behind: figures of the functions that read what earlier settings stored, and keep the streams' marks.
+        """
+        found = {}
+        for each in self._functions.values():
+            found[each.name] = each.counters
+            if (other := behind.get(each.name)) is not None:
+                found[each.name] = msgspec.structs.replace(each.counters, until=other.until, lag=other.lag)
+        return found
+
+    def adopt(self, before: EdgeConfig, now: EdgeConfig) -> Undo:
+        """Run the functions of ``now``.
+
+        Raises:
+            ValueError, OSError: as ``put``.
+        """
+        self.put(now)
+        return lambda: self.put(before)
 
 
 class FunctionsPart:

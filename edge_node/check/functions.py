@@ -75,6 +75,12 @@ def _raw(name: str, stream: Stream, config: EdgeConfig) -> Iterator[Finding]:
         return
     if not stream.from_ or not stream.functions:
         yield Finding(path, "is for a stream with `from` and `functions`: others have no messages beside their records")
+    if stream.raw == "discard" and stream.resent == "suppress":
+        yield Finding(
+            ("streams", name, "resent"),
+            "`suppress` finds a message that is sent again in the log, and with `raw: discard` it is not there. Remove "
+            "one of them",
+        )
     if isinstance(stream.raw, Retain) and (stream.raw.size_bytes or 0) > config.disk.budget_bytes:
         yield Finding((*path, "size"), "expected at most disk.budget")
 

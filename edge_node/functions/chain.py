@@ -124,6 +124,30 @@ class Chain:
             rows = self._decoded(rows, out)
         await self._from(0, rows, out)
 
+    def prepare_at_once(self) -> None:
+        """Do what ``prepare`` does, for functions that wait for nothing.
+
+        Raises:
+            NotReady: as ``prepare``.
+        """
+        for function in self._functions:
+            if isinstance(function, AsyncFunction):
+                preparing = function.prepare()
+                try:
+                    preparing.send(None)
+                except StopIteration:
+                    continue
+                raise RuntimeError(f"{type(function).__name__} waits for something while it is prepared")
+
+    def process_at_once(self, rows: list[Row], out: Outputs) -> None:
+        """Do what ``process`` does, for functions that wait for nothing."""
+        if self._reads_values:
+            rows = self._decoded(rows, out)
+        for function in self._functions:
+            if rows:
+                rows = function.process(rows, out)
+        self._write(rows, out)
+
     async def tick(self, time: int, out: Outputs, turn: Turn | None = None) -> None:
         """Tell all functions that every row up to a time has come.
 

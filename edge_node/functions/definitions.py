@@ -62,10 +62,22 @@ class Levels:
 
 
 def definitions(config: EdgeConfig) -> Iterator[Definition]:
-    """Yield the derived streams of a configuration that was checked."""
+    """Yield the derived streams of a configuration that was checked.
+
+    Also those with ``raw: discard``: what earlier settings stored of their messages is still to be read.
+    """
+    return _definitions(config, before_log=False)
+
+
+def definitions_before_log(config: EdgeConfig) -> Iterator[Definition]:
+    """Yield the streams whose functions work on messages before the log (``raw: discard``). Their input is empty."""
+    return _definitions(config, before_log=True)
+
+
+def _definitions(config: EdgeConfig, *, before_log: bool) -> Iterator[Definition]:
     flow = Flow(config)
     for name, stream in config.streams.items():
-        if is_derived(stream):
+        if is_derived(stream) and (stream.raw == "discard" or not before_log):
             others = dict.fromkeys(target for step in stream.functions for target in step.facts.targets)
             yield Definition(
                 name, inputs(name, stream), tuple(others), _digest(config, flow, name), _maker(config, flow, name)

@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager
 from typing import Protocol
 
 from weft.edge_node.access.identity import Identity
 from weft.edge_node.counters import Counters
 from weft.edge_node.ingest.back_pressure import BackPressure, PendingLog
+from weft.edge_node.ingest.before_log import BeforeLog, Run
 from weft.edge_node.ingest.record import Gathering, Origin, Record, Records, Source
 from weft.edge_node.ingest.router import Router
 from weft.edge_node.ingest.routes import Destination, Route, RouteCache
+from weft.edge_node.ingest.runs import ascending, headers_of, streams_of
 from weft.edge_node.ingest.turn import Turn
 from weft.edge_node.ingest.unrouted import Unrouted
 from weft.edge_node.subscriptions.fan_out import FanOut
-from weft.edge_node.subscriptions.message import NOWHERE, PUBLISHER
+from weft.edge_node.subscriptions.message import NOWHERE
 from weft.edge_node.subscriptions.subscriptions import Subscriptions
-from weft.protocols.batch import Flag, HeaderPairs
+from weft.protocols.batch import HeaderPairs
 from weft.storage.segment_log import LogError
 
 TOPIC_LEVELS_MAX = 128
@@ -36,6 +38,7 @@ class Log(PendingLog, Protocol):
         headers: dict[int, HeaderPairs] | None = None,
         flags: dict[int, int] | None = None,
         payload_bytes: int | None = None,
+        origin: int = 0,
     ) -> int:
         """Take a run of records, which is not durable yet; it may keep the lists.
 
@@ -113,7 +116,8 @@ class Ingest:
         self.everybody = RouteCache(self, None)
         self.remembering: set[RouteCache] = set()
         """Those that know topics: the others, of thousands of clients that are silent, have nothing to forget."""
-        self._destinations: dict[tuple[tuple[int, ...], bool, bool], Destination] = {}
+        self._before_log: Mapping[int, BeforeLog] = {}
+        self._destinations: dict[tuple[tuple[int, ...], bool, tuple[BeforeLog, ...]], Destination] = {}
         self._routes: dict[tuple[Destination, bool, bool], Route] = {}
         self._undelivered: dict[int, int] = {}
         """Stream -> seq of the first record appended and not yet delivered live; empty outside ``store``."""
@@ -155,18 +159,31 @@ class Ingest:
         self.forget()
         return added
 
+    def work_before_log(self, before_log: Mapping[int, BeforeLog]) -> None:
+        """Have something work on messages in the place of some streams, which then get none themselves."""
+        self._before_log = before_log
+        self._destinations.clear()
+        self._routes.clear()
+        self.forget()
+
     def route(self, topic: bytes) -> Route:
         """Return where a topic's records go. The answer is the same for every publisher."""
         recipients = self._subscriptions.recipients(topic)
-        streams = self._router.streams(topic.decode())
-        unrouted = not streams
-        kept_for_sessions = unrouted and recipients.wanted
-        if unrouted:
-            streams = (self._session_topics, *self.unrouted.streams) if kept_for_sessions else self.unrouted.streams
-        place = (streams, kept_for_sessions, unrouted)
+        matching = self._router.streams(topic.decode())
+        before_log = tuple(self._before_log[stream] for stream in matching if stream in self._before_log)
+        streams = tuple(stream for stream in matching if stream not in self._before_log) if before_log else matching
+        # What is worked on before the log is nothing that sessions could read later.
+        kept_for_sessions = not streams and recipients.wanted
+        if not matching:
+            streams = self.unrouted.streams
+        if kept_for_sessions:
+            streams = (self._session_topics, *streams)
+        place = (streams, not matching, before_log)
         destination = self._destinations.get(place)
         if destination is None:
-            destination = self._destinations[place] = Destination(*place)
+            destination = self._destinations[place] = Destination(
+                streams, kept_for_sessions, not matching, before_log
+            )  # fmt: skip
         key = (destination, recipients.live, recipients.marked)
         found = self._routes.get(key)
         if found is None:
@@ -199,18 +216,30 @@ class Ingest:
                 acknowledged. Nothing was delivered.
         """
         now = self._wall_clock()
+        made = [
+            (each, records, each.runs(records.keys, records.payloads, records.headers, now))
+            for destination, records in gathered.groups.items()
+            for each in destination.before_log
+        ]
         if not by_node and self.log.appended_together() is not None:
             self.log.ask_room(
-                (
-                    (stream, records.keys, records.payloads, _headers(records))
-                    for destination, records in gathered.groups.items()
-                    for stream in _streams(destination, records)
-                ),
+                [
+                    *(
+                        (stream, records.keys, records.payloads, headers_of(records))
+                        for destination, records in gathered.groups.items()
+                        for stream in streams_of(destination, records)
+                    ),
+                    *((run.stream, run.keys, run.payloads, run.headers) for _, _, runs in made for run in runs),
+                ],
                 now,
             )
         stored: list[tuple[int, int, int]] = []
+        for before_log, records, runs in made:
+            for run in runs:
+                self._append_made(run, now)
+            before_log.stored(records.payloads, runs)
         for destination, records in gathered.groups.items():
-            for stream in _streams(destination, records):
+            for stream in streams_of(destination, records):
                 seq, count = self._append(stream, records, now), len(records.keys)
                 records.seqs = range(seq, seq + count)
             if records.seqs:
@@ -227,7 +256,13 @@ class Ingest:
         """
         now, refused = self._wall_clock(), dict[Source, Exception]()
         for destination, records in gathered.groups.items():
-            for stream in _streams(destination, records):
+            if destination.before_log and not self._work(destination, records, now, refused):
+                for stream in streams_of(destination, records):
+                    self._append_by_source(stream, records, now, refused)
+                if not records.seqs:
+                    records.seqs = [None if source in refused else 0 for source in records.sources]
+                continue
+            for stream in streams_of(destination, records):
                 try:
                     seq = self._append(stream, records, now)
                 except LogError:
@@ -256,8 +291,33 @@ class Ingest:
     def _append(self, stream: int, records: Records, now: int) -> int:
         """Append a run to one stream; returns the first record's seq."""
         return self.log.append(
-            stream, now, records.keys, records.payloads, _headers(records), records.flags or None
+            stream, now, records.keys, records.payloads, headers_of(records), records.flags or None
         )  # fmt: skip
+
+    def _work(self, destination: Destination, records: Records, now: int, refused: dict[Source, Exception]) -> bool:
+        """Append what is made of records before the log. Return False where sources were refused for it."""
+        whole = True
+        for before_log in destination.before_log:
+            for part in (records, *map(records.where, records.by_source(range(len(records.keys))))):
+                if part is not records and part.sources[0] in refused:
+                    continue
+                runs = before_log.runs(part.keys, part.payloads, part.headers, now)
+                try:
+                    self.log.ask_room([(run.stream, run.keys, run.payloads, run.headers) for run in runs], now)
+                    for run in runs:
+                        self._append_made(run, now)
+                except LogError as error:
+                    if part is not records:
+                        refused[part.sources[0]] = error
+                        whole = False
+                else:
+                    before_log.stored(part.payloads, runs)
+                    if part is records:
+                        break
+        return whole
+
+    def _append_made(self, run: Run, now: int) -> None:
+        self.log.append(run.stream, now, run.keys, run.payloads, run.headers or None, origin=run.origin)
 
     def _append_by_source(self, stream: int, records: Records, now: int, refused: dict[Source, Exception]) -> None:
         """Append what a stream takes of a run that it does not take as a whole. The sources of the rest are refused."""
@@ -290,10 +350,10 @@ class Ingest:
     def _deliver(self, gathered: Gathering) -> None:
         streams: dict[Records, int] = {}
         for destination, records in gathered.groups.items():
-            found = _streams(destination, records)
+            found = streams_of(destination, records)
             kept = found and (not destination.unrouted or found[-1] == self._session_topics)
             streams[records] = found[-1] if kept else NOWHERE  # nothing that a session could read again
-        live = _ascending(gathered.live, streams) if len(gathered.groups) > 1 else gathered.live
+        live = ascending(gathered.live, streams) if len(gathered.groups) > 1 else gathered.live
         for records, index in reversed(live):
             if records.seqs and (seq := records.seqs[index]) is not None:
                 self._undelivered[streams[records]] = seq
@@ -313,51 +373,3 @@ class Ingest:
             self._fan_out.flush()
         finally:
             self._undelivered.clear()
-
-
-def _ascending(live: list[tuple[Records, int]], streams: dict[Records, int]) -> list[tuple[Records, int]]:
-    """Return the records in order of receipt, except that those of each stream come in order of seq.
-
-    Runs of two destinations may be in one stream, one behind the other although their records came by turns. A session
-    that stops taking live messages reads on from a seq: what has a lower one must have been delivered before. Records
-    of one topic are in one run, so they keep their order [MQTT-4.6.0-6].
-    """
-    of_stream: dict[int, list[tuple[Records, int]]] = {}
-    for each in live:
-        of_stream.setdefault(streams[each[0]], []).append(each)
-    for stream, found in of_stream.items():
-        if stream != NOWHERE:
-            found.sort(key=_seq)
-    following = {stream: iter(found) for stream, found in of_stream.items()}
-    return [next(following[streams[records]]) for records, _ in live]
-
-
-def _seq(of: tuple[Records, int]) -> int:
-    seq = of[0].seqs[of[1]] if of[0].seqs else None
-    return -1 if seq is None else seq  # refused: it is not delivered
-
-
-def _headers(records: Records) -> dict[int, HeaderPairs] | None:
-    """Return index in the records -> headers, of those that have any."""
-    if not records.marked:
-        return records.headers or None
-    headers = records.headers.copy()
-    for index in records.marked:
-        publisher = records.sources[index].publisher
-        if publisher is not None:
-            headers[index] = (*headers.get(index, ()), (PUBLISHER, publisher))
-    return headers
-
-
-def _streams(destination: Destination, records: Records) -> tuple[int, ...]:
-    """Return the streams that take the records; the one from which sessions read them last. No session gets messages at
-    QoS 0 later: it needs no copy of them."""
-    streams = destination.streams
-    if len(streams) > 1:
-        streams = (*streams[1:], streams[0])
-    return streams[:-1] if destination.kept_for_sessions and _all_qos0(records) else streams
-
-
-def _all_qos0(records: Records) -> bool:
-    flags = records.flags
-    return len(flags) >= len(records.keys) and all(bits & Flag.PUBLISHED_QOS0 for bits in flags.values())

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Protocol
 
 from weft.edge_node.access.identity import Identity
+from weft.edge_node.ingest.before_log import BeforeLog
 from weft.edge_node.ingest.unrouted import Unrouted
 
 TOPICS_MAX = 100_000
@@ -16,17 +17,21 @@ TOPIC_BYTES_REMEMBERED_MAX = 512
 class Destination:
     """Streams that take the records of some topics. Compared by identity: equal destinations are one object."""
 
-    __slots__ = ("kept_for_sessions", "streams", "unrouted")
+    __slots__ = ("before_log", "kept_for_sessions", "streams", "unrouted")
 
-    def __init__(self, streams: tuple[int, ...], kept_for_sessions: bool, unrouted: bool) -> None:
+    def __init__(
+        self, streams: tuple[int, ...], kept_for_sessions: bool, unrouted: bool, before_log: tuple[BeforeLog, ...] = ()
+    ) -> None:
         self.streams = streams
         """The one from which sessions read the records comes first. Empty only with `unrouted: live`, for topics that
         no stream matches: their messages are counted, delivered and acknowledged."""
         self.kept_for_sessions = kept_for_sessions
-        """True if no stream of the configuration matches the topics and persistent sessions want them: then a copy is
-        stored for those, first in ``streams``."""
+        """True if no stream of the configuration stores the topics as they are, and persistent sessions want them: then
+        a copy is stored for those, first in ``streams``."""
         self.unrouted = unrouted
         """True if no stream of the configuration matches the topics."""
+        self.before_log = before_log
+        """Functions that work on the records before the log, in the place of streams."""
 
 
 class Route:
@@ -103,7 +108,7 @@ class RouteCache:
                 self.clear()
             routing.remembering.add(self)
             self.plain[topic] = found
-            if found.streams or found.live:
+            if found.streams or found.live or found.destination.before_log:
                 self.matched[topic] = found
         return found
 
