@@ -9,6 +9,7 @@ import csv
 import gzip
 import itertools
 import json
+import math
 from array import array
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
@@ -22,15 +23,19 @@ import zstandard
 
 from docs.plots import Panel, plot
 from weft.config.functions.reduce import Deadband, Sample, SwingingDoor
+from weft.config.functions.windows import Window
+from weft.config.units import format_duration
 from weft.edge_node.functions.chain import Outputs
 from weft.edge_node.functions.contract import Context, Function, Row
 from weft.edge_node.functions.kinds.deadband import DeadbandFunction
 from weft.edge_node.functions.kinds.sample import SampleFunction
 from weft.edge_node.functions.kinds.swinging_door import SwingingDoorFunction
+from weft.edge_node.functions.kinds.window import WindowFunction
 from weft.edge_node.functions.lttb import error_of, lttb
 from weft.protocols.batch import ClockReading, ClockState, columns_from_lists, encode
 
 _SECOND = 10**9
+_HOUR_S = 3600
 _BATCH_ROWS = 1000
 _DAY = 86_400 * _SECOND
 _GENERATED = "<!-- Written by docs/downsampling.py from the code and the demo's data. Edit the code. -->"
@@ -44,8 +49,19 @@ class Signal(NamedTuple):
     unit: str
     rows: list[Row]
     delta: float
+    window_s: int
+    """Length of the windows of which the envelope is taken."""
     shown: slice
     """Part of it that the picture shows."""
+
+
+class Box(NamedTuple):
+    """Envelope of a window."""
+
+    start: int
+    end: int
+    low: float
+    high: float
 
 
 class Result(NamedTuple):
@@ -62,6 +78,8 @@ class Result(NamedTuple):
     """Largest distance of a row from the signal rebuilt from the kept ones."""
     is_held: bool
     """True where the signal is rebuilt by holding the last value, and false where by straight lines."""
+    boxes: list[Box] = []
+    """Envelopes of windows, in place of kept rows."""
 
 
 def pages() -> dict[str, str]:
@@ -80,14 +98,17 @@ _HEAD = f"""\
 # Downsampling on real data
 {_GENERATED}
 
-What [deadband](functions/deadband.md), [swinging_door](functions/swinging_door.md) and `lttb` of a window leave of
-real signals, and how far the signal that is rebuilt from it is off. The data comes with the demo (`weft/demo/data`,
-MIT licence); each row is a JSON message with what a device measured.
+What [deadband](functions/deadband.md), [swinging_door](functions/swinging_door.md) and
+[windows](functions/window.md) leave of real signals, and how far the signal that is rebuilt from it is off. The data
+comes with the demo (`weft/demo/data`, MIT licence); each row is a JSON message with what a device measured.
 
 Sizes are those of batches of up to 1,000 rows, as they are in the log and on a link. They count times, compression,
 and the headers that state the bounds. Errors are the largest of all rows, in exact arithmetic. A deadband's signal is
 rebuilt by holding the last value, the others by straight lines between the rows. In the pictures the raw signal is
 grey, and the band is the bound.
+
+The envelope of a [window](functions/window.md) is its least, greatest, first and last value: one row for each window.
+Its bound is half of the widest range, which the rows themselves say, around the middle.
 
 [sample](functions/sample.md) is there for comparison. It keeps about as many rows as the swinging door, and what it
 loses is known only here, where the raw signal is.
@@ -100,6 +121,7 @@ _FOOT = """
   deadband of the same bound: a line through a noisy row is off soon.
 - LTTB is for pictures: a fixed number of points for each window, with its ends and extremes. The error of a window is
   known when the window is over. A short spike has its peak, and slopes that it did not have.
+- An envelope loses no extreme and takes the fewest rows; where within a window a value was is not known.
 - A bound below the noise of a sensor keeps nearly everything. Look at the noise first, then choose.
 """
 
@@ -107,13 +129,13 @@ _FOOT = """
 def _signals() -> list[Signal]:
     return [
         Signal("machine-temperature", "Temperature of a machine, every 5 minutes for 79 days", "°F",
-               _csv_rows("machine_temperature_system_failure.csv.gz"), 2.0, slice(3600, 4500)),
+               _csv_rows("machine_temperature_system_failure.csv.gz"), 2.0, 6 * _HOUR_S, slice(3600, 4500)),
         Signal("office-temperature", "Temperature of an office, hourly for 10 months", "°F",
-               _csv_rows("ambient_temperature_system_failure.csv.gz"), 1.0, slice(3000, 3500)),
+               _csv_rows("ambient_temperature_system_failure.csv.gz"), 1.0, 24 * _HOUR_S, slice(3000, 3500)),
         Signal("humidity", "Humidity beside a Raspberry Pi, every 6 seconds for a day", "%",
-               _device_rows("iot-device-01", "humidity"), 0.5, slice(2000, 3200)),
+               _device_rows("iot-device-01", "humidity"), 0.5, 600, slice(2000, 3200)),
         Signal("carbon-monoxide", "Carbon monoxide beside a Raspberry Pi, every 6 seconds for a day", "ppm",
-               _device_rows("iot-device-01", "co"), 0.0002, slice(2000, 3200)),
+               _device_rows("iot-device-01", "co"), 0.0002, 600, slice(2000, 3200)),
     ]  # fmt: skip
 
 
@@ -150,6 +172,7 @@ def _results(signal: Signal) -> Iterator[Result]:
     pivots = _run(signal, "swinging_door", f"delta: {delta:g}", SwingingDoorFunction(door, context), bound=delta)
     yield pivots
     yield _windows(signal, len(pivots.kept))
+    yield _envelopes(signal, context)
     every = round(len(signal.rows) / len(pivots.kept))
     yield _run(signal, "sample", f"every: {every}", SampleFunction(Sample(every=every), context))
 
@@ -157,16 +180,23 @@ def _results(signal: Signal) -> Iterator[Result]:
 def _run(
     signal: Signal, label: str, setting: str, function: Function, bound: float | None = None, *, is_held: bool = False
 ) -> Result:
-    out, kept = Outputs(), []
-    for row in signal.rows:
-        while (due := function.due()) is not None and due < row.time:
-            kept += function.tick(due, out)
-        kept += function.process([msgspec.structs.replace(row)], out)
-    while (due := function.due()) is not None:
-        kept += function.tick(due, out)
+    kept = _through(function, signal.rows)
     size = _stored(kept)
     numbers = sorted(row.seq for row in kept)
     return Result(label, setting, numbers, size, bound, _error(signal.rows, numbers, is_held=is_held), is_held)
+
+
+def _through(function: Function, rows: Sequence[Row]) -> list[Row]:
+    """Return what a function makes of rows, as a node would give them, and of the time after the last."""
+    out, made = Outputs(), list[Row]()
+    for row in rows:
+        while (due := function.due()) is not None and due < row.time:
+            made += function.tick(due, out)
+        made += function.process([msgspec.structs.replace(row)], out)
+    while (due := function.due()) is not None:
+        made += function.tick(due, out)
+    assert not out.rejected
+    return made
 
 
 def _windows(signal: Signal, count: int) -> Result:
@@ -184,6 +214,27 @@ def _windows(signal: Signal, count: int) -> Result:
     kept.sort()
     size = _stored([signal.rows[at] for at in kept])
     return Result("lttb", f"every: {name}, {points} points", kept, size, bound, _error(signal.rows, kept), False)
+
+
+def _envelopes(signal: Signal, context: Context) -> Result:
+    settings = Window(every_s=float(signal.window_s), emit={"value": "envelope(value)"})
+    rows = _through(WindowFunction(settings, context._replace(stream="x", inputs=("raw",))), signal.rows)
+    found = {}
+    for row in rows:
+        row.payload = msgspec.json.encode(row.values)
+        window = row.time // (signal.window_s * _SECOND)
+        found[window] = (row.values["value_min"], row.values["value_max"])
+    worst, bound = Fraction(0), Fraction(0)
+    for row in signal.rows:
+        low, high = map(Fraction, found[row.time // (signal.window_s * _SECOND)])
+        bound = max(bound, (high - low) / 2)
+        worst = max(worst, abs(Fraction(row.values["value"]) - (low + high) / 2))
+    length = signal.window_s * _SECOND
+    boxes = [Box(window * length, (window + 1) * length, *values) for window, values in found.items()]
+    setting = f"every: {format_duration(signal.window_s)}, envelope"
+    # A double that is not below the half.
+    stated = float(bound) if Fraction(float(bound)) >= bound else math.nextafter(float(bound), math.inf)
+    return Result("window", setting, [0] * len(rows), _stored(rows), stated, worst, False, boxes)
 
 
 def _stored(rows: Sequence[Row]) -> int:
@@ -252,8 +303,23 @@ def _picture(signal: Signal, results: list[Result]) -> str:
             ((signal.rows[at].time - rows[0].time) / _SECOND / 3600, signal.rows[at].values["value"]) for at in numbers
         ]
 
+    def hours(time: int) -> float:
+        return (time - rows[0].time) / _SECOND / 3600
+
     panels = [
         Panel(
+            f"{each.label} ({each.setting})",
+            [],
+            None,
+            False,
+            [
+                (hours(box.start), hours(box.end), box.low, box.high)
+                for box in each.boxes
+                if box.end > rows[0].time and box.start <= rows[-1].time
+            ],
+        )
+        if each.boxes
+        else Panel(
             f"{each.label} ({each.setting}): {sum(first <= at <= last for at in each.kept)} of {len(rows)} rows",
             points(_around(each.kept, first, last)),
             each.bound if each.label in ("deadband", "swinging_door") else None,

@@ -19,6 +19,8 @@ class Panel(NamedTuple):
     """Distance within which the signal is promised to be; None draws no band."""
     is_held: bool
     """True where each value holds until the next point."""
+    boxes: Sequence[tuple[float, float, float, float]] = ()
+    """Envelopes: beginning, end, least and greatest value."""
 
 
 def plot(raw: Sequence[tuple[float, float]], panels: Sequence[Panel], *, unit: str) -> str:
@@ -53,6 +55,8 @@ def _draw(axes: Any, raw: Sequence[tuple[float, float]], panel: Panel) -> None:
     if panel.bound is not None:
         low, high = [each - panel.bound for each in y], [each + panel.bound for each in y]
         axes.fill_between(x, low, high, step="post" if panel.is_held else None, color=_BAND, linewidth=0)
+    for start, end, low_edge, high_edge in panel.boxes:
+        axes.fill_between([start, end], low_edge, high_edge, color=_BAND, edgecolor=_KEPT, linewidth=0.6)
     axes.plot([each[0] for each in raw], [each[1] for each in raw], color=_RAW, linewidth=0.7)
     axes.plot(x, y, color=_KEPT, linewidth=0.8, drawstyle=style, marker=".", markersize=2.5)
     axes.set_title(panel.title, loc="left", fontsize=9)

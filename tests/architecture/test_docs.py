@@ -35,7 +35,7 @@ def test_the_page_of_real_data_is_current_and_every_bound_on_it_holds() -> None:
     assert {name for name, text in made.items() if (ROOT / "docs" / name).read_text() != text} == set(), (
         "run: ./run docs"
     )
-    assert made["downsampling.md"].count("| yes |") == 12
+    assert made["downsampling.md"].count("| yes |") == 16
     assert "**no**" not in made["downsampling.md"]
 
 
