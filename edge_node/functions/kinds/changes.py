@@ -69,7 +69,7 @@ class ChangesFunction(Function):
             # A field that is not there did not change.
             seen = [old if new is None else new for new, old in zip(seen, last, strict=True)]
             if seen == last and row.time < entry[_UNTIL]:
-                out.drop(row, "changes: says what the last kept row said")
+                out.drop(row, "says what the last kept row said")
                 return False
         until = NEVER if self._max_silence == NEVER else row.time + self._max_silence
         self._series.put(series, until, *seen)

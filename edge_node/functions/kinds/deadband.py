@@ -18,7 +18,7 @@ HEADER = "weft.deadband."
 """Beginning of the header with the bound; the field's name follows."""
 NEVER = (1 << 63) - 1
 _NS = 1_000_000_000
-_WITHIN = "deadband: within the bounds of the last kept row"
+_WITHIN = "within the bounds of the last kept row"
 
 _UNTIL, _BANDS = 1, 2
 """An entry: number, time from which a row is kept whatever it says (ns), then the least and the greatest value that is

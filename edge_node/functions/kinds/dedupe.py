@@ -63,7 +63,7 @@ class DedupeFunction(Function):
         entry = self._ids.get(found)
         # Also where time stepped back: of two rows a year apart in either direction, one is no repeat of the other.
         if entry is not None and abs(row.time - entry[_TIME]) < self._within:
-            out.drop(row, "dedupe: repeats a message")
+            out.drop(row, "repeats a message")
             return False
         self._order.append((self._ids.put(found, row.time)[0], found))
         self._forget(row.time)

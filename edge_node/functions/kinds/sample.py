@@ -8,7 +8,7 @@ from weft.edge_node.functions.series.identity import fields_of, identify
 from weft.edge_node.functions.series.state import SeriesState
 
 _NS = 1_000_000_000
-_LEFT_OUT = "sample: not one of those that are kept"
+_LEFT_OUT = "not one of those that are kept"
 
 _COUNT = 1
 """An entry after its number: rows since the last kept one, or the number of the last period with a kept row."""

@@ -165,7 +165,7 @@ class SwingingDoorFunction(Function):
         held = entry[_HELD]
         if time == entry[_TIME if held is None else _HELD_TIME]:
             if value == entry[_VALUE if held is None else _HELD_VALUE]:
-                out.drop(row, "swinging_door: repeats the row before it")
+                out.drop(row, "repeats the row before it")
                 return
         elif self._extends(row, series, entry, time, value):
             return
