@@ -164,7 +164,7 @@ COMMANDS = [
         "edge query <node>/edge.yaml 'SELECT temperature FROM telemetry'",
         "weft: no such column: temperature. For a field of a JSON payload, write payload ->> "
         "'$.temperature'. Columns: telemetry(time, time_ns, seq, key, line, payload, headers, qos, retained, "
-        "resent); unrouted(time, time_ns, seq, key, payload, headers, qos, retained, resent); "
+        "resent, _origin); unrouted(time, time_ns, seq, key, payload, headers, qos, retained, resent, _origin); "
         "weft_streams(stream, records, first_seq, next_seq, first_time, last_time, gaps, "
         "records_lost, topics); weft_gaps(stream, first, end, records, reason, time, time_ns)",
         in_process=True,
