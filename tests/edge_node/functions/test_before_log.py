@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import random
-import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -17,6 +16,7 @@ from paho.mqtt.packettypes import PacketTypes
 from paho.mqtt.properties import Properties
 from paho.mqtt.reasoncodes import ReasonCode
 
+from tests.edge_node.mqtt.harness import RawClient
 from tests.support.waiting import until
 from weft.config.load import parse
 from weft.config.models import EdgeConfig
@@ -27,6 +27,7 @@ from weft.edge_node.node import EdgeNode
 from weft.edge_node.reconfigure import ConfigUnusable
 from weft.edge_node.streams import SESSION_TOPICS_STREAM, raw_stream
 from weft.protocols.batch import Record, records
+from weft.protocols.mqtt.packets import Will
 from weft.storage.segment_log import LogFull, StreamPolicy
 
 CONFIG = """
@@ -146,15 +147,12 @@ async def test_subscribers_and_sessions_get_every_message_as_it_came(tmp_path: P
 
 async def test_a_retained_message_and_a_will_are_what_they_were(tmp_path: Path) -> None:
     async with running(tmp_path) as node:
-        will = aiomqtt.Will("plant/b/vibration", json(rms=7), 1)
-        gone = aiomqtt.Client("127.0.0.1", node.port, identifier="gone", will=will)
+        gone = await RawClient.connect(node.port, "gone", will=Will(b"plant/b/vibration", json(rms=7), 1))
         async with connect(node, "here") as here, connect(node, "device") as device:
             await here.subscribe("plant/b/#", 1)
             await device.publish("plant/a/vibration", json(rms=1), 1, retain=True)
-            async with gone:
-                gone._client._sock.shutdown(socket.SHUT_RDWR)
-                assert await received(here, 1) == [json(rms=7)]
-                gone._client.disconnect()
+            await gone.close()
+            assert await received(here, 1) == [json(rms=7)]
         assert await node.payloads("shaking") == [{"rms": 7, "mm": 70}]
     async with running(tmp_path) as node, connect(node, "later") as later:
         await later.subscribe("plant/a/vibration", 1)
