@@ -15,7 +15,6 @@ from weft.config.streams import Link
 from weft.config.units import Address, UnixSocket, parse_bind, parse_listen
 from weft.edge_node.access import acl, users
 from weft.edge_node.check import is_derived
-from weft.edge_node.functions.files import unusable_files
 from weft.edge_node.inspect.view import is_locked
 from weft.edge_node.listeners.from_config import listener_settings
 from weft.edge_node.listeners.revocation import read_lists
@@ -53,12 +52,6 @@ def look(config: EdgeConfig, written: Container[KeyPath], now: datetime) -> Edge
     for listener in listener_settings(config):
         if listener.tls is not None:
             _look_at_tls(("listeners", listener.name, "tls"), listener.tls, now, found)
-    for name, stream in config.streams.items():
-        for at, step in enumerate(stream.functions):
-            found.unfit += [
-                Finding(("streams", name, "functions", at, step.chosen[0], setting), f"{problem}. Its stream waits")
-                for setting, problem in unusable_files(step)
-            ]
     for name, link in config.links.items():
         _look_at_link(("links", name), link, found)
     _look_at_functions(config, found)

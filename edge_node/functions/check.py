@@ -15,6 +15,7 @@ from weft.config.values import Section
 from weft.edge_node.check import Flow, is_derived, streams_of
 from weft.edge_node.functions.contract import Function
 from weft.edge_node.functions.definitions import context
+from weft.edge_node.functions.files import unusable_content
 from weft.edge_node.functions.formats.choice import decoding_of, format_of
 from weft.edge_node.functions.registry import KINDS
 
@@ -47,13 +48,22 @@ def function_files(config: EdgeConfig) -> Iterator[Finding]:
     for name, stream in config.streams.items():
         for at, step in enumerate(stream.functions):
             kind, settings = step.chosen
-            for key, file in _files(settings):
-                try:
-                    with open(file, "rb"):
-                        pass
-                except OSError as error:
-                    path = ("streams", name, "functions", at, kind, key)
-                    yield Finding(path, f"{file}: {why_unreadable(error)}. The functions of {name} wait for it")
+            path: KeyPath = ("streams", name, "functions", at, kind)
+            found = list(_unreadable(settings))
+            problem = None if found else unusable_content(settings)
+            if problem is not None:
+                found = [("file", problem)]
+            for key, each in found:
+                yield Finding((*path, key), f"{each}. The functions of {name} wait for it")
+
+
+def _unreadable(settings: Any) -> Iterator[tuple[str, str]]:
+    for key, file in _files(settings):
+        try:
+            with open(file, "rb"):
+                pass
+        except OSError as error:
+            yield key, f"{file}: {why_unreadable(error)}"
 
 
 def _files(settings: Any) -> Iterator[tuple[str, str]]:
