@@ -24,7 +24,7 @@ from weft.edge_node.check import check
 from weft.edge_node.ingest.ingest import Ingest
 from weft.edge_node.ingest.record import Gathering, Origin
 from weft.edge_node.node import EdgeNode
-from weft.edge_node.reconfigure import ConfigUnusable
+from weft.edge_node.reconfigure import ConfigUnusable, FunctionsPart
 from weft.edge_node.streams import SESSION_TOPICS_STREAM, raw_stream
 from weft.protocols.batch import Record, records
 from weft.protocols.mqtt.packets import Will
@@ -283,3 +283,20 @@ async def test_changed_functions_are_taken_over(tmp_path: Path) -> None:
         await until(lambda: node.node._function_figures()["shaking"].rows_out == 1)
         assert (await node.payloads("shaking"))[-1] == {"rms": 8, "mm": 80}
         assert node.node._function_figures()["shaking"].rows_in == 2
+
+
+async def test_what_earlier_settings_stored_is_still_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as stuck:
+        stuck.setattr(FunctionsPart, "start", lambda _: None)
+        stored = CONFIG.replace("    raw: discard\n", "", 1)
+        async with running(tmp_path, stored) as node, connect(node, "device") as device:
+            await device.publish("plant/a/vibration", json(rms=3), 1)
+            assert len(await node.stored(raw_stream("shaking"))) == 1
+            assert await node.stored("shaking") == []
+    async with running(tmp_path) as node, connect(node, "device") as device:
+        async with asyncio.timeout(20):
+            while not await node.stored("shaking"):
+                await device.publish("plant/a/vibration", json(rms=1), 1)
+        await device.publish("plant/a/vibration", json(rms=5), 1)
+        assert await node.payloads("shaking") == [{"rms": 3, "mm": 30}, {"rms": 5, "mm": 50}]
+        assert len(await node.stored(raw_stream("shaking"))) <= 1
