@@ -157,7 +157,8 @@ def levels_line(levels: Collection[str]) -> str:
 
 def _with_checked_result(root: Node) -> Node:
     """Return an expression with a check of its result: no infinite number, and no integer that formats cannot hold."""
-    if root.role in (Role.FIELD, Role.LEVEL) or root.literal or root.kind in (Kind.TEXT, Kind.BOOL, Kind.NULL):
+    is_literal = root.literal and root.role is Role.PLAIN  # and no sign before one: -(2**64 - 1) is out of bounds
+    if root.role in (Role.FIELD, Role.LEVEL) or is_literal or root.kind in (Kind.TEXT, Kind.BOOL, Kind.NULL):
         return root  # What a payload has goes on as it is.
     code = nodes.call("result", root.code)
     if root.kind is Kind.DECIMAL:

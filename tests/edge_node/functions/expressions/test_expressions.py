@@ -112,6 +112,7 @@ def test_results(text: str, expected: object) -> None:
         ("huge * huge", "the result of huge * huge is too large: an integer of more than 256 bits"),
         ("huge + 1", "the result of huge + 1 is an integer of more than 64 bits"),
         ("rms * 1e308 * 1e308", "the result of rms * 1e308 * 1e308 is an infinite number"),
+        ("-18446744073709551615", "the result of -18446744073709551615 is an integer of more than 64 bits"),
         ("rms ** 100000", "the result of rms ** 100000 is too large"),
         ("sqrt(-rms)", "sqrt has no result: -rms is -1.5"),
         ("lower(rms)", "lower cannot take a number: rms is 1.5"),
