@@ -133,7 +133,11 @@ class EdgeNode:
             stack.push_async_callback(links.close)
             self._imports.start()
             control = Control(
-                self.config.data_dir, self.log, acknowledge=links.acknowledge_alarms, reload=self._reload_configuration
+                self.config.data_dir,
+                self.log,
+                acknowledge=links.acknowledge_alarms,
+                reload=self._reload_configuration,
+                replay=self._functions.replay,
             )
             await control.start()
             stack.push_async_callback(control.close)
@@ -204,7 +208,7 @@ class EdgeNode:
         # A second of a Pi and megabytes that nodes without functions can do without.
         from weft.edge_node.functions.node_part import NodeFunctions
 
-        return NodeFunctions(config, self.log, broker, self._links.ledger, wall_clock)
+        return NodeFunctions(config, self.log, broker, self._links.ledger, wall_clock, stream_policies)
 
     def _open_log(self, stack: contextlib.AsyncExitStack) -> SegmentLog:
         loop = asyncio.get_running_loop()

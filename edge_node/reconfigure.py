@@ -18,6 +18,7 @@ from weft.config.changes import changed_settings
 from weft.config.errors import format_path
 from weft.config.models import EdgeConfig
 from weft.edge_node.check import check, intake_patterns, is_derived
+from weft.edge_node.control.client import ReplayReply, ReplayRequest
 from weft.edge_node.from_config import stream_policies, suppressed_streams
 from weft.edge_node.links.links import Links
 from weft.edge_node.mqtt.broker import Broker
@@ -288,6 +289,18 @@ class FunctionsPart:
     def counters(self) -> dict[str, FunctionCounters]:
         """Return the figures of each derived stream."""
         return self._functions.counters() if self._functions is not None else {}
+
+    def replay(self, request: ReplayRequest) -> ReplayReply:
+        """Begin to compute a derived stream again, or say how far that is."""
+        from weft.edge_node.functions.runtime.replays import ReplayRefused
+
+        if self._functions is None:
+            return ReplayReply(error="the node has no derived streams")
+        try:
+            progress = self._functions.replay(request.stream, request.into)
+        except ReplayRefused as error:
+            return ReplayReply(error=str(error))
+        return ReplayReply(progress.rows, progress.left)
 
     def adopt(self, before: EdgeConfig, now: EdgeConfig) -> Undo:
         """Run the functions of ``now``.

@@ -18,6 +18,7 @@ SOCKET_NAME = "control.sock"
 DROP_PATH = "/drop"
 ACKNOWLEDGE_PATH = "/acknowledge"
 RELOAD_PATH = "/reload"
+REPLAY_PATH = "/replay"
 REPLY_S_MAX = 20.0
 """Longest time in which the node answers, also while its disk takes nothing."""
 _WAIT_S_MAX = REPLY_S_MAX + 10
@@ -56,6 +57,23 @@ class ReloadReply(msgspec.Struct, frozen=True):
     """Settings that are in force now."""
     restart: list[str] = []
     """Settings that differ in the file and need a restart."""
+    error: str = ""
+
+
+class ReplayRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A request to compute a derived stream again into another one; or, without ``stream``, for how far that is."""
+
+    into: str
+    stream: str = ""
+
+
+class ReplayReply(msgspec.Struct, frozen=True):
+    """The progress of a replay, or the reason why there is none (``error``)."""
+
+    rows: int = 0
+    """Rows that it has read."""
+    left: int = 0
+    """Records that it still has to read."""
     error: str = ""
 
 
@@ -120,6 +138,22 @@ def ask_reload(directory: str) -> ReloadReply:
             return reply
     except msgspec.MsgspecError:
         reply = ReloadReply()
+    raise ControlFailed(reply.error or f"the node that runs on {directory} is of another release and answered {status}")
+
+
+def ask_replay(directory: str, request: ReplayRequest) -> ReplayReply:
+    """Have the node that runs on ``directory`` begin a replay, or say how far one is. Blocks until it has answered.
+
+    Raises:
+        ControlFailed: it replays nothing.
+    """
+    status, body = _post(directory, REPLAY_PATH, msgspec.json.encode(request))
+    try:
+        reply = msgspec.json.decode(body, type=ReplayReply)
+        if status == http.HTTPStatus.OK:
+            return reply
+    except msgspec.MsgspecError:
+        reply = ReplayReply()
     raise ControlFailed(reply.error or f"the node that runs on {directory} is of another release and answered {status}")
 
 

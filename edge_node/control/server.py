@@ -1,7 +1,8 @@
 """The node's control socket, ``<data_dir>/control.sock``: orders of an operator to a running node.
 
 ``POST /drop``: drop a backlog (``weft log drop``). ``POST /acknowledge``: end the alarms of links (``weft link
-acknowledge``). ``POST /reload``: read the configuration again (``weft edge reload``). A user who may write the data_dir
+acknowledge``). ``POST /reload``: read the configuration again (``weft edge reload``). ``POST /replay``: compute a
+derived stream again (``weft edge replay``). A user who may write the data_dir
 may do that to a stopped node, so the socket is for the node's user and root alone, and nothing of it is on the network.
 """
 
@@ -23,11 +24,14 @@ from weft.edge_node.control.client import (
     ACKNOWLEDGE_PATH,
     DROP_PATH,
     RELOAD_PATH,
+    REPLAY_PATH,
     REPLY_S_MAX,
     AcknowledgeReply,
     DropReply,
     DropRequest,
     ReloadReply,
+    ReplayReply,
+    ReplayRequest,
     socket_path,
 )
 from weft.edge_node.streams import STATE_STREAMS
@@ -63,14 +67,17 @@ class Control:
         reply_s_max: float = REPLY_S_MAX,
         acknowledge: Callable[[], list[str]] = list,
         reload: Callable[[], Awaitable[ReloadReply]] | None = None,
+        replay: Callable[[ReplayRequest], ReplayReply] | None = None,
     ) -> None:
         """Serve the log in ``directory``, which this process has locked.
 
         Args:
             acknowledge: ends the alarms of links, and returns them.
             reload: reads the configuration again; its answer has an error when the node keeps its settings.
+            replay: begins a replay, or says how far one is.
         """
         self._reload_configuration = reload
+        self._replay_stream = replay
         self._acknowledge_alarms = acknowledge
         self._path = socket_path(directory)
         self._log = log
@@ -94,6 +101,7 @@ class Control:
         app.router.add_post(DROP_PATH, self._drop)
         app.router.add_post(ACKNOWLEDGE_PATH, self._acknowledge)
         app.router.add_post(RELOAD_PATH, self._reload)
+        app.router.add_post(REPLAY_PATH, self._replay)
         self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=SHUTDOWN_TIMEOUT_S)
         await self._runner.setup()
         assert self._runner.server is not None
@@ -138,6 +146,19 @@ class Control:
         if self._reload_configuration is None:
             return _answer(409, ReloadReply(error="the node was started without a configuration file: restart it"))
         reply = await self._reload_configuration()
+        return _answer(409 if reply.error else 200, reply)
+
+    async def _replay(self, request: web.Request) -> web.Response:
+        try:
+            _check_peer(request)
+            order = msgspec.json.decode(await request.read(), type=ReplayRequest)
+        except OrderRefused as error:
+            return _answer(error.status, ReplayReply(error=str(error)))
+        except msgspec.MsgspecError as error:
+            return _answer(400, ReplayReply(error=f"expected stream and into: {error}"))
+        if self._replay_stream is None:
+            return _answer(409, ReplayReply(error="the node has no derived streams"))
+        reply = self._replay_stream(order)
         return _answer(409 if reply.error else 200, reply)
 
     async def _drop_backlog(self, order: DropRequest) -> RangeSet:
@@ -228,7 +249,7 @@ def _decode(body: bytes) -> DropRequest:
         raise OrderRefused(400, f"expected log_id, stream and below: {error}") from None
 
 
-def _answer(status: int, reply: AcknowledgeReply | ReloadReply) -> web.Response:
+def _answer(status: int, reply: AcknowledgeReply | ReloadReply | ReplayReply) -> web.Response:
     return web.Response(status=status, body=msgspec.json.encode(reply), content_type="application/json")
 
 

@@ -76,6 +76,16 @@ class Outputs(Out):
         """Take no note: a node has no use for it."""
 
 
+class ReplayOutputs(Outputs):
+    """Outputs of a chain that computes again what it has computed before: what it did to others it does not repeat."""
+
+    def route(self, row: Row, stream: str) -> None:
+        """Leave the row out: it is in that stream already."""
+
+    def alert(self, topic: bytes, payload: bytes, qos: int, time: int, *, retain: bool) -> None:
+        """Say nothing: that was long ago."""
+
+
 class Chain:
     """A chain and its memory. What goes in and when decides what comes out, not how it is cut into calls.
 

@@ -3,39 +3,52 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+import dataclasses
+from collections.abc import Callable, Mapping
 
 from weft.bounds import Rounds
 from weft.config.models import EdgeConfig
-from weft.edge_node.check import carried_streams
+from weft.edge_node.check import carried_streams, streams_of
 from weft.edge_node.functions.chain import Alert
 from weft.edge_node.functions.definitions import Definition, definitions
 from weft.edge_node.functions.runtime.functions import Functions
+from weft.edge_node.functions.runtime.replays import Progress, ReplayRefused
 from weft.edge_node.ingest.ingest import Ingest
 from weft.edge_node.ingest.record import Record
 from weft.edge_node.mqtt.broker import Broker
 from weft.edge_node.sessions.store.retained import RetainedMessages
-from weft.edge_node.streams import RAW_PREFIX
+from weft.edge_node.streams import OWN_PREFIX, RAW_PREFIX, UNROUTED_STREAM
 from weft.protocols.batch import Flag
+from weft.protocols.lane import NAME_RULE, valid_name
 from weft.protocols.mqtt.packets import Publish
 from weft.protocols.ranges import RangeSet
 from weft.replication.release import Party, ReleaseLedger
-from weft.storage.segment_log import SegmentLog
+from weft.storage.segment_log import SegmentLog, StreamPolicy
 
 _QOS_FLAGS = (Flag.PUBLISHED_QOS0, Flag(0), Flag.PUBLISHED_QOS2)
+
+
+Policies = Callable[[EdgeConfig], dict[str, StreamPolicy]]
 
 
 class NodeFunctions:
     """The functions of a node. Event loop's thread only. Make it before links start."""
 
-    def __init__(
-        self, config: EdgeConfig, log: SegmentLog, broker: Broker, ledger: ReleaseLedger, wall_clock: Callable[[], int]
+    def __init__(  # noqa: PLR0917
+        self,
+        config: EdgeConfig,
+        log: SegmentLog,
+        broker: Broker,
+        ledger: ReleaseLedger,
+        wall_clock: Callable[[], int],
+        policies: Policies,
     ) -> None:
         """Make the functions of a configuration. Blocks while it reads their states.
 
         Args:
             broker: its subscribers get alerts, and functions wait in its rounds for their turn.
             ledger: of what may be deleted; functions become parties to it.
+            policies: returns the retention of each stream of a configuration.
             wall_clock: ns since 1970.
 
         Raises:
@@ -43,6 +56,8 @@ class NodeFunctions:
         """
         self._log = log
         self._ledger = ledger
+        self._policies = policies
+        self._config = config
         found = list(definitions(config))
         self._parties: set[tuple[str, str]] = set()
         """(derived stream, input) of records that wait for a function."""
@@ -56,6 +71,7 @@ class NodeFunctions:
             wall_clock=wall_clock,
             clock=asyncio.get_running_loop().time,
         )
+        self._keep_replays(self._functions.replayed())
         self.start, self.close, self.counters = self._functions.start, self._functions.close, self._functions.counters
 
     def adopt(self, config: EdgeConfig) -> None:
@@ -67,6 +83,30 @@ class NodeFunctions:
         found = list(definitions(config))
         self._functions.change(found)
         self._join(config, found)
+        self._config = config
+
+    def replay(self, stream: str, into: str) -> Progress:
+        """Compute a derived stream again into another one, which stays on the node as long as that does; or, without
+        ``stream``, say how far that is.
+
+        Raises:
+            ReplayRefused: says why.
+        """
+        if not stream:
+            return self._functions.replay_progress(into)
+        if not valid_name(into):
+            raise ReplayRefused(f"{into!r} cannot name a stream: {NAME_RULE}")
+        if into.startswith(OWN_PREFIX) or into == UNROUTED_STREAM or into in streams_of(self._config):
+            raise ReplayRefused(f"{into} is a stream of the node already. Choose another name for the replay")
+        progress = self._functions.replay(stream, into)
+        self._keep_replays({into: stream})
+        return progress
+
+    def _keep_replays(self, replays: Mapping[str, str]) -> None:
+        policies = self._policies(self._config)
+        for into, replayed in replays.items():
+            policy = policies.get(replayed, StreamPolicy("drop_oldest"))
+            self._log.set_policy(self._log.stream(into), dataclasses.replace(policy, replicated=False))
 
     def _join(self, config: EdgeConfig, found: list[Definition]) -> None:
         """Have records that links carry, or that only functions read, wait for the functions. What has no such reader

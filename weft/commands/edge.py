@@ -21,7 +21,7 @@ from weft.commands.common import (
     located_edge,
     log_level_option,
 )
-from weft.commands.functions import function_test
+from weft.commands.functions import function_test, replay
 from weft.commands.node_log import NodeLog, target_argument
 from weft.config.errors import Finding, format_path
 from weft.edge_node.check import notes
@@ -194,6 +194,7 @@ def reload(target: str, *, as_json: bool) -> None:
 
 command.add_command(edge_import.command)
 command.add_command(edge_rename.command)
+command.add_command(replay.command)
 command.add_command(edge_status.command)
 command.add_command(edge_tail.command)
 command.add_command(edge_query.command)

@@ -7,7 +7,7 @@ import contextlib
 import logging
 from collections.abc import Iterator, Sequence
 
-from weft.edge_node.functions.chain import SECOND, Chain, Outputs
+from weft.edge_node.functions.chain import SECOND, Chain, Outputs, ReplayOutputs
 from weft.edge_node.functions.contract import Gap, NotReady, Row
 from weft.edge_node.functions.runtime.counters import FunctionCounters
 from weft.edge_node.functions.runtime.culprits import Culprits
@@ -59,7 +59,7 @@ class Derived:
         self._wake = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self._chain: Chain | None = None
-        self._outputs = Outputs()
+        self._outputs = self._no_outputs()
         self._rows = 0
         """Rows since the last step."""
         self._since = 0.0
@@ -97,6 +97,10 @@ class Derived:
         """Return whether it reads and writes these streams."""
         return tuple(inputs) == tuple(self._streams.inputs) and tuple(others) == tuple(self._streams.others)
 
+    def positions(self) -> dict[str, int]:
+        """Return the number of the first record of each input that it has not read."""
+        return self._inputs.positions()
+
     def appended(self, streams: frozenset[int]) -> None:
         """Look at the inputs if one of them has more."""
         if not streams.isdisjoint(self._streams.inputs.values()):
@@ -123,7 +127,7 @@ class Derived:
         self._tick = positions.tick
         self._writer.go_on(remembered)
         self._states = remembered.states
-        self._outputs, self._rows = Outputs(), 0
+        self._outputs, self._rows = self._no_outputs(), 0
 
     def _first(self, stream: int) -> int:
         held = self._around.log.ranges(stream)
@@ -306,8 +310,11 @@ class Derived:
         Raises:
             LogFull, LogFailed: it is not written. It is kept, and tried again.
         """
-        outputs, self._outputs = self._outputs, Outputs()
-        positions = Positions(self._inputs.positions(), self._tick, self._inputs.times(), self._hold_of(chain))
+        outputs, self._outputs = self._outputs, self._no_outputs()
+        inputs, hold = self._inputs, self._hold_of(chain)
+        positions = Positions(
+            inputs.positions(), self._tick, inputs.times(), hold, replayed=self._version.replayed
+        )  # fmt: skip
         self._rows = 0
         self._writer.take(outputs, positions, chain.states(), self._version, chain.version())
         self._is_written()
@@ -315,6 +322,9 @@ class Derived:
     def _is_written(self) -> None:
         self._former = None
         self._culprits.written(self._inputs.positions())
+
+    def _no_outputs(self) -> Outputs:
+        return ReplayOutputs() if self._version.replayed else Outputs()
 
     def _hold_of(self, chain: Chain) -> int:
         """Return the time from which on more rows may come out."""

@@ -10,6 +10,7 @@ from weft.edge_node.functions.runtime.counters import FunctionCounters
 from weft.edge_node.functions.runtime.derived import Derived
 from weft.edge_node.functions.runtime.holds import Holds
 from weft.edge_node.functions.runtime.parts import Alerts, Streams, Surroundings, Version
+from weft.edge_node.functions.runtime.replays import REPLAYS_MAX, Progress, Replay, ReplayRefused
 from weft.edge_node.functions.runtime.state_log import Remembered, StateReader
 from weft.edge_node.streams import FUNCTIONS_STREAM, errors_stream
 from weft.protocols.ranges import RangeSet
@@ -53,22 +54,27 @@ class Functions:
             UnsupportedVersion: a later release wrote them.
         """
         self._log = log
+        self._tell_released = released
         self._states = log.stream(FUNCTIONS_STREAM)
         self._around = Surroundings(
-            log, log.page_reader(READS_MAX), Holds(log.hold_mark), alerts, released, self._read_states, turn,
+            log, log.page_reader(READS_MAX), Holds(log.hold_mark), alerts, self._released, self._read_states, turn,
             wall_clock, clock, sleep,
         )  # fmt: skip
         self._running: dict[str, Derived] = {}
         self._changes: asyncio.Task[None] | None = None
         self._wanted: dict[str, Definition] = {}
         known = StateReader(log, self._states).streams
+        self._replays: dict[str, Replay] = {}
+        self._closing: asyncio.Task[None] | None = None
         self._written: set[str] = set()
         """Names of the streams that functions write. Derived streams look at it while it changes."""
         self._want({definition.name: definition for definition in definitions})
         for name, definition in self._wanted.items():
             self._running[name] = self._made(definition, known.pop(name, Remembered()))
-        for left in known.values():  # of streams that have no functions any more
-            log.release(self._states, RangeSet([(seq, seq + 1) for seq in left.seqs]))
+        self._marked = {name: marked for name, left in known.items() if (marked := left.positions.replayed)}
+        for name, left in known.items():
+            if name not in self._marked:  # it has no functions any more
+                log.release(self._states, RangeSet([(seq, seq + 1) for seq in left.seqs]))
         self._unlisten = log.listen_to_streams(self._appended)
 
     def start(self) -> None:
@@ -82,7 +88,8 @@ class Functions:
         if self._changes is not None:
             self._changes.cancel()
             await asyncio.gather(self._changes, return_exceptions=True)
-        await asyncio.gather(*(derived.close() for derived in self._running.values()))
+        replays = (replay.derived for replay in self._replays.values())
+        await asyncio.gather(*(derived.close() for derived in (*self._running.values(), *replays)))
 
     def counters(self) -> dict[str, FunctionCounters]:
         """Return the figures of each derived stream."""
@@ -105,6 +112,63 @@ class Functions:
         self._want(wanted)
         if self._changes is None or self._changes.done():
             self._changes = asyncio.get_running_loop().create_task(self._change())
+
+    # --- replays
+
+    def replay(self, replayed: str, into: str) -> Progress:
+        """Compute a derived stream again, from all that the log has of its inputs, into another stream.
+
+        The same records get the same numbers whenever that is done; where it was done in part, or records have come
+        since, it goes on. What functions route to other streams, and alerts, are left out. Blocks while it reads what
+        is known of an earlier replay.
+
+        Raises:
+            ReplayRefused: says why.
+        """
+        running = self._replays.get(into)
+        if running is not None and running.progress().left:
+            return running.progress()
+        definition = self._wanted.get(replayed)
+        if definition is None:
+            listed = ", ".join(self._wanted) or "none"
+            raise ReplayRefused(f"{replayed} is not a derived stream of this node. Derived streams: {listed}")
+        if running is None and len(self._replays) >= REPLAYS_MAX:
+            raise ReplayRefused(f"{REPLAYS_MAX} replays run already. Run this again when one of them is done")
+        remembered, marked = self._read_states(into), f"{replayed}@{definition.digest.hex()[:8]}"
+        before = remembered.positions.replayed
+        if before != marked and (before or self._log.next_seq(self._log.stream(into))):
+            what = f"has a replay of {before}" if before else "has records of its own"
+            raise ReplayRefused(f"{into} {what}, and this is one of {marked}. Choose another name")
+        derived = self._made(definition._replace(name=into), remembered, marked)
+        ends = {name: self._log.durable_end(self._log.stream(name)) for name in definition.inputs}
+        self._replays[into] = Replay(derived, ends)
+        derived.start()
+        return self._replays[into].progress()
+
+    def replay_progress(self, into: str) -> Progress:
+        """Return how far a replay is that was asked for since the node started.
+
+        Raises:
+            ReplayRefused: there is none.
+        """
+        if into not in self._replays:
+            raise ReplayRefused(f"nothing is replayed into {into}")
+        return self._replays[into].progress()
+
+    def replayed(self) -> dict[str, str]:
+        """Return the streams that have replays -> the derived streams that they are replays of."""
+        return {name: marked.partition("@")[0] for name, marked in self._marked.items()}
+
+    def _released(self, function: str, name: str, ranges: RangeSet) -> None:
+        replay = self._replays.get(function)
+        if replay is None:
+            self._tell_released(function, name, ranges)
+            return
+        for _, end in ranges:
+            replay.has_read(name, end)
+        if not replay.progress().left:
+            self._closing = asyncio.get_running_loop().create_task(replay.derived.close())
+            self._around.holds.lift(function)
 
     # --- inside
 
@@ -136,8 +200,9 @@ class Functions:
                 self._running[name] = self._made(done[name], remembered)
                 self._running[name].start()
 
-    def _made(self, definition: Definition, remembered: Remembered) -> Derived:
-        return Derived(version_of(definition), self._streams(definition), self._around, remembered)
+    def _made(self, definition: Definition, remembered: Remembered, replayed: str = "") -> Derived:
+        version = version_of(definition)._replace(replayed=replayed)
+        return Derived(version, self._streams(definition), self._around, remembered)
 
     def _streams(self, definition: Definition) -> Streams:
         number = self._log.stream
@@ -156,6 +221,8 @@ class Functions:
     def _appended(self, streams: frozenset[int]) -> None:
         for derived in self._running.values():
             derived.appended(streams)
+        for replay in self._replays.values():
+            replay.derived.appended(streams)
 
 
 def version_of(definition: Definition) -> Version:

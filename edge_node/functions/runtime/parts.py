@@ -71,6 +71,8 @@ class Version(NamedTuple):
     """Checksum of their settings."""
     make_chain: Callable[[], Chain]
     """Makes the functions, without any state."""
+    replayed: str = ""
+    """Derived stream that is computed again; empty for a stream of the configuration."""
 
     def text(self, files: str = "") -> str:
         """Return it as the origin of rows has it; ``files`` is the version of the files that the functions read."""

@@ -45,6 +45,8 @@ class Positions(msgspec.Struct, array_like=True):
     """Time below which the marks of the outputs stay."""
     last: dict[int, int] = {}
     """Number of a stream -> time of the last row that was written to it."""
+    replayed: str = ""
+    """Derived stream that this one is a replay of; empty for a stream of the configuration."""
 
 
 class _Entry(msgspec.Struct, array_like=True):

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import pytest
+
 from tests.edge_node.functions.runtime.node import SECOND, START, Edge, Large, Minutes, definition
 from tests.storage.fakes import FakeFileSystem
 from weft.edge_node.functions.contract import Out, Row
+from weft.edge_node.functions.runtime.replays import ReplayRefused
 
 LARGE = definition("large", ["telemetry"], lambda: [("large", Large(10))])
 MINUTES = definition("minutes", ["telemetry"], lambda: [("minutes", Minutes())])
@@ -151,4 +154,34 @@ async def test_derived_streams_come_and_go() -> None:
     edge.functions.change([MINUTES, LARGE])
     await edge.pass_time(2)
     assert [record[3]["value"] for record in edge.read("large")] == [10, 11], "it goes on where it was"
+    await edge.close()
+
+
+async def test_a_replay_gives_the_same_records_the_same_numbers() -> None:
+    disk = FakeFileSystem()
+    edge = Edge(disk, MINUTES)
+    for number in range(8):
+        edge.publish("telemetry", number, key=b"ab"[number % 2 :][:1])
+        await edge.pass_time(31)
+    await edge.pass_time(61)
+    expected = edge.read("minutes")
+    assert len(expected) > 4
+    assert edge.functions.replay("minutes", "again").left == 8
+    await edge.pass_time(3)
+    assert edge.functions.replay_progress("again").left == 0
+    assert edge.read("again") == expected
+    assert edge.functions.replay("minutes", "again").left == 0, "there is nothing more"
+    await edge.pass_time(3)
+    await edge.close()
+
+    edge = Edge(disk, MINUTES, now=edge.now)
+    edge.publish("telemetry", 9)
+    await edge.pass_time(90)
+    assert edge.functions.replay("minutes", "again").left == 1, "what came since, also after a restart"
+    await edge.pass_time(3)
+    assert edge.read("again") == edge.read("minutes")
+    with pytest.raises(ReplayRefused, match="Choose another name"):
+        edge.functions.replay("minutes", "telemetry")
+    with pytest.raises(ReplayRefused, match="Derived streams: minutes"):
+        edge.functions.replay("minute", "other")
     await edge.close()
