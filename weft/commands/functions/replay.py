@@ -21,9 +21,9 @@ POLL_S = 0.5
 def command(target: str, stream: str, *, into: str, as_json: bool) -> None:
     """Compute the derived STREAM of a running node, named by its CONFIG or its data_dir, again.
 
-    Its functions read all that the log still has of their inputs, and write what they make of it to another stream of
-    this node, which no link carries. The same records get the same numbers each time: to run this again for the same
-    stream goes on where the last run ended. Alerts and rows that functions route to other streams are left out.
+    Its functions read all that the log still has of their inputs. What they make of it goes to another stream of this
+    node, which no link carries. The same records get the same numbers each time: a second run goes on where the first
+    one ended. Alerts and rows that functions route to other streams are left out.
 
     \b
     weft edge replay edge.yaml hot --into hot-again
