@@ -176,7 +176,7 @@ class Sql(Windowing, frozen=True, kw_only=True):
         Size,
         Meta(
             ge=4096,
-            le=1 << 30,
+            le=16 << 20,
             description="Maximum size of these rows. Rows beyond go to the errors, and the window is incomplete.",
         ),
     ] = field(default=4 << 20, name="size_max")

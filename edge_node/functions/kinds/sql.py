@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-import asyncio
+import os
 from collections.abc import Mapping
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
 import msgspec
 
 from weft.config.functions.windows import Sql
 from weft.edge_node.functions.contract import AsyncFunction, Context, Out, Row
+from weft.edge_node.functions.kinds import select_code
+from weft.edge_node.functions.kinds.python.runner import BYTES_ENOUGH, Runner
+from weft.edge_node.functions.kinds.python.snapshots import Snapshot
+from weft.edge_node.functions.kinds.python.wire import FRAME_BYTES_MAX, Begin, Record
 from weft.edge_node.functions.windows.groups import COUNT, FIRST, LAST, START, Pane
 from weft.edge_node.functions.windows.loop import make_loop
 from weft.edge_node.functions.windows.naming import field_code
@@ -19,6 +22,19 @@ from weft.edge_node.functions.windows.refusal import Refusal
 from weft.edge_node.functions.windows.select import Limits, Select, SelectError
 from weft.edge_node.functions.windows.times import event_time_reader
 from weft.edge_node.functions.windows.windows import Closed, Windows
+
+MEMORY_BYTES = 128 << 20
+"""Memory of the process, besides that for the rows of a window."""
+ROW_MEMORY_FACTOR = 16
+"""Memory for a byte of a window's rows: in the question, as Python's values, in SQLite's table, and in a sort of it."""
+TIME_S = 60.0
+STEPS_A_SECOND = 1_000_000
+"""Steps that the slowest machine makes. A step that handles a text of a megabyte takes a millisecond."""
+RESULT_BYTES_MAX = 16 << 20
+QUESTION_BYTES_MAX = FRAME_BYTES_MAX >> 1
+START_TIMEOUT_S = 60.0
+_SHOWN_AS = "SQLite"
+Result = list[dict[str, Any]] | str
 
 
 class Job(NamedTuple):
@@ -35,7 +51,7 @@ class SqlFunction(Windows, AsyncFunction):
     """The rows that a SELECT gives for each window and group.
 
     ``State`` holds the rows of open windows, packed and 64 in a value; ``rows_max`` and ``size_max`` bound those of a
-    window. The SELECT runs in a thread of its own.
+    window. The SELECT runs in a process of its own: what it sorts may be more than the node's memory holds.
     """
 
     windows_a_tick = 32
@@ -52,8 +68,11 @@ class SqlFunction(Windows, AsyncFunction):
         self._size, self._over = len(header), len(header) + 1
         super().__init__(settings, context, plan, self._new, self._merge)
         self._rows_max, self._bytes_max = settings.rows_max, settings.bytes_max
-        self._select = Select(settings.select, context.level_names, Limits(settings.steps_max, settings.results_max))
-        self._thread: ThreadPoolExecutor | None = None
+        self._limits = Limits(settings.steps_max, settings.results_max)
+        self._select = Select(settings.select, context.level_names, self._limits)
+        self._asked = {"select": settings.select, "names": context.level_names, "limits": self._limits}
+        self._stream = context.stream
+        self._runner: Runner | None = None
         self._jobs: list[Job] = []
         size = self._size
         self._run = make_loop(
@@ -117,9 +136,10 @@ class SqlFunction(Windows, AsyncFunction):
         return await self._results_async(self._taken(), out)
 
     async def close(self) -> None:
-        """End the thread. A SELECT that runs ends with its steps."""
-        if self._thread is not None:
-            self._thread.shutdown(wait=False)
+        """End the process, also in the middle of a SELECT."""
+        runner, self._runner = self._runner, None
+        if runner is not None:
+            await runner.close()
 
     # --- windows
 
@@ -145,17 +165,58 @@ class SqlFunction(Windows, AsyncFunction):
     async def _results_async(self, jobs: list[Job], out: Out) -> list[Row]:
         if not jobs:
             return []
-        if self._thread is None:
-            self._thread = ThreadPoolExecutor(1, "weft-sql")
-        found = await asyncio.get_running_loop().run_in_executor(self._thread, self._solve, jobs)
-        return _rows(jobs, found, out)
+        if self._runner is None:
+            self._runner = Runner(Snapshot("", "/"), self._begin(), START_TIMEOUT_S)
+        found: list[Result] = []
+        records: list[msgspec.Raw] = []
+        for job in jobs:
+            values = {**self._asked, "rows": job.rows, "levels": [*job.levels.items()]}
+            packed = msgspec.msgpack.encode(Record(job.time, job.key, {}, "", values))
+            if len(packed) > QUESTION_BYTES_MAX:
+                found += await self._answers(records)
+                found.append(f"its rows have more than {QUESTION_BYTES_MAX >> 20} MiB")
+                records = []
+                continue
+            records.append(msgspec.Raw(packed))
+            if len(packed) > BYTES_ENOUGH:  # few large windows at a time are in memory twice
+                found += await self._answers(records)
+                records = []
+        return _rows(jobs, found + await self._answers(records), out)
+
+    async def _answers(self, records: list[msgspec.Raw]) -> list[Result]:
+        """Return the result of each window, from the process."""
+        assert self._runner is not None
+        found: list[Result] = []
+        for answer in (await self._runner.run(records, dict)).results:
+            if not isinstance(answer, list):
+                found.append(str(answer).removeprefix(f"{_SHOWN_AS}: "))
+            else:
+                (said,) = answer
+                found.append(said["error"] if "error" in said else said["rows"])
+        return found
+
+    def _begin(self) -> Begin:
+        parts = self.plan.size // self.plan.every if self.plan.is_hopping and self.plan.every else 1
+        rows_bytes = min(parts * self._bytes_max, QUESTION_BYTES_MAX)
+        return Begin(
+            file=select_code.__file__,
+            shown_as=_SHOWN_AS,
+            function="process",
+            by_batch=False,
+            timeout_s=TIME_S + self._limits.steps / STEPS_A_SECOND,
+            memory_bytes=MEMORY_BYTES + ROW_MEMORY_FACTOR * rows_bytes,
+            state_bytes=0,
+            stream=self._stream,
+            parent=os.getpid(),
+            result_bytes=RESULT_BYTES_MAX,
+        )
 
     def _results(self, jobs: list[Job], out: Out) -> list[Row]:
         return _rows(jobs, self._solve(jobs), out)
 
-    def _solve(self, jobs: list[Job]) -> list[list[dict[str, Any]] | str]:
-        """Return the result of each window, or why it has none."""
-        found: list[list[dict[str, Any]] | str] = []
+    def _solve(self, jobs: list[Job]) -> list[Result]:
+        """Return the result of each window, or why it has none. In this process; for a caller without a loop."""
+        found: list[Result] = []
         for job in jobs:
             try:
                 found.append(self._select.rows(job.rows, job.levels))
@@ -164,7 +225,7 @@ class SqlFunction(Windows, AsyncFunction):
         return found
 
 
-def _rows(jobs: list[Job], found: list[list[dict[str, Any]] | str], out: Out) -> list[Row]:
+def _rows(jobs: list[Job], found: list[Result], out: Out) -> list[Row]:
     rows: list[Row] = []
     for job, result in zip(jobs, found, strict=True):
         if isinstance(result, str):

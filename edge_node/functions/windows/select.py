@@ -22,8 +22,12 @@ COLUMNS_MAX = 500
 VALUE_BYTES_MAX = 1 << 20
 """Longest text on the way to a result."""
 _STEPS_A_LOOK = 1000
+_STEPS_TO_COMPILE = 20_000
+"""Steps over no rows, which show what SQLite finds at run time only. The node's loop waits for them."""
 _NO_COLUMN = re.compile(r"no such column: (?:.*\.)?(.+)$")
-_DATES = ("date", "time", "datetime", "julianday", "unixepoch", "strftime")
+_DATES = ("date", "time", "datetime", "julianday", "unixepoch", "strftime") + (
+    ("timediff",) if sqlite3.sqlite_version_info >= (3, 43) else ()
+)
 _REFUSED = frozenset(
     ("random", "randomblob", "zeroblob", "changes", "total_changes", "last_insert_rowid", "load_extension",
      "current_date", "current_time", "current_timestamp", "sqlite_version", "sqlite_source_id", "fts3_tokenizer")
@@ -63,7 +67,9 @@ class Select:
         self._db = self._open()
         self._named: list[str] = []
         self._columns: list[str] = []
+        self._compiles = True
         self._compile()
+        self._compiles = False
 
     def _open(self) -> sqlite3.Connection:
         db = sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False)
@@ -92,6 +98,8 @@ class Select:
             try:
                 self._run([], {})
             except SelectError as error:
+                if self._steps > _STEPS_TO_COMPILE:
+                    return  # it is valid, and much work even without rows
                 found = _NO_COLUMN.search(str(error))
                 if found is None:
                     raise WindowError(f"select: {error}") from None
@@ -127,7 +135,8 @@ class Select:
             self._fill(list(columns), rows, levels)
             return self._select()
         except (sqlite3.Error, sqlite3.Warning, OverflowError) as error:
-            raise SelectError(self._refused or str(error)) from None
+            told = "it took too long" if str(error) == "interrupted" else str(error)
+            raise SelectError(self._refused or told) from None
         finally:
             self._db.set_authorizer(None)
             self._db.set_progress_handler(None, 0)
@@ -172,7 +181,7 @@ class Select:
 
     def _look(self) -> int:
         self._steps += _STEPS_A_LOOK
-        if self._steps <= self._limits.steps:
+        if self._steps <= (_STEPS_TO_COMPILE if self._compiles else self._limits.steps):
             return 0
         self._refused = f"it took more than {self._limits.steps:,} steps (steps_max)"
         return 1

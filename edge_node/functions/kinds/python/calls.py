@@ -19,7 +19,6 @@ from weft.edge_node.functions.kinds.python.wire import (
     ANSWER_BYTES_ENOUGH,
     LINE_CHARACTERS_MAX,
     LINES_MAX,
-    RESULT_BYTES_MAX,
     Answering,
     Begin,
     Record,
@@ -155,7 +154,7 @@ class UserCode:
                     f"{self._begin.function} has to return a list with one entry for each of the {len(batch)} records"
                 )
             packed = [self._pack(result) for result in results]
-            if sum(map(len, packed)) > max(ANSWER_BYTES_ENOUGH, RESULT_BYTES_MAX):
+            if sum(map(len, packed)) > max(ANSWER_BYTES_ENOUGH, self._begin.result_bytes):
                 raise ValueError(f"the results have more than {ANSWER_BYTES_ENOUGH:,} bytes together")
             self.state.keep()
         except MemoryError:
@@ -180,8 +179,8 @@ class UserCode:
         if not all(isinstance(name, str) for each in made for name in each):
             raise TypeError("returned a mapping with a name that is no text")
         packed = self._encoder.encode(list(made))
-        if len(packed) > RESULT_BYTES_MAX:
-            raise ValueError(f"returned {len(packed):,} bytes, and {RESULT_BYTES_MAX:,} are allowed for a record")
+        if len(packed) > (most := self._begin.result_bytes):
+            raise ValueError(f"returned {len(packed):,} bytes, and {most:,} are allowed for a record")
         return msgspec.Raw(packed)
 
     def reason(self, error: BaseException) -> str:

@@ -13,7 +13,7 @@ FRAME_BYTES_MAX = 64 << 20
 RECORD_BYTES_MAX = 16 << 20
 """Longest record that a process is given."""
 RESULT_BYTES_MAX = 1 << 20
-"""Most that one record may become."""
+"""Most that one record may become, of a user's code."""
 ANSWER_BYTES_ENOUGH = 4 << 20
 """Size of an answer from which on the process sends it without handling the records that are left."""
 LINES_MAX = 20
@@ -27,7 +27,7 @@ class Begin(msgspec.Struct, array_like=True, tag=1):
     """First message to the process. It answers with ``Ready`` or ``Broken``."""
 
     file: str
-    """Path of the code below the current folder."""
+    """Path of the code, from the current folder on."""
     shown_as: str
     """Name of the file for people."""
     function: str
@@ -38,6 +38,8 @@ class Begin(msgspec.Struct, array_like=True, tag=1):
     stream: str
     parent: int
     """Process id of the node."""
+    result_bytes: int = RESULT_BYTES_MAX
+    """Most that one record may become."""
 
 
 class Put(msgspec.Struct, array_like=True, tag=2):

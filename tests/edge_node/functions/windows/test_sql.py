@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import resource
+import threading
 import time
 from collections.abc import Callable
 from typing import Any
@@ -16,6 +18,7 @@ from tests.edge_node.functions.windows.reference import Times
 from tests.edge_node.functions.windows.test_property import SHAPES, UNTIL, inputs
 from weft.config.functions.windows import Sql
 from weft.edge_node.functions.contract import Row
+from weft.edge_node.functions.kinds import sql as module
 from weft.edge_node.functions.kinds.sql import SqlFunction
 from weft.edge_node.functions.windows.plan import WindowError
 
@@ -175,3 +178,67 @@ async def test_a_long_select_does_not_hold_up_the_loop() -> None:
     await function.close()
     assert result.values["n"] == 45**4
     assert turns > 100
+
+
+GREEDY = "SELECT rms FROM (SELECT a.rms, printf('%100000d', a.rms + b.rms) AS p FROM input a, input b ORDER BY p)"
+
+
+@pytest.mark.parametrize(
+    "select",
+    [GREEDY, pytest.param("SELECT printf('%1000000d', a.rms) FROM input a, input b, input c", marks=pytest.mark.slow)],
+)
+async def test_a_select_that_takes_much_memory_costs_its_window_and_not_the_node(
+    select: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "MEMORY_BYTES", 64 << 20)
+    monkeypatch.setattr(module, "ROW_MEMORY_FACTOR", 0)
+    function = sql(f"{select} LIMIT 1000", by=("none",))()
+    out, before = Recorder(), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    await function.process_async(rows(40), out)
+    assert await function.tick_async(60 * SECOND, out) == []
+    assert out.rejected() == ["select: needed more memory than 64 MiB"]
+    # The next window has its result.
+    await function.process_async([row(61 * SECOND, {"rms": 7.0}, b"p/l1", 1)], out)
+    assert len(await function.tick_async(120 * SECOND, out)) == 1
+    await function.close()
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 32 << 10
+
+
+async def test_a_select_without_end_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One step of SQLite's may take as long as it likes, so steps alone do not bound the time."""
+    monkeypatch.setattr(module, "TIME_S", 0.3)
+    monkeypatch.setattr(module, "STEPS_A_SECOND", 1 << 60)
+    function = sql(
+        "SELECT sum(length(replace(printf('%900000d', a.rms), ' ', ''))) FROM input a, input b, input c", by=("none",)
+    )()
+    out = Recorder()
+    await function.process_async(rows(40), out)
+    ticking = asyncio.create_task(function.tick_async(60 * SECOND, out))
+    await asyncio.wait({ticking}, timeout=30)
+    assert ticking.done()
+    (reason,) = out.rejected()
+    assert reason in ("select: took longer than 0.3 s", "select: it took too long")
+    await function.close()
+
+
+async def test_a_stream_that_ends_does_not_wait_for_its_select() -> None:
+    function = sql("SELECT count(*) FROM input a, input b, input c, input d, input e", by=("none",), steps_max=10**12)()
+    out = Recorder()
+    await function.process_async(rows(200), out)
+    ticking = asyncio.create_task(function.tick_async(60 * SECOND, out))
+    await asyncio.sleep(0.1)
+    ticking.cancel()
+    await asyncio.gather(ticking, return_exceptions=True)
+    began = asyncio.get_running_loop().time()
+    await function.close()
+    assert asyncio.get_running_loop().time() - began < 10
+    assert "weft-sql" not in {thread.name.rstrip("_0") for thread in threading.enumerate()}
+
+
+async def test_a_select_that_is_much_work_over_no_rows_does_not_hold_up_the_start() -> None:
+    ten = "(VALUES (1), (2), (3), (4), (5), (6), (7), (8), (9), (10))"
+    began = time.thread_time()
+    made = sql(f"SELECT count(*) FROM input, {ten}, {ten}, {ten}, {ten}, {ten}, {ten}, {ten}, {ten}")
+    sql(f"SELECT count(*) FROM {', '.join([ten] * 8)}", steps_max=10**12)()
+    assert made() is not None
+    assert time.thread_time() - began < 1

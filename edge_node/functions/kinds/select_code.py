@@ -1,0 +1,24 @@
+"""Code of the process that runs the SELECTs of a ``sql`` function, in the place of a user's code.
+
+A process, and no thread of the node: what a SELECT sorts is in memory, and SQLite can only bound the memory of a whole
+process, which would be that of the node's sessions, too.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from weft.edge_node.functions.windows.select import Limits, Select, SelectError
+
+_selects: dict[str, Select] = {}
+
+
+def process(record: dict[str, Any], ctx: object) -> dict[str, Any]:  # noqa: ARG001
+    """Return the result of a window's SELECT, or why it has none."""
+    text = record["select"]
+    if text not in _selects:
+        _selects[text] = Select(text, record["names"], Limits(*record["limits"]))
+    try:
+        return {"rows": _selects[text].rows(record["rows"], dict(record["levels"]))}
+    except SelectError as error:
+        return {"error": str(error)}
