@@ -12,6 +12,7 @@ from weft.edge_node.functions.formats.bounds import DEPTH_MAX, PAYLOAD_BYTES_MAX
 from weft.edge_node.functions.payloads import PayloadError
 from weft.protocols.payloads import nests_at_most
 
+_LIST = ord("[")
 _PARTS_DEPTH_MAX = 8
 """Longest path that is followed; what lies deeper is decoded with the field around it."""
 
@@ -40,7 +41,7 @@ class JsonFormat:
         def decode(payload: bytes) -> Values:
             # The quick part of the checks of ``decode``. Text in fields that are left out is not looked at, so where
             # it may not be UTF-8 it is read as a whole.
-            if len(payload) <= PAYLOAD_BYTES_MAX and payload.count(b"{") + payload.count(b"[") <= DEPTH_MAX:
+            if len(payload) <= PAYLOAD_BYTES_MAX and _opens_few(payload):
                 try:
                     if not payload.isascii():
                         payload.decode()
@@ -58,13 +59,9 @@ class JsonFormat:
         Raises:
             PayloadError: it is not JSON, too long or too deep.
         """
-        # Short payloads and those with few brackets cannot be too deep.
-        if len(payload) > DEPTH_MAX and payload.count(b"[") + payload.count(b"{") > DEPTH_MAX:
-            check_length(payload)
-            if not nests_at_most(DEPTH_MAX, payload):
-                raise PayloadError(TOO_DEEP)
-        elif len(payload) > PAYLOAD_BYTES_MAX:
-            check_length(payload)
+        check_length(payload)
+        if not _opens_few(payload) and not nests_at_most(DEPTH_MAX, payload):
+            raise PayloadError(TOO_DEEP)
         try:
             value = self._decode(payload)
         except (msgspec.MsgspecError, UnicodeDecodeError) as error:
@@ -87,6 +84,16 @@ class JsonFormat:
             return self._encode(values)
         except (TypeError, ValueError, OverflowError, RecursionError) as error:
             raise PayloadError(f"JSON cannot hold its fields: {error}") from None
+
+
+def _opens_few(payload: bytes) -> bool:
+    """Return whether so few lists and objects open in a payload that they cannot be too deep in each other."""
+    # Most messages have no list, and objects open only at their beginning. To see that takes less than half the time of
+    # counting, which would be a third of the time of a message. The byte as a number: bytes would be looked for tenfold
+    # slower.
+    if _LIST not in payload and payload.rfind(b"{") < DEPTH_MAX:
+        return True
+    return payload.count(b"{") + payload.count(b"[") <= DEPTH_MAX
 
 
 def _shape(paths: Iterable[Path]) -> Any:

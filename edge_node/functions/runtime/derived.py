@@ -5,14 +5,16 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from operator import attrgetter
 
 from weft.edge_node.functions.chain import SECOND, Chain, Outputs, ReplayOutputs
 from weft.edge_node.functions.contract import Gap, NotReady, Row
 from weft.edge_node.functions.runtime.counters import FunctionCounters
 from weft.edge_node.functions.runtime.culprits import Culprits
-from weft.edge_node.functions.runtime.inputs import Event, Inputs
+from weft.edge_node.functions.runtime.inputs import Inputs
 from weft.edge_node.functions.runtime.parts import Streams, Surroundings, Version
+from weft.edge_node.functions.runtime.pieces import pieces
 from weft.edge_node.functions.runtime.state_log import Positions, Remembered
 from weft.edge_node.functions.runtime.step_writer import StepWriter
 from weft.storage.segment_log import LogFailed, LogFull
@@ -28,6 +30,7 @@ STEP_S = 1.0
 RETRY_S = 1.0
 """Wait after an error, or while the log has no room; it doubles up to a minute."""
 RETRY_S_MAX = 60.0
+_PAYLOAD = attrgetter("payload")
 
 logger = logging.getLogger(__name__)
 
@@ -239,7 +242,7 @@ class Derived:
         events = await self._inputs.read()
         clock = self._around.clock
         until = clock() + TURN_S
-        for piece in _pieces(events, 1 if self._culprits.is_searching else SLICE, by_second=chain.has_ticks):
+        for piece in pieces(events, 1 if self._culprits.is_searching else SLICE, by_second=chain.has_ticks):
             await self._handle(chain, piece)
             if clock() >= until:
                 await self._around.turn()
@@ -256,20 +259,19 @@ class Derived:
         if not events:
             await self._wait()
 
-    async def _handle(self, chain: Chain, piece: list[Event]) -> None:
+    async def _handle(self, chain: Chain, piece: Gap | list[Row]) -> None:
         if not self._rows:
             self._since = self._around.clock()
-        first = piece[0]
         self._rows += 1
-        if isinstance(first, Gap):
+        if isinstance(piece, Gap):
             self.counters.gaps += 1
-            chain.gap(first, self._outputs)
+            chain.gap(piece, self._outputs)
             return
-        rows = [row for row in piece if isinstance(row, Row)]
+        rows = piece
         self._rows += len(rows)
         self.counters.rows_in += len(rows)
-        self.counters.bytes_in += sum(len(row.payload or b"") for row in rows)
-        await self._pass_time(chain, first.time - 1 if isinstance(first, Row) else 0)
+        self.counters.bytes_in += sum(map(len, map(_PAYLOAD, rows)))
+        await self._pass_time(chain, rows[0].time - 1)
         if self._culprits.is_searching:
             rows = self._culprits.bearable(rows, self._outputs)
         await chain.process(rows, self._outputs)
@@ -332,24 +334,3 @@ class Derived:
         if held is not None:
             until = min(until, held)
         return until if settled is None else min(until, settled + 1)
-
-
-def _pieces(events: list[Event], rows_max: int, *, by_second: bool) -> Iterator[list[Event]]:
-    """Yield rows that may be handled at once: of one second where time matters, else some; and each gap alone."""
-    piece: list[Event] = []
-    second = 0
-    for event in events:
-        if isinstance(event, Gap):
-            if piece:
-                yield piece
-            yield [event]
-            piece = []
-            continue
-        own = max(second, (event.time - 1) // SECOND) if by_second else 0
-        if piece and (own != second or len(piece) >= rows_max):
-            yield piece
-            piece = []
-        second = own
-        piece.append(event)
-    if piece:
-        yield piece

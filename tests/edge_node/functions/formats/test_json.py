@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 
 from tests.edge_node.functions.formats.values import fields, same
+from weft.edge_node.functions.formats.bounds import DEPTH_MAX
 from weft.edge_node.functions.formats.json_format import JsonFormat
 from weft.edge_node.functions.payloads import PayloadError
 
@@ -53,6 +54,21 @@ def test_what_is_no_json_is_refused(payload: bytes) -> None:
 def test_brackets_in_texts_are_no_depth() -> None:
     payload = b'{"a":"%s","b":"\\"[[[","c":[1]}' % (b"[{" * 500)
     assert JSON.decode(payload)["c"] == [1]
+
+
+@pytest.mark.parametrize("depth", [DEPTH_MAX, DEPTH_MAX + 1])
+@pytest.mark.parametrize("inner", [(b"[", b"]"), (b'{"":', b"}")], ids=["lists", "objects"])
+@pytest.mark.parametrize("before", [0, 30, 300])
+def test_the_same_depth_is_refused_wherever_it_is(depth: int, inner: tuple[bytes, bytes], before: int) -> None:
+    """Also in a field that no function reads, which is not made into objects."""
+    opening, closing = inner
+    payload = b'{"a":"%s","b":' % (b"a" * before) + opening * (depth - 1) + b"1" + closing * (depth - 1) + b"}"
+    for decode in (JSON.decode, JSON.decoder(frozenset({("a",)}))):
+        if depth <= DEPTH_MAX:
+            assert decode(payload)["a"] == "a" * before
+        else:
+            with pytest.raises(PayloadError, match="deep"):
+                decode(payload)
 
 
 @pytest.mark.parametrize("payload", [b'"' + b"a" * 200_000, b'"\\' * 100_000, b'["' * 100_000, b'[""' * 60_000])
