@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import os.path
 from collections.abc import Iterator
 from typing import Any
 
 import msgspec
 
-from weft.config.fields import default_of, model_shape
+from weft.config.fields import default_of, model_shape, unit_of
 
 
 def changed_settings(before: msgspec.Struct, now: msgspec.Struct) -> list[str]:
@@ -28,6 +29,27 @@ def without_defaults(value: Any) -> Any:
     if isinstance(value, dict):
         return {name: without_defaults(each) for name, each in value.items()}
     return [without_defaults(each) for each in value] if isinstance(value, tuple) else value
+
+
+def without_folders(value: Any) -> Any:
+    """Return a setting or section with the names of files in place of their paths, so that it is the same on each
+    machine and wherever the configuration is."""
+    if isinstance(value, msgspec.Struct):
+        fields = model_shape(type(value)).fields
+        inner = {field.name: getattr(value, field.name) for field in fields}
+        for field in fields:
+            is_path, each = unit_of(field.type) == "path", inner[field.name]
+            inner[field.name] = _names_of(each) if is_path else without_folders(each)
+        return msgspec.structs.replace(value, **inner)
+    if isinstance(value, dict):
+        return {name: without_folders(each) for name, each in value.items()}
+    return tuple(without_folders(each) for each in value) if isinstance(value, tuple) else value
+
+
+def _names_of(paths: Any) -> Any:
+    if isinstance(paths, tuple):
+        return tuple(map(os.path.basename, paths))
+    return None if paths is None else os.path.basename(paths)
 
 
 def _name(field: tuple[str, Any, Any]) -> str:

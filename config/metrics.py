@@ -294,6 +294,12 @@ EDGE_METRICS = (
     ),
     Metric("weft_edge_function_in_trouble", "gauge", "1 while they cannot go on; the status says why.", ("stream",)),
     Metric(
+        "weft_edge_function_version_refused",
+        "gauge",
+        "1 while they go on with former settings or files, as the newer ones fail; the status says why.",
+        ("stream",),
+    ),
+    Metric(
         "weft_edge_function_info",
         "gauge",
         "Always 1; its label names the version that runs.",

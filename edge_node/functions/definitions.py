@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from weft.config.changes import without_defaults
+from weft.config.changes import without_defaults, without_folders
 from weft.config.models import EdgeConfig
 from weft.edge_node.check.derived import inputs, is_derived
 from weft.edge_node.check.flow import Flow, level_names
@@ -33,8 +33,15 @@ class Definition(NamedTuple):
     others: tuple[str, ...]
     """Streams that its functions route rows to."""
     digest: bytes
-    """Checksum of the settings of its functions."""
+    """Checksum of the settings of its functions, with the names of files and without their folders: the same on each
+    machine. What is in the files is the version of each function (``Function.version``)."""
     make_chain: Callable[[], Chain]
+    whole: bytes = b""
+    """Checksum of all these settings, also of the folders: another one means other functions."""
+
+    def works_like(self, other: Definition | None) -> bool:
+        """Return whether another definition means the same functions."""
+        return other is not None and (self.digest, self.whole) == (other.digest, other.whole)
 
 
 class Levels:
@@ -79,9 +86,11 @@ def _definitions(config: EdgeConfig, *, before_log: bool) -> Iterator[Definition
     for name, stream in config.streams.items():
         if is_derived(stream) and (stream.raw == "discard" or not before_log):
             others = dict.fromkeys(target for step in stream.functions for target in step.facts.targets)
+            said = _said(config, flow, name)
             yield Definition(
-                name, inputs(name, stream), tuple(others), _digest(config, flow, name), _maker(config, flow, name)
-            )
+                name, inputs(name, stream), tuple(others), _checksum(without_folders(said), DIGEST_BYTES),
+                _maker(config, flow, name), _checksum(said, DIGEST_BYTES),
+            )  # fmt: skip
 
 
 def functions_of(config: EdgeConfig, flow: Flow, name: str) -> list[tuple[str, Function]]:
@@ -96,7 +105,7 @@ def functions_of(config: EdgeConfig, flow: Flow, name: str) -> list[tuple[str, F
         found.append((flow.input_payload(name).format, first))
     for at, step in enumerate(config.streams[name].functions):
         kind, settings = step.chosen
-        label = f"{kind}-{_checksum(settings, LABEL_BYTES).hex()}"
+        label = f"{kind}-{_checksum(without_folders(settings), LABEL_BYTES).hex()}"
         alike = sum(other == label or other.startswith(f"{label}-") for other, _ in found)
         found.append((f"{label}-{alike}" if alike else label, KINDS[kind](settings, context(config, flow, name, at))))
     return found
@@ -128,11 +137,11 @@ def _maker(config: EdgeConfig, flow: Flow, name: str) -> Callable[[], Chain]:
     return lambda: chain_of(config, flow, name)
 
 
-def _digest(config: EdgeConfig, flow: Flow, name: str) -> bytes:
+def _said(config: EdgeConfig, flow: Flow, name: str) -> tuple[Any, ...]:
+    """Return all that decides what the functions of a stream do, but for the content of files."""
     stream = config.streams[name]
     patterns = flow.patterns_before(name, 0)
-    said = (stream.functions, flow.input_payload(name), flow.payload(name), inputs(name, stream), patterns)
-    return _checksum(said, DIGEST_BYTES)
+    return stream.functions, flow.input_payload(name), flow.payload(name), inputs(name, stream), patterns
 
 
 def _checksum(settings: Any, length: int) -> bytes:

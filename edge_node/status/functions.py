@@ -29,6 +29,8 @@ class FunctionFacts(TypedDict):
     state_bytes: int
     trouble: str
     """Sentence about what keeps them from going on; empty when all is well."""
+    refused: str
+    """Sentence about newer settings or files that they do not work by; empty when all is well."""
 
 
 def function_facts(counters: FunctionCounters, now: int) -> FunctionFacts:
@@ -52,4 +54,5 @@ def function_facts(counters: FunctionCounters, now: int) -> FunctionFacts:
         lag_seconds=max(0, now - counters.until) / 1e9 if counters.until > 0 else 0.0,
         state_bytes=counters.state_bytes,
         trouble=counters.trouble,
+        refused=counters.refused,
     )

@@ -98,6 +98,7 @@ def function_samples(name: str, facts: FunctionFacts) -> Iterator[Sample]:
     yield Sample(f"{prefix}lag_seconds", facts["lag_seconds"], (name,))
     yield Sample(f"{prefix}state_bytes", facts["state_bytes"], (name,))
     yield Sample(f"{prefix}in_trouble", bool(facts["trouble"]), (name,))
+    yield Sample(f"{prefix}version_refused", bool(facts["refused"]), (name,))
     yield Sample(f"{prefix}info", 1, (name, facts["version"]))
 
 

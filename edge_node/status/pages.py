@@ -149,7 +149,8 @@ def page(facts: dict[str, Any]) -> str:
     functions = [
         (
             name, each["version"], each["rows_in"], each["rows_out"], each["rows_rejected"], each["lag_records"],
-            approximate_duration(each["lag_seconds"]), approximate_size(each["state_bytes"]), each["trouble"],
+            approximate_duration(each["lag_seconds"]), approximate_size(each["state_bytes"]),
+            "; ".join(filter(None, (each["trouble"], each["refused"]))),
         )
         for name, each in facts["functions"].items()
     ]  # fmt: skip

@@ -102,7 +102,13 @@ def _functions(each: dict[str, Any]) -> tuple[object, ...]:
     behind = approximate_duration(each["lag_seconds"])
     state = approximate_size(each["state_bytes"])
     counted_rows = each["rows_in"], each["rows_out"], each["rows_rejected"], each["lag_records"]
-    return *counted_rows, behind, state, each["version"], shown(each["trouble"])
+    return (
+        *counted_rows,
+        behind,
+        state,
+        each["version"],
+        shown("; ".join(filter(None, (each["trouble"], each["refused"])))),
+    )
 
 
 def _counts(stream: dict[str, Any]) -> tuple[object, ...]:

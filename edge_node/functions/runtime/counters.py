@@ -34,4 +34,6 @@ class FunctionCounters(msgspec.Struct):
     """Bytes of the last copy of the states and of the changes since, in the log."""
     version: str = ""
     trouble: str = ""
-    """Line for an operator; empty when all is well."""
+    """Line about what keeps them from going on; empty when all is well."""
+    refused: str = ""
+    """Line about newer settings or files that they do not work by; empty when all is well."""

@@ -56,8 +56,15 @@ class Derived:
         self._streams = streams
         self._next: Version | None = None
         """Version to go on with after this step."""
+        self._changed = asyncio.Event()
+        """Set when there is another version to go on with."""
+        self._next_at = 0.0
+        """Time at which it is tried, by the clock."""
+        self._next_wait_s = RETRY_S
         self._former: Version | None = None
         """Version to go back to if the present one fails before its first step is written."""
+        self._refused = ""
+        """Line about why the version of the configuration is not the one that runs."""
         self._around = around
         self._wake = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
@@ -88,13 +95,12 @@ class Derived:
     def change(self, version: Version) -> None:
         """Go on with another version of the functions after the present step; back to this one if that fails at once.
         States of functions whose settings are the same go on."""
-        self._next = version
-        self._wake.set()
-
-    @property
-    def digest(self) -> bytes:
-        """Return the checksum of the settings that it works with, or will after this step."""
-        return (self._next or self._version).digest
+        if version.works_like(self._version):
+            self._next, self._refused = None, ""
+        elif self._next is None or not version.works_like(self._next):
+            self._next, self._next_at, self._next_wait_s = version, 0.0, RETRY_S
+            self._wake.set()
+            self._changed.set()
 
     def has_streams(self, inputs: Sequence[str], others: Sequence[str]) -> bool:
         """Return whether it reads and writes these streams."""
@@ -145,7 +151,9 @@ class Derived:
                 if self._chain is None:
                     await self._make()
                 await self._work()
-                self.counters.trouble = self._chain.trouble() if self._chain is not None else ""
+                self.counters.trouble = ""
+                told = self._refused, self._chain.trouble() if self._chain is not None else ""
+                self.counters.refused = "; ".join(filter(None, told))
                 wait_s = RETRY_S
                 continue
             except LogFailed:
@@ -153,6 +161,10 @@ class Derived:
             except NotReady as error:
                 self._is_stale = bool(self._rows)
                 self._trouble(str(error))
+                if self._chain is None and self._next is not None:
+                    # What cannot work is not what is wanted any more.
+                    self._version, self._next = self._next, None
+                    continue
             except LogFull as error:
                 self._trouble(f"waits for room in the log: {error}")
             except OSError as error:
@@ -168,8 +180,18 @@ class Derived:
                     self._culprits.failed(error)
                 logger.exception("the functions of stream %s failed; they start again in %g s", self._name, wait_s)
                 self._trouble(f"failed ({type(error).__name__}: {error}) and is started again")
-            await self._around.sleep(wait_s)
+            await self._pause(wait_s)
             wait_s = min(2 * wait_s, RETRY_S_MAX)
+
+    async def _pause(self, wait_s: float) -> None:
+        """Wait after an error; not for longer than the functions stay the same."""
+        self._changed.clear()
+        pauses = {asyncio.ensure_future(self._around.sleep(wait_s)), asyncio.ensure_future(self._changed.wait())}
+        try:
+            await asyncio.wait(pauses, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for pause in pauses:
+                pause.cancel()
 
     async def _make(self) -> None:
         chain = self._version.make_chain()
@@ -194,7 +216,7 @@ class Derived:
     async def _switched(self, chain: Chain, version: Version) -> Chain:
         """Return the functions of another version, with the states of this one; the same functions if they cannot be
         made."""
-        self._next = None
+        new = None
         try:
             new = version.make_chain()
             states = {label: state.values for label, state in chain.states()}
@@ -202,21 +224,40 @@ class Derived:
                 for key, value in states.get(label, {}).items():
                     state.load(key, value)
             await new.prepare()
-        except (ValueError, NotReady) as error:
-            self._trouble(f"goes on with the functions of before: {error}")
+        except BaseException as error:
+            if new is not None:
+                await new.close()  # a function before the one that failed may have started a process
+            if not isinstance(error, Exception):
+                raise
+            if not isinstance(error, ValueError | NotReady):
+                logger.exception("the new functions of stream %s cannot be made", self._name)
+            if self._next is version:
+                # A file may come yet. Rows do not wait for it meanwhile.
+                self._refuse(f"the functions of before go on, as the new ones cannot work: {error}")
+                self._next_at = self._around.clock() + self._next_wait_s
+                self._next_wait_s = min(2 * self._next_wait_s, RETRY_S_MAX)
+            return chain
+        if self._next is not version:  # the configuration has changed once more
+            await new.close()
             return chain
         await chain.close()
         self._former, self._version, self._chain = self._version, version, new
+        self._next, self._refused = None, ""
         self.counters.version = version.text()
         return new
 
     def _go_back(self, error: Exception) -> None:
         """Go back to the version of before, from what is durable."""
         assert self._former is not None
-        logger.warning("stream %s: its new functions fail on their first rows (%s); the former ones go on",
-                       self._name, error)  # fmt: skip
+        self._refuse(f"the functions of before go on, as the new ones fail on their first rows "
+                     f"({type(error).__name__}: {error})")  # fmt: skip
         self._version, self._former = self._former, None
         self.counters.version = self._version.text()
+
+    def _refuse(self, text: str) -> None:
+        if self._refused != text:
+            logger.warning("stream %s: %s", self._name, text)
+        self._refused = self.counters.refused = text
 
     def _trouble(self, text: str) -> None:
         if self.counters.trouble != text:
@@ -227,20 +268,19 @@ class Derived:
 
     async def _work(self) -> None:
         """Handle a page of the inputs, or wait for one."""
-        chain = self._chain
+        chain, clock = self._chain, self._around.clock
         assert chain is not None
         self._wake.clear()
         if self._writer.waits:
             self._writer.retry()
             self._is_written()
-        if self._next is not None:
+        if self._next is not None and clock() >= self._next_at:
             if self._rows:
                 self._commit(chain)
             chain = await self._switched(chain, self._next)
         if not self._rows:
             await chain.prepare()
         events = await self._inputs.read()
-        clock = self._around.clock
         until = clock() + TURN_S
         for piece in pieces(events, 1 if self._culprits.is_searching else SLICE, by_second=chain.has_ticks):
             await self._handle(chain, piece)

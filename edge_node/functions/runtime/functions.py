@@ -104,7 +104,7 @@ class Functions:
         """
         wanted = {definition.name: definition for definition in definitions}
         for name, definition in wanted.items():
-            if definition.digest != (self._wanted[name].digest if name in self._wanted else None):
+            if not definition.works_like(self._wanted.get(name)):
                 definition.make_chain()  # says now whether it can be made
         for name, definition in wanted.items():
             # From now on: links may tell of marks before the functions run.
@@ -190,7 +190,7 @@ class Functions:
                     del self._running[name]
                     if definition is None:
                         self._around.holds.lift(name)
-                elif derived.digest != definition.digest:
+                else:
                     derived.change(version_of(definition))
             for name in done.keys() - self._running.keys():
                 # What was written before counts, whether it was durable already or not.
@@ -227,4 +227,4 @@ class Functions:
 
 def version_of(definition: Definition) -> Version:
     """Return the version of the functions of a definition."""
-    return Version(definition.name, definition.digest, definition.make_chain)
+    return Version(definition.name, definition.digest, definition.make_chain, whole=definition.whole)

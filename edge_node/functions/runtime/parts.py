@@ -73,6 +73,12 @@ class Version(NamedTuple):
     """Makes the functions, without any state."""
     replayed: str = ""
     """Derived stream that is computed again; empty for a stream of the configuration."""
+    whole: bytes = b""
+    """Checksum of the settings with the folders of files."""
+
+    def works_like(self, other: Version) -> bool:
+        """Return whether another version means the same functions."""
+        return (self.digest, self.whole) == (other.digest, other.whole)
 
     def text(self, files: str = "") -> str:
         """Return it as the origin of rows has it; ``files`` is the version of the files that the functions read."""

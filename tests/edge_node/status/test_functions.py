@@ -15,6 +15,7 @@ NOW = 1_700_000_000_000_000_000
 COUNTERS = FunctionCounters(
     rows_in=1000, rows_out=37, rows_rejected=5, rows_routed=2, alerts=1, gaps=3, bytes_in=50_000, bytes_out=1800,
     steps=9, failures=4, lag=12, until=NOW - 90 * 10**9, state_bytes=4 << 20, version="8a1f03c4", trouble="waits",
+    refused="the functions of before go on",
 )  # fmt: skip
 
 
@@ -28,6 +29,10 @@ def test_every_metric_of_functions_is_exported_with_what_was_counted() -> None:
     values = {name.removeprefix("weft_edge_function_"): sample.value for name, sample in samples.items()}
     assert values["rows_in_total"] == 1000
     assert (values["lag_records"], values["lag_seconds"], values["in_trouble"]) == (12, 90.0, True)
+    assert values["version_refused"] is True
+    held = function_samples("calm", function_facts(msgspec.structs.replace(COUNTERS, trouble=""), NOW))
+    shown = {sample.name: sample.value for sample in held}
+    assert shown["weft_edge_function_in_trouble"] is False, "they go on"
     assert samples["weft_edge_function_info"].labels == ("calm", "8a1f03c4")
 
 

@@ -1,0 +1,105 @@
+"""Functions that change while they run: what an operator sees of it, and what becomes of a version that cannot work."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tests.edge_node.functions.runtime.node import START, Edge, Large, definition
+from tests.storage.fakes import FakeFileSystem
+from weft.edge_node.functions.contract import AsyncFunction, Function, NotReady, Out, Row
+
+LARGE = definition("large", ["telemetry"], lambda: [("large", Large(0))])
+
+
+class Faulty(Large):
+    def process(self, rows: list[Row], out: Out) -> list[Row]:
+        raise RuntimeError("a fault of the new version")
+
+
+class Resource(AsyncFunction):
+    """Works with something that has to be closed, and counts what is open."""
+
+    open = 0
+
+    async def prepare(self) -> None:
+        if not hasattr(self, "_is_open"):
+            self._is_open = True
+            Resource.open += 1
+
+    def process(self, rows: list[Row], out: Out) -> list[Row]:
+        return rows
+
+    async def close(self) -> None:
+        if hasattr(self, "_is_open"):
+            del self._is_open
+            Resource.open -= 1
+
+
+class WithFile(AsyncFunction):
+    """Needs a file, which may be missing."""
+
+    is_there = False
+
+    async def prepare(self) -> None:
+        if not WithFile.is_there:
+            raise NotReady("machines.csv is missing")
+
+    def process(self, rows: list[Row], out: Out) -> list[Row]:
+        return rows
+
+
+def needs_file() -> Sequence[tuple[str, Function]]:
+    return [("resource", Resource()), ("file", WithFile())]
+
+
+async def test_a_version_that_was_taken_back_stays_in_the_status_until_the_next_change() -> None:
+    edge = Edge(FakeFileSystem(), LARGE)
+    edge.publish("telemetry", 10, time=START)
+    await edge.settle()
+    edge.functions.change([definition("large", ["telemetry"], lambda: [("faulty", Faulty(0))], digest=b"faulty")])
+    await edge.settle()
+    edge.publish("telemetry", 5, 20)
+    await edge.pass_time(5)
+    figures = edge.functions.counters()["large"]
+    assert figures.lag == 0
+    assert figures.trouble == "", "the stream goes on"
+    assert "new ones fail on their first rows (RuntimeError: a fault of the new version)" in figures.refused
+    edge.functions.change([LARGE])
+    await edge.pass_time(2)
+    assert figures.refused == ""
+    await edge.close()
+
+
+async def test_a_version_without_its_file_is_named_holds_nothing_up_and_is_taken_when_the_file_comes() -> None:
+    WithFile.is_there, Resource.open = False, 0
+    edge = Edge(FakeFileSystem(), LARGE)
+    edge.publish("telemetry", 10, time=START)
+    await edge.pass_time(1)
+    wanted = definition("large", ["telemetry"], needs_file, digest=b"with file")
+    edge.functions.change([wanted])
+    edge.publish("telemetry", 11)
+    await edge.pass_time(20)
+    figures = edge.functions.counters()["large"]
+    assert [record[3]["value"] for record in edge.read("large")] == [10, 11]
+    assert (figures.trouble, figures.version) == ("", LARGE.digest.hex()[:8])
+    assert "machines.csv is missing" in figures.refused
+    assert Resource.open == 0, "what a function before it has opened is closed again"
+    WithFile.is_there = True
+    await edge.pass_time(61)
+    assert (figures.refused, figures.version) == ("", wanted.digest.hex()[:8])
+    assert Resource.open == 1
+    await edge.close()
+    assert Resource.open == 0
+
+
+async def test_functions_that_could_never_start_make_way_for_others_at_once() -> None:
+    WithFile.is_there = False
+    edge = Edge(FakeFileSystem(), definition("large", ["telemetry"], needs_file, digest=b"with file"))
+    edge.publish("telemetry", 10, time=START)
+    await edge.pass_time(5)
+    assert "machines.csv" in edge.functions.counters()["large"].trouble
+    edge.functions.change([LARGE])
+    await edge.pass_time(2)
+    assert [record[3]["value"] for record in edge.read("large")] == [10]
+    assert edge.functions.counters()["large"].trouble == ""
+    await edge.close()
