@@ -13,6 +13,7 @@ from weft.edge_node.functions.contract import Gap, NotReady, Row
 from weft.edge_node.functions.runtime.counters import FunctionCounters
 from weft.edge_node.functions.runtime.culprits import Culprits
 from weft.edge_node.functions.runtime.inputs import Inputs
+from weft.edge_node.functions.runtime.losses import Losses, losses_of, tell
 from weft.edge_node.functions.runtime.parts import Streams, Surroundings, Version
 from weft.edge_node.functions.runtime.pieces import pieces
 from weft.edge_node.functions.runtime.state_log import Positions, Remembered
@@ -82,6 +83,8 @@ class Derived:
 
     def start(self) -> None:
         """Begin to work."""
+        # The log does not remember over a restart what may go; a stream without new records would keep its old ones.
+        self._writer.tell_read(Positions(self._inputs.positions()))
         self._task = asyncio.get_running_loop().create_task(self._run())
 
     async def close(self) -> None:
@@ -119,7 +122,9 @@ class Derived:
 
     def _start_from(self, remembered: Remembered) -> None:
         around, inputs = self._around, self._streams.inputs
+        self._losses = losses_of(around.log, self._streams, remembered, around.wall_clock())
         positions = remembered.positions
+        self._begun_from = positions
         found = {name: positions.inputs.get(name) for name in inputs}
         self._inputs = Inputs(
             around.log,
@@ -134,7 +139,7 @@ class Derived:
             unordered=self._streams.written,
         )
         self._tick = positions.tick
-        self._writer.go_on(remembered)
+        self._writer.go_on(remembered, forgets=self._losses.forgets, heals=bool(self._losses.of))
         self._states = remembered.states
         self._outputs, self._rows = self._no_outputs(), 0
 
@@ -204,6 +209,11 @@ class Derived:
             await chain.close()  # a function before the one that failed may have started a process
             raise
         self._chain, self._states = chain, {}
+        if self._losses.of:
+            told = await tell(self._losses, chain, self._begun_from, self._outputs, self._name)
+            self._losses = Losses([])
+            self._rows += told
+            self.counters.gaps += told
 
     async def _restart(self) -> None:
         if self._chain is not None:
@@ -354,8 +364,11 @@ class Derived:
         """
         outputs, self._outputs = self._outputs, self._no_outputs()
         inputs, hold = self._inputs, self._hold_of(chain)
+        # Inputs of earlier settings may come back: their rows are not to be read twice.
+        begun = self._begun_from
         positions = Positions(
-            inputs.positions(), self._tick, inputs.times(), hold, replayed=self._version.replayed
+            {**begun.inputs, **inputs.positions()}, self._tick, {**begun.times, **inputs.times()}, hold,
+            replayed=self._version.replayed,
         )  # fmt: skip
         self._rows = 0
         self._writer.take(outputs, positions, chain.states(), self._version, chain.version())

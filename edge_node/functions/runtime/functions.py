@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Awaitable, Callable, Iterable
 
 from weft.edge_node.functions.definitions import Definition
@@ -11,10 +12,10 @@ from weft.edge_node.functions.runtime.derived import Derived
 from weft.edge_node.functions.runtime.holds import Holds
 from weft.edge_node.functions.runtime.parts import Alerts, Streams, Surroundings, Version
 from weft.edge_node.functions.runtime.replays import REPLAYS_MAX, Progress, Replay, ReplayRefused
-from weft.edge_node.functions.runtime.state_log import Remembered, StateReader
+from weft.edge_node.functions.runtime.state_log import Remembered, StateReader, tombstone
 from weft.edge_node.streams import FUNCTIONS_STREAM, errors_stream
 from weft.protocols.ranges import RangeSet
-from weft.storage.segment_log import SegmentLog
+from weft.storage.segment_log import LogFull, SegmentLog
 
 READS_MAX = 2
 """Pages that functions read from the disk at one time."""
@@ -63,18 +64,20 @@ class Functions:
         self._running: dict[str, Derived] = {}
         self._changes: asyncio.Task[None] | None = None
         self._wanted: dict[str, Definition] = {}
-        known = StateReader(log, self._states).streams
+        reader = StateReader(log, self._states)
         self._replays: dict[str, Replay] = {}
         self._closing: asyncio.Task[None] | None = None
         self._written: set[str] = set()
         """Names of the streams that functions write. Derived streams look at it while it changes."""
         self._want({definition.name: definition for definition in definitions})
         for name, definition in self._wanted.items():
-            self._running[name] = self._made(definition, known.pop(name, Remembered()))
-        self._marked = {name: marked for name, left in known.items() if (marked := left.positions.replayed)}
-        for name, left in known.items():
-            if name not in self._marked:  # it has no functions any more
-                log.release(self._states, RangeSet([(seq, seq + 1) for seq in left.seqs]))
+            self._running[name] = self._made(definition, reader.of(name))
+        left = reader.streams
+        self._marked = {name: marked for name, each in left.items() if (marked := each.positions.replayed)}
+        for name, each in left.items():
+            self._forget(each.old)
+            if name not in self._marked:
+                self._bury(name, each)
         self._unlisten = log.listen_to_streams(self._appended)
 
     def start(self) -> None:
@@ -200,8 +203,23 @@ class Functions:
                 self._running[name] = self._made(done[name], remembered)
                 self._running[name].start()
 
+    def _forget(self, seqs: list[int]) -> None:
+        """Let records of states go. The log does not remember over a restart which of them may."""
+        if seqs:
+            self._log.release(self._states, RangeSet([(seq, seq + 1) for seq in seqs]))
+
+    def _bury(self, name: str, left: Remembered) -> None:
+        """Keep only the positions of a stream that has no functions any more."""
+        if len(left.seqs) < 2 and not left.states:
+            return
+        key, value = tombstone(name, left)
+        with contextlib.suppress(LogFull):  # another start has room
+            self._log.append(self._states, self._around.wall_clock(), [key], [value])
+            self._log.on_durable(lambda error: self._forget(left.seqs) if error is None else None)
+
     def _made(self, definition: Definition, remembered: Remembered, replayed: str = "") -> Derived:
         version = version_of(definition)._replace(replayed=replayed)
+        self._forget(remembered.old)
         return Derived(version, self._streams(definition), self._around, remembered)
 
     def _streams(self, definition: Definition) -> Streams:
@@ -216,7 +234,7 @@ class Functions:
         )
 
     def _read_states(self, name: str) -> Remembered:
-        return StateReader(self._log, self._states).streams.get(name, Remembered())
+        return StateReader(self._log, self._states).of(name)
 
     def _appended(self, streams: frozenset[int]) -> None:
         for derived in self._running.values():

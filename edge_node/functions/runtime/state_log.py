@@ -5,13 +5,16 @@ changed in the states. When the changes outweigh the states, a full copy follows
 that no step is long because of it. A piece has the values of its keys as they are when it is written, and changes go
 on being written meanwhile: all records from the copy's first on, in order, give the states. What is older is then
 released.
+
+A record names the one before it, and a step's record says how far its outputs reached. So a start knows when the disk
+has lost one (``Loss``), and says so in the outputs rather than going on with numbers that look right.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Iterator
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import msgspec
 
@@ -19,6 +22,7 @@ from weft.edge_node.functions.contract import State
 from weft.protocols.batch import records
 from weft.protocols.errors import UnsupportedVersion
 from weft.protocols.ranges import RangeSet
+from weft.storage.segment_log.read.answers import Gone
 
 READ_BYTES = 1 << 20
 PIECE_BYTES = 64 << 10
@@ -47,6 +51,18 @@ class Positions(msgspec.Struct, array_like=True):
     """Number of a stream -> time of the last row that was written to it."""
     replayed: str = ""
     """Derived stream that this one is a replay of; empty for a stream of the configuration."""
+    ends: dict[int, int] = {}
+    """Number of a stream that only this function writes -> number of its first record that no step has written."""
+
+
+class Loss(NamedTuple):
+    """Rows of an input of which functions may have forgotten what they knew, as the disk lost it."""
+
+    input: str
+    first: int
+    end: int
+    after: int
+    """Time of the last row before them, ns since 1970; 0 when that is not known."""
 
 
 class _Entry(msgspec.Struct, array_like=True):
@@ -60,6 +76,18 @@ class _Entry(msgspec.Struct, array_like=True):
     piece: dict[str, dict[bytes, Any]] = {}
     """Values of the copy, likewise."""
     ends_copy: bool = False
+    before: int = -1
+    """Number of the record before it of the same derived stream; -1 for none."""
+    labels: list[str] | None = None
+    """Labels of the functions there are from now on: what was remembered of others is forgotten. None: as before."""
+    heals: bool = False
+    """True where what was lost before it has been told."""
+
+
+class _Beginning(msgspec.Struct, array_like=True):
+    """Part of a record's value that each release can read."""
+
+    version: int
 
 
 class Log(Protocol):
@@ -73,6 +101,10 @@ class Log(Protocol):
         """Return the number after the last durable record."""
         ...
 
+    def why_gone(self, stream: int, numbers: RangeSet) -> list[Gone]:
+        """Return why the log has none of some numbers."""
+        ...
+
 
 class Remembered:
     """Contents of the log about one derived stream."""
@@ -83,13 +115,21 @@ class Remembered:
         """Label -> key -> value."""
         self.seqs: list[int] = []
         """Numbers of the records that this stands in."""
+        self.old: list[int] = []
+        """Numbers of records that are not needed any more."""
         self.size_bytes = 0
         """Length of all records since the node's first, or since the last copy."""
+        self.losses: dict[str, Loss] = {}
+        """Input -> rows whose changes to the states are missing."""
+        self.may_lack_end = False
+        """True if records after the last one may have been lost."""
         self._copy: dict[str, dict[bytes, Any]] | None = None
         self._copy_from = 0
+        self._copy_losses: dict[str, Loss] = {}
 
     def learn(self, seq: int, entry: _Entry, length: int) -> None:
         """Take in the next record."""
+        self._look_for_loss(entry)
         self.seqs.append(seq)
         self.size_bytes = length if entry.begins_copy else self.size_bytes + length
         self.positions = entry.positions
@@ -97,12 +137,30 @@ class Remembered:
             self._copy, self._copy_from = {}, len(self.seqs) - 1
         for states in (self.states, self._copy):
             if states is not None:
+                if entry.labels is not None:
+                    for label in states.keys() - entry.labels:
+                        del states[label]
                 _apply(states, entry.changes)
-        if self._copy is not None:
-            _apply(self._copy, entry.piece)
-            if entry.ends_copy:
-                self.states, self._copy = self._copy, None
-                del self.seqs[: self._copy_from]
+                # Also to states that no copy is needed for: it may be all that is left of them.
+                _apply(states, entry.piece)
+        if self._copy is not None and entry.ends_copy:
+            self.states, self._copy = self._copy, None
+            self.losses = self._copy_losses
+            self.old += self.seqs[: self._copy_from]
+            del self.seqs[: self._copy_from]
+
+    def _look_for_loss(self, entry: _Entry) -> None:
+        if entry.begins_copy:
+            self._copy_losses = {}
+        if entry.heals:
+            self.losses, self._copy_losses = {}, {}
+        elif entry.before >= 0 and (not self.seqs or self.seqs[-1] != entry.before):
+            # Records before a copy may be missing: they are released. Once it is whole, nothing of this counts.
+            for name, end in entry.positions.inputs.items():
+                first, after = self.positions.inputs.get(name, 0), self.positions.times.get(name, 0)
+                for losses in (self.losses, *(() if entry.begins_copy else (self._copy_losses,))):
+                    known = losses.get(name, Loss(name, first, end, after))
+                    losses[name] = known._replace(end=max(end, known.end))
 
 
 def _apply(states: dict[str, dict[bytes, Any]], changes: dict[str, dict[bytes, Any]]) -> None:
@@ -127,38 +185,68 @@ class StateReader:
         """
         self.streams: dict[str, Remembered] = {}
         """Name of a derived stream -> what is remembered of it; those that are not configured any more, too."""
+        self._lost_end = 0
+        """Number after the last record that was lost, or that says nothing."""
         decoder = msgspec.msgpack.Decoder(_Entry)
         seq, end = 0, log.durable_end(stream)
+        missing = RangeSet([(0, end)])
         while seq < end and (batches := log.read(stream, seq, READ_BYTES)):
             for data in batches:
                 for record in records(data):
                     seq = record.seq + 1
+                    missing.remove(record.seq, seq)
                     self._learn(record.seq, record.key.decode(), record.payload, decoder)
+        # What was released and is gone has no notice.
+        told = [gone.end for gone in log.why_gone(stream, missing) if gone.reason is not None]
+        self._lost_end = max(self._lost_end, *told, 0)
+        for remembered in self.streams.values():
+            remembered.may_lack_end = remembered.seqs[-1] < self._lost_end
+
+    def of(self, name: str) -> Remembered:
+        """Return what is remembered of a derived stream; it is in ``streams`` no longer."""
+        found = self.streams.pop(name, None)
+        if found is None:
+            found = Remembered()
+            found.may_lack_end = self._lost_end > 0
+        return found
 
     def _learn(self, seq: int, name: str, payload: bytes, decoder: msgspec.msgpack.Decoder[_Entry]) -> None:
         try:
+            if msgspec.msgpack.decode(payload, type=_Beginning).version > VERSION:
+                raise UnsupportedVersion(
+                    f"the functions of stream {name} have run in a later release: install that again"
+                )
             entry = decoder.decode(payload)
         except msgspec.MsgspecError as error:
-            logger.error("a step of the functions of stream %s is lost: %s", name, error)
+            logger.error("a step of the functions of stream %s cannot be read: %s", name, error)
+            self._lost_end = seq + 1
             return
-        if entry.version > VERSION:
-            raise UnsupportedVersion(f"the functions of stream {name} have run in a later release: install that again")
         self.streams.setdefault(name, Remembered()).learn(seq, entry, len(payload))
 
 
 class StateWriter:
     """Writer of the records of one derived stream, which knows when they may go."""
 
-    def __init__(self, name: str, remembered: Remembered) -> None:
-        """Go on after what the log has."""
+    def __init__(self, name: str, remembered: Remembered, *, forgets: bool = False, heals: bool = False) -> None:
+        """Go on after what the log has.
+
+        Args:
+            forgets: the functions begin with nothing, whatever the log remembers.
+            heals: the next step tells what was lost.
+        """
         self.key = name.encode()
         self._encoder = msgspec.msgpack.Encoder()
         self._seqs = list(remembered.seqs)
         self._changed_bytes = remembered.size_bytes
         self._copied_bytes = 0
         self._copy: Iterator[tuple[str, bytes, Any]] | None = None
+        self._copied: list[State] = []
+        """States that the copy is one of. Other functions have others."""
         self._copy_from = 0
         self._has_ended = False
+        self._labels: list[str] | None = None
+        """Labels that the log knows of."""
+        self._forgets, self._heals = forgets, heals
 
     @property
     def size_bytes(self) -> int:
@@ -170,10 +258,17 @@ class StateWriter:
         under way. ``written`` follows."""
         states = list(states)
         changes = {label: changed for label, state in states if (changed := state.take_changes())}
-        entry = _Entry(VERSION, positions, changes)
-        if self._copy is None and self._changed_bytes > max(COPY_BYTES_MIN, COPY_FACTOR * self._copied_bytes):
+        before = self._seqs[-1] if self._seqs else -1
+        entry = _Entry(VERSION, positions, changes, before=before, heals=self._heals)
+        labels = [label for label, _ in states]
+        if labels != self._labels:
+            entry.labels, self._labels = [] if self._forgets else labels, labels
+        is_other = self._copy is not None and [id(own) for own in self._copied] != [id(own) for _, own in states]
+        outweighs = self._changed_bytes > max(COPY_BYTES_MIN, COPY_FACTOR * self._copied_bytes)
+        if is_other or (self._copy is None and outweighs):
             entry.begins_copy = True
             self._changed_bytes = self._copied_bytes = 0
+            self._copied = [state for _, state in states]
             self._copy, self._copy_from = _all_of(states), len(self._seqs)
         if self._copy is not None:
             self._add_piece(entry, self._copy)
@@ -184,6 +279,7 @@ class StateWriter:
     def written(self, seq: int) -> RangeSet:
         """Note the number that the record got. Return the records that may go once it is durable."""
         self._seqs.append(seq)
+        self._forgets = self._heals = False
         gone = RangeSet()
         if self._has_ended:
             self._has_ended = False
@@ -213,3 +309,11 @@ def _all_of(states: Iterable[tuple[str, State]]) -> Iterator[tuple[str, bytes, A
         for key in list(state.values):
             if (value := state.values.get(key)) is not None:
                 yield label, key, value
+
+
+def tombstone(name: str, remembered: Remembered) -> tuple[bytes, bytes]:
+    """Return key and value of a record that keeps the positions of a derived stream, and none of its states: if the
+    stream comes back, it makes nothing twice."""
+    before = remembered.seqs[-1]
+    entry = _Entry(VERSION, remembered.positions, {}, begins_copy=True, ends_copy=True, before=before, labels=[])
+    return name.encode(), msgspec.msgpack.encode(entry)

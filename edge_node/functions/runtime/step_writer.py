@@ -30,9 +30,14 @@ class StepWriter:
         self._told = 0
         """Time up to which marks may have told that nothing more comes."""
 
-    def go_on(self, remembered: Remembered) -> None:
-        """Go on after what the log has; drop what is not in it."""
-        self._states = StateWriter(self._name, remembered)
+    def go_on(self, remembered: Remembered, *, forgets: bool = False, heals: bool = False) -> None:
+        """Go on after what the log has; drop what is not in it.
+
+        Args:
+            forgets: the functions begin with nothing.
+            heals: the next step tells what the disk has lost of their states.
+        """
+        self._states = StateWriter(self._name, remembered, forgets=forgets, heals=heals)
         self._last = dict(remembered.positions.last)
         self._pending = None
         self._hold(remembered.positions.hold)
@@ -53,9 +58,13 @@ class StepWriter:
         Raises:
             LogFull, LogFailed: it is not written; ``retry`` tries again.
         """
-        streams = self._streams
+        streams, around = self._streams, self._around
         runs = runs_of(outputs, streams.own, streams.errors, streams.others, after=self._told, last=self._last)
         positions.last = dict(self._last)
+        positions.ends = {stream: around.log.next_seq(stream) for stream in (streams.own, streams.errors)}
+        for run in runs:
+            if run.stream in positions.ends:
+                positions.ends[run.stream] += len(run.keys)
         text = version.text(files)
         self._pending = Step(
             runs, outputs.alerts, self._states.entry(positions, states), positions, text, version.digest
@@ -84,15 +93,19 @@ class StepWriter:
         """Let marks go on to a time, once everything that was written is durable."""
         self._around.log.on_durable(lambda error: self._hold(time) if error is None else None)
 
+    def tell_read(self, positions: Positions) -> None:
+        """Release the records of the inputs that durable positions have passed."""
+        for name, seq in positions.inputs.items():
+            if seq and name in self._streams.inputs:
+                self._around.released(self._name, name, RangeSet([(0, seq)]))
+
     # --- inside
 
     def _durable(self, step: Step, gone: RangeSet) -> None:
         around = self._around
         if gone:
             around.log.release(self._streams.states, gone)
-        for name, seq in step.positions.inputs.items():
-            if seq:
-                around.released(self._name, name, RangeSet([(0, seq)]))
+        self.tell_read(step.positions)
         self._hold(step.positions.hold)
 
     def _hold(self, time: int) -> None:
