@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import stat
 from collections.abc import Iterator
 from typing import Any
 
@@ -60,6 +62,10 @@ def function_files(config: EdgeConfig) -> Iterator[Finding]:
 def _unreadable(settings: Any) -> Iterator[tuple[str, str]]:
     for key, file in _files(settings):
         try:
+            if not stat.S_ISREG(mode := os.stat(file).st_mode) and not stat.S_ISDIR(mode):
+                # To open a pipe would wait for a process that writes to it.
+                yield key, f"{file}: this is no regular file"
+                continue
             with open(file, "rb"):
                 pass
         except OSError as error:

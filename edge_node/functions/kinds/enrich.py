@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -32,12 +33,13 @@ class Enrich(AsyncFunction):
         self._files = WatchedFiles((settings.file, f"{settings.file}-wal"), CHECK_INTERVAL_S)
         self._table: LookupTable | None = None
         self._trouble = ""
+        self._stopped = threading.Event()
 
     async def prepare(self) -> None:
         """Read the file, if it changed."""
         if self._files.changed(asyncio.get_running_loop().time()):
             try:
-                table = await asyncio.to_thread(read_table, self._wanted)
+                table = await asyncio.to_thread(read_table, self._wanted, self._stopped.is_set)
             except TableError as error:
                 self._refuse(str(error))
             else:
@@ -59,6 +61,10 @@ class Enrich(AsyncFunction):
         if self._trouble != f"{why}{stays}":
             log.error("%s: %s%s", self._context.stream, why, stays)
         self._trouble = f"{why}{stays}"
+
+    async def close(self) -> None:
+        """Stop reading. The end of a node waits for its threads."""
+        self._stopped.set()
 
     def process(self, rows: list[Row], out: Out) -> list[Row]:
         """Return the rows with the fields of the file."""

@@ -6,10 +6,12 @@ import csv
 import hashlib
 import os
 import sqlite3
+import stat
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TextIO
 from urllib.parse import quote
 
 import msgspec
@@ -17,7 +19,13 @@ import msgspec
 from weft.config.machine import why_unreadable
 
 HASH_CHARACTERS = 12
-FIELD_CHARACTERS_MAX = 1 << 16
+LINE_CHARACTERS_MAX = 1 << 20
+"""Longest line of a CSV file. A file that is no CSV may be one line of a gigabyte."""
+COLUMNS_MAX = 2000
+VALUE_BYTES_MAX = 1 << 20
+STEPS_MAX = 200_000_000
+"""Steps of SQLite for all rows: ten seconds. A view may be a query without end."""
+_STEPS_A_LOOK = 10_000
 _SQLITE_MAGIC = b"SQLite format 3\0"
 _ROW_BYTES = 250
 """Memory of a row beside its text: the tuple, its entry in the mapping, and the heads of key and values."""
@@ -65,17 +73,28 @@ def text_of(value: Any) -> str | None:
     return str(value) if isinstance(value, int | float) else None
 
 
-def read_table(wanted: Wanted) -> LookupTable:
+class Stopped(Exception):
+    """The table is not wanted any more."""
+
+
+def read_table(wanted: Wanted, stopped: Callable[[], bool] = bool) -> LookupTable:
     """Return the table of a file.
 
+    Args:
+        stopped: says that the table is not wanted any more.
+
     Raises:
+        Stopped: it is not.
         TableError: the file cannot be read or is not as wanted.
     """
     name = os.path.basename(wanted.file)
     try:
+        if not stat.S_ISREG(os.stat(wanted.file).st_mode):
+            # To open a pipe would wait for a process that writes to it, and a device may have no end.
+            raise TableError(f"{name}: is no regular file")
         with open(wanted.file, "rb") as file:
             is_sqlite = file.read(len(_SQLITE_MAGIC)) == _SQLITE_MAGIC
-        return _sqlite(wanted, name) if is_sqlite else _csv(wanted, name)
+        return (_sqlite if is_sqlite else _csv)(wanted, name, stopped)
     except OSError as error:
         raise TableError(f"{wanted.file}: {why_unreadable(error)}") from error
     except sqlite3.Error as error:
@@ -84,14 +103,16 @@ def read_table(wanted: Wanted) -> LookupTable:
         raise TableError(f"{name}: is no CSV file in UTF-8, and no SQLite database: {error}") from error
 
 
-def _csv(wanted: Wanted, name: str) -> LookupTable:
+def _csv(wanted: Wanted, name: str, stopped: Callable[[], bool]) -> LookupTable:
     # "utf-8-sig": spreadsheets put a byte order mark before the first column's name.
     with open(wanted.file, encoding="utf-8-sig", newline="") as file:
-        reader = csv.reader(file, strict=True)
+        reader = csv.reader(_lines(file, name, stopped), strict=True)
         header = next(reader, None)
         if not header:
             raise TableError(f"{name}: is empty. Its first line has to name the columns")
-        if repeated := sorted({column for column in header if header.count(column) > 1}):
+        if len(header) > COLUMNS_MAX:
+            raise TableError(f"{name}, line 1: names more than {COLUMNS_MAX:,} columns")
+        if repeated := sorted(column for column, count in Counter(header).items() if count > 1):
             raise TableError(f"{name}, line 1: two columns are named {repeated[0]}. Rename one")
         at, fields, positions = _columns(wanted, name, header)
         if unknown := sorted(wanted.numbers - set(header)):
@@ -109,31 +130,65 @@ def _csv(wanted: Wanted, name: str) -> LookupTable:
                 )
                 yield place, row[at], tuple(values)
 
-        return _table(wanted, name, fields, rows())
+        return _table(wanted, name, fields, rows(), stopped)
 
 
-def _sqlite(wanted: Wanted, name: str) -> LookupTable:
+def _lines(file: TextIO, name: str, stopped: Callable[[], bool]) -> Iterator[str]:
+    number = 0
+    while line := file.readline(LINE_CHARACTERS_MAX):
+        number += 1
+        if number % _ROWS_A_TURN == 0:
+            if stopped():
+                raise Stopped
+            time.sleep(0)  # lets the node's loop go on
+        if len(line) == LINE_CHARACTERS_MAX and not line.endswith(("\n", "\r")):
+            raise TableError(f"{name}, line {number}: has more than {LINE_CHARACTERS_MAX:,} characters")
+        yield line
+
+
+def _sqlite(wanted: Wanted, name: str, stopped: Callable[[], bool]) -> LookupTable:
     with closing(sqlite3.connect(f"file:{quote(wanted.file)}?mode=ro", uri=True)) as database:
-        names = [
-            row[0]
-            for row in database.execute(
-                "SELECT name FROM sqlite_schema WHERE type IN ('table', 'view') AND name NOT LIKE 'sqlite_%' "
-                "ORDER BY name"
-            )
-        ]
-        table = wanted.table or (names[0] if len(names) == 1 else None)
-        if table is None:
-            raise TableError(f"{name}: has {len(names)} tables. Say in `table` which. {_known(names)}")
-        if table not in names:
-            raise TableError(f"{name}: has no table {table}. {_known(names)}")
-        quoted = '"' + table.replace('"', '""') + '"'
-        cursor = database.execute(f"SELECT * FROM {quoted} LIMIT {wanted.rows_max + 1}")  # noqa: S608 - quoted
-        header = [each[0] for each in cursor.description]
-        at, fields, positions = _columns(wanted, name, header)
-        found = (
-            (f"{name}, row {number}", row[at], tuple(row[i] for i in positions)) for number, row in enumerate(cursor, 1)
+        steps = 0
+
+        def look() -> bool:
+            nonlocal steps
+            steps += _STEPS_A_LOOK
+            return stopped() or steps > STEPS_MAX
+
+        database.set_progress_handler(look, _STEPS_A_LOOK)
+        database.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, VALUE_BYTES_MAX)
+        try:
+            return _database(wanted, name, database, stopped)
+        except sqlite3.OperationalError:
+            if stopped():
+                raise Stopped from None
+            if steps > STEPS_MAX:
+                raise TableError(
+                    f"{name}: takes more work than {STEPS_MAX:,} steps. Make a table of the view"
+                ) from None
+            raise
+
+
+def _database(wanted: Wanted, name: str, database: sqlite3.Connection, stopped: Callable[[], bool]) -> LookupTable:
+    names = [
+        row[0]
+        for row in database.execute(
+            "SELECT name FROM sqlite_schema WHERE type IN ('table', 'view') AND name NOT LIKE 'sqlite_%' ORDER BY name"
         )
-        return _table(wanted, name, fields, found)
+    ]
+    table = wanted.table or (names[0] if len(names) == 1 else None)
+    if table is None:
+        raise TableError(f"{name}: has {len(names)} tables. Say in `table` which. {_known(names)}")
+    if table not in names:
+        raise TableError(f"{name}: has no table {table}. {_known(names)}")
+    quoted = '"' + table.replace('"', '""') + '"'
+    cursor = database.execute(f"SELECT * FROM {quoted} LIMIT {wanted.rows_max + 1}")  # noqa: S608 - quoted
+    header = [each[0] for each in cursor.description]
+    at, fields, positions = _columns(wanted, name, header)
+    found = (
+        (f"{name}, row {number}", row[at], tuple(row[i] for i in positions)) for number, row in enumerate(cursor, 1)
+    )
+    return _table(wanted, name, fields, found, stopped)
 
 
 def _columns(wanted: Wanted, name: str, header: Sequence[str]) -> tuple[int, tuple[str, ...], list[int]]:
@@ -145,7 +200,11 @@ def _columns(wanted: Wanted, name: str, header: Sequence[str]) -> tuple[int, tup
 
 
 def _table(
-    wanted: Wanted, name: str, fields: tuple[str, ...], rows: Iterable[tuple[str, Any, tuple[Any, ...]]]
+    wanted: Wanted,
+    name: str,
+    fields: tuple[str, ...],
+    rows: Iterable[tuple[str, Any, tuple[Any, ...]]],
+    stopped: Callable[[], bool],
 ) -> LookupTable:
     found: dict[str, tuple[Any, ...]] = {}
     size = 0
@@ -161,7 +220,9 @@ def _table(
         found[key] = values
         digest.update(encode((key, values)))
         if len(found) % _ROWS_A_TURN == 0:
-            time.sleep(0)  # lets the node's loop go on
+            if stopped():
+                raise Stopped
+            time.sleep(0)  # as in ``_lines``
         size += _ROW_BYTES + len(key) + sum(len(each) if isinstance(each, str | bytes) else 8 for each in values)
         if len(found) > wanted.rows_max:
             raise TableError(f"{name}: has more than {wanted.rows_max:,} rows. Raise `rows`, or shorten it")

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
+import resource
 import sqlite3
 from collections.abc import Callable, Iterator
 from contextlib import closing
@@ -15,6 +17,7 @@ from tests.edge_node.functions.restart import Recorder, context, row
 from weft.config.functions.enrich import Enrich as Settings
 from weft.edge_node.functions.contract import NotReady
 from weft.edge_node.functions.kinds import enrich as module
+from weft.edge_node.functions.kinds import lookup_table
 from weft.edge_node.functions.kinds.enrich import Enrich
 
 MACHINES = "machine,site,owner,limit\nm1,Graz,Eva,80\nm2,Linz,,\n7,Wien,Ida,70.5\n"
@@ -188,3 +191,52 @@ async def test_a_damaged_database_says_so(tmp_path: Path) -> None:
     (tmp_path / "plant.db").write_bytes(b"SQLite format 3\0" + os.urandom(5000))
     with pytest.raises(NotReady, match=r"plant\.db: SQLite says: "):
         await Subject(tmp_path / "plant.db", on="id").feed({})
+
+
+async def test_a_gigabyte_without_a_line_takes_no_memory(csv: Make) -> None:
+    it = csv()
+    await it.feed({"machine": "m1"})
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    os.truncate(it.file, 1 << 30)  # zeros, that take no room on the disk
+    (made,) = await it.feed({"machine": "m1"})
+    assert made["site"] == "Graz", "the former rows stay in force"
+    assert "machines.csv" in it.function.trouble()
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 64 << 10
+
+
+@pytest.mark.parametrize(("kind", "reason"), [("pipe", "no regular file"), ("device", "no regular file")])
+async def test_a_file_without_an_end_is_refused_and_not_read(tmp_path: Path, kind: str, reason: str) -> None:
+    file = tmp_path / "machines.csv"
+    os.mkfifo(file) if kind == "pipe" else file.symlink_to("/dev/zero")
+    it = Subject(file)
+    with pytest.raises(NotReady, match=reason):
+        await asyncio.wait_for(it.function.prepare(), 20)
+
+
+ENDLESS = "CREATE VIEW endless AS WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n) {select}"
+
+
+async def test_a_view_without_an_end_is_given_up(
+    database: sqlite3.Connection, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lookup_table, "STEPS_MAX", 1_000_000)
+    database.execute(ENDLESS.format(select="SELECT i AS machine, 1 AS site FROM n WHERE i < 0"))
+    database.commit()
+    it = Subject(tmp_path / "plant.db", table="endless")
+    with pytest.raises(NotReady, match="Make a table of the view"):
+        await asyncio.wait_for(it.function.prepare(), 60)
+
+
+async def test_the_end_of_a_stream_ends_the_reading_of_its_file(
+    database: sqlite3.Connection, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lookup_table, "STEPS_MAX", 10**15)
+    database.execute(ENDLESS.format(select="SELECT i AS machine, 1 AS site FROM n WHERE i < 0"))
+    database.commit()
+    it = Subject(tmp_path / "plant.db", table="endless")
+    reading = asyncio.create_task(it.function.prepare())
+    await asyncio.sleep(0.05)  # a thread begins
+    await it.function.close()
+    # A node that ends waits for its threads.
+    await asyncio.wait_for(asyncio.gather(reading, return_exceptions=True), 60)
+    assert isinstance(reading.exception(), lookup_table.Stopped)

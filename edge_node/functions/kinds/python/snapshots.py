@@ -9,6 +9,7 @@ import glob
 import hashlib
 import os
 import shutil
+import stat
 import tempfile
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -50,7 +51,11 @@ class Snapshots:
         names = [os.path.basename(path) for path in self._paths]
         if len(set(names)) < len(names):
             raise ValueError(f"two files have the same name: {', '.join(sorted(names))}. Rename one")
-        if sum(os.stat(path).st_size for path in self._paths) > BYTES_MAX:
+        found = [os.stat(path) for path in self._paths]
+        for path, each in zip(self._paths, found, strict=True):
+            if not stat.S_ISREG(each.st_mode):  # a device or a pipe may have no end
+                raise ValueError(f"{path} is no regular file")
+        if sum(each.st_size for each in found) > BYTES_MAX:
             raise ValueError(f"the files have more than {BYTES_MAX >> 20} MiB together")
         if self._folder is None:
             remove_left_folders()
