@@ -15,6 +15,7 @@ import msgspec
 
 from weft.edge_node.functions.kinds.python.fair_time import waited_s
 from weft.edge_node.functions.kinds.python.kept_state import KeptState
+from weft.edge_node.functions.kinds.python.plain_values import plain
 from weft.edge_node.functions.kinds.python.wire import (
     ANSWER_BYTES_ENOUGH,
     LINE_CHARACTERS_MAX,
@@ -90,7 +91,7 @@ class UserCode:
         self._begin = begin
         self._clock = clock
         self._process_id = os.getpid()
-        self.state = KeptState(self._encoder.encode, begin.state_bytes)
+        self.state = KeptState(lambda value: self._encoder.encode(plain(value)), begin.state_bytes)
         self._context = Context(begin.stream, self.state)
         self._limit = _TimeLimit(begin.timeout_s)
         self._module = _load(begin)
@@ -178,7 +179,7 @@ class UserCode:
             raise TypeError(f"returned {type(result).__name__}: return a mapping, a list of mappings, or None")
         if not all(isinstance(name, str) for each in made for name in each):
             raise TypeError("returned a mapping with a name that is no text")
-        packed = self._encoder.encode(list(made))
+        packed = self._encoder.encode([plain(each) for each in made])
         if len(packed) > (most := self._begin.result_bytes):
             raise ValueError(f"returned {len(packed):,} bytes, and {most:,} are allowed for a record")
         return msgspec.Raw(packed)
@@ -226,6 +227,7 @@ class _TimeLimit:
 
     def __init__(self, limit_s: float) -> None:
         self._limit_s = limit_s
+        self._is_on = False
         self._waited_s = 0.0
         signal.signal(signal.SIGALRM, self._ring)
 
@@ -234,12 +236,16 @@ class _TimeLimit:
         self._waited_s = waited_s()
 
     def __enter__(self) -> None:
+        self._is_on = True
         signal.setitimer(signal.ITIMER_REAL, self._limit_s)
 
     def __exit__(self, *_error: object) -> None:
+        self._is_on = False
         signal.setitimer(signal.ITIMER_REAL, 0)
 
     def _ring(self, *_signal: object) -> None:
+        if not self._is_on:  # it rang while the call ended
+            return
         waited, self._waited_s = self._waited_s, waited_s()
         starved_s = min(self._waited_s - waited, self._limit_s)
         if starved_s > _STARVED_S:

@@ -213,7 +213,7 @@ class Child:
             return answer
         except (asyncio.IncompleteReadError, OSError):
             await self._stop("")
-        except msgspec.MsgspecError as error:
+        except (msgspec.MsgspecError, ValueError, OverflowError, RecursionError) as error:
             await self._stop(f"sent what is no answer ({error})")
         raise self._ended()
 

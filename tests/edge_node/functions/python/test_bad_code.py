@@ -244,3 +244,68 @@ async def main():
 
 asyncio.run(main())
 """
+
+
+@pytest.mark.parametrize(
+    ("value", "kept"),
+    [
+        ("deep(33)", "TypeError: lists and mappings are more than 32 deep in each other"),
+        ("deep(900)", "TypeError: lists and mappings are more than 32 deep in each other"),
+        ("circle", "TypeError: lists and mappings are more than 32 deep in each other"),
+        ("{(1, 2): 3}", "TypeError: a mapping has a name that is no text"),
+        ("[{None: 3}]", "TypeError: a mapping has a name that is no text"),
+        ("msgspec.msgpack.Ext(5, b'x')", "TypeError: a value of type Ext cannot be part of a record"),
+        ("msgspec.Raw(b'\\xc1')", "TypeError: a value of type Raw cannot be part of a record"),
+        ("deep(20)", None),
+        ("[datetime.datetime(2026, 1, 1, tzinfo=datetime.UTC)]", ["2026-01-01T00:00:00+00:00"]),
+        ("[1, {'a': (1.5, b'x', None)}]", [1, {"a": [1.5, b"x", None]}]),
+    ],
+)
+async def test_only_values_that_the_node_can_hold_come_out_and_are_kept(
+    subject: Make, value: str, kept: object
+) -> None:
+    """A state of any depth might not be read at the next start, and the node would not start at all."""
+    it = subject(f"""
+import datetime, msgspec
+circle = []
+circle.append(circle)
+def deep(count):
+    value = 1
+    for _ in range(count): value = [value]
+    return value
+def process(record, ctx):
+    if record["n"] == 1:
+        ctx.state["x"] = {value}
+    if record["n"] == 2:
+        record["x"] = {value}
+    return record
+""")
+    made = await it.feed(*({"n": n} for n in range(4)))
+    state = dict(it.function.state.items()) if it.function.state is not None else {}
+    if isinstance(kept, str):
+        assert [each["n"] for each in made] == [0, 3]
+        assert all(kept in each for each in it.out.rejected())
+        assert state == {}
+    else:
+        assert [each["n"] for each in made] == [0, 1, 2, 3]
+        assert kept is None or (made[2]["x"], state) == (kept, {b"x": [kept]})
+    assert it.function._current is not None
+    assert it.function._current.restarts == 0
+
+
+async def test_an_answer_that_is_too_deep_for_the_node_costs_its_own_record(subject: Make) -> None:
+    it = subject("""
+import dataclasses, sys
+sys.setrecursionlimit(100_000)
+@dataclasses.dataclass
+class Node:
+    inner: object
+def process(record, ctx):
+    if record["n"] == 3:
+        value = 1
+        for _ in range(3000): value = Node(value)
+        return {"x": value}
+    return record
+""")
+    assert [each["n"] for each in await it.feed(*({"n": n} for n in range(6)))] == [0, 1, 2, 4, 5]
+    assert len(it.out.rejected()) == 1
