@@ -113,6 +113,9 @@ class Reader:
         only = next((field for field in type_.fields if field.encode_name == short), None)
         if only is not None and _may_be(node, only.type):
             value = self.read(node, only.type, path)
+            # Who checks the section names the setting, whichever way it is written.
+            within = {key[len(path) :]: line for key, line in self.lines.items() if key[: len(path)] == path}
+            self.lines.update(((*path, only.encode_name, *key), line) for key, line in within.items())
             return value if value is INVALID else type_.cls(**{only.name: value})
         if not isinstance(node, yaml.MappingNode):
             keys = [field.encode_name for field in type_.fields]

@@ -116,8 +116,10 @@ def _inputs(name: str, stream: Stream, config: EdgeConfig) -> Iterator[Finding]:
 def _targets(name: str, stream: Stream, config: EdgeConfig, errors: dict[str, str], flow: Flow) -> Iterator[Finding]:
     payload = flow.payload(name)
     for at, step in enumerate(stream.functions):
-        path = ("streams", name, "functions", at, step.chosen[0])
+        rules = step.route.rules if step.route is not None else ()
         for target in step.facts.targets:
+            path: KeyPath = ("streams", name, "functions", at, step.chosen[0])
+            path += next((("rules", number, "to") for number, rule in enumerate(rules) if rule.to == target), ())
             found = config.streams.get(target)
             if found is None:
                 yield Finding(path, _unknown(target, config.streams))

@@ -26,8 +26,9 @@ def _notes_on_links(config: EdgeConfig) -> Iterator[str]:
         if name not in carried and stream.retain == Retain() and stream.when_full == "refuse"
     ]
     if stay:
+        whose = "its" if len(stay) == 1 else "their"
         yield (
-            f"no link carries {', '.join(stay)}: its records are never deleted. Once they fill disk.budget "
+            f"no link carries {', '.join(stay)}: {whose} records are never deleted. Once they fill disk.budget "
             f"({format_size(config.disk.budget_bytes)}), devices get no acknowledgements, whatever the stream. Give it "
             "a link, `retain` or `when_full: drop_oldest`"
         )

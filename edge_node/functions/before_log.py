@@ -83,8 +83,9 @@ class FunctionsBeforeLog:
             logger.exception("the functions of %s failed", self.name)
             self.counters.failures += 1
             outputs = Outputs()
+            way = self._chain.entry(outputs)
             for row in _rows(keys, payloads, headers, now):
-                outputs.reject(row, f"the functions failed: {type(error).__name__}")
+                way.reject(row, f"the functions failed: {type(error).__name__}")
         origin = self._log.origin(OriginKind.FUNCTION, self.name, self._version, self._digest)
         # Their times are not asked for: all rows have that of the turn, as messages have.
         return [
@@ -108,7 +109,7 @@ class FunctionsBeforeLog:
 
 
 def _rows(keys: list[bytes], payloads: list[bytes], headers: dict[int, HeaderPairs], now: int) -> list[Row]:
-    rows = [Row(now, key, payload, {}) for key, payload in zip(keys, payloads, strict=True)]
+    rows = [Row(now, key, payload, {}, original=payload) for key, payload in zip(keys, payloads, strict=True)]
     for index, pairs in headers.items():
         rows[index].headers = pairs
     return rows

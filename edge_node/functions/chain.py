@@ -64,6 +64,16 @@ class Outputs(Out):
         """Keep a row for the stream of errors."""
         self.rejected.append(Rejected(row, reason))
 
+    def withhold(self, row: Row, reason: str, told: str) -> None:  # noqa: ARG002
+        """Keep a row for the stream of errors that gets nothing of what the row holds.
+
+        Args:
+            reason: may have values of the row; it is for ``weft edge test-function``.
+            told: has none of them.
+        """
+        row.is_private = True
+        self.reject(row, told)
+
     def route(self, row: Row, stream: str) -> None:
         """Keep a row for another stream."""
         self.unwritten.append((stream, row))
@@ -84,6 +94,37 @@ class ReplayOutputs(Outputs):
 
     def alert(self, topic: bytes, payload: bytes, qos: int, time: int, *, retain: bool) -> None:
         """Say nothing: that was long ago."""
+
+
+class _Withholding(Out):
+    """Ways out of a function that sees what it, or one behind it, redacts.
+
+    A row that it rejects goes to the stream of errors without its payload, and without a reason that may quote it: that
+    stream goes where the redacted rows go.
+    """
+
+    def __init__(self, outputs: Outputs, kind: str, *, is_safe: bool) -> None:
+        """Stand before some outputs.
+
+        Args:
+            kind: name of the function.
+            is_safe: its reasons hold no values.
+        """
+        self._outputs = outputs
+        self._kind = kind
+        self._is_safe = is_safe
+        self.alert, self.drop = outputs.alert, outputs.drop
+
+    def reject(self, row: Row, reason: str) -> None:
+        self._outputs.withhold(row, reason, reason if self._is_safe else _withheld(self._kind))
+
+    def route(self, row: Row, stream: str) -> None:
+        row.is_private = True  # should it not fit into that stream's format
+        self._outputs.route(row, stream)
+
+
+def _withheld(kind: str) -> str:
+    return f"{kind} failed. The payload and the reason are left out, as redact comes later"
 
 
 class Chain:
@@ -117,6 +158,8 @@ class Chain:
         self._reads_values = paths is None or bool(paths)
         self.has_ticks = any(type(function).due is not Function.due for function in self._functions)
         """True where time alone can bring rows out."""
+        self._redacts = max((at for at, function in enumerate(self._functions) if function.redacts), default=-1)
+        """Position of the last function that redacts; -1 where none does."""
 
     async def prepare(self) -> None:
         """Have all functions load what changed. Before each step.
@@ -153,10 +196,14 @@ class Chain:
         """Do what ``process`` does, for functions that wait for nothing."""
         if self._reads_values:
             rows = self._decoded(rows, out)
-        for function in self._functions:
+        for at, function in enumerate(self._functions):
             if rows:
-                rows = function.process(rows, out)
+                rows = self._redacted(at, function.process(rows, self._way(at, out)))
         self._write(rows, out)
+
+    def entry(self, out: Outputs) -> Out:
+        """Return the ways out for rows that no function has seen yet."""
+        return out if self._redacts < 0 else _Withholding(out, "a function", is_safe=False)
 
     async def tick(self, time: int, out: Outputs, turn: Turn | None = None) -> None:
         """Tell all functions that every row up to a time has come.
@@ -170,10 +217,11 @@ class Chain:
             own = time if held is None else min(time, held - 1)
             idle = 0
             while (due := function.due()) is not None and due <= own:
+                way = self._way(at, out)
                 if isinstance(function, AsyncFunction):
-                    rows = await function.tick_async(own, out)
+                    rows = await function.tick_async(own, way)
                 else:
-                    rows = function.tick(own, out)
+                    rows = function.tick(own, way)
                 # A part may give no rows: groups that are only looked at, or windows whose SELECT finds nothing.
                 idle = 0 if rows or function.due() != due else idle + 1
                 if idle > IDLE_TICKS_MAX:
@@ -184,8 +232,8 @@ class Chain:
 
     def gap(self, gap: Gap, out: Outputs) -> None:
         """Tell all functions of numbers that are missing."""
-        for function in self._functions:
-            function.gap(gap, out)
+        for at, function in enumerate(self._functions):
+            function.gap(gap, self._way(at, out))
         self._write([], out)
 
     def due(self) -> int | None:
@@ -229,14 +277,29 @@ class Chain:
     # --- inside
 
     async def _from(self, first: int, rows: list[Row], out: Outputs) -> None:
-        for function in self._functions[first:]:
+        for at, function in enumerate(self._functions[first:], first):
             if not rows:
                 break
+            way = self._way(at, out)
             if isinstance(function, AsyncFunction):
-                rows = await function.process_async(rows, out)
+                rows = await function.process_async(rows, way)
             else:
-                rows = function.process(rows, out)
+                rows = function.process(rows, way)
+            self._redacted(at, rows)
         self._write(rows, out)
+
+    def _way(self, at: int, out: Outputs) -> Out:
+        """Return the ways out of the function at a position."""
+        if at > self._redacts:
+            return out
+        return _Withholding(out, self._labels[at].partition("-")[0], is_safe=self._functions[at].redacts)
+
+    def _redacted(self, at: int, rows: list[Row]) -> list[Row]:
+        """Have rows that come out of the last function that redacts forget what they were before."""
+        if at == self._redacts:
+            for row in rows:
+                row.original = None
+        return rows
 
     def _decoded(self, rows: list[Row], out: Outputs) -> list[Row]:
         decode = self._decode
@@ -245,7 +308,10 @@ class Chain:
             try:
                 row.values = decode(row.payload)  # type: ignore[arg-type]  # rows of the log have their payload
             except PayloadError as error:
-                out.reject(row, str(error))
+                if self._redacts < 0:
+                    out.reject(row, str(error))
+                else:
+                    out.withhold(row, str(error), str(error).partition(":")[0])  # such as: it is not JSON
             else:
                 decoded.append(row)
         return decoded
@@ -263,7 +329,10 @@ class Chain:
                 try:
                     row.payload = encode(row.values)
                 except PayloadError as error:
-                    out.reject(row, str(error))
+                    if row.is_private:
+                        out.withhold(row, str(error), _withheld("route"))
+                    else:
+                        out.reject(row, str(error))
                     continue
             yield row
 

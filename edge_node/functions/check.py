@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
+import re
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from weft.config.errors import Finding, KeyPath
@@ -14,13 +15,17 @@ from weft.config.models import EdgeConfig
 from weft.config.streams import Stream
 from weft.config.units import format_duration
 from weft.config.values import Section
-from weft.edge_node.check import Flow, is_derived, streams_of
+from weft.edge_node.check import Flow, carried_streams, is_derived, streams_of
 from weft.edge_node.functions.contract import Function
 from weft.edge_node.functions.definitions import context
 from weft.edge_node.functions.files import unusable_content
 from weft.edge_node.functions.formats.choice import decoding_of, format_of
 from weft.edge_node.functions.registry import KINDS
 
+_RULE = re.compile(r"rules\[(\d+)\]\.where")
+_RESULTS = frozenset({"window", "sql"})
+_SINGLE = frozenset({"number", "text", "bytes"})
+"""Formats with the field `value` alone."""
 RETAIN_S_MIN = 3600.0
 """Retention of an input below which functions that stand still for a while miss records: an hour is a disk that is
 full over lunch."""
@@ -41,8 +46,34 @@ def function_findings(config: EdgeConfig) -> Iterator[Finding]:
                 try:
                     made.append((kind, KINDS[kind](settings, context(config, flow, name, at))))
                 except (ValueError, OSError) as error:
-                    yield Finding(("streams", name, "functions", at, kind), str(error))
+                    within, message = _place(settings, str(error).removeprefix(f"{kind}: "))
+                    yield Finding(("streams", name, "functions", at, kind, *within), message)
             yield from _memories(name, stream, flow, made)
+
+
+def _place(settings: Any, message: str) -> tuple[KeyPath, str]:
+    """Return the setting that a function's message begins with (``lateness: ``, ``rules[0].where: ``), and the rest of
+    the message: a function may have many lines, and only one is wrong."""
+    head, colon, rest = message.partition(": ")
+    if not colon:
+        return (), message
+    if isinstance(settings, Mapping):
+        if head in settings:
+            return (head,), rest
+        # An expression in place of the name that it stands behind.
+        return next((((key,), message) for key, text in settings.items() if head in str(text)), ((), message))
+    if not isinstance(settings, Section):
+        return (), message
+    rule = _RULE.fullmatch(head)
+    if rule is not None:
+        return ("rules", int(rule[1]), "where"), rest
+    values = {field.encode_name: getattr(settings, field.name) for field in model_shape(type(settings)).fields}
+    if head in values.get("emit", ()):
+        return ("emit", head), rest
+    if head not in values:
+        return (), message
+    within, message = _place(values[head], rest)
+    return (head, *within), message
 
 
 def function_files(config: EdgeConfig) -> Iterator[Finding]:
@@ -95,6 +126,8 @@ def function_notes(config: EdgeConfig) -> Iterator[Finding]:
                 f"payloads of {source} are bytes, so that functions know no field but `value`. Set "
                 f"streams.{source}.payload, such as `json`",
             )
+        yield from _written_as(name, stream, flow)
+        yield from _told_elsewhere(name, stream, config)
         for source in stream.from_stream:
             retain_s = streams[source].retain.time_s
             if retain_s is not None and retain_s < RETAIN_S_MIN:
@@ -109,6 +142,31 @@ def function_notes(config: EdgeConfig) -> Iterator[Finding]:
                     f"{source} drops its oldest records when there is no room, perhaps before functions have read "
                     f"them. What is missing in {name} then is recorded as a gap of {source}",
                 )
+
+
+def _written_as(name: str, stream: Stream, flow: Flow) -> Iterator[Finding]:
+    """Point out results with several fields in a format that has one."""
+    kind = next((step.chosen[0] for step in stream.functions if step.chosen[0] in _RESULTS), None)
+    written = flow.payload(name).format
+    if kind is not None and written in _SINGLE:
+        mend = "Set" if stream.from_stream else f"Derive another stream from {name}, for {kind}, with"
+        yield Finding(
+            ("streams", name, "payload" if stream.payload is not None else "functions"),
+            f"results of {kind} have several fields, and payloads of {name} are `{written}`, which has one: all of "
+            f"them would go to the errors. {mend} `payload: json`",
+        )
+
+
+def _told_elsewhere(name: str, stream: Stream, config: EdgeConfig) -> Iterator[Finding]:
+    """Point out that what is redacted leaves the node all the same."""
+    at = next((at for at, step in enumerate(stream.functions) if step.redact is not None), None)
+    for link_name, link in config.links.items() if at is not None else ():
+        for source in set(stream.from_stream).intersection(carried_streams(link, config)):
+            yield Finding(
+                ("streams", name, "functions", at, "redact"),
+                f"link {link_name} carries {source} as it came, with what is redacted here. Set "
+                f"`streams.{source}.replicate: false` if it has to stay on the node",
+            )
 
 
 def _formats(name: str, stream: Stream, flow: Flow) -> Iterator[Finding]:

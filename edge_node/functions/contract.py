@@ -42,6 +42,9 @@ class Row(msgspec.Struct, gc=False):  # No row is part of a cycle. To look for o
     """Name of the stream that it was read from."""
     original: bytes | None = None
     """Payload as it was read, for the stream of errors; None for a row that a function made."""
+    is_private: bool = False
+    """True for a row that failed with fields that a function behind it redacts. The stream of errors is told of it, and
+    gets nothing that it holds."""
 
 
 class Gap(NamedTuple):
@@ -85,6 +88,8 @@ class Function:
     """True where no row comes out with values that came in: all of them are made of the fields that ``reads`` names."""
     is_stateless: ClassVar[bool] = False
     """True where a row's result depends on that row alone. Such functions may run before the log (``raw: discard``)."""
+    redacts: ClassVar[bool] = False
+    """True where fields leave that must not go on: the stream of errors gets no rows as they were before it."""
 
     state: State | None = None
     """Memory between rows; None where there is none."""

@@ -187,6 +187,9 @@ class _Trace(Outputs):
     def reject(self, row: Row, reason: str) -> None:
         self._note("error", row, reason)
 
+    def withhold(self, row: Row, reason: str, told: str) -> None:  # noqa: ARG002
+        self._note("error", row, reason)
+
     def drop(self, row: Row, reason: str) -> None:
         self._note("dropped", row, reason)
 

@@ -42,6 +42,8 @@ def _tokens(text: str) -> list[tokenize.TokenInfo]:
 
 
 def _column_of(error: SyntaxError, text: str) -> int:
+    if error.offset == 0:  # of an end that comes too early
+        return len(text) + 1
     return min(max(error.offset or 1, 1), len(text) + 1)
 
 
@@ -55,4 +57,6 @@ def _hint(error: SyntaxError, text: str) -> str:
         return "write == to compare"
     if "!" in text.replace("!=", ""):
         return "write `not` instead of !"
+    if error.offset == 0:
+        return "it ends too early; something is missing here"
     return f'{error.msg or "this is no expression"}; a field whose name is no word is field("its name")'

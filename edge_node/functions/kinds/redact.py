@@ -25,10 +25,12 @@ class Redact(Function):
     """Remove, replace and hash fields; remove headers.
 
     Drops no row. A row in which the way to a field leads through something that is no mapping goes to the errors: what
-    it holds may be what was to be redacted. Payloads are always written from what was looked at. Without state.
+    it holds may be what was to be redacted. The errors get no payload of it, and its reasons name fields and no values.
+    Payloads are always written from what was looked at. Without state.
     """
 
     is_stateless = True
+    redacts = True
 
     def __init__(self, settings: RedactSettings, key: bytes = b"") -> None:
         """Take the names of fields, which may be dotted.

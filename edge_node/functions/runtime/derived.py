@@ -323,7 +323,7 @@ class Derived:
         self.counters.bytes_in += sum(map(len, map(_PAYLOAD, rows)))
         await self._pass_time(chain, rows[0].time - 1)
         if self._culprits.is_searching:
-            rows = self._culprits.bearable(rows, self._outputs)
+            rows = self._culprits.bearable(rows, chain.entry(self._outputs))
         await chain.process(rows, self._outputs)
         self._culprits.handled()
 

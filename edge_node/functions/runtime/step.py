@@ -130,11 +130,13 @@ def _run(stream: int, rows: Iterable[Row], after: int, last: dict[int, int]) -> 
 
 def _error_row(rejected: Rejected) -> Row:
     row, reason = rejected
-    headers = (*row.headers, (REASON, reason[:REASON_CHARACTERS_MAX]))
+    headers = (*(() if row.is_private else row.headers), (REASON, reason[:REASON_CHARACTERS_MAX]))
     if row.seq >= 0:
         headers = (*headers, (SOURCE, f"{row.input} {row.seq}"))
     payload = row.payload if row.original is None else row.original
-    if payload is None:
+    if row.is_private:
+        payload = b""
+    elif payload is None:
         payload = _as_json(row.values)
     if len(payload) + len(row.key) > ROW_BYTES_MAX:
         payload = payload[:_SHOWN_BYTES]
