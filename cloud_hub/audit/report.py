@@ -46,7 +46,7 @@ class LaneAudit(msgspec.Struct, frozen=True):
     named_twice: dict[str, int] = {}
     """Records of this log that exist under another name (tenant/edge) too: its node was renamed without its log."""
     origins: dict[str, int] = {}
-    """Records in the log that something else than a device made, by what made them, such as ``calm@2#8a1f03c4``."""
+    """Records in the log that something else than a device made, by what made them, such as ``calm@8a1f03c4``."""
 
 
 class ShardAudit(msgspec.Struct, frozen=True):

@@ -113,14 +113,19 @@ class _Withholding(Out):
         self._outputs = outputs
         self._kind = kind
         self._is_safe = is_safe
-        self.alert, self.drop = outputs.alert, outputs.drop
 
     def reject(self, row: Row, reason: str) -> None:
         self._outputs.withhold(row, reason, reason if self._is_safe else _withheld(self._kind))
 
     def route(self, row: Row, stream: str) -> None:
-        row.is_private = True  # should it not fit into that stream's format
+        row.is_private = True  # that stream's format may not hold it
         self._outputs.route(row, stream)
+
+    def alert(self, topic: bytes, payload: bytes, qos: int, time: int, *, retain: bool) -> None:
+        self._outputs.alert(topic, payload, qos, time, retain=retain)
+
+    def drop(self, row: Row, reason: str) -> None:
+        self._outputs.drop(row, reason)
 
 
 def _withheld(kind: str) -> str:

@@ -159,8 +159,8 @@ def _written_as(name: str, stream: Stream, flow: Flow) -> Iterator[Finding]:
 
 def _told_elsewhere(name: str, stream: Stream, config: EdgeConfig) -> Iterator[Finding]:
     """Point out that what is redacted leaves the node all the same."""
-    at = next((at for at, step in enumerate(stream.functions) if step.redact is not None), None)
-    for link_name, link in config.links.items() if at is not None else ():
+    at = next((at for at, step in enumerate(stream.functions) if step.redact is not None), -1)
+    for link_name, link in config.links.items() if at >= 0 else ():
         for source in set(stream.from_stream).intersection(carried_streams(link, config)):
             yield Finding(
                 ("streams", name, "functions", at, "redact"),

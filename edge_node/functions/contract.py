@@ -43,8 +43,8 @@ class Row(msgspec.Struct, gc=False):  # No row is part of a cycle. To look for o
     original: bytes | None = None
     """Payload as it was read, for the stream of errors; None for a row that a function made."""
     is_private: bool = False
-    """True for a row that failed with fields that a function behind it redacts. The stream of errors is told of it, and
-    gets nothing that it holds."""
+    """True for a row that failed with fields that a function behind it redacts. The stream of errors gets its place in
+    the input, and nothing that it holds."""
 
 
 class Gap(NamedTuple):

@@ -39,7 +39,7 @@ def unusable_content(settings: Any) -> str | None:
     elif isinstance(settings, Python):
         try:
             with open(settings.file, encoding="utf-8") as file:
-                code = compile(file.read(), settings.file, "exec", ast.PyCF_ONLY_AST)
+                code = ast.parse(file.read(), settings.file)
         except (OSError, SyntaxError, ValueError) as error:
             line = f", line {error.lineno}" if isinstance(error, SyntaxError) and error.lineno else ""
             return f"{settings.file}{line}: is no Python: {getattr(error, 'msg', error)}"

@@ -96,7 +96,11 @@ class NodeFunctions:
             return self._functions.replay_progress(into)
         if not valid_name(into):
             raise ReplayRefused(f"{into!r} cannot name a stream: {NAME_RULE}")
-        if into.startswith(OWN_PREFIX) or into == UNROUTED_STREAM or into in streams_of(self._config):
+        if into.startswith(OWN_PREFIX):
+            raise ReplayRefused(
+                f"names that begin with {OWN_PREFIX} are for streams of the node itself. Choose another"
+            )
+        if into == UNROUTED_STREAM or into in streams_of(self._config):
             raise ReplayRefused(f"{into} is a stream of the node already. Choose another name for the replay")
         progress = self._functions.replay(stream, into)
         self._keep_replays({into: stream})

@@ -17,6 +17,7 @@ from weft.edge_node.functions.chain import SECOND, Chain, Outputs
 from weft.edge_node.functions.contract import AsyncFunction, Function, Gap, Out, Row, Values
 from weft.edge_node.functions.definitions import functions_of, join
 from weft.edge_node.functions.formats.choice import format_of
+from weft.edge_node.functions.kinds.python.function import Python
 from weft.edge_node.functions.payloads import PayloadError
 from weft.edge_node.functions.sample import Sample
 
@@ -26,14 +27,15 @@ FINAL_TICKS_MAX = 100_000
 _BINARY = frozenset({"cbor", "msgpack", "sparkplug", "struct"})
 PAYLOAD = "payload"
 """In place of a function: what reads and writes payloads."""
-OutcomeKind = Literal["out", "dropped", "error", "routed", "alert", "kept"]
+OutcomeKind = Literal["out", "dropped", "error", "routed", "alert", "kept", "log"]
 
 
 class Outcome(NamedTuple):
     """Fate of a row, or what came of the time."""
 
     kind: OutcomeKind
-    """``out``: it is in the derived stream; ``error``: in its stream of errors; ``kept``: a function remembers it."""
+    """``out``: it is in the derived stream; ``error``: in its stream of errors; ``kept``: a function remembers it;
+    ``log``: a line that a user's code wrote meanwhile."""
     function: str = ""
     """Function that decided, such as ``where``; ``payload`` where a payload was read or written."""
     reason: str = ""
@@ -137,6 +139,8 @@ def _observed_chain(config: EdgeConfig, flow: Flow, name: str, out: _Trace) -> C
 
 def _observe(function: Function, name: str, out: _Trace) -> None:
     """Have a function's calls noted. It stays itself, so that the chain does with it what it does in a node."""
+    if isinstance(function, Python):
+        vars(function)["tell"] = out.log
 
     def noted(rows: list[Row], found: list[Row], before: int) -> list[Row]:
         if len(rows) == 1 and not found and out.count() == before:
@@ -204,12 +208,16 @@ class _Trace(Outputs):
         """Note that nothing came of a row, and no reason was given."""
         self._note("kept" if held else "dropped", row)
 
-    def _note(self, kind: OutcomeKind, row: Row, reason: str = "", *, to: str = "") -> None:
+    def log(self, line: str) -> None:
+        """Note a line of the user's code."""
+        self._note("log", None, line)
+
+    def _note(self, kind: OutcomeKind, row: Row | None, reason: str = "", *, to: str = "") -> None:
         self._outcomes.append(Outcome(kind, self.function, reason, row, to))
 
     def count(self) -> int:
-        """Return how much was noted."""
-        return len(self._outcomes)
+        """Return how much was noted of what became of rows."""
+        return sum(each.kind != "log" for each in self._outcomes)
 
     def take(self) -> list[Outcome]:
         """Return what was noted since the last call, and the rows that came out of the chain."""

@@ -169,6 +169,11 @@ def test_a_file_that_is_wrong_is_refused_and_the_node_goes_on(pair: Pair) -> Non
     assert facts["number"] == 1
     assert "'#' must stand alone" in facts["refused"]
     pair.change("/#/x", "/#")
+    pair.change("links:", "  hot:\n    from_stream: telemetry\n    functions:\n      - where: rms >\nlinks:")
+    place = r"edge.yaml:\d+: streams.hot.functions\[0\].where: column 6"
+    with pytest.raises(Failed, match=place):
+        raise weft("edge", "reload", pair.config.parent / "data").exception or AssertionError
+    pair.change("rms >", "default(rms, 0) > 1")
     pair.reload()
     assert "version 2 (" in weft("edge", "status", pair.config).output
 

@@ -267,6 +267,31 @@ def test_a_line_that_is_no_record_is_named(edge_yaml: Path, line: str, said: str
     refused(edge_yaml, "warm", json.dumps(GOOD) + "\n" + line + "\n", said)
 
 
+def test_lines_of_own_code_are_shown_where_it_wrote_them(edge_yaml: Path) -> None:
+    code = (
+        "def process(record, ctx):\n    ctx.log('saw', record['t'])\n    return None if record['t'] < 0 else record\n"
+    )
+    edge_yaml.with_name("own.py").write_text(code)
+    edge_yaml.write_text(f"{CONFIG}  own: {{from_stream: pis, functions: [python: own.py]}}\n")
+    sample = edge_yaml.with_name("payloads")
+    sample.write_text('{"t": -1}\n{"t": 2}\n{}\n')
+    told = weft("edge", "test-function", edge_yaml, "own", "--input", sample, "--topic", "sensors/a/telemetry").stdout
+    assert [line.strip() for line in told.splitlines() if line.startswith("    ")] == [
+        "log by python: saw -1",
+        "dropped by python: own.py returned None",
+        "log by python: saw 2",
+        'out 2000-01-01T00:00:01.000000000Z sensors/a/telemetry {"t":2}',
+        "error by python: own.py, line 2: KeyError: 't'",
+    ]
+    assert told.splitlines()[-1] == "3 records: 1 dropped, 1 out, 1 error"
+
+
+def test_a_mistake_is_told_at_its_line(edge_yaml: Path) -> None:
+    edge_yaml.write_text(f"{CONFIG}  own:\n    from_stream: pis\n    functions:\n      - where: t >\n")
+    at = CONFIG.count("\n") + 4
+    refused(edge_yaml, "own", [GOOD], f"edge.yaml:{at}: streams.own.functions[0].where: column 4: it ends too early")
+
+
 def test_a_stream_that_is_not_derived_is_refused(edge_yaml: Path) -> None:
     refused(edge_yaml, "pis", [GOOD], "pis has no functions. Derived streams: warm, changed, minutes")
     refused(edge_yaml, "warn", [GOOD], "warn is not a stream. Did you mean warm?")

@@ -79,6 +79,18 @@ def located_edge(path: str) -> Loaded[EdgeConfig]:
     return _load(path, EdgeConfig, check, other="hub", only_there="store")
 
 
+def check_functions(loaded: Loaded[EdgeConfig], stream: str | None = None) -> None:
+    """Make the functions of a checked configuration, or those of one stream. ``Refused`` says which line is wrong."""
+    from weft.edge_node.check import is_derived
+
+    if any(map(is_derived, loaded.config.streams.values())):
+        from weft.edge_node.functions.check import function_findings
+
+        found = [each for each in function_findings(loaded.config) if stream in (None, each.path[1])]
+        if found:
+            raise Refused(str(loaded.refuse(found)))
+
+
 def located_hub(path: str) -> Loaded[HubConfig]:
     """Return a hub's checked configuration with the lines of its settings. ``Refused`` says what is wrong."""
     from weft.cloud_hub.check import check

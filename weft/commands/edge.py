@@ -14,9 +14,9 @@ from weft.commands import edge_import, edge_query, edge_rename, edge_status, edg
 from weft.commands.check_answer import CheckAnswer
 from weft.commands.common import (
     cannot_be_done,
+    check_functions,
     config_argument,
     json_option,
-    load_edge,
     located,
     located_edge,
     log_level_option,
@@ -113,7 +113,9 @@ def _read_again(config_file: str) -> EdgeConfig:
     from weft.edge_node.reconfigure import ConfigUnusable
 
     try:
-        return load_edge(config_file)
+        loaded = located_edge(config_file)
+        check_functions(loaded)
+        return loaded.config
     except Refused as error:
         raise ConfigUnusable(str(error)) from None
 

@@ -50,14 +50,15 @@ def counted_outcomes(happening: Happening) -> Iterator[str]:
     if not isinstance(happening.cause, int) and isinstance(happening.cause.event, Row):
         yield "records"
     for outcome in happening.outcomes:
-        yield outcome.kind
+        if outcome.kind != "log":
+            yield outcome.kind
 
 
 def _told(outcome: Outcome, offline: Offline) -> str:
     row, reason = outcome.row, f": {shown(outcome.reason)}" if outcome.reason else ""
     if outcome.kind == "alert":
         return f"alert by {outcome.function} to {shown(outcome.to)}: {shown_payload(outcome.payload)}"
-    if outcome.kind in ("dropped", "error", "kept") or row is None:
+    if outcome.kind in ("dropped", "error", "kept", "log") or row is None:
         return f"{outcome.kind} by {outcome.function}{reason}"
     headers = "".join(f" {shown(name)}={shown(header_text(value) or '')}" for name, value in row.headers)
     to = f"routed by {outcome.function} to {outcome.to}" if outcome.kind == "routed" else "out"

@@ -13,10 +13,11 @@ from typing import IO, TYPE_CHECKING, Any
 import click
 import msgspec
 
-from weft.commands.common import config_argument, json_option, located_edge, using
+from weft.commands.common import check_functions, config_argument, json_option, located_edge, using
 from weft.output import Failed, Refused, counted, harmless
 
 if TYPE_CHECKING:
+    from weft.config.load import Loaded
     from weft.config.models import EdgeConfig
     from weft.edge_node.functions.offline import Offline
 
@@ -48,8 +49,7 @@ def command(config_file: str, stream: str, sample: str, topic: str | None, *, as
     from weft.edge_node.functions.contract import NotReady
     from weft.edge_node.functions.sample import BadSample
 
-    config = located_edge(config_file).config
-    offline = _offline(config, stream, config_file)
+    offline = _offline(located_edge(config_file), stream, config_file)
     name = "standard input" if sample == "-" else sample
     try:
         with _opened(sample, name) as file:
@@ -85,20 +85,19 @@ async def _show(offline: Offline, file: IO[bytes], name: str, topic: str | None,
     return {**counts, "passed_over": reader.passed_over}
 
 
-def _offline(config: EdgeConfig, stream: str, file: str) -> Offline:
+def _offline(loaded: Loaded[EdgeConfig], stream: str, file: str) -> Offline:
     from weft.edge_node.check.derived import is_derived
     from weft.edge_node.functions.offline import Offline
 
+    config = loaded.config
     derived = [name for name, settings in config.streams.items() if is_derived(settings)]
     if stream not in derived:
         near = difflib.get_close_matches(stream, derived, n=1, cutoff=0.7)
         known = f"Did you mean {near[0]}?" if near else f"Derived streams: {', '.join(derived) or 'none'}"
         what = "has no functions" if stream in config.streams else "is not a stream"
         raise Refused(f"{file}: {stream} {what}. {known}")
-    try:
-        return Offline(config, stream)
-    except ValueError as error:
-        raise Refused(f"{file}: stream {stream}: {error}") from None
+    check_functions(loaded, stream)
+    return Offline(config, stream)
 
 
 @contextmanager

@@ -8,7 +8,7 @@ import click
 
 from weft.commands.common import json_option
 from weft.commands.node_log import NodeLog, target_argument
-from weft.output import Failed, print_json
+from weft.output import Failed, counted, print_json
 
 POLL_S = 0.5
 
@@ -45,4 +45,4 @@ def command(target: str, stream: str, *, into: str, as_json: bool) -> None:
     if as_json:
         print_json({"stream": stream, "into": into, "rows": reply.rows})
     else:
-        click.echo(f"{into} has what the functions of {stream} make of {reply.rows} rows")
+        click.echo(f"{into} has all that the functions of {stream} make; {counted(reply.rows, 'row')} read now")

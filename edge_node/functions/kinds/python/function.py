@@ -176,6 +176,10 @@ class Python(AsyncFunction):
         assert self.state is not None
         return {key.decode(): value for key, value in self.state.values.items()}
 
+    def tell(self, line: str) -> None:
+        """Have a line of the code's own (``ctx.log``) in the node's log."""
+        log.info("%s: %s: %s", self._context.stream, self._name, line)
+
     def _remember(self, outcome: Outcome) -> None:
         assert self.state is not None
         for key, value in outcome.changes.items():
@@ -184,9 +188,9 @@ class Python(AsyncFunction):
             else:
                 self.state.set(key.encode(), value)
         for line in outcome.lines[:LINES_MAX]:
-            log.info("%s: %s: %s", self._context.stream, self._name, line)
+            self.tell(line)
         if left_out := outcome.lines_left_out + max(0, len(outcome.lines) - LINES_MAX):
-            log.info("%s: %s: %d more lines were left out", self._context.stream, self._name, left_out)
+            self.tell(f"{left_out} more lines were left out")
 
     def version(self) -> str:
         """Return the beginning of the hash of the files that the last rows went through."""
