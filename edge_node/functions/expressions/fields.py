@@ -24,7 +24,7 @@ def run(rows, levels_of, failed):
     for row in rows:
         try:
             v = row.values
-            LEVELS
+            {levels}
 {computed}
         except Failure as error:
             failed(row, error)
@@ -62,7 +62,7 @@ class FieldMaker:
             except InvalidExpression as error:
                 raise error.of(name) from None
         used = frozenset[str]().union(*(each.levels for each in self.expressions.values()))
-        template = _rows(list(fields), only=only).replace("LEVELS", levels_line(used))
+        template = _rows(list(fields), levels_line(used), only=only)
         code = {f"E{at}": each.code for at, each in enumerate(self.expressions.values())}
         self._run = function(template, code, put=put)
 
@@ -84,8 +84,11 @@ class FieldMaker:
         return str(error)
 
 
-def _rows(names: list[str], *, only: bool) -> str:
-    """Return the template of a loop that computes all fields, then writes them."""
+def _rows(names: list[str], levels: str, *, only: bool) -> str:
+    """Return the template of a loop that computes all fields, then writes them.
+
+    All parts are put in at once: a name of a field may look like a place in the template.
+    """
     tops: dict[str, Any] = {}
     for at, name in enumerate(names):
         tops.setdefault(names_in(name)[0], []).append(at)
@@ -102,4 +105,4 @@ def _rows(names: list[str], *, only: bool) -> str:
     if only:
         made = ", ".join(f"{top!r}: r{number}" for number, top in enumerate(tops))
         written = [f"row.values = {{{made}}}"]
-    return _ROWS.format(computed=lines(12, *computed).rstrip(), written=lines(8, *written).rstrip())
+    return _ROWS.format(levels=levels, computed=lines(12, *computed).rstrip(), written=lines(8, *written).rstrip())

@@ -15,7 +15,7 @@ from weft.config.functions.route import Rule
 from weft.edge_node.functions.contract import Row
 from weft.edge_node.functions.expressions import InvalidExpression
 from weft.edge_node.functions.kinds.route import Route
-from weft.edge_node.functions.kinds.select import Set, make_select
+from weft.edge_node.functions.kinds.select import SelectNew, Set, make_select
 from weft.edge_node.functions.kinds.where import Where
 from weft.edge_node.functions.registry import KINDS
 
@@ -165,3 +165,16 @@ def test_restarts_change_nothing(name: str) -> None:
         same_after_restarts(lambda: KINDS[name](SETTINGS[name], context()), rows, data.draw(cuts(len(rows))))
 
     check()
+
+
+@pytest.mark.parametrize("expression", ["x", "x + len(line)"])
+@pytest.mark.parametrize("name", ["OIL_LEVELS", "LEVELS.E0", "{computed}", "a'\"\\\n{}"])
+def test_a_field_may_have_any_name(name: str, expression: str) -> None:
+    """Also one that looks like a part of the code that is made for it."""
+    around = context({b"k": {"line": ""}})
+    top, _, inner = name.partition(".")
+    expected = {inner: 1} if inner else 1
+    for only in (False, True):
+        function = SelectNew({name: expression}, around) if only else Set({name: expression}, around)
+        (found,) = function.process([row(1, {"x": 1})], Recorder())
+        assert found.values == ({} if only else {"x": 1}) | {top: expected}
