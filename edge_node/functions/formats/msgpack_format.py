@@ -9,6 +9,7 @@ import msgspec
 
 from weft.edge_node.functions.contract import Values
 from weft.edge_node.functions.formats.bounds import (
+    DEPTH_MAX,
     QUICK_BYTES_MAX,
     TOO_DEEP,
     Readings,
@@ -21,6 +22,7 @@ _PIECE_BYTES = QUICK_BYTES_MAX - 3
 """Most bytes of items that are decoded as one array, whose head takes three."""
 _DEEP_BYTES = 512
 """Shortest payload that may meet the decoder's own limit of depth, which depends on the stack that is left."""
+_DEEP_OR_WRONG = f"it is not MessagePack, or {TOO_DEEP}"
 
 
 def _seconds(time: datetime) -> float:
@@ -59,14 +61,16 @@ class MsgpackFormat:
                 value = self._decode(payload)
             else:
                 check_length(payload)
-                value = self._apart(payload)
-        except PayloadError:
+                value = self._apart(payload, 0)
+            return fields_of(value, _READINGS)
+        except PayloadError as error:
+            if str(error) == TOO_DEEP and len(payload) >= _DEEP_BYTES:
+                raise PayloadError(_DEEP_OR_WRONG) from None
             raise
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, ValueError) as error:
             # The same words wherever it is decoded: it depends on the stack whether the depth or an error comes first.
-            reason = str(error) if len(payload) < _DEEP_BYTES else f"or {TOO_DEEP}"
-            raise PayloadError(f"it is not MessagePack: {reason}") from None
-        return fields_of(value, _READINGS)
+            reason = f"it is not MessagePack: {error}" if len(payload) < _DEEP_BYTES else _DEEP_OR_WRONG
+            raise PayloadError(reason) from None
 
     def encode(self, values: Values) -> bytes:
         """Return a map of MessagePack, in the order of the fields. A float takes 64 bits, an integer as few as it can.
@@ -79,24 +83,26 @@ class MsgpackFormat:
         except (TypeError, ValueError, OverflowError, RecursionError) as error:
             raise PayloadError(f"MessagePack cannot hold its fields: {error}") from None
 
-    def _apart(self, payload: bytes | memoryview) -> Any:
+    def _apart(self, payload: bytes | memoryview, depth: int) -> Any:
         """Decode a long payload in pieces that are short enough to be decoded at once."""
+        if depth > DEPTH_MAX:  # Each level reads through all that is inside of it.
+            raise PayloadError(TOO_DEEP)
         if len(payload) <= QUICK_BYTES_MAX:
             return self._decode(payload)
         first = payload[0]
         if first & 0xF0 == 0x80 or first in (0xDE, 0xDF):
             items: dict[str | int, Any] = self._any_map(payload)
             for key, each in items.items():
-                items[key] = self._apart(memoryview(each))
+                items[key] = self._apart(memoryview(each), depth + 1)
             return items
         if first & 0xF0 == 0x90 or first in (0xDC, 0xDD):
             try:
                 return self._numbers(payload)
             except msgspec.ValidationError:
-                return self._joined(self._any_array(payload))
+                return self._joined(self._any_array(payload), depth)
         return self._decode(payload)
 
-    def _joined(self, items: list[msgspec.Raw]) -> list[Any]:
+    def _joined(self, items: list[msgspec.Raw], depth: int) -> list[Any]:
         """Decode the items of an array: those that follow each other and are short together."""
         found: list[Any] = []
         piece: list[msgspec.Raw] = []
@@ -109,7 +115,7 @@ class MsgpackFormat:
                 found += self._decode(_array(piece))
                 piece, size = [], 0
             if length > _PIECE_BYTES:
-                found.append(self._apart(memoryview(item)))
+                found.append(self._apart(memoryview(item), depth + 1))
                 continue
             piece.append(item)
             size += length

@@ -26,6 +26,8 @@ SOURCES_MAX = 1_000
 """Largest number of edge nodes and devices whose births are remembered."""
 DEFINITIONS_MAX = 100_000
 """Largest number of metrics of them all; each takes some 200 bytes and its name."""
+SOURCE_BYTES_MAX = 1_024
+"""Longest name of an edge node or device whose birth is remembered, with its group."""
 NAME_CHARACTERS_MAX = 256
 """Longest name of a metric that is remembered."""
 BD_SEQ = "bdSeq"
@@ -59,6 +61,10 @@ class Births:
         Raises:
             PayloadError: a metric has no name, or the bounds do not allow more; nothing has changed then.
         """
+        if len(topic.source) > SOURCE_BYTES_MAX:
+            raise PayloadError(
+                f"the names in its topic have {len(topic.source)} bytes; at most {SOURCE_BYTES_MAX} can be"
+            )
         metrics = [self._metric(metric) for metric in message.metrics]
         replaced = {topic.source, *(self._devices(topic.node) if topic.is_node else ())}
         kept = [stored for source, stored in self._state.values.items() if source not in replaced]

@@ -121,6 +121,8 @@ def test_memory_for_births_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     assert isinstance(station.take(message("spBv1.0/g/NBIRTH/a", *many[:1])), dict)
     long = TEMPERATURE | {"name": "x" * 257, "is_null": True}
     assert "has 257 characters" in str(station.take(message("spBv1.0/g/NBIRTH/a", long)))
+    far = f"spBv1.0/{'g' * 1_024}/NBIRTH/a"
+    assert "the names in its topic have 1026 bytes" in str(station.take(message(far, *many[:1])))
     unnamed = {"alias": 5, "datatype": 3, "is_null": True}
     assert "birth that names it" in str(station.take(message("spBv1.0/g/NBIRTH/a", unnamed)))
     assert station.take(message("spBv1.0/g/NDATA/b", {"alias": 1, "int_value": 1})) == {"temperature": 1}

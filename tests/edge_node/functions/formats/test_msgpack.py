@@ -107,3 +107,20 @@ def test_keys_that_collide_take_no_time(count: int, reason: str) -> None:
     with pytest.raises(PayloadError, match=reason):
         MSGPACK.decode(payload)
     assert time.thread_time() - before < 0.05
+
+
+def _at_depth(frames: int, payload: bytes) -> str:
+    """Why a payload is refused, with so many more calls on the stack."""
+    if frames:
+        return _at_depth(frames - 1, payload)
+    with pytest.raises(PayloadError) as caught:
+        MSGPACK.decode(payload)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("tail", [b"\x01", b"\xdc\xea\x60" + b"\xa3abc" * 60_000], ids=["short", "long"])
+@pytest.mark.parametrize("depth", [40, 520, 700, 900, 1_100])
+def test_the_reason_is_the_same_wherever_a_deep_payload_is_decoded(depth: int, tail: bytes) -> None:
+    """Reasons are in the stream of errors, which is the same after a restart."""
+    payload = b"\x91" * depth + tail
+    assert len({_at_depth(frames, payload) for frames in (0, 100, 300, 500)}) == 1
