@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import hashlib
+import math
 import os
 import sqlite3
 import stat
@@ -218,7 +219,12 @@ def _table(
         if key in found:
             raise TableError(f'{place}: {wanted.column} "{key:.80}" is there twice. Keep one')
         found[key] = values
-        digest.update(encode((key, values)))
+        try:
+            digest.update(encode((key, values)))
+        except (OverflowError, ValueError):
+            raise TableError(
+                f"{place}: has an integer of more than 64 bits. Leave its column out of `numbers`"
+            ) from None
         if len(found) % _ROWS_A_TURN == 0:
             if stopped():
                 raise Stopped
@@ -239,11 +245,11 @@ def _number(text: str, column: str, place: str) -> int | float | None:
         try:
             return int(text)
         except ValueError:
-            return float(text)
+            if math.isfinite(found := float(text)):
+                return found
     except ValueError:
-        raise TableError(
-            f'{place}: {column} is no number: "{text:.80}". Leave it out of `numbers`, or mend it'
-        ) from None
+        pass
+    raise TableError(f'{place}: {column} is no number: "{text:.80}". Leave it out of `numbers`, or mend it')
 
 
 def _known(names: Sequence[str]) -> str:
