@@ -10,7 +10,7 @@ from weft.edge_node.functions.contract import Context, Function, Gap, Out, Path,
 from weft.edge_node.functions.paths import MISSING, getter, names_in
 from weft.edge_node.functions.series.identity import KEY_BYTES_MAX, fields_of, identify, key_of
 from weft.edge_node.functions.series.missing import no_number, passes
-from weft.edge_node.functions.series.numbers import LARGEST, band, is_finite
+from weft.edge_node.functions.series.numbers import LARGEST, added, band, is_finite
 from weft.edge_node.functions.series.state import SeriesState
 from weft.protocols.batch import HeaderPairs
 
@@ -205,5 +205,5 @@ def with_bounds(headers: HeaderPairs, pairs: HeaderPairs) -> HeaderPairs:
         if name not in new:
             kept.append((name, value))
         elif isinstance(value, float):
-            new[name] = float(new[name] or 0) + value
+            new[name] = added(float(new[name] or 0), value)
     return (*kept, *new.items())

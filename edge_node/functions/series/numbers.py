@@ -48,6 +48,15 @@ def band(value: float, delta: float) -> tuple[float, float]:
     return max(low, -LARGEST), min(high, LARGEST)
 
 
+def added(bound: float, other: float) -> float:
+    """Return the sum of two bounds, rounded up: it must not be less than both together."""
+    total = bound + other
+    part = total - bound
+    # Knuth's TwoSum, as in ``band``: what rounding took away.
+    lost = (bound - (total - part)) + (other - part)
+    return math.nextafter(total, math.inf) if lost > 0 else total
+
+
 def difference(left: float, right: float) -> float:
     """Return ``left - right`` with one rounding, also for integers that are no doubles. Infinite when it is too
     large."""

@@ -197,6 +197,13 @@ def test_two_deadbands_state_the_sum_of_their_bounds() -> None:
     )
 
 
+@given(strategies.floats(0, 1e300), strategies.floats(0, 1e300))
+def test_the_sum_of_two_bounds_is_not_less_than_both(one: float, other: float) -> None:
+    (_, total), *_ = with_bounds(((HEADER + "x", one),), ((HEADER + "x", other),))
+    assert exact(total) >= exact(one) + exact(other)
+    assert total <= math.nextafter(one + other, math.inf)
+
+
 def test_the_payload_goes_on_as_the_bytes_that_it_was() -> None:
     (only,) = run(lambda: make(field_="x", delta=1), of(20.0)).emitted
     assert only.payload == b'{"x":20.0}'
