@@ -8,7 +8,7 @@ from msgspec import Meta, field
 
 from weft.config.functions.fields import FIELDS_MAX
 from weft.config.functions.settings import FunctionSettings
-from weft.config.values import Count, Duration, Expression, Size
+from weft.config.values import Count, Duration, Expression, MiB, Size
 
 By = Annotated[tuple[str, ...], Meta(min_length=1, max_length=16)]
 Emit = Annotated[dict[str, Expression], Meta(min_length=1, max_length=FIELDS_MAX)]
@@ -112,10 +112,18 @@ class Windowing(FunctionSettings, frozen=True, kw_only=True):
         Meta(
             le=10_000_000,
             description="Maximum number of open windows of all groups; of hopping windows, of their parts of length "
-            "`every`. One group may have a hundredth of them, and at least 100. Rows beyond go to the "
-            "errors.",
+            "`every`. One group may have a hundredth of them, and at least 100, or as many as its `size` and "
+            "`lateness` need. Rows beyond go to the errors.",
         ),
     ] = 100_000
+    memory_bytes: Annotated[
+        Size,
+        Meta(
+            ge=1 << 10,
+            description="Most memory for the rows that `lttb` and `sql` keep, of all open windows together. Rows "
+            "beyond go to the errors, and their windows are incomplete.",
+        ),
+    ] = field(default=64 * MiB, name="memory")
 
     @property
     def new_key(self) -> tuple[str, ...] | None:

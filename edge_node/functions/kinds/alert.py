@@ -10,6 +10,7 @@ from weft.config.functions.alert import Alert as Settings
 from weft.edge_node.functions.contract import Context, Function, Out, Path, Row, State
 from weft.edge_node.functions.expressions import Condition, ExpressionError
 from weft.edge_node.functions.kinds.message_template import Payload, Topic
+from weft.edge_node.functions.series.identity import key_of
 
 Made = TypeVar("Made")
 
@@ -68,20 +69,21 @@ class Alert(Function):
         assert self.state is not None
         key = row.key
         levels = self._levels(key)
-        known = self.state.values.get(key)
+        series = key_of(row)
+        known = self.state.values.get(series)
         if known is None:
             if self._when.holds(row, levels):
                 self._publish(row, self._payload.fill(row), out)
-                self._remember(key, row.time)
+                self._remember(series, row.time)
             return
         ends = not self._when.holds(row, levels) if self._until is None else self._until.holds(row, levels)
         if ends:
             if self._cleared is not None:
                 self._publish(row, self._cleared.fill(row), out)
-            self.state.delete(key)
+            self.state.delete(series)
         elif self._every is not None and row.time - known[1] >= self._every:
             self._publish(row, self._payload.fill(row), out)
-            self.state.set(key, [known[0], row.time])
+            self.state.set(series, [known[0], row.time])
 
     def _publish(self, row: Row, payload: bytes, out: Out) -> None:
         out.alert(self._topic.fill(row), payload, self._settings.qos, row.time, retain=self._settings.retain)

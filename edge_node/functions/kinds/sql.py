@@ -51,7 +51,8 @@ class SqlFunction(Windows, AsyncFunction):
     """The rows that a SELECT gives for each window and group.
 
     ``State`` holds the rows of open windows, packed and 64 in a value; ``rows_max`` and ``size_max`` bound those of a
-    window. The SELECT runs in a process of its own: what it sorts may be more than the node's memory holds.
+    window, ``memory`` those of all. The SELECT runs in a process of its own: what it sorts may be more than the node's
+    memory holds.
     """
 
     windows_a_tick = 32
@@ -86,10 +87,11 @@ class SqlFunction(Windows, AsyncFunction):
             before=[
                 "w_item = w_pack([w_time, row.key, v])",
                 f"w_size = a[{size}] + w_len(w_item)",
-                f"if a[{COUNT}] >= {settings.rows_max} or w_size > {settings.bytes_max}: w_fn.refuse_more(p)",
+                f"if a[{COUNT}] >= {settings.rows_max} or w_size > {settings.bytes_max} or w_store.is_full: "
+                "w_fn.refuse_more(p)",
             ],
             update=[f"a[{COUNT}] += 1", f"a[{size}] = w_size", "w_store.keep(p, w_item)"],
-            names={"w_pack": msgspec.msgpack.encode, "w_len": len, "w_float": float},
+            names={"w_pack": _packed, "w_len": len, "w_float": float},
         )  # fmt: skip
 
     def _new(self, first: int, start: int) -> list[Any]:
@@ -110,6 +112,8 @@ class SqlFunction(Windows, AsyncFunction):
         """
         pane.numbers[self._over] += 1
         self.store.state.touch(pane.key)
+        if self.store.is_full:
+            raise Refusal(self.store.why_full())
         count, size = pane.numbers[COUNT], pane.numbers[self._size]
         raise Refusal(f"its window has {count:,} rows of {size:,} bytes already (rows_max, size_max)")
 
@@ -149,7 +153,7 @@ class SqlFunction(Windows, AsyncFunction):
         rows = [item for pane in closing.panes for item in self.store.kept(pane)]
         over = sum(pane.numbers[self._over] for pane in closing.panes)
         if over:
-            missing = f"{missing}; " * bool(missing) + f"{over} rows beyond rows_max or size_max"
+            missing = f"{missing}; " * bool(missing) + f"{over} rows beyond rows_max, size_max or memory"
         frame = self.frame(closed)
         frame |= {"count": len(rows), "late": late, "complete": not missing}
         if missing:
@@ -223,6 +227,13 @@ class SqlFunction(Windows, AsyncFunction):
             except SelectError as error:
                 found.append(str(error))
         return found
+
+
+def _packed(row: list[Any]) -> bytes:
+    try:
+        return msgspec.msgpack.encode(row)
+    except (OverflowError, TypeError, ValueError, RecursionError) as error:
+        raise Refusal(f"it has a value that cannot be kept: {error}") from None
 
 
 def _rows(jobs: list[Job], found: list[Result], out: Out) -> list[Row]:

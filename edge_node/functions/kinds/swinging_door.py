@@ -19,6 +19,9 @@ HEADER = "weft.swinging_door."
 """Beginning of the header with the bound; the field's name follows."""
 TIME_MAX: Final = 1 << 63
 """End of the device's own times, so that differences are finite."""
+HELD_BYTES_MAX: Final = 8 << 10
+"""Longest row that is held back, packed with its fields; a longer one comes out at once. So the rows of all series take
+no more memory than readings do, whatever anyone sends."""
 _NS = 1_000_000_000
 _TICK_ROWS = 1000
 """Rows that a call of ``tick`` gives, some two milliseconds of work."""
@@ -197,6 +200,8 @@ class SwingingDoorFunction(Function):
             # At once and not when the step is saved: here a row that no state can hold can still go on.
             packed = pack_row(row)
         except ValueError:
+            return False
+        if len(packed) > HELD_BYTES_MAX:
             return False
         delta = self._delta
         room = delta - (abs(change) + delta) * _ROUNDINGS - _UNDERFLOW

@@ -61,7 +61,7 @@ class WindowFunction(Windows):
         if layout.kept is not None:
             # Choosing points takes some 80 ns for each row of a window.
             self.windows_a_tick = 2
-            before.append(f"if a[{layout.kept}] >= {settings.rows_max}: w_fn.refuse_more(p)")
+            before.append(f"if a[{layout.kept}] >= {settings.rows_max} or w_store.is_full: w_fn.refuse_more(p)")
             points = ", ".join(argument.name for argument in layout.points)
             update += [f"a[{layout.kept}] += 1", f"w_store.keep(p, [w_t, {points}])"]
         self._run = make_loop(
@@ -90,6 +90,8 @@ class WindowFunction(Windows):
         assert self._over is not None
         pane.numbers[self._over] += 1
         self.store.state.touch(pane.key)
+        if self.store.is_full:
+            raise Refusal(self.store.why_full())
         raise Refusal(f"its window has {self._rows_max:,} rows already (rows_max)")
 
     def results(self, closed: Closed) -> list[Row]:
@@ -109,7 +111,7 @@ class WindowFunction(Windows):
         self._result(numbers, values, kept)
         over = 0 if self._over is None else numbers[self._over]
         if over:
-            missing = f"{missing}; " * bool(missing) + f"{over} rows beyond rows_max"
+            missing = f"{missing}; " * bool(missing) + f"{over} rows beyond rows_max or memory"
         values["count"] = numbers[COUNT]
         values["late"] = late
         values["complete"] = not missing

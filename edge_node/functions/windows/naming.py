@@ -61,6 +61,8 @@ class Naming:
             Refusal: a value can name no group.
         """
         if self.is_key:
+            if len(row.key) > TEXT_BYTES_MAX:
+                raise Refusal(f"its topic has more than {TEXT_BYTES_MAX} bytes; groups take shorter ones")
             return row.key
         if not self.by:
             return b""

@@ -46,6 +46,11 @@ class Plan:
         return self.longest + self.gap if self.gap else self.size
 
     @property
+    def open_at_once(self) -> int:
+        """Return how many windows, or parts of them, a group with rows all the time has open at once."""
+        return (self.size + self.lateness) // self.every + 2 if self.every else 0
+
+    @property
     def remember(self) -> int:
         """Return for how long a group without open windows is remembered, so that late rows are known as such."""
         return max(3600 * 10**9, 10 * (self.idle + self.lateness))

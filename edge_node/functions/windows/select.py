@@ -126,7 +126,8 @@ class Select:
         taken = {name.lower() for name in columns}
         for _, _, values in rows:
             for name in values:
-                if name.lower() not in taken:  # Names of columns are alike in upper and lower case.
+                # Names of columns are alike in upper and lower case, and no text of SQL can have a NUL.
+                if name.lower() not in taken and "\0" not in name:
                     taken.add(name.lower())
                     columns[name] = None
         if len(columns) > COLUMNS_MAX:

@@ -28,6 +28,8 @@ from weft.edge_node.functions.windows.groups import (
 from weft.edge_node.functions.windows.refusal import Full, Refusal
 
 Numbers = list[Any]
+_KEPT_BYTES, _NUMBER_BYTES = 64, 32
+"""Memory of a kept row beside what is in it, and of a number."""
 CHUNK_ROWS = 64
 """Rows of a piece. A step writes the last piece again, so that a row is written up to so many times."""
 
@@ -38,6 +40,8 @@ class Bounds(msgspec.Struct, frozen=True):
     groups: int
     panes: int
     panes_of_group: int
+    kept_bytes: int
+    """Memory of the rows that all open windows keep."""
 
 
 class Store:
@@ -52,6 +56,8 @@ class Store:
         """Groups by the text that rows have."""
         self.open = 0
         """Number of open windows."""
+        self.kept_bytes = 0
+        """Memory of the rows that they keep, about."""
         self._bounds = bounds
         self._new = new
         self._merge = merge
@@ -140,7 +146,9 @@ class Store:
         self.open -= 1
         self.state.delete(pane.key)
         for number in range(pane.chunks):
-            self.state.delete(chunk_key(pane, number))
+            key = chunk_key(pane, number)
+            self.kept_bytes -= sum(map(memory_of, self.state.values[key]))
+            self.state.delete(key)
 
     def absorb(self, group: Group, pane: Pane, other: Pane) -> None:
         """Add another window of a group to a window: a row has joined two sessions."""
@@ -163,6 +171,16 @@ class Store:
         else:
             self.state.touch(chunk_key(pane, pane.chunks - 1))
         pane.tail.append(item)
+        self.kept_bytes += memory_of(item)
+
+    @property
+    def is_full(self) -> bool:
+        """Return whether no window may keep another row."""
+        return self.kept_bytes >= self._bounds.kept_bytes
+
+    def why_full(self) -> str:
+        """Return why no window may keep another row."""
+        return f"the rows of all open windows take {self.kept_bytes:,} bytes already (memory)"
 
     def kept(self, pane: Pane) -> Iterator[Any]:
         """Yield the rows kept of a window, in the order in which they came."""
@@ -182,6 +200,7 @@ class Store:
             if key[:1] == CHUNK:
                 number, of = of_chunk_key(key)
                 pane = panes[of]
+                self.kept_bytes += sum(map(memory_of, value))
                 if number >= pane.chunks:
                     pane.chunks, pane.tail = number + 1, value
         for key, pane in panes.items():
@@ -195,6 +214,11 @@ class Store:
             group.panes.sort(
                 key=(lambda pane: (pane.numbers[START], pane.start)) if is_session else (lambda pane: pane.start)
             )
+
+
+def memory_of(item: Any) -> int:
+    """Return about how much memory a row takes that a window keeps: packed, or as a list of its time and numbers."""
+    return _KEPT_BYTES + (len(item) if type(item) is bytes else _NUMBER_BYTES * len(item))
 
 
 def new_memory(time: int) -> list[int]:

@@ -8,7 +8,9 @@ from typing import Any
 from weft.edge_node.functions.windows.refusal import Refusal
 
 FLOAT_MAX = 1.7976931348623157e308
-INTEGER_MAX = (1 << 63) - 1
+INTEGER_MIN = -(1 << 63)
+INTEGER_MAX = (1 << 64) - 1
+"""Integers that ``State`` holds; others become floats."""
 SUM_MAX = 9.2e18
 """Largest sum that is kept as an integer: what MessagePack holds, a little less as floats have no digits for more."""
 TEXT_BYTES_MAX = 1024
@@ -30,7 +32,7 @@ def number(value: Any, text: str) -> float | None:
     if type(value) is bool:
         return int(value)
     if type(value) is int:
-        return value if -INTEGER_MAX <= value <= INTEGER_MAX else _as_float(value, text)
+        return value if INTEGER_MIN <= value <= INTEGER_MAX else _as_float(value, text)
     if type(value) is not float:
         raise Refusal(f"{text} is {_kind(value)}; aggregates such as sum and max take numbers")
     if not math.isfinite(value):

@@ -20,7 +20,7 @@ from weft.edge_node.functions.windows.store import Bounds, Store, new_memory
 from weft.edge_node.functions.windows.times import SECOND, iso_text, whole_second
 
 GROUP_SHARE = 100
-"""Share of the open windows that one group may have: a hundredth."""
+"""Share of the open windows that one group may have: a hundredth, or more where its rows need more."""
 GROUP_PANES_MIN = 100
 GROUPS_A_TICK = 500
 """Most groups that one call of ``tick`` looks at: about a millisecond."""
@@ -49,8 +49,8 @@ class Windows(Function):
     """Base of functions that work on windows.
 
     ``State`` has one value for each open window (of hopping windows: for each pane), one for the memory of each group
-    of event-time or hopping windows, one for gaps, and one for each 64 kept rows. ``keys_max``, ``windows_max`` and
-    ``rows_max`` bound them.
+    of event-time or hopping windows, one for gaps, and one for each 64 kept rows. ``keys_max``, ``windows_max``,
+    ``rows_max`` and ``memory`` bound them.
     """
 
     windows_a_tick = 128
@@ -76,8 +76,8 @@ class Windows(Function):
         self.plan = plan
         self.levels = context.levels
         self.naming = Naming(settings.by, context.level_names, context.stream)
-        share = max(GROUP_PANES_MIN, settings.windows_max // GROUP_SHARE)
-        self.store = Store(Bounds(settings.keys_max, settings.windows_max, share), new, merge)
+        share = max(GROUP_PANES_MIN, settings.windows_max // GROUP_SHARE, plan.open_at_once)
+        self.store = Store(Bounds(settings.keys_max, settings.windows_max, share, settings.memory_bytes), new, merge)
         self.state = self.store.state
         self.shape: Shape = Sessions(plan, self.store) if plan.gap else Panes(plan, self.store)
         self._drops_late = settings.late_rows == "drop"

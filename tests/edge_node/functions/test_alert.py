@@ -138,3 +138,12 @@ def test_only_fields_that_are_looked_at_need_to_be_decoded() -> None:
 
 def paths(function: Function) -> set[tuple[str, ...]]:
     return set(function.reads() or ())
+
+
+def test_a_topic_of_many_bytes_takes_no_more_memory() -> None:
+    long = [b"plant/" + b"x" * 900 + end for end in (b"a", b"b")]
+    inputs = [row(at * SECOND, {"t": 90}, key) for at, key in enumerate([*long, *long], 1)]
+    chain = same_after_restarts(made, inputs, [])
+    assert [topic for _, topic, _ in published(chain)] == [b"alerts/" + key for key in long]
+    assert chain.function.state is not None
+    assert max(map(len, chain.function.state.values)) < 200

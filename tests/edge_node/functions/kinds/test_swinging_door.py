@@ -238,3 +238,11 @@ def test_a_row_that_no_state_can_hold_comes_out_at_once() -> None:
     rows = of(1.0, 1.0, 1.0, 1.0)
     rows[2] = Row(FAR + 2 * SECOND, b"k", b"", {"x": 1.0, "id": 1 << 70}, seq=2)
     assert kept(rows) == [0, 1, 2, 3]
+
+
+def test_a_row_of_many_bytes_is_not_held_and_comes_out_at_once() -> None:
+    rows: list[Row | Gap] = of(*[1.0] * 6)
+    rows[2] = row(FAR + 2 * SECOND, {"x": 1.0, "picture": "p" * 10_000}, seq=2)
+    assert kept(rows) == [0, 1, 2, 5]
+    chain = run(make, rows)
+    assert max(len(str(entry)) for entry in stateful(chain.function).values.values()) < 1_000

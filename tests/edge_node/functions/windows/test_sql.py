@@ -130,7 +130,7 @@ def test_work_is_bounded_on_the_clock_as_well() -> None:
 def test_rows_beyond_the_bounds_go_to_the_errors_and_the_window_says_so() -> None:
     found = run(sql("SELECT count(*) AS n FROM input", by=("none",), rows_max=3), rows(5), until=3600 * SECOND)
     assert [(each.values["n"], each.values["complete"], each.values["missing"]) for each in found.emitted] == [
-        (3, False, "2 rows beyond rows_max or size_max")
+        (3, False, "2 rows beyond rows_max, size_max or memory")
     ]
     assert len(found.out.rejected()) == 2
     small = run(
