@@ -20,6 +20,8 @@ from weft.protocols.topics import compile_pattern
 
 LEVELS_KNOWN_MAX = 20_000
 """Keys whose named levels are remembered."""
+KEY_BYTES_KNOWN_MAX = 512
+"""Longest of them."""
 DIGEST_BYTES = 16
 LABEL_BYTES = 6
 
@@ -56,9 +58,12 @@ class Levels:
         """Return name -> value of a key's levels."""
         found = self._known.get(key)
         if found is None:
+            found = self._levels(key)
+            if len(key) > KEY_BYTES_KNOWN_MAX:
+                return found
             if len(self._known) >= LEVELS_KNOWN_MAX:
                 self._known.clear()
-            found = self._known[key] = self._levels(key)
+            self._known[key] = found
         return found
 
     def _levels(self, key: bytes) -> Mapping[str, str]:

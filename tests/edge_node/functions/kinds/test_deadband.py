@@ -200,6 +200,7 @@ def test_two_deadbands_state_the_sum_of_their_bounds() -> None:
 @given(strategies.floats(0, 1e300), strategies.floats(0, 1e300))
 def test_the_sum_of_two_bounds_is_not_less_than_both(one: float, other: float) -> None:
     (_, total), *_ = with_bounds(((HEADER + "x", one),), ((HEADER + "x", other),))
+    assert isinstance(total, float)
     assert exact(total) >= exact(one) + exact(other)
     assert total <= math.nextafter(one + other, math.inf)
 
