@@ -290,14 +290,14 @@ class FunctionsPart:
         """Return the figures of each derived stream."""
         return self._functions.counters() if self._functions is not None else {}
 
-    def replay(self, request: ReplayRequest) -> ReplayReply:
+    async def replay(self, request: ReplayRequest) -> ReplayReply:
         """Begin to compute a derived stream again, or say how far that is."""
         from weft.edge_node.functions.runtime.replays import ReplayRefused
 
         if self._functions is None:
             return ReplayReply(error="the node has no derived streams")
         try:
-            progress = self._functions.replay(request.stream, request.into)
+            progress = await self._functions.replay(request.stream, request.into)
         except ReplayRefused as error:
             return ReplayReply(error=str(error))
         return ReplayReply(progress.rows, progress.left)

@@ -67,7 +67,7 @@ class Control:
         reply_s_max: float = REPLY_S_MAX,
         acknowledge: Callable[[], list[str]] = list,
         reload: Callable[[], Awaitable[ReloadReply]] | None = None,
-        replay: Callable[[ReplayRequest], ReplayReply] | None = None,
+        replay: Callable[[ReplayRequest], Awaitable[ReplayReply]] | None = None,
     ) -> None:
         """Serve the log in ``directory``, which this process has locked.
 
@@ -158,7 +158,7 @@ class Control:
             return _answer(400, ReplayReply(error=f"expected stream and into: {error}"))
         if self._replay_stream is None:
             return _answer(409, ReplayReply(error="the node has no derived streams"))
-        reply = self._replay_stream(order)
+        reply = await self._replay_stream(order)
         return _answer(409 if reply.error else 200, reply)
 
     async def _drop_backlog(self, order: DropRequest) -> RangeSet:

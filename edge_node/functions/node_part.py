@@ -85,7 +85,7 @@ class NodeFunctions:
         self._join(config, found)
         self._config = config
 
-    def replay(self, stream: str, into: str) -> Progress:
+    async def replay(self, stream: str, into: str) -> Progress:
         """Compute a derived stream again into another one, which stays on the node as long as that does; or, without
         ``stream``, say how far that is.
 
@@ -102,7 +102,7 @@ class NodeFunctions:
             )
         if into == UNROUTED_STREAM or into in streams_of(self._config):
             raise ReplayRefused(f"{into} is a stream of the node already. Choose another name for the replay")
-        progress = self._functions.replay(stream, into)
+        progress = await self._functions.replay(stream, into)
         self._keep_replays({into: stream})
         return progress
 

@@ -66,6 +66,7 @@ class Functions:
         self._wanted: dict[str, Definition] = {}
         reader = StateReader(log, self._states)
         self._replays: dict[str, Replay] = {}
+        self._one_replay_at_a_time = asyncio.Lock()
         self._closing: asyncio.Task[None] | None = None
         self._written: set[str] = set()
         """Names of the streams that functions write. Derived streams look at it while it changes."""
@@ -118,16 +119,21 @@ class Functions:
 
     # --- replays
 
-    def replay(self, replayed: str, into: str) -> Progress:
+    async def replay(self, replayed: str, into: str) -> Progress:
         """Compute a derived stream again, from all that the log has of its inputs, into another stream.
 
         The same records get the same numbers whenever that is done; where it was done in part, or records have come
-        since, it goes on. What functions route to other streams, and alerts, are left out. Blocks while it reads what
-        is known of an earlier replay.
+        since, it goes on. What functions route to other streams, and alerts, are left out.
 
         Raises:
             ReplayRefused: says why.
         """
+        # What is known of an earlier replay stands among the states of all streams, which may take a second to read.
+        async with self._one_replay_at_a_time:
+            remembered = await asyncio.to_thread(self._read_states, into)
+            return self._replay(replayed, into, remembered)
+
+    def _replay(self, replayed: str, into: str, remembered: Remembered) -> Progress:
         running = self._replays.get(into)
         if running is not None and running.progress().left:
             return running.progress()
@@ -135,9 +141,9 @@ class Functions:
         if definition is None:
             listed = ", ".join(self._wanted) or "none"
             raise ReplayRefused(f"{replayed} is not a derived stream of this node. Derived streams: {listed}")
-        if running is None and len(self._replays) >= REPLAYS_MAX:
+        if sum(each.progress().left > 0 for each in self._replays.values()) >= REPLAYS_MAX:
             raise ReplayRefused(f"{REPLAYS_MAX} replays run already. Run this again when one of them is done")
-        remembered, marked = self._read_states(into), f"{replayed}@{definition.digest.hex()[:8]}"
+        marked = f"{replayed}@{definition.digest.hex()[:8]}"
         before = remembered.positions.replayed
         if before != marked and (before or self._log.next_seq(self._log.stream(into))):
             what = f"has a replay of {before}" if before else "has records of its own"

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import pytest
+
 from tests.edge_node.functions.runtime.node import START, Edge, Large, definition
 from tests.storage.fakes import FakeFileSystem
 from weft.edge_node.functions.contract import AsyncFunction, Function, NotReady, Out, Row
+from weft.edge_node.functions.runtime.replays import REPLAYS_MAX, ReplayRefused
 
 LARGE = definition("large", ["telemetry"], lambda: [("large", Large(0))])
 
@@ -102,4 +105,20 @@ async def test_functions_that_could_never_start_make_way_for_others_at_once() ->
     await edge.pass_time(2)
     assert [record[3]["value"] for record in edge.read("large")] == [10]
     assert edge.functions.counters()["large"].trouble == ""
+    await edge.close()
+
+
+async def test_replays_that_are_done_count_no_more() -> None:
+    edge = Edge(FakeFileSystem(), LARGE)
+    edge.publish("telemetry", 10, time=START)
+    await edge.pass_time(2)
+    for number in range(REPLAYS_MAX + 2):
+        await edge.functions.replay("large", f"again-{number}")
+        await edge.pass_time(2)
+        assert edge.functions.replay_progress(f"again-{number}").left == 0
+    for number in range(REPLAYS_MAX):
+        # Nothing is durable of them before the next commit.
+        await edge.functions.replay("large", f"more-{number}")
+    with pytest.raises(ReplayRefused, match="run already"):
+        await edge.functions.replay("large", "too-many")
     await edge.close()

@@ -166,22 +166,22 @@ async def test_a_replay_gives_the_same_records_the_same_numbers() -> None:
     await edge.pass_time(61)
     expected = edge.read("minutes")
     assert len(expected) > 4
-    assert edge.functions.replay("minutes", "again").left == 8
+    assert (await edge.functions.replay("minutes", "again")).left == 8
     await edge.pass_time(3)
     assert edge.functions.replay_progress("again").left == 0
     assert edge.read("again") == expected
-    assert edge.functions.replay("minutes", "again").left == 0, "there is nothing more"
+    assert (await edge.functions.replay("minutes", "again")).left == 0, "there is nothing more"
     await edge.pass_time(3)
     await edge.close()
 
     edge = Edge(disk, MINUTES, now=edge.now)
     edge.publish("telemetry", 9)
     await edge.pass_time(90)
-    assert edge.functions.replay("minutes", "again").left == 1, "what came since, also after a restart"
+    assert (await edge.functions.replay("minutes", "again")).left == 1, "what came since, also after a restart"
     await edge.pass_time(3)
     assert edge.read("again") == edge.read("minutes")
     with pytest.raises(ReplayRefused, match="Choose another name"):
-        edge.functions.replay("minutes", "telemetry")
+        await edge.functions.replay("minutes", "telemetry")
     with pytest.raises(ReplayRefused, match="Derived streams: minutes"):
-        edge.functions.replay("minute", "other")
+        await edge.functions.replay("minute", "other")
     await edge.close()
