@@ -116,10 +116,12 @@ def test_every_file_of_a_page_has_a_name(page: Path) -> None:
 
 def test_every_block_that_is_not_followed_has_a_test_of_its_own() -> None:
     """tests/cloud_hub/tables/test_open_the_table.py runs four, tests/spark_sinks/test_delta_spark.py the fifth, and
-    tests/edge_node/functions/python/test_model.py trains and scores."""
+    tests/edge_node/functions/python/test_model.py trains and scores, and tests/edge_node/functions/test_own_function.py
+    writes a function."""
     left_out = [(page.name, block.language) for page in PAGES for block in blocks(page) if not block.is_followed]
     model = [("score-with-a-model.md", "sh"), ("score-with-a-model.md", "python")]
-    assert left_out == [("open-the-table.md", "python")] * 5 + model
+    own = [("write-a-function.md", "python")] * 4
+    assert left_out == [("open-the-table.md", "python")] * 5 + model + own
 
 
 def test_every_reason_to_leave_a_command_out_is_used() -> None:

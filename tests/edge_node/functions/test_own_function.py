@@ -1,0 +1,57 @@
+"""The page on writing a function, followed to the letter in a copy of the code."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[3]
+PAGE = ROOT / "docs/how-to/write-a-function.md"
+_BLOCK = re.compile(
+    r"<!-- (file|append|command|answer):? ?(\S*) -->\n(?:<!-- not followed: [^\n]* -->\n)?```\w+\n(.*?)```", re.DOTALL
+)
+PROGRAMS = {"weft": [sys.executable, "-m", "weft"], "python": [sys.executable]}
+COPIED = ("edge_node", "config", "weft", "tests/edge_node/functions", "tests/support")
+
+
+@pytest.mark.slow
+def test_who_follows_the_page_has_a_function(tmp_path: Path) -> None:
+    for name in COPIED:
+        shutil.copytree(ROOT / name, tmp_path / name, symlinks=True, ignore=shutil.ignore_patterns("__pycache__"))
+    for name in ("protocols", "storage", "replication", "bounds"):
+        (tmp_path / name).symlink_to(ROOT / name)
+    for name in ("tests/__init__.py", "tests/edge_node/__init__.py"):
+        (tmp_path / name).touch()
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path), "PYTHONDONTWRITEBYTECODE": "1"}
+    printed, followed = "", []
+    for kind, name, body in _BLOCK.findall(PAGE.read_text()):
+        followed.append(kind)
+        if kind == "file":
+            (tmp_path / name).write_text(body)
+        elif kind == "append":
+            with (tmp_path / name).open("a") as file:
+                file.write(f"\n{body}")
+        elif kind == "command":
+            program, *arguments = body.split()
+            done = subprocess.run(
+                [*PROGRAMS[program], *arguments], cwd=tmp_path, env=environment, capture_output=True, text=True,
+                timeout=120, check=False,
+            )  # fmt: skip
+            printed = done.stdout
+            assert done.returncode == 0, done.stdout + done.stderr
+        else:
+            assert printed == body
+    assert followed == ["file", "append", "append", "file", "file", "command", "answer", "file", "command"]
+    assert "1 passed" in printed
+
+
+def test_the_operator_has_twenty_lines() -> None:
+    code = next(body for kind, name, body in _BLOCK.findall(PAGE.read_text()) if name.endswith("/rise.py"))
+    own = [line for line in code.splitlines() if line and '"""' not in line and "import" not in line]
+    assert len(own) <= 20
