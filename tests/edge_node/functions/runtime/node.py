@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
@@ -18,7 +18,7 @@ from weft.edge_node.functions.contract import Function, Gap, Out, Row, State
 from weft.edge_node.functions.definitions import Definition
 from weft.edge_node.functions.runtime.functions import Functions
 from weft.protocols.batch import ClockReading, ClockState, records
-from weft.protocols.ranges import RangeSet
+from weft.protocols.ranges import Range, RangeSet
 from weft.storage.segment_log import LogSettings, SegmentLog
 
 SECOND = 10**9
@@ -119,7 +119,15 @@ class Inline(ThreadPoolExecutor):
 class Edge:
     """A node that can lose its power. Use within a running loop."""
 
-    def __init__(self, disk: FakeFileSystem, *definitions: Definition, now: int = START) -> None:
+    def __init__(
+        self, disk: FakeFileSystem, *definitions: Definition, now: int = START, settings: LogSettings = SETTINGS,
+        gone: Iterable[Range] = (),
+    ) -> None:  # fmt: skip
+        """Start.
+
+        Args:
+            gone: records of states that the log has let go, as it may whatever was released.
+        """
         self.disk = disk
         self.now = now
         self.released: dict[tuple[str, str], int] = {}
@@ -127,10 +135,12 @@ class Edge:
         self._posted: list[Callable[[], None]] = []
         asyncio.get_running_loop().set_default_executor(Inline(1))
         self.log = SegmentLog.open(
-            "/node/log", SETTINGS, filesystem=disk, wall_clock=lambda: self.now,
+            "/node/log", settings, filesystem=disk, wall_clock=lambda: self.now,
             clock_reading=lambda: ClockReading(7, self.now, ClockState.SYNCED), random_bits=lambda bits: 0xABCD,
             post=self._posted.append, start_writer=False,
         )  # fmt: skip
+        for first, end in gone:
+            self.log._state.lane(self.log.stream("weft-functions")).held.remove(first, end)
         self.functions = Functions(
             definitions, self.log, alerts=self, released=self._released,
             turn=lambda: asyncio.sleep(0), wall_clock=lambda: self.now, clock=lambda: self.now / SECOND,

@@ -13,6 +13,7 @@ from tests.edge_node.functions.runtime.power_cuts import Violation, quiet, run_c
 from weft.edge_node.functions.contract import State
 from weft.edge_node.functions.runtime.derived import Derived
 from weft.edge_node.functions.runtime.state_log import Positions, StateWriter
+from weft.protocols.ranges import RangeSet
 from weft.storage.segment_log import SegmentLog
 
 SEEDS_MAX = 60
@@ -63,9 +64,14 @@ def forgets_deletions(take: Callable[[State], dict[bytes, Any]]) -> Callable[[St
     return lambda self: {key: value for key, value in take(self).items() if value is not None}
 
 
+def lets_go(written: Callable[..., RangeSet]) -> Callable[..., RangeSet]:
+    return lambda self, seq: written(self, seq) and RangeSet([(0, seq)])
+
+
 FAULTS: dict[str, tuple[type, str, Any]] = {
     "outputs without their states": (StateWriter, "entry", forgets_states(StateWriter.entry)),
     "states without their positions": (StateWriter, "entry", forgets_positions(StateWriter.entry)),
+    "a copy that goes with what is before it": (StateWriter, "written", lets_go(StateWriter.written)),
     "a step that a cut may part": (SegmentLog, "together", parted),
     "a mark before its windows": (Derived, "_hold_of", lambda self, chain: self._tick + 1),
     "what was deleted comes back": (State, "take_changes", forgets_deletions(State.take_changes)),

@@ -39,7 +39,7 @@ def definitions() -> list[Any]:
 
 def cut(lives: range) -> int:
     with (
-        mock.patch.multiple(power_cuts, definitions=definitions, DERIVED=(*CHAINS, "line-minutes")),
+        mock.patch.multiple(power_cuts, definitions=definitions),
         power_cuts.quiet(),
     ):
         return sum(power_cuts.run_seed(seed) for seed in lives)

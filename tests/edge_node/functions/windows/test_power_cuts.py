@@ -39,7 +39,7 @@ def definitions() -> list[Definition]:
 
 
 def cut(cuts: int, seed: int) -> None:
-    with mock.patch.multiple(power_cuts, definitions=definitions, DERIVED=(*SHAPES, "of-windows")):
+    with mock.patch.multiple(power_cuts, definitions=definitions):
         power_cuts.run_cuts(cuts, seed)
 
 
