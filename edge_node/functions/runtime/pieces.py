@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from itertools import takewhile
+from itertools import accumulate, takewhile
 from operator import attrgetter
 from typing import cast
 
@@ -12,6 +12,9 @@ from weft.edge_node.functions.contract import Gap, Row
 from weft.edge_node.functions.runtime.inputs import Event
 
 _TIME = attrgetter("time")
+PIECE_BYTES = 64 << 10
+"""Payload bytes of a piece of more than one row. A page is 256 KiB as encoded, and a hundred times that when texts that
+are mostly alike are decompressed; the node's loop waits for a piece."""
 
 
 def pieces(events: list[Event], rows_max: int, *, by_second: bool) -> Iterator[Gap | list[Row]]:
@@ -28,6 +31,9 @@ def pieces(events: list[Event], rows_max: int, *, by_second: bool) -> Iterator[G
         at = 0
         while at < len(run):
             piece = run[at : at + rows_max]
+            if len(piece) > 1 and sum(map(_size, piece)) > PIECE_BYTES:
+                sizes = accumulate(map(_size, piece))
+                piece = piece[: max(1, sum(size <= PIECE_BYTES for size in sizes))]
             if by_second:
                 second = max(second, _second(piece[0].time))
                 if _second(max(map(_TIME, piece))) > second:
@@ -50,6 +56,10 @@ def _runs(events: list[Event]) -> Iterator[Gap | list[Row]]:
 
 def _until(second: int, rows: list[Row]) -> Iterator[Row]:
     return takewhile(lambda row: _second(row.time) <= second, rows)
+
+
+def _size(row: Row) -> int:
+    return len(row.payload or b"")
 
 
 def _second(time: int) -> int:
