@@ -1,4 +1,4 @@
-"""A SELECT without bounds and a lookup file that is none: the node stays small, acknowledgements and other streams go on,
+"""A SELECT without bounds and a lookup file that is none: the node stays small, others go on,
 and what was left out is named."""
 
 from __future__ import annotations

@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 
 from weft.edge_node.functions.kinds.python.fair_time import waited_s
+from weft.edge_node.functions.kinds.python.snapshots import MARK
 from weft.edge_node.functions.kinds.python.wire import (
     EXIT_NO_MEMORY,
     FRAME_BYTES_MAX,
@@ -83,7 +84,7 @@ class Child:
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             cwd=folder,
-            env={name: os.environ[name] for name in PASSED_ON if name in os.environ} | SET,
+            env={name: os.environ[name] for name in PASSED_ON if name in os.environ} | SET | {MARK: folder},
             start_new_session=True,
         )
         self._tasks: list[asyncio.Task[None]] = []

@@ -9,6 +9,7 @@ import glob
 import hashlib
 import os
 import shutil
+import signal
 import stat
 import tempfile
 from collections.abc import Sequence
@@ -18,6 +19,8 @@ BYTES_MAX = 512 << 20
 """Most that the code and its files, such as a model, may have together."""
 HASH_CHARACTERS = 12
 PREFIX = "weft-function-"
+MARK = "WEFT_FUNCTION_FOLDER"
+"""Variable of the process that runs a version and of all that it starts: its folder."""
 LOCK = "lock"
 
 
@@ -98,12 +101,25 @@ def _new_folder() -> tuple[str, int]:
 
 
 def remove_left_folders() -> None:
-    """Remove folders of nodes that were killed. A lock says which of them are in use, whatever their process ids."""
+    """Remove folders of nodes that were killed, and end what the code in them has started and the kernel has not ended
+    with the node. A lock says which folders are in use, whatever the process ids."""
     for folder in glob.glob(os.path.join(glob.escape(tempfile.gettempdir()), f"{PREFIX}*")):
         with contextlib.suppress(OSError):  # in use, or not ours
             lock = os.open(os.path.join(folder, LOCK), os.O_RDWR)
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                if os.fstat(lock).st_uid == os.geteuid():
+                    _end_processes(folder)
                 shutil.rmtree(folder, ignore_errors=True)
             finally:
                 os.close(lock)
+
+
+def _end_processes(folder: str) -> None:
+    """End the processes that have a folder in their environment, which processes inherit. Those of other users cannot
+    be read."""
+    mark = f"{MARK}={folder}/".encode()
+    for path in glob.glob("/proc/[0-9]*/environ"):
+        with contextlib.suppress(OSError, ValueError), open(path, "rb") as file:
+            if any(each.startswith(mark) for each in file.read().split(b"\0")):
+                os.kill(int(path.split("/")[2]), signal.SIGKILL)

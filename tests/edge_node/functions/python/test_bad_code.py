@@ -6,6 +6,7 @@ import asyncio
 import os
 import signal
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -15,6 +16,7 @@ import pytest
 
 from tests.edge_node.functions.python.conftest import Subject
 from weft.edge_node.functions.contract import NotReady
+from weft.edge_node.functions.kinds.python.snapshots import remove_left_folders
 
 Make = Callable[..., Subject]
 
@@ -244,6 +246,35 @@ async def main():
 
 asyncio.run(main())
 """
+
+
+async def test_what_code_has_started_ends_at_the_next_start_after_a_kill(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The kernel ends the process of the code with its node, but not what that has started."""
+    (tmp_path / "score.py").write_text(
+        "import subprocess, time\n"
+        "def process(record, ctx):\n"
+        "    started = subprocess.Popen(['sleep', '1000'], start_new_session=True)\n"
+        f"    open({str(tmp_path / 'pid')!r}, 'w').write(f'{{started.pid}}\\n')\n"
+        "    time.sleep(1000)\n"
+    )
+    folder = str(tmp_path)
+    environment = os.environ | {"TMPDIR": folder}
+    node = await asyncio.create_subprocess_exec(sys.executable, "-c", NODE, folder, env=environment)
+    until = time.monotonic() + 60
+    while not (tmp_path / "pid").exists() or not (tmp_path / "pid").read_text().endswith("\n"):
+        assert time.monotonic() < until
+        await asyncio.sleep(0.02)  # another process is waited for
+    started = psutil.Process(int((tmp_path / "pid").read_text()))
+    node.kill()
+    await node.wait()
+    assert started.is_running()
+    monkeypatch.setattr(tempfile, "tempdir", folder)
+    remove_left_folders()
+    psutil.wait_procs([started], timeout=10)
+    assert not started.is_running() or started.status() == psutil.STATUS_ZOMBIE
+    assert not [*tmp_path.glob("weft-function-*")]
 
 
 @pytest.mark.parametrize(
