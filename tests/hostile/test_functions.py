@@ -1,5 +1,5 @@
-"""A SELECT without bounds and a lookup file that is none: the node stays small, others go on,
-and what was left out is named."""
+"""A SELECT without bounds and a lookup file that is none: the node stays small, other streams and acknowledgements go
+on, and what was left out is named."""
 
 from __future__ import annotations
 

@@ -62,7 +62,7 @@ def test_a_row_of_a_whole_second_comes_before_the_tick_of_that_second() -> None:
 def test_the_loop_waits_for_few_large_rows_at_a_time() -> None:
     """A dear expression over 64 KiB of text takes milliseconds, and so does decoding it."""
     sizes = [10, 20_000, 30_000, 30_000, 200_000, 10, 10, 60_000]
-    rows = [Row(1, b"k", b"x" * size, {}) for size in sizes]
+    rows: list[Event] = [Row(1, b"k", b"x" * size, {}) for size in sizes]
     found = [[len(row.payload or b"") for row in piece] for piece in pieces(rows, 256, by_second=False)
              if not isinstance(piece, Gap)]  # fmt: skip
     assert found == [[10, 20_000, 30_000], [30_000], [200_000], [10, 10, 60_000]]
