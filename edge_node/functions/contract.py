@@ -54,7 +54,8 @@ class Gap(NamedTuple):
     first: int
     end: int
     reason: str
-    """Name of the reason: ``expired``, ``budget``, ``corruption`` or ``operator``."""
+    """Name of the reason: ``expired``, ``budget``, ``corruption`` or ``operator``, or ``retention`` where others had
+    the records."""
     after: int
     """Time of the last row before the gap, ns since 1970; 0 when there is none."""
 
@@ -108,7 +109,8 @@ class Function:
 
     def tick(self, time: int, out: Out) -> list[Row]:  # noqa: ARG002
         """Return rows that were waiting for this time. Called for each whole second at which something can be due
-        (``due``), before any row that the node took in later. Every later row is of a later time.
+        (``due``), before any row that the node took in later. Every later row is of a later time, unless the clock
+        is set back.
 
         Many rows can be due at once: ten thousand windows that end with the minute. A function may return some of
         them. While ``due`` says ``time`` or earlier after a call, the runtime calls again with the same time, maybe

@@ -313,6 +313,10 @@ class Derived:
         if not self._rows:
             self._since = self._around.clock()
         self._rows += 1
+        if isinstance(piece, Gap) and piece.first == piece.end:
+            # The clock was set back. Time goes on with the next row, or no window would close until it is there again.
+            self._tick = 0
+            return
         if isinstance(piece, Gap):
             self.counters.gaps += 1
             chain.gap(piece, self._outputs)

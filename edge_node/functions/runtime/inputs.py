@@ -10,12 +10,16 @@ from typing import Protocol
 from weft.edge_node.functions.chain import FOR_EVER
 from weft.edge_node.functions.contract import Gap, Row
 from weft.edge_node.functions.runtime.rows import rows_of
-from weft.protocols.segment import GapReason
 from weft.storage.segment_log.read.pages import LogPage
+from weft.storage.segment_log.state.gaps import reason_name
 
 PAGE_BYTES = 256 << 10
 """Encoded bytes of a page, as those of links are: a millisecond or two of work for functions is part of it."""
 Event = Row | Gap
+"""A gap without numbers stands where the clock was set back: the row after it is older than the one before."""
+BACK_NS = 60_000_000_000
+"""Time by which a row is older than the one before it, of an input in order, when the clock was set back. Clocks that
+are corrected by less are waited for."""
 _TIME = attrgetter("time")
 
 
@@ -118,17 +122,23 @@ class Inputs:
         while True:
             slowest = min(self._inputs, key=self._known_until)
             found = self._merged(self._known_until(slowest))
+            if not found and slowest.read_to >= self._log.durable_end(slowest.stream):
+                # Nothing of it can be read now. Of others a page is, as their clock may have been set back.
+                unread = (each for each in self._inputs if not each.events)
+                slowest = next((each for each in unread if each.read_to < self._log.durable_end(each.stream)), slowest)
             if found or slowest.read_to >= self._log.durable_end(slowest.stream):
                 return found
             place = slowest.last_time
             for event in await self._fill(slowest):
                 if isinstance(event, Row):
                     place = max(place, event.time)
+                elif event.first == event.end:
+                    place = 0
                 slowest.events.append((place, event))
 
     def times(self) -> dict[str, int]:
         """Return the latest time of a row of each input that was handed out. For inputs of which all was."""
-        return {each.name: each.events[0][0] if each.events else each.last_time for each in self._inputs}
+        return {each.name: _time_before(*each.events[0]) if each.events else each.last_time for each in self._inputs}
 
     def until(self) -> int:
         """Return the time up to which ticks may come: no row that is yet to be handed out has its place before."""
@@ -157,8 +167,11 @@ class Inputs:
             while gone and rows and gone[0].first < rows[0].seq:
                 found.append(_gap(each.name, *gone.popleft(), last))
             if rows:
-                found += rows
-                last = max(last, *map(_TIME, rows)) if each.name in self._unordered else max(last, rows[-1].time)
+                if each.name in self._unordered:
+                    found += rows
+                    last = max(last, *map(_TIME, rows))
+                else:
+                    last = _add_with_steps(found, each.name, rows, last)
         found += [_gap(each.name, *left, last) for left in gone]
         each.last_time, each.read_to = last, page.next_seq
         return found
@@ -183,5 +196,24 @@ class Inputs:
             found.append(first.events.popleft()[1])
 
 
+def _add_with_steps(found: list[Event], name: str, rows: list[Row], last: int) -> int:
+    """Add rows, with a gap without numbers before each for which the clock was set back. Return the time of the latest
+    since then; ``last`` is that of the latest before the rows."""
+    if min(map(_TIME, rows)) > max(last, rows[0].time) - BACK_NS // 2:
+        found += rows
+        return max(last, rows[-1].time)
+    for row in rows:
+        if row.time < last - BACK_NS:
+            found.append(Gap(name, row.seq, row.seq, "clock", last))
+            last = row.time
+        found.append(row)
+        last = max(last, row.time)
+    return last
+
+
+def _time_before(place: int, event: Event) -> int:
+    return event.after if isinstance(event, Gap) and event.first == event.end else place
+
+
 def _gap(name: str, first: int, end: int, reason: int | None, after: int) -> Gap:
-    return Gap(name, first, end, GapReason(reason).name.lower() if reason is not None else "retention", after)
+    return Gap(name, first, end, reason_name(reason) if reason is not None else "retention", after)

@@ -61,6 +61,8 @@ class StepWriter:
         streams, around = self._streams, self._around
         runs = runs_of(outputs, streams.own, streams.errors, streams.others, after=self._told, last=self._last)
         positions.last = dict(self._last)
+        # What marks have told holds, also when the clock is set back.
+        positions.hold = max(positions.hold, self._told + 1)
         positions.ends = {stream: around.log.next_seq(stream) for stream in (streams.own, streams.errors)}
         for run in runs:
             if run.stream in positions.ends:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from tests.edge_node.functions.runtime.node import SECOND, START, Edge, Large, Minutes, definition
@@ -185,3 +187,36 @@ async def test_a_replay_gives_the_same_records_the_same_numbers() -> None:
     with pytest.raises(ReplayRefused, match="Derived streams: minutes"):
         await edge.functions.replay("minute", "other")
     await edge.close()
+
+
+async def run_with_a_clock_set_back(inputs: list[str], *, restarts: bool) -> list[Any]:
+    disk = FakeFileSystem()
+    minutes = definition("minutes", inputs, lambda: [("minutes", Minutes())])
+    edge = Edge(disk, minutes)
+    told, found = 0, list[Any]()
+    for at in (START + 10**9 * SECOND, START):  # a clock far ahead, until it is set right
+        edge.now = at
+        for number in range(4):
+            edge.publish("telemetry", number)
+            await edge.pass_time(40)
+            new = edge.read("minutes", len(found))
+            assert all(record[1] > told for record in new), "a mark had said that this time was complete"
+            found, told = [*found, *new], max(told, edge.mark("minutes"))
+            if restarts:
+                now = edge.now
+                await edge.close()
+                edge = Edge(disk, minutes, now=now)
+                await edge.settle()
+    await edge.pass_time(100)
+    found = edge.read("minutes")
+    await edge.close()
+    return [record[3] for record in found]
+
+
+@pytest.mark.parametrize("inputs", [["telemetry"], ["telemetry", "events"]])
+async def test_windows_go_on_when_the_clock_was_set_back(inputs: list[str]) -> None:
+    found = await run_with_a_clock_set_back(inputs, restarts=False)
+    right = [window for window in found if window["end"] < 2 * 10**9]
+    assert sum(window["count"] for window in right) == 4
+    assert sum(window["count"] for window in found) >= 7, "the last window of the former time waits for it"
+    assert await run_with_a_clock_set_back(inputs, restarts=True) == found
