@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from weft.commands.common import json_option, open_hub_store, store_trouble
-from weft.output import FAILURE_EXIT_CODE, Failed, harmless, print_json, print_table
+from weft.output import FAILURE_EXIT_CODE, Failed, counted, harmless, print_json, print_table
 from weft.text.lanes import Counted, print_counted, print_wrapped
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ def _show(report: AuditReport) -> None:
     for problem in report.problems:
         say(f"PROBLEM: {problem}")
     for origin, count in report.origins().items():
-        say(f"{count} records were made by {harmless(origin)}")
+        say(f"{counted(count, 'record')} {'was' if count == 1 else 'were'} made by {harmless(origin)}")
     holes = report.total("holes")
     if holes:
         say(f"{holes} records are still to come over a link, or not explained yet")
