@@ -29,6 +29,7 @@ def test_the_picture_of_the_architecture_is_current_and_whole() -> None:
     assert f"]({PICTURE.name})" in (ROOT / "docs/architecture.md").read_text()
 
 
+@pytest.mark.slow
 def test_the_page_of_real_data_is_current_and_every_bound_on_it_holds() -> None:
     pytest.importorskip("matplotlib")
     made = downsampling.pages()

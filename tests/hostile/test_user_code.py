@@ -100,8 +100,8 @@ def node(tmp_path: Path) -> Iterator[Fixture]:
 @pytest.mark.parametrize(
     "how",
     [
-        "loop",
         "allocate",
+        pytest.param("loop", marks=pytest.mark.slow),
         pytest.param("stubborn_loop", marks=pytest.mark.slow),
         pytest.param("end", marks=pytest.mark.slow),
         pytest.param("fail", marks=pytest.mark.slow),

@@ -96,6 +96,7 @@ def test_a_new_stream_takes_messages_at_once_and_its_records_reach_the_hub(pair:
     assert (facts["number"], facts["restart"], facts["refused"]) == (2, [], "")
 
 
+@pytest.mark.slow
 def test_sessions_that_are_away_get_what_is_published_to_a_new_stream(pair: Pair) -> None:
     got: queue.Queue[str] = queue.Queue()
     away = client("away", pair.edge.mqtt_port, got)
@@ -116,6 +117,7 @@ def test_sessions_that_are_away_get_what_is_published_to_a_new_stream(pair: Pair
     assert got.empty()
 
 
+@pytest.mark.slow
 def test_a_stream_that_is_gone_takes_no_more_and_what_it_has_stays(pair: Pair) -> None:
     pair.change("links:", ALARMS)
     pair.reload()
@@ -130,6 +132,7 @@ def test_a_stream_that_is_gone_takes_no_more_and_what_it_has_stays(pair: Pair) -
     assert pair.edge.json("status")["streams"]["alarms"]["next_seq"] == 1
 
 
+@pytest.mark.slow
 def test_a_new_link_brings_records_and_the_other_link_goes_on(pair: Pair, start: Start, tmp_path: Path) -> None:
     publish(pair.edge.mqtt_port, "plant/a/telemetry", ["one"])
     wait_until(lambda: link(pair.edge, "cloud")["pending_records"] == 0 and pair.payloads("telemetry") == ["one"])
@@ -150,6 +153,7 @@ def test_a_new_link_brings_records_and_the_other_link_goes_on(pair: Pair, start:
     wait_until(lambda: link(pair.edge, "cloud")["pending_records"] == 0)
 
 
+@pytest.mark.slow
 def test_a_link_with_other_settings_reconnects_and_sends_nothing_twice(pair: Pair) -> None:
     for at in range(4):
         publish(pair.edge.mqtt_port, "plant/a/telemetry", [str(at)])
@@ -178,6 +182,7 @@ def test_a_file_that_is_wrong_is_refused_and_the_node_goes_on(pair: Pair) -> Non
     assert "version 2 (" in weft("edge", "status", pair.config).output
 
 
+@pytest.mark.slow
 def test_a_hang_up_does_the_same(pair: Pair) -> None:
     pair.change("links:", ALARMS)
     pair.change("64MiB", "128MiB")
@@ -228,6 +233,7 @@ def test_functions_change_while_the_node_runs_and_keep_what_they_remember(pair: 
     assert ids(pair, "hot") == [1, 3, 5, 6]
 
 
+@pytest.mark.slow
 def test_functions_that_were_changed_go_on_where_they_were_after_a_kill(pair: Pair, start: Start) -> None:
     pair.change('from: "plant/{line}/telemetry"', 'from: "plant/{line}/telemetry", payload: json')
     pair.change("links:", DERIVED)

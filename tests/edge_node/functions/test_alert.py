@@ -6,9 +6,10 @@ from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import given, strategies
+from hypothesis import strategies
 
 from tests.edge_node.functions.restart import Chain, context, cuts, row, run, same_after_restarts
+from tests.support.examples import given
 from weft.config.functions.alert import Alert as Settings
 from weft.edge_node.functions.contract import Function, Row
 from weft.edge_node.functions.kinds.alert import Alert

@@ -7,10 +7,11 @@ from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import given, strategies
+from hypothesis import strategies
 
 from tests.edge_node.functions.restart import context
 from tests.fuzz.mqtt_damage import damage
+from tests.support.examples import given
 from weft.config.functions.redact import Redact
 from weft.config.functions.reduce import Changes, Deadband, Dedupe, Sample, SwingingDoor
 from weft.config.functions.route import Route, Rule

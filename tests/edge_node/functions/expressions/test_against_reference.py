@@ -6,9 +6,10 @@ import ast
 import math
 from typing import Any
 
-from hypothesis import assume, given, settings, strategies
+from hypothesis import assume, strategies
 
 from tests.edge_node.functions.expressions import reference
+from tests.support.examples import given
 from weft.edge_node.functions.contract import Row, Values
 from weft.edge_node.functions.expressions import (
     Condition,
@@ -86,8 +87,7 @@ def _evaluated(expression: Expression, each: Row) -> tuple[Any, str | None]:
         return None, error.reason
 
 
-@settings(max_examples=2_000, deadline=None)
-@given(EXPRESSIONS, ROWS)
+@given(EXPRESSIONS, ROWS, few=100, many=2_000)
 def test_results_are_those_of_the_reference(text: str, values: Values) -> None:
     try:
         expression = compile_expression(text, NAMES)
@@ -110,8 +110,7 @@ def test_results_are_those_of_the_reference(text: str, values: Values) -> None:
         assert not isinstance(got, float) or math.isfinite(got)
 
 
-@settings(max_examples=300, deadline=None)
-@given(EXPRESSIONS, EXPRESSIONS, strategies.lists(ROWS, max_size=6))
+@given(EXPRESSIONS, EXPRESSIONS, strategies.lists(ROWS, max_size=6), few=30, many=300)
 def test_many_rows_have_the_results_of_one_by_one(one: str, other: str, found: list[Values]) -> None:
     try:
         maker = FieldMaker({"x": one, "y.z": other}, NAMES, only=True)
@@ -132,8 +131,7 @@ def test_many_rows_have_the_results_of_one_by_one(one: str, other: str, found: l
     assert [reason.partition(": ")[2] for _, reason in failed] == reasons
 
 
-@settings(max_examples=300, deadline=None)
-@given(EXPRESSIONS, strategies.lists(ROWS, max_size=6))
+@given(EXPRESSIONS, strategies.lists(ROWS, max_size=6), few=30, many=300)
 def test_a_condition_holds_where_its_expression_is_true(text: str, found: list[Values]) -> None:
     try:
         condition = Condition(text, NAMES)

@@ -7,10 +7,10 @@ import re
 
 import cbor2
 import pytest
-from hypothesis import given
 
 from tests.edge_node.functions.formats.rfc8949 import EXAMPLES, REFUSED
 from tests.edge_node.functions.formats.values import fields, same
+from tests.support.examples import given
 from weft.edge_node.functions.formats.bounds import DEPTH_MAX, QUICK_BYTES_MAX
 from weft.edge_node.functions.formats.cbor_format import CborFormat
 from weft.edge_node.functions.payloads import PayloadError

@@ -8,10 +8,11 @@ import re
 from typing import Any
 
 import pytest
-from hypothesis import example, given
+from hypothesis import example
 from hypothesis import strategies as st
 
 from tests.edge_node.functions.formats.values import fields, same
+from tests.support.examples import given
 from weft.config.functions.formats import StructField
 from weft.edge_node.functions.formats.bounds import DEPTH_MAX, PAYLOAD_BYTES_MAX
 from weft.edge_node.functions.formats.cbor_format import CborFormat

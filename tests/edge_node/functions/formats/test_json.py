@@ -6,9 +6,9 @@ import json
 import math
 
 import pytest
-from hypothesis import given
 
 from tests.edge_node.functions.formats.values import fields, same
+from tests.support.examples import given
 from weft.edge_node.functions.formats.bounds import DEPTH_MAX
 from weft.edge_node.functions.formats.json_format import JsonFormat
 from weft.edge_node.functions.payloads import PayloadError

@@ -7,9 +7,9 @@ import struct
 from typing import Any
 
 import pytest
-from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.support.examples import given
 from weft.edge_node.functions.formats.bounds import DEPTH_MAX, PAYLOAD_BYTES_MAX
 from weft.edge_node.functions.formats.sparkplug.payload import SparkplugFormat
 from weft.edge_node.functions.formats.sparkplug.schema import Payload

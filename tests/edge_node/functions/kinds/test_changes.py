@@ -7,10 +7,11 @@ from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import given, strategies
+from hypothesis import strategies
 
 from tests.edge_node.functions.kinds.signals import FAR, inputs
 from tests.edge_node.functions.restart import SECOND, context, cuts, row, run, same_after_restarts, stateful
+from tests.support.examples import given
 from weft.config.functions.reduce import Changes
 from weft.edge_node.functions.contract import Gap, Row
 from weft.edge_node.functions.kinds.changes import ChangesFunction

@@ -7,10 +7,11 @@ import math
 from typing import Any
 
 import pytest
-from hypothesis import given, strategies
+from hypothesis import strategies
 
 from tests.edge_node.functions.kinds.signals import FAR, exact, inputs, near, signals, usable
 from tests.edge_node.functions.restart import SECOND, context, cuts, row, run, same_after_restarts, stateful
+from tests.support.examples import given
 from weft.config.functions.reduce import Band, Deadband
 from weft.edge_node.functions.contract import Gap, Row
 from weft.edge_node.functions.kinds.deadband import HEADER, DeadbandFunction, with_bounds

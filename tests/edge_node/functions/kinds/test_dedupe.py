@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from hypothesis import given, strategies
+from hypothesis import strategies
 
 from tests.edge_node.functions.kinds.signals import FAR, inputs
 from tests.edge_node.functions.restart import SECOND, context, cuts, row, run, same_after_restarts, stateful
+from tests.support.examples import given
 from weft.config.functions.reduce import Dedupe
 from weft.edge_node.functions.contract import Row
 from weft.edge_node.functions.kinds.dedupe import DedupeFunction

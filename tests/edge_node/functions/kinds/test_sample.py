@@ -5,10 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from hypothesis import given, strategies
+from hypothesis import strategies
 
 from tests.edge_node.functions.kinds.signals import FAR, inputs, near, signals
 from tests.edge_node.functions.restart import SECOND, context, cuts, row, run, same_after_restarts, stateful
+from tests.support.examples import given
 from weft.config.functions.reduce import Sample
 from weft.edge_node.functions.contract import Row
 from weft.edge_node.functions.kinds.sample import SampleFunction

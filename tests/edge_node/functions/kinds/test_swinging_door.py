@@ -6,10 +6,11 @@ import math
 from typing import Any
 
 import pytest
-from hypothesis import given, strategies
+from hypothesis import strategies
 
 from tests.edge_node.functions.kinds.signals import FAR, exact, inputs, near, signals, usable
 from tests.edge_node.functions.restart import SECOND, Chain, context, cuts, row, run, same_after_restarts, stateful
+from tests.support.examples import given
 from weft.config.functions.reduce import SwingingDoor
 from weft.edge_node.functions.contract import Gap, Row
 from weft.edge_node.functions.kinds.swinging_door import HEADER, SwingingDoorFunction

@@ -7,9 +7,10 @@ from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import given, strategies
+from hypothesis import strategies
 
 from tests.edge_node.functions.restart import Recorder, context, cuts, row, same_after_restarts
+from tests.support.examples import given
 from weft.config.functions.route import Route as RouteSettings
 from weft.config.functions.route import Rule
 from weft.edge_node.functions.contract import Row
@@ -159,12 +160,9 @@ SETTINGS: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("name", SETTINGS)
-def test_restarts_change_nothing(name: str) -> None:
-    @given(ROWS, strategies.data())
-    def check(rows: list[Row], data: strategies.DataObject) -> None:
-        same_after_restarts(lambda: KINDS[name](SETTINGS[name], context()), rows, data.draw(cuts(len(rows))))
-
-    check()
+@given(ROWS, strategies.data())
+def test_restarts_change_nothing(name: str, rows: list[Row], data: strategies.DataObject) -> None:
+    same_after_restarts(lambda: KINDS[name](SETTINGS[name], context()), rows, data.draw(cuts(len(rows))))
 
 
 @pytest.mark.parametrize("expression", ["x", "x + len(line)"])

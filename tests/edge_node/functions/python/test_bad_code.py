@@ -79,7 +79,9 @@ async def test_bad_code_costs_its_own_record(subject: Make, bad: str, reason: st
     assert reason in said
 
 
-@pytest.mark.parametrize("bad", ["while True: pass", "os._exit(3)", "x = bytearray(1 << 40)"])
+@pytest.mark.parametrize(
+    "bad", [pytest.param("while True: pass", marks=pytest.mark.slow), "os._exit(3)", "x = bytearray(1 << 40)"]
+)
 async def test_bad_code_in_a_batch_costs_its_own_record(subject: Make, bad: str) -> None:
     it = subject(
         f"""

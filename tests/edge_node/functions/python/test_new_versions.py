@@ -32,8 +32,14 @@ async def test_a_new_version_goes_on_with_the_state(subject: Make) -> None:
     ("code", "reason"),
     [
         ("def process(record, ctx):\n    ctx.state['count'] = -5\n    return record['m']\n", "line 3: KeyError: 'm'"),
-        ("def process(record, ctx):\n    while True: pass\n", "took longer than 0.2 s"),
-        ("import os\ndef process(record, ctx):\n    os._exit(1)\n", "ended its process with status 1"),
+        pytest.param(
+            "def process(record, ctx):\n    while True: pass\n", "took longer than 0.2 s", marks=pytest.mark.slow
+        ),
+        pytest.param(
+            "import os\ndef process(record, ctx):\n    os._exit(1)\n",
+            "ended its process with status 1",
+            marks=pytest.mark.slow,
+        ),
         ("def process(record, ctx:\n", "SyntaxError"),
         ("", "has no function process"),
     ],

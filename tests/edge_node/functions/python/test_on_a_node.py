@@ -60,6 +60,7 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
+@pytest.mark.slow
 def test_a_chain_on_a_node_that_is_killed(folder: Path) -> None:
     heard: list[tuple[str, Any]] = []
     for number in range(ROUNDS):

@@ -6,11 +6,11 @@ import math
 from collections.abc import Callable
 
 import pytest
-from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.edge_node.functions.restart import SECOND, context, cuts, row, run, same_after_restarts
 from tests.edge_node.functions.windows.reference import Reference, Times, by_time, deviation, quantile
+from tests.support.examples import given
 from weft.config.functions.windows import Window
 from weft.edge_node.functions.contract import Gap, Row
 from weft.edge_node.functions.kinds.window import WindowFunction
@@ -66,8 +66,7 @@ def maker(times: Times, emit: dict[str, str] | None = None, **more: object) -> C
 
 
 @pytest.mark.parametrize("times", SHAPES, ids=str)
-@given(given=inputs())
-@settings(max_examples=25, suppress_health_check=[HealthCheck.too_slow], deadline=None)
+@given(given=inputs(), few=5, many=25)
 def test_windows_hold_what_brute_force_finds(times: Times, given: list[Row | Gap]) -> None:
     wanted = Reference(times).feed(given, UNTIL)
     found = run(maker(times), given, until=UNTIL).emitted
@@ -103,16 +102,14 @@ def test_windows_hold_what_brute_force_finds(times: Times, given: list[Row | Gap
 
 
 @pytest.mark.parametrize("times", SHAPES, ids=str)
-@given(data=st.data())
-@settings(max_examples=25, suppress_health_check=[HealthCheck.too_slow], deadline=None)
+@given(data=st.data(), few=5, many=25)
 def test_restarts_change_no_byte(times: Times, data: st.DataObject) -> None:
     given = data.draw(inputs())
     same_after_restarts(maker(times, FEW), given, data.draw(cuts(len(given))), until=UNTIL)
 
 
 @pytest.mark.parametrize("times", SHAPES, ids=str)
-@given(data=st.data())
-@settings(max_examples=15, suppress_health_check=[HealthCheck.too_slow], deadline=None)
+@given(data=st.data(), few=3, many=15)
 def test_restarts_change_nothing_when_bounds_are_reached(times: Times, data: st.DataObject) -> None:
     given = data.draw(inputs())
     make = maker(times, FEW, keys_max=2, windows_max=3)
@@ -120,8 +117,7 @@ def test_restarts_change_nothing_when_bounds_are_reached(times: Times, data: st.
 
 
 @pytest.mark.parametrize("times", SHAPES, ids=str)
-@given(given=inputs())
-@settings(max_examples=15, suppress_health_check=[HealthCheck.too_slow], deadline=None)
+@given(given=inputs(), few=3, many=15)
 def test_no_result_is_older_than_what_was_said_to_be_held(times: Times, given: list[Row | Gap]) -> None:
     """The mark of a derived stream is held below ``oldest``: a result before it would come after its mark."""
     function = maker(times)()

@@ -10,12 +10,12 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.edge_node.functions.restart import SECOND, Recorder, context, cuts, row, run, same_after_restarts
 from tests.edge_node.functions.windows.reference import Times
 from tests.edge_node.functions.windows.test_property import SHAPES, UNTIL, inputs
+from tests.support.examples import given
 from weft.config.functions.windows import Sql
 from weft.edge_node.functions.contract import Row
 from weft.edge_node.functions.kinds import sql as module
@@ -141,8 +141,7 @@ def test_rows_beyond_the_bounds_go_to_the_errors_and_the_window_says_so() -> Non
 
 
 @pytest.mark.parametrize("times", [SHAPES[0], SHAPES[4], SHAPES[7]], ids=str)
-@given(data=st.data())
-@settings(max_examples=10, suppress_health_check=[HealthCheck.too_slow], deadline=None)
+@given(data=st.data(), few=3, many=10)
 def test_restarts_change_no_byte(times: Times, data: st.DataObject) -> None:
     given = data.draw(inputs())
     make = sql(
