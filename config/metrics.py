@@ -387,8 +387,7 @@ HUB_METRICS = (
         ("version", "python"),
     ),
 )
-"""Metrics of a hub node at ``/metrics``. Streams beyond the first 500, or the first 400 of a tenant, are
-summed in one, called ``(other)``."""
+"""Metrics of a hub node at ``/metrics``. Streams beyond the first 500, or 400 of a tenant, are one: ``(other)``."""
 
 PROCESS_METRICS = (
     Metric("process_resident_memory_bytes", "gauge", "Resident memory of the process."),
