@@ -23,21 +23,23 @@ def given(*arguments: Any, few: int = FEW, many: int | None = None, **named: Any
     """
 
     def decorate(test: Test) -> Test:
-        runs = {
-            size: hypothesis.settings(**({} if count is None else {"max_examples": count}))(
-                hypothesis.given(*arguments, **named)(test)
-            )
-            for size, count in (("few", few), ("many", many))
-        }
+        def with_examples(count: int | None) -> Test:
+            wrap: Any = hypothesis.given(*arguments, **named)
+            found: Test = wrap(test)
+            return found if count is None else hypothesis.settings(max_examples=count)(found)
 
-        def run(*, examples: str, **given: Any) -> None:
-            runs[examples](**given)
+        runs = {"few": with_examples(few), "many": with_examples(many)}
+
+        def run(*, examples: str, **others: Any) -> None:
+            runs[examples](**others)
 
         left = inspect.signature(runs["few"]).parameters.values()
         own = inspect.Parameter("examples", inspect.Parameter.KEYWORD_ONLY)
         run.__signature__ = inspect.Signature([*left, own])  # type: ignore[attr-defined]  # pytest reads it
         run.__name__, run.__qualname__ = test.__name__, test.__qualname__
         run.__doc__, run.__module__ = test.__doc__, test.__module__
-        return pytest.mark.parametrize("examples", ["few", pytest.param("many", marks=pytest.mark.slow)])(run)
+        sizes = pytest.mark.parametrize("examples", ["few", pytest.param("many", marks=pytest.mark.slow)])
+        sized: Test = sizes(run)
+        return sized
 
     return decorate
