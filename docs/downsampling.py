@@ -104,8 +104,8 @@ comes with the demo (`weft/demo/data`, MIT licence); each row is a JSON message 
 
 Sizes are those of batches of up to 1,000 rows, as they are in the log and on a link. They count times, compression,
 and the headers that state the bounds. Errors are the largest of all rows, in exact arithmetic. A deadband's signal is
-rebuilt by holding the last value, the others by straight lines between the rows. In the pictures the raw signal is
-grey, and the band is the bound.
+rebuilt by holding the last value, the others by straight lines between the rows. The pictures show a part of each
+signal: what was raw is grey, what is left is red, and the band is the bound.
 
 The envelope of a [window](functions/window.md) is its least, greatest, first and last value: one row for each window.
 Its bound is half of the widest range, which the rows themselves say, around the middle.
