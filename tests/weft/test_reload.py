@@ -222,7 +222,7 @@ def test_functions_change_while_the_node_runs_and_keep_what_they_remember(pair: 
     wait_until(lambda: ids(pair, "hot") == [1, 3, 5], what="the new condition holds, and dedupe remembers 3")
     pair.change("rms > 4", "rms >")
     assert isinstance(weft("edge", "reload", pair.config).exception, Failed)
-    assert "functions: " in pair.edge.json("status")["configuration"]["refused"]
+    assert "edge.yaml:12: streams.hot.functions[1].where: " in pair.edge.json("status")["configuration"]["refused"]
     readings(pair.edge, (6, 7.0))
     wait_until(lambda: ids(pair, "hot") == [1, 3, 5, 6])
     pair.change(DERIVED.replace("rms > 2", "rms >"), "links:")
