@@ -6,6 +6,7 @@ from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from weft.edge_node.functions.contract import AsyncFunction, Function, Gap, Out, Path, Row, State, Values
+from weft.edge_node.functions.leaving import Leaving
 from weft.edge_node.functions.payloads import Format, PartialFormat, PayloadError
 
 SECOND = 1_000_000_000
@@ -163,6 +164,10 @@ class Chain:
         self._reads_values = paths is None or bool(paths)
         self.has_ticks = any(type(function).due is not Function.due for function in self._functions)
         """True where time alone can bring rows out."""
+        holders = (at for at, function in enumerate(functions[:-1]) if type(function[1]).due is not Function.due)
+        self._holder = next(holders, len(functions))
+        """Place of the first function that gives rows when it likes, to others behind it: it gets rows one by one, so
+        that what these say of its rows has a place among what others say."""
         self._redacts = max((at for at, function in enumerate(self._functions) if function.redacts), default=-1)
         """Position of the last function that redacts; -1 where none does."""
 
@@ -178,9 +183,20 @@ class Chain:
 
     async def process(self, rows: list[Row], out: Outputs) -> None:
         """Put rows of the input through all functions, in order. None of them is later than a tick that may be due."""
+        leaving = Leaving(rows, out)
         if self._reads_values:
             rows = self._decoded(rows, out)
-        await self._from(0, rows, out)
+        rows = await self._through(self._functions[: self._holder], 0, rows, out)
+        if self._holder < len(self._functions):
+            made: list[Row] = []
+            leaving.begin()
+            for row in rows:
+                made += await self._through(self._functions[self._holder :], self._holder, [row], out)
+                leaving.note(row)
+            rows = made
+        leaving.order_unwritten()
+        self._write(rows, out)
+        leaving.order_rejected()
 
     def prepare_at_once(self) -> None:
         """Do what ``prepare`` does, for functions that wait for nothing.
@@ -198,13 +214,16 @@ class Chain:
                 raise RuntimeError(f"{type(function).__name__} waits for something while it is prepared")
 
     def process_at_once(self, rows: list[Row], out: Outputs) -> None:
-        """Do what ``process`` does, for functions that wait for nothing."""
+        """Do what ``process`` does, for functions that wait for nothing and hold no rows back."""
+        leaving = Leaving(rows, out)
         if self._reads_values:
             rows = self._decoded(rows, out)
         for at, function in enumerate(self._functions):
             if rows:
                 rows = self._redacted(at, function.process(rows, self._way(at, out)))
+        leaving.order_unwritten()
         self._write(rows, out)
+        leaving.order_rejected()
 
     def entry(self, out: Outputs) -> Out:
         """Return the ways out for rows that no function has seen yet."""
@@ -282,7 +301,10 @@ class Chain:
     # --- inside
 
     async def _from(self, first: int, rows: list[Row], out: Outputs) -> None:
-        for at, function in enumerate(self._functions[first:], first):
+        self._write(await self._through(self._functions[first:], first, rows, out), out)
+
+    async def _through(self, functions: Sequence[Function], first: int, rows: list[Row], out: Outputs) -> list[Row]:
+        for at, function in enumerate(functions, first):
             if not rows:
                 break
             way = self._way(at, out)
@@ -291,7 +313,7 @@ class Chain:
             else:
                 rows = function.process(rows, way)
             self._redacted(at, rows)
-        self._write(rows, out)
+        return rows
 
     def _way(self, at: int, out: Outputs) -> Out:
         """Return the ways out of the function at a position."""

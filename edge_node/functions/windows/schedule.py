@@ -58,11 +58,16 @@ class Schedule:
         taken: list[Group] = []
         while self._ticks and self._ticks[0] <= tick:
             first = self._ticks[0]
-            for group in self._groups[first].values():
-                if group.due == first:
-                    group.due = None
-                    taken.append(group)
+            found = [group for group in self._groups[first].values() if group.due == first]
             self._drop(first)
+            for group in found:
+                group.due = None
+                # What it waits for may have moved: after a restart it would be looked at no earlier than then.
+                due = self._due_of(group)
+                if due <= tick:
+                    taken.append(group)
+                else:
+                    self.enter(group, due)
         return taken
 
     def _drop(self, tick: int) -> None:
