@@ -18,6 +18,7 @@ from weft.edge_node.functions.runtime.parts import Streams, Surroundings, Versio
 from weft.edge_node.functions.runtime.pieces import pieces
 from weft.edge_node.functions.runtime.state_log import Positions, Remembered
 from weft.edge_node.functions.runtime.step_writer import StepWriter
+from weft.edge_node.functions.runtime.upcoming import Upcoming
 from weft.storage.segment_log import LogFailed, LogFull
 
 SLICE = 256
@@ -59,6 +60,8 @@ class Derived:
         """Version to go on with after this step."""
         self._changed = asyncio.Event()
         """Set when there is another version to go on with."""
+        self._upcoming: Upcoming | None = None
+        """Its functions, while they make ready."""
         self._next_at = 0.0
         """Time at which it is tried, by the clock."""
         self._next_wait_s = RETRY_S
@@ -92,6 +95,8 @@ class Derived:
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
+        if self._upcoming is not None:
+            await self._upcoming.drop()
         if self._chain is not None:
             await self._chain.close()
 
@@ -101,7 +106,7 @@ class Derived:
         if version.works_like(self._version):
             self._next, self._refused = None, ""
         elif self._next is None or not version.works_like(self._next):
-            self._next, self._next_at, self._next_wait_s = version, 0.0, RETRY_S
+            self._next, self._next_at, self._next_wait_s, self._refused = version, 0.0, RETRY_S, ""
             self._wake.set()
             self._changed.set()
 
@@ -223,37 +228,41 @@ class Derived:
         self._start_from(await asyncio.to_thread(self._around.read_states, self._name))
         self._is_stale = False
 
-    async def _switched(self, chain: Chain, version: Version) -> Chain:
-        """Return the functions of another version, with the states of this one; the same functions if they cannot be
-        made."""
-        new = None
+    async def _switched(self, chain: Chain) -> Chain:
+        """Return the functions of the next version once they are ready, with the states of these; until then, and if
+        they cannot be made, the same functions."""
+        version, upcoming = self._next, self._upcoming
+        if upcoming is not None and upcoming.version is not version:  # the configuration has changed once more
+            self._upcoming = None
+            await upcoming.drop()
+        if version is None or self._around.clock() < self._next_at:
+            return chain
+        if self._upcoming is None:
+            self._upcoming = Upcoming(version, self._wake)
         try:
-            new = version.make_chain()
-            states = {label: state.values for label, state in chain.states()}
-            for label, state in new.states():
-                for key, value in states.get(label, {}).items():
-                    state.load(key, value)
-            await new.prepare()
-        except BaseException as error:
-            if new is not None:
-                await new.close()  # a function before the one that failed may have started a process
-            if not isinstance(error, Exception):
-                raise
+            new = await self._upcoming.chain()
+        except Exception as error:
             if not isinstance(error, ValueError | NotReady):
                 logger.exception("the new functions of stream %s cannot be made", self._name)
+            self._upcoming = None
             if self._next is version:
                 # A file may come yet. Rows do not wait for it meanwhile.
                 self._refuse(f"the functions of before go on, as the new ones cannot work: {error}")
                 self._next_at = self._around.clock() + self._next_wait_s
                 self._next_wait_s = min(2 * self._next_wait_s, RETRY_S_MAX)
             return chain
-        if self._next is not version:  # the configuration has changed once more
-            await new.close()
+        if new is None or self._next is not version:
             return chain
-        await chain.close()
+        if self._rows:
+            self._commit(chain)
+        states = {label: state.values for label, state in chain.states()}
+        for label, state in new.states():
+            for key, value in states.get(label, {}).items():
+                state.load(key, value)
         self._former, self._version, self._chain = self._version, version, new
-        self._next, self._refused = None, ""
+        self._next, self._upcoming, self._refused = None, None, ""
         self.counters.version = version.text()
+        await chain.close()
         return new
 
     def _go_back(self, error: Exception) -> None:
@@ -284,10 +293,8 @@ class Derived:
         if self._writer.waits:
             self._writer.retry()
             self._is_written()
-        if self._next is not None and clock() >= self._next_at:
-            if self._rows:
-                self._commit(chain)
-            chain = await self._switched(chain, self._next)
+        if self._next is not None or self._upcoming is not None:
+            chain = await self._switched(chain)
         if not self._rows:
             await chain.prepare()
         events = await self._inputs.read()

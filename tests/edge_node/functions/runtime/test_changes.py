@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
+from typing import ClassVar
 
 import pytest
 
@@ -93,6 +95,51 @@ async def test_a_version_without_its_file_is_named_holds_nothing_up_and_is_taken
     assert Resource.open == 1
     await edge.close()
     assert Resource.open == 0
+
+
+class Model(AsyncFunction):
+    """Loads as long as the test likes."""
+
+    loaded: ClassVar[asyncio.Event]
+    given_up = 0
+
+    async def prepare(self) -> None:
+        try:
+            if not hasattr(self, "is_loaded"):
+                await Model.loaded.wait()
+            self.is_loaded = True
+        except asyncio.CancelledError:
+            Model.given_up += 1
+            raise
+
+    def process(self, rows: list[Row], out: Out) -> list[Row]:
+        return rows
+
+
+async def test_rows_do_not_wait_for_a_version_that_takes_long_to_load() -> None:
+    Model.loaded, Model.given_up = asyncio.Event(), 0
+    edge = Edge(FakeFileSystem(), LARGE)
+    edge.publish("telemetry", 10, time=START)
+    await edge.pass_time(1)
+    slow = definition("large", ["telemetry"], lambda: [("model", Model())], digest=b"slow")
+    other = definition("large", ["telemetry"], lambda: [("model", Model())], digest=b"other")
+    figures = edge.functions.counters()["large"]
+    for wanted in (slow, LARGE, other):  # one is taken back while it loads
+        edge.functions.change([wanted])
+        edge.publish("telemetry", 11)
+        await edge.pass_time(3)
+        assert (figures.lag, figures.version) == (0, LARGE.digest.hex()[:8])
+    assert Model.given_up == 1
+    Model.loaded.set()
+    edge.publish("telemetry", 12)
+    await edge.pass_time(2)
+    assert figures.version == other.digest.hex()[:8]
+    assert [record[3]["value"] for record in edge.read("large")] == [10, 11, 11, 11, 12]
+    Model.loaded.clear()
+    edge.functions.change([slow])
+    await edge.pass_time(1)
+    await edge.close()
+    assert Model.given_up == 2
 
 
 async def test_functions_that_could_never_start_make_way_for_others_at_once() -> None:
