@@ -14,12 +14,14 @@ from weft.config.functions.user_code import Python as Settings
 from weft.edge_node.functions.contract import AsyncFunction, Context, NotReady, Out, Row, State
 from weft.edge_node.functions.kinds.python.child import LoadFailed
 from weft.edge_node.functions.kinds.python.runner import Outcome, Runner
-from weft.edge_node.functions.kinds.python.snapshots import Snapshots
+from weft.edge_node.functions.kinds.python.snapshots import Snapshot, Snapshots
 from weft.edge_node.functions.kinds.python.wire import LINES_MAX, RECORD_BYTES_MAX, Begin, Record
 from weft.edge_node.functions.kinds.watched_files import CHECK_INTERVAL_S, WatchedFiles
 
 log = logging.getLogger(__name__)
 
+SOON_S = 1.0
+"""Wait for a new version to load, while the former one can have the records."""
 TRIAL_RECORDS = 100
 """Records after which a new version has proved itself."""
 TRIAL_ROWS = 20
@@ -46,41 +48,69 @@ class Python(AsyncFunction):
         self._current: Runner | None = None
         self._trial: Runner | None = None
         self._trial_left = 0
+        self._loading: asyncio.Task[Runner | Snapshot | str] | None = None
         self._trouble = ""
 
     async def prepare(self) -> None:
         """Load the code; a version that changed since the last look is tried on the next records."""
+        wait_s: float | None = 0.0
         if self._watched.changed(asyncio.get_running_loop().time()):
-            await self._load()
+            await self._give_up_loading()
+            self._loading = asyncio.create_task(self._loaded())
+            wait_s = SOON_S
+        if self._loading is not None:
+            # Records do not wait for a model that takes a minute to load, as the former version can have them.
+            done, _ = await asyncio.wait({self._loading}, timeout=None if self._current is None else wait_s)
+            if done:
+                loading, self._loading = self._loading, None
+                await self._adopt(loading.result())
         if self._current is None:
             await self._files.close()  # the chain may be made again for each try
             raise NotReady(self._trouble)
 
-    async def _load(self) -> None:
+    async def _loaded(self) -> Runner | Snapshot | str:
+        """Return the files at work; or only which they are, when they are those of the present version; or why they
+        cannot work."""
         try:
             snapshot = await self._files.take()
         except (OSError, ValueError) as error:
-            self._refuse(f"{self._settings.file} cannot be read: {error}")
-            return
+            return f"{self._settings.file} cannot be read: {error}"
         if self._current is not None and snapshot.version == self._current.snapshot.version:
             await self._files.drop(snapshot)
-            await self._end_trial(None)
-            self._trouble = ""
-            return
+            return snapshot
         candidate = Runner(snapshot, self._begin(), self._settings.start_timeout_s)
         try:
             await candidate.start()
         except LoadFailed as error:
             await self._files.drop(snapshot)
-            self._refuse(f"{error}")
+            return str(error)
+        return candidate
+
+    async def _adopt(self, found: Runner | Snapshot | str) -> None:
+        if isinstance(found, str):
+            self._refuse(found)
             return
         await self._end_trial(None)
         self._trouble = ""
-        log.info("%s: loaded version %s of %s", self._context.stream, snapshot.version, self._name)
+        if isinstance(found, Snapshot):
+            if self._current is not None and found.version != self._current.snapshot.version:
+                self._watched.forget()  # a trial has ended meanwhile: another version is the present one now
+            return
+        log.info("%s: loaded version %s of %s", self._context.stream, found.snapshot.version, self._name)
         if self._current is None:
-            self._current = candidate
+            self._current = found
         else:
-            self._trial, self._trial_left = candidate, TRIAL_RECORDS
+            self._trial, self._trial_left = found, TRIAL_RECORDS
+
+    async def _give_up_loading(self) -> None:
+        loading, self._loading = self._loading, None
+        if loading is None:
+            return
+        loading.cancel()
+        (found,) = await asyncio.gather(loading, return_exceptions=True)
+        if isinstance(found, Runner):
+            await found.close()
+            await self._files.drop(found.snapshot)
 
     def _begin(self) -> Begin:
         settings = self._settings
@@ -203,6 +233,7 @@ class Python(AsyncFunction):
 
     async def close(self) -> None:
         """End the processes, and remove the copies of the files."""
+        await self._give_up_loading()
         for runner in (self._trial, self._current):
             if runner is not None:
                 await runner.close()

@@ -59,6 +59,7 @@ Make = Callable[..., Awaitable[Subject]]
 async def subject(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Callable[..., Subject]]:
     """Make a function from its code and settings."""
     monkeypatch.setattr(module, "CHECK_INTERVAL_S", 0.0)
+    monkeypatch.setattr(module, "SOON_S", 60.0)  # tests want to see the version that they have written
     made: list[Subject] = []
 
     def make(code: str, **settings: Any) -> Subject:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from pathlib import Path
 
+import psutil
 import pytest
 
 from tests.edge_node.functions.python.conftest import Subject
+from weft.edge_node.functions.kinds.python import function as module
 
 Make = Callable[..., Subject]
 
@@ -113,3 +116,28 @@ async def test_copies_of_a_node_that_was_killed_are_removed_and_no_others(
     await it.function.close()
     assert not in_use & set(tmp_path.glob("weft-function-*"))
     assert stranger.exists()
+
+
+async def test_records_do_not_wait_for_a_version_that_takes_long_to_load(
+    subject: Make, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(module, "SOON_S", 0.0)
+    it = subject(COUNTS % "one")
+    await it.feed({"n": 1})
+    gate = tmp_path / "gate"
+    it.write(f"import os, time\nwhile not os.path.exists({str(gate)!r}): time.sleep(0.01)\n{COUNTS % 'two'}")
+    for count in range(2, 5):
+        assert await it.feed({"n": 1}) == [{"by": "one", "count": count, "n": 1.0}]
+    gate.touch()
+    assert it.function._loading is not None
+    await asyncio.wait({it.function._loading})
+    assert await it.feed({"n": 1}) == [{"by": "two", "count": 5, "n": 1.0}]
+    # One that is taken back while it loads leaves no process behind.
+    gate.unlink()
+    it.write(f"import os, time\nwhile not os.path.exists({str(gate)!r}): time.sleep(0.01)\n{COUNTS % 'three'}")
+    await it.feed({"n": 1})
+    it.write(COUNTS % "four")
+    monkeypatch.setattr(module, "SOON_S", 60.0)
+    assert await it.feed({"n": 1}) == [{"by": "four", "count": 7, "n": 1.0}]
+    running = [each for each in psutil.Process().children() if each.status() != psutil.STATUS_ZOMBIE]
+    assert len(running) == 2, "the version on trial, and the former one"
