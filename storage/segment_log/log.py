@@ -7,6 +7,7 @@ import contextlib
 import errno
 import os
 from collections.abc import Callable
+from functools import partial
 
 from weft.protocols.batch import KEY_BYTES_MAX, ClockReading, HeaderPairs
 from weft.protocols.lane import NAME_RULE, NodeName, valid_name
@@ -215,7 +216,7 @@ class SegmentLog(LogAnswers, LogRoom):
         with self._state.changed:
             self._state.queue.leading.add(stream)
 
-    def together(self, reserve_bytes: int) -> Together:
+    def together(self, reserve_bytes: int, *, uses_spare: bool = False) -> Together:
         """Return a context in which all appends go into one commit, of which a crash leaves all records or none.
         Owner's thread only; not within another one.
 
@@ -225,11 +226,13 @@ class SegmentLog(LogAnswers, LogRoom):
             reserve_bytes: room that is made sure of at the start (headers and 512 bytes an append included): appends
                 within it are not refused, not even those to a stream that is full (``StreamPolicy.retain_bytes``), so
                 that either all of them are taken or none. To have such a stream refuse, see ``ask_room``.
+            uses_spare: they may take the room that is kept free for moving. For what lets other records go: the steps
+                of functions, without which a log that is full of their input would stay so.
 
         Raises:
             LogFull, LogFailed: on entering it; nothing was changed.
         """
-        return Together(self._state, reserve_bytes, self._admit)
+        return Together(self._state, reserve_bytes, partial(self._admit, uses_spare=uses_spare))
 
     def appended_together(self) -> list[tuple[int, int, int]] | None:
         """Return (stream, first seq, count) of each append so far in the context ``together``; None outside of one."""

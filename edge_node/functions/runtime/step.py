@@ -13,6 +13,7 @@ from weft.edge_node.functions.runtime.state_log import Positions
 from weft.protocols.batch import HeaderPairs
 from weft.storage.segment_log import SegmentLog
 from weft.storage.segment_log.settings import RECORD_BYTES_MAX
+from weft.storage.segment_log.state.pending import parts_max
 from weft.storage.segment_log.state.run_sizes import BATCH_OVERHEAD_BYTES, run_bytes
 
 REASON = "weft.reason"
@@ -52,10 +53,9 @@ class Step(NamedTuple):
     def room(self) -> int:
         """Return the bytes of all records with headers, as ``SegmentLog.together`` counts them."""
         runs = sum(run_bytes(run.keys, run.payloads, run.headers) for run in self.runs)
-        records = sum(len(run.keys) for run in self.runs)
+        batches = sum(parts_max(run.times) for run in self.runs)
         alerts = sum(len(alert.topic) + len(alert.payload) + BATCH_OVERHEAD_BYTES for alert in self.alerts)
-        # Times that go back part a run into batches: as many as there are rows, at worst.
-        return runs + 4 * alerts + len(self.entry) + BATCH_OVERHEAD_BYTES * (records + 2 * len(self.runs) + 2)
+        return runs + 4 * alerts + len(self.entry) + BATCH_OVERHEAD_BYTES * (batches + 2 * len(self.runs) + 2)
 
 
 def write(  # noqa: PLR0917
@@ -74,7 +74,7 @@ def write(  # noqa: PLR0917
     """
     stream, key = state
     log.ask_room([(run.stream, run.keys, run.payloads, run.headers) for run in step.runs], now)
-    with log.together(step.room()):
+    with log.together(step.room(), uses_spare=True):
         for run in step.runs:
             log.append(
                 run.stream, now, run.keys, run.payloads, run.headers or None, origin=origin, times=run.times

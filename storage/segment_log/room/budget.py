@@ -15,8 +15,11 @@ LONG_NOTICES = 2
 """Number of gap notices for whole files that find room when short ones have used up theirs."""
 
 
-def admit(state: LogState, length: int) -> None:
+def admit(state: LogState, length: int, *, uses_spare: bool = False) -> None:
     """Refuse ``length`` more uncompressed bytes if there is no room for them. Call with the lock.
+
+    Args:
+        uses_spare: they may take the room that is kept free for moving.
 
     Raises:
         LogFull: nothing was changed.
@@ -28,7 +31,7 @@ def admit(state: LogState, length: int) -> None:
             f"{state.queue.raw_bytes} bytes wait for the disk, twice what pending_bytes_max allows: "
             "the disk is slower than the devices"
         )
-    reason = _shortage(state, pending)
+    reason = _shortage(state, pending, uses_spare=uses_spare)
     if reason is not None:
         state.refused_bytes = max(state.refused_bytes, length)
         raise LogFull(reason)
@@ -96,16 +99,18 @@ def shortage(state: LogState) -> str | None:
     return reason
 
 
-def _shortage(state: LogState, pending: int) -> str | None:
+def _shortage(state: LogState, pending: int, *, uses_spare: bool = False) -> str | None:
     active, budget_bytes = state.segments[-1], state.budget_bytes
     if active.end + pending + active.index.footer_bytes <= active.size:
         return None
-    if state.refusal is not None and state.refusal[0] == state.changes and pending >= state.refusal[1]:
-        return state.refusal[2]
+    known = None if uses_spare else state.refusal
+    if known is not None and known[0] == state.changes and pending >= known[1]:
+        return known[2]
     used = state.bytes_on_disk()
     sealed = used - active.size + active.end + active.index.footer_bytes
     needed = sealed + pending
-    needed += state.settings.segment_bytes // SEGMENT_SHARE_MIN + opening_bytes(state) + state.settings.spare_bytes
+    needed += state.settings.segment_bytes // SEGMENT_SHARE_MIN + opening_bytes(state)
+    needed += 0 if uses_spare else state.settings.spare_bytes
     free = state.filesystem.free_bytes(state.directory)
     limit = min(budget_bytes, used + free)
     wanted = needed - limit

@@ -64,7 +64,8 @@ class LogRoom:
         with state.changed:
             if state.failed:
                 raise state.failed
-            self._admit(ORIGIN_BYTES_MAX)
+            if not state.origins.knows(kind, name, version, hash_):
+                self._admit(ORIGIN_BYTES_MAX, uses_spare=True)  # it is there once, and steps wait for it
             number, new = state.origins.number(kind, name, version, hash_)
             if new is not None:
                 state.queue.add_origin(new)
@@ -131,9 +132,9 @@ class LogRoom:
                 self._poison(error)
                 return None
 
-    def _admit(self, length: int) -> None:
+    def _admit(self, length: int, *, uses_spare: bool = False) -> None:
         try:
-            admit(self._state, length)
+            admit(self._state, length, uses_spare=uses_spare)
         except OSError as error:
             raise self._poison(error) from error
 

@@ -42,6 +42,10 @@ class Origins:
             self._numbers[_content(origin)] = origin.number
         self._last = max(self._last, last, *self.known, 0)
 
+    def knows(self, kind: int, name: str, version: str, hash_: bytes) -> bool:
+        """Return whether the origin has a number."""
+        return (kind, name, version, hash_) in self._numbers
+
     def number(self, kind: int, name: str, version: str, hash_: bytes) -> tuple[int, Origin | None]:
         """Return the number of an origin, and the origin itself when it is new.
 

@@ -38,7 +38,7 @@ def has_violation(seed: int) -> bool:
     return False
 
 
-def parted(log: SegmentLog, reserve_bytes: int) -> contextlib.AbstractContextManager[None]:
+def parted(log: SegmentLog, reserve_bytes: int, *, uses_spare: bool) -> contextlib.AbstractContextManager[None]:
     """Appends that a power cut may part."""
     return contextlib.nullcontext()
 

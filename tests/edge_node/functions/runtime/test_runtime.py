@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import random
 from typing import Any
 
 import pytest
@@ -10,6 +12,8 @@ from tests.edge_node.functions.runtime.node import SECOND, START, Edge, Large, M
 from tests.storage.fakes import FakeFileSystem
 from weft.edge_node.functions.contract import Out, Row
 from weft.edge_node.functions.runtime.replays import ReplayRefused
+from weft.protocols.ranges import RangeSet
+from weft.storage.segment_log import LogFull, LogSettings
 
 LARGE = definition("large", ["telemetry"], lambda: [("large", Large(10))])
 MINUTES = definition("minutes", ["telemetry"], lambda: [("minutes", Minutes())])
@@ -220,3 +224,31 @@ async def test_windows_go_on_when_the_clock_was_set_back(inputs: list[str]) -> N
     assert sum(window["count"] for window in right) == 4
     assert sum(window["count"] for window in found) >= 7, "the last window of the former time waits for it"
     assert await run_with_a_clock_set_back(inputs, restarts=True) == found
+
+
+async def test_a_log_full_of_what_functions_have_not_read_gets_room_again() -> None:
+    """Only a step of the functions lets the input go, and takes room itself."""
+    small = LogSettings(segment_bytes=1 << 18, budget_bytes=1 << 21, tail_bytes=1 << 14, pending_bytes_max=1 << 22)
+    disk = FakeFileSystem()
+    large = definition("large", ["telemetry"], lambda: [("large", Large(990))])
+    edge = Edge(disk, settings=small)
+    chance = random.Random(1)
+    with contextlib.suppress(LogFull):
+        while True:
+            pad = chance.randbytes(400).hex()
+            edge.publish("telemetry", *({"value": chance.randint(0, 1000), "pad": pad} for _ in range(20)))
+            edge.commit()
+    await edge.close()
+    edge = Edge(disk, large, settings=small, now=edge.now)
+    telemetry, states = edge.log.stream("telemetry"), edge.log.stream("weft-functions")
+    while edge.functions.counters()["large"].lag or not edge.released:
+        before = edge.log.next_seq(states)
+        await edge.settle()
+        assert edge.log.next_seq(states) > before, edge.functions.counters()["large"].trouble
+        edge.log.release(telemetry, RangeSet([(0, edge.released["large", "telemetry"])]))
+    assert edge.log.stats().bytes_on_disk <= small.budget_bytes
+    for number in range(20):  # devices can go on, too
+        edge.publish("telemetry", {"value": number, "pad": pad})
+        await edge.settle()
+        edge.log.release(telemetry, RangeSet([(0, edge.released["large", "telemetry"])]))
+    await edge.close()
