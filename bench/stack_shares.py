@@ -1,7 +1,8 @@
 """Processor time of a node by part, from stacks that py-spy sampled (``--format raw --threads``).
 
 A stack is also taken of a thread that waits for the disk. So the samples only part the time of each thread, which the
-kernel counts.
+kernel counts; and stacks in calls of the file system part the time that the thread spent in the kernel, all others the
+rest.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Mapping
 from pathlib import Path
+from typing import NamedTuple
 
 PARTS = (
     ("functions: where and set", ("functions/expressions/", "functions/kinds/where", "functions/kinds/select")),
@@ -19,6 +21,7 @@ PARTS = (
     ("functions: read the log", ("functions/runtime/inputs", "functions/runtime/rows")),
     ("functions: write the step", ("functions/runtime/step", "functions/runtime/state_log")),
     ("functions: kinds", ("functions/kinds/", "functions/series/")),
+    ("functions: chain", ("functions/chain", "functions/runtime/pieces")),
     ("functions: the rest", ("edge_node/functions/",)),
     ("log: read", ("segment_log/read/",)),
     ("log: commit and sync", ("segment_log/commit/", "storage/filesystem")),
@@ -34,6 +37,8 @@ PARTS = (
 """Parts, and pieces of the paths of their modules. The innermost frame that belongs to a part counts for it, whichever
 comes first here."""
 OTHER = "interpreter"
+IN_KERNEL = "storage/filesystem"
+"""Innermost frame of a thread that waits for the file system: its samples say nothing of the processor."""
 _THREAD = re.compile(r"thread \((\d+)\)")
 
 
@@ -49,30 +54,51 @@ def part_of(stack: str) -> str:
     return OTHER
 
 
-def thread_seconds(pid: int) -> dict[int, float]:
+class Spent(NamedTuple):
+    """Processor time of a thread, s."""
+
+    user: float
+    system: float
+
+    def since(self, before: Spent) -> Spent:
+        """Return what was spent since then."""
+        return Spent(self.user - before.user, self.system - before.system)
+
+
+NOTHING = Spent(0.0, 0.0)
+
+
+def thread_seconds(pid: int) -> dict[int, Spent]:
     """Return thread id -> processor time so far."""
     found = {}
     for task in Path(f"/proc/{pid}/task").iterdir():
         fields = (task / "stat").read_text().rpartition(")")[2].split()
-        found[int(task.name)] = (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+        ticks = os.sysconf("SC_CLK_TCK")
+        found[int(task.name)] = Spent(int(fields[11]) / ticks, int(fields[12]) / ticks)
     return found
 
 
-def seconds_by_part(path: Path, threads: Mapping[int, float]) -> dict[str, float]:
+def seconds_by_part(path: Path, threads: Mapping[int, Spent]) -> dict[str, float]:
     """Return part -> processor time, the largest first.
 
     Args:
         threads: processor time of each thread; what was sampled of no other counts.
     """
-    counts: dict[int, Counter[str]] = defaultdict(Counter)
+    waiting: dict[int, Counter[str]] = defaultdict(Counter)
+    others: dict[int, Counter[str]] = defaultdict(Counter)
     for line in path.read_text().splitlines():
         stack, _, count = line.rpartition(" ")
         thread = _THREAD.match(stack)
         if thread is not None:
+            counts = waiting if IN_KERNEL in stack.rpartition(";")[2] else others
             counts[int(thread[1])][part_of(stack)] += int(count)
     seconds: dict[str, float] = defaultdict(float)
-    for thread_id, used in threads.items():
-        samples = counts.get(thread_id, Counter({OTHER: 1}))
-        for part, taken in samples.items():
-            seconds[part] += used * taken / samples.total()
+    for thread_id, spent in threads.items():
+        # Of a thread that never waits for the file system, the time in the kernel is that of sockets and of memory.
+        parts = [(spent.user, others[thread_id]), (spent.system, waiting[thread_id])]
+        if not all(samples for _, samples in parts):
+            parts = [(spent.user + spent.system, others[thread_id] or waiting[thread_id] or Counter({OTHER: 1}))]
+        for used, samples in parts:
+            for part, taken in samples.items():
+                seconds[part] += used * taken / samples.total()
     return dict(sorted(seconds.items(), key=lambda item: -item[1]))

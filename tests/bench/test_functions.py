@@ -9,7 +9,7 @@ import pytest
 
 from bench.brokers import merged
 from bench.functions import KEYS, cases, write_payloads
-from bench.stack_shares import OTHER, seconds_by_part
+from bench.stack_shares import OTHER, Spent, seconds_by_part
 from weft.config.load import parse
 from weft.config.models import EdgeConfig
 from weft.edge_node.functions.definitions import definitions
@@ -18,16 +18,16 @@ STACKS = """\
 thread (7): MainThread;run (weft/service/loop.py:1);read (weft/edge_node/functions/runtime/inputs.py:5) 3
 thread (7): MainThread;run (weft/service/loop.py:1);process (weft/edge_node/functions/kinds/deadband.py:9);go (x.py:1) 1
 thread (8): weft-log-writer;sync (weft/storage/filesystem.py:3) 1000
+thread (8): weft-log-writer;encode (weft/protocols/batch.py:7) 2
 thread (9): other;sleep (threading.py:1) 5
 """
 
 
 def test_the_processor_time_of_threads_is_parted_by_their_samples(tmp_path: Path) -> None:
     (tmp_path / "stacks").write_text(STACKS)
-    found = seconds_by_part(tmp_path / "stacks", {7: 4.0, 8: 0.5, 11: 0.25})
-    assert found == {
-        "functions: read the log": 3.0, "functions: kinds": 1.0, "log: commit and sync": 0.5, OTHER: 0.25
-    }  # fmt: skip
+    spent = {7: Spent(3.0, 1.0), 8: Spent(2.0, 0.5), 11: Spent(0.25, 0.0)}
+    found = {"functions: read the log": 3.0, "batches": 2.0, "functions: kinds": 1.0, "log: commit and sync": 0.5}
+    assert seconds_by_part(tmp_path / "stacks", spent) == found | {OTHER: 0.25}
 
 
 @pytest.mark.parametrize("name", [*cases("10s")])

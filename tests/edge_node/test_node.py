@@ -255,7 +255,9 @@ def test_it_runs_where_heavy_libraries_are_not_installed(
 ) -> None:
     shadows = tmp_path / "shadows"
     shadows.mkdir()
-    for name in ("pyarrow", "numpy", "pandas", "deltalake", "obstore", "pyspark"):
+    hub_only = ("pyarrow", "numpy", "pandas", "deltalake", "obstore", "pyspark")
+    for_some_functions = ("cbor2", "ddsketch", "google", "onnxruntime")
+    for name in (*hub_only, *for_some_functions):
         (shadows / f"{name}.py").write_text("raise SystemExit('an edge node must do without')")
     monkeypatch.setenv("PYTHONPATH", str(shadows))
     node = run()
