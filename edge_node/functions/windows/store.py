@@ -56,6 +56,8 @@ class Store:
         """Groups by the text that rows have."""
         self.open = 0
         """Number of open windows."""
+        self._busy = 0
+        """Number of groups with open windows."""
         self.kept_bytes = 0
         """Memory of the rows that they keep, about."""
         self._bounds = bounds
@@ -103,6 +105,8 @@ class Store:
 
     def _make_room(self) -> bool:
         """Forget an eighth of the groups: of those without open windows, the ones that were silent longest."""
+        if self._busy >= len(self.groups):  # Looking through all of them for each row of new keys would stop the node.
+            return False
         idle = [
             (group.memory[SEEN] if group.memory is not None else 0, group.gid)
             for group in self.groups.values()
@@ -128,6 +132,8 @@ class Store:
         if len(group.panes) >= self._bounds.panes_of_group:
             raise Full(f"all {self._bounds.panes_of_group:,} windows of one group are open (a share of windows_max)")
         pane = Pane(start, pane_key(start, group.gid), self._new(time, start))
+        if not group.panes:
+            self._busy += 1
         group.panes.insert(at, pane)
         self.open += 1
         self.state.set(pane.key, pane.numbers)
@@ -142,6 +148,8 @@ class Store:
     def close_pane(self, group: Group, pane: Pane) -> None:
         """Forget a window."""
         group.panes.remove(pane)
+        if not group.panes:
+            self._busy -= 1
         group.turn_away()
         self.open -= 1
         self.state.delete(pane.key)
@@ -210,6 +218,7 @@ class Store:
             self.groups[gid].panes.append(pane)
             heapq.heappush(self._firsts, (pane.numbers[FIRST], key))
         self.open = len(panes)
+        self._busy = sum(bool(group.panes) for group in self.groups.values())
         for group in self.groups.values():
             group.panes.sort(
                 key=(lambda pane: (pane.numbers[START], pane.start)) if is_session else (lambda pane: pane.start)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -74,6 +75,18 @@ def test_restarts_change_nothing_where_memory_is_short(times: Times, data: st.Da
     given = data.draw(inputs())
     make = maker(times, {"points": "lttb(x, 3)", "n": "count()"}, memory_bytes=1_024)
     same_after_restarts(make, given, data.draw(cuts(len(given))), until=UNTIL)
+
+
+def test_rows_of_ever_new_keys_take_no_more_time_than_others() -> None:
+    make = maker(Times(every=60, size=60), {"n": "count()"}, keys_max=20_000)
+    chain = Chain(make)
+    chain.feed([row(1, {"x": 1}, b"device/%d" % at) for at in range(20_000)])
+    more = [row(2, {"x": 1}, b"more/%d" % at) for at in range(10_000)]
+    before = time.thread_time()
+    chain.feed(more)
+    took = time.thread_time() - before
+    assert len(chain.out.rejected()) == 10_000
+    assert took < 2, "looking through all groups for each row takes longer"
 
 
 def test_a_topic_of_many_bytes_makes_no_group() -> None:
