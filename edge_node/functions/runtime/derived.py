@@ -18,7 +18,7 @@ from weft.edge_node.functions.runtime.parts import Streams, Surroundings, Versio
 from weft.edge_node.functions.runtime.pieces import pieces
 from weft.edge_node.functions.runtime.state_log import Positions, Remembered
 from weft.edge_node.functions.runtime.step_writer import StepWriter
-from weft.edge_node.functions.runtime.upcoming import Upcoming
+from weft.edge_node.functions.runtime.versions import RETRY_S, RETRY_S_MAX, Versions
 from weft.storage.segment_log import LogFailed, LogFull
 
 SLICE = 256
@@ -29,9 +29,6 @@ STEP_ROWS_MAX = 20_000
 """Rows after which a step is written, whether anything came out or not."""
 STEP_S = 1.0
 """Time for which rows of which nothing came out may wait for their step, s. After a crash they are read again."""
-RETRY_S = 1.0
-"""Wait after an error, or while the log has no room; it doubles up to a minute."""
-RETRY_S_MAX = 60.0
 _PAYLOAD = attrgetter("payload")
 
 logger = logging.getLogger(__name__)
@@ -52,25 +49,12 @@ class Derived:
         Args:
             remembered: positions and states that the log has; a new one for a stream that was not there before.
         """
-        self.counters = FunctionCounters(version=version.text())
+        self.counters = FunctionCounters()
         self._name = version.name
-        self._version = version
         self._streams = streams
-        self._next: Version | None = None
-        """Version to go on with after this step."""
-        self._changed = asyncio.Event()
-        """Set when there is another version to go on with."""
-        self._upcoming: Upcoming | None = None
-        """Its functions, while they make ready."""
-        self._next_at = 0.0
-        """Time at which it is tried, by the clock."""
-        self._next_wait_s = RETRY_S
-        self._former: Version | None = None
-        """Version to go back to if the present one fails before its first step is written."""
-        self._refused = ""
-        """Line about why the version of the configuration is not the one that runs."""
         self._around = around
         self._wake = asyncio.Event()
+        self._versions = Versions(self._name, version, self.counters, around.clock, self._wake)
         self._task: asyncio.Task[None] | None = None
         self._chain: Chain | None = None
         self._outputs = self._no_outputs()
@@ -95,20 +79,14 @@ class Derived:
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
-        if self._upcoming is not None:
-            await self._upcoming.drop()
+        await self._versions.close()
         if self._chain is not None:
             await self._chain.close()
 
     def change(self, version: Version) -> None:
         """Go on with another version of the functions after the present step; back to this one if that fails at once.
         States of functions whose settings are the same go on."""
-        if version.works_like(self._version):
-            self._next, self._refused = None, ""
-        elif self._next is None or not version.works_like(self._next):
-            self._next, self._next_at, self._next_wait_s, self._refused = version, 0.0, RETRY_S, ""
-            self._wake.set()
-            self._changed.set()
+        self._versions.want(version)
 
     def has_streams(self, inputs: Sequence[str], others: Sequence[str]) -> bool:
         """Return whether it reads and writes these streams."""
@@ -162,7 +140,7 @@ class Derived:
                     await self._make()
                 await self._work()
                 self.counters.trouble = ""
-                told = self._refused, self._chain.trouble() if self._chain is not None else ""
+                told = self._versions.refused, self._chain.trouble() if self._chain is not None else ""
                 self.counters.refused = "; ".join(filter(None, told))
                 wait_s = RETRY_S
                 continue
@@ -171,10 +149,8 @@ class Derived:
             except NotReady as error:
                 self._is_stale = bool(self._rows)
                 self._trouble(str(error))
-                if self._chain is None and self._next is not None:
-                    # What cannot work is not what is wanted any more.
-                    self._version, self._next = self._next, None
-                    continue
+                if self._chain is None and self._versions.skip():
+                    continue  # what cannot work is not what is wanted any more
             except LogFull as error:
                 self._trouble(f"waits for room in the log: {error}")
             except OSError as error:
@@ -184,9 +160,7 @@ class Derived:
                 # A fault of a function. Its memory may be half changed: begin again with what is durable.
                 self._is_stale = True
                 self.counters.failures += 1
-                if self._former is not None:
-                    self._go_back(error)
-                else:
+                if not self._versions.go_back(error):
                     self._culprits.failed(error)
                 logger.exception("the functions of stream %s failed; they start again in %g s", self._name, wait_s)
                 self._trouble(f"failed ({type(error).__name__}: {error}) and is started again")
@@ -195,8 +169,11 @@ class Derived:
 
     async def _pause(self, wait_s: float) -> None:
         """Wait after an error; not for longer than the functions stay the same."""
-        self._changed.clear()
-        pauses = {asyncio.ensure_future(self._around.sleep(wait_s)), asyncio.ensure_future(self._changed.wait())}
+        self._versions.changed.clear()
+        pauses = {
+            asyncio.ensure_future(self._around.sleep(wait_s)),
+            asyncio.ensure_future(self._versions.changed.wait()),
+        }
         try:
             await asyncio.wait(pauses, return_when=asyncio.FIRST_COMPLETED)
         finally:
@@ -204,7 +181,7 @@ class Derived:
                 pause.cancel()
 
     async def _make(self) -> None:
-        chain = self._version.make_chain()
+        chain = self._versions.present.make_chain()
         for label, state in chain.states():
             for key, value in self._states.get(label, {}).items():
                 state.load(key, value)
@@ -229,29 +206,9 @@ class Derived:
         self._is_stale = False
 
     async def _switched(self, chain: Chain) -> Chain:
-        """Return the functions of the next version once they are ready, with the states of these; until then, and if
-        they cannot be made, the same functions."""
-        version, upcoming = self._next, self._upcoming
-        if upcoming is not None and upcoming.version is not version:  # the configuration has changed once more
-            self._upcoming = None
-            await upcoming.drop()
-        if version is None or self._around.clock() < self._next_at:
-            return chain
-        if self._upcoming is None:
-            self._upcoming = Upcoming(version, self._wake)
-        try:
-            new = await self._upcoming.chain()
-        except Exception as error:
-            if not isinstance(error, ValueError | NotReady):
-                logger.exception("the new functions of stream %s cannot be made", self._name)
-            self._upcoming = None
-            if self._next is version:
-                # A file may come yet. Rows do not wait for it meanwhile.
-                self._refuse(f"the functions of before go on, as the new ones cannot work: {error}")
-                self._next_at = self._around.clock() + self._next_wait_s
-                self._next_wait_s = min(2 * self._next_wait_s, RETRY_S_MAX)
-            return chain
-        if new is None or self._next is not version:
+        """Return the functions of another version, with the states of these, once one is wanted and ready."""
+        new = await self._versions.next_chain()
+        if new is None:
             return chain
         if self._rows:
             self._commit(chain)
@@ -259,24 +216,10 @@ class Derived:
         for label, state in new.states():
             for key, value in states.get(label, {}).items():
                 state.load(key, value)
-        self._former, self._version, self._chain = self._version, version, new
-        self._next, self._upcoming, self._refused = None, None, ""
-        self.counters.version = version.text()
+        self._versions.take_over()
+        self._chain = new
         await chain.close()
         return new
-
-    def _go_back(self, error: Exception) -> None:
-        """Go back to the version of before, from what is durable."""
-        assert self._former is not None
-        self._refuse(f"the functions of before go on, as the new ones fail on their first rows "
-                     f"({type(error).__name__}: {error})")  # fmt: skip
-        self._version, self._former = self._former, None
-        self.counters.version = self._version.text()
-
-    def _refuse(self, text: str) -> None:
-        if self._refused != text:
-            logger.warning("stream %s: %s", self._name, text)
-        self._refused = self.counters.refused = text
 
     def _trouble(self, text: str) -> None:
         if self.counters.trouble != text:
@@ -293,7 +236,7 @@ class Derived:
         if self._writer.waits:
             self._writer.retry()
             self._is_written()
-        if self._next is not None or self._upcoming is not None:
+        if self._versions.is_changing:
             chain = await self._switched(chain)
         if not self._rows:
             await chain.prepare()
@@ -379,18 +322,18 @@ class Derived:
         begun = self._begun_from
         positions = Positions(
             {**begun.inputs, **inputs.positions()}, self._tick, {**begun.times, **inputs.times()}, hold,
-            replayed=self._version.replayed,
+            replayed=self._versions.present.replayed,
         )  # fmt: skip
         self._rows = 0
-        self._writer.take(outputs, positions, chain.states(), self._version, chain.version())
+        self._writer.take(outputs, positions, chain.states(), self._versions.present, chain.version())
         self._is_written()
 
     def _is_written(self) -> None:
-        self._former = None
+        self._versions.is_written()
         self._culprits.written(self._inputs.positions())
 
     def _no_outputs(self) -> Outputs:
-        return ReplayOutputs() if self._version.replayed else Outputs()
+        return ReplayOutputs() if self._versions.present.replayed else Outputs()
 
     def _hold_of(self, chain: Chain) -> int:
         """Return the time from which on more rows may come out."""

@@ -1,0 +1,140 @@
+"""Versions of the functions of a derived stream: the present one, the one that is to follow, and the one before."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+
+from weft.edge_node.functions.chain import Chain
+from weft.edge_node.functions.contract import NotReady
+from weft.edge_node.functions.runtime.counters import FunctionCounters
+from weft.edge_node.functions.runtime.parts import Version
+from weft.edge_node.functions.runtime.upcoming import Upcoming
+
+RETRY_S = 1.0
+"""Wait before what failed is tried again, or while the log has no room; it doubles up to a minute."""
+RETRY_S_MAX = 60.0
+
+logger = logging.getLogger(__name__)
+
+
+class Versions:
+    """Says which version of the functions works. Another one takes over when it is ready, not before; the one before
+    comes back where the new one fails on its first rows. Belongs to the event loop's thread."""
+
+    def __init__(
+        self, name: str, first: Version, counters: FunctionCounters, clock: Callable[[], float], wake: asyncio.Event
+    ) -> None:
+        """Begin with a version.
+
+        Args:
+            name: of the derived stream.
+            counters: told the version, and why another one was refused.
+            clock: seconds, never set.
+            wake: set when there is something to do.
+        """
+        self.changed = asyncio.Event()
+        """Set when another version is wanted."""
+        self.refused = ""
+        """Line about why the version of the configuration is not the present one; empty when it is."""
+        self._name = name
+        self._present = first
+        self._next: Version | None = None
+        self._former: Version | None = None
+        """Version to go back to, until a step of the present one is written."""
+        self._upcoming: Upcoming | None = None
+        """Functions of the next one, while they make ready and until they take over."""
+        self._try_at = 0.0
+        """Time at which it is tried, by the clock."""
+        self._wait_s = RETRY_S
+        self._counters = counters
+        self._clock = clock
+        self._wake = wake
+        counters.version = first.text()
+
+    @property
+    def present(self) -> Version:
+        """Return the version that works."""
+        return self._present
+
+    @property
+    def is_changing(self) -> bool:
+        """Return whether ``next_chain`` has something to do."""
+        return self._next is not None or self._upcoming is not None
+
+    def want(self, version: Version) -> None:
+        """Go on with a version, as soon as it is ready."""
+        if version.works_like(self._present):
+            self._next, self.refused = None, ""
+        elif self._next is None or not version.works_like(self._next):
+            self._next, self._try_at, self._wait_s, self.refused = version, 0.0, RETRY_S, ""
+            self._wake.set()
+            self.changed.set()
+
+    async def next_chain(self) -> Chain | None:
+        """Return the functions of the next version, without any state, once they are ready. ``take_over`` follows, or
+        the same functions are returned again."""
+        version, upcoming = self._next, self._upcoming
+        if upcoming is not None and upcoming.version is not version:  # the configuration has changed once more
+            self._upcoming = None
+            await upcoming.drop()
+        if version is None or self._clock() < self._try_at:
+            return None
+        if self._upcoming is None:
+            self._upcoming = Upcoming(version, self._wake)
+        try:
+            chain = await self._upcoming.chain()
+        except Exception as error:
+            if not isinstance(error, ValueError | NotReady):
+                logger.exception("the new functions of stream %s cannot be made", self._name)
+            self._upcoming = None
+            if self._next is version:
+                # A file may come yet. Rows do not wait for it meanwhile.
+                self._refuse(f"the functions of before go on, as the new ones cannot work: {error}")
+                self._try_at = self._clock() + self._wait_s
+                self._wait_s = min(2 * self._wait_s, RETRY_S_MAX)
+            return None
+        return chain if self._next is version else None
+
+    def take_over(self) -> None:
+        """Make the next version the present one: its functions have the states."""
+        assert self._next is not None
+        self._former = self._present
+        self._set_present(self._next)
+        self._next, self._upcoming, self.refused = None, None, ""
+
+    def is_written(self) -> None:
+        """Keep the present version: a step of it is written."""
+        self._former = None
+
+    def go_back(self, error: Exception) -> bool:
+        """Make the version before the present one again, which has failed. Return whether there is one."""
+        if self._former is None:
+            return False
+        self._refuse(f"the functions of before go on, as the new ones fail on their first rows "
+                     f"({type(error).__name__}: {error})")  # fmt: skip
+        self._set_present(self._former)
+        self._former = None
+        return True
+
+    def skip(self) -> bool:
+        """Give up the present version, which cannot begin, for the next one. Return whether there is one."""
+        if self._next is None:
+            return False
+        self._present, self._next = self._next, None
+        return True
+
+    async def close(self) -> None:
+        """Give up functions that are on their way."""
+        if self._upcoming is not None:
+            await self._upcoming.drop()
+
+    def _set_present(self, version: Version) -> None:
+        self._present = version
+        self._counters.version = version.text()
+
+    def _refuse(self, text: str) -> None:
+        if self.refused != text:
+            logger.warning("stream %s: %s", self._name, text)
+        self.refused = self._counters.refused = text
