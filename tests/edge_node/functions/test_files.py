@@ -49,7 +49,9 @@ def findings(folder: Path, function: str) -> list[str]:
 )  # fmt: skip
 def test_files_that_cannot_be_used_are_found(tmp_path: Path, function: str, found: list[str]) -> None:
     (tmp_path / "good.csv").write_text("machine\nm1\n")
-    (tmp_path / "good.py").write_text("raise SystemExit('a check runs no code')\n")
+    (tmp_path / "good.py").write_text(
+        "raise SystemExit('a check runs no code')\n\n\ndef process(record, ctx):\n    return record\n"
+    )
     (tmp_path / "bad.py").write_text("def process(record, ctx):\n    return (\n")
     assert findings(tmp_path, function) == [
         f"streams.telemetry.functions.0.{each}".replace("FOLDER", str(tmp_path)) for each in found
