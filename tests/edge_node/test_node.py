@@ -69,6 +69,7 @@ def queued_s(pid: int) -> float:
     return int(statistics.read_text().split()[1]) / 1e9 if statistics.exists() else 0.0
 
 
+@pytest.mark.slow
 def test_the_smallest_pending_has_room_for_a_session_that_publishes(config: Path, run: Callable[[], Node]) -> None:
     more = "commit_interval: 500ms\nlimits: {pending: 1MiB}\n"
     config.write_text(CONFIG.replace("budget: 64MiB", "budget: 512MiB") + more)

@@ -120,6 +120,7 @@ def test_a_full_log_says_so_and_devices_are_acknowledged_again_once_the_link_is_
     assert edge.json("status")["disk"]["bytes"] <= 16 << 20
 
 
+@pytest.mark.slow
 def test_a_hub_with_tokens_takes_the_edge_that_has_one(start: Start, configs: tuple[Path, Path]) -> None:
     edge_yaml, hub_yaml = configs
     folder = edge_yaml.parent

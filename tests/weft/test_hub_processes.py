@@ -147,6 +147,7 @@ def stored(port: int) -> int:
     return sum(stream["records"] for stream in ask(port, "v1/streams")["streams"])
 
 
+@pytest.mark.slow
 def test_an_edge_goes_to_its_process_and_is_served_by_another_while_that_is_away(
     config: Path, port: int, start: Start, tmp_path: Path
 ) -> None:

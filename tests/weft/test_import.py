@@ -176,6 +176,7 @@ def test_records_that_no_link_carries_stay_and_are_named(fabric: Fabric) -> None
     assert payloads(hub, "quality") == numbered(0, 5)
 
 
+@pytest.mark.slow
 def test_what_is_not_an_earlier_log_of_this_node_is_refused(fabric: Fabric) -> None:
     edge = fabric.edge()
     publish(edge.mqtt_port, TOPIC, numbered(0, 5))

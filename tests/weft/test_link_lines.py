@@ -100,6 +100,7 @@ def test_a_refusal_is_said_once_however_often_it_comes_and_never_with_the_token(
     wait_until(lambda: log.has(f"{AT_HUB}edge default/press-shop-7 at 127.0.0.1: connected"))
 
 
+@pytest.mark.slow
 def test_a_copy_of_a_node_is_told_of_at_both_ends(start: Start, folder: Path, log: Log) -> None:
     start("hub", folder / "hub.yaml")
     edge = start("edge", folder / "edge.yaml")

@@ -342,6 +342,7 @@ def fill(port: int) -> int:
     return acked[0]
 
 
+@pytest.mark.slow
 @pytest.mark.processes
 def test_a_full_node_goes_on_by_itself_once_its_backlog_is_dropped(start: Start, edge_yaml: Path) -> None:
     folder = edge_yaml.parent / "data"

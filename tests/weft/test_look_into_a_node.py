@@ -107,6 +107,7 @@ def test_a_query_finds_every_acknowledged_record_and_no_other(start: Start, edge
     assert [count(target) for target in targets(edge_yaml)] == [304, 304]
 
 
+@pytest.mark.slow
 def test_while_devices_publish_nothing_acknowledged_is_missed_and_the_node_is_not_disturbed(
     start: Start, edge_yaml: Path
 ) -> None:

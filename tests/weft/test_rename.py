@@ -270,6 +270,7 @@ def test_records_that_no_hub_was_sent_take_the_new_name_without_asking_one(fabri
     assert fabric.lanes() == {"press-3": (10, {})}
 
 
+@pytest.mark.slow
 def test_a_rename_that_cannot_deliver_changes_nothing_and_says_what_waits(fabric: Fabric) -> None:
     hub, edge = fabric.hub(), fabric.edge()
     publish(edge.mqtt_port, TOPIC, numbered(0, 10))
@@ -495,6 +496,7 @@ async def send_all_as(fabric: Fabric, name: NodeName) -> None:
         log.close()
 
 
+@pytest.mark.slow
 def test_the_audit_finds_what_a_renamed_node_sent_twice(fabric: Fabric) -> None:
     fabric.hub()
     edge = fabric.edge()

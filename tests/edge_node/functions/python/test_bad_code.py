@@ -120,6 +120,7 @@ async def test_harmless_code_costs_nothing(subject: Make, harmless: str) -> None
     assert it.out.rejected() == []
 
 
+@pytest.mark.slow
 async def test_processes_that_the_code_started_end_with_it(subject: Make) -> None:
     it = subject(BAD.format(bad="kept.append(subprocess.Popen(['sleep', '1000']))"))
     await it.feed({"n": 3})
@@ -146,6 +147,7 @@ async def test_a_process_killed_from_outside_costs_nothing(subject: Make) -> Non
     assert it.out.rejected() == []
 
 
+@pytest.mark.slow
 async def test_many_slow_records_are_no_reason_to_end(subject: Make) -> None:
     it = subject("import time\ndef process(record, ctx):\n    time.sleep(0.02)\n    return record\n", timeout_s=0.2)
     assert len(await it.feed(*({"n": n} for n in range(60)))) == 60
@@ -250,6 +252,7 @@ asyncio.run(main())
 """
 
 
+@pytest.mark.slow
 async def test_what_code_has_started_ends_at_the_next_start_after_a_kill(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
