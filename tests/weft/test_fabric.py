@@ -52,7 +52,8 @@ def stored(hub: Node) -> int:
     return sum(stream["records"] for stream in hub.json("v1/streams")["streams"])
 
 
-@pytest.mark.parametrize("processes", [1, pytest.param(2, marks=pytest.mark.slow)])
+@pytest.mark.slow  # end_to_end/test_kills.py is quick
+@pytest.mark.parametrize("processes", [1, 2])
 def test_acknowledged_messages_reach_the_hub_once_though_both_are_killed(
     start: Start, configs: tuple[Path, Path], processes: int
 ) -> None:

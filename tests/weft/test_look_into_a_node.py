@@ -91,6 +91,7 @@ def follow() -> Iterator[Callable[..., Follower]]:
         follower.end()
 
 
+@pytest.mark.slow
 def test_a_query_finds_every_acknowledged_record_and_no_other(start: Start, edge_yaml: Path) -> None:
     node = start("edge", edge_yaml)
     for end in (1, 2, 300):

@@ -202,7 +202,8 @@ def test_the_units_do_not_start_again_what_a_name_stops() -> None:
 # --- renamed
 
 
-@pytest.mark.parametrize("processes", [1, pytest.param(2, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("processes", [1, 2])
 def test_after_a_rename_nothing_is_there_twice_and_nothing_is_missing(fabric: Fabric, processes: int) -> None:
     fabric.processes = processes
     hub = fabric.hub()

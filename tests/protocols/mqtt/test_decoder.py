@@ -65,7 +65,7 @@ def test_a_field_cut_short_inside_a_complete_packet_is_an_error(hexadecimal: str
 
 
 @given(VERSIONS, st.data(), st.binary(max_size=3), st.binary(max_size=3))
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 def test_round_trip_at_any_offset(version: int, drawn: st.DataObject, before: bytes, after: bytes) -> None:
     """Every packet of every version; text comes back as it was, U+FEFF included: v5 [MQTT-1.5.4-3]; v3
     [MQTT-1.5.3-3]."""
@@ -78,7 +78,7 @@ def test_round_trip_at_any_offset(version: int, drawn: st.DataObject, before: by
 
 
 @given(VERSIONS, st.data())
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 def test_flipped_and_cut_bytes_raise_nothing_but_protocol_errors(version: int, data: st.DataObject) -> None:
     damaged = bytearray(encode(data.draw(packets(version)), version))
     for _ in range(data.draw(st.integers(1, 3))):
@@ -87,7 +87,7 @@ def test_flipped_and_cut_bytes_raise_nothing_but_protocol_errors(version: int, d
 
 
 @given(st.binary(max_size=40), VERSIONS)
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 def test_arbitrary_bytes_raise_nothing_but_protocol_errors(data: bytes, version: int) -> None:
     check_outcome(data, version)
 
