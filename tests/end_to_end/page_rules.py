@@ -99,6 +99,7 @@ RULES = {
     "look-into-an-edge-node.md": Rule(
         before=(TOUR,), says=("running for", r"m1 +21\.5", r'"seq": ?1\b', r"(?m)^ +\d+ batch .*stream=1")
     ),
+    "change-a-running-node.md": Rule(before=(TOUR,), says=(r"^configuration 1 ",)),
     "full-disk-or-link-down.md": Rule(before=(TOUR,), answers={"weft log drop": "y\n"}, says=("records",)),
     "prove-nothing-is-missing.md": Rule(
         before=(TOUR,), says=('"complete_up_to"', "good: every record is in the log once", r"\|\s*m1\|\s*3\|\s*3\|")
