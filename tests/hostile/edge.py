@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import json
+import time
 import urllib.request
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import psutil
 
@@ -63,6 +67,22 @@ class GuardedEdge(Service):
         with urllib.request.urlopen(f"http://127.0.0.1:{self.http_port}/metrics", timeout=10) as answer:
             text: str = answer.read().decode()
             return text
+
+    def function_figures(self) -> dict[str, dict[str, Any]]:
+        """Return the status of the derived streams, by name."""
+        with urllib.request.urlopen(f"http://127.0.0.1:{self.http_port}/status", timeout=10) as answer:
+            found: dict[str, dict[str, Any]] = json.load(answer)["functions"]
+            return found
+
+    def wait_for_functions(
+        self, done: Callable[[dict[str, dict[str, Any]]], bool], patience_s: float
+    ) -> dict[str, dict[str, Any]]:
+        """Wait for figures of the derived streams, and return them."""
+        until = time.monotonic() + patience_s
+        while not done(found := self.function_figures()):
+            assert time.monotonic() < until, found
+            time.sleep(0.1)  # another process is asked
+        return found
 
     def restart(self) -> None:
         """Kill the node and start it again."""

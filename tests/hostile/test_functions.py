@@ -3,10 +3,8 @@ on, and what was left out is named."""
 
 from __future__ import annotations
 
-import json
 import os
 import time
-import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -43,18 +41,9 @@ class Fixture:
         self.file.write_text("machine,owner\nb,Eva\n")
         self.edge = GuardedEdge(folder, streams=STREAMS.format(greedy=GREEDY, file=self.file))
 
-    def figures(self) -> dict[str, dict[str, Any]]:
-        """Return the status of the derived streams."""
-        with urllib.request.urlopen(f"http://127.0.0.1:{self.edge.http_port}/status", timeout=10) as answer:
-            found: dict[str, dict[str, Any]] = json.load(answer)["functions"]
-            return found
-
     def wait(self, done: Callable[[dict[str, dict[str, Any]]], bool]) -> None:
         """Wait for figures."""
-        until = time.monotonic() + PATIENCE_S
-        while not done(found := self.figures()):
-            assert time.monotonic() < until, found
-            time.sleep(0.1)  # another process is asked
+        self.edge.wait_for_functions(done, PATIENCE_S)
 
 
 @pytest.fixture
@@ -83,7 +72,7 @@ def test_functions_without_bounds_harm_their_own_streams_only(node: Fixture) -> 
         node.wait(lambda figures: bool(figures["owned"]["refused"]))
         attacked = good.take()
         node.wait(lambda figures: figures["beside"]["rows_in"] >= attacked.acknowledged)
-        figures = node.figures()
+        figures = node.edge.function_figures()
     assert attacked.p99 <= FACTOR * LEAST_S, attacked
     assert most - before < MEMORY_BYTES
     assert figures["beside"]["lag_records"] < 100, "other streams are not behind"

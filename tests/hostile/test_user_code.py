@@ -3,9 +3,7 @@ lost."""
 
 from __future__ import annotations
 
-import json
 import time
-import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -70,21 +68,9 @@ class Fixture:
         file.write_text(f"BAD = {str(self.bad)!r}\n{CODE}")
         self.edge = GuardedEdge(folder, streams=STREAMS.format(file=file))
 
-    def figures(self) -> dict[str, dict[str, Any]]:
-        """Return the status of the derived streams."""
-        with urllib.request.urlopen(f"http://127.0.0.1:{self.edge.http_port}/status", timeout=10) as answer:
-            found: dict[str, dict[str, Any]] = json.load(answer)["functions"]
-            return found
-
     def wait(self, stream: str, done: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
         """Wait for figures of a stream, and return them."""
-        until = time.monotonic() + PATIENCE_S
-        while True:
-            found = self.figures()[stream]
-            if done(found):
-                return found
-            assert time.monotonic() < until, found
-            time.sleep(0.1)  # another process is asked
+        return self.edge.wait_for_functions(lambda figures: done(figures[stream]), PATIENCE_S)[stream]
 
 
 @pytest.fixture

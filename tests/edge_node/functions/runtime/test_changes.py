@@ -57,7 +57,7 @@ def needs_file() -> Sequence[tuple[str, Function]]:
     return [("resource", Resource()), ("file", WithFile())]
 
 
-async def test_a_version_that_was_taken_back_stays_in_the_status_until_the_next_change() -> None:
+async def test_a_version_that_fails_on_its_first_rows_is_taken_back_and_named_until_the_next_change() -> None:
     edge = Edge(FakeFileSystem(), LARGE)
     edge.publish("telemetry", 10, time=START)
     await edge.settle()
@@ -65,7 +65,9 @@ async def test_a_version_that_was_taken_back_stays_in_the_status_until_the_next_
     await edge.settle()
     edge.publish("telemetry", 5, 20)
     await edge.pass_time(5)
+    assert [record[3]["value"] for record in edge.read("large")] == [10, 5, 20], "by the former version"
     figures = edge.functions.counters()["large"]
+    assert figures.version == LARGE.digest.hex()[:8]
     assert figures.lag == 0
     assert figures.trouble == "", "the stream goes on"
     assert "new ones fail on their first rows (RuntimeError: a fault of the new version)" in figures.refused

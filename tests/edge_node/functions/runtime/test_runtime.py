@@ -10,7 +10,6 @@ import pytest
 
 from tests.edge_node.functions.runtime.node import SECOND, START, Edge, Large, Minutes, definition
 from tests.storage.fakes import FakeFileSystem
-from weft.edge_node.functions.contract import Out, Row
 from weft.edge_node.functions.runtime.replays import ReplayRefused
 from weft.protocols.ranges import RangeSet
 from weft.storage.segment_log import LogFull, LogSettings
@@ -126,24 +125,6 @@ async def test_other_functions_go_on_in_the_middle_of_a_window() -> None:
     await edge.pass_time(60)
     assert [record[3]["sum"] for record in edge.read("out")] == [1 + 100 + 200]
     assert edge.functions.counters()["out"].version == b"other".hex()[:8]
-    await edge.close()
-
-
-class Faulty(Large):
-    def process(self, rows: list[Row], out: Out) -> list[Row]:
-        raise RuntimeError("a fault of the new version")
-
-
-async def test_functions_that_fail_on_their_first_rows_are_taken_back() -> None:
-    edge = Edge(FakeFileSystem(), LARGE)
-    edge.publish("telemetry", 10, time=START)
-    await edge.settle()
-    edge.functions.change([definition("large", ["telemetry"], lambda: [("faulty", Faulty(0))], digest=b"faulty")])
-    await edge.settle()
-    edge.publish("telemetry", 5, 20)
-    await edge.pass_time(2)
-    assert [record[3]["value"] for record in edge.read("large")] == [10, 20]
-    assert edge.functions.counters()["large"].version == LARGE.digest.hex()[:8]
     await edge.close()
 
 
