@@ -33,9 +33,10 @@ WINDOWS_CLOSE_S = 3.0
 """Time after the last message by which a window of one second is over, and put out."""
 
 
-TIME_ERROR = timedelta(seconds=1)
+TIME_ERROR = timedelta(milliseconds=100)
 """Most that the times of a row and of what was made of it may differ. A clock that is not set is corrected by the hub,
-by two readings of it for each batch: microseconds apart, or as long as the machine had other work between them."""
+by two readings of it for each batch: 0.75 ms apart at most on a quiet machine, longer where it does other work between
+them."""
 Row = tuple[str, str, datetime]
 """(device, payload, time)"""
 
