@@ -6,7 +6,17 @@ from typing import Annotated, Literal
 
 from msgspec import Meta
 
-from weft.config.values import Anonymous, Bind, Hosts, Listen, MqttAnonymous, Networks, Path, RefusedPublish, Section
+from weft.config.values import (
+    Anonymous,
+    Bind,
+    Hosts,
+    Listen,
+    ListenerAnonymous,
+    Networks,
+    Path,
+    RefusedPublish,
+    Section,
+)
 
 
 class Tls(Section, frozen=True, kw_only=True):
@@ -72,26 +82,49 @@ class ProxyProtocol(Section, frozen=True, kw_only=True):
     ]
 
 
-class MqttListener(Section, frozen=True, kw_only=True):
-    """A listener for MQTT clients (3.1, 3.1.1 and 5.0). With `tls` it is MQTTS, with `websocket` MQTT over
-    WebSocket."""
+ListenerProtocol = Literal["mqtt", "amqp", "http"]
+_PROTOCOLS: dict[str, ListenerProtocol] = {"amqp": "amqp", "amqps": "amqp", "http": "http", "https": "http"}
+"""Protocols of listeners by name; all other names are MQTT's."""
+TLS_NAMES = ("mqtts", "wss", "amqps", "https")
+"""Names of listeners that must have TLS."""
+_PORTS: dict[tuple[ListenerProtocol, bool], int] = {
+    ("mqtt", False): 1883, ("mqtt", True): 8883,
+    ("amqp", False): 5672, ("amqp", True): 5671,
+    ("http", False): 8081, ("http", True): 8443,
+}  # fmt: skip
+"""(protocol, with TLS) -> port of a listener without `bind`."""
 
-    bind: Annotated[
-        Listen,
+
+class Listener(Section, frozen=True, kw_only=True):
+    """A listener for devices: MQTT (3.1, 3.1.1 and 5.0, with `websocket` over WebSocket), AMQP (0-9-1 and 1.0), or
+    HTTP."""
+
+    protocol: Annotated[
+        ListenerProtocol | None,
         Meta(
-            description="Address and port for MQTT clients, or `unix:` and the path of a unix socket. The socket "
-            "is open to the file's owner and group. Port 0 picks any free port."
+            description="What its clients speak. Unset: `amqp` for listeners named `amqp` and `amqps`, `http` for "
+            "`http` and `https`, `mqtt` for all others."
         ),
-    ] = "127.0.0.1:1883"
+    ] = None
+    bind: Annotated[
+        Listen | None,
+        Meta(
+            description="Address and port, or `unix:` and the path of a unix socket. The socket is open to the file's "
+            "owner and group. Port 0 picks any free port. Unset: 127.0.0.1 and port 1883 for MQTT, 5672 for AMQP, "
+            "8081 for HTTP; with `tls` 8883, 5671 and 8443."
+        ),
+    ] = None
     anonymous: Annotated[
-        MqttAnonymous,
+        ListenerAnonymous,
         Meta(
             description="Who may connect without a user name. `never`: no client. `loopback`: clients on this "
             "machine. `allowed_beyond_loopback`: every client that reaches the port. Clients of a "
             "proxy without the PROXY protocol count as the proxy."
         ),
     ] = "loopback"
-    tls: Annotated[Tls | None, Meta(description="TLS; unset: plain TCP. Required for `mqtts` and `wss`.")] = None
+    tls: Annotated[
+        Tls | None, Meta(description="TLS; unset: plain TCP. Required for `mqtts`, `wss`, `amqps` and `https`.")
+    ] = None
     websocket: Annotated[
         WebSocket | None,
         Meta(description="MQTT over WebSocket; unset: plain MQTT. Listeners named `ws` and `wss` always use it."),
@@ -100,6 +133,16 @@ class MqttListener(Section, frozen=True, kw_only=True):
         ProxyProtocol | None,
         Meta(description="PROXY protocol of a proxy in front of the listener; unset: clients connect directly."),
     ] = None
+
+
+def protocol_of(name: str, listener: Listener) -> ListenerProtocol:
+    """Return what the clients of a listener speak."""
+    return listener.protocol or _PROTOCOLS.get(name, "mqtt")
+
+
+def bind_of(name: str, listener: Listener) -> str:
+    """Return the address of a listener, as ``bind`` writes it."""
+    return listener.bind or f"127.0.0.1:{_PORTS[protocol_of(name, listener), listener.tls is not None]}"
 
 
 class Auth(Section, frozen=True, kw_only=True):

@@ -13,7 +13,7 @@ from typing import Annotated
 from msgspec import Meta, field
 
 from weft.config.limits import EdgeLimits, HubLimits
-from weft.config.listeners import Auth, Http, MqttListener
+from weft.config.listeners import Auth, Http, Listener
 from weft.config.state import State
 from weft.config.streams import Disk, Link, Stream, Unrouted
 from weft.config.values import Anonymous, Bind, Count, Duration, Hosts, MiB, Path, Section, Size, Store, Urls
@@ -38,13 +38,14 @@ class EdgeConfig(Section, frozen=True, kw_only=True):
         ),
     ]
     listeners: Annotated[
-        dict[str, MqttListener | None],
+        dict[str, Listener | None],
         Meta(
-            description="Listeners for devices, by name; `null` for none. Listeners named `mqtts`, `ws` and `wss` "
-            "use that protocol. For any other name, set `tls` or `websocket`.",
+            description="Listeners for devices, by name; `null` for none. Listeners named `mqtts`, `ws`, `wss`, "
+            "`amqp`, `amqps`, `http` and `https` use that protocol. For any other name, set `protocol`, `tls` or "
+            "`websocket`.",
             max_length=64,
         ),
-    ] = field(default_factory=lambda: {"mqtt": MqttListener()})
+    ] = field(default_factory=lambda: {"mqtt": Listener()})
     auth: Auth = Auth()
     http: Annotated[Http | None, Meta(description="Status page of the node; `null` for none.")] = Http()
     disk: Disk = Disk()

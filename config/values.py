@@ -27,7 +27,7 @@ Expression = Annotated[str, Meta(min_length=1, extra_json_schema={"x-unit": "exp
 """Text of an expression. In YAML it may also look like a number or a word for true or false: ``where: true``."""
 Anonymous = Literal["loopback", "allowed_beyond_loopback"]
 RefusedPublish = Literal["close", "acknowledge"]
-MqttAnonymous = Literal["never", "loopback", "allowed_beyond_loopback"]
+ListenerAnonymous = Literal["never", "loopback", "allowed_beyond_loopback"]
 
 MiB = 1 << 20
 

@@ -18,7 +18,7 @@ from weft.edge_node.check.derived import is_derived
 from weft.edge_node.clock import clock_reader, wall_clock, wall_clock_error
 from weft.edge_node.control.client import ReloadReply
 from weft.edge_node.control.server import Control
-from weft.edge_node.counters import Counters
+from weft.edge_node.counters import Counters, ListenerCounters
 from weft.edge_node.from_config import (
     broker_settings,
     log_settings,
@@ -33,11 +33,10 @@ from weft.edge_node.ingest.turn import Turn
 from weft.edge_node.ingest.unrouted import Unrouted
 from weft.edge_node.links.imports import Imports
 from weft.edge_node.links.links import Links
-from weft.edge_node.listeners.counters import ListenerCounters
+from weft.edge_node.listeners.listeners import Listeners
 from weft.edge_node.mqtt import connection as mqtt_connection
 from weft.edge_node.mqtt.broker import Broker
 from weft.edge_node.mqtt.connection import ClientConnection
-from weft.edge_node.mqtt.listeners import Listeners
 from weft.edge_node.reconfigure import (
     BeforeLogPart,
     ConfigFile,
@@ -251,7 +250,7 @@ class EdgeNode:
         state.start()
         stack.callback(broker.close)
         stack.callback(self.listeners.stop)  # first: no client connects while the broker closes
-        await self.listeners.open(lambda door, arrival: ClientConnection(broker, door, arrival))
+        await self.listeners.open({"mqtt": lambda door, arrival: ClientConnection(broker, door, arrival)})
         self.addresses = self.listeners.addresses
         return broker
 

@@ -9,6 +9,7 @@ from datetime import datetime, timedelta
 from urllib.parse import urlsplit
 
 from weft.config.errors import Finding, KeyPath
+from weft.config.listeners import bind_of
 from weft.config.machine import CREDENTIALS, folder, not_listening, too_readable, too_small, why_unreadable
 from weft.config.models import EdgeConfig
 from weft.config.streams import Link
@@ -76,7 +77,7 @@ def ports(config: EdgeConfig) -> tuple[list[Finding], list[Finding]]:
 def _binds(config: EdgeConfig) -> Iterator[tuple[KeyPath, Address | UnixSocket]]:
     for name, listener in config.listeners.items():
         if listener is not None:
-            yield ("listeners", name, "bind"), parse_listen(listener.bind)
+            yield ("listeners", name, "bind"), parse_listen(bind_of(name, listener))
     if config.http is not None:
         yield ("http", "bind"), parse_bind(config.http.bind)
 

@@ -12,12 +12,10 @@ from typing import NoReturn
 from weft.bounds import Bound, Refusals, user_or_address
 from weft.edge_node.access import users
 from weft.edge_node.access.acl import AccessList
+from weft.edge_node.access.credentials import AccessDenied, Credentials, Denial
 from weft.edge_node.access.known_passwords import KnownPasswords
 from weft.edge_node.access.password_checks import PasswordChecks, TooMany
-from weft.edge_node.listeners.counters import ListenerCounters
-from weft.protocols.mqtt.errors import ConnectRefused
-from weft.protocols.mqtt.packets import Connect
-from weft.protocols.mqtt.reason_codes import ReasonCode
+from weft.edge_node.counters import ListenerCounters
 
 WAITING_MAX = 4096
 """Default for the number of clients that may wait for their password check; further ones are refused as busy."""
@@ -41,7 +39,7 @@ class AccountIdentity:
 
         Args:
             username: None for one that did not say who it is, or was not asked.
-            client_id: as CONNECT gave it: what ``%c`` stands for. With an empty one no ``%c`` rule grants anything.
+            client_id: as its ``Credentials`` give it.
             hashed: the hash of its password; None for a client without one.
             is_revoked: returns whether its certificate was revoked; None without a certificate that can be.
         """
@@ -139,7 +137,7 @@ class Accounts:
 
     async def identify(
         self,
-        connect: Connect,
+        credentials: Credentials,
         common_name: str | None,
         *,
         may_be_anonymous: bool,
@@ -149,37 +147,33 @@ class Accounts:
         """Return the identity of a client: by its certificate, else by user name and password, else anonymous if that
         is allowed.
 
-        A certificate decides: its common name is the user name, and CONNECT's user name is ignored. Cancelling removes
-        a waiting password.
+        A certificate decides: its common name is the user name, and the one among the credentials is ignored.
+        Cancelling removes a waiting password.
 
         Args:
             address: of the client, for its turn; empty for this machine.
             is_revoked: returns whether the certificate was revoked since.
 
         Raises:
-            ConnectRefused: with the reason code for CONNACK. The sentence never holds a password.
+            AccessDenied: it is not let in.
         """
-        if connect.properties.authentication_method is not None:
-            self._refuse(connect, ReasonCode.BAD_AUTHENTICATION_METHOD, "no enhanced authentication here", "4.12.0-1")
+        client_id, username, password = credentials
         if common_name is not None:
-            return AccountIdentity(self, common_name, connect.client_id, is_revoked=is_revoked)
-        if self._names is None or (connect.username is None and may_be_anonymous):
+            return AccountIdentity(self, common_name, client_id, is_revoked=is_revoked)
+        if self._names is None or (username is None and may_be_anonymous):
             if not may_be_anonymous:
-                self._refuse(connect, ReasonCode.NOT_AUTHORIZED, "clients without a user name are refused")
-            return AccountIdentity(self, None, connect.client_id)
-        if connect.username is None or connect.password is None:
-            self._refuse(connect, ReasonCode.BAD_USER_NAME_OR_PASSWORD, "user name or password is missing")
-        hashed = self._names.get(connect.username)
-        is_right = await self._is_right(connect, connect.username, hashed, connect.password, address)
+                self._deny(Denial.NOT_ALLOWED, "clients without a user name are refused")
+            return AccountIdentity(self, None, client_id)
+        if username is None or password is None:
+            self._deny(Denial.WRONG, "user name or password is missing")
+        hashed = self._names.get(username)
+        is_right = await self._is_right(username, hashed, password, address)
         # The file may have been read again meanwhile.
-        if hashed is None or not is_right or not self.has(connect.username, hashed):
-            reason = f"wrong password or no such user: {_shown(connect.username)}"
-            self._refuse(connect, ReasonCode.BAD_USER_NAME_OR_PASSWORD, reason)
-        return AccountIdentity(self, connect.username, connect.client_id, hashed)
+        if hashed is None or not is_right or not self.has(username, hashed):
+            self._deny(Denial.WRONG, f"wrong password or no such user: {_shown(username)}")
+        return AccountIdentity(self, username, client_id, hashed)
 
-    async def _is_right(
-        self, connect: Connect, username: str, hashed: str | None, password: bytes, address: str
-    ) -> bool:
+    async def _is_right(self, username: str, hashed: str | None, password: bytes, address: str) -> bool:
         def is_known() -> bool:
             return hashed is not None and self.known.knows(username, hashed, password)
 
@@ -194,7 +188,7 @@ class Accounts:
             is_right = await self._checks.is_right(user_or_address(None, address), username, is_known, check)
         except TooMany as error:
             self._counters.authentications_turned_away += 1
-            self._refuse(connect, ReasonCode.SERVER_BUSY, str(error))
+            self._deny(Denial.BUSY, str(error))
         finally:
             self._counters.authentications_waiting -= 1
         if hashed is None or not is_right:
@@ -202,9 +196,9 @@ class Accounts:
         self.known.add(username, hashed, password)
         return True
 
-    def _refuse(self, connect: Connect, code: ReasonCode, reason: str, clause: str = "") -> NoReturn:
+    def _deny(self, denial: Denial, reason: str) -> NoReturn:
         self._counters.authentications_refused += 1
-        raise ConnectRefused(code, reason, clause, connect.version)
+        raise AccessDenied(denial, reason)
 
 
 def _shown(name: str) -> str:

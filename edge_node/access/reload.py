@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from weft.config.machine import why_unreadable
-from weft.edge_node.listeners.counters import ListenerCounters
+from weft.edge_node.counters import ListenerCounters
 
 log = logging.getLogger(__name__)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from weft.config.errors import Finding, KeyPath
-from weft.config.listeners import MqttListener
+from weft.config.listeners import TLS_NAMES, Listener, bind_of, protocol_of
 from weft.config.models import EdgeConfig
 from weft.config.units import UnixSocket, parse_bind, parse_listen, quoted
 from weft.config.values import Anonymous
@@ -18,21 +18,21 @@ def listeners(config: EdgeConfig) -> Iterator[Finding]:
         if listener is None:
             continue
         path = ("listeners", name)
-        if listener.bind in binds and not listener.bind.endswith(":0"):
-            yield Finding(
-                (*path, "bind"),
-                f"{listener.bind} is the address of listeners.{binds[listener.bind]} already. Choose another",
-            )
-        binds[listener.bind] = name
+        bind = bind_of(name, listener)
+        if bind in binds and not bind.endswith(":0"):
+            yield Finding((*path, "bind"), f"{bind} is the address of listeners.{binds[bind]} already. Choose another")
+        binds[bind] = name
         yield from _listener(name, listener, has_users=config.auth.users_file is not None)
     if http is not None:
         yield from open_beyond_loopback(("http",), "bind", http.bind, http.anonymous)
 
 
-def _listener(name: str, listener: MqttListener, *, has_users: bool) -> Iterator[Finding]:
-    path, bind, anonymous = ("listeners", name), parse_listen(listener.bind), listener.anonymous
-    if name in ("mqtts", "wss") and listener.tls is None:
+def _listener(name: str, listener: Listener, *, has_users: bool) -> Iterator[Finding]:
+    path, bind, anonymous = ("listeners", name), parse_listen(bind_of(name, listener)), listener.anonymous
+    if name in TLS_NAMES and listener.tls is None:
         yield Finding((*path, "tls"), f"is missing: a listener named {name} needs TLS. Set certificate and key")
+    if listener.websocket is not None and protocol_of(name, listener) != "mqtt":
+        yield Finding((*path, "websocket"), "is for listeners of MQTT only. Delete it")
     if listener.websocket is not None and not listener.websocket.path.startswith("/"):
         yield Finding(
             (*path, "websocket", "path"), f"expected a path such as /mqtt, got {quoted(listener.websocket.path)}"

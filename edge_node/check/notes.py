@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from weft.config.listeners import bind_of
 from weft.config.models import EdgeConfig
 from weft.config.streams import Retain
 from weft.config.units import format_size, parse_bind, parse_listen
@@ -36,7 +37,7 @@ def _notes_on_links(config: EdgeConfig) -> Iterator[str]:
 
 def _notes_on_listeners(config: EdgeConfig) -> Iterator[str]:
     for name, listener in config.listeners.items():
-        if listener is None or listener.tls is not None or parse_listen(listener.bind).is_loopback:
+        if listener is None or listener.tls is not None or parse_listen(bind_of(name, listener)).is_loopback:
             continue
         if config.auth.users_file is not None:
             yield f"listeners.{name} has no TLS: passwords cross the network in clear text. Add `tls`"
@@ -48,10 +49,11 @@ def _notes_on_strangers(config: EdgeConfig) -> Iterator[str]:
     for name, listener in config.listeners.items():
         if listener is None or listener.anonymous != "allowed_beyond_loopback":
             continue
-        if not parse_listen(listener.bind).is_loopback:
+        bind = bind_of(name, listener)
+        if not parse_listen(bind).is_loopback:
             may = "publish and read every topic" if config.auth.acl_file is None else "connect without a user name"
             yield (
-                f"listeners.{name}: every program that reaches {listener.bind} may {may}. Set auth.users_file with "
+                f"listeners.{name}: every program that reaches {bind} may {may}. Set auth.users_file with "
                 "`anonymous: never`, unless you trust that network"
             )
     if config.http is not None and not parse_bind(config.http.bind).is_loopback:

@@ -7,9 +7,8 @@ import ipaddress
 import logging
 from typing import Protocol
 
-from weft.edge_node.counters import Counters
+from weft.edge_node.counters import Counters, ListenerCounters
 from weft.edge_node.listeners.client_slots import ClientSlots
-from weft.edge_node.listeners.counters import ListenerCounters
 from weft.edge_node.listeners.half_open import HalfOpen
 from weft.edge_node.listeners.settings import AdmissionLimits
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from ipaddress import ip_network
 
-from weft.config.listeners import MqttListener, Tls, WebSocket
+from weft.config.listeners import Listener, Tls, WebSocket, bind_of, protocol_of
 from weft.config.models import EdgeConfig
 from weft.config.units import Address, parse_listen
 from weft.edge_node.listeners.settings import AdmissionLimits, ListenerSettings, TlsFiles, WebSocketSettings
@@ -22,7 +22,8 @@ def listener_settings(config: EdgeConfig) -> Iterator[ListenerSettings]:
         proxy = listener.proxy_protocol
         yield ListenerSettings(
             name=name,
-            bind=parse_listen(listener.bind),
+            protocol=protocol_of(name, listener),
+            bind=parse_listen(bind_of(name, listener)),
             tls=None if listener.tls is None else _tls(listener.tls),
             websocket=_websocket(name, listener),
             proxies=None if proxy is None else tuple(ip_network(network) for network in proxy.trusted),
@@ -54,11 +55,11 @@ def _tls(tls: Tls) -> TlsFiles:
     )
 
 
-def _websocket(name: str, listener: MqttListener) -> WebSocketSettings | None:
+def _websocket(name: str, listener: Listener) -> WebSocketSettings | None:
     if listener.websocket is None and name not in WEBSOCKET_NAMES:
         return None
     section = listener.websocket or WebSocket()
-    bind = parse_listen(listener.bind)
+    bind = parse_listen(bind_of(name, listener))
     return WebSocketSettings(
         path=section.path,
         origins=section.origins,

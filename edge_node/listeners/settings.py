@@ -48,6 +48,8 @@ class ListenerSettings:
 
     name: str = "mqtt"
     """Name for log lines."""
+    protocol: str = "mqtt"
+    """Protocol of its clients: ``mqtt``, ``amqp`` or ``http``."""
     bind: Address | UnixSocket = LOOPBACK
     tls: TlsFiles | None = None
     websocket: WebSocketSettings | None = None

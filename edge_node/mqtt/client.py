@@ -8,7 +8,7 @@ from typing import Protocol
 
 from weft.edge_node.ingest.back_pressure import Pause, Publisher
 from weft.edge_node.ingest.routes import RouteCache
-from weft.edge_node.mqtt.door import Arrival
+from weft.edge_node.listeners.door import Arrival
 from weft.edge_node.sessions.session import Session
 from weft.protocols.mqtt.errors import MqttError
 from weft.protocols.mqtt.packets import Packet

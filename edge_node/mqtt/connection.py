@@ -12,9 +12,9 @@ from weft.bounds import user_or_address
 from weft.edge_node.ingest.back_pressure import Pause
 from weft.edge_node.ingest.routes import RouteCache
 from weft.edge_node.ingest.turn import TURN_BYTES_MAX
+from weft.edge_node.listeners.door import Arrival, Door
 from weft.edge_node.mqtt import other_protocols
 from weft.edge_node.mqtt.broker import Broker
-from weft.edge_node.mqtt.door import Arrival, Door
 from weft.edge_node.mqtt.handshake import Handshake
 from weft.edge_node.mqtt.inbox import Inbox
 from weft.edge_node.mqtt.output import Output

@@ -10,10 +10,11 @@ from typing import Any
 import msgspec
 
 from weft.bounds import user_or_address
+from weft.edge_node.access.credentials import AccessDenied, Credentials, Denial
 from weft.edge_node.access.identity import Identity, session_name
+from weft.edge_node.listeners.door import Door
 from weft.edge_node.mqtt.broker import Broker
 from weft.edge_node.mqtt.client import Client
-from weft.edge_node.mqtt.door import Door
 from weft.edge_node.sessions.session import Session
 from weft.edge_node.sessions.window.packets_out import Wire
 from weft.protocols.mqtt.connection import Connection, State
@@ -25,6 +26,12 @@ from weft.storage.segment_log import LogFailed, LogFull
 
 CHANGES_WAIT_S_MAX = 5.0
 """Longest time that a client waits because the sessions of its user have changed too often."""
+
+_DENIALS = {
+    Denial.WRONG: ReasonCode.BAD_USER_NAME_OR_PASSWORD,
+    Denial.NOT_ALLOWED: ReasonCode.NOT_AUTHORIZED,
+    Denial.BUSY: ReasonCode.SERVER_BUSY,
+}
 
 
 class Handshake:
@@ -54,7 +61,7 @@ class Handshake:
     async def _let_in(self, packet: Connect, transport: Any) -> None:
         client = self._client
         try:
-            identity = await self._door.authenticate(packet, transport, client.arrival.origin)
+            identity = await self._identify(packet, transport)
             await self._await_changes(packet, identity)
             has_room = await self._has_room(packet, identity)
             self._task = None
@@ -67,6 +74,16 @@ class Handshake:
         except ConnectRefused as error:
             self._task = None
             client.fail(error)
+
+    async def _identify(self, packet: Connect, transport: Any) -> Identity:
+        if packet.properties.authentication_method is not None:
+            code = ReasonCode.BAD_AUTHENTICATION_METHOD
+            raise ConnectRefused(code, "no enhanced authentication here", "4.12.0-1", packet.version)
+        credentials = Credentials(packet.client_id, packet.username, packet.password)
+        try:
+            return await self._door.authenticate(credentials, transport, self._client.arrival.origin)
+        except AccessDenied as error:
+            raise ConnectRefused(_DENIALS[error.denial], str(error), version=packet.version) from None
 
     async def _await_changes(self, packet: Connect, identity: Identity) -> None:
         """Wait until the owner may change its sessions again: one that is kept is noted when its client comes and goes.

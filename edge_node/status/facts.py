@@ -11,9 +11,8 @@ from weft.bounds import Owner
 from weft.bounds.refusals import Refused
 from weft.config.models import EdgeConfig
 from weft.config.units import approximate_size
-from weft.edge_node.counters import Counters
+from weft.edge_node.counters import Counters, ListenerCounters
 from weft.edge_node.functions.runtime.counters import FunctionCounters
-from weft.edge_node.listeners.counters import ListenerCounters
 from weft.edge_node.sessions.store.settings import StateCounters
 from weft.edge_node.status.functions import FunctionFacts, function_facts
 from weft.edge_node.status.outage import OutageEstimate

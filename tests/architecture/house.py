@@ -31,8 +31,8 @@ ROOMS: dict[str, tuple[tuple[str, ...], ...]] = {
     "edge_node": (
         ("counters", "clock", "timer_wheel", "streams"),
         ("check",),
-        ("listeners",),
         ("access",),
+        ("listeners",),
         ("subscriptions",),
         ("ingest",),
         ("sessions",),

@@ -12,8 +12,7 @@ from weft.cloud_hub.settings import HubSettings
 from weft.config.limits import EdgeLimits
 from weft.config.metrics import EDGE_METRICS, HUB_METRICS, PROCESS_METRICS
 from weft.config.state import State
-from weft.edge_node.counters import Counters
-from weft.edge_node.listeners.counters import ListenerCounters
+from weft.edge_node.counters import Counters, ListenerCounters
 from weft.edge_node.sessions.store.settings import StateCounters
 
 

@@ -9,10 +9,9 @@ from tests.fuzz.conversations import UPGRADE, conversation, frame
 from tests.fuzz.mqtt_codec import run_one
 from tests.fuzz.mqtt_damage import SEEDS
 from tests.fuzz.target import Target
-from weft.edge_node.counters import Counters
+from weft.edge_node.counters import Counters, ListenerCounters
 from weft.edge_node.listeners import proxy_protocol
 from weft.edge_node.listeners.admission import Admission
-from weft.edge_node.listeners.counters import ListenerCounters
 from weft.edge_node.listeners.settings import AdmissionLimits, WebSocketSettings
 from weft.edge_node.listeners.websocket_connection import WebSocketShared, WebSocketTransport
 from weft.edge_node.sessions.limits import FILTER_LEVELS_MAX

@@ -5,23 +5,19 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Iterator
-from typing import Any
 
 import pytest
 
 from weft.edge_node.access import acl, users
 from weft.edge_node.access.authentication import Accounts
-from weft.edge_node.listeners.counters import ListenerCounters
-from weft.protocols.mqtt.errors import ConnectRefused
-from weft.protocols.mqtt.packets import Connect
-from weft.protocols.mqtt.properties import Properties
-from weft.protocols.mqtt.reason_codes import ReasonCode
+from weft.edge_node.access.credentials import AccessDenied, Credentials, Denial
+from weft.edge_node.counters import ListenerCounters
 
 NAMES = {"press-7": users.HASHER.hash(b"secret-of-press-7")}
 
 
-def connect(username: str | None = None, password: bytes | None = None, **fields: Any) -> Connect:
-    return Connect(client_id="C1", username=username, password=password, **fields)
+def said(username: str | None = None, password: bytes | None = None) -> Credentials:
+    return Credentials("C1", username, password)
 
 
 @pytest.fixture
@@ -36,17 +32,17 @@ def accounts(counters: ListenerCounters) -> Iterator[Accounts]:
     made.close()
 
 
-async def refusal(accounts: Accounts, packet: Connect, *, may_be_anonymous: bool = False) -> ReasonCode:
-    with pytest.raises(ConnectRefused) as caught:
-        await accounts.identify(packet, None, may_be_anonymous=may_be_anonymous)
+async def refusal(accounts: Accounts, credentials: Credentials, *, may_be_anonymous: bool = False) -> Denial:
+    with pytest.raises(AccessDenied) as caught:
+        await accounts.identify(credentials, None, may_be_anonymous=may_be_anonymous)
     assert "secret" not in str(caught.value)
-    return caught.value.code
+    return caught.value.denial
 
 
 async def test_the_right_password_lets_in(accounts: Accounts, counters: ListenerCounters) -> None:
     for _ in range(2):  # the second time the answer is remembered
-        packet = connect("press-7", b"secret-of-press-7")
-        identity = await accounts.identify(packet, None, may_be_anonymous=False)
+        credentials = said("press-7", b"secret-of-press-7")
+        identity = await accounts.identify(credentials, None, may_be_anonymous=False)
         assert identity.username == "press-7"
         assert not identity.unrestricted
         assert identity.may_publish(b"devices/press-7/C1")
@@ -61,24 +57,24 @@ async def test_the_right_password_lets_in(accounts: Accounts, counters: Listener
 )
 async def test_a_wrong_one_does_not(accounts: Accounts, username: str, password: bytes | None) -> None:
     for may_be_anonymous in (False, True):
-        code = await refusal(accounts, connect(username, password), may_be_anonymous=may_be_anonymous)
-        assert code is ReasonCode.BAD_USER_NAME_OR_PASSWORD
+        code = await refusal(accounts, said(username, password), may_be_anonymous=may_be_anonymous)
+        assert code is Denial.WRONG
 
 
 async def test_a_password_that_changes_while_it_is_checked_does_not_let_in(accounts: Accounts) -> None:
-    packet = connect("press-7", b"secret-of-press-7")
-    waiting = asyncio.create_task(accounts.identify(packet, None, may_be_anonymous=False))
+    credentials = said("press-7", b"secret-of-press-7")
+    waiting = asyncio.create_task(accounts.identify(credentials, None, may_be_anonymous=False))
     await asyncio.sleep(0)
     assert not waiting.done()
     accounts.replace(names={"press-7": users.HASHER.hash(b"another")})
-    with pytest.raises(ConnectRefused):
+    with pytest.raises(AccessDenied):
         await waiting
 
 
 async def test_who_is_no_longer_admitted(accounts: Accounts) -> None:
-    identity = await accounts.identify(connect("press-7", b"secret-of-press-7"), None, may_be_anonymous=False)
-    certified = await accounts.identify(connect(), "press-9", may_be_anonymous=False)
-    anonymous = await accounts.identify(connect(), None, may_be_anonymous=True)
+    identity = await accounts.identify(said("press-7", b"secret-of-press-7"), None, may_be_anonymous=False)
+    certified = await accounts.identify(said(), "press-9", may_be_anonymous=False)
+    anonymous = await accounts.identify(said(), None, may_be_anonymous=True)
     accounts.replace(names=NAMES | {"press-8": users.HASHER.hash(b"x")})
     assert identity.admitted
     accounts.replace(names={})
@@ -88,43 +84,38 @@ async def test_who_is_no_longer_admitted(accounts: Accounts) -> None:
 
 
 async def test_who_says_no_name_needs_a_place_where_that_is_allowed(accounts: Accounts) -> None:
-    assert (await accounts.identify(connect(), None, may_be_anonymous=True)).username is None
-    assert await refusal(accounts, connect()) is ReasonCode.BAD_USER_NAME_OR_PASSWORD
+    assert (await accounts.identify(said(), None, may_be_anonymous=True)).username is None
+    assert await refusal(accounts, said()) is Denial.WRONG
 
 
 async def test_without_a_users_file_a_name_is_not_believed() -> None:
     accounts = Accounts()
-    identity = await accounts.identify(connect("admin", b"x"), None, may_be_anonymous=True)
+    identity = await accounts.identify(said("admin", b"x"), None, may_be_anonymous=True)
     assert identity.username is None
     assert identity.unrestricted
-    assert await refusal(accounts, connect("admin", b"x")) is ReasonCode.NOT_AUTHORIZED
+    assert await refusal(accounts, said("admin", b"x")) is Denial.NOT_ALLOWED
     accounts.close()
 
 
 async def test_a_certificate_settles_who_a_client_is(accounts: Accounts) -> None:
-    identity = await accounts.identify(connect("somebody", b"x"), "press-9", may_be_anonymous=False)
+    identity = await accounts.identify(said("somebody", b"x"), "press-9", may_be_anonymous=False)
     assert identity.username == "press-9"
     assert identity.may_publish(b"devices/press-9/C1")
 
 
-async def test_enhanced_authentication_is_refused(accounts: Accounts) -> None:
-    packet = connect(version=5, properties=Properties(authentication_method="SCRAM-SHA-256"))
-    assert await refusal(accounts, packet, may_be_anonymous=True) is ReasonCode.BAD_AUTHENTICATION_METHOD
-
-
 async def test_too_many_at_once_are_told_to_come_again(accounts: Accounts, counters: ListenerCounters) -> None:
-    async def attempt(number: int) -> ReasonCode:
-        return await refusal(accounts, connect("press-7", b"secret %d" % number))
+    async def attempt(number: int) -> Denial:
+        return await refusal(accounts, said("press-7", b"secret %d" % number))
 
     codes = await asyncio.gather(*map(attempt, range(10)))
-    assert codes.count(ReasonCode.BAD_USER_NAME_OR_PASSWORD) == 2
-    assert codes.count(ReasonCode.SERVER_BUSY) == 8
+    assert codes.count(Denial.WRONG) == 2
+    assert codes.count(Denial.BUSY) == 8
     assert counters.authentications_waiting == 0
 
 
 async def test_who_goes_away_is_taken_off_the_list(accounts: Accounts, counters: ListenerCounters) -> None:
     waiting = asyncio.ensure_future(
-        accounts.identify(connect("press-7", b"secret-of-press-7"), None, may_be_anonymous=False)
+        accounts.identify(said("press-7", b"secret-of-press-7"), None, may_be_anonymous=False)
     )
     await asyncio.sleep(0)
     assert counters.authentications_waiting == 1
@@ -136,19 +127,19 @@ async def test_who_goes_away_is_taken_off_the_list(accounts: Accounts, counters:
 async def test_new_users_and_rules_hold_at_once_for_who_is_connected(accounts: Accounts) -> None:
     told: list[int] = []
     accounts.watch(lambda: told.append(1))
-    packet = connect("press-7", b"secret-of-press-7")
-    identity = await accounts.identify(packet, None, may_be_anonymous=False)
+    credentials = said("press-7", b"secret-of-press-7")
+    identity = await accounts.identify(credentials, None, may_be_anonymous=False)
     accounts.replace(names={"press-7": users.HASHER.hash(b"another secret")})
     accounts.replace(acl=acl.parse("user press-7\ntopic read a\n", "acl"))
     assert len(told) == 2
     assert identity.may_read(b"a")
     assert not identity.may_publish(b"devices/press-7/C1")
-    assert await refusal(accounts, packet) is ReasonCode.BAD_USER_NAME_OR_PASSWORD
+    assert await refusal(accounts, credentials) is Denial.WRONG
 
 
 async def test_secrets_are_never_logged(accounts: Accounts, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.DEBUG)
-    await accounts.identify(connect("press-7", b"secret-of-press-7"), None, may_be_anonymous=False)
-    await refusal(accounts, connect("press-7", b"secret but wrong"))
+    await accounts.identify(said("press-7", b"secret-of-press-7"), None, may_be_anonymous=False)
+    await refusal(accounts, said("press-7", b"secret but wrong"))
     assert "secret" not in caplog.text
     assert "argon2" not in caplog.text

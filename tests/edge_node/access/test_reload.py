@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from weft.edge_node.access.reload import Reloads, Watched
-from weft.edge_node.listeners.counters import ListenerCounters
+from weft.edge_node.counters import ListenerCounters
 
 
 def number(path: Path) -> int:

@@ -11,10 +11,9 @@ from typing import Any, cast
 
 from tests.support.waiting import until
 from weft.config.units import Address
-from weft.edge_node.counters import Counters
+from weft.edge_node.counters import Counters, ListenerCounters
 from weft.edge_node.listeners.accepting import Acceptor
 from weft.edge_node.listeners.admission import Admission, NetworkConnection
-from weft.edge_node.listeners.counters import ListenerCounters
 from weft.edge_node.listeners.settings import AdmissionLimits, ListenerSettings
 from weft.edge_node.listeners.websocket import WebSockets
 

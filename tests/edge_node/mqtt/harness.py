@@ -17,6 +17,7 @@ import paho.mqtt.client as paho
 from paho.mqtt.enums import CallbackAPIVersion
 
 from weft.bounds import Refusals
+from weft.edge_node.access.credentials import Credentials
 from weft.edge_node.access.identity import Identity
 from weft.edge_node.counters import Counters
 from weft.edge_node.ingest.turn import Turn
@@ -95,10 +96,10 @@ class Anyone:
         self.removed: set[str | None] = set()
         """Users who would not be let in any more."""
 
-    async def authenticate(self, connect: Connect, transport: Any, address: str) -> Identity:
+    async def authenticate(self, credentials: Credentials, transport: Any, address: str) -> Identity:
         if self.refuse is not None:
             raise self.refuse
-        return Somebody(self, self.username or connect.username)
+        return Somebody(self, self.username or credentials.username)
 
     def watch(self, callback: Callable[[], None]) -> None: ...
 

@@ -28,8 +28,8 @@ from weft.config.models import EdgeConfig
 from weft.config.units import Address, UnixSocket
 from weft.edge_node.access import users
 from weft.edge_node.check import check
+from weft.edge_node.listeners.listeners import with_files_for
 from weft.edge_node.listeners.settings import AdmissionLimits
-from weft.edge_node.mqtt.listeners import with_files_for
 from weft.edge_node.node import EdgeNode
 from weft.service.serving import Signals
 

@@ -11,7 +11,7 @@ from paho.mqtt.properties import Properties as PahoProperties
 
 from tests.edge_node.mqtt.harness import PATIENCE_S, Node, RawClient, SyncGate, running
 from tests.support.waiting import until
-from weft.protocols.mqtt.errors import ConnectRefused
+from weft.edge_node.access.credentials import AccessDenied, Denial
 from weft.protocols.mqtt.packets import (
     ConnAck,
     Connect,
@@ -54,7 +54,7 @@ async def test_connack_says_what_the_server_can_and_names_the_nameless(tmp_path:
 async def test_the_door_refuses_with_a_reason(tmp_path: Path) -> None:
     """[MQTT-3.1.4-2] [MQTT-3.2.2-8]"""
     async with running(tmp_path) as node:
-        node.door.refuse = ConnectRefused(ReasonCode.BAD_USER_NAME_OR_PASSWORD, "no", version=5)
+        node.door.refuse = AccessDenied(Denial.WRONG, "no")
         client = await RawClient.open(node.port)
         client.version = 5
         client.send(Connect("c", version=5), PingReq())

@@ -1,17 +1,17 @@
-"""Interface of a listener for the MQTT connections that it accepted. Listeners implement it; tests have their own."""
+"""Interface of a listener for the connections that it accepted. Listeners implement it; tests have their own."""
 
 from __future__ import annotations
 
 from typing import Any, Protocol
 
+from weft.edge_node.access.credentials import Credentials
 from weft.edge_node.access.identity import Identity
-from weft.protocols.mqtt.packets import Connect
 
 
 class Door(Protocol):
     """Authentication as one listener does it."""
 
-    async def authenticate(self, connect: Connect, transport: Any, address: str) -> Identity:
+    async def authenticate(self, credentials: Credentials, transport: Any, address: str) -> Identity:
         """Return the identity of a client that may come in. The connection is not read meanwhile.
 
         Args:
@@ -19,7 +19,7 @@ class Door(Protocol):
             address: of the client, whom costs are charged to; empty for this machine.
 
         Raises:
-            ConnectRefused: with the reason code that CONNACK gets.
+            AccessDenied: it may not.
         """
         ...
 
@@ -40,7 +40,7 @@ class Arrival(Protocol):
         ...
 
     def opened(self) -> None:
-        """Note that the client was let in: CONNECT was accepted."""
+        """Note that the client was let in."""
 
     def closed(self) -> None:
         """Note that the connection has ended. Called once."""

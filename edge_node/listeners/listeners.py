@@ -1,4 +1,4 @@
-"""All MQTT listeners of a node, the accounts that they ask, and the files that are read again."""
+"""All listeners of a node, the accounts that they ask, and the files that are read again."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import asyncio
 import dataclasses
 import logging
 import resource
+from collections.abc import Mapping
 
 from weft.bounds import Refusals, http_server, one_share
 from weft.config.models import EdgeConfig
@@ -14,12 +15,11 @@ from weft.edge_node.access import acl, users
 from weft.edge_node.access.authentication import Accounts
 from weft.edge_node.access.known_passwords import KnownPasswords
 from weft.edge_node.access.reload import Reloads, Watched
-from weft.edge_node.counters import Counters
+from weft.edge_node.counters import Counters, ListenerCounters
 from weft.edge_node.listeners.admission import Admission
-from weft.edge_node.listeners.counters import ListenerCounters
 from weft.edge_node.listeners.from_config import admission_limits, listener_settings
+from weft.edge_node.listeners.listener import Listener, MakeConnection
 from weft.edge_node.listeners.settings import AdmissionLimits
-from weft.edge_node.mqtt.listener import Listener, MakeConnection
 
 log = logging.getLogger(__name__)
 
@@ -70,15 +70,18 @@ class Listeners:
         """Return what is read again: ``users``, ``access rules``, ``certificates of listener mqtts``."""
         return self._reloads.watched
 
-    async def open(self, make_connection: MakeConnection) -> None:
+    async def open(self, make_connections: Mapping[str, MakeConnection]) -> None:
         """Listen everywhere, and watch the files.
+
+        Args:
+            make_connections: protocol -> what makes the connections of its listeners.
 
         Raises:
             OSError: an address cannot be bound, or TLS files cannot be used; nothing listens then.
         """
         try:
             for settings in listener_settings(self._config):
-                listener = Listener(make_connection, settings, self._admission, self.accounts)
+                listener = Listener(make_connections[settings.protocol], settings, self._admission, self.accounts)
                 await listener.start()
                 self._listeners.append(listener)
                 if listener.tls_files:
@@ -99,13 +102,13 @@ class Listeners:
         await self.accounts.known.save()
 
     def stop(self) -> None:
-        """Accept no more. Connections stay until the broker closes them."""
+        """Accept no more. Connections stay until their protocol closes them."""
         self.is_open = False
         for listener in self._listeners:
             listener.stop()
 
     async def close(self) -> None:
-        """End what is left of the connections, once the broker has closed them."""
+        """End what is left of the connections, once their protocol has closed them."""
         await asyncio.gather(*(listener.close() for listener in self._listeners))
         self._admission.close()
         self.accounts.close()

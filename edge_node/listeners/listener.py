@@ -1,4 +1,4 @@
-"""One MQTT listener: its clients' way in."""
+"""One listener: its clients' way in, whatever they speak."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from typing import Any
 from weft.config.errors import SettingError
 from weft.config.units import Address, UnixSocket
 from weft.edge_node.access.authentication import Accounts
+from weft.edge_node.access.credentials import Credentials
 from weft.edge_node.access.identity import Identity
 from weft.edge_node.listeners.accepting import Acceptor
 from weft.edge_node.listeners.admission import Admission, NetworkConnection, is_loopback
 from weft.edge_node.listeners.binding import CannotListen
+from weft.edge_node.listeners.door import Arrival, Door
 from weft.edge_node.listeners.revocation import CertificateName, certificate_name
 from weft.edge_node.listeners.settings import ListenerSettings, TlsUnusable
 from weft.edge_node.listeners.tls import TlsInForce, common_name, read_tls
 from weft.edge_node.listeners.websocket import WebSockets
-from weft.edge_node.mqtt.door import Arrival, Door
-from weft.protocols.mqtt.packets import Connect
 
 MakeConnection = Callable[[Door, Arrival], asyncio.Protocol]
-"""Makes the MQTT side of a connection: ``Broker.connection``."""
+"""Makes the side of a connection that knows its protocol."""
 
 
 class Listener:
@@ -31,7 +31,7 @@ class Listener:
     def __init__(
         self, make_connection: MakeConnection, settings: ListenerSettings, admission: Admission, accounts: Accounts
     ) -> None:
-        """Join a listener to the broker, and to what all listeners share."""
+        """Join a listener to its protocol, and to what all listeners share."""
         self._make_connection = make_connection
         self._settings = settings
         self._admission = admission
@@ -74,11 +74,11 @@ class Listener:
         return self.bound.port if isinstance(self.bound, Address) else 0
 
     def stop(self) -> None:
-        """Accept no more. Connections stay: they are the broker's to close."""
+        """Accept no more. Connections stay: they are their protocol's to close."""
         self._acceptor.stop()
 
     async def close(self) -> None:
-        """Stop accepting, and end what is left of connections once the broker has closed them."""
+        """Stop accepting, and end what is left of connections once their protocol has closed them."""
         self.stop()
         if self._websockets is not None:
             await self._websockets.close()
@@ -110,14 +110,14 @@ class Listener:
 
     # --- what a connection asks of its listener
 
-    async def authenticate(self, connect: Connect, transport: Any, address: str) -> Identity:
+    async def authenticate(self, credentials: Credentials, transport: Any, address: str) -> Identity:
         """Return the identity of a client that may come in.
 
         Args:
             address: of the client, whom costs are charged to; empty for this machine.
 
         Raises:
-            ConnectRefused: with the reason code that CONNACK gets.
+            AccessDenied: it may not.
         """
         name, is_revoked = None, None
         if self._settings.tls is not None and self._settings.tls.client_ca is not None:
@@ -127,7 +127,7 @@ class Listener:
                 is_revoked = functools.partial(self._is_revoked, certificate)
         may_be_anonymous = self._may_be_anonymous(transport)
         return await self._accounts.identify(
-            connect, name, may_be_anonymous=may_be_anonymous, address=address, is_revoked=is_revoked
+            credentials, name, may_be_anonymous=may_be_anonymous, address=address, is_revoked=is_revoked
         )
 
     def _is_revoked(self, certificate: CertificateName) -> bool:
